@@ -1,0 +1,280 @@
+//! The configuration of a cluster: one file for every process on every host. Each key is described, with its unit and
+//! default, in `etc/cluster.toml`; a test holds that file against these types.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::{ByteSize, Interval};
+
+/// The whole file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    pub cluster: Cluster,
+    pub log: Log,
+    pub master: Master,
+    pub worker: Worker,
+    pub ufs: Ufs,
+    pub client: Client,
+    pub fuse: Fuse,
+}
+
+/// What every process must agree on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cluster {
+    pub name: String,
+    /// host:port of every master's gRPC port.
+    pub masters: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// A level, or directives as `info,cavern_worker=debug`.
+    pub level: String,
+    pub format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Master {
+    /// gRPC address, host:port.
+    pub listen: String,
+    /// Metrics and health, host:port.
+    pub http_listen: String,
+    pub data_dir: PathBuf,
+    /// RocksDB's block cache, shared by all column families.
+    pub metadata_cache: ByteSize,
+    /// A snapshot is made and the log cut after this many entries.
+    pub snapshot_entries: u64,
+    pub heartbeat: Interval,
+    /// A worker that has sent no heartbeat for this long leaves the worker table.
+    pub worker_timeout: Interval,
+    /// A client that has not been heard of for this long loses its session.
+    pub session_lease: Interval,
+    /// How long an access to a listing older than metadata_ttl waits for a newer one before it is served the old one.
+    pub refresh_wait: Interval,
+    /// LIST requests in flight at most.
+    pub list_concurrency: usize,
+    /// Blocks of a load job in flight at most.
+    pub load_concurrency: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Worker {
+    /// Data plane, host:port.
+    pub listen: String,
+    pub http_listen: String,
+    /// Address that clients use; empty for `listen` (or the host's name where that is a wildcard).
+    pub advertise: String,
+    /// Unix socket for clients of the same host; empty for `worker.sock` in the first directory.
+    pub socket: PathBuf,
+    /// `[TIER:CAPACITY]/path`; tiers MEM, SSD, HDD; without capacity: what the file system has.
+    pub dirs: Vec<String>,
+    /// Fractions of a directory's capacity: eviction starts above the one and stops below the other.
+    pub high_watermark: f64,
+    pub low_watermark: f64,
+    /// RocksDB block cache of the block index, per directory.
+    pub index_cache: ByteSize,
+    /// Buffers of fills and of answers over the network.
+    pub memory_budget: ByteSize,
+    /// GETs in flight at most, over all buckets.
+    pub fill_concurrency: usize,
+    /// Largest single ranged GET.
+    pub fill_size_max: ByteSize,
+    /// Checksums verified in the background, per second; "0B" switches the scrubber off.
+    pub scrub_rate: ByteSize,
+}
+
+/// How buckets are spoken to, by every process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Ufs {
+    pub connect_timeout: Interval,
+    /// One request, without its body.
+    pub request_timeout: Interval,
+    /// Longest pause inside a body.
+    pub io_timeout: Interval,
+    pub retries: usize,
+    pub retry_backoff: Interval,
+    pub retry_backoff_max: Interval,
+    /// Requests in flight per bucket and process.
+    pub concurrency: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Client {
+    /// Read buffers and read-ahead of the whole process.
+    pub memory_budget: ByteSize,
+    pub connect_timeout: Interval,
+    /// One metadata call, retries included.
+    pub metadata_timeout: Interval,
+    /// One read, every fallback included; then EIO.
+    pub read_timeout: Interval,
+    /// One attempt at one worker; then the next source.
+    pub worker_timeout: Interval,
+    /// A worker that failed is left alone for this long, doubling up to the second.
+    pub worker_backoff: Interval,
+    pub worker_backoff_max: Interval,
+    /// Largest read-ahead window of one handle.
+    pub readahead_max: ByteSize,
+    /// Inodes (and their names) kept in the client metadata cache at most.
+    pub metadata_cache_entries: usize,
+    /// Idle descriptors of block files kept at most.
+    pub descriptor_cache: usize,
+    /// Share of reads that may be sent twice, in percent; 0 for no hedging.
+    pub hedge_percent: u32,
+    /// Read from a worker's Unix socket where that can be reached.
+    pub local_descriptors: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Fuse {
+    pub mount_point: PathBuf,
+    pub http_listen: String,
+    /// Namespace path shown at the mount point.
+    pub path: String,
+    /// Event loops.
+    pub threads: usize,
+    pub kernel_metadata_cache: bool,
+    pub client_metadata_cache: bool,
+    /// Longest time the kernel may trust a name, attributes, and the absence of a name; shortened to half of a mount's metadata_ttl.
+    pub entry_timeout: Interval,
+    pub attr_timeout: Interval,
+    pub negative_timeout: Interval,
+    /// Other users may use the mount.
+    pub allow_other: bool,
+    /// Owner and permissions shown for objects; -1 (uid, gid) for the process's own.
+    pub uid: i64,
+    pub gid: i64,
+    pub file_mode: u32,
+    pub dir_mode: u32,
+    /// Kernel read-ahead.
+    pub kernel_readahead: ByteSize,
+    /// Requests that the kernel may have in flight in the background.
+    pub max_background: u16,
+    /// No kernel pages kept, no read-ahead: for random one-touch reads.
+    pub direct: bool,
+}
+
+fn text(value: &str) -> String {
+    value.to_owned()
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self { name: text("cavern"), masters: vec![text("127.0.0.1:7700")] }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: text("info"), format: LogFormat::Text }
+    }
+}
+
+impl Default for Master {
+    fn default() -> Self {
+        Self {
+            listen: text("127.0.0.1:7700"),
+            http_listen: text("127.0.0.1:7701"),
+            data_dir: PathBuf::from("/var/lib/cavern/master"),
+            metadata_cache: ByteSize::mib(256),
+            snapshot_entries: 20_000,
+            heartbeat: Interval::millis(1000),
+            worker_timeout: Interval::millis(5000),
+            session_lease: Interval::millis(5000),
+            refresh_wait: Interval::millis(1000),
+            list_concurrency: 32,
+            load_concurrency: 32,
+        }
+    }
+}
+
+impl Default for Worker {
+    fn default() -> Self {
+        Self {
+            listen: text("127.0.0.1:7710"),
+            http_listen: text("127.0.0.1:7711"),
+            advertise: String::new(),
+            socket: PathBuf::new(),
+            dirs: vec![text("[SSD]/var/lib/cavern/worker")],
+            high_watermark: 0.98,
+            low_watermark: 0.96,
+            index_cache: ByteSize::mib(32),
+            memory_budget: ByteSize::mib(512),
+            fill_concurrency: 64,
+            fill_size_max: ByteSize::mib(8),
+            scrub_rate: ByteSize::mib(10),
+        }
+    }
+}
+
+impl Default for Ufs {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Interval::millis(3000),
+            request_timeout: Interval::millis(5000),
+            io_timeout: Interval::millis(5000),
+            retries: 3,
+            retry_backoff: Interval::millis(50),
+            retry_backoff_max: Interval::millis(2000),
+            concurrency: 256,
+        }
+    }
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Self {
+            memory_budget: ByteSize::mib(512),
+            connect_timeout: Interval::millis(1000),
+            metadata_timeout: Interval::millis(5000),
+            read_timeout: Interval::millis(15_000),
+            worker_timeout: Interval::millis(5000),
+            worker_backoff: Interval::millis(200),
+            worker_backoff_max: Interval::millis(10_000),
+            readahead_max: ByteSize::mib(32),
+            metadata_cache_entries: 1_000_000,
+            descriptor_cache: 16_384,
+            hedge_percent: 5,
+            local_descriptors: true,
+        }
+    }
+}
+
+impl Default for Fuse {
+    fn default() -> Self {
+        Self {
+            mount_point: PathBuf::from("/mnt/cavern"),
+            http_listen: text("127.0.0.1:7721"),
+            path: text("/"),
+            threads: 2,
+            kernel_metadata_cache: true,
+            client_metadata_cache: true,
+            entry_timeout: Interval::millis(60_000),
+            attr_timeout: Interval::millis(60_000),
+            negative_timeout: Interval::millis(5000),
+            allow_other: true,
+            uid: -1,
+            gid: -1,
+            file_mode: 0o644,
+            dir_mode: 0o755,
+            kernel_readahead: ByteSize::mib(1),
+            max_background: 256,
+            direct: false,
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Chunks: the unit of presence and of checksums inside a block.
+
+use std::ops::Range;
+
+/// Bytes of a chunk. A random 128 KiB read of a cold object fetches one or two of them; FUSE reads are at most 1 MiB.
+pub const CHUNK_BYTES: u32 = 128 * 1024;
+
+/// The chunks that a byte range of a block touches, as chunk indices.
+pub fn chunks_touching(offset: u32, length: u32) -> Range<u32> {
+    if length == 0 {
+        return offset / CHUNK_BYTES..offset / CHUNK_BYTES;
+    }
+    let last = (u64::from(offset) + u64::from(length) - 1) / u64::from(CHUNK_BYTES);
+    offset / CHUNK_BYTES..u32::try_from(last).unwrap_or(u32::MAX - 1) + 1
+}
+
+/// How many chunks a block of `length` bytes has.
+pub fn chunk_count(length: u32) -> u32 {
+    length.div_ceil(CHUNK_BYTES)
+}
+
+/// The bytes of chunk `index` in a block of `length` bytes, as offsets in the block; empty past its end.
+pub fn chunk_range(index: u32, length: u32) -> Range<u32> {
+    let bound = |value: u64| u32::try_from(value.min(u64::from(length))).unwrap_or(length);
+    let start = u64::from(index) * u64::from(CHUNK_BYTES);
+    bound(start)..bound(start + u64::from(CHUNK_BYTES))
+}
+
+/// Which chunks of a block are there. The first 64 chunks (8 MiB) need no allocation.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ChunkMap {
+    first: u64,
+    rest: Vec<u64>,
+}
+
+impl ChunkMap {
+    /// A map with no chunk set.
+    pub const fn new() -> Self {
+        Self { first: 0, rest: Vec::new() }
+    }
+
+    /// From bytes, bit `i` (least significant first) for chunk `i`, as messages and records carry it.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let mut map = Self::new();
+        for (position, byte) in bytes.iter().enumerate().filter(|(_, byte)| **byte != 0) {
+            *map.word_mut(position / 8) |= u64::from(*byte) << (position % 8 * 8);
+        }
+        map
+    }
+
+    /// The shortest bytes for which `from_bytes` gives this map.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let words = std::iter::once(&self.first).chain(&self.rest);
+        let mut bytes: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
+        bytes.truncate(bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
+        bytes
+    }
+
+    /// Whether chunk `index` is set.
+    pub fn contains(&self, index: u32) -> bool {
+        self.word(index as usize / 64) >> (index % 64) & 1 == 1
+    }
+
+    /// Whether every chunk of the range is set; true for an empty range.
+    pub fn contains_all(&self, mut range: Range<u32>) -> bool {
+        range.all(|index| self.contains(index))
+    }
+
+    /// Sets chunk `index`; says whether it was clear before.
+    pub fn insert(&mut self, index: u32) -> bool {
+        let (word, bit) = (self.word_mut(index as usize / 64), 1 << (index % 64));
+        let was_clear = *word & bit == 0;
+        *word |= bit;
+        was_clear
+    }
+
+    /// Clears chunk `index`.
+    pub fn remove(&mut self, index: u32) {
+        if (index as usize / 64) <= self.rest.len() {
+            *self.word_mut(index as usize / 64) &= !(1 << (index % 64));
+        }
+    }
+
+    /// How many chunks are set.
+    pub fn count(&self) -> u32 {
+        self.first.count_ones() + self.rest.iter().map(|word| word.count_ones()).sum::<u32>()
+    }
+
+    /// The indices that are set, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        let words = std::iter::once(self.first).chain(self.rest.iter().copied());
+        words.zip(0u32..).flat_map(|(word, position)| {
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| position * 64 + bit)
+        })
+    }
+
+    fn word(&self, position: usize) -> u64 {
+        match position {
+            0 => self.first,
+            _ => self.rest.get(position - 1).copied().unwrap_or(0),
+        }
+    }
+
+    fn word_mut(&mut self, position: usize) -> &mut u64 {
+        if position == 0 {
+            return &mut self.first;
+        }
+        if self.rest.len() < position {
+            self.rest.resize(position, 0);
+        }
+        &mut self.rest[position - 1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ranges_map_to_the_chunks_they_touch() {
+        assert_eq!(chunks_touching(0, 1), 0..1);
+        assert_eq!(chunks_touching(CHUNK_BYTES - 1, 2), 0..2);
+        assert_eq!(chunks_touching(CHUNK_BYTES, CHUNK_BYTES), 1..2);
+        assert!(chunks_touching(5, 0).is_empty());
+        assert_eq!(chunk_range(1, CHUNK_BYTES + 5), CHUNK_BYTES..CHUNK_BYTES + 5);
+        assert!(chunk_range(2, CHUNK_BYTES + 5).is_empty());
+        assert_eq!(chunk_count(0), 0);
+        assert_eq!(chunk_count(CHUNK_BYTES + 1), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_set(steps in prop::collection::vec((0u32..600, any::<bool>()), 0..200)) {
+            let (mut map, mut model) = (ChunkMap::new(), BTreeSet::new());
+            for (index, insert) in steps {
+                if insert {
+                    prop_assert_eq!(map.insert(index), model.insert(index));
+                } else {
+                    map.remove(index);
+                    model.remove(&index);
+                }
+            }
+            prop_assert_eq!(map.count() as usize, model.len());
+            prop_assert_eq!(map.iter().collect::<Vec<_>>(), model.iter().copied().collect::<Vec<_>>());
+            let back = ChunkMap::from_bytes(&map.to_bytes());
+            prop_assert_eq!(back.iter().collect::<Vec<_>>(), map.iter().collect::<Vec<_>>());
+            for index in 0..600 {
+                prop_assert_eq!(map.contains(index), model.contains(&index));
+            }
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Everything that crosses a wire or a restart: the gRPC services of the master, the framed data plane of the
+//! workers, and the records in RocksDB. No behaviour lives here beyond encoding and decoding.
+
+/// The master's services and messages (`proto/master.proto`).
+pub mod master {
+    pub use v1::*;
+
+    #[allow(clippy::all, clippy::pedantic)]
+    pub mod v1 {
+        tonic::include_proto!("cavern.master.v1");
+    }
+}
+
+/// Messages of the workers' data plane (`proto/data.proto`).
+pub mod data {
+    pub use v1::*;
+
+    #[allow(clippy::all, clippy::pedantic)]
+    pub mod v1 {
+        tonic::include_proto!("cavern.data.v1");
+    }
+}
+
+/// Persisted records (`proto/record.proto`).
+pub mod record {
+    pub use v1::*;
+
+    #[allow(clippy::all, clippy::pedantic)]
+    pub mod v1 {
+        tonic::include_proto!("cavern.record.v1");
+    }
+}
+
+pub mod chunk;
+pub mod content;
+pub mod frame;
+
+pub use chunk::{CHUNK_BYTES, ChunkMap};
+pub use content::{BlockId, ContentId};
+
+/// Inode id of the namespace's root.
+pub const ROOT_INODE: u64 = 1;
+
+/// Longest name of one path component, in bytes (as Linux has it).
+pub const NAME_MAX: usize = 255;
