@@ -1,0 +1,51 @@
+//! Why a worker cannot start or go on. Each sentence names the thing, the cause and the next step, because the
+//! command line prints it as it is.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// What ends a worker, or keeps it from starting.
+#[derive(Debug, Error)]
+pub enum WorkerError {
+    /// A configuration value that makes no sense for a worker.
+    #[error("{key} = \"{value}\": {reason}")]
+    Config { key: &'static str, value: String, reason: String },
+    /// A data directory that cannot be made, locked, read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Directory { action: &'static str, path: PathBuf, source: io::Error },
+    /// Another process works on the directory.
+    #[error("{} is in use by another worker: give each worker its own worker.dirs", .0.display())]
+    DirectoryInUse(PathBuf),
+    /// The directory was written by a version of another format.
+    #[error("{} has format {found}, this version reads {known}: use a matching version of cv, or another directory", path.display())]
+    DirectoryFormat { path: PathBuf, found: u32, known: u32 },
+    /// `worker.json` is not what a worker writes.
+    #[error("{} is damaged ({reason}): delete it to start with the blocks of this directory, or restore it", path.display())]
+    DirectoryIdentity { path: PathBuf, reason: String },
+    /// Directory and master belong to different clusters, or two directories do.
+    #[error(
+        "{} belongs to cluster {found}, not to {expected}: use another directory, or delete the file to hand its blocks over (they stay valid)",
+        path.display()
+    )]
+    ForeignCluster { path: PathBuf, found: String, expected: String },
+    /// The block index of a directory cannot be opened, for a reason that setting it aside would not cure.
+    #[error("cannot open the block index {}: {source}", path.display())]
+    Index { path: PathBuf, source: rocksdb::Error },
+    /// A port or socket that cannot be taken.
+    #[error("cannot listen on {address}: {source}; is another worker running, or the address of another host?")]
+    Listen { address: String, source: io::Error },
+    /// Unix socket paths are limited by the kernel.
+    #[error("worker.socket {} has {length} bytes, the kernel allows 107: set worker.socket to a shorter path", path.display())]
+    SocketPath { path: PathBuf, length: usize },
+    /// Another live worker answers on the Unix socket.
+    #[error("{} is served by another worker: stop it, or set worker.socket to another path", .0.display())]
+    SocketInUse(PathBuf),
+    /// The HTTP port or another part of the process's plumbing.
+    #[error(transparent)]
+    Process(#[from] cavern_conf::process::ProcessError),
+    /// A background task panicked; the reason is in the log.
+    #[error("a task of the worker failed: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
