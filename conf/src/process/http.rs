@@ -1,0 +1,191 @@
+//! The HTTP port of a process: `/metrics` and `/healthz`, and what routes the process itself adds.
+//!
+//! Connections are bounded in number and in the time that they may take to send a request, so that a peer that sends
+//! garbage or nothing costs one of a few slots for a while and no more.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::{Metrics, ProcessError, bind_tcp};
+
+/// Connections at a time; more wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 256;
+/// From one request to the end of the next one's header.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// What requests in flight get when the process stops.
+const DRAIN: Duration = Duration::from_secs(2);
+/// After a failed accept, which is mostly a lack of descriptors that a moment may mend.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A bound HTTP port that does not serve yet.
+#[derive(Debug)]
+pub struct HttpServer {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl HttpServer {
+    /// Binds `listen` (host:port; port 0 takes a free one).
+    ///
+    /// # Errors
+    /// As [`bind_tcp`], naming the key `http_listen`.
+    pub async fn bind(listen: &str) -> Result<Self, ProcessError> {
+        let listener = bind_tcp(listen, "http_listen").await?;
+        let address = listener.local_addr().map_err(|source| ProcessError::Bind {
+            address: listen.to_owned(),
+            key: "http_listen".to_owned(),
+            source,
+        })?;
+        Ok(Self { listener, address })
+    }
+
+    /// Where the server listens, with the true port.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stop`, then lets requests in flight finish for at most two seconds, and returns.
+    ///
+    /// `/metrics` prints `metrics`; `/healthz` answers 200 with `{"status":"ok"}`, or 503 with
+    /// `{"status":"failing","reason":…}` when `health` returns a reason. `health` is called on an async thread: it must
+    /// not block. `router` must not define these two paths itself.
+    pub async fn serve(
+        self,
+        router: Router,
+        metrics: Arc<Metrics>,
+        health: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+        stop: CancellationToken,
+    ) {
+        let health = Arc::new(health);
+        let router = router
+            .route("/metrics", get(move || std::future::ready(metrics_page(&metrics))))
+            .route("/healthz", get(move || std::future::ready(health_page(health()))));
+        let mut connections = JoinSet::new();
+        loop {
+            let full = connections.len() >= MAX_CONNECTIONS;
+            tokio::select! {
+                () = stop.cancelled() => break,
+                Some(_) = connections.join_next() => {}
+                accepted = self.listener.accept(), if !full => match accepted {
+                    Ok((stream, _)) => {
+                        connections.spawn(serve_connection(stream, router.clone(), stop.clone()));
+                    }
+                    Err(error) => {
+                        tracing::warn!(address = %self.address, %error, "cannot accept an HTTP connection");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+            }
+        }
+        let drained = async { while connections.join_next().await.is_some() {} };
+        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+            connections.shutdown().await;
+        }
+    }
+}
+
+async fn serve_connection(stream: TcpStream, router: Router, stop: CancellationToken) {
+    let mut protocol = http1::Builder::new();
+    protocol.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    let connection = protocol.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let mut connection = std::pin::pin!(connection);
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "an HTTP connection ended early");
+    }
+}
+
+fn metrics_page(metrics: &Metrics) -> Response {
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    match metrics.encode() {
+        Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot print the metrics: {error}")).into_response(),
+    }
+}
+
+fn health_page(health: Result<(), String>) -> Response {
+    let (status, body) = match health {
+        Ok(()) => (StatusCode::OK, serde_json::json!({ "status": "ok" })),
+        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, serde_json::json!({ "status": "failing", "reason": reason })),
+    };
+    (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    async fn exchange(address: SocketAddr, request: &[u8]) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request).await.unwrap();
+        let mut reply = Vec::new();
+        tokio::time::timeout(PATIENCE, stream.read_to_end(&mut reply)).await.unwrap().unwrap();
+        String::from_utf8(reply).unwrap()
+    }
+
+    async fn fetch(address: SocketAddr, path: &str) -> String {
+        exchange(address, format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes()).await
+    }
+
+    #[tokio::test]
+    async fn pages_health_and_an_orderly_end() {
+        let server = HttpServer::bind("127.0.0.1:0").await.unwrap();
+        let address = server.local_addr();
+        let stop = CancellationToken::new();
+        let healthy = Arc::new(AtomicBool::new(true));
+        let seen = healthy.clone();
+        let health = move || if seen.load(Ordering::Relaxed) { Ok(()) } else { Err("disk \"a\" lost".to_owned()) };
+        let extra = Router::new().route("/extra", get(|| std::future::ready("here")));
+        let task = tokio::spawn(server.serve(extra, Metrics::new("test"), health, stop.clone()));
+
+        let metrics = fetch(address, "/metrics").await;
+        assert!(metrics.starts_with("HTTP/1.1 200") && metrics.contains("application/openmetrics-text"));
+        assert!(metrics.ends_with("# EOF\n"));
+        assert!(fetch(address, "/extra").await.ends_with("here"));
+        assert!(fetch(address, "/nowhere").await.starts_with("HTTP/1.1 404"));
+        assert!(fetch(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        healthy.store(false, Ordering::Relaxed);
+        let failing = fetch(address, "/healthz").await;
+        assert!(failing.starts_with("HTTP/1.1 503") && failing.contains(r#""reason":"disk \"a\" lost""#), "{failing}");
+
+        // Garbage is answered or cut off, and a connection that says nothing does not hold the end up.
+        assert!(exchange(address, b"\x16\x03\x01\x02\x00 nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400"));
+        let silent = TcpStream::connect(address).await.unwrap();
+        stop.cancel();
+        tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap();
+        drop(silent);
+        assert!(TcpStream::connect(address).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_taken_port_is_refused() {
+        let server = HttpServer::bind("127.0.0.1:0").await.unwrap();
+        let error = HttpServer::bind(&server.local_addr().to_string()).await.unwrap_err();
+        assert!(matches!(error, ProcessError::AddressInUse { .. }), "{error}");
+        assert!(error.to_string().contains("http_listen"));
+    }
+}
