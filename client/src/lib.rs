@@ -1,1 +1,33 @@
+//! What every process that uses a Cavern cluster shares: the way to the master, a coherent metadata cache, the way to
+//! the workers, and the ladder of a read.
+//!
+//! ```text
+//!  Metadata ── MasterChannel ── gRPC ──▶ master       names, attributes, listings, invalidations
+//!  Files ──┬─ descriptor cache ─ Unix socket ─▶ worker on this host    open descriptors, then pread
+//!          ├─ segments (buffers) ─ TCP frames ─▶ other workers          checked chunks, within the budget
+//!          └─ Ufs ─────────────────────────────▶ the bucket             when no worker can
+//! ```
+//!
+//! [`Client`] ties them together for a process that reads files. The master and the command line use the parts:
+//! [`MasterChannel`] for calls, [`Placement`] and [`WorkerPool`] for blocks.
 
+pub mod error;
+pub mod master_channel;
+pub mod metadata;
+pub mod mounts;
+pub mod placement;
+pub mod read;
+pub mod stats;
+pub mod wire;
+
+mod session;
+
+pub use error::ClientError;
+pub use master_channel::MasterChannel;
+pub use metadata::{CachedLookup, DirPage, InvalidationSink, Metadata, NoSink, Node};
+pub use mounts::{MountView, Mounts, ObjectVersion};
+pub use placement::Placement;
+pub use read::{Files, OpenFile};
+pub use session::Client;
+pub use stats::Stats;
+pub use wire::WorkerPool;

@@ -1,0 +1,166 @@
+//! A node: one inode as the client knows it. Immutable, shared, small: the cache holds a million of them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cavern_proto::ROOT_INODE;
+use cavern_proto::master::{Attr, Entry, Kind};
+
+use crate::error::ClientError;
+use crate::mounts::{MountView, ObjectVersion};
+
+/// One inode: its attributes, and where the bucket has it. In a cache-mode mount an inode is one version of one
+/// object, so a node never changes; it can only be replaced.
+#[derive(Debug)]
+pub struct Node {
+    pub inode: u64,
+    /// The directory that holds it; the root is its own parent.
+    pub parent: u64,
+    /// Bytes of a file; 0 for a directory.
+    pub size: u64,
+    /// Nanoseconds since the epoch.
+    pub mtime_ns: i64,
+    pub ctime_ns: i64,
+    /// Component below `parent`; empty for the root.
+    pub name: Box<[u8]>,
+    /// `None` for directories above any mount.
+    pub mount: Option<Arc<MountView>>,
+    /// Key prefix of the directory that holds it: "" or ends in '/'. For a mount's root: of the root itself.
+    location: Arc<str>,
+    etag: Etag,
+    /// Permission bits (07777) as the master has them.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub nlink: u32,
+    pub kind: Kind,
+}
+
+/// An ETag, in 24 bytes where it is an MD5 as usual.
+#[derive(Debug, PartialEq, Eq)]
+enum Etag {
+    Md5([u8; 16]),
+    Text(Box<str>),
+}
+
+impl Etag {
+    fn new(text: &str) -> Self {
+        let digits = text.as_bytes();
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Some(byte - b'0'),
+            b'a'..=b'f' => Some(byte - b'a' + 10),
+            _ => None,
+        };
+        let mut md5 = [0; 16];
+        if digits.len() == 32 {
+            let mut pairs = digits.chunks_exact(2).map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?));
+            if md5.iter_mut().all(|byte| pairs.next().flatten().map(|value| *byte = value).is_some()) {
+                return Self::Md5(md5);
+            }
+        }
+        Self::Text(text.into())
+    }
+}
+
+impl Node {
+    /// From an entry of the master. `location` is the key prefix of the directory that holds it (of the mount's root
+    /// itself, for that root).
+    pub(crate) fn new(entry: &Entry, attr: &Attr, mount: Option<Arc<MountView>>, location: Arc<str>) -> Self {
+        Self {
+            inode: attr.inode,
+            parent: if attr.inode == ROOT_INODE { ROOT_INODE } else { entry.parent },
+            size: attr.size,
+            mtime_ns: attr.mtime_ns,
+            ctime_ns: attr.ctime_ns,
+            name: entry.name.to_vec().into_boxed_slice(),
+            mount,
+            location,
+            etag: Etag::new(&entry.etag),
+            mode: attr.mode,
+            uid: attr.uid,
+            gid: attr.gid,
+            nlink: attr.nlink,
+            kind: attr.kind(),
+        }
+    }
+
+    pub fn is_directory(&self) -> bool {
+        self.kind == Kind::Directory
+    }
+
+    /// ETag without quotes; empty for directories.
+    pub fn etag(&self) -> String {
+        match &self.etag {
+            Etag::Md5(md5) => md5.iter().fold(String::with_capacity(32), |mut text, byte| {
+                for nibble in [byte >> 4, byte & 15] {
+                    text.push(char::from(b"0123456789abcdef"[usize::from(nibble)]));
+                }
+                text
+            }),
+            Etag::Text(text) => text.to_string(),
+        }
+    }
+
+    /// Files: the full object key. Directories of a mount: the full key prefix with its trailing '/' (empty for a
+    /// mount of a whole bucket). Directories above any mount: empty.
+    pub fn key(&self) -> String {
+        let Some(mount) = &self.mount else { return String::new() };
+        if self.inode == mount.root_inode() {
+            return self.location.to_string();
+        }
+        // Names come from keys, which are UTF-8.
+        let mut key = format!("{}{}", self.location, String::from_utf8_lossy(&self.name));
+        if self.is_directory() {
+            key.push('/');
+        }
+        key
+    }
+
+    /// The object version behind a file.
+    pub fn object(&self) -> Result<ObjectVersion, ClientError> {
+        let mount = self.mount.clone().ok_or_else(|| ClientError::Invalid(format!("{self} is in no mount")))?;
+        ObjectVersion::new(mount, &self.key(), &self.etag(), self.size)
+    }
+
+    /// Key prefix of what is in this directory.
+    pub(crate) fn children_location(&self) -> Arc<str> {
+        match &self.mount {
+            Some(mount) if self.inode == mount.root_inode() => self.location.clone(),
+            _ => self.key().into(),
+        }
+    }
+
+    /// As `readdirplus` and tests like it: name bytes that share no buffer with the message they came in.
+    pub fn name_bytes(&self) -> Bytes {
+        Bytes::copy_from_slice(&self.name)
+    }
+}
+
+impl std::fmt::Display for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.mount {
+            Some(mount) => write!(f, "{}:{}", mount.path(), self.key()),
+            None => write!(f, "inode {} ({})", self.inode, String::from_utf8_lossy(&self.name)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn etags_survive_whatever_their_spelling() {
+        for text in ["d41d8cd98f00b204e9800998ecf8427e", "D41D8CD98F00B204E9800998ECF8427E", "abc-12", "", "é"] {
+            let attr = Attr { inode: 9, ..Attr::default() };
+            let entry = Entry { etag: text.into(), attr: Some(attr), ..Entry::default() };
+            assert_eq!(Node::new(&entry, &attr, None, "".into()).etag(), text);
+        }
+        assert!(matches!(Etag::new("d41d8cd98f00b204e9800998ecf8427e"), Etag::Md5(_)));
+    }
+
+    #[test]
+    fn a_node_is_small() {
+        assert!(std::mem::size_of::<Node>() <= 160, "{}", std::mem::size_of::<Node>());
+    }
+}

@@ -1,0 +1,156 @@
+//! The mount table as the client uses it: each mount with its object store opened.
+
+use std::collections::HashMap;
+use std::time::Duration;
+use std::sync::Arc;
+
+use cavern_conf::schema;
+use cavern_proto::ContentId;
+use cavern_proto::data::BlockRef;
+use cavern_proto::master::{Consistency, Mount, MountTable};
+use cavern_ufs::Ufs;
+
+use crate::error::ClientError;
+
+/// One mount. Immutable: a changed mount is another view.
+#[derive(Debug)]
+pub struct MountView {
+    mount: Mount,
+    ufs: Result<Ufs, String>,
+}
+
+impl MountView {
+    /// Opens the mount's object store (no I/O). A store that cannot be opened makes reads fail, not the mount table.
+    pub fn new(mount: Mount, conf: &schema::Ufs) -> Self {
+        let ufs = Ufs::open(&mount.uri, &mount.options, conf).map_err(|error| error.to_string());
+        if let Err(cause) = &ufs {
+            tracing::warn!(path = mount.path, "the bucket of this mount cannot be used: {cause}");
+        }
+        Self { mount, ufs }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.mount.id
+    }
+
+    /// Absolute namespace path.
+    pub fn path(&self) -> &str {
+        &self.mount.path
+    }
+
+    /// Inode of the mount's root directory.
+    pub fn root_inode(&self) -> u64 {
+        self.mount.root_inode
+    }
+
+    /// Bytes of a block; never 0.
+    pub fn block_size(&self) -> u64 {
+        self.mount.block_size.max(u64::from(cavern_proto::CHUNK_BYTES))
+    }
+
+    /// Workers that hold a block; at least 1.
+    pub fn replicas(&self) -> usize {
+        self.mount.replicas.max(1) as usize
+    }
+
+    pub fn consistency(&self) -> Consistency {
+        self.mount.consistency()
+    }
+
+    /// How long a listing is fresh; `None` when it is trusted until a refresh.
+    pub fn metadata_ttl(&self) -> Option<Duration> {
+        match self.consistency() {
+            Consistency::Never => None,
+            _ => Some(Duration::from_millis(self.mount.metadata_ttl_ms)),
+        }
+    }
+
+    /// The object store, for reads past every worker.
+    pub fn ufs(&self) -> Result<&Ufs, ClientError> {
+        self.ufs.as_ref().map_err(|cause| ClientError::Mount { mount: self.mount.id, cause: cause.clone() })
+    }
+
+    /// Names one version of one object of this mount.
+    pub fn content_id(&self, key: &str, etag: &str, length: u64) -> Result<ContentId, ClientError> {
+        Ok(ContentId::of_object(self.ufs()?.store_id(), key, etag, length, self.block_size()))
+    }
+
+    /// The mount as recorded, credentials included: never for display.
+    pub fn record(&self) -> &Mount {
+        &self.mount
+    }
+}
+
+/// One version of one object, cut into blocks: what reads, `cv fs blocks` and load jobs name.
+#[derive(Clone, Debug)]
+pub struct ObjectVersion {
+    pub mount: Arc<MountView>,
+    pub content: ContentId,
+    pub key: Arc<str>,
+    pub etag: Arc<str>,
+    /// Bytes of the object.
+    pub length: u64,
+}
+
+impl ObjectVersion {
+    /// Computes the content id.
+    pub fn new(mount: Arc<MountView>, key: &str, etag: &str, length: u64) -> Result<Self, ClientError> {
+        let content = mount.content_id(key, etag, length)?;
+        Ok(Self { mount, content, key: key.into(), etag: etag.into(), length })
+    }
+
+    /// How many blocks the object has; 0 for an empty one.
+    pub fn block_count(&self) -> u32 {
+        u32::try_from(self.length.div_ceil(self.mount.block_size())).unwrap_or(u32::MAX)
+    }
+
+    /// Bytes of block `index`; 0 past the end.
+    pub fn block_length(&self, index: u32) -> u32 {
+        cavern_proto::content::block_length(self.length, self.mount.block_size(), index)
+    }
+
+    /// Block `index` as the data plane names it.
+    pub fn block(&self, index: u32) -> BlockRef {
+        BlockRef {
+            content_id: bytes::Bytes::copy_from_slice(self.content.as_bytes()),
+            index,
+            block_size: self.mount.block_size(),
+            mount_id: self.mount.id(),
+            key: self.key.to_string(),
+            etag: self.etag.to_string(),
+            object_length: self.length,
+        }
+    }
+}
+
+/// The mounts of one epoch.
+#[derive(Clone, Debug, Default)]
+pub struct Mounts {
+    epoch: u64,
+    by_id: HashMap<u32, Arc<MountView>>,
+}
+
+impl Mounts {
+    /// The table's mounts. A mount of `known` that is unchanged is taken over with its open store.
+    pub fn new(table: MountTable, known: &Self, conf: &schema::Ufs) -> Self {
+        let view = |mount: Mount| match known.by_id.get(&mount.id) {
+            Some(view) if view.mount == mount => view.clone(),
+            _ => Arc::new(MountView::new(mount, conf)),
+        };
+        Self { epoch: table.epoch, by_id: table.mounts.into_iter().map(|mount| (mount.id, view(mount))).collect() }
+    }
+
+    /// Epoch of the table.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub fn get(&self, id: u32) -> Option<&Arc<MountView>> {
+        self.by_id.get(&id)
+    }
+
+    /// Every mount, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<MountView>> {
+        self.by_id.values()
+    }
+}

@@ -1,0 +1,95 @@
+//! Counters of the steps of a read and of the metadata cache, as `/metrics` shows them.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+macro_rules! stats {
+    ($( $(#[doc = $help:literal])+ $field:ident: $kind:ty = $name:literal, )+) => {
+        /// What this client did so far. Every field may be read and incremented from any thread.
+        #[derive(Debug, Default)]
+        pub struct Stats { $( $(#[doc = $help])+ pub $field: $kind, )+ }
+
+        impl Stats {
+            /// Registers every counter under the registry's prefix.
+            pub fn register(&self, registry: &mut Registry) {
+                $( registry.register($name, concat!($($help),+).trim(), self.$field.clone()); )+
+            }
+        }
+    };
+}
+
+stats! {
+    /// Reads answered from an open descriptor of a local block
+    descriptor_reads: Counter = "client_descriptor_reads",
+    /// Bytes read through descriptors of local blocks
+    descriptor_bytes: Counter = "client_descriptor_bytes",
+    /// Reads answered from buffers in memory
+    buffer_reads: Counter = "client_buffer_reads",
+    /// Bytes read from buffers in memory
+    buffer_bytes: Counter = "client_buffer_bytes",
+    /// Requests to a worker on this host for a descriptor or a fill, for reads that waited
+    local_opens: Counter = "client_local_opens",
+    /// Requests to a worker on this host to fill chunks, for reads that waited
+    local_fills: Counter = "client_local_fills",
+    /// Requests to workers over the network, for reads that waited
+    remote_reads: Counter = "client_remote_reads",
+    /// Bytes received from workers over the network
+    remote_bytes: Counter = "client_remote_bytes",
+    /// Reads from the bucket itself, because no worker could serve them
+    bucket_reads: Counter = "client_bucket_reads",
+    /// Bytes received from the bucket itself
+    bucket_bytes: Counter = "client_bucket_bytes",
+    /// Reads and opens that failed
+    read_errors: Counter = "client_read_errors",
+    /// Reads and opens that found their version gone
+    stale_reads: Counter = "client_stale_reads",
+    /// Attempts at a worker that failed
+    worker_errors: Counter = "client_worker_errors",
+    /// Chunks whose bytes did not match their checksum
+    corrupt_chunks: Counter = "client_corrupt_chunks",
+    /// Second requests sent because the first was slow
+    hedges: Counter = "client_hedges",
+    /// Second requests that answered first
+    hedges_won: Counter = "client_hedges_won",
+    /// Bytes asked for by read-ahead
+    readahead_bytes: Counter = "client_readahead_bytes",
+    /// Bytes of read-ahead buffers that a read used
+    readahead_used_bytes: Counter = "client_readahead_used_bytes",
+    /// Bytes of read-ahead buffers dropped unused
+    readahead_wasted_bytes: Counter = "client_readahead_wasted_bytes",
+    /// Descriptors of local blocks held
+    descriptors: Gauge = "client_descriptors",
+    /// Bytes of the memory budget in use
+    budget_used_bytes: Gauge = "client_budget_used_bytes",
+    /// Lookups and attributes answered from the cache
+    metadata_hits: Counter = "client_metadata_hits",
+    /// Lookups, attributes and listings that asked the master
+    metadata_misses: Counter = "client_metadata_misses",
+    /// Entries served although the master could not be reached
+    metadata_stale_served: Counter = "client_metadata_stale_served",
+    /// Inodes in the metadata cache
+    metadata_entries: Gauge = "client_metadata_entries",
+    /// Invalidations taken in
+    invalidations: Counter = "client_invalidations",
+    /// Times that everything cached was forgotten
+    watch_resets: Counter = "client_watch_resets",
+    /// Calls that the master did not answer
+    master_errors: Counter = "client_master_errors",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_is_registered_with_its_value() {
+        let (stats, mut registry) = (Stats::default(), Registry::default());
+        stats.register(&mut registry);
+        stats.hedges.inc_by(3);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("client_hedges_total 3\n"), "{text}");
+        assert!(text.contains("client_descriptors 0\n"), "{text}");
+    }
+}
