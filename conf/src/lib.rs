@@ -1,12 +1,22 @@
 //! What every Cavern process shares before it does its own work: the typed configuration and the plumbing of a
 //! process (logs, signals, ports, the HTTP port with metrics and health).
 //!
-//! One TOML file describes a whole cluster, and the same file serves every process on every host; [`schema`] is its
-//! shape, [`units`] its sizes and durations.
+//! One TOML file describes a whole cluster, and the same file serves every process on every host. [`schema`] is its
+//! shape; [`Effective::load`] finds it, lays the environment over it, and refuses what is unknown, malformed or
+//! impossible with the place and what would be right; [`Effective::show`] prints what holds and where it came from.
 
+mod check;
+mod dirs;
+mod error;
+mod load;
 pub mod process;
 pub mod schema;
+mod settings;
+mod show;
 mod units;
 
+pub use dirs::{DirError, DirSpec, Tier};
+pub use error::{ConfigError, Origin, Problem};
+pub use load::Effective;
 pub use schema::Config;
 pub use units::{ByteSize, Interval, UnitError};

@@ -19,6 +19,7 @@ pub use error::ProcessError;
 pub use http::HttpServer;
 pub use limits::raise_descriptor_limit;
 pub use logging::init_logging;
+pub(crate) use logging::parse_level;
 pub use metrics::Metrics;
 pub use places::{bind_tcp, ensure_dir};
 pub use signals::shutdown_on_signals;

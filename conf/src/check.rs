@@ -1,0 +1,302 @@
+//! Values that cannot be and combinations that cannot work.
+//!
+//! Only what has no sensible meaning is refused; a setting that is merely unwise is its owner's business. Every rule
+//! names the keys it looks at: the problem is reported at the first of them that somebody set, since the default beside
+//! it is seldom what is wrong.
+
+use std::path::Path;
+
+use crate::dirs::is_absolute_and_plain;
+use crate::error::{Origin, Problem};
+use crate::process::parse_level;
+use crate::schema::{Config, Fuse};
+use crate::units::{ByteSize, Interval};
+
+/// A fill takes whole chunks; a smaller request could not hold one.
+const CHUNK: ByteSize = ByteSize::kib(128);
+/// Below this a lease lapses from an ordinary scheduling delay.
+const SHORTEST_LEASE: Interval = Interval::millis(500);
+/// A heartbeat more often than this is a load, not a sign of life.
+const SHORTEST_HEARTBEAT: Interval = Interval::millis(10);
+/// Ten years: a longer timeout is a slip of the unit.
+const LONGEST: Interval = Interval::secs(10 * 365 * 86_400);
+/// Threads and requests in flight beyond this are a slip of the finger.
+const MOST: usize = 65_536;
+/// Longest path of a Unix socket: `sun_path` without its final NUL.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// All that is wrong with `config`, in the order of the file. `origin` says where the value of a `section.key` came from.
+pub(crate) fn check(config: &Config, origin: impl Fn(&str) -> Origin) -> Vec<Problem> {
+    let mut rules = Rules { origin: &origin, problems: Vec::new() };
+    cluster(config, &mut rules);
+    master(config, &mut rules);
+    worker(config, &mut rules);
+    ufs(config, &mut rules);
+    client(config, &mut rules);
+    fuse(&config.fuse, &mut rules);
+    rules.problems
+}
+
+struct Rules<'a> {
+    origin: &'a dyn Fn(&str) -> Origin,
+    problems: Vec<Problem>,
+}
+
+impl Rules<'_> {
+    /// Notes a problem of `keys` unless `holds`.
+    fn require(&mut self, holds: bool, keys: &[&str], message: impl FnOnce() -> String) {
+        if holds {
+            return;
+        }
+        let set = keys.iter().find(|key| (self.origin)(key) != Origin::Default);
+        if let Some(key) = set.or(keys.first()) {
+            self.problems.push(Problem { origin: (self.origin)(key), key: (*key).to_owned(), message: message() });
+        }
+    }
+
+    fn listen_address(&mut self, key: &str, address: &str) {
+        self.require(is_host_port(address, Port::AnyOrFree), &[key], || {
+            format!("\"{address}\" is not an address to listen on: write host:port, as \"0.0.0.0:7700\" (port 0: a free one)")
+        });
+    }
+
+    /// Two ports of one process.
+    fn distinct(&mut self, keys: [&str; 2], first: &str, second: &str) {
+        let free = first.ends_with(":0");
+        self.require(first != second || free, &[keys[1], keys[0]], || {
+            format!("\"{second}\" is the address of {} and of {}: give each a port of its own", keys[0], keys[1])
+        });
+    }
+
+    fn absolute(&mut self, key: &str, path: &Path) {
+        self.require(is_absolute_and_plain(path), &[key], || {
+            format!("\"{}\" must be an absolute path without \".\" or \"..\", as \"/var/lib/cavern\"", path.display())
+        });
+    }
+
+    fn positive(&mut self, key: &str, interval: Interval) {
+        self.require(!interval.is_zero() && interval <= LONGEST, &[key], || {
+            format!("\"{interval}\" must be more than zero and at most ten years, as \"5s\"")
+        });
+    }
+
+    fn at_most_ten_years(&mut self, key: &str, interval: Interval) {
+        self.require(interval <= LONGEST, &[key], || format!("\"{interval}\" must be at most ten years, as \"60s\""));
+    }
+
+    fn count(&mut self, key: &str, value: usize) {
+        self.require((1..=MOST).contains(&value), &[key], || format!("{value} must be from 1 to {MOST}"));
+    }
+
+    fn at_least(&mut self, key: &str, value: ByteSize, least: ByteSize) {
+        self.require(value >= least, &[key], || format!("\"{value}\" must be at least \"{least}\""));
+    }
+
+    /// `small` must not exceed `large`.
+    fn ordered<T: PartialOrd + std::fmt::Display>(
+        &mut self,
+        (small_key, small): (&str, T),
+        (large_key, large): (&str, T),
+    ) {
+        self.require(small <= large, &[small_key, large_key], || {
+            format!("{small_key} (\"{small}\") must be at most {large_key} (\"{large}\")")
+        });
+    }
+}
+
+fn cluster(config: &Config, rules: &mut Rules<'_>) {
+    let cluster = &config.cluster;
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    rules.require((1..=64).contains(&cluster.name.len()) && cluster.name.chars().all(plain), &["cluster.name"], || {
+        format!("\"{}\" must be 1 to 64 letters, digits, \"-\", \"_\" or \".\"", cluster.name.escape_debug())
+    });
+    rules.require(!cluster.masters.is_empty(), &["cluster.masters"], || {
+        "must name at least one master, as [\"127.0.0.1:7700\"]".to_owned()
+    });
+    for (index, master) in cluster.masters.iter().enumerate() {
+        rules.require(is_host_port(master, Port::Given), &["cluster.masters"], || {
+            format!("\"{master}\" is not the address of a master: write host:port, as \"127.0.0.1:7700\"")
+        });
+        rules.require(!cluster.masters[..index].contains(master), &["cluster.masters"], || {
+            format!("\"{master}\" is named twice: name each master once")
+        });
+    }
+    if let Err(error) = parse_level(&config.log.level) {
+        rules.require(false, &["log.level"], || error.to_string());
+    }
+}
+
+fn master(config: &Config, rules: &mut Rules<'_>) {
+    let master = &config.master;
+    rules.listen_address("master.listen", &master.listen);
+    rules.listen_address("master.http_listen", &master.http_listen);
+    rules.distinct(["master.listen", "master.http_listen"], &master.listen, &master.http_listen);
+    rules.absolute("master.data_dir", &master.data_dir);
+    rules.at_least("master.metadata_cache", master.metadata_cache, ByteSize::mib(1));
+    rules.require(master.snapshot_entries > 0, &["master.snapshot_entries"], || {
+        "must be at least 1, as 20000".to_owned()
+    });
+    rules.require((SHORTEST_HEARTBEAT..=LONGEST).contains(&master.heartbeat), &["master.heartbeat"], || {
+        format!("\"{}\" must be at least \"{SHORTEST_HEARTBEAT}\", as \"1s\"", master.heartbeat)
+    });
+    rules.require(
+        master.worker_timeout.as_millis() >= master.heartbeat.as_millis().saturating_mul(2),
+        &["master.worker_timeout", "master.heartbeat"],
+        || {
+            format!(
+                "master.worker_timeout (\"{}\") must be at least twice master.heartbeat (\"{}\"), or one late heartbeat \
+                 loses a worker",
+                master.worker_timeout, master.heartbeat
+            )
+        },
+    );
+    rules.at_most_ten_years("master.worker_timeout", master.worker_timeout);
+    rules.require((SHORTEST_LEASE..=LONGEST).contains(&master.session_lease), &["master.session_lease"], || {
+        format!("\"{}\" must be at least \"{SHORTEST_LEASE}\", as \"5s\"", master.session_lease)
+    });
+    rules.at_most_ten_years("master.refresh_wait", master.refresh_wait);
+    rules.count("master.list_concurrency", master.list_concurrency);
+    rules.count("master.load_concurrency", master.load_concurrency);
+}
+
+fn worker(config: &Config, rules: &mut Rules<'_>) {
+    let worker = &config.worker;
+    rules.listen_address("worker.listen", &worker.listen);
+    rules.listen_address("worker.http_listen", &worker.http_listen);
+    rules.distinct(["worker.listen", "worker.http_listen"], &worker.listen, &worker.http_listen);
+    let advertise = worker.advertise.as_str();
+    rules.require(advertise.is_empty() || is_host_port(advertise, Port::Given), &["worker.advertise"], || {
+        format!("\"{advertise}\" is not an address: write host:port, as \"node7:7710\", or leave it empty")
+    });
+    rules.require(!worker.dirs.is_empty(), &["worker.dirs"], || {
+        "must name at least one directory, as [\"[SSD:1TB]/nvme0/cavern\"]".to_owned()
+    });
+    let dirs = worker.dir_specs();
+    if let Err(error) = &dirs {
+        rules.require(false, &["worker.dirs"], || error.to_string());
+    }
+    if !worker.socket.as_os_str().is_empty() {
+        rules.absolute("worker.socket", &worker.socket);
+    }
+    let socket = match (worker.socket.as_os_str().is_empty(), dirs.as_deref()) {
+        (true, Ok([first, ..])) => first.path.join("worker.sock"),
+        _ => worker.socket.clone(),
+    };
+    rules.require(socket.as_os_str().len() <= SOCKET_PATH_MAX, &["worker.socket", "worker.dirs"], || {
+        format!(
+            "the socket's path \"{}\" is longer than the {SOCKET_PATH_MAX} bytes that the system allows: set \
+             worker.socket to a shorter one, as \"/run/cavern/worker.sock\"",
+            socket.display()
+        )
+    });
+    for (key, fraction) in
+        [("worker.high_watermark", worker.high_watermark), ("worker.low_watermark", worker.low_watermark)]
+    {
+        rules.require(fraction > 0.0 && fraction <= 1.0, &[key], || {
+            format!("{fraction} must be a fraction above 0 and at most 1, as 0.95")
+        });
+    }
+    rules.require(
+        worker.low_watermark < worker.high_watermark,
+        &["worker.low_watermark", "worker.high_watermark"],
+        || {
+            format!(
+                "worker.low_watermark ({}) must be below worker.high_watermark ({})",
+                worker.low_watermark, worker.high_watermark
+            )
+        },
+    );
+    rules.at_least("worker.index_cache", worker.index_cache, ByteSize::mib(1));
+    rules.count("worker.fill_concurrency", worker.fill_concurrency);
+    rules.at_least("worker.fill_size_max", worker.fill_size_max, CHUNK);
+    rules.ordered(("worker.fill_size_max", worker.fill_size_max), ("worker.memory_budget", worker.memory_budget));
+}
+
+fn ufs(config: &Config, rules: &mut Rules<'_>) {
+    let ufs = &config.ufs;
+    rules.positive("ufs.connect_timeout", ufs.connect_timeout);
+    rules.positive("ufs.request_timeout", ufs.request_timeout);
+    rules.positive("ufs.io_timeout", ufs.io_timeout);
+    rules.require(ufs.retries <= 100, &["ufs.retries"], || format!("{} must be from 0 to 100", ufs.retries));
+    rules.positive("ufs.retry_backoff", ufs.retry_backoff);
+    rules.ordered(("ufs.retry_backoff", ufs.retry_backoff), ("ufs.retry_backoff_max", ufs.retry_backoff_max));
+    rules.at_most_ten_years("ufs.retry_backoff_max", ufs.retry_backoff_max);
+    rules.count("ufs.concurrency", ufs.concurrency);
+}
+
+fn client(config: &Config, rules: &mut Rules<'_>) {
+    let client = &config.client;
+    rules.at_least("client.memory_budget", client.memory_budget, ByteSize::mib(1));
+    rules.positive("client.connect_timeout", client.connect_timeout);
+    rules.positive("client.metadata_timeout", client.metadata_timeout);
+    rules.positive("client.read_timeout", client.read_timeout);
+    rules.positive("client.worker_timeout", client.worker_timeout);
+    rules.positive("client.worker_backoff", client.worker_backoff);
+    rules.ordered(
+        ("client.worker_backoff", client.worker_backoff),
+        ("client.worker_backoff_max", client.worker_backoff_max),
+    );
+    rules.at_most_ten_years("client.worker_backoff_max", client.worker_backoff_max);
+    rules.ordered(("client.readahead_max", client.readahead_max), ("client.memory_budget", client.memory_budget));
+    rules.require(client.metadata_cache_entries > 0, &["client.metadata_cache_entries"], || {
+        "must be at least 1; fuse.client_metadata_cache = false switches the cache off".to_owned()
+    });
+    rules.require(client.descriptor_cache > 0, &["client.descriptor_cache"], || {
+        "must be at least 1; client.local_descriptors = false does without descriptors".to_owned()
+    });
+    rules.require(client.hedge_percent <= 100, &["client.hedge_percent"], || {
+        format!("{} must be from 0 to 100 percent", client.hedge_percent)
+    });
+}
+
+fn fuse(fuse: &Fuse, rules: &mut Rules<'_>) {
+    rules.absolute("fuse.mount_point", &fuse.mount_point);
+    rules.require(fuse.mount_point != Path::new("/"), &["fuse.mount_point"], || {
+        "\"/\" cannot be mounted over: choose a directory, as \"/mnt/cavern\"".to_owned()
+    });
+    rules.listen_address("fuse.http_listen", &fuse.http_listen);
+    rules.absolute("fuse.path", Path::new(&fuse.path));
+    rules.require((1..=256).contains(&fuse.threads), &["fuse.threads"], || {
+        format!("{} must be from 1 to 256", fuse.threads)
+    });
+    rules.at_most_ten_years("fuse.entry_timeout", fuse.entry_timeout);
+    rules.at_most_ten_years("fuse.attr_timeout", fuse.attr_timeout);
+    rules.at_most_ten_years("fuse.negative_timeout", fuse.negative_timeout);
+    for (key, id) in [("fuse.uid", fuse.uid), ("fuse.gid", fuse.gid)] {
+        // The largest 32-bit number is -1 to the kernel, and means nobody.
+        rules.require((-1..i64::from(u32::MAX)).contains(&id), &[key], || {
+            format!("{id} must be an id from 0 to {}, or -1 for the process's own", u32::MAX - 1)
+        });
+    }
+    for (key, mode) in [("fuse.file_mode", fuse.file_mode), ("fuse.dir_mode", fuse.dir_mode)] {
+        rules.require(mode <= 0o777, &[key], || {
+            format!("0o{mode:o} must be permissions from 0o000 to 0o777, with the prefix 0o, as 0o644")
+        });
+    }
+    rules.require(fuse.kernel_readahead <= ByteSize::gib(1), &["fuse.kernel_readahead"], || {
+        format!("\"{}\" must be at most \"1GiB\", as \"1MiB\"", fuse.kernel_readahead)
+    });
+    rules.require(fuse.max_background > 0, &["fuse.max_background"], || "must be from 1 to 65535, as 256".to_owned());
+}
+
+/// Which ports an address may have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Port {
+    /// One that others can reach: not 0.
+    Given,
+    /// 0 stands for any free one.
+    AnyOrFree,
+}
+
+/// `host:port`, the host a name, an IPv4 address or an IPv6 address in brackets.
+fn is_host_port(address: &str, port: Port) -> bool {
+    let Some((host, number)) = address.rsplit_once(':') else { return false };
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let host_good = match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && host.len() <= 253 && host.chars().all(plain),
+    };
+    let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    let number = number.parse::<u16>().ok().filter(|number| digits && (*number > 0 || port == Port::AnyOrFree));
+    host_good && number.is_some()
+}

@@ -1,0 +1,76 @@
+use std::fmt::{self, Display};
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Where a value of the configuration came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// A line of the file, counted from 1.
+    File { path: PathBuf, line: usize },
+    /// The environment variable of this name.
+    Environment(String),
+}
+
+impl Display for Origin {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => out.write_str("default"),
+            Self::File { path, line } => write!(out, "{}:{line}", path.display()),
+            Self::Environment(variable) => write!(out, "environment {variable}"),
+        }
+    }
+}
+
+/// One thing that is wrong with the configuration: where it stands, which key, and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub origin: Origin,
+    /// `section.key`, or what was written in its place; empty where the file as a whole is meant.
+    pub key: String,
+    /// What is wrong, and what would be valid.
+    pub message: String,
+}
+
+impl Display for Problem {
+    /// `file:line: key: message`; without a place for a default, without a key for the file as a whole.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.origin {
+            Origin::Default => {}
+            Origin::Environment(variable) => write!(out, "{variable}: ")?,
+            file @ Origin::File { .. } => write!(out, "{file}: ")?,
+        }
+        if !self.key.is_empty() {
+            write!(out, "{}: ", self.key)?;
+        }
+        out.write_str(&self.message)
+    }
+}
+
+/// Why there is no configuration. The text is for the person who wrote it.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration file {} ({named_by}): {source}", path.display())]
+    Unreadable { path: PathBuf, named_by: &'static str, source: io::Error },
+    /// All that is wrong with what was read, one line each, in the order of the file; never empty.
+    #[error("{}", lines(.0))]
+    Rejected(Vec<Problem>),
+}
+
+impl ConfigError {
+    /// The single problems; empty for a file that could not be read.
+    pub fn problems(&self) -> &[Problem] {
+        match self {
+            Self::Unreadable { .. } => &[],
+            Self::Rejected(problems) => problems,
+        }
+    }
+}
+
+fn lines(problems: &[Problem]) -> String {
+    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
+}
