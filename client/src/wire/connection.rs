@@ -1,0 +1,355 @@
+//! One connection to a worker: many requests in flight, answered out of order.
+//!
+//! A request is written by the task that makes it, straight into the socket where that has room (a non-blocking
+//! system call under a short lock: no wake-up of another task on the way out); what does not fit waits in an outbox
+//! that the connection's own task empties. That task also reads every answer and hands it to its asker. Requests in
+//! flight are bounded in bytes, as the worker asks for in its Hello.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use cavern_proto::data::{self, Status};
+use cavern_proto::frame::{FrameHeader, FrameKind, PROTOCOL_VERSION, encode_frame};
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::frames::{Frame, FrameReader, Payload};
+use super::socket::Socket;
+use crate::error::ClientError;
+
+/// What a request costs of the bytes in flight besides its payload, so that their number is bounded too.
+const REQUEST_COST_BYTES: u64 = 16 * 1024;
+/// Bytes in flight when the worker names no limit.
+const DEFAULT_INFLIGHT_BYTES: u32 = 64 << 20;
+
+/// An answer, with what came along.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub message: Bytes,
+    pub payload: Bytes,
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// Takes what a worker sends unasked.
+pub(super) type EvictionListener = Arc<dyn Fn(data::Evicted) + Send + Sync>;
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    worker: u64,
+    address: String,
+    socket: Socket,
+    next_id: AtomicU64,
+    /// In KiB, so that the semaphore's count cannot overflow.
+    inflight: Semaphore,
+    inflight_limit: u32,
+    state: Mutex<State>,
+    outbox_filled: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pending: HashMap<u64, Pending>,
+    outbox: VecDeque<u8>,
+    /// Why the connection cannot be used any more.
+    closed: Option<String>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    answer: FrameKind,
+    payload_limit: u32,
+    reply: oneshot::Sender<Result<Answer, data::Failure>>,
+}
+
+/// A greeted socket, before its task runs.
+pub(super) struct Greeted {
+    socket: Socket,
+    reader: FrameReader,
+    pub hello: data::Hello,
+}
+
+/// Sends Hello and takes the worker's. The caller bounds the time.
+pub(super) async fn greet(socket: Socket, cluster_id: &str, peer: &str) -> io::Result<Greeted> {
+    let hello = data::Hello {
+        protocol: PROTOCOL_VERSION,
+        cluster_id: cluster_id.to_owned(),
+        peer: peer.to_owned(),
+        ..data::Hello::default()
+    };
+    let frame = encode_frame(FrameKind::Hello, 0, &hello, 0);
+    let mut sent = 0;
+    while sent < frame.len() {
+        match socket.try_send(&frame[sent..]) {
+            Ok(count) => sent += count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.writable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    let mut reader = FrameReader::new();
+    let no_payload = |header: &FrameHeader| match header.payload_bytes {
+        0 => Ok(Payload::Keep),
+        _ => Err("a greeting has no payload".to_owned()),
+    };
+    let answer = reader.next(&socket, no_payload).await?;
+    match answer.header.kind {
+        FrameKind::Hello => {
+            let hello = data::Hello::decode(answer.message).map_err(io::Error::other)?;
+            if hello.protocol != PROTOCOL_VERSION {
+                let text = format!("it speaks protocol {}, not {PROTOCOL_VERSION}", hello.protocol);
+                return Err(io::Error::other(text));
+            }
+            Ok(Greeted { socket, reader, hello })
+        }
+        FrameKind::Failure => {
+            let failure = data::Failure::decode(answer.message).map_err(io::Error::other)?;
+            Err(io::Error::other(failure.message))
+        }
+        kind => Err(io::Error::other(format!("expected a greeting, got {kind:?}"))),
+    }
+}
+
+impl Connection {
+    /// The connection and the future that drives it; the caller spawns that.
+    pub(super) fn new(
+        greeted: Greeted,
+        worker: u64,
+        address: String,
+        evicted: Option<EvictionListener>,
+        stop: CancellationToken,
+    ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
+        let bytes = match greeted.hello.max_inflight_bytes {
+            0 => DEFAULT_INFLIGHT_BYTES,
+            bytes => bytes,
+        };
+        let inflight_limit = (bytes / 1024).max(REQUEST_COST_BYTES as u32 / 1024);
+        let connection = Arc::new(Self {
+            worker,
+            address,
+            socket: greeted.socket,
+            next_id: AtomicU64::new(1),
+            inflight: Semaphore::new(inflight_limit as usize),
+            inflight_limit,
+            state: Mutex::default(),
+            outbox_filled: Notify::new(),
+        });
+        let driver = drive(connection.clone(), greeted.reader, evicted, stop);
+        (connection, driver)
+    }
+
+    /// Whether requests can still be sent.
+    pub(super) fn is_open(&self) -> bool {
+        self.state.lock().closed.is_none()
+    }
+
+    /// Sends a request and waits for the answer of kind `answer`, with at most `payload_limit` bytes of payload, for
+    /// `wait` at most. Dropping the future cancels the request at the worker.
+    pub(super) async fn request(
+        &self,
+        kind: FrameKind,
+        message: &impl Message,
+        answer: FrameKind,
+        payload_limit: u32,
+        wait: Duration,
+    ) -> Result<Answer, ClientError> {
+        match tokio::time::timeout(wait, self.exchange(kind, message, answer, payload_limit)).await {
+            Ok(result) => result,
+            Err(_elapsed) => Err(ClientError::WorkerDeadline {
+                worker: self.worker,
+                address: self.address.clone(),
+                waited_ms: wait.as_millis() as u64,
+            }),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        kind: FrameKind,
+        message: &impl Message,
+        answer: FrameKind,
+        payload_limit: u32,
+    ) -> Result<Answer, ClientError> {
+        let cost = (u64::from(payload_limit) + REQUEST_COST_BYTES) / 1024;
+        let cost = u32::try_from(cost).unwrap_or(u32::MAX).min(self.inflight_limit);
+        let _share = self.inflight.acquire_many(cost).await.map_err(|_closed| self.broken())?;
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let frame = encode_frame(kind, id, message, 0);
+        let (reply, answered) = oneshot::channel();
+        self.send(&frame, Some((id, Pending { answer, payload_limit, reply })))?;
+        let cancel = CancelOnDrop { connection: self, id };
+        let outcome = answered.await;
+        drop(cancel);
+        match outcome {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(failure)) => Err(ClientError::WorkerStatus {
+                worker: self.worker,
+                status: failure.status(),
+                message: failure.message,
+            }),
+            Err(_dropped) => Err(self.broken()),
+        }
+    }
+
+    /// Puts a frame on its way, and the request that it belongs to on record.
+    fn send(&self, frame: &[u8], request: Option<(u64, Pending)>) -> Result<(), ClientError> {
+        let mut state = self.state.lock();
+        if state.closed.is_some() {
+            drop(state);
+            return Err(self.broken());
+        }
+        state.pending.extend(request);
+        let mut sent = 0;
+        if state.outbox.is_empty() {
+            match self.socket.try_send(frame) {
+                Ok(count) => sent = count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    Self::close(&mut state, error.to_string());
+                    drop(state);
+                    self.outbox_filled.notify_one();
+                    return Err(self.broken());
+                }
+            }
+        }
+        if sent < frame.len() {
+            state.outbox.extend(&frame[sent..]);
+            drop(state);
+            self.outbox_filled.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Sends from the outbox until it is empty or the socket is full.
+    fn flush(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        while !state.outbox.is_empty() {
+            let sent = self.socket.try_send(state.outbox.as_slices().0)?;
+            state.outbox.drain(..sent);
+        }
+        // A burst of large requests must not pin its memory.
+        state.outbox.shrink_to(64 * 1024);
+        Ok(())
+    }
+
+    fn outbox_waits(&self) -> bool {
+        !self.state.lock().outbox.is_empty()
+    }
+
+    fn close(state: &mut State, cause: String) {
+        state.closed.get_or_insert(cause);
+        state.pending.clear();
+        state.outbox.clear();
+    }
+
+    fn broken(&self) -> ClientError {
+        let cause = self.state.lock().closed.clone().unwrap_or_else(|| "the connection is closed".to_owned());
+        ClientError::WorkerConnection { worker: self.worker, address: self.address.clone(), cause }
+    }
+
+    /// What becomes of a frame's payload, before it is read.
+    fn judge(&self, header: &FrameHeader) -> Result<Payload, String> {
+        match self.state.lock().pending.get(&header.request_id) {
+            Some(pending) if header.payload_bytes > pending.payload_limit => {
+                Err(format!("{} bytes of payload came where {} were asked", header.payload_bytes, pending.payload_limit))
+            }
+            Some(_) => Ok(Payload::Keep),
+            None => Ok(Payload::Skip),
+        }
+    }
+
+    /// Hands a frame to whom it concerns. An error ends the connection.
+    fn deliver(
+        &self,
+        frame: Frame,
+        reader: &mut FrameReader,
+        evicted: Option<&EvictionListener>,
+    ) -> Result<(), String> {
+        let Frame { header, message, payload } = frame;
+        let descriptors = match header.kind {
+            FrameKind::OpenReply => {
+                let reply = data::OpenReply::decode(message.clone()).map_err(|error| error.to_string())?;
+                let count = reply.items.iter().filter(|item| item.status() == Status::Ok).count();
+                reader.take_descriptors(count).ok_or("an answer came without its descriptors")?
+            }
+            FrameKind::Evicted => {
+                let blocks = data::Evicted::decode(message).map_err(|error| error.to_string())?;
+                if let Some(listener) = evicted {
+                    listener(blocks);
+                }
+                return Ok(());
+            }
+            _ => Vec::new(),
+        };
+        let pending = self.state.lock().pending.remove(&header.request_id);
+        if header.kind == FrameKind::Failure {
+            let failure = data::Failure::decode(message).map_err(|error| error.to_string())?;
+            return match pending {
+                // The asker may have gone: its answer is then dropped here.
+                Some(pending) => {
+                    drop(pending.reply.send(Err(failure)));
+                    Ok(())
+                }
+                None => Err(failure.message),
+            };
+        }
+        match pending {
+            Some(pending) if pending.answer == header.kind => {
+                drop(pending.reply.send(Ok(Answer { message, payload, descriptors })));
+                Ok(())
+            }
+            Some(pending) => Err(format!("{:?} came where {:?} was expected", header.kind, pending.answer)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Takes a request off the record when its asker stops waiting, and tells the worker.
+struct CancelOnDrop<'a> {
+    connection: &'a Connection,
+    id: u64,
+}
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        if self.connection.state.lock().pending.remove(&self.id).is_some() {
+            let frame = encode_frame(FrameKind::Cancel, 0, &data::Cancel { request_id: self.id }, 0);
+            // A connection that broke has nothing left to cancel.
+            drop(self.connection.send(&frame, None));
+        }
+    }
+}
+
+async fn drive(
+    connection: Arc<Connection>,
+    mut reader: FrameReader,
+    evicted: Option<EvictionListener>,
+    stop: CancellationToken,
+) {
+    let cause = loop {
+        let socket = &connection.socket;
+        tokio::select! {
+            frame = reader.next(socket, |header| connection.judge(header)) => match frame {
+                Ok(frame) => if let Err(cause) = connection.deliver(frame, &mut reader, evicted.as_ref()) {
+                    break cause;
+                },
+                Err(error) => break error.to_string(),
+            },
+            ready = socket.writable(), if connection.outbox_waits() => {
+                match ready.and_then(|()| connection.flush()) {
+                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => break error.to_string(),
+                    _ => {}
+                }
+            }
+            () = connection.outbox_filled.notified() => if !connection.is_open() { break String::new() },
+            () = stop.cancelled() => break "the client closed it".to_owned(),
+        }
+    };
+    Connection::close(&mut connection.state.lock(), cause);
+    connection.inflight.close();
+}

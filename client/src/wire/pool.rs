@@ -1,0 +1,385 @@
+//! The connections to every worker of the table, made when first needed and shared.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cavern_conf::schema;
+use cavern_proto::data;
+use cavern_proto::frame::FrameKind;
+use cavern_proto::master::{Worker, WorkerTable};
+use parking_lot::{Mutex, RwLock};
+use prost::Message;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::OnceCell;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::backoff::{Attempt, Backoff, BackoffLimits};
+use super::connection::{Answer, Connection, EvictionListener, greet};
+use super::socket::Socket;
+use crate::error::ClientError;
+use crate::placement::Placement;
+
+/// TCP connections to one worker: the first for small answers, so that they do not queue behind bulk.
+const LANES: usize = 4;
+/// Payloads from this size on are bulk.
+const BULK_BYTES: u32 = 256 * 1024;
+/// A worker whose socket could not be used counts as remote for this long.
+const REMOTE_FOR: Duration = Duration::from_secs(10);
+/// What an answer may take beyond the deadline that the worker was given.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// How a worker is reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route {
+    /// Over its Unix socket: it hands out descriptors.
+    Local,
+    /// Over TCP.
+    Remote,
+}
+
+/// Connections to the workers of the current table, made when needed and shared by everyone.
+pub struct WorkerPool {
+    conf: schema::Client,
+    peer: String,
+    table: RwLock<Table>,
+    evicted: RwLock<Option<EvictionListener>>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+#[derive(Default)]
+struct Table {
+    cluster_id: String,
+    placement: Arc<Placement>,
+    links: HashMap<u64, Arc<Link>>,
+}
+
+/// What is kept of one worker at one address.
+struct Link {
+    id: u64,
+    address: String,
+    socket_path: String,
+    lanes: [Lane; LANES],
+    next_bulk: AtomicUsize,
+    local: Lane,
+    remote_until: Mutex<Option<Instant>>,
+    backoff: Arc<Backoff>,
+    /// Cancelled when the worker leaves the table or moves.
+    stop: CancellationToken,
+}
+
+/// One connection, made by the first who needs it while the others wait for it.
+#[derive(Default)]
+struct Lane(Mutex<Arc<OnceCell<Arc<Connection>>>>);
+
+impl Lane {
+    /// The live connection, if there is one.
+    fn current(&self) -> Option<Arc<Connection>> {
+        self.0.lock().get().filter(|connection| connection.is_open()).cloned()
+    }
+
+    async fn get<F>(&self, connect: impl FnOnce() -> F) -> io::Result<Arc<Connection>>
+    where
+        F: Future<Output = io::Result<Arc<Connection>>>,
+    {
+        let cell = {
+            let mut cell = self.0.lock();
+            if cell.get().is_some_and(|connection| !connection.is_open()) {
+                *cell = Arc::default();
+            }
+            cell.clone()
+        };
+        cell.get_or_try_init(connect).await.cloned()
+    }
+}
+
+impl WorkerPool {
+    /// A pool without workers; `set_table` brings them. `peer` tells the workers who asks.
+    pub fn new(config: &schema::Client, peer: &str) -> Arc<Self> {
+        Arc::new(Self {
+            conf: config.clone(),
+            peer: peer.to_owned(),
+            table: RwLock::default(),
+            evicted: RwLock::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        })
+    }
+
+    /// The cluster's id and the table as the master gave them. Connections to workers that left or moved are closed.
+    pub fn set_table(&self, cluster_id: &str, table: &WorkerTable) {
+        let limits =
+            BackoffLimits { first: self.conf.worker_backoff.get(), most: self.conf.worker_backoff_max.get() };
+        let mut current = self.table.write();
+        let mut old = std::mem::take(&mut current.links);
+        for worker in &table.workers {
+            let link = match old.remove(&worker.id) {
+                Some(link) if link.is_at(worker) => link,
+                moved => {
+                    moved.inspect(|link| link.stop.cancel());
+                    Arc::new(Link::new(worker, limits, self.stop.child_token()))
+                }
+            };
+            current.links.insert(worker.id, link);
+        }
+        old.into_values().for_each(|gone| gone.stop.cancel());
+        current.cluster_id = cluster_id.to_owned();
+        current.placement = Arc::new(Placement::new(table));
+    }
+
+    /// The workers of the current table.
+    pub fn placement(&self) -> Arc<Placement> {
+        self.table.read().placement.clone()
+    }
+
+    /// Whom to tell what workers evict. Connections made earlier do not know the listener: set it first.
+    pub(crate) fn on_evicted(&self, listener: impl Fn(data::Evicted) + Send + Sync + 'static) {
+        *self.evicted.write() = Some(Arc::new(listener));
+    }
+
+    /// Permission to try a worker; `None` while it is left alone after a failure, or when the table lacks it.
+    pub fn admit(&self, worker: u64) -> Option<Attempt> {
+        self.link(worker).ok()?.backoff.admit(Instant::now())
+    }
+
+    /// How the worker is reached, connecting to find out where that is not known.
+    pub async fn route(&self, worker: u64) -> Result<Route, ClientError> {
+        let link = self.link(worker)?;
+        Ok(if self.local(&link).await.is_some() { Route::Local } else { Route::Remote })
+    }
+
+    /// The same as far as known without I/O: `Local` only while a connection over the Unix socket is open.
+    pub fn known_route(&self, worker: u64) -> Route {
+        match self.link(worker) {
+            Ok(link) if self.conf.local_descriptors && link.local.current().is_some() => Route::Local,
+            _ => Route::Remote,
+        }
+    }
+
+    /// Bytes over the connection: the reply and the concatenated payload of its items.
+    pub async fn read(
+        &self,
+        worker: u64,
+        items: Vec<data::read_request::Item>,
+        deadline: Duration,
+    ) -> Result<(data::ReadReply, Bytes), ClientError> {
+        let link = self.link(worker)?;
+        let bytes = items.iter().filter_map(|item| item.range).map(|range| u64::from(range.length)).sum::<u64>();
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let request = data::ReadRequest { items, deadline_ms: milliseconds(deadline) };
+        let connection = self.remote(&link, bytes).await?;
+        let answer =
+            connection.request(FrameKind::Read, &request, FrameKind::ReadReply, bytes, deadline + GRACE).await?;
+        let reply: data::ReadReply = link.decode(answer.message)?;
+        let sent = reply.items.iter().map(|item| u64::from(item.length)).sum::<u64>();
+        if reply.items.len() != request.items.len() || sent != answer.payload.len() as u64 {
+            return Err(link.failed("its answer does not fit the request"));
+        }
+        Ok((reply, answer.payload))
+    }
+
+    /// Descriptors of blocks of a worker on this host; one per item with status OK, in order.
+    pub async fn open(
+        &self,
+        worker: u64,
+        items: Vec<data::open_request::Item>,
+        deadline: Duration,
+    ) -> Result<(data::OpenReply, Vec<OwnedFd>), ClientError> {
+        let link = self.link(worker)?;
+        let connection = self.local(&link).await.ok_or_else(|| link.failed("its Unix socket cannot be reached"))?;
+        let request = data::OpenRequest { items, deadline_ms: milliseconds(deadline) };
+        let answer = connection.request(FrameKind::Open, &request, FrameKind::OpenReply, 0, deadline + GRACE).await?;
+        let reply: data::OpenReply = link.decode(answer.message)?;
+        if reply.items.len() != request.items.len() {
+            return Err(link.failed("its answer does not fit the request"));
+        }
+        Ok((reply, answer.descriptors))
+    }
+
+    /// Makes ranges present at the worker; the reply has one item per item asked.
+    pub async fn fill(
+        &self,
+        worker: u64,
+        items: Vec<data::open_request::Item>,
+        deadline: Duration,
+    ) -> Result<data::FillReply, ClientError> {
+        let count = items.len();
+        let request = data::FillRequest { items, deadline_ms: milliseconds(deadline) };
+        let reply: data::FillReply =
+            self.control(worker, FrameKind::Fill, &request, FrameKind::FillReply, deadline).await?;
+        if reply.items.len() != count {
+            return Err(self.link(worker)?.failed("its answer does not fit the request"));
+        }
+        Ok(reply)
+    }
+
+    /// What the worker has of these blocks; one item per block.
+    pub async fn query(&self, worker: u64, blocks: Vec<data::BlockRef>) -> Result<data::QueryReply, ClientError> {
+        let request = data::QueryRequest { blocks };
+        let wait = self.conf.worker_timeout.get();
+        self.control(worker, FrameKind::Query, &request, FrameKind::QueryReply, wait).await
+    }
+
+    /// Drops blocks of the worker.
+    pub async fn free(&self, worker: u64, blocks: Vec<data::BlockRef>) -> Result<data::FreeReply, ClientError> {
+        let request = data::FreeRequest { blocks };
+        let wait = self.conf.worker_timeout.get();
+        self.control(worker, FrameKind::Free, &request, FrameKind::FreeReply, wait).await
+    }
+
+    /// Tells the worker which chunks do not match their checksums.
+    pub async fn report_corrupt(
+        &self,
+        worker: u64,
+        block: data::BlockRef,
+        chunks: Vec<u32>,
+    ) -> Result<(), ClientError> {
+        let request = data::CorruptRequest { block: Some(block), chunks };
+        let wait = self.conf.worker_timeout.get();
+        let _: data::CorruptReply =
+            self.control(worker, FrameKind::Corrupt, &request, FrameKind::CorruptReply, wait).await?;
+        Ok(())
+    }
+
+    /// Closes every connection and waits for their tasks. Later requests fail.
+    pub async fn shutdown(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    fn link(&self, worker: u64) -> Result<Arc<Link>, ClientError> {
+        self.table.read().links.get(&worker).cloned().ok_or(ClientError::UnknownWorker(worker))
+    }
+
+    /// A request without payload, over whichever connection there is.
+    async fn control<Reply: Message + Default>(
+        &self,
+        worker: u64,
+        kind: FrameKind,
+        request: &impl Message,
+        answer: FrameKind,
+        deadline: Duration,
+    ) -> Result<Reply, ClientError> {
+        let link = self.link(worker)?;
+        let connection = match self.local(&link).await {
+            Some(connection) => connection,
+            None => self.remote(&link, 0).await?,
+        };
+        let Answer { message, .. } = connection.request(kind, request, answer, 0, deadline + GRACE).await?;
+        link.decode(message)
+    }
+
+    async fn remote(&self, link: &Arc<Link>, payload_bytes: u32) -> Result<Arc<Connection>, ClientError> {
+        let lane = match payload_bytes {
+            0..BULK_BYTES => 0,
+            _ => 1 + link.next_bulk.fetch_add(1, Ordering::Relaxed) % (LANES - 1),
+        };
+        if let Some(connection) = link.lanes[lane].current() {
+            return Ok(connection);
+        }
+        let connect = || async {
+            let connected = async {
+                let stream = TcpStream::connect(&link.address).await?;
+                stream.set_nodelay(true)?;
+                self.greet(link, Socket::Tcp(stream)).await
+            };
+            match tokio::time::timeout(self.conf.connect_timeout.get(), connected).await {
+                Ok(connection) => connection,
+                Err(_elapsed) => Err(io::Error::new(io::ErrorKind::TimedOut, "connecting timed out")),
+            }
+        };
+        link.lanes[lane].get(connect).await.map_err(|error| link.failed(&error.to_string()))
+    }
+
+    /// The connection over the Unix socket; `None` when the worker cannot be reached that way.
+    async fn local(&self, link: &Arc<Link>) -> Option<Arc<Connection>> {
+        if !self.conf.local_descriptors || link.socket_path.is_empty() {
+            return None;
+        }
+        if let Some(connection) = link.local.current() {
+            return Some(connection);
+        }
+        if link.remote_until.lock().is_some_and(|until| Instant::now() < until) {
+            return None;
+        }
+        let connect = || async {
+            let connected = async {
+                let stream = UnixStream::connect(&link.socket_path).await?;
+                self.greet(link, Socket::Unix(stream)).await
+            };
+            match tokio::time::timeout(self.conf.connect_timeout.get(), connected).await {
+                Ok(connection) => connection,
+                Err(_elapsed) => Err(io::Error::new(io::ErrorKind::TimedOut, "connecting timed out")),
+            }
+        };
+        match link.local.get(connect).await {
+            Ok(connection) => Some(connection),
+            Err(error) => {
+                // Nothing listens there: the worker is down and may be back soon. Anything else: another host.
+                let wait = match error.kind() {
+                    io::ErrorKind::ConnectionRefused => self.conf.worker_backoff.get(),
+                    _ => REMOTE_FOR,
+                };
+                tracing::debug!(worker = link.id, path = link.socket_path, "not reachable on this host: {error}");
+                *link.remote_until.lock() = Some(Instant::now() + wait);
+                None
+            }
+        }
+    }
+
+    async fn greet(&self, link: &Arc<Link>, socket: Socket) -> io::Result<Arc<Connection>> {
+        if link.stop.is_cancelled() {
+            return Err(io::Error::other("the worker has left the table"));
+        }
+        let cluster_id = self.table.read().cluster_id.clone();
+        let greeted = greet(socket, &cluster_id, &self.peer).await?;
+        if greeted.hello.worker_id != link.id {
+            let text = format!("worker {} answers there, not {}", greeted.hello.worker_id, link.id);
+            return Err(io::Error::other(text));
+        }
+        let evicted = self.evicted.read().clone();
+        let (connection, driver) =
+            Connection::new(greeted, link.id, link.address.clone(), evicted, link.stop.clone());
+        self.tasks.spawn(driver);
+        Ok(connection)
+    }
+}
+
+impl Link {
+    fn new(worker: &Worker, limits: BackoffLimits, stop: CancellationToken) -> Self {
+        Self {
+            id: worker.id,
+            address: worker.data_address.clone(),
+            socket_path: worker.socket_path.clone(),
+            lanes: Default::default(),
+            next_bulk: AtomicUsize::new(0),
+            local: Lane::default(),
+            remote_until: Mutex::default(),
+            backoff: Arc::new(Backoff::new(limits)),
+            stop,
+        }
+    }
+
+    fn is_at(&self, worker: &Worker) -> bool {
+        self.address == worker.data_address && self.socket_path == worker.socket_path
+    }
+
+    fn failed(&self, cause: &str) -> ClientError {
+        ClientError::WorkerConnection { worker: self.id, address: self.address.clone(), cause: cause.to_owned() }
+    }
+
+    fn decode<T: Message + Default>(&self, message: Bytes) -> Result<T, ClientError> {
+        T::decode(message).map_err(|error| self.failed(&format!("its answer cannot be read: {error}")))
+    }
+}
+
+fn milliseconds(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}

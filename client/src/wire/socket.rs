@@ -1,0 +1,86 @@
+//! A stream socket of either family, driven without blocking.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+
+use bytes::{BufMut, BytesMut};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
+use tokio::io::Interest;
+use tokio::net::{TcpStream, UnixStream};
+
+/// Descriptors that one message can carry (the kernel's SCM_MAX_FD).
+const DESCRIPTORS_PER_MESSAGE: usize = 253;
+
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Socket {
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.readable().await,
+            Self::Unix(stream) => stream.readable().await,
+        }
+    }
+
+    pub(super) async fn writable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.writable().await,
+            Self::Unix(stream) => stream.writable().await,
+        }
+    }
+
+    /// Sends what fits into the socket's buffer; `WouldBlock` when nothing does.
+    pub(super) fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_write(bytes),
+            Self::Unix(stream) => stream.try_write(bytes),
+        }
+    }
+
+    /// Appends at most `limit` bytes that have arrived (0: the peer has closed), and the descriptors that came with
+    /// them. `into` must have room for `limit` bytes.
+    pub(super) fn try_receive(
+        &self,
+        into: &mut BytesMut,
+        limit: usize,
+        descriptors: &mut VecDeque<OwnedFd>,
+    ) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_read_buf(&mut into.limit(limit)),
+            Self::Unix(stream) => stream.try_io(Interest::READABLE, || {
+                receive_with_descriptors(stream, into, limit, descriptors)
+            }),
+        }
+    }
+}
+
+fn receive_with_descriptors(
+    stream: &UnixStream,
+    into: &mut BytesMut,
+    limit: usize,
+    descriptors: &mut VecDeque<OwnedFd>,
+) -> io::Result<usize> {
+    // recvmsg wants initialized memory; what comes over a Unix socket is small messages.
+    let start = into.len();
+    into.resize(start + limit, 0);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut into[start..])];
+    let received = rustix::net::recvmsg(stream.as_fd(), &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC);
+    into.truncate(start + received.as_ref().map_or(0, |message| message.bytes));
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(passed) = message {
+            descriptors.extend(passed);
+        }
+    }
+    let received = received?;
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::other("descriptors were lost in transfer: is the limit of open files reached?"));
+    }
+    Ok(received.bytes)
+}
