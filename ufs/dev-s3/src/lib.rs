@@ -1,1 +1,97 @@
+//! The embedded object store: `cv dev-s3 --root DIR --listen ADDR`.
+//!
+//! It speaks the S3 protocol over objects kept as files, for laptops (`cv local` without a bucket), for tests and as the
+//! benchmarks' plain object store. It is exact where clients rely on S3: order and paging of listings, ETags, ranges,
+//! conditions, multipart uploads, signatures. A second port, off unless asked for, shows counters and takes fault rules.
+//! It is no store for data that matters: nothing is synced to disk, and there is one pair of keys.
+//!
+//! One request goes through these rooms: `server` (connections) → `exchange` (faults, counters, log) → the `s3s` crate
+//! (signature, XML) → `service` (the S3 operations) → `store` (files and index).
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), cavern_dev_s3::DevS3Error> {
+//! use cavern_dev_s3::{DevS3, DevS3Config};
+//!
+//! let s3 = DevS3::start(DevS3Config::new("/tmp/bucket-root")).await?;
+//! s3.store().create_bucket("images")?;
+//! s3.store().put("images", "a/1.jpg", b"...")?;
+//! println!("{} {}", s3.endpoint(), s3.stats().requests);
+//! s3.stop().await;
+//! # Ok(()) }
+//! ```
 
+mod admin;
+mod error;
+mod exchange;
+mod faults;
+mod operation;
+mod request_log;
+mod server;
+mod service;
+mod stats;
+pub mod store;
+
+use std::path::PathBuf;
+
+use cavern_conf::process;
+use tokio_util::sync::CancellationToken;
+
+pub use error::DevS3Error;
+pub use faults::{FaultKind, FaultPlane, FaultRule, Faults};
+pub use operation::{Kind, Operation};
+pub use server::{DevS3, Running};
+pub use stats::StatsSnapshot;
+
+/// Keys that the store takes when no others are given.
+pub const DEFAULT_ACCESS_KEY: &str = "cavern";
+/// See [`DEFAULT_ACCESS_KEY`].
+pub const DEFAULT_SECRET_KEY: &str = "cavern-secret";
+
+/// How to start the store.
+#[derive(Clone, Debug)]
+pub struct DevS3Config {
+    /// Directory of everything that is stored; created if need be. One running store per root.
+    pub root: PathBuf,
+    /// S3 port, host:port; port 0 takes a free one.
+    pub listen: String,
+    /// Counters, metrics and fault rules, host:port; without it there is no such port.
+    pub admin_listen: Option<String>,
+    pub access_key: String,
+    pub secret_key: String,
+    /// Fault rules in force from the start.
+    pub faults: Faults,
+    /// File to which a line is appended per request.
+    pub request_log: Option<PathBuf>,
+}
+
+impl DevS3Config {
+    /// A store under `root` on free ports of the loopback interface, with the default keys.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self {
+            root: root.into(),
+            listen: "127.0.0.1:0".to_owned(),
+            admin_listen: Some("127.0.0.1:0".to_owned()),
+            access_key: DEFAULT_ACCESS_KEY.to_owned(),
+            secret_key: DEFAULT_SECRET_KEY.to_owned(),
+            faults: Faults::default(),
+            request_log: None,
+        }
+    }
+}
+
+/// Runs the store as a process does: starts it, prints `cv dev-s3 ready s3=http://… http=…`, serves until `stop` and lets
+/// requests in flight finish.
+///
+/// # Errors
+/// Those of [`DevS3::start`].
+pub async fn run(config: DevS3Config, stop: CancellationToken) -> Result<(), DevS3Error> {
+    let running = DevS3::start(config).await?;
+    let mut endpoints = vec![("s3", running.endpoint())];
+    if let Some(admin) = running.admin_addr() {
+        endpoints.push(("http", admin.to_string()));
+    }
+    process::ready("dev-s3", &endpoints);
+    stop.cancelled().await;
+    running.stop().await;
+    Ok(())
+}

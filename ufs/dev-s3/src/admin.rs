@@ -1,0 +1,126 @@
+//! The second port: counters, fault rules, sparse objects.
+//!
+//! | request | does |
+//! |---|---|
+//! | `GET /_dev/stats` | counters as JSON |
+//! | `POST /_dev/stats/reset` | sets them to 0 |
+//! | `GET /_dev/faults` | the rules in force |
+//! | `POST /_dev/faults` | adds a rule (JSON object, see [`FaultRule`]) |
+//! | `DELETE /_dev/faults` | removes all rules |
+//! | `POST /_dev/sparse?bucket=&key=&size=` | an object of `size` zero bytes that takes no room |
+//!
+//! It has no authentication: it is meant for the loopback interface.
+
+use std::fmt;
+use std::sync::Arc;
+
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use cavern_conf::process::Metrics;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::error::DevS3Error;
+use crate::faults::FaultRule;
+use crate::server::Shared;
+use crate::stats::StatsSnapshot;
+
+/// The routes.
+pub(crate) fn router(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/_dev/stats", get(stats))
+        .route("/_dev/stats/reset", post(reset_stats))
+        .route("/_dev/faults", get(faults).post(add_fault).delete(clear_faults))
+        .route("/_dev/sparse", post(put_sparse))
+        .with_state(shared)
+}
+
+async fn stats(State(shared): State<Arc<Shared>>) -> Json<StatsSnapshot> {
+    Json(shared.stats.snapshot())
+}
+
+async fn reset_stats(State(shared): State<Arc<Shared>>) -> StatusCode {
+    shared.stats.reset();
+    StatusCode::NO_CONTENT
+}
+
+async fn faults(State(shared): State<Arc<Shared>>) -> Json<Vec<FaultRule>> {
+    Json(shared.faults.rules())
+}
+
+async fn add_fault(State(shared): State<Arc<Shared>>, Json(rule): Json<FaultRule>) -> Response {
+    match shared.faults.add(rule) {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(error) => refused(&error),
+    }
+}
+
+async fn clear_faults(State(shared): State<Arc<Shared>>) -> StatusCode {
+    shared.faults.clear();
+    StatusCode::NO_CONTENT
+}
+
+#[derive(Deserialize)]
+struct Sparse {
+    bucket: String,
+    key: String,
+    /// Bytes.
+    size: u64,
+}
+
+async fn put_sparse(State(shared): State<Arc<Shared>>, Query(wanted): Query<Sparse>) -> Response {
+    let store = Arc::clone(&shared.store);
+    let put = move || store.put_sparse(&wanted.bucket, &wanted.key, wanted.size);
+    match tokio::task::spawn_blocking(put).await {
+        Ok(Ok(object)) => Json(json!({ "etag": object.etag, "size": object.size })).into_response(),
+        Ok(Err(error)) => refused(&error),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+fn refused(error: &DevS3Error) -> Response {
+    (StatusCode::BAD_REQUEST, Json(json!({ "error": error.to_string() }))).into_response()
+}
+
+/// Shows the counters at `/metrics`.
+pub(crate) fn register(metrics: &Metrics, shared: &Arc<Shared>) {
+    metrics.register_collector(Counters(Arc::clone(shared)));
+}
+
+struct Counters(Arc<Shared>);
+
+impl fmt::Debug for Counters {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Counters")
+    }
+}
+
+impl Collector for Counters {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let snapshot = self.0.stats.snapshot();
+        let mut requests = encoder.encode_descriptor(
+            "cavern_dev_s3_requests",
+            "S3 requests by operation",
+            None,
+            MetricType::Counter,
+        )?;
+        for (operation, count) in snapshot.operations {
+            let counter = ConstCounter::new(count);
+            counter.encode(requests.encode_family(&[("operation", operation)])?)?;
+        }
+        let mut counter = |name: &str, help: &str, value: u64| {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)
+        };
+        counter("cavern_dev_s3_sent_bytes", "Bytes of answers' bodies", snapshot.bytes_out)?;
+        counter("cavern_dev_s3_errors", "Answers with a status of 400 and above", snapshot.errors)?;
+        counter("cavern_dev_s3_faults", "Requests that a fault rule made fail", snapshot.faults)
+    }
+}

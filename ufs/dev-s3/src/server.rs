@@ -1,0 +1,199 @@
+//! The listener and its connections.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cavern_conf::process::{HttpServer, Metrics, bind_tcp};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use s3s::service::{S3Service, S3ServiceBuilder};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::faults::FaultPlane;
+use crate::request_log::RequestLog;
+use crate::service::{Backend, KeyPair};
+use crate::stats::{Stats, StatsSnapshot};
+use crate::store::Store;
+use crate::{DevS3Config, DevS3Error, admin, exchange};
+
+/// Connections at a time; more wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 4096;
+/// From accepting a connection, or the end of an answer, to the end of the next request's header.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(120);
+/// What requests in flight get when the store stops.
+const DRAIN: Duration = Duration::from_secs(5);
+/// After a failed accept, which is mostly a lack of descriptors that a moment may mend.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What all requests share.
+pub(crate) struct Shared {
+    pub store: Arc<Store>,
+    pub stats: Stats,
+    pub faults: FaultPlane,
+    pub log: Option<RequestLog>,
+    pub s3: S3Service,
+}
+
+/// Starts stores.
+pub struct DevS3;
+
+/// A store that runs in this process. Dropping it stops it without waiting.
+pub struct Running {
+    addr: SocketAddr,
+    admin_addr: Option<SocketAddr>,
+    shared: Arc<Shared>,
+    stop: DropGuard,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl DevS3 {
+    /// Reads what is under the root, binds the ports and serves.
+    ///
+    /// # Errors
+    /// [`DevS3Error::Process`] where a port is taken, [`DevS3Error::RootInUse`], [`DevS3Error::InvalidFault`],
+    /// [`DevS3Error::Io`].
+    pub async fn start(config: DevS3Config) -> Result<Running, DevS3Error> {
+        let listener = bind_tcp(&config.listen, "--listen").await?;
+        let addr = listener.local_addr().map_err(DevS3Error::io("bind", config.listen.as_ref()))?;
+        let admin = match &config.admin_listen {
+            Some(listen) => Some(HttpServer::bind(listen).await?),
+            None => None,
+        };
+        let root = config.root;
+        let opened = tokio::task::spawn_blocking(move || Store::open(&root)).await;
+        let store = Arc::new(opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?);
+        let mut builder = S3ServiceBuilder::new(Backend::new(Arc::clone(&store)));
+        builder.set_auth(KeyPair::new(config.access_key, config.secret_key));
+        let shared = Arc::new(Shared {
+            store,
+            stats: Stats::default(),
+            faults: FaultPlane::new(config.faults)?,
+            log: config.request_log.as_deref().map(RequestLog::open).transpose()?,
+            s3: builder.build(),
+        });
+        let stop = CancellationToken::new();
+        let mut tasks = vec![tokio::spawn(accept(listener, Arc::clone(&shared), stop.clone()))];
+        let admin_addr = admin.as_ref().map(HttpServer::local_addr);
+        if let Some(admin) = admin {
+            let metrics = Metrics::new("dev-s3");
+            admin::register(&metrics, &shared);
+            let router = admin::router(Arc::clone(&shared));
+            tasks.push(tokio::spawn(admin.serve(router, metrics, || Ok(()), stop.clone())));
+        }
+        Ok(Running { addr, admin_addr, shared, stop: stop.drop_guard(), tasks })
+    }
+}
+
+impl Running {
+    /// Address of the S3 port.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Address of the port for counters and faults.
+    pub fn admin_addr(&self) -> Option<SocketAddr> {
+        self.admin_addr
+    }
+
+    /// The S3 endpoint, as `http://127.0.0.1:9000`.
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// Buckets and objects, past the protocol: nothing done here is counted.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.shared.store
+    }
+
+    /// Fault rules.
+    pub fn faults(&self) -> &FaultPlane {
+        &self.shared.faults
+    }
+
+    /// Requests and bytes so far.
+    pub fn stats(&self) -> StatsSnapshot {
+        self.shared.stats.snapshot()
+    }
+
+    /// Sets the counters to 0.
+    pub fn reset_stats(&self) {
+        self.shared.stats.reset();
+    }
+
+    /// Stops: no more requests are taken, those in flight get five seconds, those that hang are let go.
+    pub async fn stop(self) {
+        drop(self.stop);
+        for task in self.tasks {
+            if let Err(error) = task.await {
+                tracing::error!(%error, "a task of the object store failed");
+            }
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>, stop: CancellationToken) {
+    let mut connections = JoinSet::new();
+    loop {
+        let full = connections.len() >= MAX_CONNECTIONS;
+        tokio::select! {
+            () = stop.cancelled() => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept(), if !full => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(serve(stream, Arc::clone(&shared), stop.clone()));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    let drained = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(DRAIN, drained).await.is_err() {
+        connections.shutdown().await;
+    }
+}
+
+/// Serves one connection until the client closes it, a fault ends it, or the store stops.
+async fn serve(stream: TcpStream, shared: Arc<Shared>, stop: CancellationToken) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "cannot set TCP_NODELAY");
+    }
+    let reset = Arc::new(AtomicBool::new(false));
+    let service = service_fn(|request| {
+        Box::pin(exchange::answer(Arc::clone(&shared), request, Arc::clone(&reset), stop.clone()))
+    });
+    let mut connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut stopping = false;
+    let result = loop {
+        tokio::select! {
+            result = poll_fn(|context| connection.poll_without_shutdown(context)) => break result,
+            () = stop.cancelled(), if !stopping => {
+                stopping = true;
+                std::pin::Pin::new(&mut connection).graceful_shutdown();
+            }
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "a connection ended early");
+    }
+    let mut stream = connection.into_parts().io.into_inner();
+    if reset.load(Ordering::Relaxed) {
+        // Closing a socket with a linger time of zero sends RST.
+        let _ = stream.set_zero_linger();
+    } else {
+        let _ = stream.shutdown().await;
+    }
+}

@@ -1,0 +1,55 @@
+//! Deleting one key or a batch. What is not there counts as deleted.
+
+use s3s::dto::*;
+use s3s::{S3Request, S3Response, S3Result, s3_error};
+
+use super::Backend;
+
+/// Keys of one batch at most.
+const BATCH_MAX: usize = 1000;
+
+pub(super) async fn delete_object(
+    backend: &Backend,
+    request: S3Request<DeleteObjectInput>,
+) -> S3Result<S3Response<DeleteObjectOutput>> {
+    let input = request.input;
+    let etag = input.if_match.map(|condition| condition.as_etag().map_or("*", |etag| etag.value()).to_owned());
+    backend.blocking(move |store| store.bucket(&input.bucket)?.delete(&input.key, etag.as_deref())).await?;
+    Ok(S3Response::new(DeleteObjectOutput::default()))
+}
+
+pub(super) async fn delete_objects(
+    backend: &Backend,
+    request: S3Request<DeleteObjectsInput>,
+) -> S3Result<S3Response<DeleteObjectsOutput>> {
+    let input = request.input;
+    if input.delete.objects.len() > BATCH_MAX {
+        return Err(s3_error!(MalformedXML, "More than {BATCH_MAX} keys in one request."));
+    }
+    let quiet = input.delete.quiet.unwrap_or(false);
+    let work = move |store: &crate::store::Store| {
+        let bucket = store.bucket(&input.bucket)?;
+        let (mut deleted, mut errors) = (DeletedObjects::new(), Errors::new());
+        for object in input.delete.objects {
+            let etag = object.e_tag.as_ref().map(ETag::value);
+            match bucket.delete(&object.key, etag) {
+                Ok(()) => deleted.push(DeletedObject { key: Some(object.key), ..Default::default() }),
+                Err(error) => {
+                    let message = error.to_string();
+                    let code = s3s::S3Error::from(error).code().as_str().to_owned();
+                    let error =
+                        Error { key: Some(object.key), code: Some(code), message: Some(message), ..Default::default() };
+                    errors.push(error);
+                }
+            }
+        }
+        Ok((deleted, errors))
+    };
+    let (deleted, errors) = backend.blocking(work).await?;
+    let output = DeleteObjectsOutput {
+        deleted: (!quiet).then_some(deleted),
+        errors: (!errors.is_empty()).then_some(errors),
+        ..Default::default()
+    };
+    Ok(S3Response::new(output))
+}

@@ -1,0 +1,238 @@
+//! GetObject and HeadObject.
+//!
+//! The body of a small answer is read with one `pread` where the request is handled: from the page cache that costs less
+//! than handing it to another thread. A large one is read piece by piece on the blocking threads, one piece ahead of the
+//! connection: a client that does not read holds two pieces of memory and no thread.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range as Bytes64;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use futures::Stream;
+use hyper::HeaderMap;
+use hyper::header::{CONTENT_RANGE, HeaderValue};
+use rustix::buffer::spare_capacity;
+use s3s::dto::*;
+use s3s::stream::{ByteStream, RemainingLength};
+use s3s::{Body, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, StdError};
+use tokio::task::JoinHandle;
+
+use super::Backend;
+use super::conditions::ReadConditions;
+use super::reply::{etag, timestamp};
+use crate::error::DevS3Error;
+use crate::store;
+
+/// Answers up to this size are read at once.
+const INLINE_MAX: u64 = 256 << 10;
+/// Pieces of larger answers.
+const PIECE: u64 = 512 << 10;
+
+const DEFAULT_CONTENT_TYPE: &str = "binary/octet-stream";
+
+pub(super) async fn get_object(
+    backend: &Backend,
+    request: S3Request<GetObjectInput>,
+) -> S3Result<S3Response<GetObjectOutput>> {
+    let input = request.input;
+    let (object, file) = backend.bucket(&input.bucket)?.open(&input.key)?;
+    let conditions = ReadConditions {
+        if_match: input.if_match,
+        if_none_match: input.if_none_match,
+        if_modified_since: input.if_modified_since,
+        if_unmodified_since: input.if_unmodified_since,
+    };
+    conditions.check(&object)?;
+    let part = selected(input.range, object.size)?;
+    let range = part.clone().unwrap_or(0..object.size);
+    let length = range.end - range.start;
+    let body = if length <= INLINE_MAX {
+        let data = read_piece(&file, range).map_err(DevS3Error::io("read", input.key.as_ref()))?;
+        StreamingBlob::from(Body::from(data))
+    } else {
+        StreamingBlob::new(FileStream::new(file, range))
+    };
+    let checksums =
+        if input.checksum_mode.is_some() && part.is_none() { Checksums::of(&object) } else { Checksums::default() };
+    let attributes = object.attributes().cloned().unwrap_or_default();
+    let output = GetObjectOutput {
+        body: Some(body),
+        accept_ranges: Some("bytes".to_owned()),
+        content_length: Some(length as i64),
+        content_range: part.map(|part| content_range(&part, object.size)),
+        e_tag: Some(etag(&object.etag)),
+        last_modified: Some(timestamp(object.modified_s)),
+        content_type: Some(attributes.content_type.unwrap_or_else(|| DEFAULT_CONTENT_TYPE.to_owned())),
+        cache_control: attributes.cache_control,
+        content_disposition: attributes.content_disposition,
+        content_encoding: attributes.content_encoding,
+        content_language: attributes.content_language,
+        metadata: (!attributes.metadata.is_empty()).then(|| attributes.metadata.into_iter().collect()),
+        checksum_crc32: checksums.crc32,
+        checksum_crc32c: checksums.crc32c,
+        checksum_crc64nvme: checksums.crc64nvme,
+        checksum_sha1: checksums.sha1,
+        checksum_sha256: checksums.sha256,
+        ..Default::default()
+    };
+    Ok(S3Response::new(output))
+}
+
+pub(super) async fn head_object(
+    backend: &Backend,
+    request: S3Request<HeadObjectInput>,
+) -> S3Result<S3Response<HeadObjectOutput>> {
+    let input = request.input;
+    let object = backend.bucket(&input.bucket)?.object(&input.key)?;
+    let conditions = ReadConditions {
+        if_match: input.if_match,
+        if_none_match: input.if_none_match,
+        if_modified_since: input.if_modified_since,
+        if_unmodified_since: input.if_unmodified_since,
+    };
+    conditions.check(&object)?;
+    let part = selected(input.range, object.size)?;
+    let length = part.as_ref().map_or(object.size, |part| part.end - part.start);
+    let checksums =
+        if input.checksum_mode.is_some() && part.is_none() { Checksums::of(&object) } else { Checksums::default() };
+    let attributes = object.attributes().cloned().unwrap_or_default();
+    let output = HeadObjectOutput {
+        accept_ranges: Some("bytes".to_owned()),
+        content_length: Some(length as i64),
+        content_range: part.map(|part| content_range(&part, object.size)),
+        e_tag: Some(etag(&object.etag)),
+        last_modified: Some(timestamp(object.modified_s)),
+        content_type: Some(attributes.content_type.unwrap_or_else(|| DEFAULT_CONTENT_TYPE.to_owned())),
+        cache_control: attributes.cache_control,
+        content_disposition: attributes.content_disposition,
+        content_encoding: attributes.content_encoding,
+        content_language: attributes.content_language,
+        metadata: (!attributes.metadata.is_empty()).then(|| attributes.metadata.into_iter().collect()),
+        checksum_crc32: checksums.crc32,
+        checksum_crc32c: checksums.crc32c,
+        checksum_crc64nvme: checksums.crc64nvme,
+        checksum_sha1: checksums.sha1,
+        checksum_sha256: checksums.sha256,
+        ..Default::default()
+    };
+    Ok(S3Response::new(output))
+}
+
+/// Checksums that were stored with the object.
+#[derive(Default)]
+struct Checksums {
+    crc32: Option<String>,
+    crc32c: Option<String>,
+    crc64nvme: Option<String>,
+    sha1: Option<String>,
+    sha256: Option<String>,
+}
+
+impl Checksums {
+    fn of(object: &store::Object) -> Self {
+        let get = |algorithm: &str| object.attributes()?.checksums.get(algorithm).cloned();
+        Self {
+            crc32: get("crc32"),
+            crc32c: get("crc32c"),
+            crc64nvme: get("crc64nvme"),
+            sha1: get("sha1"),
+            sha256: get("sha256"),
+        }
+    }
+}
+
+/// The bytes that a Range header selects; 416 where there are none.
+fn selected(range: Option<Range>, size: u64) -> S3Result<Option<Bytes64<u64>>> {
+    let Some(range) = range else { return Ok(None) };
+    // `Range::check` takes a suffix of an empty object for satisfiable; S3 does not.
+    let bytes = range.check(size).ok().filter(|bytes| !bytes.is_empty());
+    let refuse = || {
+        let mut error = S3Error::new(S3ErrorCode::InvalidRange);
+        let mut headers = HeaderMap::new();
+        if let Ok(value) = HeaderValue::try_from(format!("bytes */{size}")) {
+            headers.insert(CONTENT_RANGE, value);
+        }
+        error.set_headers(headers);
+        error
+    };
+    bytes.map(Some).ok_or_else(refuse)
+}
+
+fn content_range(part: &Bytes64<u64>, size: u64) -> String {
+    format!("bytes {}-{}/{size}", part.start, part.end - 1)
+}
+
+/// Reads a range that lies within the file's data, without clearing the buffer first.
+fn read_piece(file: &File, range: Bytes64<u64>) -> io::Result<Bytes> {
+    let mut data = Vec::with_capacity((range.end - range.start) as usize);
+    let mut at = range.start;
+    while at < range.end {
+        // `spare_capacity` may be larger than asked for, and the record follows the data.
+        let read = rustix::io::pread(file, spare_capacity(&mut data), at)?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        at += read as u64;
+    }
+    data.truncate((range.end - range.start) as usize);
+    Ok(data.into())
+}
+
+/// A range of a file, read one piece ahead.
+struct FileStream {
+    file: Arc<File>,
+    /// What is neither read nor being read.
+    rest: Bytes64<u64>,
+    /// What is not yet handed out.
+    remaining: u64,
+    reading: Option<JoinHandle<io::Result<Bytes>>>,
+}
+
+impl FileStream {
+    fn new(file: File, range: Bytes64<u64>) -> Self {
+        let remaining = range.end - range.start;
+        let mut stream = Self { file: Arc::new(file), rest: range, remaining, reading: None };
+        stream.read_ahead();
+        stream
+    }
+
+    fn read_ahead(&mut self) {
+        if self.rest.is_empty() {
+            return;
+        }
+        let piece = self.rest.start..self.rest.end.min(self.rest.start + PIECE);
+        self.rest.start = piece.end;
+        let file = Arc::clone(&self.file);
+        self.reading = Some(tokio::task::spawn_blocking(move || read_piece(&file, piece)));
+    }
+}
+
+impl Stream for FileStream {
+    type Item = Result<Bytes, StdError>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        let Some(reading) = &mut this.reading else { return Poll::Ready(None) };
+        let read = ready!(Pin::new(reading).poll(context));
+        this.reading = None;
+        match read {
+            Ok(Ok(data)) => {
+                this.remaining -= data.len() as u64;
+                this.read_ahead();
+                Poll::Ready(Some(Ok(data)))
+            }
+            Ok(Err(error)) => Poll::Ready(Some(Err(error.into()))),
+            Err(error) => Poll::Ready(Some(Err(error.into()))),
+        }
+    }
+}
+
+impl ByteStream for FileStream {
+    fn remaining_length(&self) -> RemainingLength {
+        RemainingLength::new_exact(self.remaining as usize)
+    }
+}

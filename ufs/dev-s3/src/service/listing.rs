@@ -1,0 +1,170 @@
+//! ListObjects in both versions. A continuation token is the last name of the page before, in hexadecimal digits.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use s3s::dto::*;
+use s3s::{S3Request, S3Response, S3Result, s3_error};
+
+use super::Backend;
+use super::reply::{etag, timestamp};
+use crate::store::{self, ListPage, ListQuery};
+
+/// Names on a page at most, whatever is asked for.
+const PAGE_MAX: i32 = 1000;
+/// What `encoding-type=url` leaves as it is. A space becomes `%20`, which clients decode whether or not they take `+` for one.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/');
+
+/// How names are written in an answer.
+#[derive(Clone, Copy)]
+enum Encoding {
+    Plain,
+    Url,
+}
+
+impl Encoding {
+    fn of(wanted: Option<&EncodingType>) -> S3Result<Self> {
+        match wanted.map(EncodingType::as_str) {
+            None => Ok(Self::Plain),
+            Some(EncodingType::URL) => Ok(Self::Url),
+            Some(_) => Err(s3_error!(InvalidArgument, "encoding-type takes only url.")),
+        }
+    }
+
+    fn write(self, name: &str) -> String {
+        match self {
+            Self::Plain => name.to_owned(),
+            Self::Url => utf8_percent_encode(name, PLAIN).to_string(),
+        }
+    }
+
+    fn write_all<'n>(self, name: Option<&'n String>) -> Option<String> {
+        name.map(|name: &'n String| self.write(name))
+    }
+}
+
+fn page_size(wanted: Option<i32>) -> S3Result<i32> {
+    let wanted = wanted.unwrap_or(PAGE_MAX);
+    if wanted < 0 {
+        return Err(s3_error!(InvalidArgument, "max-keys must not be negative."));
+    }
+    Ok(wanted.min(PAGE_MAX))
+}
+
+fn token_of(name: &str) -> String {
+    store::hex(name.as_bytes())
+}
+
+fn name_of(token: &str) -> S3Result<String> {
+    let digits = token.as_bytes();
+    let bytes: Option<Vec<u8>> = digits
+        .chunks(2)
+        .map(|pair| match pair {
+            [high, low] => {
+                let digit = |byte: &u8| (*byte as char).to_digit(16);
+                Some((digit(high)? << 4 | digit(low)?) as u8)
+            }
+            _ => None,
+        })
+        .collect();
+    let name = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+    name.ok_or_else(|| s3_error!(InvalidArgument, "The continuation token provided is incorrect."))
+}
+
+fn objects(page: &ListPage, encoding: Encoding) -> ObjectList {
+    let object = |(key, object): &(String, std::sync::Arc<store::Object>)| Object {
+        key: Some(encoding.write(key)),
+        size: Some(object.size as i64),
+        e_tag: Some(etag(&object.etag)),
+        last_modified: Some(timestamp(object.modified_s)),
+        storage_class: Some(ObjectStorageClass::from_static(ObjectStorageClass::STANDARD)),
+        ..Default::default()
+    };
+    page.objects.iter().map(object).collect()
+}
+
+fn prefixes(page: &ListPage, encoding: Encoding) -> CommonPrefixList {
+    page.prefixes.iter().map(|prefix| CommonPrefix { prefix: Some(encoding.write(prefix)) }).collect()
+}
+
+pub(super) async fn list_objects_v2(
+    backend: &Backend,
+    request: S3Request<ListObjectsV2Input>,
+) -> S3Result<S3Response<ListObjectsV2Output>> {
+    let input = request.input;
+    let bucket = backend.bucket(&input.bucket)?;
+    let encoding = Encoding::of(input.encoding_type.as_ref())?;
+    let limit = page_size(input.max_keys)?;
+    let resumed = input.continuation_token.as_deref().map(name_of).transpose()?;
+    let page = bucket.list(&ListQuery {
+        prefix: input.prefix.as_deref().unwrap_or_default(),
+        delimiter: input.delimiter.as_deref().unwrap_or_default(),
+        after: resumed.as_deref().or(input.start_after.as_deref()).unwrap_or_default(),
+        limit: limit as usize,
+    });
+    let output = ListObjectsV2Output {
+        name: Some(input.bucket),
+        prefix: Some(encoding.write(input.prefix.as_deref().unwrap_or_default())),
+        delimiter: encoding.write_all(input.delimiter.as_ref()),
+        start_after: encoding.write_all(input.start_after.as_ref()),
+        max_keys: Some(limit),
+        key_count: Some((page.objects.len() + page.prefixes.len()) as i32),
+        contents: Some(objects(&page, encoding)),
+        common_prefixes: Some(prefixes(&page, encoding)),
+        is_truncated: Some(page.next.is_some()),
+        continuation_token: input.continuation_token,
+        next_continuation_token: page.next.as_deref().map(token_of),
+        encoding_type: input.encoding_type,
+        ..Default::default()
+    };
+    Ok(S3Response::new(output))
+}
+
+pub(super) async fn list_objects(
+    backend: &Backend,
+    request: S3Request<ListObjectsInput>,
+) -> S3Result<S3Response<ListObjectsOutput>> {
+    let input = request.input;
+    let bucket = backend.bucket(&input.bucket)?;
+    let encoding = Encoding::of(input.encoding_type.as_ref())?;
+    let limit = page_size(input.max_keys)?;
+    let page = bucket.list(&ListQuery {
+        prefix: input.prefix.as_deref().unwrap_or_default(),
+        delimiter: input.delimiter.as_deref().unwrap_or_default(),
+        after: input.marker.as_deref().unwrap_or_default(),
+        limit: limit as usize,
+    });
+    let output = ListObjectsOutput {
+        name: Some(input.bucket),
+        prefix: Some(encoding.write(input.prefix.as_deref().unwrap_or_default())),
+        marker: Some(encoding.write(input.marker.as_deref().unwrap_or_default())),
+        delimiter: encoding.write_all(input.delimiter.as_ref()),
+        max_keys: Some(limit),
+        contents: Some(objects(&page, encoding)),
+        common_prefixes: Some(prefixes(&page, encoding)),
+        is_truncated: Some(page.next.is_some()),
+        next_marker: page.next.as_deref().map(|name| encoding.write(name)),
+        encoding_type: input.encoding_type,
+        ..Default::default()
+    };
+    Ok(S3Response::new(output))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_back_and_garbage_is_refused() {
+        for name in ["", "a", "a b/é/", "\u{10ffff}"] {
+            assert_eq!(name_of(&token_of(name)).unwrap(), name);
+        }
+        for garbage in ["a", "zz", "ff", "é", "0é0"] {
+            assert!(name_of(garbage).is_err(), "{garbage}");
+        }
+    }
+
+    #[test]
+    fn url_encoding_keeps_slashes() {
+        assert_eq!(Encoding::Url.write("a b/+%é\n~"), "a%20b/%2B%25%C3%A9%0A~");
+        assert_eq!(Encoding::Plain.write("a b"), "a b");
+    }
+}

@@ -1,0 +1,45 @@
+//! From the store's values to S3's: error codes, ETags, times.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use s3s::dto::{ETag, Timestamp};
+use s3s::{S3Error, S3ErrorCode};
+
+use crate::error::DevS3Error;
+
+impl From<DevS3Error> for S3Error {
+    fn from(error: DevS3Error) -> Self {
+        let code = match &error {
+            DevS3Error::NoSuchBucket(_) => S3ErrorCode::NoSuchBucket,
+            DevS3Error::BucketExists(_) => S3ErrorCode::BucketAlreadyOwnedByYou,
+            DevS3Error::BucketNotEmpty(_) => S3ErrorCode::BucketNotEmpty,
+            DevS3Error::InvalidBucketName(_) => S3ErrorCode::InvalidBucketName,
+            DevS3Error::NoSuchKey(_) => S3ErrorCode::NoSuchKey,
+            DevS3Error::InvalidKey => S3ErrorCode::KeyTooLongError,
+            DevS3Error::NoSuchUpload(_) => S3ErrorCode::NoSuchUpload,
+            DevS3Error::InvalidPart(_) => S3ErrorCode::InvalidPart,
+            DevS3Error::InvalidPartOrder => S3ErrorCode::InvalidPartOrder,
+            DevS3Error::PartTooSmall { .. } => S3ErrorCode::EntityTooSmall,
+            DevS3Error::Precondition(_) => S3ErrorCode::PreconditionFailed,
+            DevS3Error::BadDigest(_) => S3ErrorCode::BadDigest,
+            DevS3Error::Process(_)
+            | DevS3Error::RootInUse { .. }
+            | DevS3Error::Io { .. }
+            | DevS3Error::InvalidFault(_) => {
+                tracing::error!(%error, "the object store failed");
+                S3ErrorCode::InternalError
+            }
+        };
+        S3Error::with_message(code, error.to_string())
+    }
+}
+
+/// An ETag as S3 sends it.
+pub(super) fn etag(value: &str) -> ETag {
+    ETag::Strong(value.to_owned())
+}
+
+/// Seconds since the epoch as S3's time.
+pub(super) fn timestamp(seconds: i64) -> Timestamp {
+    Timestamp::from(UNIX_EPOCH + Duration::from_secs(seconds.max(0) as u64))
+}
