@@ -1,0 +1,25 @@
+//! The FUSE protocol between the kernel and this process, without any notion of what is served.
+//!
+//! We speak it ourselves (`docs/decisions/0001-own-fuse-protocol-layer.md`): signals must reach requests that wait, and
+//! the device's descriptor must stay in our hands. The layers, from the wire up: [`abi`] (structures), [`channel`]
+//! (one descriptor), [`request`] and [`reply`] (one operation), [`in_flight`] (operations that wait), [`session`]
+//! (handshake and event loops), [`notify`] (what the kernel must forget), and beside them [`mount`].
+
+pub mod abi;
+pub mod channel;
+pub mod directory;
+pub mod in_flight;
+mod ioctl;
+pub mod mount;
+pub mod notify;
+pub mod observation;
+pub mod reply;
+pub mod request;
+pub mod session;
+
+pub use directory::DirectoryPage;
+pub use mount::{Mount, MountError, MountOptions};
+pub use notify::Notifier;
+pub use reply::Reply;
+pub use request::Operation;
+pub use session::{Filesystem, READ_MAX, Session, SessionError, SessionOptions};

@@ -1,0 +1,60 @@
+//! A descriptor of `/dev/fuse`: one message per read, one message per write.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use super::abi::OutHeader;
+use super::ioctl;
+
+/// Path of the device.
+pub const DEVICE: &str = "/dev/fuse";
+
+/// One descriptor of a connection. Requests read from it are answered on it; notifications may go through any.
+#[derive(Debug)]
+pub struct Channel {
+    device: OwnedFd,
+}
+
+impl Channel {
+    pub fn new(device: OwnedFd) -> Self {
+        Self { device }
+    }
+
+    /// Opens the device anew, belonging to no connection yet.
+    pub fn open_device() -> io::Result<OwnedFd> {
+        // std opens with O_CLOEXEC.
+        let device: File = OpenOptions::new().read(true).write(true).open(DEVICE)?;
+        Ok(device.into())
+    }
+
+    /// A further descriptor of the same connection, so that event loops do not contend for one list of requests.
+    pub fn another(self: &Arc<Self>) -> io::Result<Arc<Self>> {
+        let fresh = Self::open_device()?;
+        ioctl::clone_device(&fresh, &self.device)?;
+        Ok(Arc::new(Self::new(fresh)))
+    }
+
+    /// Waits for the next request and reads it. `ENODEV`: the file system has been unmounted.
+    pub fn receive(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        rustix::io::read(&self.device, buffer)
+    }
+
+    /// Sends one message: `error` is 0 or a negative errno; with `unique` 0 it is a notification's code.
+    ///
+    /// Fails with `ENOENT` when the kernel no longer waits for the answer, and when a notification is about something
+    /// that the kernel does not know.
+    pub fn send(&self, unique: u64, error: i32, first: &[u8], second: &[u8]) -> Result<(), Errno> {
+        let length = size_of::<OutHeader>() + first.len() + second.len();
+        let len = u32::try_from(length).map_err(|_| Errno::INVAL)?;
+        let header = OutHeader { len, error, unique };
+        let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(first), IoSlice::new(second)];
+        // Fewer segments are cheaper, and most answers have two.
+        let used = if second.is_empty() { &parts[..2] } else { &parts[..] };
+        rustix::io::writev(&self.device, used).map(|_| ())
+    }
+}

@@ -1,0 +1,257 @@
+//! Mounting and unmounting: mount(2) itself as root, `fusermount3` otherwise.
+//!
+//! A daemon that died leaves its mount behind, and every access to it fails with `ENOTCONN` ("Transport endpoint is not
+//! connected"). Such a leftover of ours is detached before a new mount is made in its place.
+
+mod helper;
+mod table;
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use tracing::{info, warn};
+
+use super::channel::{Channel, DEVICE};
+use super::session::READ_MAX;
+use table::{MountEntry, mounts_at};
+
+/// File system type in the mount table. (`fuse.` and a subtype, so that `df` and `findmnt` tell it from others.)
+pub const FILESYSTEM_TYPE: &str = "fuse.cv";
+/// Source in the mount table.
+const SOURCE: &str = "cavern";
+/// A mount whose daemon does not answer a stat for this long is alive but stuck.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Dead mounts stacked at one place that are cleared away at most.
+const LEFTOVERS_MAX: usize = 16;
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Other users than the mounting one may enter.
+    pub allow_other: bool,
+}
+
+/// Why a mount was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    #[error("{DEVICE} is missing: load the kernel module with `modprobe fuse`, or start the container with `--device {DEVICE}`")]
+    NoDevice(#[source] io::Error),
+    #[error("{DEVICE} may not be opened ({0}): run as root, or give this user access to the device")]
+    DeviceDenied(#[source] io::Error),
+    #[error("{DEVICE} cannot be opened: {0}")]
+    Device(#[source] io::Error),
+    #[error("the mount point {} cannot be used: {source}", path.display())]
+    MountPoint { path: PathBuf, source: io::Error },
+    #[error("the mount point {} is not a directory: choose another one with fuse.mount_point", path.display())]
+    NotADirectory { path: PathBuf },
+    #[error("another cv fuse serves {} already: unmount it with `umount {0}`, or choose another fuse.mount_point", path.display())]
+    Busy { path: PathBuf },
+    #[error("mounting at {} failed: {source}{hint}", path.display())]
+    Refused { path: PathBuf, source: io::Error, hint: &'static str },
+    #[error("fusermount3 could not be run ({0}): install the package fuse3, or run as root")]
+    NoHelper(#[source] io::Error),
+    #[error("fusermount3 refused to mount at {}: {message}", path.display())]
+    Helper { path: PathBuf, message: String },
+}
+
+/// Who made a mount, and unmounts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Maker {
+    Root,
+    Helper,
+}
+
+/// A mount of ours. Dropping it detaches it, so that none is left behind dead.
+#[derive(Debug)]
+pub struct Mount {
+    path: PathBuf,
+    maker: Maker,
+    mounted: bool,
+}
+
+/// Whether a mount was in use when it was to be removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmounted {
+    Yes,
+    /// Somebody has a file open or a working directory in it.
+    Busy,
+}
+
+impl Mount {
+    /// Mounts at `path`, made if it is missing, and returns the descriptor of the new connection.
+    pub fn make(path: &Path, options: &MountOptions) -> Result<(Self, OwnedFd), MountError> {
+        let path = prepare(path)?;
+        let maker = if rustix::process::geteuid().is_root() { Maker::Root } else { Maker::Helper };
+        let device = match maker {
+            Maker::Root => mount_directly(&path, options)?,
+            Maker::Helper => helper::mount(&path, SOURCE, options)?,
+        };
+        Ok((Self { path, maker, mounted: true }, device))
+    }
+
+    /// The mount point, without symlinks.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Unmounts unless the mount is in use.
+    pub fn unmount(&mut self) -> Unmounted {
+        let result = match self.maker {
+            Maker::Root => rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW).map_err(io::Error::from),
+            Maker::Helper => helper::unmount(&self.path, helper::Lazily::No),
+        };
+        match result {
+            Ok(()) => {}
+            // Somebody unmounted it already.
+            Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(_) => return Unmounted::Busy,
+        }
+        self.mounted = false;
+        Unmounted::Yes
+    }
+
+    /// Takes the mount away from whoever uses it: open files fail from now on, and the event loops end.
+    pub fn detach(&mut self) {
+        if !std::mem::replace(&mut self.mounted, false) {
+            return;
+        }
+        let result = match self.maker {
+            Maker::Root => {
+                let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+                rustix::mount::unmount(&self.path, flags).map_err(io::Error::from)
+            }
+            Maker::Helper => {
+                abort_connection(&self.path);
+                helper::unmount(&self.path, helper::Lazily::Yes)
+            }
+        };
+        if let Err(cause) = result
+            && cause.raw_os_error() != Some(libc::EINVAL)
+        {
+            warn!(mount_point = %self.path.display(), %cause, "the mount could not be detached");
+        }
+    }
+
+    /// Sets the kernel's read-ahead for this mount. The kernel offers 128 KiB whatever INIT asks for, so this goes
+    /// through sysfs, which takes root; without it streams need eight times the requests, and work.
+    pub fn set_read_ahead(&self, bytes: u64) {
+        let Some(mount) = mounts_at(&self.path).pop() else { return };
+        let file = format!("/sys/class/bdi/{}/read_ahead_kb", mount.device);
+        if let Err(cause) = std::fs::write(&file, (bytes / 1024).to_string()) {
+            warn!(file, %cause, "the kernel's read-ahead could not be set: streams will be slower");
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+fn mount_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let device = open_device()?;
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions,max_read={READ_MAX}",
+        device.as_raw_fd(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    if options.allow_other {
+        data.push_str(",allow_other");
+    }
+    let data = CString::new(data).map_err(|cause| MountError::Device(cause.into()))?;
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+    rustix::mount::mount(SOURCE, path, FILESYSTEM_TYPE, flags, data.as_c_str()).map_err(|cause| {
+        let hint = match cause {
+            Errno::PERM => ": mounting takes the capability CAP_SYS_ADMIN",
+            Errno::NODEV => ": the kernel has no FUSE; load it with `modprobe fuse`",
+            _ => "",
+        };
+        MountError::Refused { path: path.to_owned(), source: cause.into(), hint }
+    })?;
+    Ok(device)
+}
+
+fn open_device() -> Result<OwnedFd, MountError> {
+    Channel::open_device().map_err(|cause| match cause.raw_os_error() {
+        Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => MountError::NoDevice(cause),
+        Some(libc::EACCES | libc::EPERM) => MountError::DeviceDenied(cause),
+        _ => MountError::Device(cause),
+    })
+}
+
+/// Makes the mount point ready: there, a directory, and free of dead mounts of ours. Returns it without symlinks.
+fn prepare(path: &Path) -> Result<PathBuf, MountError> {
+    let failed = |source| MountError::MountPoint { path: path.to_owned(), source };
+    // The parents only: the mount point itself may be a dead mount, where no system call succeeds.
+    let absolute = std::path::absolute(path).map_err(failed)?;
+    let real = match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => {
+            std::fs::create_dir_all(parent).map_err(failed)?;
+            parent.canonicalize().map_err(failed)?.join(name)
+        }
+        _ => absolute,
+    };
+    for _ in 0..LEFTOVERS_MAX {
+        let Some(top) = mounts_at(&real).pop() else { break };
+        if !top.is_ours() {
+            break;
+        }
+        clear_leftover(&real, &top)?;
+    }
+    match std::fs::create_dir(&real) {
+        Ok(()) => {}
+        Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(cause) => return Err(failed(cause)),
+    }
+    let real = real.canonicalize().map_err(failed)?;
+    if !real.metadata().map_err(failed)?.is_dir() {
+        return Err(MountError::NotADirectory { path: path.to_owned() });
+    }
+    Ok(real)
+}
+
+/// Detaches a mount of ours whose daemon is gone.
+fn clear_leftover(path: &Path, mount: &MountEntry) -> Result<(), MountError> {
+    if !is_dead(path) {
+        return Err(MountError::Busy { path: path.to_owned() });
+    }
+    info!(mount_point = %path.display(), device = mount.device, "a dead mount of an earlier cv fuse is detached");
+    let detached = if rustix::process::geteuid().is_root() {
+        rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).map_err(io::Error::from)
+    } else {
+        helper::unmount(path, helper::Lazily::Yes)
+    };
+    detached.map_err(|source| MountError::MountPoint { path: path.to_owned(), source })
+}
+
+/// Whether nobody serves the mount at `path` any more. A daemon that is there but stuck would keep us waiting, so the
+/// question is asked by a thread that may be left behind.
+fn is_dead(path: &Path) -> bool {
+    let (answer, answered) = mpsc::channel();
+    let probed = path.to_owned();
+    let probe = std::thread::Builder::new().name("mount-probe".to_owned()).spawn(move || {
+        let dead = std::fs::metadata(&probed).is_err_and(|cause| {
+            matches!(cause.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
+        });
+        // Nobody listens after the timeout.
+        let _ = answer.send(dead);
+    });
+    probe.is_ok() && answered.recv_timeout(PROBE_TIMEOUT).unwrap_or(false)
+}
+
+/// Ends the connection through the control file system, whose files belong to the user who mounted.
+fn abort_connection(path: &Path) {
+    let Some(mount) = mounts_at(path).pop() else { return };
+    // The directory's name is the minor number of the mount's device.
+    if let Some((_, minor)) = mount.device.split_once(':') {
+        let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+    }
+}

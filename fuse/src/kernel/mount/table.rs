@@ -1,0 +1,96 @@
+//! The mount table of this process, `/proc/self/mountinfo`: read instead of calling statfs, because a dead or stuck
+//! mount answers no system call.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use super::FILESYSTEM_TYPE;
+
+/// One line of the table.
+#[derive(Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// `major:minor` of the device.
+    pub device: String,
+    pub path: PathBuf,
+    pub filesystem: String,
+}
+
+impl MountEntry {
+    /// Whether a cv fuse made it.
+    pub fn is_ours(&self) -> bool {
+        self.filesystem == FILESYSTEM_TYPE
+    }
+
+    /// `36 35 98:0 / /mnt rw,noatime shared:1 - ext4 /dev/root rw`: the optional fields end with a hyphen.
+    fn parse(line: &str) -> Option<Self> {
+        let (before, after) = line.split_once(" - ")?;
+        let mut fields = before.split(' ');
+        let device = fields.nth(2)?.to_owned();
+        let path = unescape(fields.nth(1)?);
+        let filesystem = after.split(' ').next()?.to_owned();
+        Some(Self { device, path, filesystem })
+    }
+}
+
+/// The mounts at exactly `path`, the topmost last.
+pub fn mounts_at(path: &Path) -> Vec<MountEntry> {
+    // Without /proc nothing is known, and mounting goes on with that.
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let table = String::from_utf8_lossy(&table);
+    table.lines().filter_map(MountEntry::parse).filter(|entry| entry.path == path).collect()
+}
+
+/// Space, tab, newline and backslash are written as a backslash and three octal digits.
+fn unescape(field: &str) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let escaped = (*first == b'\\')
+            .then(|| tail.get(..3))
+            .flatten()
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match escaped {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_line_with_optional_fields_and_escapes_is_read() {
+        let line = r"36 35 0:52 / /mnt/my\040data rw,noatime master:1 shared:7 - fuse.cv cavern rw,user_id=0";
+        let entry = MountEntry::parse(line).unwrap();
+        assert_eq!(
+            entry,
+            MountEntry {
+                device: "0:52".to_owned(),
+                path: PathBuf::from("/mnt/my data"),
+                filesystem: "fuse.cv".to_owned(),
+            }
+        );
+        assert!(entry.is_ours());
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(line in ".{0,120}") {
+            let _ = MountEntry::parse(&line);
+            let _ = unescape(&line);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Counters of what the kernel asked: lock-free, since every request of every event loop passes through them.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::request::Operation;
+
+/// Kinds of requests as the metrics name them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Kind {
+    Lookup,
+    Getattr,
+    Readlink,
+    Open,
+    Read,
+    Release,
+    Opendir,
+    Readdir,
+    Readdirplus,
+    Releasedir,
+    Statfs,
+    Access,
+    Xattr,
+    Refused,
+    Other,
+}
+
+impl Kind {
+    /// All, in the order of their numbers.
+    pub const ALL: [Self; 15] = [
+        Self::Lookup,
+        Self::Getattr,
+        Self::Readlink,
+        Self::Open,
+        Self::Read,
+        Self::Release,
+        Self::Opendir,
+        Self::Readdir,
+        Self::Readdirplus,
+        Self::Releasedir,
+        Self::Statfs,
+        Self::Access,
+        Self::Xattr,
+        Self::Refused,
+        Self::Other,
+    ];
+
+    /// The kind of a decoded operation.
+    pub fn of(operation: &Operation<'_>) -> Self {
+        match operation {
+            Operation::Lookup { .. } => Self::Lookup,
+            Operation::Getattr => Self::Getattr,
+            Operation::Readlink => Self::Readlink,
+            Operation::Open { .. } => Self::Open,
+            Operation::Read { .. } => Self::Read,
+            Operation::Release { .. } => Self::Release,
+            Operation::Opendir => Self::Opendir,
+            Operation::Readdir { .. } => Self::Readdir,
+            Operation::Readdirplus { .. } => Self::Readdirplus,
+            Operation::Releasedir { .. } => Self::Releasedir,
+            Operation::Statfs => Self::Statfs,
+            Operation::Access { .. } => Self::Access,
+            Operation::Getxattr { .. } | Operation::Listxattr { .. } => Self::Xattr,
+            Operation::Mutation { .. } => Self::Refused,
+            _ => Self::Other,
+        }
+    }
+
+    /// Label of the metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lookup => "lookup",
+            Self::Getattr => "getattr",
+            Self::Readlink => "readlink",
+            Self::Open => "open",
+            Self::Read => "read",
+            Self::Release => "release",
+            Self::Opendir => "opendir",
+            Self::Readdir => "readdir",
+            Self::Readdirplus => "readdirplus",
+            Self::Releasedir => "releasedir",
+            Self::Statfs => "statfs",
+            Self::Access => "access",
+            Self::Xattr => "xattr",
+            Self::Refused => "refused",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// How a request was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// On the event loop's own thread.
+    Fast,
+    /// By a task, after something had to be waited for.
+    Deferred,
+}
+
+/// Upper bounds of the latency classes, in microseconds; one more class takes the rest.
+pub const LATENCY_BOUNDS_US: [u64; 12] = [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 1_000_000, 5_000_000, 15_000_000];
+
+/// Counts of one kind of request.
+#[derive(Debug, Default)]
+pub struct KindCounts {
+    pub fast: AtomicU64,
+    pub deferred: AtomicU64,
+    pub errors: AtomicU64,
+    pub interrupted: AtomicU64,
+    /// Sum of all latencies, in nanoseconds.
+    pub nanos: AtomicU64,
+    pub latency: [AtomicU64; LATENCY_BOUNDS_US.len() + 1],
+}
+
+/// Counts of one connection.
+#[derive(Debug, Default)]
+pub struct Observation {
+    kinds: [KindCounts; Kind::ALL.len()],
+    /// Bytes answered to READ.
+    pub read_bytes: AtomicU64,
+    /// Requests that could not be decoded.
+    pub malformed: AtomicU64,
+}
+
+impl Observation {
+    /// The counts of a kind.
+    pub fn kind(&self, kind: Kind) -> &KindCounts {
+        &self.kinds[kind as usize]
+    }
+
+    /// Takes in one answered request; `errno` is 0 for success.
+    pub fn answered(&self, kind: Kind, path: Path, errno: i32, took: Duration) {
+        let counts = self.kind(kind);
+        match path {
+            Path::Fast => counts.fast.fetch_add(1, Relaxed),
+            Path::Deferred => counts.deferred.fetch_add(1, Relaxed),
+        };
+        // ENOENT and ENODATA are answers, not failures.
+        if !matches!(errno, 0 | libc::ENOENT | libc::ENODATA | libc::ENOSYS | libc::EROFS) {
+            counts.errors.fetch_add(1, Relaxed);
+        }
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        counts.nanos.fetch_add(nanos, Relaxed);
+        let class = LATENCY_BOUNDS_US.partition_point(|bound| *bound * 1000 < nanos);
+        counts.latency[class].fetch_add(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_its_own_place() {
+        for (place, kind) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, place);
+        }
+    }
+
+    #[test]
+    fn latencies_fall_into_their_class() {
+        let seen = Observation::default();
+        seen.answered(Kind::Read, Path::Fast, 0, Duration::from_micros(10));
+        seen.answered(Kind::Read, Path::Deferred, libc::EIO, Duration::from_micros(11));
+        seen.answered(Kind::Read, Path::Deferred, 0, Duration::from_secs(60));
+        let counts = seen.kind(Kind::Read);
+        let classes: Vec<u64> = counts.latency.iter().map(|class| class.load(Relaxed)).collect();
+        assert_eq!(classes, [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!((counts.fast.load(Relaxed), counts.deferred.load(Relaxed), counts.errors.load(Relaxed)), (1, 2, 1));
+    }
+}

@@ -1,0 +1,158 @@
+//! The answer to one request, as a value: it can be given from any thread, once, and a request whose `Reply` is
+//! dropped without an answer gets `EIO`, so that no caller of the mount waits for ever.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use tracing::{debug, warn};
+use zerocopy::{Immutable, IntoBytes};
+
+use super::abi::{self, AttrOut, EntryOut, OpenOut, StatfsOut};
+use super::channel::Channel;
+use super::in_flight::{Admission, InFlight};
+use super::observation::{Kind, Path};
+
+/// How one request will be answered.
+#[derive(Debug)]
+pub struct Reply {
+    channel: Arc<Channel>,
+    in_flight: Arc<InFlight>,
+    unique: u64,
+    kind: Kind,
+    received: Instant,
+    path: Path,
+    answered: bool,
+}
+
+impl Reply {
+    pub(super) fn new(channel: &Arc<Channel>, in_flight: &Arc<InFlight>, unique: u64, kind: Kind) -> Self {
+        Self {
+            channel: Arc::clone(channel),
+            in_flight: Arc::clone(in_flight),
+            unique,
+            kind,
+            received: Instant::now(),
+            path: Path::Fast,
+            answered: false,
+        }
+    }
+
+    /// Answers from a task of the runtime. The task is dropped when a signal interrupts the asker or the connection
+    /// shuts down, and the request is answered then.
+    pub fn defer<Work, Task>(mut self, work: Work)
+    where
+        Work: FnOnce(Self) -> Task,
+        Task: Future<Output = ()> + Send + 'static,
+    {
+        match self.in_flight.register(self.unique, &self.channel, self.kind, self.received) {
+            Admission::Waiting => {
+                self.path = Path::Deferred;
+                let (in_flight, unique) = (Arc::clone(&self.in_flight), self.unique);
+                in_flight.spawn(unique, work(self));
+            }
+            Admission::Interrupted => {
+                self.in_flight.observation().kind(self.kind).interrupted.fetch_add(1, Relaxed);
+                self.error(libc::EINTR);
+            }
+            Admission::Full => {
+                self.in_flight.log_full(self.kind);
+                self.error(libc::EIO);
+            }
+            Admission::Closed => self.error(libc::EIO),
+        }
+    }
+
+    /// Success without a body.
+    pub fn done(self) {
+        self.finish(0, &[]);
+    }
+
+    /// Failure; `errno` is positive.
+    pub fn error(self, errno: i32) {
+        self.finish(errno, &[]);
+    }
+
+    pub fn entry(self, entry: &EntryOut) {
+        self.structure(entry);
+    }
+
+    /// There is no such name, and the kernel may remember that for `valid`. With 0 this is a plain `ENOENT`.
+    pub fn no_entry(self, valid: Duration) {
+        if valid.is_zero() {
+            return self.error(libc::ENOENT);
+        }
+        self.structure(&EntryOut {
+            entry_valid: valid.as_secs(),
+            entry_valid_nsec: valid.subsec_nanos(),
+            ..EntryOut::default()
+        });
+    }
+
+    pub fn attr(self, attr: &AttrOut) {
+        self.structure(attr);
+    }
+
+    /// Answers OPEN or OPENDIR with a handle and the flags of [`abi::fopen`].
+    pub fn opened(self, fh: u64, open_flags: u32) {
+        self.structure(&OpenOut { fh, open_flags, backing_id: 0 });
+    }
+
+    pub fn statfs(self, totals: &StatfsOut) {
+        self.structure(totals);
+    }
+
+    /// Bytes of a file, of a symlink's target or of a directory page.
+    pub fn bytes(self, bytes: &[u8]) {
+        if self.kind == Kind::Read {
+            self.in_flight.observation().read_bytes.fetch_add(bytes.len() as u64, Relaxed);
+        }
+        self.finish(0, bytes);
+    }
+
+    /// Answers GETXATTR or LISTXATTR by the rule of the system call: with `size` 0 the length is asked for, and a
+    /// buffer that is too small gets `ERANGE`.
+    pub fn xattr(self, value: &[u8], size: u32) {
+        match u32::try_from(value.len()) {
+            Ok(length) if size == 0 => self.structure(&abi::GetxattrOut { size: length, padding: 0 }),
+            Ok(length) if length <= size => self.finish(0, value),
+            _ => self.error(libc::ERANGE),
+        }
+    }
+
+    fn structure<T: IntoBytes + Immutable>(self, structure: &T) {
+        self.finish(0, structure.as_bytes());
+    }
+
+    fn finish(mut self, errno: i32, body: &[u8]) {
+        self.send(errno, body);
+    }
+
+    fn send(&mut self, errno: i32, body: &[u8]) {
+        self.answered = true;
+        if self.path == Path::Deferred && !self.in_flight.claim(self.unique) {
+            return;
+        }
+        // Counted before it is sent, so that whoever has the answer finds it counted.
+        self.in_flight.observation().answered(self.kind, self.path, errno, self.received.elapsed());
+        match self.channel.send(self.unique, -errno, body, &[]) {
+            Ok(()) => {}
+            // The asker was killed, or the file system unmounted: nobody waits.
+            Err(Errno::NOENT | Errno::NODEV) => debug!(operation = self.kind.name(), "the kernel no longer waits"),
+            Err(cause) => {
+                warn!(operation = self.kind.name(), %cause, "the kernel refused an answer: answered EIO");
+                let _ = self.channel.send(self.unique, -libc::EIO, &[], &[]);
+            }
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.send(libc::EIO, &[]);
+        }
+    }
+}

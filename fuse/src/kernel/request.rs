@@ -1,0 +1,244 @@
+//! One request of the kernel, decoded. Decoding borrows from the event loop's buffer, copies nothing but small
+//! fixed structures, and refuses whatever is too short: what a malformed request gets is `EIO`, never a panic.
+
+use zerocopy::FromBytes;
+
+use super::abi::{self, InHeader, opcode};
+
+/// A request with what every request carries.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Names this request towards the kernel until it is answered.
+    pub unique: u64,
+    /// The inode that it is about; 0 where it is about none.
+    pub node: u64,
+    pub operation: Operation<'a>,
+}
+
+/// What is asked for. Names are without their terminating zero; `fh` is what OPEN or OPENDIR answered.
+#[derive(Clone, Copy, Debug)]
+pub enum Operation<'a> {
+    Init { major: u32, minor: u32, max_readahead: u32, flags: u64 },
+    Destroy,
+    Interrupt { unique: u64 },
+    Forget { nlookup: u64 },
+    BatchForget(Forgets<'a>),
+    Lookup { name: &'a [u8] },
+    Getattr,
+    Readlink,
+    Open { flags: u32 },
+    Read { fh: u64, offset: u64, size: u32 },
+    Release { fh: u64 },
+    Opendir,
+    Readdir { fh: u64, offset: u64, size: u32 },
+    Readdirplus { fh: u64, offset: u64, size: u32 },
+    Releasedir { fh: u64 },
+    Statfs,
+    Access { mask: u32 },
+    Getxattr { name: &'a [u8], size: u32 },
+    Listxattr { size: u32 },
+    /// Any operation that would change something.
+    Mutation { opcode: u32 },
+    /// An operation that this file system leaves to the kernel, or that is newer than it.
+    Unsupported { opcode: u32 },
+}
+
+/// A request that is shorter than its kind demands, or whose name has no end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed {
+    /// To answer it with; `None` when not even the header is there.
+    pub unique: Option<u64>,
+    pub opcode: u32,
+}
+
+/// The inodes of one BATCH_FORGET.
+#[derive(Clone, Copy, Debug)]
+pub struct Forgets<'a>(&'a [u8]);
+
+impl Forgets<'_> {
+    /// Each inode with the number of lookups to forget.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.0.chunks_exact(size_of::<abi::ForgetOne>()).filter_map(|bytes| {
+            let one = abi::ForgetOne::read_from_bytes(bytes).ok()?;
+            Some((one.node, one.nlookup))
+        })
+    }
+}
+
+impl<'a> Request<'a> {
+    /// Decodes what one read of the device returned.
+    pub fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let (header, rest) =
+            InHeader::read_from_prefix(bytes).map_err(|_| Malformed { unique: None, opcode: 0 })?;
+        let malformed = Malformed { unique: Some(header.unique), opcode: header.opcode };
+        let body = (header.len as usize)
+            .checked_sub(size_of::<InHeader>())
+            .and_then(|length| length.checked_sub(usize::from(header.total_extlen) * 8))
+            .and_then(|length| rest.get(..length))
+            .ok_or(malformed)?;
+        let operation = Operation::decode(header.opcode, body).ok_or(malformed)?;
+        Ok(Self { unique: header.unique, node: header.node, operation })
+    }
+}
+
+impl<'a> Operation<'a> {
+    fn decode(number: u32, body: &'a [u8]) -> Option<Self> {
+        Some(match number {
+            opcode::INIT => Self::init(body)?,
+            opcode::DESTROY => Self::Destroy,
+            opcode::INTERRUPT => Self::Interrupt { unique: take::<abi::InterruptIn>(body)?.0.unique },
+            opcode::FORGET => Self::Forget { nlookup: take::<abi::ForgetIn>(body)?.0.nlookup },
+            opcode::BATCH_FORGET => {
+                let (head, rest) = take::<abi::BatchForgetIn>(body)?;
+                let length = (head.count as usize).checked_mul(size_of::<abi::ForgetOne>())?;
+                Self::BatchForget(Forgets(rest.get(..length)?))
+            }
+            opcode::LOOKUP => Self::Lookup { name: name(body)? },
+            opcode::GETATTR => {
+                take::<abi::GetattrIn>(body)?;
+                Self::Getattr
+            }
+            opcode::READLINK => Self::Readlink,
+            opcode::OPEN => Self::Open { flags: take::<abi::OpenIn>(body)?.0.flags },
+            opcode::READ => {
+                let read = take::<abi::ReadIn>(body)?.0;
+                Self::Read { fh: read.fh, offset: read.offset, size: read.size }
+            }
+            opcode::RELEASE => Self::Release { fh: take::<abi::ReleaseIn>(body)?.0.fh },
+            opcode::OPENDIR => {
+                take::<abi::OpenIn>(body)?;
+                Self::Opendir
+            }
+            opcode::READDIR => {
+                let read = take::<abi::ReadIn>(body)?.0;
+                Self::Readdir { fh: read.fh, offset: read.offset, size: read.size }
+            }
+            opcode::READDIRPLUS => {
+                let read = take::<abi::ReadIn>(body)?.0;
+                Self::Readdirplus { fh: read.fh, offset: read.offset, size: read.size }
+            }
+            opcode::RELEASEDIR => Self::Releasedir { fh: take::<abi::ReleaseIn>(body)?.0.fh },
+            opcode::STATFS => Self::Statfs,
+            opcode::ACCESS => Self::Access { mask: take::<abi::AccessIn>(body)?.0.mask },
+            opcode::GETXATTR => {
+                let (head, rest) = take::<abi::GetxattrIn>(body)?;
+                Self::Getxattr { name: name(rest)?, size: head.size }
+            }
+            opcode::LISTXATTR => Self::Listxattr { size: take::<abi::GetxattrIn>(body)?.0.size },
+            opcode::SETATTR
+            | opcode::SYMLINK
+            | opcode::MKNOD
+            | opcode::MKDIR
+            | opcode::UNLINK
+            | opcode::RMDIR
+            | opcode::RENAME
+            | opcode::RENAME2
+            | opcode::LINK
+            | opcode::WRITE
+            | opcode::SETXATTR
+            | opcode::REMOVEXATTR
+            | opcode::CREATE
+            | opcode::FALLOCATE
+            | opcode::COPY_FILE_RANGE
+            | opcode::TMPFILE => Self::Mutation { opcode: number },
+            // FLUSH, FSYNC and FSYNCDIR among them: the kernel remembers ENOSYS as success and asks no more.
+            _ => Self::Unsupported { opcode: number },
+        })
+    }
+
+    fn init(body: &'a [u8]) -> Option<Self> {
+        let (head, rest) = take::<abi::InitIn>(body)?;
+        let mut flags = u64::from(head.flags);
+        if flags & abi::init::INIT_EXT != 0 {
+            flags |= u64::from(take::<abi::InitInExtension>(rest)?.0.flags2) << 32;
+        }
+        Some(Self::Init { major: head.major, minor: head.minor, max_readahead: head.max_readahead, flags })
+    }
+}
+
+fn take<T: FromBytes>(body: &[u8]) -> Option<(T, &[u8])> {
+    T::read_from_prefix(body).ok()
+}
+
+fn name(body: &[u8]) -> Option<&[u8]> {
+    let end = body.iter().position(|byte| *byte == 0)?;
+    Some(&body[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    fn message(number: u32, body: &[u8]) -> Vec<u8> {
+        let len = u32::try_from(size_of::<InHeader>() + body.len()).unwrap();
+        let header = InHeader { len, opcode: number, unique: 42, node: 7, ..InHeader::default() };
+        [header.as_bytes(), body].concat()
+    }
+
+    #[test]
+    fn a_lookup_is_decoded() {
+        let bytes = message(opcode::LOOKUP, b"name\0");
+        let request = Request::decode(&bytes).unwrap();
+        assert_eq!((request.unique, request.node), (42, 7));
+        assert!(matches!(request.operation, Operation::Lookup { name: b"name" }));
+    }
+
+    #[test]
+    fn a_name_without_an_end_is_malformed() {
+        let bytes = message(opcode::LOOKUP, b"name");
+        assert_eq!(
+            Request::decode(&bytes).err(),
+            Some(Malformed { unique: Some(42), opcode: opcode::LOOKUP })
+        );
+    }
+
+    #[test]
+    fn a_batch_that_promises_more_than_it_holds_is_malformed() {
+        let mut body = abi::BatchForgetIn { count: u32::MAX, dummy: 0 }.as_bytes().to_vec();
+        body.extend_from_slice(abi::ForgetOne { node: 1, nlookup: 1 }.as_bytes());
+        assert!(Request::decode(&message(opcode::BATCH_FORGET, &body)).is_err());
+        body[..4].copy_from_slice(&1u32.to_ne_bytes());
+        let bytes = message(opcode::BATCH_FORGET, &body);
+        let Operation::BatchForget(forgets) = Request::decode(&bytes).unwrap().operation else {
+            panic!("not a batch")
+        };
+        assert_eq!(forgets.iter().collect::<Vec<_>>(), [(1, 1)]);
+    }
+
+    #[test]
+    fn every_mutation_is_recognized_whatever_its_body() {
+        for number in [4, 6, 8, 9, 10, 11, 12, 13, 16, 21, 24, 35, 43, 45, 47, 51] {
+            let bytes = message(number, &[]);
+            assert!(matches!(Request::decode(&bytes).unwrap().operation, Operation::Mutation { .. }), "{number}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Request::decode(&bytes);
+        }
+
+        #[test]
+        fn garbage_behind_a_sound_header_never_panics(
+            number in 0u32..60,
+            body in proptest::collection::vec(any::<u8>(), 0..200),
+            declared in any::<u32>(),
+            extensions in any::<u16>(),
+        ) {
+            let mut bytes = message(number, &body);
+            if let Ok(request) = Request::decode(&bytes)
+                && let Operation::BatchForget(forgets) = request.operation
+            {
+                prop_assert!(forgets.iter().count() <= body.len() / 16);
+            }
+            bytes[36..38].copy_from_slice(&extensions.to_ne_bytes());
+            let _ = Request::decode(&bytes);
+            bytes[..4].copy_from_slice(&declared.to_ne_bytes());
+            let _ = Request::decode(&bytes);
+        }
+    }
+}
