@@ -53,12 +53,7 @@ impl Effective {
     /// [`ConfigError::Unreadable`] for a file that was asked for and cannot be read; [`ConfigError::Rejected`] with
     /// everything that is unknown, malformed or impossible.
     pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
-        let variable = std::env::var_os("CV_CONF").filter(|value| !value.is_empty()).map(PathBuf::from);
-        let (path, named_by) = match (path, variable) {
-            (Some(path), _) => (path.to_owned(), "named by --conf"),
-            (None, Some(path)) => (path, "named by CV_CONF"),
-            (None, None) => (PathBuf::from(INSTALLED), "the installed one"),
-        };
+        let (path, named_by) = locate(path, std::env::var_os("CV_CONF"));
         let file = match std::fs::read(&path) {
             Ok(bytes) => Some((path, bytes)),
             Err(error) if error.kind() == io::ErrorKind::NotFound && path == Path::new(INSTALLED) => None,
@@ -122,5 +117,29 @@ impl Effective {
     /// Where the value of `section.key` came from.
     pub fn origin(&self, key: &str) -> Origin {
         self.origins.get(key).cloned().unwrap_or(Origin::Default)
+    }
+}
+
+/// Which file to read, and who named it.
+fn locate(flag: Option<&Path>, variable: Option<OsString>) -> (PathBuf, &'static str) {
+    match (flag, variable.filter(|value| !value.is_empty())) {
+        (Some(path), _) => (path.to_owned(), "named by --conf"),
+        (None, Some(path)) => (PathBuf::from(path), "named by CV_CONF"),
+        (None, None) => (PathBuf::from(INSTALLED), "the installed one"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flag_wins_over_the_variable_over_the_installed_file() {
+        let flag = Some(Path::new("/a"));
+        assert_eq!(locate(flag, Some("/b".into())), (PathBuf::from("/a"), "named by --conf"));
+        assert_eq!(locate(None, Some("/b".into())), (PathBuf::from("/b"), "named by CV_CONF"));
+        for unset in [None, Some(OsString::new())] {
+            assert_eq!(locate(None, unset), (PathBuf::from("/etc/cavern/cluster.toml"), "the installed one"));
+        }
     }
 }

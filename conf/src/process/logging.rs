@@ -29,8 +29,8 @@ pub(crate) fn parse_level(level: &str) -> Result<EnvFilter, ProcessError> {
     let refuse = |reason: String| ProcessError::LogLevel { level: level.to_owned(), reason };
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let known = |text: &str| LEVELS.iter().any(|name| name.eq_ignore_ascii_case(text));
-    for directive in level.split(',') {
-        let directive = directive.trim();
+    let directives: Vec<&str> = level.split(',').map(str::trim).collect();
+    for directive in &directives {
         match directive.rsplit_once('=') {
             _ if directive.is_empty() => return Err(refuse("a directive is empty".to_owned())),
             Some((_, last)) if !known(last.trim()) => {
@@ -42,7 +42,7 @@ pub(crate) fn parse_level(level: &str) -> Result<EnvFilter, ProcessError> {
             _ => {}
         }
     }
-    EnvFilter::try_new(level).map_err(|error| refuse(error.to_string()))
+    EnvFilter::try_new(directives.join(",")).map_err(|error| refuse(error.to_string()))
 }
 
 #[cfg(test)]

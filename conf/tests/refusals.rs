@@ -1,0 +1,283 @@
+//! What is wrong with a configuration is said with file, line, key and what would be right.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use cavern_conf::{Config, ConfigError, Effective};
+use proptest::prelude::*;
+
+const FILE: &str = "/etc/cv.toml";
+
+fn compose(text: &str, environment: &[(&str, &str)]) -> Result<Effective, ConfigError> {
+    let environment = environment.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    Effective::compose(Some((PathBuf::from(FILE), text.as_bytes().to_vec())), environment)
+}
+
+fn refusal(text: &str) -> String {
+    compose(text, &[]).expect_err(text).to_string()
+}
+
+/// Each case: the file, the line that is at fault, the key as it is named, and what the message must contain.
+const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
+    // Syntax.
+    ("[fuse\nthreads = 2", 1, "", &["near \"[fuse\""]),
+    ("[fuse]\nthreads = \n", 2, "", &["near \"threads =\""]),
+    ("[fuse]\nthreads 2\n", 2, "", &["near \"threads 2\""]),
+    ("[fuse]\npath = \"/a\n", 2, "", &["near \"path = \\\"/a\""]),
+    ("[fuse]\nthreads = 1\n\nthreads = 2\n", 4, "", &["duplicate key", "near \"threads = 2\""]),
+    ("[fuse]\n[log]\n[fuse]\n", 3, "", &["duplicate key"]),
+    ("[client]\nread_timeout = 10s\n", 2, "", &["near \"read_timeout = 10s\""]),
+    // Unknown sections and keys.
+    ("\n[fues]\nthreads = 2\n", 2, "[fues]", &["no such section", "did you mean [fuse]?"]),
+    ("[workers]\n", 1, "[workers]", &["did you mean [worker]?"]),
+    ("[gateway]\n", 1, "[gateway]", &["the sections are cluster, log, master, worker, ufs, client, fuse"]),
+    ("[fuse]\nmountpoint = \"/x\"\n", 2, "fuse.mountpoint", &["no such key in [fuse]", "did you mean mount_point?"]),
+    ("[fuse]\n\n\nthread = 2\n", 4, "fuse.thread", &["did you mean threads?"]),
+    ("[worker]\ndir = [\"[SSD]/a\"]\n", 2, "worker.dir", &["did you mean dirs?"]),
+    ("[worker]\nhigh_watermrak = 0.9\n", 2, "worker.high_watermrak", &["did you mean high_watermark?"]),
+    ("[fuse]\nread_timeout = \"3s\"\n", 2, "fuse.read_timeout", &["it belongs in [client]"]),
+    ("[log]\nzzz = 1\n", 2, "log.zzz", &["its keys are level, format"]),
+    ("mount_point = \"/x\"\n", 1, "mount_point", &["outside of every section", "it belongs below [fuse]"]),
+    ("nonsense = 1\n", 1, "nonsense", &["outside of every section", "the sections are"]),
+    ("fuse = 3\n", 1, "fuse", &["is a section: write [fuse]"]),
+    ("[[worker]]\nlisten = \"a:1\"\n", 1, "worker", &["is a section: write [worker] once"]),
+    // Wrong types and units.
+    ("[fuse]\nthreads = \"two\"\n", 2, "fuse.threads", &["string \"two\"", "(default: threads = 2)"]),
+    ("[fuse]\nthreads = -1\n", 2, "fuse.threads", &["`-1`", "(default: threads = 2)"]),
+    ("[fuse]\nmax_background = 70000\n", 2, "fuse.max_background", &["70000", "(default: max_background = 256)"]),
+    ("[fuse]\ndirect = \"yes\"\n", 2, "fuse.direct", &["expected a boolean", "(default: direct = false)"]),
+    ("[fuse]\nthreads.x = 1\n", 2, "fuse.threads", &["map"]),
+    ("[log]\nformat = \"xml\"\n", 2, "log.format", &["`text` or `json`"]),
+    (
+        "[client]\nmemory_budget = 512\n",
+        2,
+        "client.memory_budget",
+        &["as \"64MiB\"", "(default: memory_budget = \"512MiB\")"],
+    ),
+    ("[client]\nmemory_budget = \"512\"\n", 2, "client.memory_budget", &["has no unit", "\"512MiB\""]),
+    (
+        "[client]\nmemory_budget = \"512mb\"\n",
+        2,
+        "client.memory_budget",
+        &["unknown unit \"mb\"", "did you mean \"MB\"?"],
+    ),
+    ("[client]\nmemory_budget = \"0.5GiB\"\n", 2, "client.memory_budget", &["fraction"]),
+    ("[client]\nread_timeout = 10\n", 2, "client.read_timeout", &["as \"10s\"", "(default: read_timeout = \"15s\")"]),
+    ("[client]\nread_timeout = \"10\"\n", 2, "client.read_timeout", &["write it as \"10s\""]),
+    ("[client]\nread_timeout = \"10 seconds\"\n", 2, "client.read_timeout", &["did you mean \"s\"?"]),
+    (
+        "[cluster]\nmasters = \"a:7700\"\n",
+        2,
+        "cluster.masters",
+        &["sequence", "(default: masters = [\"127.0.0.1:7700\"])"],
+    ),
+    ("[cluster]\nmasters = [\n  \"a:1\",\n  7700,\n]\n", 4, "cluster.masters", &["expected a string"]),
+    // Values that cannot be.
+    ("[cluster]\nname = \"\"\n", 2, "cluster.name", &["1 to 64 letters"]),
+    ("[cluster]\nmasters = []\n", 2, "cluster.masters", &["at least one master"]),
+    ("[cluster]\nmasters = [\"localhost\"]\n", 2, "cluster.masters", &["host:port"]),
+    ("[cluster]\nmasters = [\"a:0\"]\n", 2, "cluster.masters", &["host:port"]),
+    ("[cluster]\nmasters = [\"a:1\", \"a:1\"]\n", 2, "cluster.masters", &["named twice"]),
+    ("[log]\nlevel = \"verbose\"\n", 2, "log.level", &["off, error, warn, info, debug, trace"]),
+    ("[master]\nlisten = \"127.0.0.1:77000\"\n", 2, "master.listen", &["as \"0.0.0.0:7700\""]),
+    ("[master]\nlisten = \"::1:7700\"\n", 2, "master.listen", &["host:port"]),
+    ("[master]\nlisten = \"127.0.0.1:7701\"\n", 2, "master.listen", &["a port of its own"]),
+    ("[master]\ndata_dir = \"data\"\n", 2, "master.data_dir", &["absolute path"]),
+    ("[master]\nlist_concurrency = 0\n", 2, "master.list_concurrency", &["from 1 to"]),
+    ("[master]\nload_concurrency = 0\n", 2, "master.load_concurrency", &["from 1 to"]),
+    ("[master]\nsnapshot_entries = 0\n", 2, "master.snapshot_entries", &["at least 1"]),
+    ("[master]\nheartbeat = \"0s\"\n", 2, "master.heartbeat", &["at least \"10ms\""]),
+    ("[master]\nsession_lease = \"1ms\"\n", 2, "master.session_lease", &["at least \"500ms\""]),
+    ("[worker]\ndirs = []\n", 2, "worker.dirs", &["at least one directory"]),
+    ("[worker]\ndirs = [\"/nvme0\"]\n", 2, "worker.dirs", &["\"[SSD:1TB]/path\""]),
+    ("[worker]\ndirs = [\"[NVME]/nvme0\"]\n", 2, "worker.dirs", &["MEM, SSD, HDD"]),
+    ("[worker]\ndirs = [\"[SSD:1tb]/a\"]\n", 2, "worker.dirs", &["did you mean \"TB\"?"]),
+    ("[worker]\ndirs = [\"[SSD]a\"]\n", 2, "worker.dirs", &["absolute"]),
+    ("[worker]\ndirs = [\"[SSD]/a\", \"[HDD]/a/\"]\n", 2, "worker.dirs", &["lie in one another"]),
+    ("[worker]\nadvertise = \"node7\"\n", 2, "worker.advertise", &["as \"node7:7710\""]),
+    ("[worker]\nsocket = \"w.sock\"\n", 2, "worker.socket", &["absolute"]),
+    ("[worker]\nhigh_watermark = 1.5\n", 2, "worker.high_watermark", &["at most 1"]),
+    ("[worker]\nlow_watermark = nan\n", 2, "worker.low_watermark", &["above 0"]),
+    ("[worker]\nfill_concurrency = 0\n", 2, "worker.fill_concurrency", &["from 1 to"]),
+    ("[worker]\nfill_size_max = \"64KiB\"\n", 2, "worker.fill_size_max", &["at least \"128KiB\""]),
+    ("[ufs]\nconcurrency = 0\n", 2, "ufs.concurrency", &["from 1 to"]),
+    ("[ufs]\nio_timeout = \"0s\"\n", 2, "ufs.io_timeout", &["more than zero"]),
+    ("[client]\nhedge_percent = 101\n", 2, "client.hedge_percent", &["from 0 to 100"]),
+    ("[fuse]\nthreads = 0\n", 2, "fuse.threads", &["from 1 to 256"]),
+    ("[fuse]\nmount_point = \"mnt\"\n", 2, "fuse.mount_point", &["absolute path"]),
+    ("[fuse]\nmount_point = \"/\"\n", 2, "fuse.mount_point", &["as \"/mnt/cavern\""]),
+    ("[fuse]\npath = \"/a/../b\"\n", 2, "fuse.path", &["without \".\" or \"..\""]),
+    ("[fuse]\nfile_mode = 644\n", 2, "fuse.file_mode", &["prefix 0o", "0o644"]),
+    ("[fuse]\nuid = -2\n", 2, "fuse.uid", &["-1 for the process's own"]),
+    ("[fuse]\nnegative_timeout = \"9999d\"\n", 2, "fuse.negative_timeout", &["ten years"]),
+    // Combinations.
+    (
+        "[worker]\nhigh_watermark = 0.5\nlow_watermark = 0.6\n",
+        3,
+        "worker.low_watermark",
+        &["(0.6) must be below worker.high_watermark (0.5)"],
+    ),
+    ("[worker]\nhigh_watermark = 0.5\n", 2, "worker.high_watermark", &["worker.low_watermark (0.96) must be below"]),
+    ("[master]\nworker_timeout = \"1s\"\n", 2, "master.worker_timeout", &["twice master.heartbeat (\"1s\")"]),
+    ("[master]\nheartbeat = \"1m\"\n", 2, "master.heartbeat", &["master.worker_timeout (\"5s\")"]),
+    ("[client]\nreadahead_max = \"1GiB\"\n", 2, "client.readahead_max", &["at most client.memory_budget (\"512MiB\")"]),
+    ("[client]\nmemory_budget = \"16MiB\"\n", 2, "client.memory_budget", &["client.readahead_max (\"32MiB\")"]),
+    ("[ufs]\nretry_backoff = \"1m\"\n", 2, "ufs.retry_backoff", &["at most ufs.retry_backoff_max (\"2s\")"]),
+    ("[worker]\nfill_size_max = \"1GiB\"\n", 2, "worker.fill_size_max", &["at most worker.memory_budget"]),
+];
+
+#[test]
+fn a_bad_file_is_refused_with_its_line_its_key_and_what_would_be_right() {
+    for (text, line, key, expected) in BAD_FILES {
+        let error = refusal(text);
+        let place = if key.is_empty() { format!("{FILE}:{line}: ") } else { format!("{FILE}:{line}: {key}: ") };
+        assert!(error.starts_with(&place), "{text:?}\n  wanted {place}\n  got {error}");
+        assert!(!error.contains('\n'), "{text:?} has one mistake, but: {error}");
+        for part in *expected {
+            assert!(error.contains(part), "{text:?}\n  wanted {part}\n  got {error}");
+        }
+    }
+}
+
+#[test]
+fn all_mistakes_are_told_at_once() {
+    let error = compose("[fuse]\nthread = 2\ndirect = 1\n[logs]\n", &[("CV_LOG__FORMAT", "xml")]).unwrap_err();
+    let keys: Vec<&str> = error.problems().iter().map(|problem| problem.key.as_str()).collect();
+    assert_eq!(keys, ["fuse.thread", "fuse.direct", "[logs]", "log.format"]);
+    assert_eq!(error.to_string().lines().count(), 4);
+}
+
+#[test]
+fn overrides_are_held_to_the_same_rules() {
+    let cases: &[(&str, &str, &[&str])] = &[
+        ("CV_FUSE__THREADS", "two", &["CV_FUSE__THREADS: fuse.threads: ", "(default: threads = 2)"]),
+        ("CV_FUSE__THREADS", "0", &["CV_FUSE__THREADS: fuse.threads: ", "from 1 to 256"]),
+        ("CV_FUSE__THREADS", "", &["CV_FUSE__THREADS: fuse.threads: "]),
+        ("CV_FUSE__TREADS", "2", &["CV_FUSE__TREADS: ", "names no key", "did you mean CV_FUSE__THREADS?"]),
+        ("CV_fuse__threads", "2", &["CV_fuse__threads: ", "did you mean CV_FUSE__THREADS?"]),
+        ("CV_NOTHING_LIKE__IT_AT_ALL", "2", &["CV_SECTION__KEY"]),
+        ("CV_CLIENT__READ_TIMEOUT", "3", &["CV_CLIENT__READ_TIMEOUT: client.read_timeout: ", "write it as \"3s\""]),
+        ("CV_WORKER__DIRS", "[SSD:1TB]/nvme0", &["is not a list", "[\"[SSD]/var/lib/cavern/worker\"]"]),
+        ("CV_WORKER__DIRS", "[\"/nvme0\"]", &["CV_WORKER__DIRS: worker.dirs: ", "no tier"]),
+        ("CV_WORKER__HIGH_WATERMARK", "0.5", &["CV_WORKER__HIGH_WATERMARK: worker.high_watermark: "]),
+        ("CV_FUSE__FILE_MODE", "0o1777", &["0o1777"]),
+    ];
+    for (name, value, expected) in cases {
+        let error = compose("", &[(name, value)]).expect_err(name).to_string();
+        for part in *expected {
+            assert!(error.contains(part), "{name}={value}: {error}");
+        }
+    }
+    let bytes = [(OsString::from("CV_LOG__LEVEL"), OsString::from_vec(vec![0xff]))];
+    let error = Effective::compose(None, bytes).unwrap_err().to_string();
+    assert_eq!(error, "CV_LOG__LEVEL: log.level: the value is not UTF-8");
+}
+
+#[test]
+fn overrides_win_over_the_file_and_say_so() {
+    let text = "[fuse]\nthreads = 4\nmount_point = \"/a\"\n";
+    let effective = compose(
+        text,
+        &[
+            ("CV_FUSE__MOUNT_POINT", "/b"),
+            ("CV_FUSE__FILE_MODE", "0o600"),
+            ("CV_CLUSTER__NAME", "7"),
+            ("CV_LOG__LEVEL", "\"warn\""),
+            ("CV_CLIENT__READ_TIMEOUT", "3s"),
+            ("CV_WORKER__HIGH_WATERMARK", "1"),
+            ("CV_WORKER__DIRS", "[\"[MEM:1GiB]/dev/shm/cv\", \"[SSD]/nvme0\"]"),
+            ("CV_CONF", "/elsewhere"),
+            ("CVS__ROOT", "not ours"),
+            ("PATH", "/bin"),
+        ],
+    )
+    .unwrap();
+    let config = &effective.config;
+    assert_eq!(config.fuse.threads, 4);
+    assert_eq!(config.fuse.mount_point, Path::new("/b"));
+    assert_eq!(config.fuse.file_mode, 0o600);
+    assert_eq!(config.cluster.name, "7");
+    assert_eq!(config.log.level, "warn");
+    assert_eq!(config.client.read_timeout.as_millis(), 3000);
+    assert_eq!(config.worker.high_watermark, 1.0);
+    assert_eq!(config.worker.dir_specs().unwrap().len(), 2);
+
+    let shown = effective.show();
+    let line = |start: &str| shown.lines().find(|line| line.starts_with(start)).unwrap().to_owned();
+    assert!(line("threads = 4 ").ends_with("# /etc/cv.toml:2"));
+    assert!(line("mount_point = \"/b\" ").ends_with("# environment CV_FUSE__MOUNT_POINT"));
+    assert!(line("file_mode = 0o600 ").ends_with("# environment CV_FUSE__FILE_MODE"));
+    assert!(line("dir_mode = 0o755 ").ends_with("# default"));
+}
+
+#[test]
+fn what_is_shown_reads_back() {
+    let mut config = Config::default();
+    config.fuse.path = "/with \"quotes\" and ünïcode\\".into();
+    config.worker.dirs = vec!["[SSD:10GB]/a".into(), "[HDD]/b".into()];
+    config.check().unwrap();
+    let read = compose(&config.to_toml(), &[]).unwrap();
+    assert_eq!(read.config, config);
+    assert_eq!(compose(&read.show(), &[]).unwrap().config, config);
+    let defaults = Effective::defaults();
+    assert!(defaults.show().lines().filter(|line| line.contains(" = ")).all(|line| line.ends_with("# default")));
+    assert_eq!(compose(&defaults.show(), &[]).unwrap().config, Config::default());
+    assert_eq!(compose("", &[]).unwrap().config, Config::default());
+    assert_eq!(Effective::compose(None, []).unwrap().config, Config::default());
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing.toml");
+    for path in [missing.as_path(), dir.path()] {
+        let error = Config::load(Some(path)).unwrap_err();
+        assert!(matches!(error, ConfigError::Unreadable { .. }));
+        let text = error.to_string();
+        assert!(text.contains(&path.display().to_string()) && text.contains("named by --conf"), "{text}");
+    }
+    let latin = dir.path().join("latin.toml");
+    std::fs::write(&latin, b"[cluster]\n# caf\xe9\nname = \"x\"\n").unwrap();
+    let text = Config::load(Some(&latin)).unwrap_err().to_string();
+    assert_eq!(text, format!("{}:2: this line is not UTF-8 text: save the file as UTF-8", latin.display()));
+    let good = dir.path().join("good.toml");
+    std::fs::write(&good, b"\xef\xbb\xbf[cluster]\r\nname = \"x\"\r\n").unwrap();
+    assert_eq!(Config::load(Some(&good)).unwrap().cluster.name, "x", "a byte order mark and CRLF do no harm");
+}
+
+#[test]
+fn impossible_configurations_of_a_program_are_refused() {
+    let mut config = Config::default();
+    config.worker.dirs = vec![format!("[SSD]/{}", "x".repeat(120))];
+    let error = config.check().unwrap_err().to_string();
+    assert!(error.starts_with("worker.socket: ") && error.contains("107 bytes"), "{error}");
+    config.worker.socket = PathBuf::from("/run/w.sock");
+    config.check().unwrap();
+}
+
+proptest! {
+    /// Whatever the file and the environment hold: a configuration or a reason, never a panic, and never an empty
+    /// reason.
+    #[test]
+    fn garbage_is_answered(bytes in prop::collection::vec(any::<u8>(), 0..200), value in ".{0,30}") {
+        let environment = [(OsString::from("CV_WORKER__DIRS"), OsString::from(value))];
+        if let Err(error) = Effective::compose(Some((PathBuf::from(FILE), bytes)), environment) {
+            prop_assert!(!error.problems().is_empty());
+            prop_assert!(!error.to_string().trim().is_empty());
+        }
+    }
+
+    /// The same with text that resembles a configuration.
+    #[test]
+    fn near_misses_are_answered(lines in prop::collection::vec(
+        prop::sample::select(vec![
+            "[fuse]", "[worker]", "[", "]]", "threads", "=", "dirs", "\"", "[\"[SSD]/a\"", "0x", "\"10s\"", "\n", ".", "é", "1",
+        ]),
+        0..24,
+    )) {
+        if let Err(error) = compose(&lines.concat(), &[]) {
+            prop_assert!(error.problems().iter().all(|problem| !problem.message.is_empty()));
+        }
+    }
+}
