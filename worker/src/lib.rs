@@ -11,6 +11,8 @@
 //! them stale.
 
 pub mod error;
+mod metrics;
+mod store;
 
 pub use error::WorkerError;
 

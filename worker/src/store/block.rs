@@ -1,0 +1,271 @@
+//! A block that is in use: its open file, which chunks are there, and their checksums.
+//!
+//! Two bitmaps: *present* is what the index says, *verified* what may be believed. After a start nothing is believed: a
+//! crash may have left the index ahead of the data (nothing is synced while filling, which costs a refetch at worst).
+//! A chunk is verified when this run wrote it, or read it once and found its checksum right.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use cavern_proto::chunk::{chunk_count, chunk_range};
+use cavern_proto::record::BlockRecord;
+use cavern_proto::{BlockId, ChunkMap};
+use parking_lot::{Mutex, MutexGuard};
+use rustix::io::Errno;
+
+/// What changes about a block while it is in use.
+#[derive(Debug)]
+pub(crate) struct BlockState {
+    pub present: ChunkMap,
+    /// Always a part of `present`.
+    pub verified: ChunkMap,
+    /// One per chunk; meaningful where present.
+    pub crcs: Vec<u32>,
+}
+
+/// A block of which somebody holds this handle. Its file may be read for as long as the handle lives, evicted or not.
+#[derive(Debug)]
+pub struct Block {
+    id: BlockId,
+    incarnation: u64,
+    length: u32,
+    mount_id: u32,
+    directory: usize,
+    path: PathBuf,
+    /// Read only, because it is handed to clients.
+    file: File,
+    /// Open while fills run.
+    writer: Mutex<Option<Arc<File>>>,
+    state: Mutex<BlockState>,
+    dead: AtomicBool,
+}
+
+/// Names a block and where its file is.
+#[derive(Clone, Debug)]
+pub(super) struct BlockPlace {
+    pub id: BlockId,
+    pub incarnation: u64,
+    pub length: u32,
+    pub mount_id: u32,
+    pub directory: usize,
+    pub path: PathBuf,
+}
+
+impl Block {
+    /// Makes the empty file of a new block.
+    pub(super) fn create(place: BlockPlace) -> io::Result<Self> {
+        let writer = File::options().read(true).write(true).create_new(true).open(&place.path)?;
+        let file = match File::open(&place.path) {
+            Ok(file) => file,
+            Err(error) => {
+                let _ = std::fs::remove_file(&place.path);
+                return Err(error);
+            }
+        };
+        let state = BlockState {
+            present: ChunkMap::new(),
+            verified: ChunkMap::new(),
+            crcs: vec![0; chunk_count(place.length) as usize],
+        };
+        Ok(Self::assemble(place, file, Some(Arc::new(writer)), state))
+    }
+
+    /// Opens the file of a block that the index knows. With `verified` all its chunks have been verified earlier in
+    /// this run.
+    pub(super) fn open(place: BlockPlace, record: &BlockRecord, verified: bool) -> io::Result<Self> {
+        let file = File::open(&place.path)?;
+        let mut crcs = record.chunk_crcs.clone();
+        crcs.resize(chunk_count(place.length) as usize, 0);
+        let mut present = ChunkMap::from_bytes(&record.present);
+        // A record that names chunks beyond the block's end is damaged there; the rest is still checked by CRC.
+        for beyond in present.iter().filter(|index| *index >= chunk_count(place.length)).collect::<Vec<_>>() {
+            present.remove(beyond);
+        }
+        let state =
+            BlockState { verified: if verified { present.clone() } else { ChunkMap::new() }, present, crcs };
+        Ok(Self::assemble(place, file, None, state))
+    }
+
+    fn assemble(place: BlockPlace, file: File, writer: Option<Arc<File>>, state: BlockState) -> Self {
+        Self {
+            id: place.id,
+            incarnation: place.incarnation,
+            length: place.length,
+            mount_id: place.mount_id,
+            directory: place.directory,
+            path: place.path,
+            file,
+            writer: Mutex::new(writer),
+            state: Mutex::new(state),
+            dead: AtomicBool::new(false),
+        }
+    }
+
+    /// The block's name.
+    pub fn id(&self) -> &BlockId {
+        &self.id
+    }
+
+    /// Names this file of the block: no two files of this worker ever share it.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Bytes of the block when it is complete.
+    pub fn length(&self) -> u32 {
+        self.length
+    }
+
+    /// The mount through which it was fetched.
+    pub fn mount_id(&self) -> u32 {
+        self.mount_id
+    }
+
+    /// Where its file is, or was.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn directory(&self) -> usize {
+        self.directory
+    }
+
+    /// The file, read only: byte 0 is the block's byte 0. Holes are chunks that are not present.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Whether the block has been evicted or dropped: its file may be read, but nothing more will be kept in it.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    pub(super) fn kill(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, BlockState> {
+        self.state.lock()
+    }
+
+    /// Whether all these chunks may be read.
+    pub fn has(&self, chunks: Range<u32>) -> bool {
+        self.state.lock().verified.contains_all(chunks)
+    }
+
+    /// Whether the whole block may be read.
+    pub fn is_complete(&self) -> bool {
+        self.has(0..chunk_count(self.length))
+    }
+
+    /// The chunks that may be read, as messages carry them.
+    pub fn verified_bytes(&self) -> Vec<u8> {
+        self.state.lock().verified.to_bytes()
+    }
+
+    /// Reads `buffer.len()` bytes at `offset`, as long as they are in the page cache; `Ok(false)` when they are not,
+    /// with the buffer's content undefined. Never waits for a disk.
+    ///
+    /// # Errors
+    /// Those of the disk, and `UnexpectedEof` when the file is shorter than it should be.
+    pub fn read_cached(&self, offset: u32, buffer: &mut [u8]) -> io::Result<bool> {
+        let mut done = 0;
+        while done < buffer.len() {
+            let slice = io::IoSliceMut::new(&mut buffer[done..]);
+            let flags = rustix::io::ReadWriteFlags::NOWAIT;
+            match rustix::io::preadv2(&self.file, &mut [slice], u64::from(offset) + done as u64, flags) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => done += read,
+                Err(Errno::INTR) => {}
+                // A file system without the flag is asked on a thread that may wait.
+                Err(Errno::AGAIN | Errno::OPNOTSUPP) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads `buffer.len()` bytes at `offset`. Waits for the disk: not for async threads.
+    ///
+    /// # Errors
+    /// As [`Self::read_cached`].
+    pub fn read(&self, offset: u32, buffer: &mut [u8]) -> io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, u64::from(offset))
+    }
+
+    /// Reads a whole chunk and says whether its checksum is the recorded one; a file that is too short counts as not.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub(super) fn check_chunk(&self, index: u32, buffer: &mut Vec<u8>) -> io::Result<bool> {
+        let range = chunk_range(index, self.length);
+        let expected = self.state.lock().crcs.get(index as usize).copied();
+        buffer.resize(range.len(), 0);
+        match self.read(range.start, buffer) {
+            Ok(()) => Ok(expected == Some(crc32c::crc32c(buffer))),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The descriptor that fills write through, opened when there is none.
+    fn writer(&self) -> io::Result<Arc<File>> {
+        let mut writer = self.writer.lock();
+        if let Some(file) = &*writer {
+            return Ok(file.clone());
+        }
+        let file = Arc::new(File::options().write(true).open(&self.path)?);
+        *writer = Some(file.clone());
+        Ok(file)
+    }
+
+    /// Closes the descriptor of fills; the next write opens it anew.
+    pub(crate) fn close_writer(&self) {
+        self.writer.lock().take();
+    }
+
+    /// Writes one whole chunk, given in pieces, and returns its CRC32C. It is not present by that:
+    /// `Store::publish` makes it so.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub(crate) fn write_chunk(&self, index: u32, pieces: &[Bytes]) -> io::Result<u32> {
+        let writer = self.writer()?;
+        let mut offset = u64::from(chunk_range(index, self.length).start);
+        let crc = pieces.iter().fold(0, |crc, piece| crc32c::crc32c_append(crc, piece));
+        let mut slices: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+        let mut rest = slices.as_mut_slice();
+        // The kernel takes at most 1,024 pieces at a time.
+        while !rest.is_empty() {
+            let batch = rest.len().min(1024);
+            match rustix::io::pwritev(&writer, &rest[..batch], offset) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    offset += written as u64;
+                    IoSlice::advance_slices(&mut rest, written);
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(crc)
+    }
+
+    /// The index entry of the block as it is now.
+    pub(super) fn record(&self) -> BlockRecord {
+        let state = self.state.lock();
+        BlockRecord {
+            incarnation: self.incarnation,
+            length: self.length,
+            present: state.present.to_bytes().into(),
+            chunk_crcs: state.crcs.clone(),
+            mount_id: self.mount_id,
+        }
+    }
+}

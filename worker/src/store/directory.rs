@@ -1,0 +1,238 @@
+//! One data directory: its lock, its identity, its health, and where the file of a block is.
+//!
+//! ```text
+//!   lock                    held (flock) by the worker that works here
+//!   worker.json             format, worker uuid, cluster id, number of starts
+//!   index/                  RocksDB: block id → record
+//!   blocks/xx/CONTENT.BLOCK.INCARNATION    one plain file per block
+//! ```
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use cavern_conf::{DirSpec, Tier};
+use cavern_proto::{BlockId, ContentId};
+use parking_lot::Mutex;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::index::SharedIndex;
+use crate::error::WorkerError;
+
+/// Version of the layout above.
+const FORMAT: u32 = 1;
+/// A directory is given up after this many I/O errors in a row.
+const MAX_ERRORS: u32 = 5;
+
+/// What `worker.json` holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Identity {
+    pub format: u32,
+    /// 128 random bits in hexadecimal, the same in all directories of a worker.
+    pub uuid: String,
+    /// Empty until the master has told it.
+    pub cluster_id: String,
+    /// Counted up at every start, so that no two starts hand out the same incarnation.
+    pub starts: u64,
+}
+
+impl Identity {
+    pub(super) fn fresh() -> Self {
+        Self { format: FORMAT, uuid: format!("{:032x}", rand::random::<u128>()), cluster_id: String::new(), starts: 0 }
+    }
+
+    /// That of a directory; `None` when it has none yet.
+    pub(super) fn read(directory: &Path) -> Result<Option<Self>, WorkerError> {
+        let path = directory.join("worker.json");
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(WorkerError::Directory { action: "read", path, source }),
+        };
+        // The format is looked at first: a later one may have changed everything else.
+        let value: serde_json::Value = serde_json::from_slice(&text)
+            .map_err(|error| WorkerError::DirectoryIdentity { path: path.clone(), reason: error.to_string() })?;
+        let format = value.get("format").and_then(serde_json::Value::as_u64).unwrap_or(0);
+        if format != u64::from(FORMAT) {
+            let found = u32::try_from(format).unwrap_or(u32::MAX);
+            return Err(WorkerError::DirectoryFormat { path: directory.to_owned(), found, known: FORMAT });
+        }
+        let identity: Self = serde_json::from_value(value)
+            .map_err(|error| WorkerError::DirectoryIdentity { path: path.clone(), reason: error.to_string() })?;
+        match identity.uuid_bytes() {
+            Some(_) => Ok(Some(identity)),
+            None => {
+                Err(WorkerError::DirectoryIdentity { path, reason: "uuid is not 32 hexadecimal digits".to_owned() })
+            }
+        }
+    }
+
+    /// Replaces `worker.json` in one step, synced.
+    pub(super) fn write(&self, directory: &Path) -> Result<(), WorkerError> {
+        let path = directory.join("worker.json");
+        let replace = || {
+            let text = serde_json::to_vec_pretty(self)?;
+            let fresh = directory.join("worker.json.new");
+            let mut file = File::create(&fresh)?;
+            io::Write::write_all(&mut file, &text)?;
+            file.sync_all()?;
+            std::fs::rename(&fresh, &path)?;
+            File::open(directory)?.sync_all()
+        };
+        replace().map_err(|source| WorkerError::Directory { action: "write", path: path.clone(), source })
+    }
+
+    /// The uuid as 16 bytes.
+    pub(super) fn uuid_bytes(&self) -> Option<[u8; 16]> {
+        let well_formed = self.uuid.len() == 32 && self.uuid.bytes().all(|digit| digit.is_ascii_hexdigit());
+        u128::from_str_radix(&self.uuid, 16).ok().filter(|_| well_formed).map(u128::to_be_bytes)
+    }
+}
+
+/// Takes the lock of a directory, for as long as the file is kept.
+pub(super) fn lock(directory: &Path) -> Result<File, WorkerError> {
+    let path = directory.join("lock");
+    let failed = |source| WorkerError::Directory { action: "lock", path: path.clone(), source };
+    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => Err(WorkerError::DirectoryInUse(directory.to_owned())),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+/// A data directory in use.
+#[derive(Debug)]
+pub(super) struct Directory {
+    pub spec: DirSpec,
+    pub index: SharedIndex,
+    healthy: AtomicBool,
+    errors_in_a_row: AtomicU32,
+    last_error: Mutex<String>,
+    _lock: File,
+}
+
+impl Directory {
+    pub(super) fn new(spec: DirSpec, index: SharedIndex, lock: File) -> Self {
+        Self {
+            spec,
+            index,
+            healthy: AtomicBool::new(true),
+            errors_in_a_row: AtomicU32::new(0),
+            last_error: Mutex::new(String::new()),
+            _lock: lock,
+        }
+    }
+
+    pub(super) fn tier(&self) -> Tier {
+        self.spec.tier
+    }
+
+    pub(super) fn is_healthy(&self) -> bool {
+        self.healthy.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn last_error(&self) -> String {
+        self.last_error.lock().clone()
+    }
+
+    /// The disk did as it was told.
+    pub(super) fn succeeded(&self) {
+        if self.errors_in_a_row.load(Ordering::Relaxed) != 0 {
+            self.errors_in_a_row.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The disk failed; says whether the directory has just been given up because of it.
+    pub(super) fn failed(&self, error: &dyn std::fmt::Display) -> bool {
+        *self.last_error.lock() = error.to_string();
+        let errors = self.errors_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+        errors >= MAX_ERRORS && self.healthy.swap(false, Ordering::Relaxed)
+    }
+
+    /// Where the file of a block is.
+    pub(super) fn block_path(&self, id: &BlockId, incarnation: u64) -> PathBuf {
+        block_path(&self.spec.path, id, incarnation)
+    }
+}
+
+/// Where the file of a block is below a data directory.
+pub(super) fn block_path(directory: &Path, id: &BlockId, incarnation: u64) -> PathBuf {
+    directory.join(format!("blocks/{:02x}/{}.{}.{incarnation}", id.content.as_bytes()[0], id.content, id.index))
+}
+
+/// The block and incarnation that a file's name says; `None` for names that are not ours.
+pub(super) fn parse_block_name(name: &str) -> Option<(BlockId, u64)> {
+    let mut parts = name.split('.');
+    let (content, index, incarnation) = (parts.next()?, parts.next()?, parts.next()?);
+    if parts.next().is_some() || content.len() != 32 || !content.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    let content = ContentId::from_slice(&u128::from_str_radix(content, 16).ok()?.to_be_bytes())?;
+    Some((BlockId { content, index: index.parse().ok()? }, incarnation.parse().ok()?))
+}
+
+/// Makes `blocks` and its 256 folders.
+pub(super) fn make_folders(directory: &Path) -> Result<(), WorkerError> {
+    (0..=255u8).try_for_each(|folder| {
+        let path = directory.join(format!("blocks/{folder:02x}"));
+        std::fs::create_dir_all(&path).map_err(|source| WorkerError::Directory { action: "create", path, source })
+    })
+}
+
+/// Bytes that this user may still write to the file system of a directory.
+pub(super) fn free_bytes(directory: &Path) -> Result<u64, WorkerError> {
+    let stat = rustix::fs::statvfs(directory).map_err(|error| WorkerError::Directory {
+        action: "ask for the free space of",
+        path: directory.to_owned(),
+        source: error.into(),
+    })?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_names_survive_the_round_trip() {
+        let id = BlockId { content: ContentId::of_object("s", "k", "e", 1, 1), index: 17 };
+        let path = block_path(Path::new("/d"), &id, 99);
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert_eq!(parse_block_name(name), Some((id, 99)));
+        assert!(path.starts_with(format!("/d/blocks/{:02x}", id.content.as_bytes()[0])));
+        for wrong in ["", "x", "a.b.c", &format!("{name}.1"), &name[1..], "+f000000000000000000000000000000.1.1"] {
+            assert_eq!(parse_block_name(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn identities_are_kept_and_wrong_ones_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Identity::read(dir.path()).unwrap(), None);
+        let identity = Identity { cluster_id: "c".into(), starts: 3, ..Identity::fresh() };
+        identity.write(dir.path()).unwrap();
+        assert_eq!(Identity::read(dir.path()).unwrap(), Some(identity));
+        let with = |text: &str| {
+            std::fs::write(dir.path().join("worker.json"), text).unwrap();
+            Identity::read(dir.path()).unwrap_err()
+        };
+        assert!(matches!(with("{"), WorkerError::DirectoryIdentity { .. }));
+        assert!(matches!(with(r#"{"format": 9}"#), WorkerError::DirectoryFormat { found: 9, .. }));
+        assert!(matches!(with(r#"{"format": 1}"#), WorkerError::DirectoryIdentity { .. }));
+        let short = r#"{"format":1,"uuid":"12","cluster_id":"","starts":1}"#;
+        assert!(matches!(with(short), WorkerError::DirectoryIdentity { .. }));
+    }
+
+    #[test]
+    fn a_directory_has_one_worker() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = lock(dir.path()).unwrap();
+        assert!(matches!(lock(dir.path()), Err(WorkerError::DirectoryInUse(_))));
+        drop(first);
+        assert!(lock(dir.path()).is_ok());
+    }
+}

@@ -1,0 +1,346 @@
+//! Which block goes when a directory is full: W-TinyLFU (Einziger, Friedman, Manes 2017) with hysteresis.
+//!
+//! ```text
+//!   0                                            low      high      capacity
+//!   |── main ─────────────────────────────|window|─ slack ─|─ reserve ─|
+//! ```
+//!
+//! Training reads a data set again and again in a new random order. Under LRU such a scan leaves nothing useful as soon
+//! as the data set exceeds the cache: each newcomer pushes out what is needed next. Here newcomers wait in a small
+//! *window*; what falls out of it enters *main* only if it was used more often than the blocks that it would push out,
+//! by more than one use. The "more than one" matters: in the midst of an epoch the newcomer has just been read and
+//! the victim has not yet, so their counts differ by one although they are equally useful, and swapping them would
+//! be a loss each time.
+//!
+//! Eviction starts when a directory is filled above its high watermark and goes on to the low one, leaving alone what
+//! was used in the last [`RECENT_SECONDS`] or is held by a request, so that a stream does not evict its own blocks. The
+//! reserve above the high watermark is what such blocks may use; when that is exhausted too, recent blocks go as well,
+//! held ones never. What a directory accounts for never exceeds its capacity: room is made before bytes are written.
+
+use cavern_proto::BlockId;
+
+use super::frequency::FrequencySketch;
+use super::table::{Entry, List, NIL, Segment, Table, UNIT_BYTES, hash_of};
+
+/// Blocks used this recently are spared while there is another way.
+const RECENT_SECONDS: u32 = 2;
+/// Held blocks that are passed over at the cold end of a list before the search is given up.
+const MAX_PASSED_OVER: usize = 256;
+/// The window has at least this many units (4 MiB), unless that is more than 2 % of the directory.
+const MIN_WINDOW_UNITS: u64 = (4 << 20) / UNIT_BYTES as u64;
+
+/// There is no room: what could go is held by requests, or the wish exceeds the capacity.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Full;
+
+/// Whether an eviction may take blocks that were used a moment ago.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Spare {
+    Recent,
+    HeldOnly,
+}
+
+/// Counters of what admission decided.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Tally {
+    /// Newcomers that were evicted because what they would have displaced is used as often.
+    pub rejected: u64,
+}
+
+/// The room of one directory, in units of 4 KiB.
+#[derive(Debug)]
+pub(super) struct Space {
+    capacity: u64,
+    high: u64,
+    low: u64,
+    window_target: u64,
+    window: List,
+    main: List,
+    blocks: u64,
+}
+
+impl Space {
+    /// `high` and `low` are fractions of the capacity with 0 < low ≤ high ≤ 1.
+    pub(super) fn new(capacity_bytes: u64, high: f64, low: f64) -> Self {
+        let capacity = capacity_bytes / u64::from(UNIT_BYTES);
+        let share = |fraction: f64| (capacity as f64 * fraction) as u64;
+        Self {
+            capacity,
+            high: share(high),
+            low: share(low),
+            window_target: share(0.01).max(MIN_WINDOW_UNITS.min(share(0.02))),
+            window: List::EMPTY,
+            main: List::EMPTY,
+            blocks: 0,
+        }
+    }
+
+    pub(super) fn used(&self) -> u64 {
+        self.window.units + self.main.units
+    }
+
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Units below the high watermark that are free.
+    pub(super) fn free(&self) -> u64 {
+        self.high.saturating_sub(self.used())
+    }
+
+    fn main_limit(&self) -> u64 {
+        self.low.saturating_sub(self.window_target)
+    }
+
+    fn list(&mut self, segment: Segment) -> &mut List {
+        match segment {
+            Segment::Window => &mut self.window,
+            Segment::Main => &mut self.main,
+        }
+    }
+}
+
+/// All cached blocks of a worker, and the order in which they would go.
+#[derive(Debug)]
+pub(super) struct Cache {
+    pub table: Table,
+    pub spaces: Vec<Space>,
+    pub tally: Tally,
+    sketch: FrequencySketch,
+}
+
+impl Cache {
+    pub(super) fn new(spaces: Vec<Space>) -> Self {
+        Self { table: Table::default(), spaces, tally: Tally::default(), sketch: FrequencySketch::new() }
+    }
+
+    /// Counts one use of a block, cached or not.
+    pub(super) fn count_use(&mut self, id: &BlockId) {
+        self.sketch.increment(hash_of(id));
+    }
+
+    /// Marks an entry as the most recently used of its list.
+    pub(super) fn touch(&mut self, slot: u32, now: u32) {
+        let Some(entry) = self.table.at_mut(slot) else { return };
+        entry.last_used = now;
+        entry.expired = false;
+        let (directory, segment) = (entry.directory, entry.segment);
+        let list = self.spaces[usize::from(directory)].list(segment);
+        self.table.unlink(list, slot);
+        self.table.push_head(list, slot);
+    }
+
+    /// Marks an entry as unused beyond its time: it is the first to go when room is needed.
+    pub(super) fn expire(&mut self, slot: u32) {
+        let Some(entry) = self.table.at_mut(slot) else { return };
+        entry.expired = true;
+        let (directory, segment) = (usize::from(entry.directory), entry.segment);
+        self.table.unlink(self.spaces[directory].list(segment), slot);
+        if let Some(entry) = self.table.at_mut(slot) {
+            entry.segment = Segment::Main;
+        }
+        self.table.push_tail(&mut self.spaces[directory].main, slot);
+    }
+
+    /// Adds an entry as a newcomer (at start: straight to main while there is room). Its units count at once: make room
+    /// before.
+    pub(super) fn insert(&mut self, entry: Entry) -> u32 {
+        let directory = usize::from(entry.directory);
+        let slot = self.table.insert(entry);
+        self.table.push_head(&mut self.spaces[directory].window, slot);
+        self.spaces[directory].blocks += 1;
+        self.sketch.grow_to(self.table.len());
+        self.settle(directory);
+        slot
+    }
+
+    /// Takes an entry out, wherever it is.
+    pub(super) fn remove(&mut self, slot: u32) -> Option<Entry> {
+        let entry = self.table.at(slot)?;
+        let (directory, segment) = (usize::from(entry.directory), entry.segment);
+        self.table.unlink(self.spaces[directory].list(segment), slot);
+        self.spaces[directory].blocks -= 1;
+        self.table.remove(slot)
+    }
+
+    /// Adds units to an entry, for bytes about to be written. Make room before.
+    pub(super) fn charge(&mut self, slot: u32, units: u32) {
+        self.adjust(slot, i64::from(units));
+    }
+
+    /// Takes units from an entry, for bytes that were not written or were dropped.
+    pub(super) fn discharge(&mut self, slot: u32, units: u32) {
+        self.adjust(slot, -i64::from(units));
+    }
+
+    fn adjust(&mut self, slot: u32, units: i64) {
+        let Some(entry) = self.table.at_mut(slot) else { return };
+        let after = (i64::from(entry.units) + units).clamp(0, i64::from(u32::MAX)) as u32;
+        let before = std::mem::replace(&mut entry.units, after);
+        let (directory, segment) = (usize::from(entry.directory), entry.segment);
+        let list = self.spaces[directory].list(segment);
+        list.units = list.units + u64::from(after) - u64::from(before);
+        self.settle(directory);
+    }
+
+    /// Moves newcomers to main while main has room for them without a contest.
+    fn settle(&mut self, directory: usize) {
+        loop {
+            let space = &self.spaces[directory];
+            let tail = space.window.tail();
+            let Some(entry) = self.table.at(tail) else { return };
+            let fits = space.main.units + u64::from(entry.units) <= space.main_limit();
+            if space.window.units <= space.window_target || !fits {
+                return;
+            }
+            self.promote(directory, tail);
+        }
+    }
+
+    fn promote(&mut self, directory: usize, slot: u32) {
+        self.table.unlink(&mut self.spaces[directory].window, slot);
+        if let Some(entry) = self.table.at_mut(slot) {
+            entry.segment = Segment::Main;
+        }
+        self.table.push_head(&mut self.spaces[directory].main, slot);
+    }
+
+    /// Evicts until `units` more fit in the directory, and gives the entries that went.
+    ///
+    /// # Errors
+    /// [`Full`] when that is impossible; what was evicted in the attempt is in `evicted` all the same.
+    pub(super) fn make_room(
+        &mut self,
+        directory: usize,
+        units: u64,
+        now: u32,
+        evicted: &mut Vec<Entry>,
+    ) -> Result<(), Full> {
+        let target = self.spaces[directory].capacity.checked_sub(units).ok_or(Full)?;
+        self.evict_to(directory, target, Spare::HeldOnly, now, usize::MAX, evicted);
+        if self.spaces[directory].used() > target { Err(Full) } else { Ok(()) }
+    }
+
+    /// Whether the directory is above its high watermark.
+    pub(super) fn above_high(&self, directory: usize) -> bool {
+        self.spaces[directory].used() > self.spaces[directory].high
+    }
+
+    /// Evicts towards the low watermark, at most `limit` blocks; gives the entries that went.
+    pub(super) fn relieve(&mut self, directory: usize, now: u32, limit: usize, evicted: &mut Vec<Entry>) {
+        self.evict_to(directory, self.spaces[directory].low, Spare::Recent, now, limit, evicted);
+    }
+
+    fn evict_to(
+        &mut self,
+        directory: usize,
+        target: u64,
+        spare: Spare,
+        now: u32,
+        limit: usize,
+        evicted: &mut Vec<Entry>,
+    ) {
+        let stop_at = evicted.len().saturating_add(limit);
+        while self.spaces[directory].used() > target && evicted.len() < stop_at {
+            let space = &self.spaces[directory];
+            let over = space.window.units > space.window_target || space.main.units == 0;
+            let candidate = if over { self.coldest(space.window, spare, now) } else { NIL };
+            if candidate != NIL {
+                self.contest(directory, candidate, evicted);
+                continue;
+            }
+            let victim = self.coldest(self.spaces[directory].main, spare, now);
+            let victim = if victim == NIL { self.coldest(self.spaces[directory].window, spare, now) } else { victim };
+            // While recent blocks are spared and the window is over its target because of them, main pays nothing.
+            if victim == NIL || (over && spare == Spare::Recent && !self.is_expired(victim)) {
+                return;
+            }
+            evicted.extend(self.remove(victim));
+        }
+    }
+
+    fn is_expired(&self, slot: u32) -> bool {
+        self.table.at(slot).is_some_and(|entry| entry.expired)
+    }
+
+    /// The coldest entry of a list that may go, or `NIL`.
+    fn coldest(&self, list: List, spare: Spare, now: u32) -> u32 {
+        let mut slot = list.tail();
+        for _ in 0..MAX_PASSED_OVER {
+            let Some(entry) = self.table.at(slot) else { return NIL };
+            // Lists are ordered by use, so everything further up is as recent.
+            if spare == Spare::Recent && !entry.expired && now < entry.last_used.saturating_add(RECENT_SECONDS) {
+                return NIL;
+            }
+            if !entry.busy() {
+                return slot;
+            }
+            slot = self.table.newer(slot);
+        }
+        NIL
+    }
+
+    /// A newcomer against the coldest blocks of main that it would displace: the one or the others go.
+    fn contest(&mut self, directory: usize, candidate: u32, evicted: &mut Vec<Entry>) {
+        let space = &self.spaces[directory];
+        let Some(entry) = self.table.at(candidate) else { return };
+        let frequency = self.sketch.estimate(hash_of(&entry.id));
+        let mut needed = (space.main.units + u64::from(entry.units)).saturating_sub(space.main_limit());
+        let mut victims = Vec::new();
+        let (mut slot, mut passed_over) = (space.main.tail(), 0);
+        while needed > 0 {
+            let Some(victim) = self.table.at(slot) else { break };
+            if victim.busy() {
+                passed_over += 1;
+                if passed_over > MAX_PASSED_OVER {
+                    break;
+                }
+            } else if victim.expired || frequency > self.sketch.estimate(hash_of(&victim.id)).saturating_add(1) {
+                needed = needed.saturating_sub(u64::from(victim.units));
+                victims.push(slot);
+            } else {
+                break;
+            }
+            slot = self.table.newer(slot);
+        }
+        if needed > 0 {
+            self.tally.rejected += 1;
+            evicted.extend(self.remove(candidate));
+            return;
+        }
+        for victim in victims {
+            evicted.extend(self.remove(victim));
+        }
+        self.promote(directory, candidate);
+    }
+
+    /// Lets the directory shrink to what it holds now less one percent: its file system has less than was configured.
+    pub(super) fn shrink_to_used(&mut self, directory: usize, high: f64, low: f64) {
+        let space = &mut self.spaces[directory];
+        let capacity = space.used() - space.used() / 100;
+        let resized = Space::new(capacity * u64::from(UNIT_BYTES), high, low);
+        space.capacity = resized.capacity;
+        space.high = resized.high;
+        space.low = resized.low;
+        space.window_target = resized.window_target;
+    }
+
+    /// Adds up all entries anew and compares with the running sums.
+    #[cfg(test)]
+    pub(super) fn check_sums(&self) {
+        for (directory, space) in self.spaces.iter().enumerate() {
+            let entries = (0..self.table.slot_count()).filter_map(|slot| self.table.at(slot));
+            let own: Vec<&Entry> = entries.filter(|entry| usize::from(entry.directory) == directory).collect();
+            assert_eq!(own.iter().map(|entry| u64::from(entry.units)).sum::<u64>(), space.used());
+            assert_eq!(own.len() as u64, space.blocks);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "eviction_simulation.rs"]
+mod simulation;

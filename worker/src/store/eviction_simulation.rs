@@ -1,0 +1,182 @@
+//! Eviction simulated with reads of training jobs: no disk, a clock that the test moves.
+
+use cavern_proto::ContentId;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+use super::*;
+
+const HIGH: f64 = 0.98;
+const LOW: f64 = 0.96;
+
+fn id(value: u64) -> BlockId {
+    let mut bytes = [0; 16];
+    let mut rng = StdRng::seed_from_u64(value);
+    rng.fill(&mut bytes);
+    BlockId { content: ContentId::from_slice(&bytes).unwrap(), index: 0 }
+}
+
+/// A cache of one directory, in units.
+struct Simulation {
+    cache: Cache,
+    capacity: u64,
+    now: f64,
+}
+
+impl Simulation {
+    fn new(capacity_units: u64) -> Self {
+        let space = Space::new(capacity_units * u64::from(UNIT_BYTES), HIGH, LOW);
+        Self { cache: Cache::new(vec![space]), capacity: capacity_units, now: 0.0 }
+    }
+
+    /// Reads a block of `units`, as a worker does on an open; says whether it was there.
+    fn read(&mut self, id: &BlockId, units: u32) -> bool {
+        self.cache.count_use(id);
+        let now = self.now as u32;
+        let mut evicted = Vec::new();
+        if let Some(slot) = self.cache.table.find(id) {
+            self.cache.touch(slot, now);
+            return true;
+        }
+        let slot = self.cache.insert(Entry::new(*id, 1, units * UNIT_BYTES, 1, 0));
+        self.cache.touch(slot, now);
+        self.cache.make_room(0, u64::from(units), now, &mut evicted).unwrap();
+        if let Some(slot) = self.cache.table.find(id) {
+            self.cache.charge(slot, units);
+        }
+        if self.cache.above_high(0) {
+            self.cache.relieve(0, now, 64, &mut evicted);
+        }
+        assert!(self.cache.spaces[0].used() <= self.capacity, "more than its capacity");
+        false
+    }
+
+    fn shuffled_epoch(&mut self, blocks: &[(BlockId, u32)], rng: &mut StdRng, pace: f64) -> f64 {
+        let mut order: Vec<usize> = (0..blocks.len()).collect();
+        order.shuffle(rng);
+        let mut hits = 0;
+        for position in order {
+            self.now += pace;
+            hits += usize::from(self.read(&blocks[position].0, blocks[position].1));
+        }
+        self.cache.check_sums();
+        hits as f64 / blocks.len() as f64
+    }
+}
+
+/// Blocks of 40 to 60 KB, in units.
+fn images(count: u64, rng: &mut StdRng) -> Vec<(BlockId, u32)> {
+    (0..count).map(|value| (id(value), rng.random_range(10..=15))).collect()
+}
+
+fn epochs_over_half(pace: f64) -> Vec<f64> {
+    let mut rng = StdRng::seed_from_u64(42);
+    let blocks = images(10_000, &mut rng);
+    let total: u64 = blocks.iter().map(|(_, units)| u64::from(*units)).sum();
+    let mut simulation = Simulation::new(total / 2);
+    (0..6).map(|_| simulation.shuffled_epoch(&blocks, &mut rng, pace)).collect()
+}
+
+#[test]
+fn a_shuffled_scan_of_twice_the_cache_hits_nearly_half() {
+    // At 50 images a second, and at 100,000 a second, when everything looks recent.
+    for pace in [0.02, 0.000_01] {
+        let hits = epochs_over_half(pace);
+        assert!(hits[0] == 0.0 && hits[1..].iter().all(|ratio| *ratio >= 0.47), "pace {pace}: {hits:?}");
+    }
+}
+
+#[test]
+fn a_scan_of_ten_times_the_cache_keeps_a_tenth() {
+    let mut rng = StdRng::seed_from_u64(7);
+    let blocks = images(40_000, &mut rng);
+    let total: u64 = blocks.iter().map(|(_, units)| u64::from(*units)).sum();
+    let mut simulation = Simulation::new(total / 10);
+    let hits: Vec<f64> = (0..4).map(|_| simulation.shuffled_epoch(&blocks, &mut rng, 0.001)).collect();
+    assert!(hits[1..].iter().all(|ratio| *ratio >= 0.085), "{hits:?}");
+}
+
+#[test]
+fn a_set_that_fits_is_kept_whole() {
+    let mut rng = StdRng::seed_from_u64(3);
+    let blocks = images(5000, &mut rng);
+    let total: u64 = blocks.iter().map(|(_, units)| u64::from(*units)).sum();
+    let mut simulation = Simulation::new(total * 11 / 10);
+    simulation.shuffled_epoch(&blocks, &mut rng, 0.01);
+    assert_eq!(simulation.shuffled_epoch(&blocks, &mut rng, 0.01), 1.0);
+}
+
+#[test]
+fn a_new_hot_set_takes_the_place_of_the_old_one() {
+    let mut rng = StdRng::seed_from_u64(9);
+    let blocks = images(8000, &mut rng);
+    let (old, new) = blocks.split_at(4000);
+    let total: u64 = old.iter().map(|(_, units)| u64::from(*units)).sum();
+    let mut simulation = Simulation::new(total * 11 / 10);
+    (0..20).for_each(|_| drop(simulation.shuffled_epoch(old, &mut rng, 0.01)));
+    let hits: Vec<f64> = (0..30).map(|_| simulation.shuffled_epoch(new, &mut rng, 0.01)).collect();
+    assert!(hits[29] > 0.95, "{hits:?}");
+}
+
+#[test]
+fn a_scan_does_not_wash_out_a_hot_set() {
+    let mut rng = StdRng::seed_from_u64(5);
+    let blocks = images(20_000, &mut rng);
+    let (hot, cold) = blocks.split_at(2000);
+    let total: u64 = hot.iter().map(|(_, units)| u64::from(*units)).sum();
+    let mut simulation = Simulation::new(total * 3 / 2);
+    (0..5).for_each(|_| drop(simulation.shuffled_epoch(hot, &mut rng, 0.01)));
+    simulation.shuffled_epoch(cold, &mut rng, 0.01);
+    assert!(simulation.shuffled_epoch(hot, &mut rng, 0.01) > 0.95);
+}
+
+#[test]
+fn a_stream_through_a_small_cache_finds_the_block_that_it_is_reading() {
+    // 64 MiB blocks through 1 GiB, in pieces of 1 MiB, each piece touched when it is read a little later.
+    let mut simulation = Simulation::new(1 << 18);
+    let mut rng = StdRng::seed_from_u64(11);
+    let small = images(20_000, &mut rng);
+    (0..3).for_each(|_| drop(simulation.shuffled_epoch(&small, &mut rng, 0.001)));
+    let piece = (1 << 20) / UNIT_BYTES;
+    for block in 0..40 {
+        let block = id(1_000_000 + block);
+        simulation.cache.count_use(&block);
+        simulation.cache.insert(Entry::new(block, 1, 64 << 20, 1, 0));
+        for _ in 0..64 {
+            simulation.now += 0.001;
+            let now = simulation.now as u32;
+            let slot = simulation.cache.table.find(&block).expect("evicted while it is being read");
+            simulation.cache.touch(slot, now);
+            let mut evicted = Vec::new();
+            simulation.cache.make_room(0, u64::from(piece), now, &mut evicted).unwrap();
+            let slot = simulation.cache.table.find(&block).expect("evicted for its own next piece");
+            simulation.cache.charge(slot, piece);
+            if simulation.cache.above_high(0) {
+                simulation.cache.relieve(0, now, 64, &mut evicted);
+            }
+            assert!(simulation.cache.spaces[0].used() <= simulation.capacity);
+        }
+    }
+}
+
+#[test]
+fn expired_blocks_go_before_all_others() {
+    let mut simulation = Simulation::new(10_000);
+    let blocks: Vec<BlockId> = (0..90).map(id).collect();
+    blocks.iter().for_each(|block| drop(simulation.read(block, 100)));
+    let old = simulation.cache.table.find(&blocks[70]).unwrap();
+    simulation.cache.expire(old);
+    simulation.now = 100.0;
+    (1000..1020).for_each(|value| drop(simulation.read(&id(value), 100)));
+    assert!(simulation.cache.table.find(&blocks[70]).is_none());
+    assert!(simulation.cache.table.find(&blocks[71]).is_some());
+    simulation.cache.check_sums();
+}
+
+#[test]
+fn a_wish_beyond_the_capacity_is_refused() {
+    let mut simulation = Simulation::new(100);
+    assert_eq!(simulation.cache.make_room(0, 101, 0, &mut Vec::new()), Err(Full));
+    assert_eq!(simulation.cache.make_room(0, 100, 0, &mut Vec::new()), Ok(()));
+}

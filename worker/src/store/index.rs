@@ -1,0 +1,204 @@
+//! The index of one data directory: block id → record, in RocksDB.
+//!
+//! Puts are not synced: they survive the death of the process (the log is in the page cache by then), and what a power
+//! failure loses is fetched again. An index that RocksDB finds damaged is set aside as a whole; the blocks are cache, and
+//! a clean empty directory is worth more than a half-believed one.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cavern_proto::BlockId;
+use cavern_proto::record::BlockRecord;
+use parking_lot::Mutex;
+use prost::Message;
+use rocksdb::{BlockBasedOptions, Cache, DB, DBCompressionType, ErrorKind, Options, ReadOptions};
+
+use super::table::hash_of;
+
+/// Locks that keep the deletion of a record and the put of its successor apart.
+const STRIPES: usize = 64;
+
+/// How an index cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum IndexError {
+    /// Its files contradict themselves: set it aside.
+    #[error("{0}")]
+    Damaged(String),
+    /// Anything else: permissions, no space, a lock.
+    #[error(transparent)]
+    Unusable(rocksdb::Error),
+}
+
+impl From<rocksdb::Error> for IndexError {
+    fn from(error: rocksdb::Error) -> Self {
+        let text = error.to_string();
+        // A missing table file is reported as an I/O error, although it is damage too.
+        let missing = text.contains("No such file");
+        match error.kind() {
+            ErrorKind::Corruption | ErrorKind::NotSupported | ErrorKind::InvalidArgument => Self::Damaged(text),
+            _ if missing => Self::Damaged(text),
+            _ => Self::Unusable(error),
+        }
+    }
+}
+
+/// The open index of a directory.
+pub(super) struct Index {
+    db: DB,
+    stripes: Vec<Mutex<()>>,
+}
+
+impl std::fmt::Debug for Index {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Index").field("path", &self.db.path()).finish()
+    }
+}
+
+impl Index {
+    pub(super) fn open(path: &Path, cache_bytes: usize) -> Result<Self, IndexError> {
+        let mut table = BlockBasedOptions::default();
+        table.set_block_cache(&Cache::new_lru_cache(cache_bytes));
+        table.set_bloom_filter(10.0, false);
+        table.set_cache_index_and_filter_blocks(true);
+        table.set_pin_l0_filter_and_index_blocks_in_cache(true);
+        let mut options = Options::default();
+        options.create_if_missing(true);
+        options.set_block_based_table_factory(&table);
+        // Checksums and hashes do not compress.
+        options.set_compression_type(DBCompressionType::None);
+        options.set_write_buffer_size(16 << 20);
+        options.set_max_total_wal_size(64 << 20);
+        options.set_max_open_files(256);
+        options.set_keep_log_file_num(4);
+        options.set_max_log_file_size(4 << 20);
+        options.set_max_background_jobs(2);
+        options.set_allow_mmap_reads(false);
+        let db = DB::open(&options, path)?;
+        Ok(Self { db, stripes: (0..STRIPES).map(|_| Mutex::new(())).collect() })
+    }
+
+    /// Calls `each` for every record in key order. Records that are no records are skipped and counted in the result.
+    pub(super) fn scan(&self, mut each: impl FnMut(BlockId, BlockRecord)) -> Result<u64, IndexError> {
+        let mut options = ReadOptions::default();
+        options.fill_cache(false);
+        options.set_readahead_size(4 << 20);
+        let mut records = self.db.raw_iterator_opt(options);
+        records.seek_to_first();
+        let mut skipped = 0;
+        while let Some((key, value)) = records.item() {
+            match (BlockId::from_key(key), BlockRecord::decode(value)) {
+                (Some(id), Ok(record)) => each(id, record),
+                _ => skipped += 1,
+            }
+            records.next();
+        }
+        records.status()?;
+        Ok(skipped)
+    }
+
+    /// Up to `limit` block ids whose keys are `from` or later.
+    pub(super) fn ids_from(&self, from: &[u8], limit: usize) -> Result<Vec<BlockId>, rocksdb::Error> {
+        let mut options = ReadOptions::default();
+        options.fill_cache(false);
+        let mut records = self.db.raw_iterator_opt(options);
+        records.seek(from);
+        let mut ids = Vec::new();
+        while let Some(key) = records.key().filter(|_| ids.len() < limit) {
+            ids.extend(BlockId::from_key(key));
+            records.next();
+        }
+        records.status()?;
+        Ok(ids)
+    }
+
+    pub(super) fn get(&self, id: &BlockId) -> Result<Option<BlockRecord>, rocksdb::Error> {
+        let value = self.db.get_pinned(id.to_key())?;
+        // A record that does not decode is as good as none: the block is fetched again.
+        Ok(value.and_then(|value| BlockRecord::decode(&*value).ok()))
+    }
+
+    /// Writes what `record` gives, unless that is nothing. `record` is called under the lock that orders this put with
+    /// the removal of the block.
+    pub(super) fn put(&self, id: &BlockId, record: impl FnOnce() -> Option<BlockRecord>) -> Result<(), rocksdb::Error> {
+        let _ordered = self.stripe(id).lock();
+        match record() {
+            Some(record) => self.db.put(id.to_key(), record.encode_to_vec()),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes the record of one incarnation; that of a later one stays.
+    pub(super) fn remove(&self, id: &BlockId, incarnation: u64) -> Result<(), rocksdb::Error> {
+        let _ordered = self.stripe(id).lock();
+        match self.get(id)? {
+            Some(record) if record.incarnation != incarnation => Ok(()),
+            _ => self.db.delete(id.to_key()),
+        }
+    }
+
+    fn stripe(&self, id: &BlockId) -> &Mutex<()> {
+        &self.stripes[hash_of(id) as usize % STRIPES]
+    }
+
+    /// Writes what is in memory to table files, so that the next start has no log to replay.
+    pub(super) fn flush(&self) -> Result<(), rocksdb::Error> {
+        self.db.flush()
+    }
+}
+
+/// Renames `<directory>/index` to the first free `index.damaged-N`.
+pub(super) fn set_aside(directory: &Path) -> std::io::Result<PathBuf> {
+    let mut attempt = 1u32;
+    loop {
+        let target = directory.join(format!("index.damaged-{attempt}"));
+        if !target.exists() {
+            std::fs::rename(directory.join("index"), &target)?;
+            return Ok(target);
+        }
+        attempt += 1;
+    }
+}
+
+/// Shared by the store and its background tasks.
+pub(super) type SharedIndex = Arc<Index>;
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::ContentId;
+
+    use super::*;
+
+    fn id(index: u32) -> BlockId {
+        BlockId { content: ContentId::of_object("s", "k", "e", 1, 1), index }
+    }
+
+    fn record(incarnation: u64) -> BlockRecord {
+        BlockRecord { incarnation, length: 10, ..Default::default() }
+    }
+
+    #[test]
+    fn a_late_removal_spares_the_next_incarnation() {
+        let dir = tempfile::tempdir().unwrap();
+        let index = Index::open(&dir.path().join("index"), 1 << 20).unwrap();
+        index.put(&id(1), || Some(record(2))).unwrap();
+        index.remove(&id(1), 1).unwrap();
+        assert_eq!(index.get(&id(1)).unwrap(), Some(record(2)));
+        index.remove(&id(1), 2).unwrap();
+        assert_eq!(index.get(&id(1)).unwrap(), None);
+        index.put(&id(1), || None).unwrap();
+        assert_eq!(index.get(&id(1)).unwrap(), None);
+    }
+
+    #[test]
+    fn scans_give_all_and_count_nonsense() {
+        let dir = tempfile::tempdir().unwrap();
+        let index = Index::open(&dir.path().join("index"), 1 << 20).unwrap();
+        (0..100).for_each(|block| index.put(&id(block), || Some(record(7))).unwrap());
+        index.db.put(b"short", b"").unwrap();
+        index.db.put(id(1000).to_key(), [0xff; 5]).unwrap();
+        let mut seen = Vec::new();
+        assert_eq!(index.scan(|id, _| seen.push(id.index)).unwrap(), 2);
+        assert_eq!(seen, (0..100).collect::<Vec<_>>());
+        assert_eq!(index.ids_from(&id(95).to_key(), 3).unwrap(), [id(95), id(96), id(97)]);
+    }
+}

@@ -1,0 +1,49 @@
+//! Bounds how many blocks are kept open: each costs a descriptor and its checksums in memory. A clock: the block that
+//! was opened first is closed unless it was used since the hand last passed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::block::Block;
+use super::table::Table;
+
+/// Places that the hand passes in one go; beyond that the bound is exceeded until the next time.
+const MAX_STEPS: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct OpenBlocks {
+    limit: usize,
+    /// Slot, incarnation and time of last use when the hand was here.
+    ring: VecDeque<(u32, u64, u32)>,
+}
+
+impl OpenBlocks {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { limit: limit.max(1), ring: VecDeque::new() }
+    }
+
+    /// Notes that the entry at `slot` was opened. Gives the blocks that were closed for it: drop them after the lock is
+    /// released.
+    pub(super) fn opened(&mut self, table: &mut Table, slot: u32) -> Vec<Arc<Block>> {
+        if let Some(entry) = table.at(slot) {
+            self.ring.push_back((slot, entry.incarnation, entry.last_used));
+        }
+        let mut closed = Vec::new();
+        for _ in 0..MAX_STEPS {
+            if self.ring.len() <= self.limit {
+                break;
+            }
+            let Some((slot, incarnation, seen)) = self.ring.pop_front() else { break };
+            let Some(entry) = table.at_mut(slot).filter(|entry| entry.incarnation == incarnation) else { continue };
+            if entry.busy() || entry.last_used > seen {
+                self.ring.push_back((slot, incarnation, entry.last_used));
+            } else if let Some(block) = entry.open.take() {
+                let state = block.state();
+                entry.verified = state.verified == state.present;
+                drop(state);
+                closed.push(block);
+            }
+        }
+        closed
+    }
+}

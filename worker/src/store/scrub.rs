@@ -1,0 +1,81 @@
+//! The scrubber: reads every block once in a while, slowly, and drops chunks whose checksum is wrong before anybody asks
+//! for them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_proto::BlockId;
+use cavern_proto::chunk::chunk_range;
+use tokio_util::sync::CancellationToken;
+
+use super::{Lookup, Store, Touch};
+
+/// Blocks looked up in the index at a time.
+const BATCH: usize = 64;
+/// Between two passes over all directories.
+const PASS_PAUSE: Duration = Duration::from_secs(60);
+
+/// Verifies all directories in turn, for ever, at `bytes_per_second`; returns when `stop` is cancelled. A rate of 0
+/// switches it off.
+pub(crate) async fn scrub(store: Arc<Store>, bytes_per_second: u64, stop: CancellationToken) {
+    if bytes_per_second == 0 {
+        return;
+    }
+    while stop.run_until_cancelled(scrub_once(&store, bytes_per_second)).await.is_some() {
+        if stop.run_until_cancelled(tokio::time::sleep(PASS_PAUSE)).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// One pass over all directories.
+async fn scrub_once(store: &Arc<Store>, bytes_per_second: u64) {
+    for position in 0..store.directories.len() {
+        let mut from = vec![0];
+        loop {
+            let (work, start) = (store.clone(), from.clone());
+            let batch = tokio::task::spawn_blocking(move || work.directories[position].index.ids_from(&start, BATCH));
+            let Ok(Ok(ids)) = batch.await else { break };
+            let Some(last) = ids.last() else { break };
+            // The first key after the last one.
+            from = last.to_key().to_vec();
+            from.push(0);
+            for id in ids {
+                let work = store.clone();
+                let Ok(bytes) = tokio::task::spawn_blocking(move || work.scrub_block(&id)).await else { return };
+                tokio::time::sleep(Duration::from_secs_f64(bytes as f64 / bytes_per_second as f64)).await;
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Verifies all chunks of a block, whether believed or not, and drops the bad ones; gives the bytes read.
+    /// *Blocking*.
+    pub(super) fn scrub_block(&self, id: &BlockId) -> u64 {
+        let block = match self.get(id, Touch::None) {
+            Lookup::Open(block) => block,
+            Lookup::Closed => match self.load(id) {
+                Some(block) => block,
+                None => return 0,
+            },
+            Lookup::Absent => return 0,
+        };
+        let present: Vec<u32> = block.state().present.iter().collect();
+        let (mut bad, mut bytes, mut buffer) = (Vec::new(), 0, Vec::new());
+        for index in present {
+            bytes += chunk_range(index, block.length()).len() as u64;
+            match block.check_chunk(index, &mut buffer) {
+                Ok(true) => {}
+                Ok(false) => bad.push(index),
+                Err(source) => {
+                    self.disk_failed(&block, "reading", source);
+                    return bytes;
+                }
+            }
+        }
+        self.metrics.scrubbed_bytes.inc_by(bytes);
+        self.drop_chunks(&block, &bad);
+        bytes
+    }
+}

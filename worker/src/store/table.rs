@@ -1,0 +1,276 @@
+//! Every cached block in memory: a slab of small entries, a hash table of slots over it, and the intrusive lists in
+//! which eviction keeps them.
+//!
+//! Ten million blocks must fit, so an entry is 80 bytes and holds what placement and eviction need and nothing else;
+//! checksums and bitmaps are in the index on disk, and in memory only for blocks in use (`Entry::open`).
+
+use std::sync::Arc;
+
+use cavern_proto::BlockId;
+use hashbrown::HashTable;
+
+use super::block::Block;
+
+/// No slot: the end of a list.
+pub(super) const NIL: u32 = u32::MAX;
+
+/// Bytes of one accounting unit: what a file system allocates at least.
+pub(super) const UNIT_BYTES: u32 = 4096;
+
+/// Which list of its directory an entry is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Segment {
+    /// Newcomers.
+    Window,
+    /// What has proved itself, or came while there was room.
+    Main,
+}
+
+/// One cached block.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub id: BlockId,
+    pub incarnation: u64,
+    /// Bytes of the block when complete.
+    pub length: u32,
+    /// Bytes on disk, present or reserved for a running fill, in units of 4 KiB.
+    pub units: u32,
+    pub mount_id: u32,
+    /// Seconds of the worker's clock.
+    pub last_used: u32,
+    /// Bytes read since the last use was counted.
+    pub credit: u32,
+    pub directory: u8,
+    pub segment: Segment,
+    /// Unused for longer than its mount's ttl: goes first.
+    pub expired: bool,
+    /// A descriptor of it has been handed out in this run.
+    pub shared: bool,
+    /// All chunks of the index entry have been verified in this run.
+    pub verified: bool,
+    /// In memory with its file open.
+    pub open: Option<Arc<Block>>,
+    previous: u32,
+    next: u32,
+}
+
+impl Entry {
+    pub(super) fn new(id: BlockId, incarnation: u64, length: u32, mount_id: u32, directory: u8) -> Self {
+        Self {
+            id,
+            incarnation,
+            length,
+            units: 0,
+            mount_id,
+            last_used: 0,
+            credit: 0,
+            directory,
+            segment: Segment::Window,
+            expired: false,
+            shared: false,
+            verified: false,
+            open: None,
+            previous: NIL,
+            next: NIL,
+        }
+    }
+
+    /// Whether a request or a fill holds the block at this moment.
+    pub(super) fn busy(&self) -> bool {
+        self.open.as_ref().is_some_and(|block| Arc::strong_count(block) > 1)
+    }
+}
+
+/// A list of entries, most recently used first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct List {
+    head: u32,
+    tail: u32,
+    /// Units of all its entries.
+    pub units: u64,
+}
+
+impl List {
+    pub(super) const EMPTY: Self = Self { head: NIL, tail: NIL, units: 0 };
+
+    pub(super) fn tail(&self) -> u32 {
+        self.tail
+    }
+}
+
+/// The entries and how to find them.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    slots: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    by_id: HashTable<u32>,
+}
+
+/// 64 well-mixed bits of a block's name.
+pub(super) fn hash_of(id: &BlockId) -> u64 {
+    (id.content.hash64() ^ u64::from(id.index).wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93)
+}
+
+impl Table {
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// One more than the highest slot ever used: the bound of a walk by slot.
+    pub(super) fn slot_count(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    pub(super) fn find(&self, id: &BlockId) -> Option<u32> {
+        self.by_id.find(hash_of(id), |slot| self.has_id(*slot, id)).copied()
+    }
+
+    fn has_id(&self, slot: u32, id: &BlockId) -> bool {
+        self.slots[slot as usize].as_ref().is_some_and(|entry| entry.id == *id)
+    }
+
+    pub(super) fn at(&self, slot: u32) -> Option<&Entry> {
+        self.slots.get(slot as usize)?.as_ref()
+    }
+
+    pub(super) fn at_mut(&mut self, slot: u32) -> Option<&mut Entry> {
+        self.slots.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// Adds an entry whose id is not there yet. The table is full at 2³² − 1 entries, far beyond the memory of a host.
+    pub(super) fn insert(&mut self, entry: Entry) -> u32 {
+        let hash = hash_of(&entry.id);
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot as usize] = Some(entry);
+                slot
+            }
+            None => {
+                self.slots.push(Some(entry));
+                self.slots.len() as u32 - 1
+            }
+        };
+        let slots = &self.slots;
+        self.by_id.insert_unique(hash, slot, |slot| {
+            slots[*slot as usize].as_ref().map_or(0, |entry| hash_of(&entry.id))
+        });
+        slot
+    }
+
+    /// Takes an entry out; it must not be in a list any more.
+    pub(super) fn remove(&mut self, slot: u32) -> Option<Entry> {
+        let entry = self.slots.get_mut(slot as usize)?.take()?;
+        if let Ok(found) = self.by_id.find_entry(hash_of(&entry.id), |candidate| *candidate == slot) {
+            found.remove();
+        }
+        self.free.push(slot);
+        Some(entry)
+    }
+
+    /// The next entry towards the head of its list, the more recently used one.
+    pub(super) fn newer(&self, slot: u32) -> u32 {
+        self.at(slot).map_or(NIL, |entry| entry.previous)
+    }
+
+    pub(super) fn push_head(&mut self, list: &mut List, slot: u32) {
+        let head = list.head;
+        let Some(entry) = self.at_mut(slot) else { return };
+        (entry.previous, entry.next) = (NIL, head);
+        list.units += u64::from(entry.units);
+        match self.at_mut(head) {
+            Some(old) => old.previous = slot,
+            None => list.tail = slot,
+        }
+        list.head = slot;
+    }
+
+    pub(super) fn push_tail(&mut self, list: &mut List, slot: u32) {
+        let tail = list.tail;
+        let Some(entry) = self.at_mut(slot) else { return };
+        (entry.previous, entry.next) = (tail, NIL);
+        list.units += u64::from(entry.units);
+        match self.at_mut(tail) {
+            Some(old) => old.next = slot,
+            None => list.head = slot,
+        }
+        list.tail = slot;
+    }
+
+    pub(super) fn unlink(&mut self, list: &mut List, slot: u32) {
+        let Some(entry) = self.at_mut(slot) else { return };
+        let (previous, next) = (entry.previous, entry.next);
+        (entry.previous, entry.next) = (NIL, NIL);
+        list.units -= u64::from(entry.units);
+        match self.at_mut(previous) {
+            Some(neighbour) => neighbour.next = next,
+            None => list.head = next,
+        }
+        match self.at_mut(next) {
+            Some(neighbour) => neighbour.previous = previous,
+            None => list.tail = previous,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::ContentId;
+
+    use super::*;
+
+    fn id(value: u32) -> BlockId {
+        BlockId { content: ContentId::of_object("s", &value.to_string(), "e", 1, 1), index: value % 3 }
+    }
+
+    fn order(table: &Table, list: &List) -> Vec<u32> {
+        let mut slots = Vec::new();
+        let mut slot = list.tail();
+        while slot != NIL {
+            slots.push(slot);
+            slot = table.newer(slot);
+        }
+        slots
+    }
+
+    #[test]
+    fn entries_are_found_by_name_and_slots_are_reused() {
+        let mut table = Table::default();
+        let slots: Vec<u32> = (0..1000).map(|value| table.insert(Entry::new(id(value), 1, 1, 0, 0))).collect();
+        for value in 0..1000 {
+            assert_eq!(table.find(&id(value)), Some(slots[value as usize]));
+        }
+        assert!(table.remove(slots[5]).is_some());
+        assert!(table.remove(slots[5]).is_none());
+        assert_eq!(table.find(&id(5)), None);
+        assert_eq!(table.insert(Entry::new(id(2000), 1, 1, 0, 0)), slots[5]);
+        assert_eq!(table.len(), 1000);
+    }
+
+    #[test]
+    fn lists_keep_order_and_units() {
+        let mut table = Table::default();
+        let mut list = List::EMPTY;
+        let slots: Vec<u32> = (0..4)
+            .map(|value| {
+                let mut entry = Entry::new(id(value), 1, 1, 0, 0);
+                entry.units = value + 1;
+                table.insert(entry)
+            })
+            .collect();
+        slots.iter().for_each(|slot| table.push_head(&mut list, *slot));
+        assert_eq!(order(&table, &list), slots);
+        assert_eq!(list.units, 10);
+        table.unlink(&mut list, slots[0]);
+        table.push_head(&mut list, slots[0]);
+        table.unlink(&mut list, slots[2]);
+        table.push_tail(&mut list, slots[2]);
+        assert_eq!(order(&table, &list), [slots[2], slots[1], slots[3], slots[0]]);
+        slots.iter().for_each(|slot| table.unlink(&mut list, *slot));
+        assert_eq!((list.units, list.tail(), list.head), (0, NIL, NIL));
+    }
+
+    #[test]
+    fn an_entry_is_small() {
+        assert!(size_of::<Option<Entry>>() <= 80, "{} bytes", size_of::<Option<Entry>>());
+    }
+}

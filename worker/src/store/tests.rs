@@ -1,0 +1,386 @@
+//! The store against a model, with restarts, crashes and damage at any point.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use cavern_conf::process::Metrics;
+use cavern_proto::chunk::chunk_count;
+use cavern_proto::{CHUNK_BYTES, ContentId};
+use proptest::prelude::*;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+pub(super) fn options(dirs: &[(&Path, u64)]) -> StoreOptions {
+    StoreOptions {
+        directories: dirs
+            .iter()
+            .map(|(path, bytes)| format!("[SSD:{bytes}B]{}", path.display()).parse().unwrap())
+            .collect(),
+        high_watermark: 0.98,
+        low_watermark: 0.96,
+        index_cache: ByteSize::mib(1),
+        max_open_blocks: 4,
+    }
+}
+
+fn open_store(dir: &Path, capacity: u64) -> Arc<Store> {
+    try_open(dir, capacity).unwrap()
+}
+
+fn try_open(dir: &Path, capacity: u64) -> Result<Arc<Store>, WorkerError> {
+    let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+    let (store, cleanup) = open(options(&[(dir, capacity)]), metrics, mpsc::channel(64).0)?;
+    cleanup.run(&CancellationToken::new());
+    Ok(store)
+}
+
+fn id(value: u64) -> BlockId {
+    BlockId { content: ContentId::of_object("s", &value.to_string(), "e", 1, 1), index: 0 }
+}
+
+/// The bytes of a chunk, different for each block and chunk.
+fn content(id: &BlockId, index: u32, length: u32) -> Vec<u8> {
+    let seed = id.content.hash64() ^ u64::from(index) << 17;
+    let bytes = chunk_range(index, length).len();
+    (0..bytes as u64).map(|at| (seed.wrapping_add(at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect()
+}
+
+/// Fills chunks that are missing, as the fill engine does.
+fn fill(store: &Store, id: &BlockId, length: u32, chunks: Range<u32>) -> Result<(), StoreError> {
+    let block = store.create(id, length, 1, Touch::None)?;
+    for index in chunks {
+        store.verify(&block, index..index + 1)?;
+        if block.has(index..index + 1) {
+            continue;
+        }
+        store.reserve(&block, index..index + 1)?;
+        let bytes = content(id, index, length);
+        let pieces: Vec<Bytes> = bytes.chunks(50_000).map(Bytes::copy_from_slice).collect();
+        let crc = block.write_chunk(index, &pieces).unwrap();
+        store.publish(&block, index, crc);
+    }
+    block.close_writer();
+    store.record(&block)
+}
+
+fn find(store: &Store, id: &BlockId) -> Option<Arc<Block>> {
+    match store.get(id, Touch::Open) {
+        Lookup::Open(block) => Some(block),
+        Lookup::Closed => store.load(id),
+        Lookup::Absent => None,
+    }
+}
+
+/// The chunks that can be read, each compared with what it must be.
+fn readable(store: &Store, id: &BlockId, length: u32) -> Vec<u32> {
+    let Some(block) = find(store, id) else { return Vec::new() };
+    assert_eq!(block.length(), length);
+    store.verify(&block, 0..chunk_count(length)).unwrap();
+    let verified: Vec<u32> = block.state().verified.iter().collect();
+    for index in &verified {
+        let expected = content(id, *index, length);
+        let mut bytes = vec![0; expected.len()];
+        block.read(chunk_range(*index, length).start, &mut bytes).unwrap();
+        assert!(bytes == expected, "chunk {index} of {id} has wrong bytes");
+    }
+    verified
+}
+
+fn used(store: &Store) -> u64 {
+    store.residents.lock().cache.check_sums();
+    store.usage()[0].used_bytes
+}
+
+fn block_files(dir: &Path) -> Vec<PathBuf> {
+    let folders = fs::read_dir(dir.join("blocks")).unwrap().map(|folder| folder.unwrap().path());
+    folders.flat_map(|folder| fs::read_dir(folder).unwrap().map(|file| file.unwrap().path())).collect()
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for item in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(item.file_name());
+        if item.file_type().unwrap().is_dir() {
+            copy_tree(&item.path(), &target);
+        } else {
+            fs::copy(item.path(), target).unwrap();
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Fill { block: u64, from: u32, count: u32 },
+    Read { block: u64 },
+    Remove { block: u64 },
+    Corrupt { block: u64 },
+    Truncate { block: u64 },
+    Delete { block: u64 },
+    Relieve,
+    /// With `crash`, the directory as it is at that moment is opened instead, nothing having been flushed.
+    Restart { crash: bool },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let block = 0u64..12;
+    prop_oneof![
+        6 => (block.clone(), 0u32..4, 1u32..4).prop_map(|(block, from, count)| Step::Fill { block, from, count }),
+        4 => block.clone().prop_map(|block| Step::Read { block }),
+        1 => block.clone().prop_map(|block| Step::Remove { block }),
+        1 => block.clone().prop_map(|block| Step::Corrupt { block }),
+        1 => block.clone().prop_map(|block| Step::Truncate { block }),
+        1 => block.prop_map(|block| Step::Delete { block }),
+        1 => Just(Step::Relieve),
+        1 => any::<bool>().prop_map(|crash| Step::Restart { crash }),
+    ]
+}
+
+/// Four blocks of four chunks fill it, so that evictions happen.
+fn length_of(block: u64) -> u32 {
+    [50_000, CHUNK_BYTES, 3 * CHUNK_BYTES + 1, 4 * CHUNK_BYTES][block as usize % 4]
+}
+
+fn run_steps(steps: Vec<Step>) {
+    let home = tempfile::tempdir().unwrap();
+    let capacity = 2 * MIB;
+    let mut generation = 0;
+    let mut dir = home.path().join("0");
+    let mut store = open_store(&dir, capacity);
+    // What was filled and not damaged since: readable unless evicted. Nothing else may ever be readable.
+    let mut model: HashMap<u64, Vec<u32>> = HashMap::new();
+    for step in steps {
+        match step {
+            Step::Fill { block, from, count } => {
+                let length = length_of(block);
+                let chunks = from.min(chunk_count(length))..(from + count).min(chunk_count(length));
+                if !chunks.is_empty() && fill(&store, &id(block), length, chunks.clone()).is_ok() {
+                    let known = model.entry(block).or_default();
+                    known.extend(chunks);
+                }
+            }
+            Step::Read { block } => {
+                let seen = readable(&store, &id(block), length_of(block));
+                let known = model.entry(block).or_default();
+                assert!(seen.iter().all(|index| known.contains(index)), "{seen:?} of {known:?}");
+                *known = seen;
+            }
+            Step::Remove { block } => {
+                store.remove(&id(block));
+                model.remove(&block);
+            }
+            Step::Corrupt { block } | Step::Truncate { block } | Step::Delete { block } => {
+                // Damage is found after the next start; what this run has verified it believes.
+                let place = match find(&store, &id(block)) {
+                    Some(block) => block.path().to_owned(),
+                    None => continue,
+                };
+                drop(store);
+                match step {
+                    Step::Corrupt { .. } => {
+                        let mut bytes = fs::read(&place).unwrap();
+                        bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
+                        fs::write(&place, bytes).unwrap();
+                    }
+                    Step::Truncate { .. } => fs::File::options().write(true).open(&place).unwrap().set_len(100).unwrap(),
+                    _ => fs::remove_file(&place).unwrap(),
+                }
+                store = open_store(&dir, capacity);
+                assert_eq!(readable(&store, &id(block), length_of(block)), [0u32; 0]);
+                model.remove(&block);
+            }
+            Step::Relieve => while store.relieve() {},
+            Step::Restart { crash } => {
+                let before: HashMap<u64, Vec<u32>> =
+                    (0..12).map(|block| (block, readable(&store, &id(block), length_of(block)))).collect();
+                if crash {
+                    generation += 1;
+                    let next = home.path().join(generation.to_string());
+                    copy_tree(&dir, &next);
+                    dir = next;
+                }
+                drop(store);
+                store = open_store(&dir, capacity);
+                for (block, chunks) in before {
+                    assert_eq!(readable(&store, &id(block), length_of(block)), chunks, "after a restart");
+                }
+            }
+        }
+        assert!(used(&store) <= capacity);
+    }
+    let blocks = store.usage()[0].blocks;
+    assert_eq!(block_files(&dir).len() as u64, blocks, "one file per block");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #[test]
+    fn behaves_like_its_model(steps in prop::collection::vec(step(), 1..40)) {
+        run_steps(steps);
+    }
+}
+
+#[test]
+fn nothing_is_believed_before_it_was_verified_in_this_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), MIB);
+    fill(&store, &id(1), 300_000, 0..3).unwrap();
+    assert!(find(&store, &id(1)).unwrap().has(0..3));
+    drop(store);
+    let store = open_store(dir.path(), MIB);
+    let block = find(&store, &id(1)).unwrap();
+    assert!(!block.has(0..1));
+    store.verify(&block, 1..2).unwrap();
+    assert!(block.has(1..2) && !block.has(0..1));
+    store.verify(&block, 0..3).unwrap();
+    assert!(block.is_complete());
+}
+
+#[test]
+fn a_block_that_is_closed_and_opened_again_stays_verified() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 16 * MIB);
+    (0..20).for_each(|value| fill(&store, &id(value), 50_000, 0..1).unwrap());
+    let closed = (0..20).filter(|value| matches!(store.get(&id(*value), Touch::None), Lookup::Closed)).count();
+    assert!(closed >= 16, "at most four are kept open");
+    assert!((0..20).all(|value| find(&store, &id(value)).unwrap().is_complete()));
+}
+
+#[test]
+fn an_evicted_block_stays_readable_through_its_handle() {
+    let dir = tempfile::tempdir().unwrap();
+    let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+    let (told, mut evictions) = mpsc::channel(64);
+    let (store, _) = open(options(&[(dir.path(), MIB)]), metrics, told).unwrap();
+    fill(&store, &id(1), 100_000, 0..1).unwrap();
+    let block = find(&store, &id(1)).unwrap();
+    assert!(store.remove(&id(1)).is_some());
+    assert!(block.is_dead() && !block.path().exists());
+    assert_eq!(evictions.try_recv().unwrap(), Eviction { id: id(1), incarnation: block.incarnation() });
+    let mut bytes = vec![0; 100_000];
+    block.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, content(&id(1), 0, 100_000));
+    assert!(block.read_cached(0, &mut bytes).is_ok());
+    // A late record of the dead block does not bring it back.
+    store.record(&block).unwrap();
+    fill(&store, &id(1), 100_000, 0..1).unwrap();
+    assert!(find(&store, &id(1)).unwrap().incarnation() > block.incarnation());
+    assert_eq!(used(&store), 25 * 4096);
+}
+
+#[test]
+fn blocks_in_use_are_not_evicted_and_a_full_store_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), MIB);
+    let held: Vec<Arc<Block>> = (0..8)
+        .map(|value| {
+            fill(&store, &id(value), CHUNK_BYTES, 0..1).unwrap();
+            find(&store, &id(value)).unwrap()
+        })
+        .collect();
+    assert!(matches!(fill(&store, &id(100), CHUNK_BYTES, 0..1), Err(StoreError::Full)));
+    assert_eq!(used(&store), MIB);
+    drop(held);
+    fill(&store, &id(100), CHUNK_BYTES, 0..1).unwrap();
+    assert!(used(&store) <= MIB);
+}
+
+#[test]
+fn a_damaged_index_is_set_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    (0..10).for_each(|value| fill(&store, &id(value), 200_000, 0..2).unwrap());
+    store.flush();
+    drop(store);
+    for file in fs::read_dir(dir.path().join("index")).unwrap().map(|file| file.unwrap().path()) {
+        let name = file.file_name().unwrap().to_str().unwrap().to_owned();
+        if name.starts_with("MANIFEST") || name.ends_with(".sst") {
+            fs::File::options().write(true).open(&file).unwrap().set_len(20).unwrap();
+        }
+    }
+    let store = open_store(dir.path(), 4 * MIB);
+    assert!(dir.path().join("index.damaged-1").is_dir());
+    assert_eq!(used(&store), 0);
+    assert!(block_files(dir.path()).is_empty(), "blocks without an index are deleted");
+    assert!(!dir.path().join("blocks.orphaned-1").exists());
+    fill(&store, &id(1), 200_000, 0..2).unwrap();
+    assert_eq!(readable(&store, &id(1), 200_000), [0, 1]);
+}
+
+#[test]
+fn files_without_a_record_are_deleted_after_a_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    fill(&store, &id(1), 1000, 0..1).unwrap();
+    drop(store);
+    let stray = directory::block_path(dir.path(), &id(2), 5);
+    fs::write(&stray, b"left by a crash").unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    assert!(!stray.exists());
+    assert_eq!(readable(&store, &id(1), 1000), [0]);
+}
+
+#[test]
+fn a_smaller_capacity_after_a_restart_is_kept_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    (0..15).for_each(|value| fill(&store, &id(value), 2 * CHUNK_BYTES, 0..2).unwrap());
+    drop(store);
+    let store = open_store(dir.path(), MIB);
+    assert!(used(&store) <= MIB && store.usage()[0].blocks == block_files(dir.path()).len() as u64);
+}
+
+#[test]
+fn clusters_are_kept_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), MIB);
+    let (uuid, cluster) = store.identity();
+    assert_eq!(cluster, "");
+    store.join_cluster("one").unwrap();
+    assert!(matches!(try_open(dir.path(), MIB), Err(WorkerError::DirectoryInUse(_))));
+    drop(store);
+    let store = open_store(dir.path(), MIB);
+    assert_eq!(store.identity(), (uuid, "one".to_owned()));
+    store.join_cluster("one").unwrap();
+    let error = store.join_cluster("two").unwrap_err();
+    assert!(matches!(error, WorkerError::ForeignCluster { .. }), "{error}");
+}
+
+#[test]
+fn a_disk_that_keeps_failing_is_given_up() {
+    let (good, bad) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+    let dirs = [(good.path(), 8 * MIB), (bad.path(), 8 * MIB)];
+    let (store, _) = open(options(&dirs), metrics, mpsc::channel(64).0).unwrap();
+    (0..40).for_each(|value| fill(&store, &id(value), CHUNK_BYTES, 0..1).unwrap());
+    assert!(store.usage().iter().all(|directory| directory.blocks > 0));
+    // Folders gone stand for a disk gone.
+    fs::remove_dir_all(bad.path().join("blocks")).unwrap();
+    for value in 100..200 {
+        let _ = fill(&store, &id(value), CHUNK_BYTES, 0..1);
+    }
+    let usage = store.usage();
+    assert!(usage[0].healthy && !usage[1].healthy && usage[1].blocks == 0, "{usage:?}");
+    assert!(usage[1].error.contains("No such file"));
+    fill(&store, &id(300), CHUNK_BYTES, 0..1).unwrap();
+    assert_eq!(readable(&store, &id(300), CHUNK_BYTES), [0]);
+}
+
+#[test]
+fn the_scrubber_drops_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    fill(&store, &id(1), 3 * CHUNK_BYTES, 0..3).unwrap();
+    let block = find(&store, &id(1)).unwrap();
+    let mut bytes = fs::read(block.path()).unwrap();
+    bytes[CHUNK_BYTES as usize + 5] ^= 1;
+    fs::write(block.path(), bytes).unwrap();
+    assert_eq!(store.scrub_block(&id(1)), 3 * u64::from(CHUNK_BYTES));
+    assert!(block.has(0..1) && !block.has(1..2) && block.has(2..3));
+    assert_eq!(used(&store), 2 * u64::from(CHUNK_BYTES));
+    fill(&store, &id(1), 3 * CHUNK_BYTES, 0..3).unwrap();
+    assert_eq!(readable(&store, &id(1), 3 * CHUNK_BYTES), [0, 1, 2]);
+}
