@@ -1,1 +1,40 @@
+//! Object stores as Cavern sees them.
+//!
+//! [`Ufs`] is a handle on one mount's bucket and prefix. It lists, describes and reads objects; nothing in this crate
+//! writes to a bucket yet. What it promises, whatever the store:
+//!
+//! - **Exact keys.** A key that was listed is the key that is asked for, byte for byte: spaces at either end, `%`, `+`,
+//!   control characters, Unicode in any form. What cannot be told in UTF-8 is counted in [`ListPage::hidden`].
+//! - **Exact versions.** Reads carry the ETag as `If-Match`; another version is [`UfsError::VersionChanged`], and a retry in
+//!   the middle of a body goes on with the same version or fails.
+//! - **Exact lengths.** A body has the length of its range or ends in an error.
+//! - **Listings need no HEAD.** Size, ETag and time of every object come with the page, about a thousand to one LIST.
+//! - **Every wait ends**, see [`Ufs::deadline`].
+//! - **Secrets stay secret**: no error, log line or `Debug` text of this crate holds a credential.
+//!
+//! How a request goes through retries, limits, counters and deadlines is told in `store.rs`; the URIs and their options in
+//! `uri.rs` and `s3/options.rs`.
 
+mod deadline;
+mod error;
+mod exact;
+mod fault;
+mod file;
+mod limit;
+mod memory;
+mod metrics;
+mod object;
+mod retry;
+mod s3;
+mod shared;
+mod store;
+mod ufs;
+mod uri;
+
+pub use error::{Cause, Operation, Request, UfsError};
+pub use fault::Faults;
+pub use memory::MemoryBucket;
+pub use metrics::{UfsStats, register as register_metrics};
+pub use object::{ListMode, ListPage, ObjectMeta};
+pub use store::ByteStream;
+pub use ufs::{Lister, Ufs};

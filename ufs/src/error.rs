@@ -1,0 +1,179 @@
+//! Why a request to a store failed, by what the caller can do about it.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Which request failed: the operation, the store and the key.
+#[derive(Clone, Debug)]
+pub struct Request(Arc<Parts>);
+
+#[derive(Debug)]
+struct Parts {
+    operation: Operation,
+    store: Arc<str>,
+    key: String,
+}
+
+/// The requests that this crate sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    List,
+    Head,
+    Get,
+}
+
+impl Operation {
+    /// As logs and metrics spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::List => "LIST",
+            Self::Head => "HEAD",
+            Self::Get => "GET",
+        }
+    }
+}
+
+impl Request {
+    pub(crate) fn new(operation: Operation, store: &Arc<str>, key: &str) -> Self {
+        Self(Arc::new(Parts { operation, store: store.clone(), key: key.to_owned() }))
+    }
+
+    pub fn operation(&self) -> Operation {
+        self.0.operation
+    }
+
+    /// The key, or the prefix of a listing.
+    pub fn key(&self) -> &str {
+        &self.0.key
+    }
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} \"{}\" in {}", self.0.operation.name(), self.0.key.escape_debug(), self.0.store)
+    }
+}
+
+/// The error underneath, kept for logs; shared, because one failed fetch may be answered to many who wait for it.
+pub type Cause = Arc<dyn Error + Send + Sync>;
+
+/// Every way in which a store can fail. Each names the request, the cause and what to do next; none ever contains a
+/// credential.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum UfsError {
+    /// The object is gone. The caller's metadata is out of date.
+    #[error("{request}: there is no such object")]
+    NotFound { request: Request },
+
+    /// The object is there, but it is not the version that was asked for. The caller's metadata is out of date.
+    #[error("{request}: the object is no longer the version {etag:?} ({reason})")]
+    VersionChanged { request: Request, etag: String, reason: String },
+
+    /// The store knows us or our key too little. Retrying does not help.
+    #[error(
+        "{request}: access denied: {reason}; check s3.credentials.access and s3.credentials.secret (or the environment's AWS_ variables) and that their owner may list and read this bucket"
+    )]
+    Denied {
+        request: Request,
+        reason: String,
+        #[source]
+        source: Option<Cause>,
+    },
+
+    /// There is no such bucket (or directory) at this endpoint. Retrying does not help.
+    #[error("{request}: there is no such bucket; check the name and s3.endpoint_url")]
+    NoBucket { request: Request },
+
+    /// The store cannot be reached, broke off, or says that it is overloaded. Retried here already; may heal.
+    #[error("{request}: the store is unavailable: {reason}; check s3.endpoint_url, the network and the store's health")]
+    Unavailable {
+        request: Request,
+        reason: String,
+        #[source]
+        source: Option<Cause>,
+    },
+
+    /// The store did not answer, or did not go on, in time. Retried here already; may heal.
+    #[error(
+        "{request}: {what} took longer than {limit:?}; check the network and the store's health, or raise {setting}"
+    )]
+    Deadline { request: Request, what: &'static str, limit: Duration, setting: &'static str },
+
+    /// The body ended before the end of the range. Retried here already.
+    #[error("{request}: the store sent {received} of {expected} bytes")]
+    ShortBody { request: Request, expected: u64, received: u64 },
+
+    /// The store's reply makes no sense, for instance bytes of another range than was asked for.
+    #[error("{request}: the store's answer cannot be used: {reason}; is this an S3 endpoint?")]
+    Malformed {
+        request: Request,
+        reason: String,
+        #[source]
+        source: Option<Cause>,
+    },
+
+    /// The store refused for another reason. Retrying does not help.
+    #[error("{request}: the store refused: {reason}")]
+    Rejected {
+        request: Request,
+        reason: String,
+        #[source]
+        source: Option<Cause>,
+    },
+
+    /// A URI or an option is wrong. Nothing was sent.
+    #[error("{what}: {reason}; {remedy}")]
+    Invalid { what: String, reason: String, remedy: String },
+}
+
+impl UfsError {
+    /// True when the same request may succeed if it is sent again.
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Self::Unavailable { .. } | Self::Deadline { .. } | Self::ShortBody { .. } | Self::Malformed { .. } => true,
+            Self::NotFound { .. }
+            | Self::VersionChanged { .. }
+            | Self::Denied { .. }
+            | Self::NoBucket { .. }
+            | Self::Rejected { .. }
+            | Self::Invalid { .. } => false,
+        }
+    }
+
+    /// A word for metrics, one per variant.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::NotFound { .. } => "not_found",
+            Self::VersionChanged { .. } => "version_changed",
+            Self::Denied { .. } => "denied",
+            Self::NoBucket { .. } => "no_bucket",
+            Self::Unavailable { .. } => "unavailable",
+            Self::Deadline { .. } => "deadline",
+            Self::ShortBody { .. } => "short_body",
+            Self::Malformed { .. } => "malformed",
+            Self::Rejected { .. } => "rejected",
+            Self::Invalid { .. } => "invalid",
+        }
+    }
+
+    pub(crate) fn invalid(what: impl Into<String>, reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Invalid { what: what.into(), reason: reason.into(), remedy: remedy.into() }
+    }
+}
+
+/// The chain of an error and its sources in one line, each part once.
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let text = source.to_string();
+        if !line.contains(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        next = source.source();
+    }
+    line
+}

@@ -1,0 +1,268 @@
+//! `file:///DIRECTORY`: a directory tree as a bucket. Keys are paths below the directory; a key that ends in `/` does not
+//! exist, an empty directory is only seen as a prefix of its parent.
+//!
+//! The directory must be the same on every host, as a network file system is. The ETag is made of modification time, size and
+//! inode, and is checked before and after each piece is read: a file that is replaced by a rename is always noticed, one
+//! that is overwritten in place within the time stamp's granularity (some milliseconds) may not be.
+//!
+//! opendal's `fs` service is not used: it trims names, and its listings tell neither inode nor version.
+
+use std::fs::{File, Metadata};
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{FutureExt, stream};
+use tokio::task::spawn_blocking;
+
+use crate::error::{Operation, Request, UfsError};
+use crate::object::{ListMode, ObjectMeta};
+use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+
+/// Bytes that are read at once.
+const PIECE: u64 = 1 << 20;
+
+#[derive(Clone, Debug)]
+pub(crate) struct FileStore {
+    root: Arc<Path>,
+    label: Arc<str>,
+}
+
+impl FileStore {
+    pub(crate) fn new(directory: &str, label: &Arc<str>) -> Self {
+        Self { root: PathBuf::from(directory).into(), label: label.clone() }
+    }
+
+    /// Where a key lies; `None` for keys that no path spells, `..` above all.
+    fn path(&self, key: &str) -> Option<PathBuf> {
+        let legal = |name: &str| !name.is_empty() && name != "." && name != ".." && !name.contains('\0');
+        key.split('/').all(legal).then(|| self.root.join(key))
+    }
+
+    fn failed(&self, operation: Operation, key: &str, error: std::io::Error) -> UfsError {
+        let request = Request::new(operation, &self.label, key);
+        match error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => UfsError::NotFound { request },
+            ErrorKind::PermissionDenied => {
+                UfsError::Denied { request, reason: error.to_string(), source: Some(Arc::new(error)) }
+            }
+            _ => UfsError::Unavailable { request, reason: error.to_string(), source: Some(Arc::new(error)) },
+        }
+    }
+
+    fn open(&self, operation: Operation, key: &str) -> Result<(File, ObjectMeta), UfsError> {
+        let missing = || UfsError::NotFound { request: Request::new(operation, &self.label, key) };
+        let path = self.path(key).ok_or_else(missing)?;
+        let file = File::open(path).map_err(|error| self.failed(operation, key, error))?;
+        let metadata = file.metadata().map_err(|error| self.failed(operation, key, error))?;
+        if !metadata.is_file() {
+            return Err(missing());
+        }
+        Ok((file, described(key.to_owned(), &metadata)))
+    }
+
+    fn list(&self, request: ListRequest<'_>) -> Result<StorePage, UfsError> {
+        let root = std::fs::metadata(&self.root);
+        if !root.is_ok_and(|root| root.is_dir()) {
+            return Err(UfsError::NoBucket { request: Request::new(Operation::List, &self.label, request.prefix) });
+        }
+        let mut page = Page { answer: StorePage::default(), after: request.token, limit: request.limit, told: None };
+        let directory = match request.prefix.strip_suffix('/') {
+            Some(directory) => self.path(directory),
+            // A prefix is empty or ends in `/`.
+            None => Some(self.root.to_path_buf()),
+        };
+        if let Some(directory) = directory {
+            self.walk(request.prefix, &directory, request.mode, &mut page)?;
+        }
+        Ok(page.answer)
+    }
+
+    /// Adds what lies under `directory`, in key order. False when the page is full.
+    fn walk(&self, prefix: &str, directory: &Path, mode: ListMode, page: &mut Page<'_>) -> Result<bool, UfsError> {
+        let entries = match std::fs::read_dir(directory) {
+            Ok(entries) => entries,
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(true),
+            Err(error) => return Err(self.failed(Operation::List, prefix, error)),
+        };
+        let mut keys = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|error| self.failed(Operation::List, prefix, error))?;
+            let Ok(name) = entry.file_name().into_string() else {
+                // Counted once, not again on every page.
+                page.answer.page.hidden += u64::from(page.after.is_none());
+                continue;
+            };
+            // Follows symbolic links; what vanished meanwhile, or leads nowhere, is not there.
+            let Ok(metadata) = std::fs::metadata(entry.path()) else { continue };
+            if metadata.is_dir() {
+                keys.push((format!("{prefix}{name}/"), entry.path(), None));
+            } else if metadata.is_file() {
+                keys.push((format!("{prefix}{name}"), entry.path(), Some(metadata)));
+            }
+        }
+        keys.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        for (key, path, metadata) in keys {
+            let goes_on = match (metadata, mode) {
+                (Some(metadata), _) => page.object(described(key, &metadata)),
+                (None, ListMode::Directory) => page.prefix(key),
+                // A link to a directory could lead back up for ever.
+                (None, ListMode::Recursive) if path.is_symlink() || page.is_past(&key) => true,
+                (None, ListMode::Recursive) => self.walk(&key, &path, mode, page)?,
+            };
+            if !goes_on {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn piece(&self, file: &File, key: &str, etag: &str, range: Range<u64>) -> Result<Bytes, UfsError> {
+        // At most PIECE.
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let read = file.read_exact_at(&mut bytes, range.start);
+        let metadata = file.metadata().map_err(|error| self.failed(Operation::Get, key, error))?;
+        match read {
+            Ok(()) if version(&metadata) == etag => Ok(bytes.into()),
+            Err(error) if error.kind() != ErrorKind::UnexpectedEof => Err(self.failed(Operation::Get, key, error)),
+            _ => Err(self.changed(key, etag, "the file was written to while it was read")),
+        }
+    }
+
+    fn changed(&self, key: &str, etag: &str, reason: &str) -> UfsError {
+        let request = Request::new(Operation::Get, &self.label, key);
+        UfsError::VersionChanged { request, etag: etag.to_owned(), reason: reason.to_owned() }
+    }
+
+    /// Runs file calls off the async threads.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        key: &str,
+        call: impl FnOnce(&Self) -> Result<T, UfsError> + Send + 'static,
+    ) -> Result<T, UfsError> {
+        let store = self.clone();
+        spawn_blocking(move || call(&store)).await.unwrap_or_else(|stopped| {
+            let request = Request::new(operation, &self.label, key);
+            Err(UfsError::Unavailable { request, reason: stopped.to_string(), source: None })
+        })
+    }
+}
+
+fn version(metadata: &Metadata) -> String {
+    format!("{:x}-{:x}-{:x}-{:x}", metadata.mtime(), metadata.mtime_nsec(), metadata.size(), metadata.ino())
+}
+
+fn described(key: String, metadata: &Metadata) -> ObjectMeta {
+    let mtime_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
+    ObjectMeta { key, size: metadata.size(), etag: version(metadata), mtime_ns }
+}
+
+/// A page being filled.
+struct Page<'a> {
+    answer: StorePage,
+    /// Last entry of the page before.
+    after: Option<&'a str>,
+    limit: usize,
+    /// Last entry of this page.
+    told: Option<String>,
+}
+
+impl Page<'_> {
+    /// Whether everything under this prefix was told on earlier pages.
+    fn is_past(&self, prefix: &str) -> bool {
+        self.after.is_some_and(|after| after > prefix && !after.starts_with(prefix))
+    }
+
+    /// Whether the entry was told before, or else makes room for it; `None` when there is none.
+    fn admit(&mut self, entry: &str) -> Option<bool> {
+        if self.after.is_some_and(|after| entry <= after) {
+            return Some(false);
+        }
+        if self.answer.page.objects.len() + self.answer.page.prefixes.len() == self.limit {
+            self.answer.next = self.told.take();
+            return None;
+        }
+        self.told = Some(entry.to_owned());
+        Some(true)
+    }
+
+    fn object(&mut self, object: ObjectMeta) -> bool {
+        let admitted = self.admit(&object.key);
+        if admitted == Some(true) {
+            self.answer.page.objects.push(object);
+        }
+        admitted.is_some()
+    }
+
+    fn prefix(&mut self, prefix: String) -> bool {
+        let admitted = self.admit(&prefix);
+        if admitted == Some(true) {
+            self.answer.page.prefixes.push(prefix);
+        }
+        admitted.is_some()
+    }
+}
+
+impl ObjectStore for FileStore {
+    fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
+        let (prefix, mode, limit) = (request.prefix.to_owned(), request.mode, request.limit);
+        let token = request.token.map(str::to_owned);
+        self.blocking(Operation::List, request.prefix, move |store| {
+            store.list(ListRequest { prefix: &prefix, mode, token: token.as_deref(), limit })
+        })
+        .boxed()
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
+        let owned = key.to_owned();
+        let call = move |store: &Self| store.open(Operation::Head, &owned).map(|(_, meta)| meta);
+        self.blocking(Operation::Head, key, call).boxed()
+    }
+
+    fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
+        async move {
+            let owned = key.to_owned();
+            let opened = self.blocking(Operation::Get, key, move |store| store.open(Operation::Get, &owned)).await;
+            let (file, meta) = opened?;
+            if !etag.is_empty() && meta.etag != etag {
+                return Err(self.changed(key, etag, "another version has replaced it"));
+            }
+            if range.end > meta.size {
+                return Err(self.changed(key, etag, "it ends before the range does"));
+            }
+            let etag = meta.etag.clone();
+            let rest = Rest { store: self.clone(), file: Arc::new(file), meta, range };
+            Ok(Body { etag, stream: ByteStream::new(stream::unfold(rest, Rest::next)) })
+        }
+        .boxed()
+    }
+}
+
+/// What is still to be read of a file.
+struct Rest {
+    store: FileStore,
+    file: Arc<File>,
+    meta: ObjectMeta,
+    range: Range<u64>,
+}
+
+impl Rest {
+    async fn next(mut self) -> Option<(Result<Bytes, UfsError>, Self)> {
+        if self.range.is_empty() {
+            return None;
+        }
+        let piece = self.range.start..self.range.end.min(self.range.start + PIECE);
+        self.range.start = piece.end;
+        let (file, key, etag) = (self.file.clone(), self.meta.key.clone(), self.meta.etag.clone());
+        let read = move |store: &FileStore| store.piece(&file, &key, &etag, piece);
+        let item = self.store.blocking(Operation::Get, &self.meta.key, read).await;
+        if item.is_err() {
+            self.range.start = self.range.end;
+        }
+        Some((item, self))
+    }
+}

@@ -1,0 +1,133 @@
+//! `memory://NAME`: a bucket in this process, for tests. Two handles of one name see the same objects.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use futures::{FutureExt, future, stream};
+use parking_lot::Mutex;
+
+use crate::error::{Operation, Request, UfsError};
+use crate::object::{ListMode, ObjectMeta};
+use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+
+static BUCKETS: LazyLock<Mutex<HashMap<String, MemoryBucket>>> = LazyLock::new(Mutex::default);
+
+/// The objects of one `memory://` bucket.
+#[derive(Clone, Debug)]
+pub struct MemoryBucket {
+    name: Arc<str>,
+    objects: Arc<Mutex<Objects>>,
+}
+
+#[derive(Debug, Default)]
+struct Objects {
+    by_key: BTreeMap<String, Object>,
+    /// Counts up with every write, so that equal bytes written twice are two versions.
+    version: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Object {
+    bytes: Bytes,
+    meta: ObjectMeta,
+}
+
+impl MemoryBucket {
+    /// The bucket of this name; made when it is first asked for, and kept until the process ends.
+    pub fn named(name: &str) -> Self {
+        let make = || Self { name: format!("memory://{name}").into(), objects: Arc::default() };
+        BUCKETS.lock().entry(name.to_owned()).or_insert_with(make).clone()
+    }
+
+    /// Stores an object, replacing one of that key; returns its ETag.
+    pub fn put(&self, key: &str, bytes: impl Into<Bytes>) -> String {
+        let bytes = bytes.into();
+        let mut objects = self.objects.lock();
+        objects.version += 1;
+        let etag = format!("v{}", objects.version);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let meta = ObjectMeta {
+            key: key.to_owned(),
+            size: bytes.len() as u64,
+            etag: etag.clone(),
+            mtime_ns: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX),
+        };
+        objects.by_key.insert(key.to_owned(), Object { bytes, meta });
+        etag
+    }
+
+    /// Removes an object; false when there was none.
+    pub fn delete(&self, key: &str) -> bool {
+        self.objects.lock().by_key.remove(key).is_some()
+    }
+
+    fn find(&self, operation: Operation, key: &str) -> Result<Object, UfsError> {
+        let found = self.objects.lock().by_key.get(key).cloned();
+        found.ok_or_else(|| UfsError::NotFound { request: Request::new(operation, &self.name, key) })
+    }
+
+    fn page(&self, request: ListRequest<'_>) -> StorePage {
+        let mut answer = StorePage::default();
+        let mut entries = 0;
+        // Everything up to and including this key or prefix has been told.
+        let mut told = request.token.map(str::to_owned);
+        let objects = self.objects.lock();
+        for (key, object) in objects.by_key.range(request.prefix.to_owned()..) {
+            let Some(rest) = key.strip_prefix(request.prefix) else { break };
+            let group = match (request.mode, rest.find('/')) {
+                (ListMode::Directory, Some(at)) => Some(&key[..request.prefix.len() + at + 1]),
+                _ => None,
+            };
+            let entry = group.unwrap_or(key);
+            if told.as_deref().is_some_and(|told| entry <= told) {
+                continue;
+            }
+            if entries == request.limit {
+                answer.next = told;
+                break;
+            }
+            entries += 1;
+            told = Some(entry.to_owned());
+            match group {
+                Some(prefix) => answer.page.prefixes.push(prefix.to_owned()),
+                None => answer.page.objects.push(object.meta.clone()),
+            }
+        }
+        answer
+    }
+
+    fn slice(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
+        let object = self.find(Operation::Get, key)?;
+        let changed = |reason: &str| UfsError::VersionChanged {
+            request: Request::new(Operation::Get, &self.name, key),
+            etag: etag.to_owned(),
+            reason: reason.to_owned(),
+        };
+        if !etag.is_empty() && object.meta.etag != etag {
+            return Err(changed("another version has replaced it"));
+        }
+        if range.end > object.meta.size {
+            return Err(changed("it is shorter than the range"));
+        }
+        // Both ends are at most the length of the bytes in memory.
+        let bytes = object.bytes.slice(range.start as usize..range.end as usize);
+        Ok(Body { etag: object.meta.etag, stream: ByteStream::new(stream::iter([Ok(bytes)])) })
+    }
+}
+
+impl ObjectStore for MemoryBucket {
+    fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
+        future::ready(Ok(self.page(request))).boxed()
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
+        future::ready(self.find(Operation::Head, key).map(|object| object.meta)).boxed()
+    }
+
+    fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
+        future::ready(self.slice(key, etag, range)).boxed()
+    }
+}

@@ -1,0 +1,218 @@
+//! What was sent to the stores: counted per attempt, by store and operation.
+//!
+//! The families are one per process; [`register`] puts them on a metrics page. Labels hold the store's id (endpoint and
+//! bucket), never a key.
+
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+use std::time::Instant;
+
+use futures::{FutureExt, StreamExt};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::error::{Operation, UfsError};
+use crate::object::ObjectMeta;
+use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StoreLabel {
+    store: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OperationLabel {
+    store: String,
+    operation: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ErrorLabel {
+    store: String,
+    operation: &'static str,
+    kind: &'static str,
+}
+
+struct Families {
+    requests: Family<OperationLabel, Counter>,
+    errors: Family<ErrorLabel, Counter>,
+    latency: Family<OperationLabel, Histogram, fn() -> Histogram>,
+    bytes: Family<StoreLabel, Counter>,
+    retries: Family<StoreLabel, Counter>,
+    in_flight: Family<StoreLabel, Gauge>,
+}
+
+static FAMILIES: LazyLock<Families> = LazyLock::new(|| Families {
+    requests: Family::default(),
+    errors: Family::default(),
+    latency: Family::new_with_constructor(latency_buckets),
+    bytes: Family::default(),
+    retries: Family::default(),
+    in_flight: Family::default(),
+});
+
+/// 0.5 ms to 16 s, each twice the one before.
+fn latency_buckets() -> Histogram {
+    Histogram::new((0..16).map(|doubling| 0.0005 * f64::from(1 << doubling)))
+}
+
+/// Puts the counters of every store of this process into `registry`.
+pub fn register(registry: &mut Registry) {
+    let families = &*FAMILIES;
+    let registry = registry.sub_registry_with_prefix("cavern_ufs");
+    registry.register("requests", "Requests sent, every attempt counted", families.requests.clone());
+    registry.register("errors", "Requests and bodies that failed, by kind of error", families.errors.clone());
+    registry.register("request_seconds", "Time until the store answered, without the body", families.latency.clone());
+    registry.register("read_bytes", "Bytes of bodies received", families.bytes.clone());
+    registry.register("retries", "Attempts that were repeated", families.retries.clone());
+    registry.register("in_flight", "Requests and bodies in flight", families.in_flight.clone());
+}
+
+/// What has been sent to one store since the process began, over all its handles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UfsStats {
+    /// Attempts, retries included.
+    pub lists: u64,
+    pub heads: u64,
+    pub gets: u64,
+    /// Attempts and bodies that failed.
+    pub errors: u64,
+    pub retries: u64,
+    /// Bytes of bodies received.
+    pub read_bytes: u64,
+}
+
+/// The counters of one store.
+pub(crate) struct StoreMetrics {
+    lists: OperationMetrics,
+    heads: OperationMetrics,
+    gets: OperationMetrics,
+    bytes: Counter,
+    in_flight: Gauge,
+    pub(crate) retries: Counter,
+}
+
+struct OperationMetrics {
+    store: String,
+    operation: &'static str,
+    requests: Counter,
+    latency: Histogram,
+    errors: Counter,
+}
+
+impl OperationMetrics {
+    fn of(store: &str, operation: Operation) -> Self {
+        let label = OperationLabel { store: store.to_owned(), operation: operation.name() };
+        Self {
+            store: store.to_owned(),
+            operation: operation.name(),
+            requests: FAMILIES.requests.get_or_create(&label).clone(),
+            latency: FAMILIES.latency.get_or_create(&label).clone(),
+            errors: Counter::default(),
+        }
+    }
+
+    fn failed(&self, error: &UfsError) {
+        self.errors.inc();
+        let label = ErrorLabel { store: self.store.clone(), operation: self.operation, kind: error.kind() };
+        FAMILIES.errors.get_or_create(&label).inc();
+    }
+
+    async fn measure<T>(&self, answer: Answer<'_, T>) -> Result<T, UfsError> {
+        self.requests.inc();
+        let began = Instant::now();
+        let answer = answer.await;
+        self.latency.observe(began.elapsed().as_secs_f64());
+        if let Err(error) = &answer {
+            self.failed(error);
+        }
+        answer
+    }
+}
+
+impl StoreMetrics {
+    pub(crate) fn of(store: &str) -> Self {
+        let label = StoreLabel { store: store.to_owned() };
+        Self {
+            lists: OperationMetrics::of(store, Operation::List),
+            heads: OperationMetrics::of(store, Operation::Head),
+            gets: OperationMetrics::of(store, Operation::Get),
+            bytes: FAMILIES.bytes.get_or_create(&label).clone(),
+            in_flight: FAMILIES.in_flight.get_or_create(&label).clone(),
+            retries: FAMILIES.retries.get_or_create(&label).clone(),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> UfsStats {
+        UfsStats {
+            lists: self.lists.requests.get(),
+            heads: self.heads.requests.get(),
+            gets: self.gets.requests.get(),
+            errors: self.lists.errors.get() + self.heads.errors.get() + self.gets.errors.get(),
+            retries: self.retries.get(),
+            read_bytes: self.bytes.get(),
+        }
+    }
+}
+
+/// Counts one up while it lives.
+struct InFlight(Gauge);
+
+impl InFlight {
+    fn begin(gauge: &Gauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+pub(crate) struct Instrumented<S> {
+    pub inner: S,
+    pub metrics: Arc<StoreMetrics>,
+}
+
+impl<S: ObjectStore> ObjectStore for Instrumented<S> {
+    fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
+        async move {
+            let _flight = InFlight::begin(&self.metrics.in_flight);
+            self.metrics.lists.measure(self.inner.list(request)).await
+        }
+        .boxed()
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
+        async move {
+            let _flight = InFlight::begin(&self.metrics.in_flight);
+            self.metrics.heads.measure(self.inner.head(key)).await
+        }
+        .boxed()
+    }
+
+    fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
+        async move {
+            let flight = InFlight::begin(&self.metrics.in_flight);
+            let Body { etag, stream } = self.metrics.gets.measure(self.inner.get(key, etag, range)).await?;
+            let metrics = self.metrics.clone();
+            let stream = stream.inspect(move |item| {
+                let _held = &flight;
+                match item {
+                    Ok(bytes) => {
+                        metrics.bytes.inc_by(bytes.len() as u64);
+                    }
+                    Err(error) => metrics.gets.failed(error),
+                }
+            });
+            Ok(Body { etag, stream: ByteStream::new(stream) })
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,35 @@
+//! What a store says about its objects.
+
+/// One object, as a listing or a HEAD describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectMeta {
+    /// The full key, byte for byte as the store has it.
+    pub key: String,
+    /// Length in bytes. (A HEAD of a key that ends in `/` gives 0, whatever the length.)
+    pub size: u64,
+    /// The version's name, without quotes; empty where the store gives none.
+    pub etag: String,
+    /// Last modification, nanoseconds since the Unix epoch.
+    pub mtime_ns: i64,
+}
+
+/// How far a listing reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListMode {
+    /// What lies directly under the prefix: objects, and prefixes up to the next `/`.
+    Directory,
+    /// Every object under the prefix; no prefixes.
+    Recursive,
+}
+
+/// One page of a listing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListPage {
+    /// In key order. Holds `prefix` itself where the bucket has such a key (a directory marker), and keys that cannot
+    /// be file names: hiding those is the namespace's business.
+    pub objects: Vec<ObjectMeta>,
+    /// Full, in key order, each ending in `/`.
+    pub prefixes: Vec<String>,
+    /// Keys which cannot be told in UTF-8 and so cannot be asked for; they are in neither list.
+    pub hidden: u64,
+}

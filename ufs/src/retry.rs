@@ -1,0 +1,161 @@
+//! Retries of what is temporary: `ufs.retries` more attempts, each after a pause.
+//!
+//! The pause before attempt n is drawn from the upper half of `retry_backoff · 2ⁿ`, at most `retry_backoff_max`, so that
+//! clients which failed together do not come back together. Refusals (404, 403, 412, …) are final at once.
+//!
+//! A body that breaks off goes on where it stopped, and the retries of one GET count together over its whole life. The
+//! second request is pinned to the version whose bytes were already handed out: to the caller's ETag, or, where the caller
+//! named none, to the one the store answered with; without either, a broken body cannot be continued and is an error.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::{FutureExt, StreamExt, stream};
+
+use crate::error::UfsError;
+use crate::metrics::StoreMetrics;
+use crate::object::ObjectMeta;
+use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backoff {
+    pub retries: usize,
+    pub first: Duration,
+    pub longest: Duration,
+}
+
+impl Backoff {
+    /// Longest pause before the retry of this number, from 0.
+    pub(crate) fn ceiling(&self, retry: usize) -> Duration {
+        let doublings = u32::try_from(retry).unwrap_or(u32::MAX).min(31);
+        self.first.saturating_mul(1 << doublings).min(self.longest)
+    }
+
+    async fn pause(&self, retry: usize) {
+        tokio::time::sleep(self.ceiling(retry).mul_f64(rand::random_range(0.5..=1.0))).await;
+    }
+}
+
+pub(crate) struct Retrying {
+    pub inner: Arc<dyn ObjectStore>,
+    pub backoff: Backoff,
+    pub metrics: Arc<StoreMetrics>,
+}
+
+impl Retrying {
+    /// Counts a failed attempt and waits, or gives the error back when it is final.
+    async fn survive(&self, error: UfsError, failed: &mut usize) -> Result<(), UfsError> {
+        if !error.is_temporary() || *failed >= self.backoff.retries {
+            return Err(error);
+        }
+        self.metrics.retries.inc();
+        self.backoff.pause(*failed).await;
+        *failed += 1;
+        Ok(())
+    }
+
+    async fn get_until_answered(
+        &self,
+        key: &str,
+        etag: &str,
+        range: Range<u64>,
+        failed: &mut usize,
+    ) -> Result<Body, UfsError> {
+        loop {
+            match self.inner.get(key, etag, range.clone()).await {
+                Ok(body) => return Ok(body),
+                Err(error) => self.survive(error, failed).await?,
+            }
+        }
+    }
+}
+
+impl ObjectStore for Arc<Retrying> {
+    fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
+        async move {
+            let mut failed = 0;
+            loop {
+                match self.inner.list(request).await {
+                    Ok(page) => return Ok(page),
+                    Err(error) => self.survive(error, &mut failed).await?,
+                }
+            }
+        }
+        .boxed()
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
+        async move {
+            let mut failed = 0;
+            loop {
+                match self.inner.head(key).await {
+                    Ok(meta) => return Ok(meta),
+                    Err(error) => self.survive(error, &mut failed).await?,
+                }
+            }
+        }
+        .boxed()
+    }
+
+    fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
+        async move {
+            let mut failed = 0;
+            let body = self.get_until_answered(key, etag, range.clone(), &mut failed).await?;
+            let version = if etag.is_empty() { body.etag.clone() } else { etag.to_owned() };
+            let resuming = Resuming {
+                store: self.clone(),
+                key: key.to_owned(),
+                etag: version,
+                rest: range,
+                stream: Some(body.stream),
+                failed,
+            };
+            Ok(Body { etag: body.etag, stream: ByteStream::new(stream::unfold(resuming, Resuming::next)) })
+        }
+        .boxed()
+    }
+}
+
+struct Resuming {
+    store: Arc<Retrying>,
+    key: String,
+    etag: String,
+    /// What has not been handed out yet.
+    rest: Range<u64>,
+    /// `None` after the end.
+    stream: Option<ByteStream>,
+    failed: usize,
+}
+
+impl Resuming {
+    async fn next(mut self) -> Option<(Result<Bytes, UfsError>, Self)> {
+        loop {
+            let error = match self.stream.as_mut()?.next().await {
+                Some(Ok(bytes)) => {
+                    self.rest.start += bytes.len() as u64;
+                    return Some((Ok(bytes), self));
+                }
+                None => return None,
+                Some(Err(error)) => error,
+            };
+            // Frees the connection and the permit before the pause.
+            self.stream = None;
+            match self.resume(error).await {
+                Ok(stream) => self.stream = Some(stream),
+                Err(error) => return Some((Err(error), self)),
+            }
+        }
+    }
+
+    async fn resume(&mut self, error: UfsError) -> Result<ByteStream, UfsError> {
+        if self.etag.is_empty() {
+            return Err(error);
+        }
+        self.store.survive(error, &mut self.failed).await?;
+        let (key, etag, rest) = (&self.key, &self.etag, self.rest.clone());
+        let body = self.store.get_until_answered(key, etag, rest, &mut self.failed).await?;
+        Ok(body.stream)
+    }
+}

@@ -1,0 +1,232 @@
+//! `s3://`: any endpoint that speaks the S3 protocol.
+//!
+//! Objects are read through opendal's S3 service, one layer below its `Operator`: the operator normalizes paths (it trims
+//! spaces and folds `//`), the service sends the key that it is given. Listings are our own request, for the reasons told
+//! in [`listing`]; both are signed with the same credentials and travel over the same [`transport`].
+
+mod failure;
+mod listing;
+mod options;
+mod transport;
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cavern_conf::schema;
+use futures::{FutureExt, stream};
+use http::Request as HttpRequest;
+use http_body_util::{BodyExt, Limited};
+use opendal::options::ReadOptions;
+use opendal::raw::{OpRead, OpReader, OpStat, Servicer, oio};
+use opendal::{Builder, BytesRange, Executor, HttpTransporter, OperationContext, services};
+use reqsign_aws_v4::{
+    AssumeRoleWithWebIdentityCredentialProvider, Credential, EnvCredentialProvider, ProfileCredentialProvider,
+    RequestSigner, StaticCredentialProvider,
+};
+use reqsign_core::{Context, OsEnv, ProvideCredentialChain, Signer};
+use reqsign_file_read_tokio::TokioFileRead;
+
+use crate::error::{Operation, Request, UfsError};
+use crate::object::ObjectMeta;
+use crate::s3::failure::{Failure, from_opendal, from_signer};
+use crate::s3::listing::{nanoseconds, unquoted};
+use crate::s3::options::{Credentials, S3Options};
+use crate::s3::transport::Transport;
+use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+
+/// A page of a thousand keys of 1,024 bytes, each byte percent-encoded, takes half of this.
+const LISTING_BYTES: usize = 8 << 20;
+
+pub(crate) struct S3Store {
+    service: Servicer,
+    context: OperationContext,
+    transport: Transport,
+    /// `None` for unsigned requests.
+    signer: Option<Signer<Credential>>,
+    /// URL of the bucket, without a `/` at the end.
+    bucket_url: String,
+    label: Arc<str>,
+}
+
+/// An S3 store, and what it is called.
+pub(crate) struct OpenedStore {
+    pub store: S3Store,
+    pub store_id: String,
+    pub label: Arc<str>,
+}
+
+pub(crate) fn open(
+    bucket: &str,
+    options: &HashMap<String, String>,
+    conf: &schema::Ufs,
+) -> Result<OpenedStore, UfsError> {
+    let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
+    // AWS names are unique across its regions, so the region is no part of the identity.
+    let identity = options.endpoint.as_deref().unwrap_or("https://s3.amazonaws.com");
+    let store_id = format!("{identity}/{bucket}");
+    let label: Arc<str> = format!("s3://{bucket} at {identity}").into();
+    let endpoint = options.endpoint.clone();
+    let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{}.amazonaws.com", options.region));
+    // A certificate's wildcard covers one label, so such a bucket cannot be in the host name.
+    let is_virtual_host = !options.path_style && !bucket.contains('.');
+    let bucket_url = match (is_virtual_host, endpoint.split_once("://")) {
+        (true, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
+        _ => format!("{endpoint}/{bucket}"),
+    };
+    let transport = Transport::new(conf.connect_timeout.get(), conf.concurrency)?;
+    let http = HttpTransporter::new(transport.clone());
+    let mut builder = services::S3::default()
+        .bucket(bucket)
+        .endpoint(&endpoint)
+        .region(&options.region)
+        .disable_config_load()
+        .disable_ec2_metadata();
+    if is_virtual_host {
+        builder = builder.enable_virtual_host_style();
+    }
+    builder = match credential_chain(&options.credentials) {
+        Some(chain) => builder.credential_provider_chain(chain),
+        None => builder.skip_signature(),
+    };
+    let service = builder.build().map_err(|error| {
+        UfsError::invalid(&*label, error.message(), "check the bucket's name and the options of the mount")
+    })?;
+    let signer = credential_chain(&options.credentials).map(|chain| {
+        let context = Context::new().with_file_read(TokioFileRead).with_env(OsEnv).with_http_send(http.clone());
+        Signer::new(context, chain, RequestSigner::new("s3", &options.region))
+    });
+    let context = OperationContext::from_parts(http, Executor::default());
+    let store = S3Store { service: Arc::new(service), context, transport, signer, bucket_url, label: label.clone() };
+    Ok(OpenedStore { store, store_id, label })
+}
+
+/// Where credentials come from; `None` for unsigned requests. Instance metadata is never asked: off a cloud that is a wait
+/// for an address that does not answer.
+fn credential_chain(credentials: &Credentials) -> Option<ProvideCredentialChain<Credential>> {
+    let chain = ProvideCredentialChain::new();
+    Some(match credentials {
+        Credentials::Anonymous => return None,
+        Credentials::Static { access, secret, session_token } => {
+            let pair = StaticCredentialProvider::new(access, secret);
+            chain.push(match session_token {
+                Some(token) => pair.with_session_token(token),
+                None => pair,
+            })
+        }
+        Credentials::Profile(profile) => chain.push(ProfileCredentialProvider::new().with_profile(profile)),
+        Credentials::Environment => chain
+            .push(EnvCredentialProvider::new())
+            .push(ProfileCredentialProvider::new())
+            .push(AssumeRoleWithWebIdentityCredentialProvider::new()),
+    })
+}
+
+impl S3Store {
+    async fn list_page(&self, request: ListRequest<'_>) -> Result<StorePage, UfsError> {
+        let asked = || Request::new(Operation::List, &self.label, request.prefix);
+        let url = format!("{}?{}", self.list_url(), listing::query(&request));
+        let senseless = |reason: String| Failure::Senseless(reason).into_ufs(asked(), "");
+        let unsigned = HttpRequest::get(url).body(Bytes::new()).map_err(|error| senseless(error.to_string()))?;
+        let (mut parts, body) = unsigned.into_parts();
+        if let Some(signer) = &self.signer {
+            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked(), ""))?;
+        }
+        let sent = self.transport.send(HttpRequest::from_parts(parts, body)).await;
+        let response = sent.map_err(|failure| failure.into_ufs(asked(), ""))?;
+        let document = Limited::new(response.into_body(), LISTING_BYTES).collect().await.map_err(|error| {
+            UfsError::Unavailable {
+                request: asked(),
+                reason: format!("the listing broke off: {error}"),
+                source: Some(error.into()),
+            }
+        })?;
+        listing::parse(&document.to_bytes()).map_err(senseless)
+    }
+
+    /// The URL that lists: a path-style bucket as it is, a host of its own with the root path.
+    fn list_url(&self) -> String {
+        match self.bucket_url.split_once("://") {
+            Some((_, rest)) if !rest.contains('/') => format!("{}/", self.bucket_url),
+            _ => self.bucket_url.clone(),
+        }
+    }
+
+    async fn stat(&self, key: &str) -> Result<ObjectMeta, UfsError> {
+        let answer = self.service.stat_dyn(&self.context, key, OpStat::new()).await;
+        let answer =
+            answer.map_err(|error| from_opendal(error, Request::new(Operation::Head, &self.label, key), ""))?;
+        let metadata = answer.into_metadata();
+        Ok(ObjectMeta {
+            key: key.to_owned(),
+            size: metadata.content_length(),
+            etag: unquoted(metadata.etag().unwrap_or_default()).to_owned(),
+            mtime_ns: metadata.last_modified().map_or(0, nanoseconds),
+        })
+    }
+
+    async fn open(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
+        let asked = || Request::new(Operation::Get, &self.label, key);
+        let options = ReadOptions {
+            range: BytesRange::new(range.start, Some(range.end - range.start)),
+            if_match: (!etag.is_empty()).then(|| if_match(etag)),
+            ..ReadOptions::default()
+        };
+        let (range, arguments, _): (BytesRange, OpRead, OpReader) = options.into();
+        let reader = self.service.read_dyn(&self.context, key, arguments);
+        let reader = reader.map_err(|error| from_opendal(error, asked(), etag))?;
+        let answer = reader.open_dyn(range).await;
+        let (answer, stream) = answer.map_err(|error| from_opendal(error, asked(), etag))?;
+        let told = answer.metadata().and_then(|metadata| metadata.etag()).map(unquoted).unwrap_or_default().to_owned();
+        // A server that ignores If-Match must not slip another version in.
+        if !etag.is_empty() && !told.is_empty() && told != etag {
+            let reason = format!("the store answered with the version {told:?}");
+            return Err(UfsError::VersionChanged { request: asked(), etag: etag.to_owned(), reason });
+        }
+        let pieces = Pieces { stream: Some(stream), request: asked(), etag: etag.to_owned() };
+        Ok(Body { etag: told, stream: ByteStream::new(stream::unfold(pieces, Pieces::next)) })
+    }
+}
+
+/// An ETag as a header carries it.
+fn if_match(etag: &str) -> String {
+    if etag.starts_with("W/") { etag.to_owned() } else { format!("\"{etag}\"") }
+}
+
+/// The body of an answer, piece by piece, uncopied.
+struct Pieces {
+    /// `None` after the end.
+    stream: Option<Box<dyn oio::ReadStreamDyn>>,
+    request: Request,
+    etag: String,
+}
+
+impl Pieces {
+    async fn next(mut self) -> Option<(Result<Bytes, UfsError>, Self)> {
+        let item = match self.stream.as_mut()?.read_dyn().await {
+            // opendal ends a body with an empty piece.
+            Ok(piece) if piece.is_empty() => return None,
+            Ok(piece) => Ok(piece.to_bytes()),
+            Err(error) => {
+                self.stream = None;
+                Err(from_opendal(error, self.request.clone(), &self.etag))
+            }
+        };
+        Some((item, self))
+    }
+}
+
+impl ObjectStore for S3Store {
+    fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
+        self.list_page(request).boxed()
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
+        self.stat(key).boxed()
+    }
+
+    fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
+        self.open(key, etag, range).boxed()
+    }
+}

@@ -1,0 +1,141 @@
+//! How an exchange with an S3 endpoint fails, and what that means to the caller.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use http::StatusCode;
+
+use crate::error::{Request, UfsError, chain};
+use crate::s3::listing::error_document;
+
+/// One failed exchange. Travels through opendal as the source of its error, so that the status decides, not a text.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The store answered with a status other than success.
+    #[error("{} {}", .status.as_u16(), .status.canonical_reason().unwrap_or("unknown status"))]
+    Status {
+        status: StatusCode,
+        /// `Code` and `Message` of the error document; empty where there is none, as after a HEAD.
+        code: String,
+        message: String,
+    },
+    /// No connection, or one that broke.
+    #[error("{doing}")]
+    Broken {
+        doing: &'static str,
+        #[source]
+        source: Arc<dyn Error + Send + Sync>,
+    },
+    /// A part of the range, because the object ends there.
+    #[error("it has only {length} bytes")]
+    Shorter { length: u64 },
+    /// A success that is not an answer to what was asked.
+    #[error("{0}")]
+    Senseless(String),
+}
+
+impl Failure {
+    pub(crate) fn status(status: StatusCode, body: &[u8]) -> Self {
+        let (code, message) = error_document(body);
+        Self::Status { status, code, message }
+    }
+
+    pub(crate) fn broken(doing: &'static str, source: impl Error + Send + Sync + 'static) -> Self {
+        Self::Broken { doing, source: Arc::new(source) }
+    }
+
+    /// What this means for `request`; `etag` is the version it asked for.
+    pub(crate) fn into_ufs(self, request: Request, etag: &str) -> UfsError {
+        match self {
+            Self::Broken { .. } => {
+                UfsError::Unavailable { request, reason: chain(&self), source: Some(Arc::new(self)) }
+            }
+            Self::Shorter { .. } => {
+                UfsError::VersionChanged { request, etag: etag.to_owned(), reason: self.to_string() }
+            }
+            Self::Senseless(reason) => UfsError::Malformed { request, reason, source: None },
+            Self::Status { status, ref code, ref message } => {
+                let mut reason = self.to_string();
+                for part in [code, message] {
+                    if !part.is_empty() {
+                        reason.push_str(": ");
+                        reason.push_str(part);
+                    }
+                }
+                classify(status, code, reason, request, etag)
+            }
+        }
+    }
+}
+
+fn classify(status: StatusCode, code: &str, reason: String, request: Request, etag: &str) -> UfsError {
+    match (status.as_u16(), code) {
+        (404, "NoSuchBucket") => UfsError::NoBucket { request },
+        // A prefix is never missing, so a LIST that finds nothing has not found the bucket.
+        (404, _) if request.operation() == crate::error::Operation::List => UfsError::NoBucket { request },
+        (404, _) => UfsError::NotFound { request },
+        (412, _) => {
+            let reason = "another version has replaced it".to_owned();
+            UfsError::VersionChanged { request, etag: etag.to_owned(), reason }
+        }
+        (416, _) => {
+            let reason = "it ends before the range does".to_owned();
+            UfsError::VersionChanged { request, etag: etag.to_owned(), reason }
+        }
+        (401 | 403, _)
+        | (
+            400,
+            "AuthorizationHeaderMalformed"
+            | "ExpiredToken"
+            | "InvalidToken"
+            | "InvalidAccessKeyId"
+            | "TokenRefreshRequired",
+        ) => UfsError::Denied { request, reason, source: None },
+        (400, "RequestTimeout") | (408 | 429 | 499 | 500 | 502 | 503 | 504, _) => {
+            UfsError::Unavailable { request, reason, source: None }
+        }
+        (300..=399, _) => {
+            let reason = format!("{reason}; the bucket lives elsewhere: check s3.region_name and s3.endpoint_url");
+            UfsError::Rejected { request, reason, source: None }
+        }
+        _ => UfsError::Rejected { request, reason, source: None },
+    }
+}
+
+/// What an error of opendal means: its source tells, which is ours, the signer's, or nobody's.
+pub(crate) fn from_opendal(error: opendal::Error, request: Request, etag: &str) -> UfsError {
+    let mut source: Option<&(dyn Error + 'static)> = Some(&error);
+    while let Some(cause) = source {
+        if let Some(failure) = cause.downcast_ref::<Failure>() {
+            return failure.clone().into_ufs(request, etag);
+        }
+        if let Some(unsigned) = cause.downcast_ref::<reqsign_core::Error>() {
+            return from_signer(unsigned, request, etag);
+        }
+        source = cause.source();
+    }
+    let (temporary, reason) = (error.is_temporary(), error.message().to_owned());
+    let source: Option<crate::error::Cause> = Some(Arc::new(error));
+    if temporary {
+        UfsError::Unavailable { request, reason, source }
+    } else {
+        UfsError::Malformed { request, reason, source }
+    }
+}
+
+/// What a request that could not be signed means: nearly always that there are no credentials.
+pub(crate) fn from_signer(error: &reqsign_core::Error, request: Request, etag: &str) -> UfsError {
+    let mut source = Error::source(error);
+    while let Some(cause) = source {
+        if let Some(failure) = cause.downcast_ref::<Failure>() {
+            return failure.clone().into_ufs(request, etag);
+        }
+        source = cause.source();
+    }
+    if error.is_retryable() {
+        return UfsError::Unavailable { request, reason: "no credentials could be fetched".to_owned(), source: None };
+    }
+    // The signer's own words are left out: they may quote what it has read.
+    let reason = "no usable credentials in the options, the environment or the shared credentials file".to_owned();
+    UfsError::Denied { request, reason, source: None }
+}

@@ -1,0 +1,315 @@
+//! LIST, spoken by us: the request's query and the document that answers it.
+//!
+//! opendal's own lister is not exact enough to name files by. It cannot ask for `encoding-type=url`, so control characters
+//! arrive as XML can carry them, or break the document; one NUL in one key fails the whole listing; and the keys `/a` and `a`
+//! both come out as `a`. Here keys travel percent-encoded, and a key which cannot be decoded costs only itself.
+
+use std::borrow::Cow;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use quick_xml::events::{BytesRef, Event};
+use quick_xml::reader::Reader;
+
+use crate::object::{ListMode, ObjectMeta};
+use crate::store::{ListRequest, StorePage};
+
+/// Everything but RFC 3986's unreserved characters, as SigV4 canonicalizes a query.
+const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// The query of ListObjectsV2, names in order.
+pub(crate) fn query(request: &ListRequest<'_>) -> String {
+    let encode = |value: &str| utf8_percent_encode(value, QUERY).to_string();
+    let mut query = String::new();
+    if let Some(token) = request.token {
+        query.push_str(&format!("continuation-token={}&", encode(token)));
+    }
+    if request.mode == ListMode::Directory {
+        query.push_str("delimiter=%2F&");
+    }
+    query.push_str(&format!("encoding-type=url&list-type=2&max-keys={}", request.limit));
+    if !request.prefix.is_empty() {
+        query.push_str(&format!("&prefix={}", encode(request.prefix)));
+    }
+    query
+}
+
+/// What one element's text was, or that it held something that is no text.
+type Text = Option<String>;
+
+#[derive(Default)]
+struct Object {
+    key: Text,
+    size: Text,
+    modified: Text,
+    etag: Text,
+}
+
+/// Reads the answer to [`query`]. The error says what is wrong with the document.
+pub(crate) fn parse(document: &[u8]) -> Result<StorePage, String> {
+    let mut objects = Vec::new();
+    let mut prefixes = Vec::new();
+    let mut is_encoded = false;
+    let mut is_truncated = None;
+    let mut next = None;
+    let mut object = Object::default();
+    let mut has_root = false;
+    walk(document, |path, text| match *path {
+        ["ListBucketResult"] => has_root = true,
+        ["ListBucketResult", "Contents"] => objects.push(std::mem::take(&mut object)),
+        ["ListBucketResult", "Contents", "Key"] => object.key = text,
+        ["ListBucketResult", "Contents", "Size"] => object.size = text,
+        ["ListBucketResult", "Contents", "LastModified"] => object.modified = text,
+        ["ListBucketResult", "Contents", "ETag"] => object.etag = text,
+        ["ListBucketResult", "CommonPrefixes", "Prefix"] => prefixes.push(text),
+        ["ListBucketResult", "EncodingType"] => is_encoded = text.as_deref() == Some("url"),
+        ["ListBucketResult", "IsTruncated"] => is_truncated = text,
+        ["ListBucketResult", "NextContinuationToken"] => next = text,
+        _ => {}
+    })?;
+    if !has_root {
+        return Err("the answer to a LIST is no ListBucketResult".to_owned());
+    }
+    let mut answer = StorePage::default();
+    for object in objects {
+        match decoded(object.key, is_encoded) {
+            Some(key) => answer.page.objects.push(described(key, object.size, object.modified, object.etag)?),
+            None => answer.page.hidden += 1,
+        }
+    }
+    for prefix in prefixes {
+        match decoded(prefix, is_encoded) {
+            Some(prefix) => answer.page.prefixes.push(prefix),
+            None => answer.page.hidden += 1,
+        }
+    }
+    answer.next = match (is_truncated.as_deref(), next) {
+        (Some("true"), Some(token)) if !token.is_empty() => Some(token),
+        (Some("true"), _) => return Err("the listing goes on, but has no NextContinuationToken".to_owned()),
+        _ => None,
+    };
+    Ok(answer)
+}
+
+/// The key that a text of the document stands for. With `encoding-type=url` a space may come as `+` (AWS does so) and `+`
+/// itself always comes as `%2B`.
+fn decoded(text: Text, is_encoded: bool) -> Option<String> {
+    let text = text?;
+    if !is_encoded {
+        return Some(text);
+    }
+    let text = if text.contains('+') { Cow::Owned(text.replace('+', " ")) } else { Cow::Borrowed(text.as_str()) };
+    percent_decode_str(&text).decode_utf8().ok().map(Cow::into_owned)
+}
+
+fn described(key: String, size: Text, modified: Text, etag: Text) -> Result<ObjectMeta, String> {
+    let size = size.and_then(|size| size.trim().parse().ok());
+    let size = size.ok_or_else(|| format!("no usable Size for key {key:?}"))?;
+    let mtime_ns = modified.and_then(|modified| modified.trim().parse().ok()).map_or(0, nanoseconds);
+    let etag = unquoted(etag.as_deref().unwrap_or_default()).to_owned();
+    Ok(ObjectMeta { key, size, etag, mtime_ns })
+}
+
+/// Nanoseconds since the Unix epoch, clamped to what 64 bits hold (the years 1678 to 2262).
+pub(crate) fn nanoseconds(time: opendal::raw::Timestamp) -> i64 {
+    let nanoseconds = time.into_inner().as_nanosecond();
+    i64::try_from(nanoseconds).unwrap_or(if nanoseconds < 0 { i64::MIN } else { i64::MAX })
+}
+
+/// An ETag without its quotes. A weak one (`W/"…"`) stays as it is.
+pub(crate) fn unquoted(etag: &str) -> &str {
+    etag.strip_prefix('"').and_then(|etag| etag.strip_suffix('"')).unwrap_or(etag)
+}
+
+/// `Code` and `Message` of an error document; empty for what is none.
+pub(crate) fn error_document(document: &[u8]) -> (String, String) {
+    let (mut code, mut message) = (String::new(), String::new());
+    // What was read before the document turned out to be broken still helps.
+    let _ = walk(document, |path, text| match *path {
+        ["Error", "Code"] => code = text.unwrap_or_default(),
+        ["Error", "Message"] => message = text.unwrap_or_default(),
+        _ => {}
+    });
+    (code, message)
+}
+
+/// Elements nested deeper than this are no answer of an S3 endpoint.
+const DEPTH: usize = 16;
+
+/// Calls `leave` at the end of every element, with the local names from the root to it and the text directly in it.
+/// Line ends and spaces are left as they are; a reference that stands for no character makes the text `None`.
+fn walk(document: &[u8], mut leave: impl FnMut(&[&str], Text)) -> Result<(), String> {
+    let mut reader = Reader::from_reader(document);
+    reader.config_mut().expand_empty_elements = true;
+    let broken = |error: &dyn std::fmt::Display| format!("its XML is broken: {error}");
+    let mut names: Vec<String> = Vec::new();
+    let mut texts: Vec<Text> = Vec::new();
+    loop {
+        match reader.read_event().map_err(|error| broken(&error))? {
+            Event::Start(start) => {
+                if names.len() == DEPTH {
+                    return Err(broken(&"it is nested too deeply"));
+                }
+                names.push(start.local_name().as_ref().to_owned());
+                texts.push(Some(String::new()));
+            }
+            Event::End(_) => {
+                let text = texts.pop().flatten();
+                let path: Vec<&str> = names.iter().map(String::as_str).collect();
+                leave(&path, text);
+                names.pop();
+            }
+            Event::Text(text) => append(texts.last_mut(), Some(&text)),
+            Event::CData(text) => append(texts.last_mut(), Some(&text)),
+            Event::GeneralRef(reference) => {
+                let resolved = resolve(&reference);
+                append(texts.last_mut(), resolved.map(|c| c.to_string()).as_deref());
+            }
+            Event::Eof if names.is_empty() => return Ok(()),
+            Event::Eof => return Err(broken(&"it ends too early")),
+            _ => {}
+        }
+    }
+}
+
+fn append(text: Option<&mut Text>, part: Option<&str>) {
+    let Some(text) = text else { return };
+    match (text.as_mut(), part) {
+        (Some(text), Some(part)) => text.push_str(part),
+        (Some(_), None) => *text = None,
+        (None, _) => {}
+    }
+}
+
+fn resolve(reference: &BytesRef<'_>) -> Option<char> {
+    match reference.resolve_char_ref() {
+        Ok(Some(c)) => Some(c),
+        Ok(None) => match &**reference {
+            "amp" => Some('&'),
+            "lt" => Some('<'),
+            "gt" => Some('>'),
+            "quot" => Some('"'),
+            "apos" => Some('\''),
+            _ => None,
+        },
+        Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn document(encoding: &str, contents: &str) -> String {
+        format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
+             <Name>b</Name><Prefix></Prefix><IsTruncated>false</IsTruncated>{contents}{encoding}</ListBucketResult>"
+        )
+    }
+
+    fn object(key: &str) -> String {
+        format!(
+            "<Contents><Key>{key}</Key><LastModified>2026-01-02T03:04:05.678Z</LastModified>\
+             <ETag>&quot;e1&quot;</ETag><Size>7</Size><StorageClass>STANDARD</StorageClass></Contents>"
+        )
+    }
+
+    const URL: &str = "<EncodingType>url</EncodingType>";
+
+    #[test]
+    fn an_object_is_described_without_a_head() {
+        let page = parse(document(URL, &object("a%2Fb")).as_bytes()).unwrap().page;
+        let mtime_ns = 1_767_323_045_678_000_000;
+        let expected = ObjectMeta { key: "a/b".to_owned(), size: 7, etag: "e1".to_owned(), mtime_ns };
+        assert_eq!(page.objects, [expected]);
+        assert_eq!(page.hidden, 0);
+    }
+
+    #[test]
+    fn keys_come_out_byte_for_byte() {
+        for (encoding, told, key) in [
+            (URL, "+a+", " a "),
+            (URL, "a%20b", "a b"),
+            (URL, "a%2Bb", "a+b"),
+            (URL, "%252F", "%2F"),
+            (URL, "%0D%0A%01", "\r\n\u{1}"),
+            (URL, "%C3%BC", "ü"),
+            (URL, "%2Fa", "/a"),
+            ("", " a ", " a "),
+            ("", "a+b%20", "a+b%20"),
+            ("", "a&#13;&#10;b", "a\r\nb"),
+            ("", "&lt;&amp;&gt;&quot;&apos;", "<&>\"'"),
+            ("", "<![CDATA[<x>]]>", "<x>"),
+            ("", " ", " "),
+        ] {
+            let page = parse(document(encoding, &object(told)).as_bytes()).unwrap().page;
+            assert_eq!(page.objects[0].key, key, "{told}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_told_hides_only_itself() {
+        let contents = [object("a"), object("&#0;"), object("%FF"), object("b")].concat();
+        let page = parse(document(URL, &contents).as_bytes()).unwrap().page;
+        assert_eq!(page.objects.iter().map(|object| object.key.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(page.hidden, 2);
+    }
+
+    #[test]
+    fn a_listing_that_goes_on_needs_its_token() {
+        let more = "<ListBucketResult><IsTruncated>true</IsTruncated>{}</ListBucketResult>";
+        let token = "<NextContinuationToken>a+/=</NextContinuationToken>";
+        assert_eq!(parse(more.replace("{}", token).as_bytes()).unwrap().next.as_deref(), Some("a+/="));
+        assert!(parse(more.replace("{}", "").as_bytes()).unwrap_err().contains("NextContinuationToken"));
+        // A token on the last page means nothing.
+        let last = document("", token);
+        assert_eq!(parse(last.as_bytes()).unwrap().next, None);
+    }
+
+    #[test]
+    fn what_is_no_listing_is_refused() {
+        for text in
+            ["", "hello", "<html></html>", "<ListBucketResult>", "<ListBucketResult><Contents></ListBucketResult>"]
+        {
+            assert!(parse(text.as_bytes()).is_err(), "{text:?}");
+        }
+        assert!(parse(document(URL, "<Contents><Key>a</Key></Contents>").as_bytes()).unwrap_err().contains("Size"));
+        assert!(parse("<a>".repeat(1000).as_bytes()).unwrap_err().contains("deeply"));
+    }
+
+    #[test]
+    fn an_error_document_gives_its_code() {
+        let document =
+            b"<?xml version=\"1.0\"?><Error><Code>NoSuchKey</Code><Message>a &amp; b</Message><Key>k</Key></Error>";
+        assert_eq!(error_document(document), ("NoSuchKey".to_owned(), "a & b".to_owned()));
+        assert_eq!(error_document(b"<html>502"), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn a_query_is_encoded_once_and_ordered() {
+        let request = ListRequest { prefix: "a b/+ü/", mode: ListMode::Directory, token: Some("x=/+"), limit: 10 };
+        assert_eq!(
+            query(&request),
+            "continuation-token=x%3D%2F%2B&delimiter=%2F&encoding-type=url&list-type=2&max-keys=10\
+             &prefix=a%20b%2F%2B%C3%BC%2F"
+        );
+        let request = ListRequest { prefix: "", mode: ListMode::Recursive, token: None, limit: 1000 };
+        assert_eq!(query(&request), "encoding-type=url&list-type=2&max-keys=1000");
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = parse(&bytes);
+            let _ = error_document(&bytes);
+        }
+
+        #[test]
+        fn every_key_survives(key in "\\PC*|[\\x01-\\x7f]{0,20}") {
+            let told = utf8_percent_encode(&key, QUERY).to_string();
+            let page = parse(document(URL, &object(&told)).as_bytes()).unwrap().page;
+            prop_assert_eq!(&page.objects[0].key, &key);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! HTTP for the S3 requests: one connection pool per store, and opendal's door to it.
+//!
+//! It sends a URI as it is. The usual client library normalizes URLs, which turns the key `a/../b` into `b`; here every
+//! key reaches the server byte for byte. A status other than success becomes a [`Failure`], redirects included: a signed
+//! request does not survive one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyDataStream, BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use opendal::{Buffer, HttpBody, HttpTransport};
+
+use crate::error::UfsError;
+use crate::s3::failure::Failure;
+
+/// Of an error document at most this much is read.
+const ERROR_DOCUMENT_BYTES: usize = 64 << 10;
+
+/// Servers and balancers drop idle connections after a minute or so; we are first.
+const IDLE: Duration = Duration::from_secs(45);
+
+#[derive(Clone)]
+pub(crate) struct Transport {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+}
+
+impl Transport {
+    /// `connect_timeout` covers name resolution and TCP; `connections` is how many idle ones are kept per host.
+    pub(crate) fn new(connect_timeout: Duration, connections: usize) -> Result<Self, UfsError> {
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(connect_timeout));
+        tcp.set_keepalive(Some(IDLE));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let tls = tls
+            .map_err(|error| UfsError::invalid("TLS", error.to_string(), "this is a fault of the build: report it"))?;
+        let mut roots = rustls::RootCertStore::empty();
+        // A host without certificates can still speak http; an https endpoint then fails with "unknown issuer".
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let tls = tls.with_root_certificates(roots).with_no_client_auth();
+        let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(connections)
+            .build(connector.wrap_connector(tcp));
+        Ok(Self { client })
+    }
+
+    /// Sends a request; the answer is a success, with its body still to come.
+    pub(crate) async fn send(&self, request: Request<Bytes>) -> Result<Response<Incoming>, Failure> {
+        let asked = Asked::of(&request);
+        let response = self.client.request(request.map(Full::new)).await.map_err(|error| {
+            let doing = if error.is_connect() { "cannot connect" } else { "the connection broke" };
+            Failure::broken(doing, error)
+        })?;
+        if !response.status().is_success() {
+            let status = response.status();
+            // A document that cannot be read leaves the status, which says the most.
+            let document = match Limited::new(response.into_body(), ERROR_DOCUMENT_BYTES).collect().await {
+                Ok(document) => document.to_bytes(),
+                Err(_) => Bytes::new(),
+            };
+            return Err(Failure::status(status, &document));
+        }
+        asked.check(response.status(), response.headers())?;
+        Ok(response)
+    }
+}
+
+/// The range that a GET asked for: a server that ignores it must not have its first bytes taken for others.
+struct Asked(Option<(u64, u64)>);
+
+impl Asked {
+    fn of(request: &Request<Bytes>) -> Self {
+        if request.method() != Method::GET {
+            return Self(None);
+        }
+        let range = request.headers().get(RANGE).and_then(|range| range.to_str().ok());
+        let range = range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+        Self(range.and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?))))
+    }
+
+    fn check(&self, status: StatusCode, headers: &HeaderMap) -> Result<(), Failure> {
+        let Some((first, last)) = self.0 else { return Ok(()) };
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        let is_all = status == StatusCode::OK
+            && first == 0
+            && text(CONTENT_LENGTH).and_then(|length| length.parse().ok()) == last.checked_add(1);
+        let part = text(CONTENT_RANGE).filter(|_| status == StatusCode::PARTIAL_CONTENT).and_then(ends_of_part);
+        match part {
+            _ if is_all => return Ok(()),
+            Some((begin, end)) if (begin, end) == (first, last) => return Ok(()),
+            // S3 cuts a range off at the end of the object.
+            Some((begin, end)) if begin == first && end < last => return Err(Failure::Shorter { length: end + 1 }),
+            _ => {}
+        }
+        let got = text(CONTENT_RANGE).unwrap_or("none");
+        Err(Failure::Senseless(format!(
+            "bytes {first}-{last} were asked for, and it answered {} with Content-Range {got:?}",
+            status.as_u16()
+        )))
+    }
+}
+
+/// First and last byte of `bytes FIRST-LAST/TOTAL`.
+fn ends_of_part(content_range: &str) -> Option<(u64, u64)> {
+    let (part, _total) = content_range.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = part.split_once('-')?;
+    Some((first.parse().ok()?, last.parse().ok()?))
+}
+
+fn opendal_error(failure: Failure) -> opendal::Error {
+    opendal::Error::new(opendal::ErrorKind::Unexpected, "the exchange with the store failed").set_source(failure)
+}
+
+impl HttpTransport for Transport {
+    async fn fetch(&self, request: Request<Buffer>) -> opendal::Result<Response<HttpBody>> {
+        let is_head = request.method() == Method::HEAD;
+        let response = self.send(request.map(|body| body.to_bytes())).await.map_err(opendal_error)?;
+        let (parts, body) = response.into_parts();
+        let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let pieces = BodyDataStream::new(body).filter_map(|piece| {
+            std::future::ready(match piece {
+                // opendal takes an empty piece for the end of the body.
+                Ok(bytes) if bytes.is_empty() => None,
+                Ok(bytes) => Some(Ok(Buffer::from(bytes))),
+                Err(error) => Some(Err(opendal_error(Failure::broken("the body broke off", error)))),
+            })
+        });
+        Ok(Response::from_parts(parts, HttpBody::new(pieces, length.filter(|_| !is_head))))
+    }
+}

@@ -1,0 +1,97 @@
+//! The three requests that every kind of store answers, and that every decorator passes on.
+//!
+//! A decorator is a store around a store. From the outside in, as `stack` builds them:
+//!
+//! | decorator | what it adds |
+//! |---|---|
+//! | [`Retrying`](crate::retry::Retrying) | back-off with jitter, for what is temporary; a body that broke off goes on where it stopped |
+//! | [`Limited`](crate::limit::Limited) | requests in flight per store and process; the permit is held until the body is read or dropped |
+//! | [`Instrumented`](crate::metrics::Instrumented) | one count, latency and byte total per attempt |
+//! | [`Punctual`](crate::deadline::Punctual) | deadlines for the answer and for pauses in the body |
+//! | [`Exact`](crate::exact::Exact) | a body has the length of its range, or ends in an error |
+//! | [`Faulty`](crate::fault::Faulty) | failures, delays and short bodies, for tests only |
+
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, Stream};
+
+use crate::error::UfsError;
+use crate::object::{ListMode, ListPage, ObjectMeta};
+
+pub(crate) type Answer<'a, T> = BoxFuture<'a, Result<T, UfsError>>;
+
+/// Keys of one LIST at most; what S3 allows.
+pub(crate) const PAGE_KEYS: usize = 1000;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ListRequest<'a> {
+    pub prefix: &'a str,
+    pub mode: ListMode,
+    /// Where the last page said that the next begins.
+    pub token: Option<&'a str>,
+    pub limit: usize,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct StorePage {
+    pub page: ListPage,
+    /// Token of the next page.
+    pub next: Option<String>,
+}
+
+/// The answer to a GET.
+pub(crate) struct Body {
+    /// The version that the bytes belong to, without quotes; empty where the store does not say.
+    pub etag: String,
+    pub stream: ByteStream,
+}
+
+pub(crate) trait ObjectStore: Send + Sync + 'static {
+    fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage>;
+    fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta>;
+    /// The range is never empty. `etag` is empty when any version will do.
+    fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body>;
+}
+
+impl<S: ObjectStore + ?Sized> ObjectStore for Arc<S> {
+    fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
+        (**self).list(request)
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
+        (**self).head(key)
+    }
+
+    fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
+        (**self).get(key, etag, range)
+    }
+}
+
+/// The bytes of a range, in order, in pieces as they arrive from the network. Ends after exactly the range, or with
+/// one error as its last item. Dropping it gives the request up.
+pub struct ByteStream(BoxStream<'static, Result<Bytes, UfsError>>);
+
+impl ByteStream {
+    pub(crate) fn new(stream: impl Stream<Item = Result<Bytes, UfsError>> + Send + 'static) -> Self {
+        Self(Box::pin(stream))
+    }
+}
+
+impl Stream for ByteStream {
+    type Item = Result<Bytes, UfsError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.as_mut().poll_next(cx)
+    }
+}
+
+impl std::fmt::Debug for ByteStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ByteStream")
+    }
+}

@@ -1,0 +1,249 @@
+//! The handle on one mount's store.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use cavern_conf::schema;
+use futures::{StreamExt, stream};
+
+use crate::deadline::{Punctual, body_limit};
+use crate::error::{Operation, Request, UfsError};
+use crate::exact::Exact;
+use crate::fault::{Faults, Faulty};
+use crate::file::FileStore;
+use crate::limit::Limited;
+use crate::memory::MemoryBucket;
+use crate::metrics::{Instrumented, UfsStats};
+use crate::object::{ListMode, ListPage, ObjectMeta};
+use crate::retry::{Backoff, Retrying};
+use crate::s3;
+use crate::shared::SharedStore;
+use crate::store::{ByteStream, ListRequest, ObjectStore, PAGE_KEYS};
+use crate::uri::Location;
+
+/// A handle on one mount's bucket and prefix. Cheap to clone; its clones, and all handles of the same store in this
+/// process, share one limit of requests in flight and one set of counters.
+#[derive(Clone)]
+pub struct Ufs(Arc<Inner>);
+
+struct Inner {
+    /// The store itself, without decorators.
+    raw: Arc<dyn ObjectStore>,
+    store: Arc<Retrying>,
+    shared: Arc<SharedStore>,
+    store_id: String,
+    /// The store as error messages name it.
+    label: Arc<str>,
+    prefix: String,
+    conf: schema::Ufs,
+}
+
+impl fmt::Debug for Ufs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Nothing of the options: they hold the credentials.
+        f.debug_struct("Ufs").field("store_id", &self.0.store_id).field("prefix", &self.0.prefix).finish()
+    }
+}
+
+impl Ufs {
+    /// A handle on what `uri` names. Nothing is sent: [`Ufs::check`] does that.
+    ///
+    /// # Errors
+    /// [`UfsError::Invalid`] for a URI or an option that is wrong.
+    pub fn open(uri: &str, options: &HashMap<String, String>, conf: &schema::Ufs) -> Result<Self, UfsError> {
+        let (raw, store_id, label, prefix): (Arc<dyn ObjectStore>, String, Arc<str>, String) =
+            match Location::parse(uri)? {
+                Location::S3 { bucket, prefix } => {
+                    let opened = s3::open(&bucket, options, conf)?;
+                    (Arc::new(opened.store), opened.store_id, opened.label, prefix)
+                }
+                Location::File { directory } => {
+                    refuse_options(options, "file://")?;
+                    let store_id = format!("file://{directory}");
+                    let label: Arc<str> = store_id.as_str().into();
+                    (Arc::new(FileStore::new(&directory, &label)), store_id, label, String::new())
+                }
+                Location::Memory { name, prefix } => {
+                    refuse_options(options, "memory://")?;
+                    let store_id = format!("memory://{name}");
+                    let label = store_id.as_str().into();
+                    (Arc::new(MemoryBucket::named(&name)), store_id, label, prefix)
+                }
+            };
+        let shared = SharedStore::of(&store_id, conf.concurrency);
+        Ok(Self::stack(raw.clone(), raw, shared, store_id, label, prefix, conf.clone()))
+    }
+
+    /// Puts the decorators around `bottom`; the table in `store.rs` gives their order.
+    fn stack(
+        raw: Arc<dyn ObjectStore>,
+        bottom: Arc<dyn ObjectStore>,
+        shared: Arc<SharedStore>,
+        store_id: String,
+        label: Arc<str>,
+        prefix: String,
+        conf: schema::Ufs,
+    ) -> Self {
+        let exact = Exact { inner: bottom, store: label.clone() };
+        let punctual = Punctual {
+            inner: exact,
+            store: label.clone(),
+            request_timeout: conf.request_timeout.get(),
+            io_timeout: conf.io_timeout.get(),
+        };
+        let instrumented = Instrumented { inner: punctual, metrics: shared.metrics.clone() };
+        let limited = Limited {
+            inner: instrumented,
+            store: label.clone(),
+            permits: shared.permits.clone(),
+            wait: conf.request_timeout.get(),
+        };
+        let backoff =
+            Backoff { retries: conf.retries, first: conf.retry_backoff.get(), longest: conf.retry_backoff_max.get() };
+        let store = Arc::new(Retrying { inner: Arc::new(limited), backoff, metrics: shared.metrics.clone() });
+        Self(Arc::new(Inner { raw, store, shared, store_id, label, prefix, conf }))
+    }
+
+    /// The same store, failing on purpose: for tests.
+    #[must_use]
+    pub fn with_faults(&self, faults: Faults) -> Self {
+        let inner = &self.0;
+        let (requests, bodies) = (AtomicU64::new(0), AtomicU64::new(0));
+        let faulty = Faulty { inner: inner.raw.clone(), store: inner.label.clone(), faults, requests, bodies };
+        Self::stack(
+            inner.raw.clone(),
+            Arc::new(faulty),
+            inner.shared.clone(),
+            inner.store_id.clone(),
+            inner.label.clone(),
+            inner.prefix.clone(),
+            inner.conf.clone(),
+        )
+    }
+
+    /// Names endpoint and bucket (or directory) globally, the same in every process and for every prefix and
+    /// credential; `ContentId::of_object` takes it.
+    pub fn store_id(&self) -> &str {
+        &self.0.store_id
+    }
+
+    /// Prefix of every key of the mount: empty, or ending in `/`.
+    pub fn prefix(&self) -> &str {
+        &self.0.prefix
+    }
+
+    /// Whether the bucket is there and the credentials are good: one LIST of one key. An empty prefix is fine.
+    pub async fn check(&self) -> Result<(), UfsError> {
+        let request = ListRequest { prefix: &self.0.prefix, mode: ListMode::Recursive, token: None, limit: 1 };
+        self.0.store.list(request).await.map(drop)
+    }
+
+    /// A listing of everything under `prefix`, a full key prefix that is empty or ends in `/`. Each page is one LIST.
+    pub fn list(&self, prefix: &str, mode: ListMode) -> Lister {
+        Lister { ufs: self.clone(), prefix: prefix.to_owned(), mode, position: Position::Start }
+    }
+
+    /// Size, version and time of one object; one HEAD.
+    pub async fn head(&self, key: &str) -> Result<ObjectMeta, UfsError> {
+        self.0.store.head(key).await
+    }
+
+    /// The bytes of `range` of the version `etag` (of any version when that is empty), as a stream; one GET, no HEAD. An
+    /// empty range sends nothing.
+    ///
+    /// # Errors
+    /// [`UfsError::VersionChanged`] when another version is there now, or the object ends before the range does.
+    pub async fn get(&self, key: &str, etag: &str, range: Range<u64>) -> Result<ByteStream, UfsError> {
+        if range.is_empty() {
+            return Ok(ByteStream::new(stream::empty()));
+        }
+        Ok(self.0.store.get(key, etag, range).await?.stream)
+    }
+
+    /// As [`Ufs::get`], collected: exactly the range, or an error. Bytes that arrive in one piece are not copied.
+    pub async fn get_bytes(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Bytes, UfsError> {
+        let length = range.end.saturating_sub(range.start);
+        let Ok(capacity) = usize::try_from(length) else {
+            let request = Request::new(Operation::Get, &self.0.label, key);
+            let reason = format!("a range of {length} bytes does not fit into memory");
+            return Err(UfsError::Rejected { request, reason, source: None });
+        };
+        let mut stream = self.get(key, etag, range).await?;
+        let Some(first) = stream.next().await.transpose()? else { return Ok(Bytes::new()) };
+        if first.len() == capacity {
+            return Ok(first);
+        }
+        let mut bytes = BytesMut::with_capacity(capacity);
+        bytes.extend_from_slice(&first);
+        while let Some(piece) = stream.next().await {
+            bytes.extend_from_slice(&piece?);
+        }
+        Ok(bytes.freeze())
+    }
+
+    /// Longest time that a call for this many bytes (0 for LIST and HEAD) can take before it ends in an error, retries and
+    /// pauses included; the time that the caller itself takes between pieces of a stream is not counted. One attempt waits
+    /// at most `request_timeout` for its turn, `request_timeout` for the answer (connecting included), and `io_timeout` for
+    /// each MiB begun of the body.
+    pub fn deadline(&self, bytes: u64) -> Duration {
+        let conf = &self.0.conf;
+        let backoff = self.0.store.backoff;
+        let attempt = conf.request_timeout.get() * 2 + body_limit(bytes, conf.io_timeout.get());
+        let attempts = u32::try_from(backoff.retries.saturating_add(1)).unwrap_or(u32::MAX);
+        let pauses = (0..backoff.retries).map(|retry| backoff.ceiling(retry));
+        pauses.fold(attempt.saturating_mul(attempts), Duration::saturating_add)
+    }
+
+    /// What this process has sent to the store so far, over all handles.
+    pub fn stats(&self) -> UfsStats {
+        self.0.shared.metrics.stats()
+    }
+}
+
+fn refuse_options(options: &HashMap<String, String>, scheme: &str) -> Result<(), UfsError> {
+    match options.keys().min() {
+        Some(option) => Err(UfsError::invalid(
+            format!("option {option:?}"),
+            format!("{scheme} has no options"),
+            "leave it out, or use s3://",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// A listing in progress.
+#[derive(Debug)]
+pub struct Lister {
+    ufs: Ufs,
+    prefix: String,
+    mode: ListMode,
+    position: Position,
+}
+
+#[derive(Debug)]
+enum Position {
+    Start,
+    After(String),
+    End,
+}
+
+impl Lister {
+    /// The next page, up to 1,000 objects and prefixes; `None` after the last. A page can be empty. After an error the
+    /// same page can be asked for again.
+    pub async fn next_page(&mut self) -> Result<Option<ListPage>, UfsError> {
+        let token = match &self.position {
+            Position::Start => None,
+            Position::After(token) => Some(token.as_str()),
+            Position::End => return Ok(None),
+        };
+        let request = ListRequest { prefix: &self.prefix, mode: self.mode, token, limit: PAGE_KEYS };
+        let answer = self.ufs.0.store.list(request).await?;
+        self.position = answer.next.map_or(Position::End, Position::After);
+        Ok(Some(answer.page))
+    }
+}

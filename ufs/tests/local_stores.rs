@@ -1,0 +1,115 @@
+//! `memory://` and `file://` keep the same promises as a bucket.
+
+mod support;
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use cavern_conf::schema;
+use cavern_ufs::{Faults, ListMode, MemoryBucket, Ufs, UfsError};
+use support::{conf, keys, options, pages};
+
+#[tokio::test]
+async fn memory_is_a_bucket() {
+    let bucket = MemoryBucket::named("memory-is-a-bucket");
+    let ufs = Ufs::open("memory://memory-is-a-bucket/p", &options(&[]), &conf()).unwrap();
+    assert_eq!((ufs.store_id(), ufs.prefix()), ("memory://memory-is-a-bucket", "p/"));
+    ufs.check().await.unwrap();
+    let etag = bucket.put("p/a", "hello");
+    bucket.put("p/d/x", "");
+    bucket.put("p/d/y", "");
+    bucket.put("q", "");
+    let page = &pages(&ufs, "p/", ListMode::Directory).await[0];
+    assert_eq!((page.objects.len(), page.objects[0].etag.as_str(), page.objects[0].size), (1, etag.as_str(), 5));
+    assert_eq!(page.prefixes, ["p/d/"]);
+    assert_eq!(keys(&ufs, "p/", ListMode::Recursive).await, ["p/a", "p/d/x", "p/d/y"]);
+    assert_eq!(ufs.get_bytes("p/a", &etag, 1..4).await.unwrap(), "ell");
+    bucket.put("p/a", "hello");
+    assert!(matches!(ufs.get_bytes("p/a", &etag, 1..4).await, Err(UfsError::VersionChanged { .. })));
+    assert!(bucket.delete("p/a"));
+    assert!(matches!(ufs.head("p/a").await, Err(UfsError::NotFound { .. })));
+}
+
+#[tokio::test]
+async fn long_listings_come_in_pages() {
+    let bucket = MemoryBucket::named("long-listings");
+    for n in 0..2500 {
+        bucket.put(&format!("d/{n:05}"), "");
+        bucket.put(&format!("e{n:05}/x"), "");
+    }
+    let ufs = Ufs::open("memory://long-listings", &options(&[]), &conf()).unwrap();
+    let found = pages(&ufs, "d/", ListMode::Directory).await;
+    assert_eq!(found.iter().map(|page| page.objects.len()).collect::<Vec<_>>(), [1000, 1000, 500]);
+    let found = pages(&ufs, "", ListMode::Directory).await;
+    assert_eq!(found.iter().map(|page| page.prefixes.len()).collect::<Vec<_>>(), [1000, 1000, 501]);
+    assert_eq!(keys(&ufs, "", ListMode::Recursive).await.len(), 5000);
+}
+
+#[tokio::test]
+async fn files_are_objects() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path();
+    std::fs::create_dir_all(dir.join("d/deep")).unwrap();
+    std::fs::write(dir.join(" spaced "), "hello").unwrap();
+    std::fs::write(dir.join("d-first"), "").unwrap();
+    std::fs::write(dir.join("d/x"), vec![3; 3_000_000]).unwrap();
+    std::fs::write(dir.join("d/deep/y"), "y").unwrap();
+    std::os::unix::fs::symlink(dir, dir.join("d/loop")).unwrap();
+    std::os::unix::fs::symlink("nowhere", dir.join("dangling")).unwrap();
+    let uri = format!("file://{}", dir.display());
+    let ufs = Ufs::open(&uri, &options(&[]), &conf()).unwrap();
+    ufs.check().await.unwrap();
+
+    let top = &pages(&ufs, "", ListMode::Directory).await[0];
+    assert_eq!(top.prefixes, ["d/"]);
+    assert_eq!(top.objects.iter().map(|object| object.key.as_str()).collect::<Vec<_>>(), [" spaced ", "d-first"]);
+    assert_eq!(keys(&ufs, "", ListMode::Recursive).await, [" spaced ", "d-first", "d/deep/y", "d/x"]);
+    assert!(keys(&ufs, "none/", ListMode::Recursive).await.is_empty());
+
+    let x = ufs.head("d/x").await.unwrap();
+    assert_eq!(ufs.get_bytes("d/x", &x.etag, 1..2_999_999).await.unwrap(), vec![3; 2_999_998]);
+    // Replaced by a rename, as careful writers do, with the same size and time.
+    let times = std::fs::metadata(dir.join("d/x")).unwrap().modified().unwrap();
+    std::fs::write(dir.join("new"), vec![4; 3_000_000]).unwrap();
+    std::fs::File::options().write(true).open(dir.join("new")).unwrap().set_modified(times).unwrap();
+    std::fs::rename(dir.join("new"), dir.join("d/x")).unwrap();
+    assert!(matches!(ufs.get_bytes("d/x", &x.etag, 0..10).await, Err(UfsError::VersionChanged { .. })));
+    assert!(matches!(ufs.get_bytes("d/x", "", 0..3_000_001).await, Err(UfsError::VersionChanged { .. })));
+    for key in ["../etc/passwd", "d/../../x", "/etc/passwd", "d", "d/", "", "d//x", "none"] {
+        assert!(matches!(ufs.get_bytes(key, "", 0..1).await, Err(UfsError::NotFound { .. })), "{key}");
+    }
+    drop(root);
+    assert!(matches!(ufs.check().await, Err(UfsError::NoBucket { .. })));
+}
+
+#[tokio::test]
+async fn injected_faults_are_retried_and_counted() {
+    let bucket = MemoryBucket::named("injected-faults");
+    let content: Vec<u8> = (0..100_000_u32).map(|n| (n % 249) as u8).collect();
+    let etag = bucket.put("k", content.clone());
+    let ufs = Ufs::open("memory://injected-faults", &options(&[]), &schema::Ufs { retries: 5, ..conf() }).unwrap();
+    let every = |n| NonZeroU64::new(n);
+    let delay = Duration::from_millis(1);
+    let flaky = ufs.with_faults(Faults { fail_every: every(2), cut_every: every(2), delay });
+    for _ in 0..20 {
+        assert!(flaky.get_bytes("k", &etag, 0..100_000).await.unwrap() == content);
+    }
+    assert!(ufs.stats().retries >= 20, "{:?}", ufs.stats());
+    let dead = ufs.with_faults(Faults { fail_every: every(1), ..Faults::default() });
+    assert!(matches!(dead.check().await, Err(UfsError::Unavailable { .. })));
+}
+
+#[tokio::test]
+async fn an_answer_that_is_late_by_design_is_late() {
+    let ufs = Ufs::open("memory://late", &options(&[]), &conf()).unwrap();
+    let slow = ufs.with_faults(Faults { delay: Duration::from_secs(60), ..Faults::default() });
+    assert!(matches!(slow.check().await, Err(UfsError::Deadline { .. })));
+}
+
+#[test]
+fn options_of_another_scheme_are_refused() {
+    for uri in ["memory://x", "file:///tmp"] {
+        let error = Ufs::open(uri, &options(&[("s3.region_name", "x")]), &conf()).unwrap_err().to_string();
+        assert!(error.contains("s3.region_name") && error.contains("has no options"), "{error}");
+    }
+}

@@ -1,0 +1,78 @@
+//! An embedded S3 store per test, and handles on it.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::collections::HashMap;
+
+use cavern_conf::Interval;
+use cavern_conf::schema;
+use cavern_dev_s3::{DEFAULT_ACCESS_KEY, DEFAULT_SECRET_KEY, DevS3, DevS3Config, Running};
+use cavern_ufs::{ListMode, ListPage, Ufs};
+
+pub struct Bucket {
+    pub s3: Running,
+    _root: tempfile::TempDir,
+}
+
+pub const BUCKET: &str = "data";
+
+/// Deadlines short enough for a test that waits for them, and few retries.
+pub fn conf() -> schema::Ufs {
+    schema::Ufs {
+        connect_timeout: Interval::millis(500),
+        request_timeout: Interval::millis(500),
+        io_timeout: Interval::millis(500),
+        retries: 2,
+        retry_backoff: Interval::millis(1),
+        retry_backoff_max: Interval::millis(4),
+        concurrency: 64,
+    }
+}
+
+pub fn options(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+impl Bucket {
+    pub async fn start() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let s3 = DevS3::start(DevS3Config::new(root.path())).await.unwrap();
+        s3.store().create_bucket(BUCKET).unwrap();
+        Self { s3, _root: root }
+    }
+
+    pub fn put(&self, key: &str, bytes: &[u8]) -> String {
+        self.s3.store().put(BUCKET, key, bytes).unwrap().etag.clone()
+    }
+
+    pub fn options(&self) -> HashMap<String, String> {
+        options(&[
+            ("s3.endpoint_url", &self.s3.endpoint()),
+            ("s3.credentials.access", DEFAULT_ACCESS_KEY),
+            ("s3.credentials.secret", DEFAULT_SECRET_KEY),
+        ])
+    }
+
+    pub fn ufs(&self) -> Ufs {
+        self.ufs_with(&conf())
+    }
+
+    pub fn ufs_with(&self, conf: &schema::Ufs) -> Ufs {
+        Ufs::open(&format!("s3://{BUCKET}"), &self.options(), conf).unwrap()
+    }
+}
+
+/// Every page of a listing.
+pub async fn pages(ufs: &Ufs, prefix: &str, mode: ListMode) -> Vec<ListPage> {
+    let mut lister = ufs.list(prefix, mode);
+    let mut pages = Vec::new();
+    while let Some(page) = lister.next_page().await.unwrap() {
+        pages.push(page);
+    }
+    pages
+}
+
+/// Every key of a listing, in the order in which it comes.
+pub async fn keys(ufs: &Ufs, prefix: &str, mode: ListMode) -> Vec<String> {
+    pages(ufs, prefix, mode).await.into_iter().flat_map(|page| page.objects).map(|object| object.key).collect()
+}
