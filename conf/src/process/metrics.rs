@@ -84,6 +84,11 @@ impl Metrics {
         self.registry.lock().register_collector(Box::new(collector));
     }
 
+    /// Lets a crate register a set of metrics of its own kind; their names must carry the prefix `cavern_`.
+    pub fn with_registry<T>(&self, register: impl FnOnce(&mut Registry) -> T) -> T {
+        register(&mut self.registry.lock())
+    }
+
     /// Everything as OpenMetrics text. Collectors run under the registry's lock.
     ///
     /// # Errors
