@@ -266,3 +266,42 @@ impl Rest {
         Some((item, self))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::store::model;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn pages_add_up_to_the_files(
+            keys in proptest::collection::btree_set("([a-c][-.0]?/){0,2}[a-d][-.0]?", 0..20),
+            prefix in "([a-c][-.0]?/)?",
+            limit in 1_usize..8,
+        ) {
+            let root = tempfile::tempdir().unwrap();
+            let mut written = BTreeSet::new();
+            for key in keys {
+                let path = root.path().join(&key);
+                // A name cannot be a file and a directory at once; the first wins.
+                if std::fs::create_dir_all(path.parent().unwrap()).is_ok() && std::fs::write(path, "x").is_ok() {
+                    written.insert(key);
+                }
+            }
+            let store = FileStore::new(root.path().to_str().unwrap(), &"file://model".into());
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let listed = runtime.block_on(model::listed(&store, &prefix, ListMode::Recursive, limit));
+            prop_assert_eq!(listed, model::entries(&written, &prefix, ListMode::Recursive));
+            let listed = runtime.block_on(model::listed(&store, &prefix, ListMode::Directory, limit));
+            // A directory may have been made for a file that could not be.
+            let listed: Vec<_> = listed.into_iter().filter(|entry| !entry.ends_with('/')
+                || written.iter().any(|key| key.starts_with(entry))).collect();
+            prop_assert_eq!(listed, model::entries(&written, &prefix, ListMode::Directory));
+        }
+    }
+}

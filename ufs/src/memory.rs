@@ -131,3 +131,30 @@ impl ObjectStore for MemoryBucket {
         future::ready(self.slice(key, etag, range)).boxed()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::executor::block_on;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::store::model;
+
+    proptest! {
+        #[test]
+        fn pages_add_up_to_the_keys(
+            keys in proptest::collection::btree_set("[ab/.-]{1,6}", 0..40),
+            prefix in "([ab]{1,2}/)?",
+            limit in 1_usize..8,
+        ) {
+            let bucket = MemoryBucket { name: "memory://model".into(), objects: Arc::default() };
+            for key in &keys {
+                bucket.put(key, "x");
+            }
+            for mode in [ListMode::Directory, ListMode::Recursive] {
+                let listed = block_on(model::listed(&bucket, &prefix, mode, limit));
+                prop_assert_eq!(listed, model::entries(&keys, &prefix, mode));
+            }
+        }
+    }
+}

@@ -33,7 +33,8 @@ use crate::object::ObjectMeta;
 use crate::s3::failure::{Failure, from_opendal, from_signer};
 use crate::s3::listing::{nanoseconds, unquoted};
 use crate::s3::options::{Credentials, S3Options};
-use crate::s3::transport::Transport;
+pub(crate) use crate::s3::transport::Transport;
+use crate::shared::SharedStore;
 use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
 
 /// A page of a thousand keys of 1,024 bytes, each byte percent-encoded, takes half of this.
@@ -50,23 +51,17 @@ pub(crate) struct S3Store {
     label: Arc<str>,
 }
 
-/// An S3 store, and what it is called.
-pub(crate) struct OpenedStore {
-    pub store: S3Store,
-    pub store_id: String,
-    pub label: Arc<str>,
-}
-
+/// The store of this bucket, and what it shares with other handles on it.
 pub(crate) fn open(
     bucket: &str,
     options: &HashMap<String, String>,
     conf: &schema::Ufs,
-) -> Result<OpenedStore, UfsError> {
+) -> Result<(S3Store, Arc<SharedStore>), UfsError> {
     let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
     // AWS names are unique across its regions, so the region is no part of the identity.
     let identity = options.endpoint.as_deref().unwrap_or("https://s3.amazonaws.com");
-    let store_id = format!("{identity}/{bucket}");
-    let label: Arc<str> = format!("s3://{bucket} at {identity}").into();
+    let label = format!("s3://{bucket} at {identity}");
+    let shared = SharedStore::of(&format!("{identity}/{bucket}"), &label, conf.concurrency);
     let endpoint = options.endpoint.clone();
     let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{}.amazonaws.com", options.region));
     // A certificate's wildcard covers one label, so such a bucket cannot be in the host name.
@@ -75,7 +70,14 @@ pub(crate) fn open(
         (true, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
         _ => format!("{endpoint}/{bucket}"),
     };
-    let transport = Transport::new(conf.connect_timeout.get(), conf.concurrency)?;
+    let transport = match shared.transport.get() {
+        Some(transport) => transport.clone(),
+        None => {
+            let transport =
+                Transport::new(conf.connect_timeout.get(), conf.concurrency, endpoint.starts_with("https:"))?;
+            shared.transport.get_or_init(|| transport).clone()
+        }
+    };
     let http = HttpTransporter::new(transport.clone());
     let mut builder = services::S3::default()
         .bucket(bucket)
@@ -91,15 +93,15 @@ pub(crate) fn open(
         None => builder.skip_signature(),
     };
     let service = builder.build().map_err(|error| {
-        UfsError::invalid(&*label, error.message(), "check the bucket's name and the options of the mount")
+        UfsError::invalid(&*shared.label, error.message(), "check the bucket's name and the options of the mount")
     })?;
     let signer = credential_chain(&options.credentials).map(|chain| {
         let context = Context::new().with_file_read(TokioFileRead).with_env(OsEnv).with_http_send(http.clone());
         Signer::new(context, chain, RequestSigner::new("s3", &options.region))
     });
     let context = OperationContext::from_parts(http, Executor::default());
-    let store = S3Store { service: Arc::new(service), context, transport, signer, bucket_url, label: label.clone() };
-    Ok(OpenedStore { store, store_id, label })
+    let label = shared.label.clone();
+    Ok((S3Store { service: Arc::new(service), context, transport, signer, bucket_url, label }, shared))
 }
 
 /// Where credentials come from; `None` for unsigned requests. Instance metadata is never asked: off a cloud that is a wait

@@ -95,3 +95,42 @@ impl std::fmt::Debug for ByteStream {
         f.write_str("ByteStream")
     }
 }
+
+#[cfg(test)]
+pub(crate) mod model {
+    //! What any listing of a set of keys must tell, for tests of the stores.
+
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The entries of a whole listing, prefixes and keys in one order.
+    pub(crate) fn entries(keys: &BTreeSet<String>, prefix: &str, mode: ListMode) -> Vec<String> {
+        let entry = |key: &String| {
+            let rest = key.strip_prefix(prefix)?;
+            match (mode, rest.find('/')) {
+                (ListMode::Directory, Some(at)) => Some(key[..prefix.len() + at + 1].to_owned()),
+                _ => Some(key.clone()),
+            }
+        };
+        keys.iter().filter_map(entry).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// The same from a store, page by page; every page but the last is full.
+    pub(crate) async fn listed(store: &dyn ObjectStore, prefix: &str, mode: ListMode, limit: usize) -> Vec<String> {
+        let mut entries = Vec::new();
+        let mut token: Option<String> = None;
+        loop {
+            let answer = store.list(ListRequest { prefix, mode, token: token.as_deref(), limit }).await.unwrap();
+            let objects = answer.page.objects.into_iter().map(|object| object.key);
+            let mut page: Vec<String> = objects.chain(answer.page.prefixes).collect();
+            page.sort();
+            assert!(page.len() == limit || answer.next.is_none(), "{} of {limit}", page.len());
+            entries.append(&mut page);
+            match answer.next {
+                Some(next) => token = Some(next),
+                None => return entries,
+            }
+        }
+    }
+}

@@ -36,9 +36,6 @@ struct Inner {
     raw: Arc<dyn ObjectStore>,
     store: Arc<Retrying>,
     shared: Arc<SharedStore>,
-    store_id: String,
-    /// The store as error messages name it.
-    label: Arc<str>,
     prefix: String,
     conf: schema::Ufs,
 }
@@ -46,7 +43,7 @@ struct Inner {
 impl fmt::Debug for Ufs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Nothing of the options: they hold the credentials.
-        f.debug_struct("Ufs").field("store_id", &self.0.store_id).field("prefix", &self.0.prefix).finish()
+        f.debug_struct("Ufs").field("store_id", &self.store_id()).field("prefix", &self.prefix()).finish()
     }
 }
 
@@ -56,27 +53,25 @@ impl Ufs {
     /// # Errors
     /// [`UfsError::Invalid`] for a URI or an option that is wrong.
     pub fn open(uri: &str, options: &HashMap<String, String>, conf: &schema::Ufs) -> Result<Self, UfsError> {
-        let (raw, store_id, label, prefix): (Arc<dyn ObjectStore>, String, Arc<str>, String) =
-            match Location::parse(uri)? {
-                Location::S3 { bucket, prefix } => {
-                    let opened = s3::open(&bucket, options, conf)?;
-                    (Arc::new(opened.store), opened.store_id, opened.label, prefix)
-                }
-                Location::File { directory } => {
-                    refuse_options(options, "file://")?;
-                    let store_id = format!("file://{directory}");
-                    let label: Arc<str> = store_id.as_str().into();
-                    (Arc::new(FileStore::new(&directory, &label)), store_id, label, String::new())
-                }
-                Location::Memory { name, prefix } => {
-                    refuse_options(options, "memory://")?;
-                    let store_id = format!("memory://{name}");
-                    let label = store_id.as_str().into();
-                    (Arc::new(MemoryBucket::named(&name)), store_id, label, prefix)
-                }
-            };
-        let shared = SharedStore::of(&store_id, conf.concurrency);
-        Ok(Self::stack(raw.clone(), raw, shared, store_id, label, prefix, conf.clone()))
+        let (raw, shared, prefix): (Arc<dyn ObjectStore>, Arc<SharedStore>, String) = match Location::parse(uri)? {
+            Location::S3 { bucket, prefix } => {
+                let (store, shared) = s3::open(&bucket, options, conf)?;
+                (Arc::new(store), shared, prefix)
+            }
+            Location::File { directory } => {
+                refuse_options(options, "file://")?;
+                let name = format!("file://{directory}");
+                let shared = SharedStore::of(&name, &name, conf.concurrency);
+                (Arc::new(FileStore::new(&directory, &shared.label)), shared, String::new())
+            }
+            Location::Memory { name, prefix } => {
+                refuse_options(options, "memory://")?;
+                let bucket = MemoryBucket::named(&name);
+                let name = format!("memory://{name}");
+                (Arc::new(bucket), SharedStore::of(&name, &name, conf.concurrency), prefix)
+            }
+        };
+        Ok(Self::stack(raw.clone(), raw, shared, prefix, conf.clone()))
     }
 
     /// Puts the decorators around `bottom`; the table in `store.rs` gives their order.
@@ -84,52 +79,42 @@ impl Ufs {
         raw: Arc<dyn ObjectStore>,
         bottom: Arc<dyn ObjectStore>,
         shared: Arc<SharedStore>,
-        store_id: String,
-        label: Arc<str>,
         prefix: String,
         conf: schema::Ufs,
     ) -> Self {
-        let exact = Exact { inner: bottom, store: label.clone() };
+        let exact = Exact { inner: bottom, store: shared.label.clone() };
         let punctual = Punctual {
             inner: exact,
-            store: label.clone(),
+            store: shared.label.clone(),
             request_timeout: conf.request_timeout.get(),
             io_timeout: conf.io_timeout.get(),
         };
         let instrumented = Instrumented { inner: punctual, metrics: shared.metrics.clone() };
         let limited = Limited {
             inner: instrumented,
-            store: label.clone(),
+            store: shared.label.clone(),
             permits: shared.permits.clone(),
             wait: conf.request_timeout.get(),
         };
         let backoff =
             Backoff { retries: conf.retries, first: conf.retry_backoff.get(), longest: conf.retry_backoff_max.get() };
         let store = Arc::new(Retrying { inner: Arc::new(limited), backoff, metrics: shared.metrics.clone() });
-        Self(Arc::new(Inner { raw, store, shared, store_id, label, prefix, conf }))
+        Self(Arc::new(Inner { raw, store, shared, prefix, conf }))
     }
 
     /// The same store, failing on purpose: for tests.
     #[must_use]
     pub fn with_faults(&self, faults: Faults) -> Self {
-        let inner = &self.0;
+        let Inner { raw, shared, prefix, conf, .. } = &*self.0;
         let (requests, bodies) = (AtomicU64::new(0), AtomicU64::new(0));
-        let faulty = Faulty { inner: inner.raw.clone(), store: inner.label.clone(), faults, requests, bodies };
-        Self::stack(
-            inner.raw.clone(),
-            Arc::new(faulty),
-            inner.shared.clone(),
-            inner.store_id.clone(),
-            inner.label.clone(),
-            inner.prefix.clone(),
-            inner.conf.clone(),
-        )
+        let faulty = Faulty { inner: raw.clone(), store: shared.label.clone(), faults, requests, bodies };
+        Self::stack(raw.clone(), Arc::new(faulty), shared.clone(), prefix.clone(), conf.clone())
     }
 
     /// Names endpoint and bucket (or directory) globally, the same in every process and for every prefix and
     /// credential; `ContentId::of_object` takes it.
     pub fn store_id(&self) -> &str {
-        &self.0.store_id
+        &self.0.shared.store_id
     }
 
     /// Prefix of every key of the mount: empty, or ending in `/`.
@@ -169,7 +154,7 @@ impl Ufs {
     pub async fn get_bytes(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Bytes, UfsError> {
         let length = range.end.saturating_sub(range.start);
         let Ok(capacity) = usize::try_from(length) else {
-            let request = Request::new(Operation::Get, &self.0.label, key);
+            let request = Request::new(Operation::Get, &self.0.shared.label, key);
             let reason = format!("a range of {length} bytes does not fit into memory");
             return Err(UfsError::Rejected { request, reason, source: None });
         };
@@ -245,5 +230,39 @@ impl Lister {
         let answer = self.ufs.0.store.list(request).await?;
         self.position = answer.next.map_or(Position::End, Position::After);
         Ok(Some(answer.page))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_conf::Interval;
+
+    use super::*;
+
+    #[test]
+    fn a_deadline_adds_up_everything_that_can_be_waited_for() {
+        let conf = schema::Ufs {
+            request_timeout: Interval::millis(100),
+            io_timeout: Interval::millis(1000),
+            retries: 3,
+            retry_backoff: Interval::millis(10),
+            retry_backoff_max: Interval::millis(25),
+            ..schema::Ufs::default()
+        };
+        let ufs = Ufs::open("memory://deadline", &HashMap::new(), &conf).unwrap();
+        let pauses = 10 + 20 + 25;
+        assert_eq!(ufs.deadline(0), Duration::from_millis(4 * (200 + 1000) + pauses));
+        assert_eq!(ufs.deadline(5 << 20), Duration::from_millis(4 * (200 + 6000) + pauses));
+        assert!(ufs.deadline(u64::MAX) > Duration::from_secs(1 << 31));
+    }
+
+    #[tokio::test]
+    async fn a_range_that_no_memory_holds_or_that_is_empty_sends_nothing() {
+        let ufs = Ufs::open("memory://ranges", &HashMap::new(), &schema::Ufs::default()).unwrap();
+        assert_eq!(ufs.get_bytes("none", "", 5..5).await.unwrap().len(), 0);
+        #[expect(clippy::reversed_empty_ranges, reason = "what a careless caller may write")]
+        let reversed = 6..5;
+        assert_eq!(ufs.get_bytes("none", "", reversed).await.unwrap().len(), 0);
+        assert_eq!(ufs.stats().gets, 0);
     }
 }

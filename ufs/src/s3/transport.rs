@@ -4,7 +4,7 @@
 //! key reaches the server byte for byte. A status other than success becomes a [`Failure`], redirects included: a signed
 //! request does not survive one.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,6 +18,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use opendal::{Buffer, HttpBody, HttpTransport};
+use rustls::RootCertStore;
 
 use crate::error::UfsError;
 use crate::s3::failure::Failure;
@@ -28,6 +29,14 @@ const ERROR_DOCUMENT_BYTES: usize = 64 << 10;
 /// Servers and balancers drop idle connections after a minute or so; we are first.
 const IDLE: Duration = Duration::from_secs(45);
 
+/// The host's certificate authorities, read when the first https endpoint is opened. Without any, such an endpoint fails with
+/// "unknown issuer".
+static ROOTS: LazyLock<Arc<RootCertStore>> = LazyLock::new(|| {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    Arc::new(roots)
+});
+
 #[derive(Clone)]
 pub(crate) struct Transport {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
@@ -35,7 +44,7 @@ pub(crate) struct Transport {
 
 impl Transport {
     /// `connect_timeout` covers name resolution and TCP; `connections` is how many idle ones are kept per host.
-    pub(crate) fn new(connect_timeout: Duration, connections: usize) -> Result<Self, UfsError> {
+    pub(crate) fn new(connect_timeout: Duration, connections: usize, is_https: bool) -> Result<Self, UfsError> {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
@@ -45,9 +54,7 @@ impl Transport {
         let tls = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let tls = tls
             .map_err(|error| UfsError::invalid("TLS", error.to_string(), "this is a fault of the build: report it"))?;
-        let mut roots = rustls::RootCertStore::empty();
-        // A host without certificates can still speak http; an https endpoint then fails with "unknown issuer".
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let roots = if is_https { ROOTS.clone() } else { Arc::new(RootCertStore::empty()) };
         let tls = tls.with_root_certificates(roots).with_no_client_auth();
         let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
         let client = Client::builder(TokioExecutor::new())
