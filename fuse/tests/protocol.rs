@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use tokio::runtime::Runtime;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// GETATTR waits for ever, OPEN is dropped, STATFS panics, everything else succeeds.
+/// GETATTR waits for ever, OPEN is dropped, STATFS panics, LISTXATTR has four bytes, everything else succeeds.
 #[derive(Default)]
 struct Stub {
     forgotten: AtomicU64,
@@ -28,6 +28,7 @@ impl Filesystem for Stub {
             }),
             Operation::Open { .. } => drop(reply),
             Operation::Statfs => panic!("a defect"),
+            Operation::Listxattr { size } => reply.xattr(b"blue", size),
             _ => reply.done(),
         }
     }
@@ -172,6 +173,21 @@ fn what_is_not_served_is_refused_by_name() {
     ] {
         kernel.request(number, 50, &[]);
         kernel.expect(50, error);
+    }
+}
+
+#[test]
+fn an_attribute_is_measured_refused_or_given() {
+    let kernel = Kernel::new();
+    for (size, error, body) in [
+        (0, 0, abi::GetxattrOut { size: 4, padding: 0 }.as_bytes().to_vec()),
+        (3, libc::ERANGE, Vec::new()),
+        (4, 0, b"blue".to_vec()),
+        (9, 0, b"blue".to_vec()),
+    ] {
+        kernel.request(opcode::LISTXATTR, 80, abi::GetxattrIn { size, padding: 0 }.as_bytes());
+        let (head, found) = kernel.answer();
+        assert_eq!((head.error, found), (-error, body), "{size}");
     }
 }
 
