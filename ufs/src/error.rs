@@ -68,7 +68,7 @@ pub enum UfsError {
     NotFound { request: Request },
 
     /// The object is there, but it is not the version that was asked for. The caller's metadata is out of date.
-    #[error("{request}: the object is no longer the version {etag:?} ({reason})")]
+    #[error("{request}: the version asked for is not there any more: {reason}")]
     VersionChanged { request: Request, etag: String, reason: String },
 
     /// The store knows us or our key too little. Retrying does not help.

@@ -43,7 +43,8 @@ pub(crate) struct Transport {
 }
 
 impl Transport {
-    /// `connect_timeout` covers name resolution and TCP; `connections` is how many idle ones are kept per host.
+    /// `connect_timeout` is for TCP alone (looking up the name and TLS fall under the deadline of the request);
+    /// `connections` is how many idle ones are kept.
     pub(crate) fn new(connect_timeout: Duration, connections: usize, is_https: bool) -> Result<Self, UfsError> {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
