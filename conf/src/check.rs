@@ -196,8 +196,9 @@ fn worker(config: &Config, rules: &mut Rules<'_>) {
             format!("{fraction} must be a fraction above 0 and at most 1, as 0.95")
         });
     }
+    // What is no number is refused above already.
     rules.require(
-        worker.low_watermark < worker.high_watermark,
+        worker.low_watermark < worker.high_watermark || worker.low_watermark.is_nan() || worker.high_watermark.is_nan(),
         &["worker.low_watermark", "worker.high_watermark"],
         || {
             format!(

@@ -1,5 +1,8 @@
 //! What is wrong with a configuration is said with file, line, key and what would be right.
 
+// Helpers outside of `#[test]` functions count as code to clippy.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -24,7 +27,7 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     ("[fuse\nthreads = 2", 1, "", &["near \"[fuse\""]),
     ("[fuse]\nthreads = \n", 2, "", &["near \"threads =\""]),
     ("[fuse]\nthreads 2\n", 2, "", &["near \"threads 2\""]),
-    ("[fuse]\npath = \"/a\n", 2, "", &["near \"path = \\\"/a\""]),
+    ("[fuse]\npath = \"/a\n", 2, "", &["invalid basic string", "near \"path = \"/a\""]),
     ("[fuse]\nthreads = 1\n\nthreads = 2\n", 4, "", &["duplicate key", "near \"threads = 2\""]),
     ("[fuse]\n[log]\n[fuse]\n", 3, "", &["duplicate key"]),
     ("[client]\nread_timeout = 10s\n", 2, "", &["near \"read_timeout = 10s\""]),
@@ -129,15 +132,16 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
 
 #[test]
 fn a_bad_file_is_refused_with_its_line_its_key_and_what_would_be_right() {
+    let mut wrong = Vec::new();
     for (text, line, key, expected) in BAD_FILES {
         let error = refusal(text);
         let place = if key.is_empty() { format!("{FILE}:{line}: ") } else { format!("{FILE}:{line}: {key}: ") };
-        assert!(error.starts_with(&place), "{text:?}\n  wanted {place}\n  got {error}");
-        assert!(!error.contains('\n'), "{text:?} has one mistake, but: {error}");
-        for part in *expected {
-            assert!(error.contains(part), "{text:?}\n  wanted {part}\n  got {error}");
+        let one_mistake = !error.contains('\n');
+        if !error.starts_with(&place) || !one_mistake || !expected.iter().all(|part| error.contains(part)) {
+            wrong.push(format!("{text:?}\n  wanted {place}{expected:?}\n  got {error}"));
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! The files that are shipped in `etc` agree with the code.
 
+// Helpers outside of `#[test]` functions count as code to clippy.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::path::{Path, PathBuf};
 
 use cavern_conf::{Config, Effective, Origin};
