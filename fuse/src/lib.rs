@@ -1,5 +1,15 @@
 //! The FUSE client: a namespace of Cavern as directories and files of this host.
 //!
-//! [`kernel`] speaks the FUSE protocol and knows nothing of what is served.
+//! [`kernel`] speaks the FUSE protocol and knows nothing of what is served; [`filesystem`] has the operations, each as
+//! thin as it can be above `cavern_client`; [`invalidation`] carries what has changed to the kernel's caches; [`run`]
+//! ties them together for the life of a process.
 
+mod error;
+pub mod filesystem;
+pub mod invalidation;
 pub mod kernel;
+mod metrics;
+mod process;
+
+pub use error::FuseError;
+pub use process::run;

@@ -1,6 +1,9 @@
 //! The event loops against a kernel that this test plays itself, over a socket pair: what a real kernel never sends,
 //! or sends only in a race.
 
+// Helpers of tests report by panicking, where the test sees it.
+#![allow(clippy::unwrap_used)]
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

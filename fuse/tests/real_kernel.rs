@@ -1,5 +1,8 @@
 //! The kernel layer against the real kernel: mounts of a small file system in memory. Needs `/dev/fuse` and root.
 
+// Helpers of tests report by panicking, where the test sees it.
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -53,7 +56,13 @@ impl Memory {
     }
 
     fn entry(&self, node: u64) -> EntryOut {
-        EntryOut { nodeid: node, entry_valid: 3600, attr_valid: 3600, attr: self.attr(node).attr, ..EntryOut::default() }
+        EntryOut {
+            nodeid: node,
+            entry_valid: 3600,
+            attr_valid: 3600,
+            attr: self.attr(node).attr,
+            ..EntryOut::default()
+        }
     }
 
     fn attr(&self, node: u64) -> AttrOut {
@@ -82,7 +91,9 @@ impl Memory {
 
     fn directory(&self, node: u64) -> Vec<(Vec<u8>, u64)> {
         match node {
-            BIG_DIRECTORY => (0..self.big).map(|number| (format!("file-{number:06}").into_bytes(), FIRST_FILE + number)).collect(),
+            BIG_DIRECTORY => {
+                (0..self.big).map(|number| (format!("file-{number:06}").into_bytes(), FIRST_FILE + number)).collect()
+            }
             _ => self.names.lock().iter().map(|(name, node)| (name.clone(), *node)).collect(),
         }
     }
@@ -168,7 +179,9 @@ impl Filesystem for Memory {
                 reply.bytes(page.as_bytes());
             }
             Operation::Release { .. } | Operation::Releasedir { .. } => reply.done(),
-            Operation::Statfs => reply.statfs(&StatfsOut { bsize: 4096, frsize: 4096, namelen: 255, ..StatfsOut::default() }),
+            Operation::Statfs => {
+                reply.statfs(&StatfsOut { bsize: 4096, frsize: 4096, namelen: 255, ..StatfsOut::default() })
+            }
             Operation::Getxattr { name: b"user.colour", size } => reply.xattr(b"blue", size),
             Operation::Getxattr { .. } => reply.error(libc::ENODATA),
             Operation::Listxattr { size } => reply.xattr(b"user.colour\0", size),
@@ -193,7 +206,7 @@ impl Mounted {
         let session_options = SessionOptions { threads: 2, max_background: 64, max_readahead: 1 << 20 };
         let session = Session::start(device, &session_options, filesystem, runtime.handle().clone()).unwrap();
         mount.set_read_ahead(1 << 20);
-        Self { directory, mount: Some(mount), session: Some(session), runtime: runtime }
+        Self { directory, mount: Some(mount), session: Some(session), runtime }
     }
 
     fn path(&self) -> PathBuf {
@@ -397,7 +410,10 @@ fn every_change_is_refused() {
     assert_eq!(errno(fs::rename(at("file"), at("other"))), libc::EROFS);
     assert_eq!(errno(fs::hard_link(at("file"), at("other"))), libc::EROFS);
     assert_eq!(errno(std::os::unix::fs::symlink("x", at("other"))), libc::EROFS);
-    assert_eq!(errno(fs::set_permissions(at("file"), fs::Permissions::from(fs::metadata(at("file")).unwrap().permissions()))), libc::EROFS);
+    assert_eq!(
+        errno(fs::set_permissions(at("file"), fs::Permissions::from(fs::metadata(at("file")).unwrap().permissions()))),
+        libc::EROFS
+    );
 }
 
 #[test]
@@ -442,8 +458,7 @@ fn a_dead_mount_is_replaced_and_a_live_one_is_not() {
     let (second, device) = Mount::make(&point, &options()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let session_options = SessionOptions { threads: 1, max_background: 16, max_readahead: 0 };
-    let session =
-        Session::start(device, &session_options, Memory::new(0, 10), runtime.handle().clone()).unwrap();
+    let session = Session::start(device, &session_options, Memory::new(0, 10), runtime.handle().clone()).unwrap();
     let third = Mount::make(&point, &options());
     assert!(matches!(&third, Err(MountError::Busy { .. })), "{third:?}");
     assert!(third.err().unwrap().to_string().contains("umount"));

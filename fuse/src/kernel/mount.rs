@@ -40,7 +40,9 @@ pub struct MountOptions {
 /// Why a mount was not made.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    #[error("{DEVICE} is missing: load the kernel module with `modprobe fuse`, or start the container with `--device {DEVICE}`")]
+    #[error(
+        "{DEVICE} is missing: load the kernel module with `modprobe fuse`, or start the container with `--device {DEVICE}`"
+    )]
     NoDevice(#[source] io::Error),
     #[error("{DEVICE} may not be opened ({0}): run as root, or give this user access to the device")]
     DeviceDenied(#[source] io::Error),
@@ -238,9 +240,8 @@ fn is_dead(path: &Path) -> bool {
     let (answer, answered) = mpsc::channel();
     let probed = path.to_owned();
     let probe = std::thread::Builder::new().name("mount-probe".to_owned()).spawn(move || {
-        let dead = std::fs::metadata(&probed).is_err_and(|cause| {
-            matches!(cause.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
-        });
+        let dead = std::fs::metadata(&probed)
+            .is_err_and(|cause| matches!(cause.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)));
         // Nobody listens after the timeout.
         let _ = answer.send(dead);
     });

@@ -26,7 +26,8 @@ impl Notifier {
     /// listing of the directory are forgotten too.
     pub fn entry(&self, parent: u64, name: &[u8]) -> Result<bool, Errno> {
         // The kernel wants a zero behind the name, which `namelen` does not count.
-        let head = NotifyInvalEntryOut { parent, namelen: u32::try_from(name.len()).map_err(|_| Errno::INVAL)?, flags: 0 };
+        let head =
+            NotifyInvalEntryOut { parent, namelen: u32::try_from(name.len()).map_err(|_| Errno::INVAL)?, flags: 0 };
         let mut terminated = Vec::with_capacity(name.len() + 1);
         terminated.extend_from_slice(name);
         terminated.push(0);

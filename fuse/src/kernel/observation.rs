@@ -99,7 +99,8 @@ pub enum Path {
 }
 
 /// Upper bounds of the latency classes, in microseconds; one more class takes the rest.
-pub const LATENCY_BOUNDS_US: [u64; 12] = [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 1_000_000, 5_000_000, 15_000_000];
+pub const LATENCY_BOUNDS_US: [u64; 12] =
+    [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 1_000_000, 5_000_000, 15_000_000];
 
 /// Counts of one kind of request.
 #[derive(Debug, Default)]

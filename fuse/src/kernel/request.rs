@@ -18,29 +18,69 @@ pub struct Request<'a> {
 /// What is asked for. Names are without their terminating zero; `fh` is what OPEN or OPENDIR answered.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
-    Init { major: u32, minor: u32, max_readahead: u32, flags: u64 },
+    Init {
+        major: u32,
+        minor: u32,
+        max_readahead: u32,
+        flags: u64,
+    },
     Destroy,
-    Interrupt { unique: u64 },
-    Forget { nlookup: u64 },
+    Interrupt {
+        unique: u64,
+    },
+    Forget {
+        nlookup: u64,
+    },
     BatchForget(Forgets<'a>),
-    Lookup { name: &'a [u8] },
+    Lookup {
+        name: &'a [u8],
+    },
     Getattr,
     Readlink,
-    Open { flags: u32 },
-    Read { fh: u64, offset: u64, size: u32 },
-    Release { fh: u64 },
+    Open {
+        flags: u32,
+    },
+    Read {
+        fh: u64,
+        offset: u64,
+        size: u32,
+    },
+    Release {
+        fh: u64,
+    },
     Opendir,
-    Readdir { fh: u64, offset: u64, size: u32 },
-    Readdirplus { fh: u64, offset: u64, size: u32 },
-    Releasedir { fh: u64 },
+    Readdir {
+        fh: u64,
+        offset: u64,
+        size: u32,
+    },
+    Readdirplus {
+        fh: u64,
+        offset: u64,
+        size: u32,
+    },
+    Releasedir {
+        fh: u64,
+    },
     Statfs,
-    Access { mask: u32 },
-    Getxattr { name: &'a [u8], size: u32 },
-    Listxattr { size: u32 },
+    Access {
+        mask: u32,
+    },
+    Getxattr {
+        name: &'a [u8],
+        size: u32,
+    },
+    Listxattr {
+        size: u32,
+    },
     /// Any operation that would change something.
-    Mutation { opcode: u32 },
+    Mutation {
+        opcode: u32,
+    },
     /// An operation that this file system leaves to the kernel, or that is newer than it.
-    Unsupported { opcode: u32 },
+    Unsupported {
+        opcode: u32,
+    },
 }
 
 /// A request that is shorter than its kind demands, or whose name has no end.
@@ -68,8 +108,7 @@ impl Forgets<'_> {
 impl<'a> Request<'a> {
     /// Decodes what one read of the device returned.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
-        let (header, rest) =
-            InHeader::read_from_prefix(bytes).map_err(|_| Malformed { unique: None, opcode: 0 })?;
+        let (header, rest) = InHeader::read_from_prefix(bytes).map_err(|_| Malformed { unique: None, opcode: 0 })?;
         let malformed = Malformed { unique: Some(header.unique), opcode: header.opcode };
         let body = (header.len as usize)
             .checked_sub(size_of::<InHeader>())
@@ -189,10 +228,7 @@ mod tests {
     #[test]
     fn a_name_without_an_end_is_malformed() {
         let bytes = message(opcode::LOOKUP, b"name");
-        assert_eq!(
-            Request::decode(&bytes).err(),
-            Some(Malformed { unique: Some(42), opcode: opcode::LOOKUP })
-        );
+        assert_eq!(Request::decode(&bytes).err(), Some(Malformed { unique: Some(42), opcode: opcode::LOOKUP }));
     }
 
     #[test]
@@ -202,9 +238,7 @@ mod tests {
         assert!(Request::decode(&message(opcode::BATCH_FORGET, &body)).is_err());
         body[..4].copy_from_slice(&1u32.to_ne_bytes());
         let bytes = message(opcode::BATCH_FORGET, &body);
-        let Operation::BatchForget(forgets) = Request::decode(&bytes).unwrap().operation else {
-            panic!("not a batch")
-        };
+        let Operation::BatchForget(forgets) = Request::decode(&bytes).unwrap().operation else { panic!("not a batch") };
         assert_eq!(forgets.iter().collect::<Vec<_>>(), [(1, 1)]);
     }
 

@@ -68,7 +68,10 @@ pub struct Agreement {
 pub enum SessionError {
     #[error("the kernel's first message could not be read or answered: {0}")]
     Handshake(#[source] Errno),
-    #[error("the kernel speaks version {major}.{minor} of the FUSE protocol, and 7.{} or later is needed: Linux 5.4", abi::MINOR_OLDEST)]
+    #[error(
+        "the kernel speaks version {major}.{minor} of the FUSE protocol, and 7.{} or later is needed: Linux 5.4",
+        abi::MINOR_OLDEST
+    )]
     Version { major: u32, minor: u32 },
     #[error("the kernel's first message makes no sense")]
     Garbled,

@@ -1,0 +1,31 @@
+//! Why `cv fuse` could not begin.
+
+use cavern_client::ClientError;
+use cavern_conf::process::ProcessError;
+use thiserror::Error;
+
+use crate::kernel::{MountError, SessionError};
+
+/// Each is one sentence for a person: the thing, the cause, the next step.
+#[derive(Debug, Error)]
+pub enum FuseError {
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// No master, or it refused.
+    #[error("the cluster cannot be used: {0}")]
+    Client(#[from] ClientError),
+    /// `fuse.path` leads nowhere.
+    #[error(
+        "the namespace has no path {path} to show: {cause}; mount a bucket there with `cv mount`, or set fuse.path"
+    )]
+    Path { path: String, cause: ClientError },
+    /// `fuse.path` leads to a file.
+    #[error("{path} of the namespace is not a directory: set fuse.path to one")]
+    NotADirectory { path: String },
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    #[error("the FUSE connection could not be set up: {0}")]
+    Session(#[from] SessionError),
+    #[error("a thread could not be started: {0}")]
+    Thread(#[source] std::io::Error),
+}

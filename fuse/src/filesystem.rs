@@ -1,0 +1,134 @@
+//! The operations of the mount: each takes what the client has in its cache on the event loop's own thread, and hands
+//! the request to a task of the runtime for whatever must be waited for.
+//!
+//! A FUSE node id is the namespace's inode id, but for the root of the mount, which the kernel calls 1 whatever part of
+//! the namespace is shown. Since one inode is one version of one object, attributes of files never change and their
+//! pages never expire: a replaced object is another inode under the old name. Nothing is remembered per inode that the
+//! kernel knows; what the client's cache has dropped is asked of the master again, by id.
+
+mod attributes;
+mod directory;
+mod failure;
+mod handles;
+mod listings;
+mod lookup;
+mod open;
+mod root;
+mod statfs;
+mod xattr;
+
+use std::sync::Arc;
+
+use cavern_client::{Client, Node};
+use cavern_conf::schema;
+
+pub use attributes::Appearance;
+pub use listings::KernelListings;
+pub use root::Root;
+
+use crate::kernel::{Filesystem, Operation, Reply};
+use directory::DirectoryHandle;
+use failure::Failures;
+use handles::{Handles, OpenNodes};
+
+/// The mount of one namespace path.
+pub struct Namespace {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    client: Arc<Client>,
+    root: Arc<Root>,
+    appearance: Appearance,
+    /// Directories whose listing the kernel may keep.
+    listings: Arc<KernelListings>,
+    files: Handles<cavern_client::OpenFile>,
+    directories: Handles<DirectoryHandle>,
+    /// Nodes of open files: they keep their attributes when the inode is gone.
+    open_nodes: OpenNodes,
+    failures: Failures,
+    /// `fuse.direct`: no pages are kept.
+    direct: bool,
+}
+
+impl Namespace {
+    /// Shows what `root` names. `listings` and `root` are shared with the invalidations.
+    pub fn new(client: Arc<Client>, root: Arc<Root>, listings: Arc<KernelListings>, conf: &schema::Fuse) -> Self {
+        let inner = Inner {
+            client,
+            root,
+            appearance: Appearance::new(conf),
+            listings,
+            files: Handles::default(),
+            directories: Handles::default(),
+            open_nodes: OpenNodes::default(),
+            failures: Failures::default(),
+            direct: conf.direct,
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Files and directories that are open now.
+    pub fn open_handles(&self) -> impl Fn() -> (usize, usize) + Send + Sync + 'static {
+        let inner = Arc::clone(&self.inner);
+        move || (inner.files.len(), inner.directories.len())
+    }
+}
+
+impl Filesystem for Namespace {
+    fn dispatch(&self, node: u64, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
+        let inner = &self.inner;
+        match operation {
+            Operation::Lookup { name } => inner.lookup(node, name, reply),
+            Operation::Getattr => inner.getattr(node, reply),
+            Operation::Open { flags } => inner.open(node, flags, reply),
+            Operation::Read { fh, offset, size } => inner.read(fh, offset, size, reply, payload),
+            Operation::Release { fh } => inner.release(fh, reply),
+            Operation::Opendir => inner.opendir(node, reply),
+            Operation::Readdir { fh, offset, size } => inner.readdir(fh, offset, size, directory::Form::Names, reply),
+            Operation::Readdirplus { fh, offset, size } => {
+                inner.readdir(fh, offset, size, directory::Form::Entries, reply);
+            }
+            Operation::Releasedir { fh } => inner.releasedir(fh, reply),
+            Operation::Statfs => inner.statfs(reply),
+            Operation::Access { mask } => access(mask, reply),
+            // The bucket knows no symlinks: none of our inodes is one.
+            Operation::Readlink => reply.error(libc::EINVAL),
+            Operation::Getxattr { name, size } => inner.getxattr(node, name, size, reply),
+            Operation::Listxattr { size } => inner.listxattr(node, size, reply),
+            // The event loop answers the others.
+            _ => reply.error(libc::ENOSYS),
+        }
+    }
+}
+
+/// The kernel checks permissions itself (`default_permissions`); what remains is that nothing can be written.
+fn access(mask: u32, reply: Reply) {
+    if mask & libc::W_OK.unsigned_abs() != 0 { reply.error(libc::EROFS) } else { reply.done() }
+}
+
+impl Inner {
+    /// A node that the kernel knows, from the cache or from an open handle of it.
+    fn known_node(&self, kernel_node: u64) -> Option<Arc<Node>> {
+        self.client.metadata().cached_node(self.root.to_namespace(kernel_node))
+    }
+
+    /// The same, asking the master. An inode that is gone is `Stale`, unless a file of it is still open here, or it
+    /// is the root of the mount, whose path may have come to lead elsewhere.
+    async fn node(&self, kernel_node: u64) -> Result<Arc<Node>, cavern_client::ClientError> {
+        let inode = self.root.to_namespace(kernel_node);
+        let error = match self.client.metadata().node(inode).await {
+            Ok(node) => return Ok(node),
+            Err(error) => error,
+        };
+        if let Some(node) = self.open_nodes.get(inode) {
+            return Ok(node);
+        }
+        if self.root.is_root(kernel_node) && error.is_version_gone() {
+            let node = self.client.metadata().resolve(self.root.path()).await?;
+            self.root.moved_to(node.inode);
+            return Ok(node);
+        }
+        Err(error)
+    }
+}

@@ -1,0 +1,166 @@
+//! How nodes look: owner, permissions, times, and for how long the kernel may believe them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_client::Node;
+use cavern_conf::schema;
+use cavern_proto::CHUNK_BYTES;
+use cavern_proto::master::Kind;
+
+use super::Inner;
+use crate::kernel::Reply;
+use crate::kernel::abi::{Attr, AttrOut, EntryOut};
+
+const SECOND_NS: i64 = 1_000_000_000;
+
+/// For names that could not be invalidated when everything must be.
+pub(super) const FORGOTTEN_SOON: Duration = Duration::from_secs(1);
+
+/// What the configuration says of the looks of files.
+#[derive(Clone, Debug)]
+pub struct Appearance {
+    uid: u32,
+    gid: u32,
+    file_mode: u32,
+    dir_mode: u32,
+    entry_timeout: Duration,
+    attr_timeout: Duration,
+    negative_timeout: Duration,
+    /// `fuse.kernel_metadata_cache`.
+    pub kernel_cache: bool,
+}
+
+impl Appearance {
+    pub fn new(conf: &schema::Fuse) -> Self {
+        let timeout = |timeout: Duration| if conf.kernel_metadata_cache { timeout } else { Duration::ZERO };
+        Self {
+            uid: u32::try_from(conf.uid).unwrap_or_else(|_| rustix::process::geteuid().as_raw()),
+            gid: u32::try_from(conf.gid).unwrap_or_else(|_| rustix::process::getegid().as_raw()),
+            file_mode: conf.file_mode & 0o7777,
+            dir_mode: conf.dir_mode & 0o7777,
+            entry_timeout: timeout(conf.entry_timeout.get()),
+            attr_timeout: timeout(conf.attr_timeout.get()),
+            negative_timeout: timeout(conf.negative_timeout.get()),
+            kernel_cache: conf.kernel_metadata_cache,
+        }
+    }
+
+    /// File type and permissions.
+    pub fn mode(&self, kind: Kind) -> u32 {
+        match kind {
+            Kind::Directory => libc::S_IFDIR | self.dir_mode,
+            Kind::Symlink => libc::S_IFLNK | 0o777,
+            Kind::File | Kind::Unspecified => libc::S_IFREG | self.file_mode,
+        }
+    }
+
+    fn attr(&self, node: &Node, ino: u64) -> Attr {
+        let (mtime, mtimensec) = time(node.mtime_ns);
+        let (ctime, ctimensec) = time(node.ctime_ns);
+        Attr {
+            ino,
+            size: node.size,
+            blocks: node.size.div_ceil(512),
+            atime: mtime,
+            mtime,
+            ctime,
+            atimensec: mtimensec,
+            mtimensec,
+            ctimensec,
+            mode: self.mode(node.kind),
+            nlink: if node.is_directory() { 2 } else { 1 },
+            uid: self.uid,
+            gid: self.gid,
+            rdev: 0,
+            // What programs take as their buffer size; a larger one costs every small file an allocation.
+            blksize: CHUNK_BYTES,
+            flags: 0,
+        }
+    }
+
+    /// How long the kernel may believe that a name does not exist.
+    pub fn negative_timeout(&self, trust: Duration) -> Duration {
+        self.negative_timeout.min(trust)
+    }
+}
+
+/// Seconds (in two's complement, as the kernel reads them) and nanoseconds.
+fn time(ns: i64) -> (u64, u32) {
+    let seconds = ns.div_euclid(SECOND_NS) as u64;
+    // Between 0 and a second.
+    let rest = ns.rem_euclid(SECOND_NS) as u32;
+    (seconds, rest)
+}
+
+impl Inner {
+    /// What the kernel gets to know of a node by LOOKUP and READDIRPLUS.
+    pub(super) fn entry_of(&self, node: &Node) -> EntryOut {
+        let looks = &self.appearance;
+        let trust = self.client.metadata().trust(node);
+        let mut entry = looks.entry_timeout.min(trust);
+        if !self.root.remembers(node.parent, &node.name) {
+            entry = entry.min(FORGOTTEN_SOON);
+        }
+        let attr = looks.attr_timeout.min(trust);
+        let ino = self.root.to_kernel(node.inode);
+        EntryOut {
+            nodeid: ino,
+            generation: 0,
+            entry_valid: entry.as_secs(),
+            entry_valid_nsec: entry.subsec_nanos(),
+            attr_valid: attr.as_secs(),
+            attr_valid_nsec: attr.subsec_nanos(),
+            attr: looks.attr(node, ino),
+        }
+    }
+
+    fn attributes_of(&self, node: &Node) -> AttrOut {
+        let valid = self.appearance.attr_timeout.min(self.client.metadata().trust(node));
+        AttrOut {
+            attr_valid: valid.as_secs(),
+            attr_valid_nsec: valid.subsec_nanos(),
+            dummy: 0,
+            attr: self.appearance.attr(node, self.root.to_kernel(node.inode)),
+        }
+    }
+
+    pub(super) fn getattr(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
+        if let Some(node) = self.known_node(kernel_node) {
+            return reply.attr(&self.attributes_of(&node));
+        }
+        let this = Arc::clone(self);
+        reply.defer(move |reply| async move {
+            match this.node(kernel_node).await {
+                Ok(node) => reply.attr(&this.attributes_of(&node)),
+                Err(error) => this.failures.answer(reply, "stat", &error),
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_the_epoch_have_positive_nanoseconds() {
+        assert_eq!(time(1_500_000_000), (1, 500_000_000));
+        assert_eq!(time(0), (0, 0));
+        assert_eq!(time(-1), (u64::MAX, 999_999_999));
+        assert_eq!(time(-SECOND_NS), (u64::MAX, 0));
+    }
+
+    #[test]
+    fn the_configuration_decides_the_looks() {
+        let conf = schema::Fuse { uid: 12, gid: -1, file_mode: 0o600, ..schema::Fuse::default() };
+        let looks = Appearance::new(&conf);
+        assert_eq!((looks.uid, looks.gid), (12, rustix::process::getegid().as_raw()));
+        assert_eq!(looks.mode(Kind::File), libc::S_IFREG | 0o600);
+        assert_eq!(looks.mode(Kind::Directory), libc::S_IFDIR | 0o755);
+        assert_eq!(looks.negative_timeout(Duration::MAX), conf.negative_timeout.get());
+        let without = Appearance::new(&schema::Fuse { kernel_metadata_cache: false, ..conf });
+        assert_eq!(without.negative_timeout(Duration::MAX), Duration::ZERO);
+        assert_eq!((without.entry_timeout, without.attr_timeout), (Duration::ZERO, Duration::ZERO));
+    }
+}

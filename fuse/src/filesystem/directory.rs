@@ -1,0 +1,185 @@
+//! OPENDIR, READDIR, READDIRPLUS and RELEASEDIR.
+//!
+//! A directory may have a million entries, so a handle holds a window of its listing, and the [`Cursor`] knows where to
+//! read on. What is in the client's cache is answered on the event loop; a page that must be asked of the master makes
+//! the request a task.
+
+mod cursor;
+
+use std::sync::Arc;
+
+use cavern_client::{ClientError, Node};
+use parking_lot::Mutex;
+
+use super::Inner;
+use super::listings::{Begun, Listing};
+use crate::kernel::abi::fopen;
+use crate::kernel::directory::{Added, DirectoryEntry};
+use crate::kernel::{DirectoryPage, READ_MAX, Reply};
+use cursor::{Cursor, Fetch, Position};
+
+/// Entries asked for at a time. A READDIRPLUS of 128 KiB holds about 700.
+const PAGE_ENTRIES: usize = 1024;
+/// `.` and `..` come before the entries of the listing.
+const DOTS: u64 = 2;
+
+/// What an entry is answered with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// READDIR: name, inode and type.
+    Names,
+    /// READDIRPLUS: what a LOOKUP would answer too.
+    Entries,
+}
+
+/// An open directory.
+#[derive(Debug)]
+pub struct DirectoryHandle {
+    inode: u64,
+    parent: u64,
+    /// For the kernel's own cache of the listing.
+    begun: Begun,
+    cursor: Mutex<Cursor>,
+}
+
+/// How far an answer got with what is in memory.
+enum Progress {
+    Answer(DirectoryPage),
+    /// This must be read first.
+    Needs(Fetch),
+}
+
+impl Inner {
+    pub(super) fn opendir(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
+        if let Some(node) = self.known_node(kernel_node) {
+            return self.opened_directory(&node, reply);
+        }
+        let this = Arc::clone(self);
+        reply.defer(move |reply| async move {
+            match this.node(kernel_node).await {
+                Ok(node) => this.opened_directory(&node, reply),
+                Err(error) => this.failures.answer(reply, "opendir", &error),
+            }
+        });
+    }
+
+    fn opened_directory(&self, node: &Node, reply: Reply) {
+        if !node.is_directory() {
+            return reply.error(libc::ENOTDIR);
+        }
+        let (begun, listing) = self.listings.begin(node.inode);
+        let mut flags = 0;
+        if self.appearance.kernel_cache {
+            flags |= fopen::CACHE_DIR;
+            // The absence of a name can be trusted as long as the listing can.
+            if listing == Listing::Current && !self.client.metadata().trust_absence(node.inode).is_zero() {
+                flags |= fopen::KEEP_CACHE;
+            }
+        }
+        let handle =
+            DirectoryHandle { inode: node.inode, parent: node.parent, begun, cursor: Mutex::new(Cursor::default()) };
+        reply.opened(self.directories.insert(Arc::new(handle)), flags);
+    }
+
+    pub(super) fn readdir(self: &Arc<Self>, fh: u64, offset: u64, size: u32, form: Form, reply: Reply) {
+        let Some(handle) = self.directories.get(fh) else { return reply.error(libc::EBADF) };
+        let size = READ_MAX.min(size as usize);
+        if offset == 0 {
+            // rewinddir(3) must show the directory anew.
+            handle.cursor.lock().rewind();
+        }
+        let metadata = self.client.metadata();
+        loop {
+            let fetch = match self.progress(&handle, offset, size, form) {
+                Progress::Answer(page) => return reply.bytes(page.as_bytes()),
+                Progress::Needs(fetch) => fetch,
+            };
+            match metadata.cached_dir_page(handle.inode, &fetch.after, PAGE_ENTRIES) {
+                Some(page) => handle.cursor.lock().accept(fetch, page.entries, page.end),
+                None => break,
+            }
+        }
+        let this = Arc::clone(self);
+        reply.defer(move |reply| async move {
+            match this.readdir_waiting(&handle, offset, size, form).await {
+                Ok(page) => reply.bytes(page.as_bytes()),
+                Err(error) => this.failures.answer(reply, "readdir", &error),
+            }
+        });
+    }
+
+    async fn readdir_waiting(
+        &self,
+        handle: &DirectoryHandle,
+        offset: u64,
+        size: usize,
+        form: Form,
+    ) -> Result<DirectoryPage, ClientError> {
+        loop {
+            let fetch = match self.progress(handle, offset, size, form) {
+                Progress::Answer(page) => return Ok(page),
+                Progress::Needs(fetch) => fetch,
+            };
+            let page = self.client.metadata().read_dir(handle.inode, &fetch.after, PAGE_ENTRIES).await?;
+            handle.cursor.lock().accept(fetch, page.entries, page.end);
+        }
+    }
+
+    /// Builds the answer from the window. An answer that has entries is given even when more would fit, because a
+    /// partial answer is right and a wait is not needed.
+    fn progress(&self, handle: &DirectoryHandle, offset: u64, size: usize, form: Form) -> Progress {
+        let mut page = DirectoryPage::new(size);
+        let mut cursor = handle.cursor.lock();
+        let mut place = offset;
+        loop {
+            if place < DOTS {
+                let (name, inode) = if place == 0 { (&b"."[..], handle.inode) } else { (&b".."[..], handle.parent) };
+                if self.add_dot(&mut page, name, inode, place + 1, form) == Added::Full {
+                    return Progress::Answer(page);
+                }
+                place += 1;
+                continue;
+            }
+            match cursor.position(place - DOTS) {
+                Position::Entry(node) => {
+                    if self.add(&mut page, node, place + 1, form) == Added::Full {
+                        return Progress::Answer(page);
+                    }
+                    place += 1;
+                }
+                Position::End => {
+                    if page.is_empty() && cursor.read_through() {
+                        self.listings.complete(handle.inode, handle.begun);
+                    }
+                    return Progress::Answer(page);
+                }
+                // Only the dots do not count: a directory is worth waiting for its first page.
+                Position::Fetch(_) if place > offset && place > DOTS => return Progress::Answer(page),
+                Position::Fetch(fetch) => return Progress::Needs(fetch),
+            }
+        }
+    }
+
+    fn add(&self, page: &mut DirectoryPage, node: &Node, next_offset: u64, form: Form) -> Added {
+        let mode = self.appearance.mode(node.kind);
+        let entry = DirectoryEntry { ino: self.root.to_kernel(node.inode), next_offset, mode, name: &node.name };
+        match form {
+            Form::Names => page.add(entry),
+            Form::Entries => page.add_plus(&self.entry_of(node), entry),
+        }
+    }
+
+    fn add_dot(&self, page: &mut DirectoryPage, name: &[u8], inode: u64, next_offset: u64, form: Form) -> Added {
+        let entry = DirectoryEntry { ino: self.root.to_kernel(inode), next_offset, mode: libc::S_IFDIR, name };
+        match form {
+            Form::Names => page.add(entry),
+            // Node id 0: the kernel takes no reference.
+            Form::Entries => page.add_plus(&Default::default(), entry),
+        }
+    }
+
+    pub(super) fn releasedir(&self, fh: u64, reply: Reply) {
+        self.directories.remove(fh);
+        reply.done();
+    }
+}

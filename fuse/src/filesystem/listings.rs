@@ -1,0 +1,114 @@
+//! Which directories' listings the kernel may answer from its own cache.
+//!
+//! The kernel keeps what READDIR answered when the handle was opened with `FOPEN_CACHE_DIR`, and uses it for the next
+//! handle if that is opened with `FOPEN_KEEP_CACHE`. So each OPENDIR decides anew, and a listing is kept exactly when it
+//! was read from beginning to end and nothing in the namespace has changed since it was begun. Changes anywhere end a
+//! reading, not only those of the directory itself: that is simple, never wrong, and costs at most one more reading.
+
+use std::collections::HashSet;
+
+use parking_lot::Mutex;
+
+/// Directories remembered at most; when more are read, all are forgotten.
+const DIRECTORIES_MAX: usize = 65_536;
+
+/// The directories, by inode of the namespace.
+#[derive(Debug, Default)]
+pub struct KernelListings {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    changes: u64,
+    kept: HashSet<u64>,
+}
+
+/// Says how things stood when a reading was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Begun(u64);
+
+/// What the kernel has of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listing {
+    /// The whole listing, and nothing has changed.
+    Current,
+    /// Nothing that may be used.
+    Unknown,
+}
+
+impl KernelListings {
+    /// At OPENDIR.
+    pub fn begin(&self, directory: u64) -> (Begun, Listing) {
+        let state = self.state.lock();
+        let listing = if state.kept.contains(&directory) { Listing::Current } else { Listing::Unknown };
+        (Begun(state.changes), listing)
+    }
+
+    /// The listing has been read to its end.
+    pub fn complete(&self, directory: u64, begun: Begun) {
+        let mut state = self.state.lock();
+        if state.changes != begun.0 {
+            return;
+        }
+        if state.kept.len() >= DIRECTORIES_MAX {
+            state.kept.clear();
+        }
+        state.kept.insert(directory);
+    }
+
+    /// A name in the directory, or the directory itself, has changed.
+    pub fn changed(&self, directory: u64) {
+        let mut state = self.state.lock();
+        state.changes += 1;
+        state.kept.remove(&directory);
+    }
+
+    /// Anything may have changed.
+    pub fn reset(&self) {
+        let mut state = self.state.lock();
+        state.changes += 1;
+        state.kept.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing_is_kept_until_it_changes() {
+        let listings = KernelListings::default();
+        let (begun, listing) = listings.begin(5);
+        assert_eq!(listing, Listing::Unknown);
+        listings.complete(5, begun);
+        assert_eq!(listings.begin(5).1, Listing::Current);
+        listings.changed(6);
+        assert_eq!(listings.begin(5).1, Listing::Current);
+        listings.changed(5);
+        assert_eq!(listings.begin(5).1, Listing::Unknown);
+    }
+
+    #[test]
+    fn a_change_during_the_reading_voids_it() {
+        let listings = KernelListings::default();
+        let (begun, _) = listings.begin(5);
+        listings.changed(5);
+        listings.complete(5, begun);
+        assert_eq!(listings.begin(5).1, Listing::Unknown);
+        let (begun, _) = listings.begin(5);
+        listings.reset();
+        listings.complete(5, begun);
+        assert_eq!(listings.begin(5).1, Listing::Unknown);
+    }
+
+    #[test]
+    fn the_memory_is_bounded() {
+        let listings = KernelListings::default();
+        for directory in 0..3 * DIRECTORIES_MAX as u64 {
+            let (begun, _) = listings.begin(directory);
+            listings.complete(directory, begun);
+        }
+        assert!(listings.state.lock().kept.len() <= DIRECTORIES_MAX);
+    }
+}

@@ -1,0 +1,43 @@
+//! LOOKUP: a name in a directory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_client::{CachedLookup, ClientError};
+use cavern_proto::NAME_MAX;
+
+use super::Inner;
+use super::attributes::FORGOTTEN_SOON;
+use crate::kernel::Reply;
+
+impl Inner {
+    pub(super) fn lookup(self: &Arc<Self>, kernel_parent: u64, name: &[u8], reply: Reply) {
+        if name.len() > NAME_MAX {
+            return reply.error(libc::ENAMETOOLONG);
+        }
+        let parent = self.root.to_namespace(kernel_parent);
+        match self.client.metadata().cached_lookup(parent, name) {
+            CachedLookup::Hit(node) => reply.entry(&self.entry_of(&node)),
+            CachedLookup::Negative => reply.no_entry(self.absence(parent, name)),
+            CachedLookup::Miss => {
+                let (this, name) = (Arc::clone(self), name.to_vec());
+                reply.defer(move |reply| async move { this.ask_for_name(parent, &name, reply).await });
+            }
+        }
+    }
+
+    async fn ask_for_name(&self, parent: u64, name: &[u8], reply: Reply) {
+        match self.client.metadata().lookup(parent, name).await {
+            Ok(node) => reply.entry(&self.entry_of(&node)),
+            Err(ClientError::NotFound(_)) => reply.no_entry(self.absence(parent, name)),
+            Err(error) => self.failures.answer(reply, "lookup", &error),
+        }
+    }
+
+    /// How long the kernel may believe that the name does not exist.
+    fn absence(&self, parent: u64, name: &[u8]) -> Duration {
+        let trust = self.client.metadata().trust_absence(parent);
+        let absence = self.appearance.negative_timeout(trust);
+        if absence > FORGOTTEN_SOON && !self.root.remembers(parent, name) { FORGOTTEN_SOON } else { absence }
+    }
+}

@@ -1,0 +1,119 @@
+//! The root of the mount: the kernel's inode 1 is whatever inode `fuse.path` leads to.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+use crate::kernel::abi::ROOT_NODE;
+
+/// Translates between the kernel's node ids and the namespace's inode ids.
+#[derive(Debug)]
+pub struct Root {
+    path: String,
+    inode: AtomicU64,
+    names: RootNames,
+}
+
+impl Root {
+    /// `path` of the namespace leads to `inode`.
+    pub fn new(path: &str, inode: u64) -> Self {
+        Self { path: path.to_owned(), inode: AtomicU64::new(inode), names: RootNames::default() }
+    }
+
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    pub fn is_root(&self, kernel_node: u64) -> bool {
+        kernel_node == ROOT_NODE
+    }
+
+    pub fn to_namespace(&self, kernel_node: u64) -> u64 {
+        if kernel_node == ROOT_NODE { self.inode.load(Relaxed) } else { kernel_node }
+    }
+
+    pub fn to_kernel(&self, inode: u64) -> u64 {
+        if inode == self.inode.load(Relaxed) { ROOT_NODE } else { inode }
+    }
+
+    pub fn names(&self) -> &RootNames {
+        &self.names
+    }
+
+    /// Whether the kernel may be told of a name in `parent` for long: it may, unless the name is in the root and there
+    /// is no room to remember it.
+    pub fn remembers(&self, parent: u64, name: &[u8]) -> bool {
+        parent != self.inode.load(Relaxed) || self.names.remember(name)
+    }
+
+    /// The path leads elsewhere now: a mount was removed and made again.
+    pub fn moved_to(&self, inode: u64) {
+        self.inode.store(inode, Relaxed);
+    }
+}
+
+/// Names remembered at most.
+const NAMES_MAX: usize = 4096;
+
+/// Names of the root that the kernel was told, for kernels that must be told each name they are to forget.
+#[derive(Debug, Default)]
+pub struct RootNames {
+    needless: AtomicBool,
+    names: Mutex<HashSet<Box<[u8]>>>,
+}
+
+impl RootNames {
+    /// The kernel can forget every name at once.
+    pub fn need_not_be_remembered(&self) {
+        self.needless.store(true, Relaxed);
+        self.names.lock().clear();
+    }
+
+    /// False when there is no room.
+    fn remember(&self, name: &[u8]) -> bool {
+        if self.needless.load(Relaxed) {
+            return true;
+        }
+        let mut names = self.names.lock();
+        if names.contains(name) {
+            return true;
+        }
+        names.len() < NAMES_MAX && names.insert(name.into())
+    }
+
+    /// All of them; they are remembered no longer.
+    pub fn take(&self) -> HashSet<Box<[u8]>> {
+        std::mem::take(&mut self.names.lock())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_root_are_remembered_as_far_as_there_is_room() {
+        let root = Root::new("/", 1);
+        for number in 0..NAMES_MAX {
+            assert!(root.remembers(1, number.to_string().as_bytes()));
+        }
+        assert!(root.remembers(1, b"0"));
+        assert!(!root.remembers(1, b"one too many"));
+        assert!(root.remembers(2, b"one too many"));
+        assert_eq!(root.names().take().len(), NAMES_MAX);
+        assert!(root.remembers(1, b"one too many"));
+        root.names().need_not_be_remembered();
+        assert!(root.names().take().is_empty());
+        assert!((0..2 * NAMES_MAX).all(|number| root.remembers(1, number.to_string().as_bytes())));
+    }
+
+    #[test]
+    fn only_the_root_is_translated() {
+        let root = Root::new("/a", 77);
+        assert_eq!((root.to_namespace(1), root.to_namespace(2)), (77, 2));
+        assert_eq!((root.to_kernel(77), root.to_kernel(2)), (1, 2));
+        root.moved_to(78);
+        assert_eq!((root.to_namespace(1), root.to_kernel(77)), (78, 77));
+    }
+}

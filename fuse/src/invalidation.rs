@@ -1,0 +1,279 @@
+//! From the master's invalidations to the kernel's caches.
+//!
+//! The client's watch task tells what has changed; one thread of its own tells the kernel, since a notification may wait
+//! for locks that system calls hold while they wait for us. Between the two is a bounded queue: when it overflows, all
+//! that was in it is replaced by "everything".
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+
+use cavern_client::InvalidationSink;
+use futures::future::BoxFuture;
+use parking_lot::{Condvar, Mutex};
+use rustix::io::Errno;
+use tokio::sync::oneshot;
+use tracing::{debug, warn};
+
+use crate::filesystem::{KernelListings, Root};
+use crate::kernel::Notifier;
+use crate::kernel::abi::ROOT_NODE;
+
+/// Invalidations waiting at most; each is a name, at most 255 bytes.
+const QUEUE_MAX: usize = 65_536;
+
+/// What the kernel is to forget. Inodes are the kernel's.
+#[derive(Debug)]
+enum Message {
+    Entry {
+        parent: u64,
+        name: Box<[u8]>,
+    },
+    Inode(u64),
+    Everything,
+    /// Everything before this has been passed on.
+    Barrier(oneshot::Sender<()>),
+}
+
+/// What became of notifications.
+#[derive(Debug, Default)]
+pub struct InvalidationCounts {
+    /// Passed on to the kernel.
+    pub sent: AtomicU64,
+    /// Passed on, and the kernel had nothing of the kind.
+    pub unknown: AtomicU64,
+    pub failed: AtomicU64,
+    /// Times that everything was invalidated.
+    pub resets: AtomicU64,
+}
+
+/// The sink of the client's invalidations.
+#[derive(Debug)]
+pub struct Invalidations {
+    queue: Mutex<Queue>,
+    filled: Condvar,
+    root: Mutex<Option<Arc<Root>>>,
+    listings: Arc<KernelListings>,
+    counts: InvalidationCounts,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    messages: VecDeque<Message>,
+    /// There is a kernel to tell.
+    attached: bool,
+    stopped: bool,
+}
+
+/// The thread that tells the kernel.
+#[derive(Debug)]
+pub struct NotifierThread {
+    sink: Arc<Invalidations>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Invalidations {
+    /// `listings` hears of changes at once, before the kernel does.
+    pub fn new(listings: Arc<KernelListings>) -> Arc<Self> {
+        Arc::new(Self {
+            queue: Mutex::default(),
+            filled: Condvar::new(),
+            root: Mutex::default(),
+            listings,
+            counts: InvalidationCounts::default(),
+        })
+    }
+
+    /// Begins to pass invalidations on. Until now the kernel knew nothing, so there was nothing to forget.
+    pub fn attach(self: &Arc<Self>, notifier: Notifier, root: Arc<Root>) -> std::io::Result<NotifierThread> {
+        *self.root.lock() = Some(Arc::clone(&root));
+        self.queue.lock().attached = true;
+        let sink = Arc::clone(self);
+        let thread =
+            std::thread::Builder::new().name("fuse-notify".to_owned()).spawn(move || sink.pass_on(&notifier, &root))?;
+        Ok(NotifierThread { sink: Arc::clone(self), thread: Some(thread) })
+    }
+
+    pub fn counts(&self) -> &InvalidationCounts {
+        &self.counts
+    }
+
+    /// Invalidations that wait.
+    pub fn queued(&self) -> usize {
+        self.queue.lock().messages.len()
+    }
+
+    fn to_kernel(&self, inode: u64) -> u64 {
+        self.root.lock().as_ref().map_or(inode, |root| root.to_kernel(inode))
+    }
+
+    fn push(&self, message: Message) {
+        let mut queue = self.queue.lock();
+        if !queue.attached || queue.stopped {
+            // A barrier dropped here is a barrier passed: there is nobody to tell.
+            return;
+        }
+        let barrier = matches!(message, Message::Barrier(_));
+        if queue.messages.len() >= QUEUE_MAX && !barrier {
+            warn!(waiting = QUEUE_MAX, "the kernel takes invalidations too slowly: everything is invalidated instead");
+            queue.messages.retain(|message| matches!(message, Message::Barrier(_)));
+            // Before the barriers that are left: what was dropped came before them.
+            queue.messages.push_front(Message::Everything);
+        }
+        queue.messages.push_back(message);
+        drop(queue);
+        self.filled.notify_one();
+    }
+
+    fn pass_on(&self, notifier: &Notifier, root: &Root) {
+        let kernel = KernelCaches::new(notifier, root, &self.counts);
+        loop {
+            let message = {
+                let mut queue = self.queue.lock();
+                loop {
+                    if queue.stopped {
+                        queue.messages.clear();
+                        return;
+                    }
+                    if let Some(message) = queue.messages.pop_front() {
+                        break message;
+                    }
+                    self.filled.wait(&mut queue);
+                }
+            };
+            match message {
+                Message::Entry { parent, name } => kernel.forget_entry(parent, &name),
+                Message::Inode(inode) => kernel.forget_inode(inode),
+                Message::Everything => kernel.forget_everything(),
+                Message::Barrier(passed) => {
+                    // The watch task may be gone.
+                    let _ = passed.send(());
+                }
+            }
+        }
+    }
+}
+
+impl InvalidationSink for Invalidations {
+    fn entry(&self, parent: u64, name: &[u8], old: u64, _new: u64) {
+        self.listings.changed(parent);
+        if old != 0 {
+            self.listings.changed(old);
+        }
+        let moved_root = self.to_kernel(old) == ROOT_NODE && old != 0;
+        self.push(Message::Entry { parent: self.to_kernel(parent), name: name.into() });
+        if moved_root {
+            // The root of the mount has no name in the kernel.
+            self.push(Message::Inode(ROOT_NODE));
+        }
+    }
+
+    fn inode(&self, inode: u64) {
+        self.listings.changed(inode);
+        self.push(Message::Inode(self.to_kernel(inode)));
+    }
+
+    fn reset(&self) {
+        self.listings.reset();
+        self.push(Message::Everything);
+    }
+
+    fn barrier(&self) -> BoxFuture<'static, ()> {
+        let (passed, waits) = oneshot::channel();
+        self.push(Message::Barrier(passed));
+        Box::pin(async move {
+            // An error means that there is no kernel (any more) to tell.
+            let _ = waits.await;
+        })
+    }
+}
+
+impl NotifierThread {
+    /// Stops the thread; barriers that wait are released. Blocks.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.sink.queue.lock().stopped = true;
+        self.sink.filled.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported by its hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for NotifierThread {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What the kernel can be told.
+struct KernelCaches<'a> {
+    notifier: &'a Notifier,
+    root: &'a Root,
+    counts: &'a InvalidationCounts,
+    epochs: Epochs,
+}
+
+/// Whether the kernel has a word for "every name".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Epochs {
+    Known,
+    /// Before Linux 6.16. Invalidating a directory's name drops what is below it as well, so invalidating every name in
+    /// the root does the same; the root remembers which the kernel was told.
+    Unknown,
+}
+
+impl<'a> KernelCaches<'a> {
+    fn new(notifier: &'a Notifier, root: &'a Root, counts: &'a InvalidationCounts) -> Self {
+        // Asking is harmless: the kernel knows next to nothing yet.
+        let epochs = if notifier.every_entry().is_ok() { Epochs::Known } else { Epochs::Unknown };
+        if epochs == Epochs::Known {
+            root.names().need_not_be_remembered();
+        }
+        Self { notifier, root, counts, epochs }
+    }
+
+    fn forget_entry(&self, parent: u64, name: &[u8]) {
+        let told = self.notifier.entry(parent, name);
+        self.count(told);
+    }
+
+    fn forget_inode(&self, inode: u64) {
+        let told = self.notifier.inode(inode);
+        self.count(told);
+    }
+
+    fn forget_everything(&self) {
+        self.counts.resets.fetch_add(1, Relaxed);
+        debug!(epochs = ?self.epochs, "everything in the kernel's caches is invalidated");
+        match self.epochs {
+            Epochs::Known => {
+                let told = self.notifier.every_entry().map(|()| true);
+                self.count(told);
+            }
+            Epochs::Unknown => {
+                for name in self.root.names().take() {
+                    self.forget_entry(ROOT_NODE, &name);
+                }
+            }
+        }
+        self.forget_inode(ROOT_NODE);
+    }
+
+    fn count(&self, told: Result<bool, Errno>) {
+        let counter = match told {
+            Ok(true) => &self.counts.sent,
+            Ok(false) => &self.counts.unknown,
+            Err(cause) => {
+                debug!(%cause, "a notification was not taken");
+                &self.counts.failed
+            }
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+}

@@ -1,0 +1,153 @@
+//! The life of `cv fuse`: connect, mount, serve, unmount.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use cavern_client::Client;
+use cavern_conf::Config;
+use cavern_conf::process::{HttpServer, Metrics, raise_descriptor_limit, ready};
+use tokio::runtime::Handle;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::error::FuseError;
+use crate::filesystem::{KernelListings, Namespace, Root};
+use crate::invalidation::{Invalidations, NotifierThread};
+use crate::kernel::mount::Unmounted;
+use crate::kernel::{Mount, MountOptions, Session, SessionOptions};
+use crate::metrics::MountCollector;
+
+/// How long requests in flight may take to end when the mount is in use at shutdown.
+const DRAIN: Duration = Duration::from_secs(2);
+/// Between two attempts to unmount: the kernel closes the last files a moment after close(2).
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Serves `fuse.path` at `fuse.mount_point` until `stop`, or until somebody unmounts it; unmounts and returns.
+///
+/// # Errors
+/// What keeps the mount from being made: the port, the master, the path, the mount point, the device.
+pub async fn run(config: Config, stop: CancellationToken) -> Result<(), FuseError> {
+    raise_descriptor_limit();
+    let http = HttpServer::bind(&config.fuse.http_listen).await?;
+    let listings = Arc::new(KernelListings::default());
+    let invalidations = Invalidations::new(Arc::clone(&listings));
+    let client = Client::connect(&config, &client_name(&config), Arc::clone(&invalidations) as _).await?;
+    let served = serve(&config, http, &client, listings, invalidations, stop).await;
+    client.shutdown().await;
+    served
+}
+
+async fn serve(
+    config: &Config,
+    http: HttpServer,
+    client: &Arc<Client>,
+    listings: Arc<KernelListings>,
+    invalidations: Arc<Invalidations>,
+    stop: CancellationToken,
+) -> Result<(), FuseError> {
+    let root = find_root(client, &config.fuse.path).await?;
+    let namespace = Arc::new(Namespace::new(Arc::clone(client), Arc::clone(&root), listings, &config.fuse));
+    let open_handles = namespace.open_handles();
+    let (mount, session) = begin(config, namespace).await?;
+    let notifier = invalidations.attach(session.notifier(), root).map_err(FuseError::Thread)?;
+
+    let metrics = Metrics::new("fuse");
+    metrics.register_collector(MountCollector {
+        observation: session.observation(),
+        in_flight: session.in_flight(),
+        invalidations,
+        open_handles: Box::new(open_handles),
+    });
+    metrics.with_registry(|registry| client.stats().register(registry.sub_registry_with_prefix("cavern")));
+    let ended = session.ended();
+    let address = http.local_addr();
+    let http_stop = CancellationToken::new();
+    let gone = ended.clone();
+    let health = move || if gone.is_cancelled() { Err("the kernel's connection is gone".to_owned()) } else { Ok(()) };
+    let web = tokio::spawn(http.serve(Router::new(), metrics, health, http_stop.clone()));
+
+    let mount_point = mount.path().display().to_string();
+    info!(mount_point, path = config.fuse.path, minor = session.agreement().minor, "mounted");
+    ready("fuse", &[("mount_point", mount_point.clone()), ("http", address.to_string())]);
+    tokio::select! {
+        () = stop.cancelled() => info!(mount_point, "stopping"),
+        () = ended.cancelled() => warn!(mount_point, "unmounted by somebody else: stopping"),
+    }
+    end(mount, session, notifier).await;
+    http_stop.cancel();
+    finish(web).await;
+    Ok(())
+}
+
+/// What the master shows of this client in its list of sessions.
+fn client_name(config: &Config) -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{host}:{}", config.fuse.mount_point.display())
+}
+
+async fn find_root(client: &Client, path: &str) -> Result<Arc<Root>, FuseError> {
+    let node =
+        client.metadata().resolve(path).await.map_err(|cause| FuseError::Path { path: path.to_owned(), cause })?;
+    if !node.is_directory() {
+        return Err(FuseError::NotADirectory { path: path.to_owned() });
+    }
+    Ok(Arc::new(Root::new(path, node.inode)))
+}
+
+/// Mounts and greets the kernel, both of which block.
+async fn begin(config: &Config, namespace: Arc<Namespace>) -> Result<(Mount, Session), FuseError> {
+    let fuse = config.fuse.clone();
+    let runtime = Handle::current();
+    let begun = spawn_blocking(move || {
+        let (mount, device) = Mount::make(&fuse.mount_point, &MountOptions { allow_other: fuse.allow_other })?;
+        let readahead = fuse.kernel_readahead.bytes();
+        let options = SessionOptions {
+            threads: fuse.threads,
+            max_background: fuse.max_background,
+            max_readahead: u32::try_from(readahead).unwrap_or(u32::MAX),
+        };
+        let session = Session::start(device, &options, namespace, runtime)?;
+        mount.set_read_ahead(if fuse.direct { 0 } else { readahead });
+        Ok((mount, session))
+    });
+    begun.await.unwrap_or_else(|panicked| Err(FuseError::Thread(std::io::Error::other(panicked))))
+}
+
+/// Lets requests in flight end, answers what is left, takes the mount away and waits for every thread.
+async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
+    let in_flight = session.in_flight();
+    let mut unmounted = mount.unmount();
+    let deadline = tokio::time::Instant::now() + DRAIN;
+    while unmounted == Unmounted::Busy && tokio::time::Instant::now() < deadline {
+        // With nothing in flight it is open files and working directories that hold the mount: no use to wait long.
+        let settled = in_flight.waiting() == 0;
+        tokio::time::sleep(RETRY).await;
+        unmounted = unmount(&mut mount).await;
+        if settled && in_flight.waiting() == 0 {
+            break;
+        }
+    }
+    in_flight.close(libc::EIO).await;
+    if unmounted == Unmounted::Busy {
+        warn!(mount_point = %mount.path().display(), "the mount is in use: it is taken away, and open files fail from now on");
+    }
+    let joined = spawn_blocking(move || {
+        drop(mount);
+        session.join();
+        notifier.stop();
+    });
+    finish(joined).await;
+}
+
+async fn unmount(mount: &mut Mount) -> Unmounted {
+    // Never waits for this file system: an unmount is either possible at once or refused.
+    tokio::task::block_in_place(|| mount.unmount())
+}
+
+async fn finish(task: JoinHandle<()>) {
+    if let Err(panicked) = task.await {
+        warn!(%panicked, "a task ended early");
+    }
+}
