@@ -1,5 +1,7 @@
 //! Servers that speak HTTP and break the protocol above it, each in its own way.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop there")]
+
 mod support;
 
 use std::time::{Duration, Instant};

@@ -1,5 +1,7 @@
 //! `memory://` and `file://` keep the same promises as a bucket.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop there")]
+
 mod support;
 
 use std::num::NonZeroU64;

@@ -1,5 +1,7 @@
 //! What a handle promises, against an S3 server.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop there")]
+
 mod support;
 
 use std::time::{Duration, Instant};
