@@ -18,7 +18,7 @@ use super::record::{Attributes, BucketRecord, ObjectRecord, seal};
 use super::{KEY_MAX_BYTES, Tmp, now_s};
 use crate::error::DevS3Error;
 
-/// Object files are spread over so many directories.
+/// Object files are spread over so many directories, which are made when they are first needed.
 const FAN_OUT: u64 = 256;
 
 /// A key in the index. `str` and its bytes have the same order, and bounds of ranges (the first key after a common prefix)
@@ -27,6 +27,10 @@ const FAN_OUT: u64 = 256;
 pub(super) struct Key(Box<str>);
 
 impl Key {
+    pub fn new(key: &str) -> Self {
+        Self(key.into())
+    }
+
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -119,9 +123,7 @@ impl Bucket {
     /// Makes the directories of a bucket under `dir`.
     pub(super) fn lay_out(dir: &Path, created_s: i64) -> Result<(), DevS3Error> {
         let make = |path: &Path| fs::create_dir_all(path).map_err(DevS3Error::io("create", path));
-        for index in 0..FAN_OUT {
-            make(&dir.join("objects").join(format!("{index:02x}")))?;
-        }
+        make(&dir.join("objects"))?;
         make(&dir.join("uploads"))?;
         let record = dir.join("bucket");
         fs::write(&record, seal(&BucketRecord { created_s })).map_err(DevS3Error::io("write", &record))
@@ -216,10 +218,7 @@ impl Bucket {
         draft.finish(&seal(&record))?;
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let path = self.path_of(sequence);
-        draft.place(&path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => DevS3Error::NoSuchBucket(self.name.clone()),
-            _ => DevS3Error::io("rename to", &path)(error),
-        })?;
+        self.place(draft, &path)?;
         let object = Arc::new(Object::from_record(record, sequence).1);
         match self.install(key, &object, condition) {
             Ok(superseded) => {
@@ -235,6 +234,23 @@ impl Bucket {
         }
     }
 
+    fn place(&self, draft: Draft, path: &Path) -> Result<(), DevS3Error> {
+        if let Some(dir) = path.parent()
+            && !dir.exists()
+            && let Err(error) = fs::create_dir(dir)
+        {
+            match error.kind() {
+                io::ErrorKind::AlreadyExists => {}
+                io::ErrorKind::NotFound => return Err(DevS3Error::NoSuchBucket(self.name.clone())),
+                _ => return Err(DevS3Error::io("create", dir)(error)),
+            }
+        }
+        draft.place(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => DevS3Error::NoSuchBucket(self.name.clone()),
+            _ => DevS3Error::io("rename to", path)(error),
+        })
+    }
+
     /// Puts a version into the index and returns the number of the one that lost its place.
     fn install(&self, key: &str, object: &Arc<Object>, condition: &PutCondition) -> Result<Option<u64>, DevS3Error> {
         let mut contents = self.index.write();
@@ -248,7 +264,7 @@ impl Bucket {
         {
             return Ok(Some(object.sequence));
         }
-        let old = contents.index.insert(Key(key.into()), Arc::clone(object));
+        let old = contents.index.insert(Key::new(key), Arc::clone(object));
         Ok(old.map(|old| old.sequence))
     }
 

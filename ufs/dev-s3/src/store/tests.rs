@@ -1,1 +1,320 @@
+//! The store against a naive model, and against what a killed process leaves behind.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::bucket::{Index, Key};
+use super::record::ObjectRecord;
+use super::*;
+
+fn bucket_with<'k>(root: &Path, keys: impl IntoIterator<Item = &'k str>) -> (Store, Arc<Bucket>) {
+    let store = Store::open(root).unwrap();
+    store.create_bucket("bucket").unwrap();
+    for key in keys {
+        store.put("bucket", key, key.as_bytes()).unwrap();
+    }
+    let bucket = store.bucket("bucket").unwrap();
+    (store, bucket)
+}
+
+/// What `key` holds, read through the store.
+fn content(bucket: &Bucket, key: &str) -> Vec<u8> {
+    let (object, file) = bucket.open(key).unwrap();
+    let mut data = vec![0; object.size as usize];
+    file.read_exact_at(&mut data, 0).unwrap();
+    data
+}
+
+fn files_below(dir: &Path) -> usize {
+    let entries = fs::read_dir(dir).unwrap().map(Result::unwrap);
+    entries.map(|entry| if entry.path().is_dir() { files_below(&entry.path()) } else { 1 }).sum()
+}
+
+/// All names, by the definition: keys without the delimiter after the prefix, and the common prefixes of the others.
+fn names_of(keys: &[String], prefix: &str, delimiter: &str) -> Vec<(String, bool)> {
+    let mut names = BTreeMap::new();
+    for key in keys {
+        let Some(rest) = key.strip_prefix(prefix) else { continue };
+        let at = if delimiter.is_empty() { None } else { rest.find(delimiter) };
+        match at {
+            Some(at) => names.insert(format!("{prefix}{}", &rest[..at + delimiter.len()]), true),
+            None => names.insert(key.clone(), false),
+        };
+    }
+    names.into_iter().collect()
+}
+
+fn object_of(key: &str) -> Arc<Object> {
+    let record = ObjectRecord { key: key.to_owned(), size: key.len() as u64, ..ObjectRecord::default() };
+    Arc::new(Object::from_record(record, 1).1)
+}
+
+fn any_key() -> impl Strategy<Value = String> {
+    // A small alphabet with the delimiter, its neighbours in byte order, and letters of several bytes.
+    prop::string::string_regex("[ab/.0é\u{10ffff}]{1,6}").unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn pages_are_those_of_the_model(
+        keys in prop::collection::btree_set(any_key(), 0..40),
+        queries in prop::collection::vec((
+            "[ab/é]{0,2}",
+            prop::sample::select(vec!["", "/", "a", "a/", "é"]),
+            prop::option::of(any_key()),
+            1usize..8,
+        ), 8),
+    ) {
+        let index: Index = keys.iter().map(|key| (Key::new(key), object_of(key))).collect();
+        let keys: Vec<String> = keys.into_iter().collect();
+        for (prefix, delimiter, after, limit) in &queries {
+            let first = after.clone().unwrap_or_default();
+            let mut expected = names_of(&keys, prefix, delimiter);
+            expected.retain(|(name, _)| *name > first);
+            // Follow the pages to the end.
+            let (mut found, mut next) = (Vec::new(), Some(first));
+            while let Some(after) = next {
+                let page = list::page(&index, &ListQuery { prefix, delimiter, after: &after, limit: *limit });
+                let names = page.objects.len() + page.prefixes.len();
+                prop_assert!(names <= *limit && (page.next.is_none() || names == *limit));
+                let mut names: Vec<_> = page.prefixes.iter().map(|prefix| (prefix.clone(), true)).collect();
+                for (key, object) in &page.objects {
+                    prop_assert_eq!(object.size as usize, key.len());
+                    names.push((key.clone(), false));
+                }
+                names.sort();
+                prop_assert_eq!(page.next.as_ref(), names.last().map(|(name, _)| name).filter(|_| page.next.is_some()));
+                found.extend(names);
+                next = page.next;
+            }
+            prop_assert_eq!(found, expected, "prefix {:?} delimiter {:?}", prefix, delimiter);
+        }
+    }
+}
+
+#[test]
+fn a_page_costs_what_it_holds() {
+    let root = tempfile::tempdir().unwrap();
+    let keys: Vec<String> = (0..20).flat_map(|dir| (0..100).map(move |file| format!("{dir:02}/{file:03}"))).collect();
+    let (_store, bucket) = bucket_with(root.path(), keys.iter().map(String::as_str));
+    let flat = bucket.list(&ListQuery { after: "10/050", limit: 10, ..ListQuery::default() });
+    assert_eq!((flat.objects.len(), flat.visited, flat.next.as_deref()), (10, 11, Some("10/060")));
+    let dirs = bucket.list(&ListQuery { delimiter: "/", after: "04/", limit: 10, ..ListQuery::default() });
+    assert_eq!((dirs.prefixes.len(), dirs.visited, dirs.next.as_deref()), (10, 11, Some("14/")));
+    let inside = bucket.list(&ListQuery { delimiter: "/", after: "04/050", limit: 1, ..ListQuery::default() });
+    assert_eq!((inside.prefixes, inside.visited), (vec!["05/".to_owned()], 2));
+    assert_eq!(bucket.list(&ListQuery { delimiter: "/", limit: 0, ..ListQuery::default() }), ListPage::default());
+}
+
+#[test]
+fn objects_survive_a_restart_whatever_their_key() {
+    let root = tempfile::tempdir().unwrap();
+    let long = "é/".repeat(341) + "x";
+    assert_eq!(long.len(), 1024);
+    let keys =
+        ["a", "a/b", "a//b", "/", "//", "a/", "..", "../x", "./.", "ü ñ +%20%", "nul\0", "line\n", "\u{10ffff}", &long];
+    {
+        let (store, bucket) = bucket_with(root.path(), keys);
+        store.put("bucket", "empty", b"").unwrap();
+        store.put("bucket", "a", b"replaced").unwrap();
+        bucket.delete("a/b", None).unwrap();
+        bucket.delete("never there", None).unwrap();
+        assert!(matches!(store.put("bucket", "", b""), Err(DevS3Error::InvalidKey)));
+        assert!(matches!(store.put("bucket", &"k".repeat(1025), b""), Err(DevS3Error::InvalidKey)));
+        assert!(matches!(Store::open(root.path()), Err(DevS3Error::RootInUse { .. })));
+    }
+    let store = Store::open(root.path()).unwrap();
+    let bucket = store.bucket("bucket").unwrap();
+    assert_eq!(bucket.len(), keys.len());
+    for key in keys.into_iter().filter(|key| !["a", "a/b"].contains(key)) {
+        assert_eq!(content(&bucket, key), key.as_bytes());
+    }
+    assert_eq!(content(&bucket, "a"), b"replaced");
+    assert_eq!(content(&bucket, "empty"), b"");
+    assert_eq!(bucket.object("empty").unwrap().etag, "d41d8cd98f00b204e9800998ecf8427e");
+    assert!(matches!(bucket.object("a/b"), Err(DevS3Error::NoSuchKey(_))));
+    assert_eq!(files_below(&bucket.dir.join("objects")), bucket.len());
+}
+
+#[test]
+fn what_a_killed_process_leaves_is_cleaned_up() {
+    let root = tempfile::tempdir().unwrap();
+    let (store, bucket) = bucket_with(root.path(), ["key", "other"]);
+    // Killed after the new version got its name, before the old one was removed.
+    let old = bucket.path_of(1);
+    assert_eq!(fs::read(&old).unwrap()[..3], *b"key");
+    let saved = root.path().join("saved");
+    fs::copy(&old, &saved).unwrap();
+    store.put("bucket", "key", b"new").unwrap();
+    fs::rename(&saved, &old).unwrap();
+    // Killed in the middle of an upload.
+    let mut draft = store.draft().unwrap();
+    draft.write(b"half").unwrap();
+    std::mem::forget(draft);
+    // Not whole, which only a lost power supply can do.
+    fs::create_dir_all(bucket.path_of(77).parent().unwrap()).unwrap();
+    fs::create_dir_all(bucket.path_of(78).parent().unwrap()).unwrap();
+    fs::write(bucket.path_of(77), b"torn").unwrap();
+    fs::write(bucket.path_of(78), b"").unwrap();
+    drop((store, bucket));
+
+    let store = Store::open(root.path()).unwrap();
+    let bucket = store.bucket("bucket").unwrap();
+    assert_eq!((content(&bucket, "key"), content(&bucket, "other")), (b"new".to_vec(), b"other".to_vec()));
+    assert_eq!((bucket.len(), old.exists()), (2, false));
+    assert_eq!(files_below(&root.path().join("tmp")), 0);
+    // Numbers are not used again.
+    store.put("bucket", "next", b"n").unwrap();
+    assert_eq!(content(&bucket, "next"), b"n");
+    assert_eq!(bucket.len(), 3);
+}
+
+#[test]
+fn a_reader_keeps_its_version() {
+    let root = tempfile::tempdir().unwrap();
+    let (store, bucket) = bucket_with(root.path(), ["key"]);
+    let (object, file) = bucket.open("key").unwrap();
+    store.put("bucket", "key", b"longer than before").unwrap();
+    let mut data = [0; 3];
+    file.read_exact_at(&mut data, 0).unwrap();
+    assert_eq!((object.size, &data), (3, b"key"));
+    bucket.delete("key", None).unwrap();
+    file.read_exact_at(&mut data, 0).unwrap();
+}
+
+#[test]
+fn readers_and_writers_at_once_see_whole_versions() {
+    let root = tempfile::tempdir().unwrap();
+    let (store, bucket) = bucket_with(root.path(), ["key"]);
+    std::thread::scope(|scope| {
+        for writer in 0..2u8 {
+            let store = &store;
+            scope.spawn(move || {
+                for round in 0..100usize {
+                    store.put("bucket", "key", &vec![writer; round + 1]).unwrap();
+                }
+            });
+        }
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..300 {
+                    let data = content(&bucket, "key");
+                    assert!(data == b"key" || data.iter().all(|byte| *byte == data[0]));
+                }
+            });
+        }
+    });
+    assert_eq!(content(&bucket, "key").len(), 100);
+    assert_eq!(files_below(&bucket.dir.join("objects")), 1);
+}
+
+#[test]
+fn conditions_of_a_write_hold() {
+    let root = tempfile::tempdir().unwrap();
+    let (store, bucket) = bucket_with(root.path(), ["key"]);
+    let put = |key: &str, condition: PutCondition| {
+        let version = Version { etag: "e".repeat(32), attributes: Attributes::default() };
+        bucket.commit(store.draft().unwrap(), key, version, &condition).map(|_| ())
+    };
+    let absent = PutCondition { must_be_absent: true, must_have_etag: None };
+    let etag = |etag: &str| PutCondition { must_be_absent: false, must_have_etag: Some(etag.to_owned()) };
+    assert!(matches!(put("key", absent.clone()), Err(DevS3Error::Precondition(_))));
+    assert!(matches!(put("key", etag("other")), Err(DevS3Error::Precondition(_))));
+    assert!(matches!(put("none", etag("other")), Err(DevS3Error::NoSuchKey(_))));
+    assert_eq!(content(&bucket, "key"), b"key");
+    put("fresh", absent).unwrap();
+    let current = bucket.object("key").unwrap().etag.clone();
+    put("key", etag(&current)).unwrap();
+    assert_eq!(content(&bucket, "key"), b"");
+    assert_eq!(files_below(&bucket.dir.join("objects")), 2);
+}
+
+#[test]
+fn sparse_objects_take_no_room() {
+    let root = tempfile::tempdir().unwrap();
+    let (store, bucket) = bucket_with(root.path(), []);
+    let first = store.put_sparse("bucket", "big", 5 << 30).unwrap();
+    let second = store.put_sparse("bucket", "big", 5 << 30).unwrap();
+    assert!(first.etag.ends_with("-1") && first.etag != second.etag);
+    drop((store, bucket));
+    let bucket = Store::open(root.path()).unwrap().bucket("bucket").unwrap();
+    let (object, file) = bucket.open("big").unwrap();
+    assert_eq!(object.size, 5 << 30);
+    assert!(std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap()) < 64);
+}
+
+#[test]
+fn buckets_come_and_go() {
+    let root = tempfile::tempdir().unwrap();
+    let (store, bucket) = bucket_with(root.path(), ["key"]);
+    assert!(matches!(store.create_bucket("bucket"), Err(DevS3Error::BucketExists(_))));
+    for name in ["", "ab", "Upper", "a/b", "..", "192.168.0.1"] {
+        assert!(matches!(store.create_bucket(name), Err(DevS3Error::InvalidBucketName(_))), "{name}");
+    }
+    assert!(matches!(store.delete_bucket("bucket"), Err(DevS3Error::BucketNotEmpty(_))));
+    bucket.delete("key", None).unwrap();
+    let draft = store.draft().unwrap();
+    store.delete_bucket("bucket").unwrap();
+    let version = Version { etag: String::new(), attributes: Attributes::default() };
+    let late = bucket.commit(draft, "late", version, &PutCondition::default());
+    assert!(matches!(late, Err(DevS3Error::NoSuchBucket(_))));
+    assert!(matches!(store.put("bucket", "key", b""), Err(DevS3Error::NoSuchBucket(_))));
+    drop(store);
+    assert!(Store::open(root.path()).unwrap().buckets().is_empty());
+}
+
+#[test]
+fn uploads_survive_a_restart_and_join_in_order() {
+    let root = tempfile::tempdir().unwrap();
+    let big = vec![7; 5 << 20];
+    let part = |store: &Store, id: &str, number: u32, data: &[u8]| {
+        use md5::Digest;
+        let mut draft = store.draft().unwrap();
+        draft.write(data).unwrap();
+        let bucket = store.bucket("bucket").unwrap();
+        bucket.put_part("key", id, number, draft, md5::Md5::digest(data).into())
+    };
+    let (store, bucket) = bucket_with(root.path(), []);
+    let attributes = Attributes { content_type: Some("text/x".into()), ..Attributes::default() };
+    let id = bucket.create_upload("key", attributes).unwrap();
+    part(&store, &id, 3, b"replaced").unwrap();
+    let last = part(&store, &id, 3, b"end").unwrap();
+    part(&store, &id, 2, b"small").unwrap();
+    drop((store, bucket));
+
+    let store = Store::open(root.path()).unwrap();
+    let bucket = store.bucket("bucket").unwrap();
+    let first = part(&store, &id, 1, &big).unwrap();
+    let uploads = bucket.list_uploads("k", ("", ""), 10);
+    assert_eq!((uploads.uploads.len(), uploads.uploads[0].id.as_str(), uploads.truncated), (1, id.as_str(), false));
+    assert!(bucket.list_uploads("", ("key", &id), 10).uploads.is_empty());
+    assert!(bucket.list_uploads("", ("key", ""), 10).uploads.is_empty());
+    let (parts, more) = bucket.list_parts("key", &id, 1, 1).unwrap();
+    assert_eq!((parts[0].number, parts[0].size, more), (2, 5, true));
+
+    let complete = |listed: &[(u32, &str)]| {
+        let listed: Vec<_> = listed.iter().map(|(number, etag)| (*number, (*etag).to_owned())).collect();
+        bucket.complete_upload("key", &id, &listed, &PutCondition::default())
+    };
+    let small = parts[0].etag.clone();
+    assert!(matches!(complete(&[(1, &first), (3, &first)]), Err(DevS3Error::InvalidPart(3))));
+    assert!(matches!(complete(&[(3, &last), (1, &first)]), Err(DevS3Error::InvalidPartOrder)));
+    assert!(matches!(complete(&[(2, &small), (3, &last)]), Err(DevS3Error::PartTooSmall { number: 2, size: 5 })));
+    let object = complete(&[(1, &first), (3, &last)]).unwrap();
+    assert_eq!(object.attributes().unwrap().content_type.as_deref(), Some("text/x"));
+    assert!(object.etag.ends_with("-2"));
+    assert_eq!(content(&bucket, "key"), [big.as_slice(), b"end"].concat());
+    assert!(matches!(complete(&[(1, &first)]), Err(DevS3Error::NoSuchUpload(_))));
+    assert_eq!(files_below(&bucket.dir.join("uploads")), 0);
+
+    let id = bucket.create_upload("key", Attributes::default()).unwrap();
+    assert!(matches!(bucket.abort_upload("other", &id), Err(DevS3Error::NoSuchUpload(_))));
+    bucket.abort_upload("key", &id).unwrap();
+    assert!(matches!(part(&store, &id, 1, b""), Err(DevS3Error::NoSuchUpload(_))));
+}
