@@ -20,7 +20,10 @@ pub mod read;
 pub mod stats;
 pub mod wire;
 
+mod breaker;
+mod flights;
 mod session;
+mod tables;
 
 pub use error::ClientError;
 pub use master_channel::MasterChannel;

@@ -1,19 +1,52 @@
-//! The way to the master.
+//! The way to the master: every address of the configuration, deadlines, retries, and a circuit breaker.
+//!
+//! A call is tried again only when no answer came (connection refused or broken), never when the master answered
+//! with an error. When a call has used up its time without reaching anyone, the breaker opens: later calls fail at
+//! once, so that what is cached can be served at full speed, while a probe asks until a master answers again.
 
+use std::error::Error as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use cavern_conf::Config;
+use cavern_proto::master::ListWorkersRequest;
 use cavern_proto::master::cluster_client::ClusterClient;
 use cavern_proto::master::namespace_client::NamespaceClient;
-use tonic::transport::Channel;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::{Channel, Endpoint};
 
+use crate::breaker::Breaker;
 use crate::error::ClientError;
+
+/// Longest message taken from a master; pages of a listing are far smaller.
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// A connection on which pings stay unanswered for this long is given up.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+/// Pause before a call is tried again, doubling up to the second.
+const PAUSE_FIRST: Duration = Duration::from_millis(20);
+const PAUSE_MOST: Duration = Duration::from_millis(500);
+/// What a probe waits for an answer, and between probes.
+const PROBE_WAIT: Duration = Duration::from_secs(1);
+const PROBE_PAUSE: Duration = Duration::from_millis(200);
 
 /// The master's services behind one reconnecting channel per master. Cheap to clone.
 #[derive(Clone)]
 pub struct MasterChannel {
-    inner: Arc<()>,
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    masters: Vec<Stubs>,
+    addresses: String,
+    /// The one that answered last.
+    preferred: AtomicUsize,
+    timeout: Duration,
+    breaker: Breaker,
+    tasks: TaskTracker,
+    stop: CancellationToken,
 }
 
 /// The stubs of one master, to call inside [`MasterChannel::call`].
@@ -24,10 +57,38 @@ pub struct Stubs {
 }
 
 impl MasterChannel {
-    /// Makes the channels; connects when first used.
+    /// Makes the channels, inside a tokio runtime; they connect when first used.
     pub fn new(config: &Config) -> Result<Self, ClientError> {
-        let _ = config;
-        Ok(Self { inner: Arc::new(()) })
+        let masters = config.cluster.masters.iter().map(|address| {
+            let endpoint = Endpoint::from_shared(format!("http://{address}"))
+                .map_err(|error| ClientError::Invalid(format!("cluster.masters: \"{address}\": {error}")))?;
+            let channel = endpoint
+                .connect_timeout(config.client.connect_timeout.get())
+                .tcp_nodelay(true)
+                .http2_keep_alive_interval(KEEP_ALIVE)
+                .keep_alive_timeout(KEEP_ALIVE)
+                .keep_alive_while_idle(true)
+                .connect_lazy();
+            Ok(Stubs {
+                namespace: NamespaceClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
+                cluster: ClusterClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            })
+        });
+        let masters = masters.collect::<Result<Vec<_>, ClientError>>()?;
+        if masters.is_empty() {
+            return Err(ClientError::Invalid("cluster.masters names no master".to_owned()));
+        }
+        Ok(Self {
+            inner: Arc::new(Inner {
+                masters,
+                addresses: config.cluster.masters.join(", "),
+                preferred: AtomicUsize::new(0),
+                timeout: config.client.metadata_timeout.get(),
+                breaker: Breaker::default(),
+                tasks: TaskTracker::new(),
+                stop: CancellationToken::new(),
+            }),
+        })
     }
 
     /// One unary call, tried until it is answered or `client.metadata_timeout` has passed. An answer that is an
@@ -36,21 +97,146 @@ impl MasterChannel {
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
-        let _ = (name, request, &self.inner);
-        Err(ClientError::Shutdown)
+        self.call_within(name, self.inner.timeout, request).await
     }
 
-    /// As `call`, with its own deadline: for calls that take long by nature (Mount, Refresh, SubmitLoad).
+    /// As `call`, with its own deadline: for calls that take long by nature (Mount, Refresh, SubmitLoad). For a call
+    /// that answers a stream, the deadline covers the time to its beginning.
     pub async fn call_within<T, F>(
         &self,
         name: &'static str,
-        deadline: Duration,
+        wait: Duration,
         request: impl Fn(Stubs) -> F,
     ) -> Result<T, ClientError>
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
-        let _ = (name, deadline, request);
-        Err(ClientError::Shutdown)
+        let inner = &self.inner;
+        if let Some(cause) = inner.breaker.open_cause() {
+            return Err(inner.unavailable(cause));
+        }
+        let deadline = Instant::now() + wait;
+        let (mut pause, mut cause) = (PAUSE_FIRST, None);
+        loop {
+            let chosen = inner.preferred.load(Ordering::Relaxed);
+            let attempt = request(inner.masters[chosen % inner.masters.len()].clone());
+            match tokio::time::timeout_at(deadline, attempt).await {
+                Ok(Ok(response)) => {
+                    inner.breaker.close();
+                    return Ok(response.into_inner());
+                }
+                Ok(Err(status)) if status.source().is_none() => {
+                    inner.breaker.close();
+                    return Err(from_status(status));
+                }
+                Ok(Err(status)) => {
+                    self.suspect();
+                    let next = (chosen + 1) % inner.masters.len();
+                    let _raced = inner.preferred.compare_exchange(chosen, next, Ordering::Relaxed, Ordering::Relaxed);
+                    cause = Some(root_cause(&status));
+                }
+                Err(_elapsed) => {
+                    // Perhaps the master is well and the bucket behind it slow: the probe finds out.
+                    self.suspect();
+                    inner.breaker.exhausted(match &cause {
+                        Some(cause) => cause.clone(),
+                        None => format!("{name} got no answer within {} ms", wait.as_millis()),
+                    });
+                    return Err(ClientError::MasterDeadline { call: name, waited_ms: wait.as_millis() as u64 });
+                }
+            }
+            if Instant::now() + pause >= deadline || inner.stop.is_cancelled() {
+                let cause = cause.unwrap_or_default();
+                inner.breaker.open(cause.clone());
+                return Err(inner.unavailable(cause));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MOST);
+        }
     }
+
+    /// The stubs of the master that answered last, for streams; report how they end with `heard` and `suspect`.
+    pub fn stubs(&self) -> Stubs {
+        let inner = &self.inner;
+        inner.masters[inner.preferred.load(Ordering::Relaxed) % inner.masters.len()].clone()
+    }
+
+    /// Whether the last that is known of the master is a call without an answer: callers that have something cached
+    /// should not wait.
+    pub fn is_silent(&self) -> bool {
+        self.inner.breaker.is_silent()
+    }
+
+    /// The master gave a sign of life.
+    pub(crate) fn heard(&self) {
+        self.inner.breaker.close();
+    }
+
+    /// The master missed a sign of life: probes until one comes.
+    pub(crate) fn suspect(&self) {
+        let inner = self.inner.clone();
+        if inner.breaker.suspect() && !inner.stop.is_cancelled() {
+            self.inner.tasks.spawn(async move { inner.probe().await });
+        }
+    }
+
+    /// Stops probing. Calls in flight end with their next failure.
+    pub async fn shutdown(&self) {
+        self.inner.stop.cancel();
+        self.inner.tasks.close();
+        self.inner.tasks.wait().await;
+    }
+}
+
+impl Inner {
+    fn unavailable(&self, cause: String) -> ClientError {
+        ClientError::MasterUnavailable { masters: self.addresses.clone(), cause }
+    }
+
+    /// Asks one master after the other until one answers.
+    async fn probe(&self) {
+        for chosen in (0..self.masters.len()).cycle() {
+            let mut cluster = self.masters[chosen].cluster.clone();
+            let asked = tokio::time::timeout(PROBE_WAIT, cluster.list_workers(ListWorkersRequest {}));
+            let answer = tokio::select! {
+                answer = asked => answer,
+                () = self.stop.cancelled() => return,
+            };
+            let cause = match answer {
+                Ok(Err(status)) if status.source().is_some() => root_cause(&status),
+                Ok(_) => {
+                    self.preferred.store(chosen, Ordering::Relaxed);
+                    self.breaker.close();
+                    tracing::info!("the master answers again");
+                    return;
+                }
+                Err(_elapsed) => "it does not answer".to_owned(),
+            };
+            self.breaker.probe_failed(&cause);
+            tokio::select! {
+                () = tokio::time::sleep(PROBE_PAUSE) => {}
+                () = self.stop.cancelled() => return,
+            }
+        }
+    }
+}
+
+/// What the master's answer means here.
+pub fn from_status(status: tonic::Status) -> ClientError {
+    match status.code() {
+        tonic::Code::NotFound => ClientError::NotFound(status.message().to_owned()),
+        tonic::Code::InvalidArgument => ClientError::Invalid(status.message().to_owned()),
+        code => ClientError::Master { code, message: status.message().to_owned() },
+    }
+}
+
+/// The innermost cause: "connection refused" says more than "transport error".
+fn root_cause(status: &tonic::Status) -> String {
+    let mut cause = status.message().to_owned();
+    let mut next = status.source();
+    while let Some(error) = next {
+        cause = error.to_string();
+        next = error.source();
+    }
+    cause
 }

@@ -1,15 +1,48 @@
-//! Names and attributes.
+//! Names and attributes: a cache that is coherent while the session's lease lives, and keeps serving when no master
+//! answers.
+//!
+//! `cache` holds the nodes, `directory` the listings and their ages, `freshness` decides whether what is cached may be
+//! used, `recent` keeps answers that an invalidation has overtaken out of the cache, `watch` takes the invalidations
+//! in, `touch` asks for new listings, `ask` puts the questions to the master.
 
+mod ask;
+mod cache;
+mod directory;
+mod freshness;
+mod lease;
 mod node;
+mod recent;
+mod touch;
+mod watch;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use cavern_proto::{NAME_MAX, ROOT_INODE};
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 pub use node::Node;
 
 use crate::error::ClientError;
+use crate::flights::Flights;
+use crate::master_channel::MasterChannel;
+use crate::mounts::Mounts;
+use crate::stats::Stats;
+use crate::tables::Tables;
+use cache::{Cache, Found};
+use directory::Directories;
+use freshness::{Lease, Proof, Use};
+use lease::SessionLease;
+use recent::Recent;
+use touch::SlowBuckets;
+
+/// Entries asked for at once when a listing is recorded, so that a large directory takes few round trips.
+const LISTING_PAGE: usize = 4096;
+/// Directories waiting to be touched in the background.
+const TOUCH_QUEUE: usize = 1024;
 
 /// Where invalidations go after the client's own cache has taken them in, in the order in which the master applied
 /// them. Called from the watch task: must not block; may be called at any rate.
@@ -59,71 +92,342 @@ pub struct DirPage {
 /// Cheap to clone.
 #[derive(Clone)]
 pub struct Metadata {
-    inner: Arc<()>,
+    inner: Arc<Inner>,
+}
+
+/// A name below a directory.
+type NameKey = (u64, Box<[u8]>);
+
+struct Inner {
+    master: MasterChannel,
+    tables: Arc<Tables>,
+    stats: Arc<Stats>,
+    /// Whether nodes and listings are kept at all.
+    caching: bool,
+    /// Longest wait for a new listing.
+    touch_wait: Duration,
+    cache: Cache,
+    directories: Directories,
+    recent: Recent,
+    lease: SessionLease,
+    slow: SlowBuckets,
+    touch_queue: mpsc::Sender<u64>,
+    touch_waiting: Mutex<Option<mpsc::Receiver<u64>>>,
+    lookups: Flights<NameKey, Result<Arc<Node>, ClientError>>,
+    nodes: Flights<u64, Result<Arc<Node>, ClientError>>,
+    pages: Flights<(NameKey, usize), Result<DirPage, ClientError>>,
+    touches: Flights<u64, ()>,
 }
 
 impl Metadata {
+    pub(crate) fn new(
+        master: MasterChannel,
+        tables: Arc<Tables>,
+        stats: Arc<Stats>,
+        config: &cavern_conf::Config,
+    ) -> Self {
+        let entries = config.client.metadata_cache_entries;
+        let (touch_queue, touch_waiting) = mpsc::channel(TOUCH_QUEUE);
+        Self {
+            inner: Arc::new(Inner {
+                master,
+                tables,
+                stats,
+                caching: config.fuse.client_metadata_cache,
+                touch_wait: config.master.refresh_wait.get() + Duration::from_secs(1),
+                cache: Cache::new(entries),
+                directories: Directories::new(entries),
+                recent: Recent::default(),
+                lease: SessionLease::new(),
+                slow: SlowBuckets::default(),
+                touch_queue,
+                touch_waiting: Mutex::new(Some(touch_waiting)),
+                lookups: Flights::default(),
+                nodes: Flights::default(),
+                pages: Flights::default(),
+                touches: Flights::default(),
+            }),
+        }
+    }
+
     /// A name from the cache, without I/O; for event loops.
     pub fn cached_lookup(&self, parent: u64, name: &[u8]) -> CachedLookup {
-        let _ = (parent, name, &self.inner);
-        CachedLookup::Miss
+        let Some(found) = self.inner.usable(parent, || self.inner.cache.lookup(parent, name)) else {
+            return CachedLookup::Miss;
+        };
+        match found {
+            Found::Node(node) => CachedLookup::Hit(node),
+            Found::Absent(_) => CachedLookup::Negative,
+        }
     }
 
     /// One component. `NotFound` when there is none; bounded by `client.metadata_timeout`.
     pub async fn lookup(&self, parent: u64, name: &[u8]) -> Result<Arc<Node>, ClientError> {
-        let _ = (parent, name);
-        Err(ClientError::Shutdown)
+        check_name(name)?;
+        let cached = || self.inner.cache.lookup(parent, name);
+        let found = self.ask_unless(
+            |_| parent,
+            || cached().map(|found| found_to_result(found, name)),
+            || self.ask_lookup(parent, name),
+        );
+        found.await
     }
 
     /// An inode from the cache, without I/O. `None`: ask with `node`.
     pub fn cached_node(&self, inode: u64) -> Option<Arc<Node>> {
-        let _ = inode;
-        None
+        let node = self.inner.caching.then(|| self.inner.cache.node(inode)).flatten()?;
+        self.inner.usable(node.parent, || Some(node))
     }
 
     /// An inode by id. `Stale` when it has been replaced or deleted.
     pub async fn node(&self, inode: u64) -> Result<Arc<Node>, ClientError> {
-        let _ = inode;
-        Err(ClientError::Shutdown)
+        let parent = |node: Option<&Arc<Node>>| node.map_or(0, |node| node.parent);
+        self.ask_unless(parent, || self.inner.cache.node(inode).map(Ok), || self.ask_node(inode)).await
     }
 
     /// An absolute path of the namespace, in one round trip.
     pub async fn resolve(&self, path: &str) -> Result<Arc<Node>, ClientError> {
-        let _ = path;
-        Err(ClientError::Shutdown)
+        if !path.starts_with('/') {
+            return Err(ClientError::Invalid(format!("\"{path}\" is no absolute path")));
+        }
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            check_name(name.as_bytes())?;
+        }
+        if path.bytes().all(|byte| byte == b'/') {
+            return self.node(ROOT_INODE).await;
+        }
+        let parent = |node: Option<&Arc<Node>>| node.map_or(0, |node| node.parent);
+        self.ask_unless(parent, || None, || self.ask_path(path)).await
     }
 
     /// Asks the bucket about one file now; `Stale` when the name leads to another inode than `node` by now, and
     /// `NotFound` when it leads nowhere. For `consistency = always`, and after a read that found the version gone.
     pub async fn revalidate(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
-        let _ = node;
-        Err(ClientError::Shutdown)
+        let current = self.ask_revalidate(node).await?;
+        if current.inode == node.inode { Ok(current) } else { Err(ClientError::Stale(node.to_string())) }
     }
 
     /// Up to `limit` entries after the name `after` (exclusive; empty for the beginning). The entries are in the
     /// cache afterwards.
     pub async fn read_dir(&self, directory: u64, after: &[u8], limit: usize) -> Result<DirPage, ClientError> {
-        let _ = (directory, after, limit);
-        Err(ClientError::Shutdown)
+        let limit = limit.max(1);
+        let mut touched = false;
+        loop {
+            if let Some(page) = self.cached_page(directory, after, limit, touched || !after.is_empty()) {
+                self.inner.stats.metadata_hits.inc();
+                return Ok(page);
+            }
+            // In the middle of a directory nothing is waited for: the reader has seen the beginning already.
+            if after.is_empty() && !touched && self.inner.proof(directory).decide() == Use::TouchFirst {
+                touched = true;
+                self.touch_first(directory).await;
+                continue;
+            }
+            self.inner.stats.metadata_misses.inc();
+            let records = self.inner.caching
+                && self.inner.directories.get(directory).is_none_or(|directory| directory.records());
+            let asked = if records { limit.max(LISTING_PAGE) } else { limit };
+            let answer = self.ask_dir_page(directory, after, asked).await;
+            match answer {
+                // The first answer tells how old the listing is.
+                Ok(_)
+                    if after.is_empty()
+                        && !touched
+                        && self.inner.proof(directory).decide() == Use::TouchFirst => {}
+                Ok(mut page) => {
+                    page.end &= page.entries.len() <= limit;
+                    page.entries.truncate(limit);
+                    return Ok(page);
+                }
+                Err(error) if error.is_master_silent() => {
+                    return self.cached_page(directory, after, limit, true).ok_or(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// The same from the cache, without I/O; `None` when the listing is not there or not fresh enough.
     pub fn cached_dir_page(&self, directory: u64, after: &[u8], limit: usize) -> Option<DirPage> {
-        let _ = (directory, after, limit);
-        None
+        let page = self.cached_page(directory, after, limit.max(1), !after.is_empty())?;
+        self.inner.stats.metadata_hits.inc();
+        Some(page)
     }
 
     /// How long a kernel may keep the node's name and attributes without asking: at most half of the mount's
     /// `metadata_ttl`, at most a second without a live lease, zero when the entry is already out of date.
     /// `Duration::MAX` for "until invalidated". The caller shortens it to its own limits.
     pub fn trust(&self, node: &Node) -> Duration {
-        let _ = node;
-        Duration::ZERO
+        let inner = &self.inner;
+        // An invalidation may have overtaken the answer that this node came from.
+        if inner.caching && inner.cache.node(node.inode).is_none() {
+            return Duration::ZERO;
+        }
+        inner.proof(node.parent).trust()
     }
 
     /// The same for the absence of a name below `parent`.
     pub fn trust_absence(&self, parent: u64) -> Duration {
-        let _ = parent;
-        Duration::ZERO
+        self.inner.proof(parent).trust()
     }
+
+    /// Nodes in the cache.
+    pub fn cached_entries(&self) -> usize {
+        self.inner.cache.len()
+    }
+
+    /// Runs the stream of invalidations until `stop`.
+    pub(crate) async fn watch(&self, name: String, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
+        watch::run(self.inner.clone(), name, sink, stop).await;
+    }
+
+    /// Asks for new listings in the background until `stop`.
+    pub(crate) async fn keep_fresh(&self, stop: CancellationToken) {
+        touch::run(self.clone(), stop).await;
+    }
+
+    /// Whether the session with the master has begun.
+    pub(crate) fn has_session(&self) -> bool {
+        self.inner.lease.is_live()
+    }
+
+    /// Forgets what belongs to mounts that are gone or were replaced.
+    pub(crate) fn mounts_replaced(&self, mounts: &Mounts) {
+        self.inner.cache.retain(|node| match &node.mount {
+            Some(mount) => mounts.get(mount.id()).is_some_and(|current| Arc::ptr_eq(current, mount)),
+            None => true,
+        });
+    }
+
+    /// The rule of freshness around a question to the master: `cached` is used where `parent`'s listing allows it;
+    /// a listing that is too old is renewed first, once; without an answer, `cached` is used whatever its age.
+    async fn ask_unless<F>(
+        &self,
+        parent: impl Fn(Option<&Arc<Node>>) -> u64,
+        cached: impl Fn() -> Option<Result<Arc<Node>, ClientError>>,
+        ask: impl Fn() -> F,
+    ) -> Result<Arc<Node>, ClientError>
+    where
+        F: Future<Output = Result<Arc<Node>, ClientError>>,
+    {
+        let inner = &self.inner;
+        let mut touched = false;
+        loop {
+            let found = if inner.caching { cached() } else { None };
+            let directory = parent(found.as_ref().and_then(|found| found.as_ref().ok()));
+            match inner.proof(directory).decide() {
+                Use::TouchFirst if !touched => {
+                    touched = true;
+                    self.touch_first(directory).await;
+                    continue;
+                }
+                Use::Ask => {}
+                how => {
+                    if let Some(found) = found {
+                        inner.served(directory, how);
+                        return found;
+                    }
+                }
+            }
+            inner.stats.metadata_misses.inc();
+            let answer = ask().await;
+            match &answer {
+                Err(error) if error.is_master_silent() => {
+                    let found = if inner.caching { cached() } else { None };
+                    inner.stats.metadata_stale_served.inc_by(u64::from(found.is_some()));
+                    return found.unwrap_or(answer);
+                }
+                Err(ClientError::NotFound(_)) | Ok(_) if !touched => {
+                    let directory = parent(answer.as_ref().ok());
+                    match inner.proof(directory).decide() {
+                        // The answer tells that the listing is too old.
+                        Use::TouchFirst => {}
+                        // It does not tell how old the listing is: find out for the next time.
+                        Use::Ask if answer.is_ok() => {
+                            inner.touch_later(directory);
+                            return answer;
+                        }
+                        _ => return answer,
+                    }
+                }
+                _ => return answer,
+            }
+        }
+    }
+
+    fn cached_page(&self, directory: u64, after: &[u8], limit: usize, any_age: bool) -> Option<DirPage> {
+        let inner = &self.inner;
+        if !inner.caching {
+            return None;
+        }
+        let known = inner.directories.get(directory)?;
+        match inner.proof(directory).decide() {
+            Use::Ask => return None,
+            Use::TouchFirst if !any_age => return None,
+            how => inner.served(directory, how),
+        }
+        let (entries, end) = known.page(&inner.cache, after, limit)?;
+        Some(DirPage { entries, end })
+    }
+}
+
+impl Inner {
+    /// What is known about the freshness of the entries of a directory.
+    fn proof(&self, directory: u64) -> Proof {
+        let lease = match (self.master.is_silent(), self.lease.is_live()) {
+            (true, _) => Lease::Silent,
+            (false, true) => Lease::Live,
+            (false, false) => Lease::Lapsed,
+        };
+        match self.directories.get(directory) {
+            Some(known) => Proof {
+                age: known.age(Instant::now()),
+                ttl: known.ttl(),
+                lease,
+                slow_bucket: known.mount.as_ref().is_some_and(|mount| self.slow.is_slow(mount.id())),
+            },
+            None => Proof { age: None, ttl: Some(Duration::ZERO), lease, slow_bucket: false },
+        }
+    }
+
+    /// What `cached` gives, when entries of the directory may be used as they are.
+    fn usable<T>(&self, directory: u64, cached: impl FnOnce() -> Option<T>) -> Option<T> {
+        if !self.caching {
+            return None;
+        }
+        let how = match self.proof(directory).decide() {
+            Use::Ask | Use::TouchFirst => return None,
+            how => how,
+        };
+        let found = cached()?;
+        self.served(directory, how);
+        Some(found)
+    }
+
+    /// Counts, and asks for a new listing where that is due.
+    fn served(&self, directory: u64, how: Use) {
+        self.stats.metadata_hits.inc();
+        match how {
+            Use::ServeAndTouch => self.touch_later(directory),
+            Use::ServeUnproven => drop(self.stats.metadata_stale_served.inc()),
+            Use::Serve | Use::TouchFirst | Use::Ask => {}
+        }
+    }
+}
+
+fn found_to_result(found: Found, name: &[u8]) -> Result<Arc<Node>, ClientError> {
+    match found {
+        Found::Node(node) => Ok(node),
+        Found::Absent(_) => Err(ClientError::NotFound(String::from_utf8_lossy(name).into_owned())),
+    }
+}
+
+fn check_name(name: &[u8]) -> Result<(), ClientError> {
+    if name.len() > NAME_MAX {
+        return Err(ClientError::NameTooLong(String::from_utf8_lossy(&name[..64]).into_owned()));
+    }
+    if name.is_empty() || name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0) {
+        return Err(ClientError::Invalid(format!("\"{}\" cannot be a name", String::from_utf8_lossy(name))));
+    }
+    Ok(())
 }

@@ -1,63 +1,187 @@
-//! Reading files.
+//! Reading files: descriptors of local blocks first, then buffers, then the ladder of workers and the bucket.
+//!
+//! `file` is the handle and the order of the steps, `ladder` the choice of the source, `fetch` one attempt at one
+//! source. `descriptor_cache` and `buffers` hold what was obtained, `budget` bounds the memory of it, `readahead` decides
+//! what to ask for early, `hedge` when to ask twice.
 
-use std::os::fd::BorrowedFd;
+mod budget;
+mod buffers;
+mod descriptor_cache;
+mod failure_log;
+mod fetch;
+mod file;
+mod hedge;
+mod ladder;
+mod readahead;
+mod span;
+
 use std::sync::Arc;
+use std::time::Duration;
 
-use bytes::Bytes;
+use cavern_conf::Config;
+use cavern_proto::BlockId;
+use cavern_proto::master::Consistency;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::error::ClientError;
-use crate::metadata::Node;
+use crate::flights::Flights;
+use crate::metadata::{Metadata, Node};
+use crate::stats::Stats;
+use crate::wire::WorkerPool;
+use budget::Budget;
+use buffers::Buffers;
+use descriptor_cache::DescriptorCache;
+use failure_log::FailureLog;
+use hedge::Hedge;
+
+pub use file::OpenFile;
+
+/// Files up to this size are made present when they are opened.
+const EAGER_BYTES: u64 = 1 << 20;
+/// Requests of read-ahead in flight, of all handles.
+const AHEAD_REQUESTS: usize = 256;
+/// How often idle descriptors and buffers are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// Opens files. Cheap to clone.
 #[derive(Clone)]
 pub struct Files {
-    inner: Arc<()>,
+    core: Arc<Core>,
+}
+
+/// What all open files share.
+struct Core {
+    metadata: Metadata,
+    pool: Arc<WorkerPool>,
+    stats: Arc<Stats>,
+    read_timeout: Duration,
+    worker_timeout: Duration,
+    /// 0: no read-ahead.
+    readahead_max: u64,
+    budget: Budget,
+    buffers: Arc<Buffers>,
+    descriptors: Arc<DescriptorCache>,
+    hedge: Hedge,
+    failures: FailureLog,
+    revalidations: Flights<u64, ()>,
+    ahead_slots: Arc<Semaphore>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    /// Event loops that call `read_now` run outside the runtime.
+    runtime: tokio::runtime::Handle,
 }
 
 impl Files {
+    /// Inside a tokio runtime, where read-ahead will run.
+    pub(crate) fn new(metadata: Metadata, pool: Arc<WorkerPool>, stats: Arc<Stats>, config: &Config) -> Self {
+        let conf = &config.client;
+        let descriptors = Arc::new(DescriptorCache::new(conf.descriptor_cache, stats.clone()));
+        let cache = descriptors.clone();
+        pool.on_evicted(move |evicted| {
+            for block in evicted.blocks {
+                if let Some(content) = cavern_proto::ContentId::from_slice(&block.content_id) {
+                    cache.evicted(&BlockId { content, index: block.index }, block.incarnation);
+                }
+            }
+        });
+        let core = Core {
+            metadata,
+            pool,
+            read_timeout: conf.read_timeout.get(),
+            worker_timeout: conf.worker_timeout.get(),
+            readahead_max: if config.fuse.direct { 0 } else { conf.readahead_max.bytes() },
+            budget: Budget::new(conf.memory_budget.bytes(), stats.clone()),
+            buffers: Buffers::new(stats.clone()),
+            descriptors,
+            hedge: Hedge::new(conf.hedge_percent),
+            failures: FailureLog::default(),
+            revalidations: Flights::default(),
+            ahead_slots: Arc::new(Semaphore::new(AHEAD_REQUESTS)),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            runtime: tokio::runtime::Handle::current(),
+            stats,
+        };
+        Self { core: Arc::new(core) }
+    }
+
     /// Opens a file for reading. A small file (up to 1 MiB) is made present at once, so that a version that is gone
-    /// shows here as `Stale`; a larger one needs no I/O. Bounded by `client.read_timeout`.
+    /// shows here as `Stale`; a larger one needs no I/O. Bounded by `client.read_timeout`, and by
+    /// `client.metadata_timeout` for the question whether the version is current.
     pub async fn open(&self, node: &Arc<Node>) -> Result<Arc<OpenFile>, ClientError> {
-        let _ = (node, &self.inner);
-        Err(ClientError::Shutdown)
+        check_file(node)?;
+        if is_always_checked(node) {
+            self.core.metadata.revalidate(node).await?;
+        }
+        let file = OpenFile::new(self.core.clone(), node.clone())?;
+        if node.size <= EAGER_BYTES
+            && let Err(error) = file.make_present().await
+        {
+            return Err(self.core.failed(node, error).await);
+        }
+        Ok(Arc::new(file))
     }
 
-    /// Opens without I/O where nothing has to be asked: an empty file, a small one whose descriptor is cached, a
-    /// large one. `None`: use `open`.
+    /// Opens without I/O where nothing has to be asked: an empty file, a small one that is present, a large one.
+    /// `None`: use `open`.
     pub fn open_cached(&self, node: &Arc<Node>) -> Option<Arc<OpenFile>> {
-        let _ = node;
-        None
+        if check_file(node).is_err() || is_always_checked(node) {
+            return None;
+        }
+        let file = OpenFile::new(self.core.clone(), node.clone()).ok()?;
+        (node.size > EAGER_BYTES || file.is_present()).then(|| Arc::new(file))
+    }
+
+    /// Closes what is idle, now and then, until `stop`.
+    pub(crate) async fn sweep(&self, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(SWEEP_EVERY) => {}
+                () = stop.cancelled() => return,
+            }
+            self.core.descriptors.sweep();
+            self.core.buffers.sweep();
+        }
+    }
+
+    /// Ends what runs in the background, and lets go of descriptors and buffers.
+    pub(crate) async fn shutdown(&self) {
+        self.core.stop.cancel();
+        self.core.tasks.close();
+        self.core.tasks.wait().await;
+        self.core.descriptors.clear();
+        self.core.buffers.clear();
     }
 }
 
-/// One open file: an immutable version of an object. Reads of one handle run concurrently. Dropping it closes it.
-pub struct OpenFile {
-    node: Arc<Node>,
+impl Core {
+    /// Counts and logs a failed read or open. When the version is gone, the name is asked anew before the caller hears
+    /// of it, so that whoever looks it up again finds the new version.
+    async fn failed(self: &Arc<Self>, node: &Arc<Node>, error: ClientError) -> ClientError {
+        if !error.is_version_gone() {
+            self.stats.read_errors.inc();
+            self.failures.report(node, &error);
+            return error;
+        }
+        self.stats.stale_reads.inc();
+        tracing::debug!(file = %node, "its version is gone: {error}");
+        let (core, stale) = (self.clone(), node.clone());
+        let asked = async move {
+            if let Err(error) = core.metadata.revalidate(&stale).await {
+                tracing::debug!(file = %stale, "asked anew: {error}");
+            }
+        };
+        self.revalidations.join(node.inode, asked).await;
+        ClientError::Stale(node.to_string())
+    }
 }
 
-impl OpenFile {
-    /// The node it was opened from; stays readable when the inode is gone.
-    pub fn node(&self) -> &Arc<Node> {
-        &self.node
-    }
+fn check_file(node: &Node) -> Result<(), ClientError> {
+    if node.is_directory() { Err(ClientError::IsADirectory(node.to_string())) } else { Ok(()) }
+}
 
-    /// Reads without waiting, for event loops: only bytes of a local block in the page cache, or in a buffer. `None`
-    /// when that is not possible for the whole range (use `read`); else the bytes read, fewer than asked only at the
-    /// end of the file.
-    pub fn read_now(&self, offset: u64, buffer: &mut [u8]) -> Option<usize> {
-        let _ = (offset, buffer);
-        None
-    }
-
-    /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`. The
-    /// bytes stay charged to the memory budget until dropped. `Stale` when the version is gone.
-    pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
-        let _ = (offset, length);
-        Err(ClientError::Shutdown)
-    }
-
-    /// The descriptor of the whole file, when it is one complete local block; for passthrough.
-    pub fn local_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
+fn is_always_checked(node: &Node) -> bool {
+    node.mount.as_ref().is_some_and(|mount| mount.consistency() == Consistency::Always)
 }

@@ -1,8 +1,11 @@
 //! The whole client of one process.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cavern_conf::Config;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::error::ClientError;
 use crate::master_channel::MasterChannel;
@@ -11,15 +14,22 @@ use crate::mounts::Mounts;
 use crate::placement::Placement;
 use crate::read::Files;
 use crate::stats::Stats;
+use crate::tables::Tables;
 use crate::wire::WorkerPool;
+
+/// How often it is looked whether the session has begun.
+const SESSION_POLL: Duration = Duration::from_millis(2);
 
 /// Metadata and files of a cluster, with the tasks that keep them current.
 pub struct Client {
     master: MasterChannel,
+    tables: Arc<Tables>,
     metadata: Metadata,
     files: Files,
     pool: Arc<WorkerPool>,
     stats: Arc<Stats>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
 }
 
 impl Client {
@@ -30,8 +40,38 @@ impl Client {
         name: &str,
         sink: Arc<dyn InvalidationSink>,
     ) -> Result<Arc<Self>, ClientError> {
-        let _ = (config, name, sink);
-        Err(ClientError::Shutdown)
+        let stats = Arc::new(Stats::default());
+        let master = MasterChannel::new(config)?;
+        let pool = WorkerPool::new(&config.client, name);
+        let tables = Arc::new(Tables::new(master.clone(), pool.clone(), &config.ufs));
+        let metadata = Metadata::new(master.clone(), tables.clone(), stats.clone(), config);
+        let files = Files::new(metadata.clone(), pool.clone(), stats.clone(), config);
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let client =
+            Arc::new(Self { master, tables, metadata, files, pool, stats, tasks: tasks.clone(), stop: stop.clone() });
+        // The tables come before the session, so that the first entry finds its mount; the session tells of changes.
+        client.tables.fetch().await?;
+        let watch = (client.metadata.clone(), name.to_owned(), stop.clone());
+        tasks.spawn(async move { watch.0.watch(watch.1, sink, watch.2).await });
+        let fresh = (client.metadata.clone(), stop.clone());
+        tasks.spawn(async move { fresh.0.keep_fresh(fresh.1).await });
+        let current = (client.tables.clone(), client.metadata.clone(), stop.clone());
+        tasks.spawn(async move {
+            current.0.keep_current(current.2, |mounts| current.1.mounts_replaced(mounts)).await;
+        });
+        let sweep = (client.files.clone(), stop);
+        tasks.spawn(async move { sweep.0.sweep(sweep.1).await });
+        let begun = async {
+            while !client.metadata.has_session() {
+                tokio::time::sleep(SESSION_POLL).await;
+            }
+        };
+        let wait = config.client.metadata_timeout.get();
+        if tokio::time::timeout(wait, begun).await.is_err() {
+            client.shutdown().await;
+            return Err(ClientError::MasterDeadline { call: "Watch", waited_ms: wait.as_millis() as u64 });
+        }
+        Ok(client)
     }
 
     pub fn metadata(&self) -> &Metadata {
@@ -52,7 +92,7 @@ impl Client {
 
     /// The mounts as of the last table.
     pub fn mounts(&self) -> Arc<Mounts> {
-        Arc::default()
+        self.tables.mounts()
     }
 
     /// The workers as of the last table; for `statfs` and placement.
@@ -64,6 +104,13 @@ impl Client {
         &self.stats
     }
 
-    /// Stops every task and connection. Calls in flight fail; calls afterwards fail with `Shutdown`.
-    pub async fn shutdown(&self) {}
+    /// Stops every task and connection. Calls in flight fail; so do later ones that need the network.
+    pub async fn shutdown(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.files.shutdown().await;
+        self.pool.shutdown().await;
+        self.master.shutdown().await;
+    }
 }

@@ -122,15 +122,7 @@ impl Node {
         ObjectVersion::new(mount, &self.key(), &self.etag(), self.size)
     }
 
-    /// Key prefix of what is in this directory.
-    pub(crate) fn children_location(&self) -> Arc<str> {
-        match &self.mount {
-            Some(mount) if self.inode == mount.root_inode() => self.location.clone(),
-            _ => self.key().into(),
-        }
-    }
-
-    /// As `readdirplus` and tests like it: name bytes that share no buffer with the message they came in.
+    /// The name as messages carry it.
     pub fn name_bytes(&self) -> Bytes {
         Bytes::copy_from_slice(&self.name)
     }

@@ -1,0 +1,251 @@
+//! The questions to the master, and what their answers leave in the cache.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cavern_proto::ROOT_INODE;
+use cavern_proto::master::{
+    Entry, GetInodeRequest, Kind, LookupRequest, ReadDirRequest, ResolveRequest, RevalidateRequest,
+};
+use tokio_stream::StreamExt;
+
+use super::recent::Mark;
+use super::{DirPage, Metadata, Node};
+use crate::error::ClientError;
+use crate::master_channel::{Stubs, from_status};
+use crate::mounts::MountView;
+
+/// Longest pause between two pages of a listing, which the master may have to fetch from the bucket.
+const PAGE_WAIT: Duration = Duration::from_secs(10);
+
+impl Metadata {
+    pub(super) async fn ask_lookup(&self, parent: u64, name: &[u8]) -> Result<Arc<Node>, ClientError> {
+        let (metadata, name): (_, Box<[u8]>) = (self.clone(), name.into());
+        let key = (parent, name.clone());
+        let asked = async move {
+            let mark = metadata.inner.recent.mark();
+            let name = bytes::Bytes::from(name);
+            let answer = metadata.inner.master.call("Lookup", |mut stubs: Stubs| {
+                let request = LookupRequest { parent, name: name.clone() };
+                async move { stubs.namespace.lookup(request).await }
+            });
+            match answer.await {
+                Ok(entry) => metadata.take_in(entry, mark).await,
+                Err(ClientError::NotFound(_)) => {
+                    let inner = &metadata.inner;
+                    if inner.caching && !inner.recent.since(mark).touch(parent, &name, 0) {
+                        inner.cache.insert_absent(parent, &name);
+                    }
+                    Err(ClientError::NotFound(String::from_utf8_lossy(&name).into_owned()))
+                }
+                Err(error) => Err(error),
+            }
+        };
+        self.inner.lookups.join(key, asked).await
+    }
+
+    pub(super) async fn ask_node(&self, inode: u64) -> Result<Arc<Node>, ClientError> {
+        let metadata = self.clone();
+        let asked = async move {
+            let mark = metadata.inner.recent.mark();
+            let answer = metadata.inner.master.call("GetInode", |mut stubs: Stubs| async move {
+                stubs.namespace.get_inode(GetInodeRequest { inode }).await
+            });
+            match answer.await {
+                Ok(entry) => metadata.take_in(entry, mark).await,
+                Err(ClientError::NotFound(_)) => {
+                    metadata.inner.cache.forget_inode(inode);
+                    Err(ClientError::Stale(format!("inode {inode}")))
+                }
+                Err(error) => Err(error),
+            }
+        };
+        self.inner.nodes.join(inode, asked).await
+    }
+
+    pub(super) async fn ask_path(&self, path: &str) -> Result<Arc<Node>, ClientError> {
+        let mark = self.inner.recent.mark();
+        let answer = self.inner.master.call("Resolve", |mut stubs: Stubs| {
+            let request = ResolveRequest { path: path.to_owned() };
+            async move { stubs.namespace.resolve(request).await }
+        });
+        self.take_in(answer.await?, mark).await
+    }
+
+    /// The node that the name of `node` leads to by now.
+    pub(super) async fn ask_revalidate(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
+        let mark = self.inner.recent.mark();
+        let answer = self.inner.master.call("Revalidate", |mut stubs: Stubs| {
+            let request = RevalidateRequest { parent: node.parent, name: node.name_bytes() };
+            async move { stubs.namespace.revalidate(request).await }
+        });
+        let current = match answer.await {
+            Ok(entry) => self.take_in(entry, mark).await,
+            Err(error) => Err(error),
+        };
+        let gone = match &current {
+            Ok(current) => current.inode != node.inode,
+            Err(error) => matches!(error, ClientError::NotFound(_)),
+        };
+        if gone {
+            self.inner.forget_entry(node.parent, &node.name, node.inode);
+            if let Ok(current) = &current {
+                self.inner.cache.insert(std::slice::from_ref(current));
+            }
+        }
+        current
+    }
+
+    /// Up to `limit` entries after `after`, recorded where they continue the listing.
+    pub(super) async fn ask_dir_page(
+        &self,
+        directory: u64,
+        after: &[u8],
+        limit: usize,
+    ) -> Result<DirPage, ClientError> {
+        let (metadata, after): (_, Box<[u8]>) = (self.clone(), after.into());
+        let key = ((directory, after.clone()), limit);
+        let asked = async move { metadata.fetch_dir_page(directory, &after, limit).await };
+        self.inner.pages.join(key, asked).await
+    }
+
+    async fn fetch_dir_page(&self, inode: u64, after: &[u8], limit: usize) -> Result<DirPage, ClientError> {
+        let inner = &self.inner;
+        let mark = inner.recent.mark();
+        let epoch = inner.directories.get(inode).map(|directory| directory.listing_epoch());
+        let name = bytes::Bytes::copy_from_slice(after);
+        let ask = |mut stubs: Stubs| {
+            let request = ReadDirRequest { inode, after_name: name.clone(), limit: limit as u64 };
+            async move { stubs.namespace.read_dir(request).await }
+        };
+        let mut stream = match inner.master.call("ReadDir", ask).await {
+            Err(ClientError::NotFound(_)) => return Err(ClientError::Stale(format!("directory inode {inode}"))),
+            stream => stream?,
+        };
+        let (mut entries, mut end, mut seq, mut known) = (Vec::new(), false, 0, None);
+        while entries.len() < limit && !end {
+            let page = match tokio::time::timeout(PAGE_WAIT, stream.next()).await {
+                Ok(Some(page)) => page.map_err(from_status)?,
+                Ok(None) => break,
+                Err(_elapsed) => {
+                    let waited_ms = PAGE_WAIT.as_millis() as u64;
+                    return Err(ClientError::MasterDeadline { call: "ReadDir", waited_ms });
+                }
+            };
+            if let Some(entry) = &page.directory {
+                known = Some(self.take_in_directory(inode, entry).await?);
+            }
+            end = page.end;
+            seq = seq.max(page.event_seq);
+            let Some((directory, mount)) = &known else {
+                return Err(ClientError::Invalid(format!("the listing of inode {inode} does not begin with itself")));
+            };
+            for entry in page.entries {
+                entries.push(self.listed_node(inode, entry, mount.as_ref(), &directory.location).await?);
+            }
+        }
+        // An answer that ends without saying so is cut: the next page goes on after it, if there is any.
+        end |= entries.is_empty();
+        let caught_up = inner.lease.catch_up(seq).await;
+        let changes = inner.recent.since(mark);
+        if inner.caching && caught_up {
+            if changes.none() {
+                inner.cache.insert(&entries);
+                if let (Some((directory, _)), true) = (&known, after.is_empty() || epoch.is_some()) {
+                    let epoch = epoch.unwrap_or_else(|| directory.listing_epoch());
+                    directory.record(epoch, after, &entries, end);
+                }
+            } else {
+                let untouched = entries.iter().filter(|node| !changes.touch(node.parent, &node.name, node.inode));
+                inner.cache.insert(&untouched.cloned().collect::<Vec<_>>());
+            }
+            inner.stats.metadata_entries.set(inner.cache.len() as i64);
+        }
+        Ok(DirPage { entries, end })
+    }
+
+    async fn take_in_directory(
+        &self,
+        inode: u64,
+        entry: &Entry,
+    ) -> Result<(Arc<super::directory::Directory>, Option<Arc<MountView>>), ClientError> {
+        let mount = self.mount_of(entry).await?;
+        let directory = self.inner.directories.ensure(inode, mount.as_ref(), &entry.key);
+        if let Ok(age) = u64::try_from(entry.listing_age_ms) {
+            directory.set_age(Instant::now(), Duration::from_millis(age));
+        }
+        Ok((directory, mount))
+    }
+
+    /// A node from a page of a listing, where keys are left out.
+    async fn listed_node(
+        &self,
+        parent: u64,
+        mut entry: Entry,
+        mount: Option<&Arc<MountView>>,
+        location: &Arc<str>,
+    ) -> Result<Arc<Node>, ClientError> {
+        entry.parent = parent;
+        let attr = entry.attr.unwrap_or_default();
+        let (mount, location) = match mount {
+            Some(mount) => (Some(mount.clone()), location.clone()),
+            // Above the mounts: plain directories, and the roots of mounts.
+            None => {
+                let mount = self.mount_of(&entry).await?;
+                let location = mount.as_ref().map_or_else(|| "".into(), |mount| root_location(mount));
+                (mount, location)
+            }
+        };
+        Ok(Arc::new(Node::new(&entry, &attr, mount, location)))
+    }
+
+    /// A node from an answer about one entry. It stays in the cache unless an invalidation came since `mark`.
+    async fn take_in(&self, entry: Entry, mark: Mark) -> Result<Arc<Node>, ClientError> {
+        let inner = &self.inner;
+        let mount = self.mount_of(&entry).await?;
+        let attr = entry.attr.unwrap_or_default();
+        let age = u64::try_from(entry.listing_age_ms).ok().map(Duration::from_millis);
+        let now = Instant::now();
+        let is_root = |mount: &Arc<MountView>| mount.root_inode() == attr.inode;
+        let location: Arc<str> = match &mount {
+            None => "".into(),
+            Some(mount) if is_root(mount) => entry.key.as_str().into(),
+            Some(mount) => {
+                let key = entry.key.strip_suffix('/').unwrap_or(&entry.key);
+                let location = key.strip_suffix(&*String::from_utf8_lossy(&entry.name)).unwrap_or_default();
+                let parent = inner.directories.ensure(entry.parent, Some(mount), location);
+                if let (Some(age), Kind::File) = (age, attr.kind()) {
+                    parent.set_age(now, age);
+                }
+                parent.location.clone()
+            }
+        };
+        if mount.as_ref().is_none_or(is_root) && attr.inode != ROOT_INODE {
+            inner.directories.ensure(entry.parent, None, "");
+        }
+        if attr.kind() == Kind::Directory {
+            let own = inner.directories.ensure(attr.inode, mount.as_ref(), &entry.key);
+            if let Some(age) = age {
+                own.set_age(now, age);
+            }
+        }
+        let node = Arc::new(Node::new(&entry, &attr, mount, location));
+        if inner.caching && !inner.recent.since(mark).touch(node.parent, &node.name, node.inode) {
+            inner.cache.insert(std::slice::from_ref(&node));
+            inner.stats.metadata_entries.set(inner.cache.len() as i64);
+        }
+        Ok(node)
+    }
+
+    async fn mount_of(&self, entry: &Entry) -> Result<Option<Arc<MountView>>, ClientError> {
+        match entry.mount_id {
+            0 => Ok(None),
+            id => self.inner.tables.mount(id).await.map(Some),
+        }
+    }
+}
+
+/// Key prefix of a mount's root.
+fn root_location(mount: &MountView) -> Arc<str> {
+    mount.ufs().map_or_else(|_| "".into(), |ufs| ufs.prefix().into())
+}

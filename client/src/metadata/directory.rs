@@ -1,0 +1,242 @@
+//! What is known of directories: how old their listing is, and the listing itself as inodes in name order.
+//!
+//! A listing grows page by page as it is read, and is dropped as soon as any name of it changes. It holds inodes only
+//! (eight bytes an entry): the nodes are in the cache, and a page whose nodes have been evicted is fetched again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use quick_cache::sync::Cache as BoundedMap;
+
+use super::cache::Cache;
+use super::node::Node;
+use crate::mounts::MountView;
+
+/// Directories remembered at least.
+const DIRECTORIES_MIN: usize = 1024;
+
+/// All directories that are known, bounded.
+#[derive(Debug)]
+pub(super) struct Directories {
+    known: BoundedMap<u64, Arc<Directory>>,
+    budget: Arc<ListingBudget>,
+}
+
+/// Entries in recorded listings, of all directories.
+#[derive(Debug)]
+struct ListingBudget {
+    used: AtomicUsize,
+    limit: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Directory {
+    pub mount: Option<Arc<MountView>>,
+    /// Key prefix of what is in it.
+    pub location: Arc<str>,
+    state: Mutex<State>,
+    budget: Arc<ListingBudget>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    listed_at: Option<Instant>,
+    touched_at: Option<Instant>,
+    /// Counts how often the listing was dropped.
+    epoch: u64,
+    inodes: Vec<u64>,
+    last_name: Box<[u8]>,
+    complete: bool,
+    /// It did not fit; not tried again before it changes.
+    too_large: bool,
+}
+
+/// Ties an answer of the master to the listing that it continues.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ListingEpoch(u64);
+
+impl Directories {
+    /// `entries` bounds the entries of all recorded listings.
+    pub(super) fn new(entries: usize) -> Self {
+        let budget = ListingBudget { used: AtomicUsize::new(0), limit: entries };
+        Self { known: BoundedMap::new((entries / 4).max(DIRECTORIES_MIN)), budget: Arc::new(budget) }
+    }
+
+    pub(super) fn get(&self, inode: u64) -> Option<Arc<Directory>> {
+        self.known.get(&inode)
+    }
+
+    /// The directory, made or replaced when its mount or location are not these.
+    pub(super) fn ensure(&self, inode: u64, mount: Option<&Arc<MountView>>, location: &str) -> Arc<Directory> {
+        let same = |known: &Directory| match (&known.mount, mount) {
+            (None, None) => true,
+            (Some(known_mount), Some(mount)) => Arc::ptr_eq(known_mount, mount) && *known.location == *location,
+            _ => false,
+        };
+        if let Some(known) = self.known.get(&inode).filter(|known| same(known)) {
+            return known;
+        }
+        let directory = Arc::new(Directory {
+            mount: mount.cloned(),
+            location: location.into(),
+            state: Mutex::default(),
+            budget: self.budget.clone(),
+        });
+        self.known.insert(inode, directory.clone());
+        directory
+    }
+
+    pub(super) fn forget(&self, inode: u64) {
+        self.known.remove(&inode);
+    }
+
+    pub(super) fn clear(&self) {
+        self.known.clear();
+    }
+}
+
+impl Directory {
+    pub(super) fn age(&self, now: Instant) -> Option<Duration> {
+        self.state.lock().listed_at.map(|listed| now.saturating_duration_since(listed))
+    }
+
+    pub(super) fn ttl(&self) -> Option<Duration> {
+        self.mount.as_ref().and_then(|mount| mount.metadata_ttl())
+    }
+
+    /// The master says how old the listing is. Answers may arrive out of order: the youngest counts.
+    pub(super) fn set_age(&self, now: Instant, age: Duration) {
+        let listed = now.checked_sub(age);
+        let mut state = self.state.lock();
+        state.listed_at = state.listed_at.max(listed);
+    }
+
+    /// True once per `pause`: for requests in the background.
+    pub(super) fn may_touch(&self, now: Instant, pause: Duration) -> bool {
+        let mut state = self.state.lock();
+        let may = state.touched_at.is_none_or(|touched| now.saturating_duration_since(touched) >= pause);
+        if may {
+            state.touched_at = Some(now);
+        }
+        may
+    }
+
+    /// Up to `limit` entries after `after` as far as the listing goes, and whether the directory ends there. `None`
+    /// when the next entries are not known.
+    pub(super) fn page(&self, cache: &Cache, after: &[u8], limit: usize) -> Option<(Vec<Arc<Node>>, bool)> {
+        let state = self.state.lock();
+        let (nodes, reached) = cache.page(&state.inodes, after, limit)?;
+        let end = reached && state.complete;
+        (end || !nodes.is_empty()).then_some((nodes, end))
+    }
+
+    pub(super) fn listing_epoch(&self) -> ListingEpoch {
+        ListingEpoch(self.state.lock().epoch)
+    }
+
+    /// Whether pages are worth recording.
+    pub(super) fn records(&self) -> bool {
+        !self.state.lock().too_large
+    }
+
+    /// Continues the listing with the entries after `after`, unless it changed since `epoch` or stops elsewhere.
+    pub(super) fn record(&self, epoch: ListingEpoch, after: &[u8], nodes: &[Arc<Node>], complete: bool) {
+        let mut state = self.state.lock();
+        if state.epoch != epoch.0 || state.too_large {
+            return;
+        }
+        if after.is_empty() {
+            self.drop_listing(&mut state);
+        } else if *state.last_name != *after || state.complete {
+            return;
+        }
+        let used = self.budget.used.fetch_add(nodes.len(), Ordering::Relaxed) + nodes.len();
+        state.inodes.extend(nodes.iter().map(|node| node.inode));
+        if used > self.budget.limit {
+            self.drop_listing(&mut state);
+            state.too_large = true;
+            return;
+        }
+        state.last_name = nodes.last().map_or_else(Box::default, |node| node.name.clone());
+        state.complete = complete;
+    }
+
+    /// A name in it changed.
+    pub(super) fn forget_listing(&self) {
+        let mut state = self.state.lock();
+        self.drop_listing(&mut state);
+        state.epoch += 1;
+        state.too_large = false;
+    }
+
+    fn drop_listing(&self, state: &mut State) {
+        self.budget.used.fetch_sub(state.inodes.len(), Ordering::Relaxed);
+        state.inodes = Vec::new();
+        state.last_name = Box::default();
+        state.complete = false;
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.state.get_mut().inodes.len(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cache::tests::node;
+    use super::*;
+
+    fn page(directory: &Directory, cache: &Cache, after: &str, limit: usize) -> Option<(usize, bool)> {
+        directory.page(cache, after.as_bytes(), limit).map(|(nodes, end)| (nodes.len(), end))
+    }
+
+    #[test]
+    fn listings_grow_in_order_and_end_when_a_name_changes() {
+        let (directories, cache) = (Directories::new(100), Cache::new(100));
+        let directory = directories.ensure(1, None, "");
+        let nodes = [node(10, 1, "a"), node(11, 1, "b"), node(12, 1, "c")];
+        cache.insert(&nodes);
+        assert_eq!(page(&directory, &cache, "", 9), None);
+        let epoch = directory.listing_epoch();
+        directory.record(epoch, b"", &nodes[..2], false);
+        directory.record(epoch, b"a", &nodes[2..], true);
+        assert_eq!(page(&directory, &cache, "", 9), Some((2, false)), "a page that does not continue is ignored");
+        assert_eq!(page(&directory, &cache, "b", 9), None);
+        directory.record(epoch, b"b", &nodes[2..], true);
+        assert_eq!(page(&directory, &cache, "a", 9), Some((2, true)));
+        assert_eq!(page(&directory, &cache, "c", 9), Some((0, true)));
+        directory.forget_listing();
+        directory.record(epoch, b"", &nodes, true);
+        assert_eq!(page(&directory, &cache, "", 9), None, "an answer from before the change is not recorded");
+    }
+
+    #[test]
+    fn listings_stay_within_their_budget() {
+        let (directories, cache) = (Directories::new(4), Cache::new(100));
+        let nodes: Vec<_> = (10..13).map(|inode| node(inode, 1, &inode.to_string())).collect();
+        cache.insert(&nodes);
+        let (first, second) = (directories.ensure(1, None, ""), directories.ensure(2, None, ""));
+        first.record(first.listing_epoch(), b"", &nodes, true);
+        second.record(second.listing_epoch(), b"", &nodes, true);
+        assert!(!second.records() && first.records());
+        assert_eq!(directories.budget.used.load(Ordering::Relaxed), 3);
+        directories.clear();
+        drop((first, second));
+        assert_eq!(directories.budget.used.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_youngest_age_counts() {
+        let directory = Directories::new(4).ensure(1, None, "");
+        let now = Instant::now();
+        directory.set_age(now, Duration::from_secs(3));
+        directory.set_age(now, Duration::from_secs(8));
+        assert_eq!(directory.age(now), Some(Duration::from_secs(3)));
+        assert!(directory.may_touch(now, Duration::from_secs(1)));
+        assert!(!directory.may_touch(now, Duration::from_secs(1)));
+    }
+}

@@ -1,0 +1,80 @@
+//! The session with the master as the rest of the cache needs it: is the lease alive, and how far has the stream of
+//! invalidations been taken in.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+/// Longest wait for an invalidation that the master says is on its way.
+const CATCH_UP_WAIT: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) struct SessionLease {
+    start: Instant,
+    /// Milliseconds since `start` at which the lease ends; 0 before the first event.
+    until_ms: AtomicU64,
+    applied: watch::Sender<u64>,
+}
+
+impl SessionLease {
+    pub(super) fn new() -> Self {
+        Self { start: Instant::now(), until_ms: AtomicU64::new(0), applied: watch::Sender::new(0) }
+    }
+
+    /// An event came: the lease runs anew from now.
+    pub(super) fn extend(&self, lease: Duration) {
+        let until = (self.start.elapsed() + lease).as_millis() as u64;
+        self.until_ms.store(until, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        (self.start.elapsed().as_millis() as u64) < self.until_ms.load(Ordering::Relaxed)
+    }
+
+    /// A stream begins: its numbers have nothing to do with the ones before.
+    pub(super) fn restart(&self, seq: u64) {
+        self.applied.send_replace(seq);
+    }
+
+    /// Every event up to `seq` has been taken in.
+    pub(super) fn applied(&self, seq: u64) {
+        self.applied.send_if_modified(|applied| {
+            let newer = seq > *applied;
+            *applied = (*applied).max(seq);
+            newer
+        });
+    }
+
+    /// Waits until the event `seq` has been taken in; false when that takes too long.
+    pub(super) async fn catch_up(&self, seq: u64) -> bool {
+        if *self.applied.borrow() >= seq {
+            return true;
+        }
+        let mut applied = self.applied.subscribe();
+        let caught_up = applied.wait_for(|applied| *applied >= seq);
+        matches!(tokio::time::timeout(CATCH_UP_WAIT, caught_up).await, Ok(Ok(_)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn waits_for_the_event_that_an_answer_reflects() {
+        let lease = SessionLease::new();
+        assert!(!lease.is_live());
+        lease.extend(Duration::from_secs(60));
+        assert!(lease.is_live());
+        lease.applied(3);
+        assert!(lease.catch_up(3).await);
+        let (caught_up, ()) = futures::join!(lease.catch_up(5), async {
+            lease.applied(4);
+            lease.applied(5);
+        });
+        assert!(caught_up);
+        lease.restart(1);
+        assert!(!lease.catch_up(2).await);
+    }
+}

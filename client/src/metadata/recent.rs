@@ -1,0 +1,131 @@
+//! Which names were invalidated lately.
+//!
+//! An answer of the master may be overtaken by an invalidation: read before the change, received after it. Whoever
+//! asks takes a mark first, and what was invalidated since that mark is not cached from the answer.
+
+use std::collections::{HashSet, VecDeque};
+
+use parking_lot::Mutex;
+
+/// Invalidations remembered. An answer that is older than all of them is not cached at all.
+const REMEMBERED: usize = 4096;
+
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    ring: Mutex<Ring>,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    /// Number of the next invalidation.
+    next: u64,
+    /// Everything before this number is unknown.
+    floor: u64,
+    entries: VecDeque<Changed>,
+}
+
+#[derive(Debug)]
+struct Changed {
+    parent: u64,
+    name: Box<[u8]>,
+    inode: u64,
+}
+
+/// A point in the order of invalidations.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark(u64);
+
+/// What changed since a mark.
+#[derive(Debug)]
+pub(super) struct Changes {
+    everything: bool,
+    names: HashSet<(u64, Box<[u8]>)>,
+    inodes: HashSet<u64>,
+}
+
+impl Recent {
+    pub(super) fn mark(&self) -> Mark {
+        Mark(self.ring.lock().next)
+    }
+
+    /// A name was invalidated, and with it the inode that it led to (0 for none).
+    pub(super) fn entry(&self, parent: u64, name: &[u8], inode: u64) {
+        let mut ring = self.ring.lock();
+        ring.next += 1;
+        ring.entries.push_back(Changed { parent, name: name.into(), inode });
+        if ring.entries.len() > REMEMBERED {
+            ring.entries.pop_front();
+            ring.floor = ring.next - REMEMBERED as u64;
+        }
+    }
+
+    /// An inode was invalidated, wherever it is.
+    pub(super) fn inode(&self, inode: u64) {
+        self.entry(0, b"", inode);
+    }
+
+    /// Everything was invalidated.
+    pub(super) fn reset(&self) {
+        let mut ring = self.ring.lock();
+        ring.next += 1;
+        ring.floor = ring.next;
+        ring.entries.clear();
+    }
+
+    pub(super) fn since(&self, mark: Mark) -> Changes {
+        let ring = self.ring.lock();
+        let everything = mark.0 < ring.floor;
+        let count = usize::try_from(ring.next - mark.0).unwrap_or(usize::MAX).min(ring.entries.len());
+        let entries = || ring.entries.iter().rev().take(if everything { 0 } else { count });
+        Changes {
+            everything,
+            names: entries().map(|changed| (changed.parent, changed.name.clone())).collect(),
+            inodes: entries().map(|changed| changed.inode).filter(|inode| *inode != 0).collect(),
+        }
+    }
+}
+
+impl Changes {
+    pub(super) fn none(&self) -> bool {
+        !self.everything && self.names.is_empty()
+    }
+
+    /// Whether an answer about this name and inode (0 for none) may be out of date.
+    pub(super) fn touch(&self, parent: u64, name: &[u8], inode: u64) -> bool {
+        if self.none() {
+            return false;
+        }
+        self.everything || self.inodes.contains(&inode) || self.names.contains(&(parent, name.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_changed_after_the_mark_counts() {
+        let recent = Recent::default();
+        recent.entry(1, b"before", 5);
+        let mark = recent.mark();
+        assert!(recent.since(mark).none());
+        recent.entry(1, b"a", 7);
+        recent.inode(9);
+        let changes = recent.since(mark);
+        assert!(changes.touch(1, b"a", 8) && changes.touch(2, b"z", 7) && changes.touch(2, b"z", 9));
+        assert!(!changes.touch(1, b"before", 5) && !changes.touch(2, b"a", 6));
+    }
+
+    #[test]
+    fn forgotten_changes_and_resets_touch_everything() {
+        let recent = Recent::default();
+        let mark = recent.mark();
+        (0..=REMEMBERED as u64).for_each(|number| recent.entry(1, &number.to_le_bytes(), 0));
+        assert!(recent.since(mark).touch(3, b"x", 3));
+        let later = recent.mark();
+        assert!(recent.since(later).none());
+        recent.reset();
+        assert!(recent.since(later).touch(3, b"x", 3));
+        assert!(recent.since(recent.mark()).none());
+    }
+}

@@ -1,0 +1,187 @@
+//! Takes the master's stream of events in: invalidations in applied order, new tables, and signs of life.
+//!
+//! Events that have arrived together are applied together, passed on to the sink, and acknowledged once the sink says
+//! that it has passed them on: `cv refresh` waits for that acknowledgement. The stream is the lease.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_proto::master::watch_event::Event;
+use cavern_proto::master::{WatchEvent, WatchRequest};
+use futures::FutureExt;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
+
+use super::{Inner, InvalidationSink};
+
+/// Lease until the master has told its own.
+const FIRST_LEASE: Duration = Duration::from_secs(5);
+/// Pauses between attempts to open a stream.
+const RECONNECT_FIRST: Duration = Duration::from_millis(50);
+const RECONNECT_MOST: Duration = Duration::from_secs(1);
+/// Events applied before they are acknowledged, at most.
+const BATCH: usize = 1024;
+/// Acknowledgements that may wait to be sent: more are superseded by the next.
+const ACKNOWLEDGEMENTS: usize = 16;
+
+/// Keeps a stream open until `stop`.
+pub(super) async fn run(inner: Arc<Inner>, name: String, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
+    let mut pause = RECONNECT_FIRST;
+    loop {
+        let session = async {
+            match follow(&inner, &name, &*sink).await {
+                Ended::Refused => {}
+                Ended::Broken => pause = RECONNECT_FIRST,
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RECONNECT_MOST);
+        };
+        tokio::select! {
+            () = session => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+enum Ended {
+    /// No stream could be opened.
+    Refused,
+    /// A stream was open and broke.
+    Broken,
+}
+
+async fn follow(inner: &Inner, name: &str, sink: &dyn InvalidationSink) -> Ended {
+    let (acknowledge, requests) = mpsc::channel(ACKNOWLEDGEMENTS);
+    let first = WatchRequest { client: name.to_owned(), acknowledged_seq: 0 };
+    if acknowledge.try_send(first).is_err() {
+        return Ended::Refused;
+    }
+    let mut cluster = inner.master.stubs().cluster;
+    let opened = timeout(FIRST_LEASE, cluster.watch(ReceiverStream::new(requests))).await;
+    let mut events = match opened {
+        Ok(Ok(response)) => response.into_inner(),
+        Ok(Err(status)) => {
+            tracing::debug!("the master refuses the event stream: {status}");
+            inner.master.suspect();
+            return Ended::Refused;
+        }
+        Err(_elapsed) => {
+            inner.master.suspect();
+            return Ended::Refused;
+        }
+    };
+    let mut lease = FIRST_LEASE;
+    while let Some(event) = next_event(inner, &mut events, lease).await {
+        inner.master.heard();
+        let mut batch = vec![event];
+        let mut broken = false;
+        while batch.len() < BATCH {
+            match events.next().now_or_never() {
+                Some(Some(Ok(event))) => batch.push(event),
+                Some(_) => {
+                    broken = true;
+                    break;
+                }
+                None => break,
+            }
+        }
+        let last = batch.last().map_or(0, |event| event.seq);
+        let mut passed_on = false;
+        for event in batch {
+            passed_on |= apply(inner, sink, event, &mut lease);
+        }
+        inner.lease.extend(lease);
+        inner.lease.applied(last);
+        // A sink that is stuck must not end the lease; what it did not pass on is not acknowledged.
+        if passed_on && timeout(lease / 2, sink.barrier()).await.is_err() {
+            tracing::warn!("invalidations up to {last} could not be passed on in time");
+            continue;
+        }
+        // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
+        let _queued = acknowledge.try_send(WatchRequest { client: String::new(), acknowledged_seq: last });
+        if broken {
+            break;
+        }
+    }
+    inner.master.suspect();
+    Ended::Broken
+}
+
+/// The next event; `None` when the stream broke or was silent for the whole lease.
+async fn next_event(inner: &Inner, events: &mut Streaming<WatchEvent>, lease: Duration) -> Option<WatchEvent> {
+    for _half in 0..2 {
+        match timeout(lease / 2, events.next()).await {
+            Ok(Some(Ok(event))) => return Some(event),
+            Ok(Some(Err(status))) => {
+                tracing::debug!("the event stream broke: {status}");
+                return None;
+            }
+            Ok(None) => return None,
+            Err(_elapsed) => inner.master.suspect(),
+        }
+    }
+    None
+}
+
+/// Applies one event to the cache and hands it to the sink; true when the sink has something to pass on.
+fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &mut Duration) -> bool {
+    match event.event {
+        Some(Event::Reset(reset)) => {
+            *lease = Duration::from_millis(u64::from(reset.lease_ms)).max(Duration::from_millis(100));
+            inner.tables.set_cluster_id(&reset.cluster_id);
+            inner.tables.everything_changed();
+            inner.recent.reset();
+            inner.cache.clear();
+            inner.directories.clear();
+            inner.lease.restart(event.seq);
+            inner.stats.watch_resets.inc();
+            inner.stats.metadata_entries.set(0);
+            sink.reset();
+            true
+        }
+        Some(Event::Entry(changed)) => {
+            inner.forget_entry(changed.parent, &changed.name, changed.old_inode);
+            inner.stats.invalidations.inc();
+            sink.entry(changed.parent, &changed.name, changed.old_inode, changed.new_inode);
+            true
+        }
+        Some(Event::InodeChanged(inode)) => {
+            inner.recent.inode(inode);
+            inner.cache.forget_inode(inode);
+            if let Some(directory) = inner.directories.get(inode) {
+                directory.forget_listing();
+            }
+            inner.stats.invalidations.inc();
+            sink.inode(inode);
+            true
+        }
+        Some(Event::WorkersEpoch(epoch)) => {
+            inner.tables.workers_changed(epoch);
+            false
+        }
+        Some(Event::MountsEpoch(epoch)) => {
+            inner.tables.mounts_changed(epoch);
+            false
+        }
+        Some(Event::Tick(_)) | None => false,
+    }
+}
+
+impl Inner {
+    /// Forgets a name, the inode that it led to (0 for none), and the listing that has it.
+    pub(super) fn forget_entry(&self, parent: u64, name: &[u8], old_inode: u64) {
+        self.recent.entry(parent, name, old_inode);
+        self.cache.forget_name(parent, name);
+        if old_inode != 0 {
+            self.cache.forget_inode(old_inode);
+            self.directories.forget(old_inode);
+        }
+        if let Some(directory) = self.directories.get(parent) {
+            directory.forget_listing();
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Open descriptors of block files of the worker on this host.
+//!
+//! A descriptor outlives the eviction of its block: the worker unlinks, it never truncates, so what was present when
+//! the worker said so stays readable. Idle descriptors are closed after a while, and when the worker says that it
+//! evicted their blocks, since they keep the space of unlinked files.
+
+use std::io::{self, IoSliceMut};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use cavern_proto::chunk::chunk_count;
+use cavern_proto::{BlockId, ChunkMap};
+use quick_cache::sync::Cache;
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::stats::Stats;
+
+/// A descriptor that nobody used for this long is closed.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// Bytes read at once through a descriptor at most: bounds how long a system call can last.
+const PREAD_MAX: usize = 8 << 20;
+
+/// The file of one block, and which of its chunks may be read from it.
+#[derive(Debug)]
+pub(super) struct Descriptor {
+    file: OwnedFd,
+    /// The worker that gave it.
+    pub worker: u64,
+    /// Names this file of the block: after an eviction there is another.
+    pub incarnation: u64,
+    /// Bytes of the block.
+    pub length: u32,
+    /// Bit i of word i / 64: chunk i is present and verified. Bits are only ever set.
+    present: Box<[AtomicU64]>,
+    /// Chunks not yet present.
+    missing: AtomicU32,
+    unreadable: AtomicBool,
+    /// Seconds since `epoch`.
+    used: AtomicU32,
+    epoch: Instant,
+}
+
+impl Descriptor {
+    pub(super) fn new(file: OwnedFd, worker: u64, incarnation: u64, length: u32, present: &ChunkMap) -> Self {
+        let chunks = chunk_count(length);
+        let descriptor = Self {
+            file,
+            worker,
+            incarnation,
+            length,
+            present: (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            missing: AtomicU32::new(chunks),
+            unreadable: AtomicBool::new(false),
+            used: AtomicU32::new(0),
+            epoch: Instant::now(),
+        };
+        descriptor.add(present);
+        descriptor
+    }
+
+    /// More chunks are present.
+    pub(super) fn add(&self, present: &ChunkMap) {
+        let chunks = chunk_count(self.length);
+        for chunk in present.iter().take_while(|chunk| *chunk < chunks) {
+            let bit = 1 << (chunk % 64);
+            if self.present[chunk as usize / 64].fetch_or(bit, Ordering::Release) & bit == 0 {
+                self.missing.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn contains_all(&self, mut chunks: Range<u32>) -> bool {
+        let is_present = |chunk| {
+            let word = self.present.get(chunk as usize / 64);
+            word.is_some_and(|word| word.load(Ordering::Acquire) >> (chunk % 64) & 1 == 1)
+        };
+        self.is_complete() || (!self.unreadable.load(Ordering::Relaxed) && chunks.all(is_present))
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.missing.load(Ordering::Acquire) == 0 && !self.unreadable.load(Ordering::Relaxed)
+    }
+
+    /// Reading failed: from now on nothing counts as present.
+    pub(super) fn give_up(&self) {
+        self.unreadable.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Fills `buffer` from `offset` without waiting for the disk; false when not all of it is in the page cache.
+    pub(super) fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
+        self.touch();
+        let length = buffer.len();
+        let read = rustix::io::preadv2(&self.file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT);
+        match read {
+            Ok(count) => count == length,
+            // A file system that knows no such flag. Where that is memory, reading never waits.
+            Err(Errno::OPNOTSUPP) if self.is_in_memory() => self.read_blocking(offset, buffer).is_ok(),
+            Err(_) => false,
+        }
+    }
+
+    /// Fills `buffer` from `offset`, waiting for the disk where needed.
+    pub(super) fn read_blocking(&self, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
+        self.touch();
+        while !buffer.is_empty() {
+            let part = buffer.len().min(PREAD_MAX);
+            match rustix::io::pread(&self.file, &mut buffer[..part], offset) {
+                Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the block file is too short")),
+                Ok(count) => {
+                    buffer = &mut buffer[count..];
+                    offset += count as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn is_in_memory(&self) -> bool {
+        const TMPFS_MAGIC: u64 = 0x0102_1994;
+        rustix::fs::fstatfs(&self.file).is_ok_and(|status| status.f_type as u64 == TMPFS_MAGIC)
+    }
+
+    fn touch(&self) {
+        let now = self.epoch.elapsed().as_secs() as u32;
+        if self.used.load(Ordering::Relaxed) != now {
+            self.used.store(now, Ordering::Relaxed);
+        }
+    }
+
+    fn idle(&self) -> Duration {
+        self.epoch.elapsed().saturating_sub(Duration::from_secs(u64::from(self.used.load(Ordering::Relaxed))))
+    }
+}
+
+/// Descriptors by block, bounded; the least useful go first.
+#[derive(Debug)]
+pub(super) struct DescriptorCache {
+    descriptors: Cache<BlockId, Arc<Descriptor>>,
+    stats: Arc<Stats>,
+}
+
+impl DescriptorCache {
+    pub(super) fn new(capacity: usize, stats: Arc<Stats>) -> Self {
+        Self { descriptors: Cache::new(capacity.max(1)), stats }
+    }
+
+    pub(super) fn get(&self, block: &BlockId) -> Option<Arc<Descriptor>> {
+        self.descriptors.get(block)
+    }
+
+    pub(super) fn insert(&self, block: BlockId, descriptor: Arc<Descriptor>) {
+        self.descriptors.insert(block, descriptor);
+        self.stats.descriptors.set(self.descriptors.len() as i64);
+    }
+
+    /// Forgets this very descriptor: reading from it failed.
+    pub(super) fn remove(&self, block: &BlockId, descriptor: &Arc<Descriptor>) {
+        self.descriptors.remove_if(block, |cached| Arc::ptr_eq(cached, descriptor));
+    }
+
+    /// The worker evicted that incarnation of the block.
+    pub(super) fn evicted(&self, block: &BlockId, incarnation: u64) {
+        self.descriptors.remove_if(block, |cached| cached.incarnation == incarnation);
+        self.stats.descriptors.set(self.descriptors.len() as i64);
+    }
+
+    /// Closes what is idle.
+    pub(super) fn sweep(&self) {
+        self.descriptors.retain(|_, descriptor| descriptor.idle() < IDLE);
+        self.stats.descriptors.set(self.descriptors.len() as i64);
+    }
+
+    pub(super) fn clear(&self) {
+        self.descriptors.clear();
+        self.stats.descriptors.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use cavern_proto::{CHUNK_BYTES, ContentId};
+
+    use super::*;
+
+    fn map(chunks: &[u32]) -> ChunkMap {
+        let mut map = ChunkMap::new();
+        chunks.iter().for_each(|chunk| drop(map.insert(*chunk)));
+        map
+    }
+
+    #[test]
+    fn presence_only_grows_and_stays_within_the_block() {
+        let file = tempfile::tempfile().unwrap();
+        let descriptor = Descriptor::new(file.into(), 1, 1, 3 * CHUNK_BYTES + 1, &map(&[1, 70]));
+        assert!(descriptor.contains_all(1..2) && !descriptor.contains_all(0..2) && !descriptor.is_complete());
+        descriptor.add(&map(&[0, 1, 2]));
+        assert!(!descriptor.is_complete() && !descriptor.contains_all(3..4));
+        descriptor.add(&map(&[3]));
+        assert!(descriptor.is_complete() && descriptor.contains_all(0..4));
+        descriptor.give_up();
+        assert!(!descriptor.is_complete() && !descriptor.contains_all(0..1));
+    }
+
+    #[test]
+    fn reads_what_is_there_and_says_when_the_file_is_short() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"0123456789").unwrap();
+        let descriptor = Descriptor::new(file.into(), 1, 1, 10, &map(&[0]));
+        let mut buffer = [0; 4];
+        assert!(descriptor.read_now(3, &mut buffer));
+        assert_eq!(&buffer, b"3456");
+        assert!(!descriptor.read_now(8, &mut buffer));
+        assert_eq!(descriptor.read_blocking(8, &mut buffer).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn evictions_close_only_the_incarnation_that_they_name() {
+        let cache = DescriptorCache::new(10, Arc::default());
+        let block = BlockId { content: ContentId::of_object("s", "k", "e", 1, 1), index: 0 };
+        let file = tempfile::tempfile().unwrap();
+        cache.insert(block, Arc::new(Descriptor::new(file.into(), 1, 5, 10, &map(&[0]))));
+        cache.evicted(&block, 4);
+        cache.sweep();
+        assert!(cache.get(&block).is_some());
+        cache.evicted(&block, 5);
+        assert!(cache.get(&block).is_none());
+    }
+}

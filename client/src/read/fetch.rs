@@ -1,0 +1,229 @@
+//! One attempt to get chunks of a block from one source.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cavern_proto::chunk::chunk_range;
+use cavern_proto::data::{self, Status};
+use cavern_proto::{BlockId, ChunkMap};
+
+use super::Core;
+use super::buffers::Purpose;
+use super::budget::Charge;
+use super::descriptor_cache::Descriptor;
+use super::span::bytes_of_chunks;
+use crate::error::ClientError;
+use crate::mounts::ObjectVersion;
+use crate::wire::{Attempt, Route};
+
+/// Chunks of one block that somebody needs.
+#[derive(Clone, Debug)]
+pub(super) struct Want {
+    pub object: ObjectVersion,
+    pub index: u32,
+    pub chunks: Range<u32>,
+    pub purpose: Purpose,
+}
+
+impl Want {
+    pub(super) fn block(&self) -> BlockId {
+        BlockId { content: self.object.content, index: self.index }
+    }
+
+    fn block_length(&self) -> u32 {
+        self.object.block_length(self.index)
+    }
+
+    /// As offsets in the block.
+    fn bytes(&self) -> Range<u32> {
+        bytes_of_chunks(&self.chunks, self.block_length())
+    }
+
+    fn range(&self) -> data::Range {
+        let bytes = self.bytes();
+        data::Range { offset: bytes.start, length: bytes.end - bytes.start }
+    }
+
+    fn item(&self) -> data::open_request::Item {
+        data::open_request::Item { block: Some(self.object.block(self.index)), want: vec![self.range()] }
+    }
+}
+
+/// What a source gave.
+#[derive(Debug)]
+pub(super) enum Piece {
+    /// The wanted chunks can be read through this.
+    Local(Arc<Descriptor>),
+    /// The bytes of exactly the wanted chunks.
+    Buffer(Bytes),
+}
+
+impl Core {
+    /// Tries one worker, over whatever way leads to it.
+    pub(super) async fn try_worker(
+        &self,
+        want: &Want,
+        worker: u64,
+        attempt: Attempt,
+        wait: Duration,
+    ) -> Result<Piece, ClientError> {
+        let started = Instant::now();
+        let result = match self.pool.route(worker).await {
+            Ok(Route::Local) => self.try_local(want, worker, wait).await.map(Piece::Local),
+            Ok(Route::Remote) => self.try_remote(want, worker, wait).await.map(Piece::Buffer),
+            Err(error) => Err(error),
+        };
+        match &result {
+            Ok(_) => {
+                if want.purpose == Purpose::Read {
+                    self.hedge.observe(started.elapsed());
+                }
+                attempt.answered();
+            }
+            Err(ClientError::WorkerConnection { .. } | ClientError::WorkerDeadline { .. }) => {
+                self.stats.worker_errors.inc();
+                attempt.failed();
+            }
+            Err(ClientError::WorkerStatus { .. } | ClientError::Corrupt { .. }) => {
+                self.stats.worker_errors.inc();
+                attempt.answered();
+            }
+            Err(_) => drop(attempt),
+        }
+        result
+    }
+
+    /// Has the worker on this host make the chunks present, and gives the descriptor to read them through.
+    async fn try_local(&self, want: &Want, worker: u64, wait: Duration) -> Result<Arc<Descriptor>, ClientError> {
+        let block = want.block();
+        if let Some(known) = self.descriptors.get(&block).filter(|known| known.worker == worker) {
+            if want.purpose == Purpose::Read {
+                self.stats.local_fills.inc();
+            }
+            let reply = self.pool.fill(worker, vec![want.item()], wait).await?;
+            let item = only_item(reply.items, worker)?;
+            check_status(worker, item.status(), &item.message)?;
+            if item.incarnation == known.incarnation {
+                known.add(&ChunkMap::from_bytes(&item.present));
+                if known.contains_all(want.chunks.clone()) {
+                    return Ok(known);
+                }
+            }
+            // Evicted and filled again: the old file does not get the new chunks.
+            self.descriptors.remove(&block, &known);
+        }
+        if want.purpose == Purpose::Read {
+            self.stats.local_opens.inc();
+        }
+        let (reply, mut files) = self.pool.open(worker, vec![want.item()], wait).await?;
+        let item = only_item(reply.items, worker)?;
+        check_status(worker, item.status(), &item.message)?;
+        let refused = |message: &str| ClientError::WorkerStatus {
+            worker,
+            status: Status::IoError,
+            message: message.to_owned(),
+        };
+        let file = files.pop().ok_or_else(|| refused("the answer has no descriptor"))?;
+        if item.length != want.block_length() {
+            return Err(refused("the block has another length than the object"));
+        }
+        let present = ChunkMap::from_bytes(&item.present);
+        let descriptor = Arc::new(Descriptor::new(file, worker, item.incarnation, item.length, &present));
+        if !descriptor.contains_all(want.chunks.clone()) {
+            return Err(refused("the chunks that were asked for are not present"));
+        }
+        self.descriptors.insert(block, descriptor.clone());
+        Ok(descriptor)
+    }
+
+    /// Reads the chunks over the network and checks each against its checksum.
+    async fn try_remote(&self, want: &Want, worker: u64, wait: Duration) -> Result<Bytes, ClientError> {
+        let range = want.range();
+        let charge = self.charge(u64::from(range.length), want.purpose, wait).await?;
+        if want.purpose == Purpose::Read {
+            self.stats.remote_reads.inc();
+        }
+        let item = data::read_request::Item { block: Some(want.object.block(want.index)), range: Some(range) };
+        let (reply, payload) = self.pool.read(worker, vec![item], wait).await?;
+        let item = only_item(reply.items, worker)?;
+        check_status(worker, item.status(), &item.message)?;
+        if payload.len() != range.length as usize || item.chunk_crcs.len() != want.chunks.len() {
+            return Err(ClientError::WorkerStatus {
+                worker,
+                status: Status::IoError,
+                message: "the answer has fewer bytes or checksums than chunks were asked for".to_owned(),
+            });
+        }
+        for (chunk, expected) in want.chunks.clone().zip(&item.chunk_crcs) {
+            let bytes = chunk_range(chunk, want.block_length());
+            let bytes = &payload[(bytes.start - range.offset) as usize..(bytes.end - range.offset) as usize];
+            if crc32c::crc32c(bytes) != *expected {
+                self.report_corrupt(want, worker, chunk);
+                return Err(ClientError::Corrupt { worker, block: want.block().to_string(), chunk });
+            }
+        }
+        self.stats.remote_bytes.inc_by(payload.len() as u64);
+        Ok(charge.hold(payload))
+    }
+
+    /// Reads the chunks from the object itself.
+    pub(super) async fn try_bucket(&self, want: &Want, wait: Duration) -> Result<Bytes, ClientError> {
+        let bytes = want.bytes();
+        let ufs = want.object.mount.ufs()?;
+        let charge = self.charge(u64::from(bytes.end - bytes.start), want.purpose, wait).await?;
+        self.stats.bucket_reads.inc();
+        let start = u64::from(want.index) * want.object.mount.block_size();
+        let range = start + u64::from(bytes.start)..start + u64::from(bytes.end);
+        let payload = ufs.get_bytes(&want.object.key, &want.object.etag, range).await?;
+        self.stats.bucket_bytes.inc_by(payload.len() as u64);
+        Ok(charge.hold(payload))
+    }
+
+    /// Memory for a buffer. What waits in buffers makes room for reads; read-ahead takes only what is free.
+    pub(super) async fn charge(&self, bytes: u64, purpose: Purpose, wait: Duration) -> Result<Charge, ClientError> {
+        if let Some(charge) = self.budget.try_charge(bytes) {
+            return Ok(charge);
+        }
+        if purpose == Purpose::Readahead {
+            return Err(ClientError::Memory { waited_ms: 0 });
+        }
+        self.buffers.make_room(bytes);
+        self.budget.charge(bytes, wait).await
+    }
+
+    fn report_corrupt(&self, want: &Want, worker: u64, chunk: u32) {
+        self.stats.corrupt_chunks.inc();
+        let (pool, block) = (self.pool.clone(), want.object.block(want.index));
+        let stop = self.stop.clone();
+        self.tasks.spawn_on(
+            async move {
+                tokio::select! {
+                    reported = pool.report_corrupt(worker, block, vec![chunk]) => {
+                        if let Err(error) = reported {
+                            tracing::debug!("a corrupt chunk could not be reported: {error}");
+                        }
+                    }
+                    () = stop.cancelled() => {}
+                }
+            },
+            &self.runtime,
+        );
+    }
+}
+
+fn check_status(worker: u64, status: Status, message: &str) -> Result<(), ClientError> {
+    match status {
+        Status::Ok => Ok(()),
+        status => Err(ClientError::WorkerStatus { worker, status, message: message.to_owned() }),
+    }
+}
+
+fn only_item<T>(items: Vec<T>, worker: u64) -> Result<T, ClientError> {
+    items.into_iter().next().ok_or_else(|| ClientError::WorkerStatus {
+        worker,
+        status: Status::BadRequest,
+        message: "the answer is empty".to_owned(),
+    })
+}

@@ -1,0 +1,471 @@
+//! One open file.
+
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use cavern_proto::chunk::chunk_range;
+use cavern_proto::{BlockId, CHUNK_BYTES};
+use parking_lot::{Mutex, RwLock};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Core;
+use super::buffers::{Gathered, Purpose};
+use super::descriptor_cache::Descriptor;
+use super::fetch::{Piece, Want};
+use super::readahead::Readahead;
+use super::span::{Span, spans};
+use crate::error::ClientError;
+use crate::metadata::Node;
+use crate::mounts::ObjectVersion;
+use crate::wire::Route;
+
+/// Part of a block that one read or one fill handles at a time.
+const PIECE_BYTES: u64 = 8 << 20;
+/// Part that read-ahead over the network asks for at a time: small, so that a reader who catches up waits little.
+const REMOTE_PIECE_BYTES: u64 = 1 << 20;
+/// Windows from this size on are announced to a remote worker at once, so that its own requests are large.
+const ANNOUNCE_BYTES: u64 = 4 << 20;
+
+/// One open file: an immutable version of an object. Reads of one handle run concurrently. Dropping it closes it and
+/// ends its read-ahead.
+pub struct OpenFile {
+    file: Arc<File>,
+}
+
+type RecentBlock = (u32, Arc<Descriptor>);
+
+struct File {
+    core: Arc<Core>,
+    node: Arc<Node>,
+    /// `None` for an empty file.
+    object: Option<ObjectVersion>,
+    /// The whole of a file of one block: set once, then used without a lock.
+    whole: OnceLock<Arc<Descriptor>>,
+    /// The descriptors used last, by block: spares the shared cache, and keeps an evicted block readable.
+    recent: RwLock<[Option<RecentBlock>; 2]>,
+    readahead: Mutex<Readahead>,
+    closed: CancellationToken,
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.file.closed.cancel();
+    }
+}
+
+impl OpenFile {
+    pub(super) fn new(core: Arc<Core>, node: Arc<Node>) -> Result<Self, ClientError> {
+        let object = if node.size == 0 { None } else { Some(node.object()?) };
+        let readahead = Mutex::new(Readahead::new(core.readahead_max));
+        let closed = core.stop.child_token();
+        let (whole, recent) = (OnceLock::new(), RwLock::default());
+        Ok(Self { file: Arc::new(File { core, node, object, whole, recent, readahead, closed }) })
+    }
+
+    /// The node it was opened from; stays readable when the inode is gone.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.file.node
+    }
+
+    /// Reads without waiting, for event loops: only bytes of a local block in the page cache, or in a buffer. `None`
+    /// when that is not possible for the whole range (use `read`); else the bytes read, fewer than asked only at the
+    /// end of the file.
+    pub fn read_now(&self, offset: u64, buffer: &mut [u8]) -> Option<usize> {
+        let file = &self.file;
+        let range = file.clip(offset, buffer.len());
+        let Some(object) = &file.object else { return Some(0) };
+        let mut rest = &mut buffer[..(range.end - range.start) as usize];
+        for span in spans(range.clone(), object.mount.block_size(), u64::MAX) {
+            let (part, after) = rest.split_at_mut(span.length());
+            if !file.read_span_now(object, &span, part) {
+                return None;
+            }
+            rest = after;
+        }
+        file.read_ahead_of(object, range.clone());
+        Some((range.end - range.start) as usize)
+    }
+
+    /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`. The
+    /// bytes stay charged to the memory budget until dropped. `Stale` when the version is gone.
+    pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
+        let file = &self.file;
+        let range = file.clip(offset, length);
+        let Some(object) = file.object.as_ref().filter(|_| !range.is_empty()) else { return Ok(Bytes::new()) };
+        file.read_ahead_of(object, range.clone());
+        match file.read_range(object, range).await {
+            Ok(bytes) => Ok(bytes),
+            Err(error) => Err(file.core.failed(&file.node, error).await),
+        }
+    }
+
+    /// The descriptor of the whole file, when it is one complete local block; for passthrough.
+    pub fn local_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        let whole = self.file.whole.get().filter(|whole| whole.is_complete());
+        whole.map(|whole| whole.as_fd())
+    }
+
+    /// Makes a small file present, and pins its descriptor where it has one.
+    pub(super) async fn make_present(&self) -> Result<(), ClientError> {
+        let file = &self.file;
+        let Some(object) = &file.object else { return Ok(()) };
+        let deadline = Instant::now() + file.core.read_timeout;
+        let span = Span { index: 0, bytes: 0..object.block_length(0) };
+        loop {
+            if file.descriptor(object, &span).is_some() {
+                return Ok(());
+            }
+            if file.next_step(object, &span, deadline).await?.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether the whole of a small file can be read without asking anybody.
+    pub(super) fn is_present(&self) -> bool {
+        let file = &self.file;
+        let Some(object) = &file.object else { return true };
+        let span = Span { index: 0, bytes: 0..object.block_length(0) };
+        file.descriptor(object, &span).is_some()
+            || file.core.buffers.peek(file.block(object, 0), span.chunks(), |_, _| {})
+    }
+}
+
+impl File {
+    fn clip(&self, offset: u64, length: usize) -> Range<u64> {
+        let start = offset.min(self.node.size);
+        start..start.saturating_add(length as u64).min(self.node.size)
+    }
+
+    fn block(&self, object: &ObjectVersion, index: u32) -> BlockId {
+        BlockId { content: object.content, index }
+    }
+
+    /// A descriptor through which the whole span can be read.
+    fn descriptor(&self, object: &ObjectVersion, span: &Span) -> Option<Arc<Descriptor>> {
+        if let Some(whole) = self.whole.get().filter(|whole| whole.contains_all(span.chunks())) {
+            return Some(whole.clone());
+        }
+        let of_block = |slot: &Option<RecentBlock>| match slot {
+            Some((index, descriptor)) if *index == span.index => Some(descriptor.clone()),
+            _ => None,
+        };
+        let recent = self.recent.read().iter().find_map(of_block);
+        if let Some(recent) = recent.filter(|recent| recent.contains_all(span.chunks())) {
+            return Some(recent);
+        }
+        let cached = self.core.descriptors.get(&self.block(object, span.index))?;
+        if !cached.contains_all(span.chunks()) {
+            return None;
+        }
+        self.remember(span.index, &cached);
+        Some(cached)
+    }
+
+    fn remember(&self, index: u32, descriptor: &Arc<Descriptor>) {
+        if index == 0 && u64::from(descriptor.length) == self.node.size && descriptor.is_complete() {
+            // Another reader may have set it already: either is as good.
+            let _set = self.whole.set(descriptor.clone());
+            return;
+        }
+        let mut recent = self.recent.write();
+        let same = recent.iter().position(|slot| slot.as_ref().is_some_and(|(known, _)| *known == index));
+        match same {
+            Some(position) => recent[position] = Some((index, descriptor.clone())),
+            None => {
+                recent.rotate_right(1);
+                recent[0] = Some((index, descriptor.clone()));
+            }
+        }
+    }
+
+    fn forget(&self, object: &ObjectVersion, index: u32, descriptor: &Arc<Descriptor>) {
+        descriptor.give_up();
+        self.core.descriptors.remove(&self.block(object, index), descriptor);
+        for slot in self.recent.write().iter_mut() {
+            if slot.as_ref().is_some_and(|(_, known)| Arc::ptr_eq(known, descriptor)) {
+                *slot = None;
+            }
+        }
+    }
+
+    fn read_span_now(&self, object: &ObjectVersion, span: &Span, buffer: &mut [u8]) -> bool {
+        let stats = &self.core.stats;
+        if let Some(descriptor) = self.descriptor(object, span) {
+            let read = descriptor.read_now(u64::from(span.bytes.start), buffer);
+            if read {
+                stats.descriptor_reads.inc();
+                stats.descriptor_bytes.inc_by(buffer.len() as u64);
+            }
+            return read;
+        }
+        let length = object.block_length(span.index);
+        let here = self.core.buffers.peek(self.block(object, span.index), span.chunks(), |chunk, bytes| {
+            copy_chunk(span, chunk, length, bytes, buffer);
+        });
+        if here {
+            stats.buffer_reads.inc();
+            stats.buffer_bytes.inc_by(buffer.len() as u64);
+        }
+        here
+    }
+
+    async fn read_range(&self, object: &ObjectVersion, range: Range<u64>) -> Result<Bytes, ClientError> {
+        let deadline = Instant::now() + self.core.read_timeout;
+        let mut parts = spans(range.clone(), object.mount.block_size(), PIECE_BYTES).peekable();
+        let Some(first) = parts.next() else { return Ok(Bytes::new()) };
+        if parts.peek().is_none() {
+            return self.read_span(object, &first, deadline).await;
+        }
+        let length = range.end - range.start;
+        let wait = deadline.saturating_duration_since(Instant::now());
+        let charge = self.core.charge(length, Purpose::Read, wait).await?;
+        let mut whole = Vec::with_capacity(length as usize);
+        for span in std::iter::once(first).chain(parts) {
+            whole.extend_from_slice(&self.read_span(object, &span, deadline).await?);
+        }
+        Ok(charge.hold(whole))
+    }
+
+    async fn read_span(&self, object: &ObjectVersion, span: &Span, deadline: Instant) -> Result<Bytes, ClientError> {
+        loop {
+            if let Some(descriptor) = self.descriptor(object, span) {
+                match self.read_descriptor(&descriptor, span, deadline).await {
+                    Err(ClientError::Io(error)) => {
+                        tracing::warn!(key = %object.key, "a local block cannot be read, trying other ways: {error}");
+                        self.forget(object, span.index, &descriptor);
+                        return self.read_past_descriptors(object, span, deadline).await;
+                    }
+                    result => return result,
+                }
+            }
+            if let Some(bytes) = self.next_step(object, span, deadline).await? {
+                self.core.stats.buffer_reads.inc();
+                self.core.stats.buffer_bytes.inc_by(bytes.len() as u64);
+                return Ok(bytes);
+            }
+        }
+    }
+
+    /// Brings the chunks of a span one step nearer: the bytes of the span when they are in buffers; else `None` after
+    /// a fetch, of this caller or of another, has ended: look again.
+    async fn next_step(
+        &self,
+        object: &ObjectVersion,
+        span: &Span,
+        deadline: Instant,
+    ) -> Result<Option<Bytes>, ClientError> {
+        let block = self.block(object, span.index);
+        match self.core.buffers.gather(block, span.chunks(), Purpose::Read) {
+            Gathered::All(chunks) => self.join_chunks(object, span, &chunks, deadline).await.map(Some),
+            Gathered::Wait(mut done) => match tokio::time::timeout_at(deadline, done.changed()).await {
+                Ok(_ended) => Ok(None),
+                Err(_elapsed) => Err(ClientError::Read {
+                    key: object.key.to_string(),
+                    causes: "another read of the same bytes did not end before the deadline".to_owned(),
+                }),
+            },
+            Gathered::Missing(claim) => {
+                let chunks = claim.chunks();
+                let want =
+                    Want { object: object.clone(), index: span.index, chunks: chunks.clone(), purpose: Purpose::Read };
+                match self.core.obtain(&want, deadline).await? {
+                    Piece::Local(descriptor) => {
+                        self.remember(span.index, &descriptor);
+                        Ok(None)
+                    }
+                    Piece::Buffer(bytes) => {
+                        claim.fulfil(&bytes);
+                        if chunks != span.chunks() {
+                            return Ok(None);
+                        }
+                        let start = chunk_range(chunks.start, object.block_length(span.index)).start;
+                        let start = (span.bytes.start - start) as usize;
+                        Ok(Some(bytes.slice(start..start + span.length())))
+                    }
+                }
+            }
+        }
+    }
+
+    /// The bytes of a span out of its chunks: a slice of the chunk when it is one, else a copy.
+    async fn join_chunks(
+        &self,
+        object: &ObjectVersion,
+        span: &Span,
+        chunks: &[Bytes],
+        deadline: Instant,
+    ) -> Result<Bytes, ClientError> {
+        if let [chunk] = chunks {
+            let start = (span.bytes.start % CHUNK_BYTES) as usize;
+            return Ok(chunk.slice(start..start + span.length()));
+        }
+        let wait = deadline.saturating_duration_since(Instant::now());
+        let charge = self.core.charge(span.length() as u64, Purpose::Read, wait).await?;
+        let mut whole = vec![0; span.length()];
+        let length = object.block_length(span.index);
+        for (chunk, bytes) in span.chunks().zip(chunks) {
+            copy_chunk(span, chunk, length, bytes, &mut whole);
+        }
+        Ok(charge.hold(whole))
+    }
+
+    async fn read_descriptor(
+        &self,
+        descriptor: &Arc<Descriptor>,
+        span: &Span,
+        deadline: Instant,
+    ) -> Result<Bytes, ClientError> {
+        let core = &self.core;
+        let wait = deadline.saturating_duration_since(Instant::now());
+        let charge = core.charge(span.length() as u64, Purpose::Read, wait).await?;
+        let (descriptor, start, length) = (descriptor.clone(), u64::from(span.bytes.start), span.length());
+        let mut buffer = vec![0; length];
+        if !descriptor.read_now(start, &mut buffer) {
+            let read = tokio::task::spawn_blocking(move || {
+                descriptor.read_blocking(start, &mut buffer)?;
+                Ok::<_, std::io::Error>(buffer)
+            });
+            // The disk decides how long this takes; the reader goes on at its deadline.
+            buffer = match tokio::time::timeout_at(deadline, read).await {
+                Ok(Ok(read)) => read?,
+                Ok(Err(_cancelled)) => return Err(ClientError::Shutdown),
+                Err(_elapsed) => {
+                    let causes = "the local disk did not answer before the deadline".to_owned();
+                    return Err(ClientError::Read { key: self.node.key(), causes });
+                }
+            };
+        }
+        core.stats.descriptor_reads.inc();
+        core.stats.descriptor_bytes.inc_by(length as u64);
+        Ok(charge.hold(buffer))
+    }
+
+    /// From the bucket, for a span whose local file turned out to be unreadable.
+    async fn read_past_descriptors(
+        &self,
+        object: &ObjectVersion,
+        span: &Span,
+        deadline: Instant,
+    ) -> Result<Bytes, ClientError> {
+        let want =
+            Want { object: object.clone(), index: span.index, chunks: span.chunks(), purpose: Purpose::Read };
+        let wait = deadline.saturating_duration_since(Instant::now());
+        match tokio::time::timeout_at(deadline, self.core.try_bucket(&want, wait)).await {
+            Ok(bytes) => {
+                let start = (span.bytes.start % CHUNK_BYTES) as usize;
+                Ok(bytes?.slice(start..start + span.length()))
+            }
+            Err(_elapsed) => Err(ClientError::Read {
+                key: object.key.to_string(),
+                causes: "the local block is unreadable and the bucket did not answer in time".to_owned(),
+            }),
+        }
+    }
+
+    /// Tells the read-ahead of a read, and starts what it asks for.
+    fn read_ahead_of(self: &Arc<Self>, object: &ObjectVersion, read: Range<u64>) {
+        if self.core.readahead_max == 0 || object.length <= u64::from(CHUNK_BYTES) {
+            return;
+        }
+        let wanted = self.readahead.lock().on_read(read, object.length);
+        if let Some(wanted) = wanted {
+            self.read_ahead(object, wanted);
+        }
+    }
+
+    fn read_ahead(self: &Arc<Self>, object: &ObjectVersion, range: Range<u64>) {
+        let placement = self.core.pool.placement();
+        let block_size = object.mount.block_size();
+        for span in spans(range, block_size, PIECE_BYTES) {
+            if self.descriptor(object, &span).is_some() {
+                continue;
+            }
+            let owner = placement.candidates(object.content, span.index, 1).first();
+            let route = owner.map_or(Route::Remote, |owner| self.core.pool.known_route(owner));
+            self.core.stats.readahead_bytes.inc_by(span.length() as u64);
+            match (route, owner) {
+                (Route::Local, Some(owner)) => self.fill_ahead(object, span, owner),
+                (_, owner) => {
+                    let start = u64::from(span.index) * block_size;
+                    let bytes = start + u64::from(span.bytes.start)..start + u64::from(span.bytes.end);
+                    if let Some(owner) = owner.filter(|_| span.length() as u64 >= ANNOUNCE_BYTES) {
+                        self.announce(object, &span, owner);
+                    }
+                    spans(bytes, block_size, REMOTE_PIECE_BYTES).for_each(|piece| self.fetch_ahead(object, piece));
+                }
+            }
+        }
+    }
+
+    /// Runs a piece of read-ahead in the background while the file is open; skipped when too many run.
+    fn in_background(self: &Arc<Self>, work: impl Future<Output = Result<(), ClientError>> + Send + 'static) {
+        let Ok(slot) = self.core.ahead_slots.clone().try_acquire_owned() else { return };
+        let closed = self.closed.clone();
+        let task = async move {
+            tokio::select! {
+                result = work => if let Err(error) = result {
+                    // The read that needs the bytes meets the error again, and reports it.
+                    tracing::debug!("read-ahead: {error}");
+                },
+                () = closed.cancelled() => {}
+            }
+            drop(slot);
+        };
+        self.core.tasks.spawn_on(task, &self.core.runtime);
+    }
+
+    /// Has the worker on this host make a span present.
+    fn fill_ahead(self: &Arc<Self>, object: &ObjectVersion, span: Span, owner: u64) {
+        let (file, object) = (self.clone(), object.clone());
+        self.in_background(async move {
+            let Some(attempt) = file.core.pool.admit(owner) else { return Ok(()) };
+            let want = Want { object, index: span.index, chunks: span.chunks(), purpose: Purpose::Readahead };
+            file.core.try_worker(&want, owner, attempt, file.core.read_timeout).await.map(drop)
+        });
+    }
+
+    /// Has a worker elsewhere make a span present, so that the pieces that follow find it.
+    fn announce(self: &Arc<Self>, object: &ObjectVersion, span: &Span, owner: u64) {
+        let range = cavern_proto::data::Range { offset: span.bytes.start, length: span.bytes.end - span.bytes.start };
+        let item =
+            cavern_proto::data::open_request::Item { block: Some(object.block(span.index)), want: vec![range] };
+        let core = self.core.clone();
+        self.in_background(async move { core.pool.fill(owner, vec![item], core.read_timeout).await.map(drop) });
+    }
+
+    /// Brings the chunks of a span into buffers, as far as memory is free.
+    fn fetch_ahead(self: &Arc<Self>, object: &ObjectVersion, span: Span) {
+        let (file, object) = (self.clone(), object.clone());
+        self.in_background(async move {
+            let block = file.block(&object, span.index);
+            let deadline = Instant::now() + file.core.read_timeout;
+            while let Gathered::Missing(claim) = file.core.buffers.gather(block, span.chunks(), Purpose::Readahead) {
+                let want = Want {
+                    object: object.clone(),
+                    index: span.index,
+                    chunks: claim.chunks(),
+                    purpose: Purpose::Readahead,
+                };
+                match file.core.obtain(&want, deadline).await? {
+                    Piece::Buffer(bytes) => claim.fulfil(&bytes),
+                    Piece::Local(_) => return Ok(()),
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Copies the part of a chunk that lies in the span to its place in the span's buffer.
+fn copy_chunk(span: &Span, chunk: u32, block_length: u32, bytes: &[u8], buffer: &mut [u8]) {
+    let here = chunk_range(chunk, block_length);
+    let (start, end) = (here.start.max(span.bytes.start), here.end.min(span.bytes.end));
+    if start < end {
+        let into = (start - span.bytes.start) as usize..(end - span.bytes.start) as usize;
+        buffer[into].copy_from_slice(&bytes[(start - here.start) as usize..(end - here.start) as usize]);
+    }
+}

@@ -1,0 +1,152 @@
+//! The mount table and the worker table, kept current: fetched at the start, when the master announces another epoch,
+//! and when an entry names a mount that is not in the table.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cavern_conf::schema;
+use cavern_proto::master::{ListMountsRequest, ListWorkersRequest};
+use parking_lot::RwLock;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::ClientError;
+use crate::flights::Flights;
+use crate::master_channel::MasterChannel;
+use crate::mounts::{MountView, Mounts};
+use crate::wire::WorkerPool;
+
+/// Pause after a table could not be fetched.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+pub(crate) struct Tables {
+    master: MasterChannel,
+    pool: Arc<WorkerPool>,
+    ufs: schema::Ufs,
+    cluster_id: RwLock<String>,
+    mounts: RwLock<Arc<Mounts>>,
+    flights: Flights<(), Result<(), ClientError>>,
+    stale: Stale,
+}
+
+/// Which tables are to be fetched again.
+#[derive(Default)]
+struct Stale {
+    mounts: AtomicBool,
+    workers: AtomicBool,
+    wake: Notify,
+}
+
+impl Tables {
+    pub(crate) fn new(master: MasterChannel, pool: Arc<WorkerPool>, ufs: &schema::Ufs) -> Self {
+        Self {
+            master,
+            pool,
+            ufs: ufs.clone(),
+            cluster_id: RwLock::default(),
+            mounts: RwLock::default(),
+            flights: Flights::default(),
+            stale: Stale::default(),
+        }
+    }
+
+    pub(crate) fn mounts(&self) -> Arc<Mounts> {
+        self.mounts.read().clone()
+    }
+
+    /// The mount of an entry, from the table or from the master. An error when the master does not know it either.
+    pub(crate) async fn mount(self: &Arc<Self>, id: u32) -> Result<Arc<MountView>, ClientError> {
+        if let Some(mount) = self.mounts.read().get(id) {
+            return Ok(mount.clone());
+        }
+        let tables = self.clone();
+        self.flights.join((), async move { tables.fetch_mounts().await }).await?;
+        let mounts = self.mounts();
+        mounts.get(id).cloned().ok_or_else(|| ClientError::Mount { mount: id, cause: "unknown to the master".into() })
+    }
+
+    pub(crate) fn set_cluster_id(&self, id: &str) {
+        id.clone_into(&mut self.cluster_id.write());
+    }
+
+    /// Asks for the mount table to be fetched again.
+    pub(crate) fn mounts_changed(&self, epoch: u64) {
+        if self.mounts.read().epoch() != epoch {
+            self.stale.mounts.store(true, Ordering::Relaxed);
+            self.stale.wake.notify_one();
+        }
+    }
+
+    /// Asks for the worker table to be fetched again.
+    pub(crate) fn workers_changed(&self, epoch: u64) {
+        if self.pool.placement().epoch() != epoch {
+            self.stale.workers.store(true, Ordering::Relaxed);
+            self.stale.wake.notify_one();
+        }
+    }
+
+    /// Asks for both.
+    pub(crate) fn everything_changed(&self) {
+        self.stale.mounts.store(true, Ordering::Relaxed);
+        self.stale.workers.store(true, Ordering::Relaxed);
+        self.stale.wake.notify_one();
+    }
+
+    /// Fetches both now.
+    pub(crate) async fn fetch(&self) -> Result<(), ClientError> {
+        self.fetch_mounts().await?;
+        self.fetch_workers().await
+    }
+
+    async fn fetch_mounts(&self) -> Result<(), ClientError> {
+        let ask = |mut stubs: crate::master_channel::Stubs| async move {
+            stubs.cluster.list_mounts(ListMountsRequest {}).await
+        };
+        let table = self.master.call("ListMounts", ask).await?;
+        let known = self.mounts();
+        let mounts = Arc::new(Mounts::new(table, &known, &self.ufs));
+        *self.mounts.write() = mounts;
+        Ok(())
+    }
+
+    async fn fetch_workers(&self) -> Result<(), ClientError> {
+        let ask = |mut stubs: crate::master_channel::Stubs| async move {
+            stubs.cluster.list_workers(ListWorkersRequest {}).await
+        };
+        let table = self.master.call("ListWorkers", ask).await?;
+        let cluster_id = self.cluster_id.read().clone();
+        self.pool.set_table(&cluster_id, &table);
+        Ok(())
+    }
+
+    /// Fetches what was asked for until `stop`; `mounts_replaced` is called after every new mount table.
+    pub(crate) async fn keep_current(&self, stop: CancellationToken, mounts_replaced: impl Fn(&Mounts)) {
+        loop {
+            tokio::select! {
+                () = self.stale.wake.notified() => {}
+                () = stop.cancelled() => return,
+            }
+            let work = async {
+                if self.stale.mounts.swap(false, Ordering::Relaxed) {
+                    if self.fetch_mounts().await.is_ok() {
+                        mounts_replaced(&self.mounts());
+                    } else {
+                        self.stale.mounts.store(true, Ordering::Relaxed);
+                    }
+                }
+                if self.stale.workers.swap(false, Ordering::Relaxed) && self.fetch_workers().await.is_err() {
+                    self.stale.workers.store(true, Ordering::Relaxed);
+                }
+                if self.stale.mounts.load(Ordering::Relaxed) || self.stale.workers.load(Ordering::Relaxed) {
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                    self.stale.wake.notify_one();
+                }
+            };
+            tokio::select! {
+                () = work => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+}
