@@ -6,16 +6,28 @@
 
 mod sign;
 
+use std::io;
+
 use bytes::Bytes;
-use http::header::{ETAG, HOST, RANGE};
+use futures::TryStreamExt as _;
+use http::header::{CONTENT_LENGTH, ETAG, HOST, RANGE};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Frame;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use thiserror::Error;
+use tokio::fs::File;
+use tokio_util::io::ReaderStream;
 
 use crate::sign::Signer;
+
+/// Read from a file at a time.
+const FILE_PIECE_BYTES: usize = 1 << 20;
+
+type Body = BoxBody<Bytes, io::Error>;
 
 /// Why a request has no good answer.
 #[derive(Debug, Error)]
@@ -49,7 +61,7 @@ impl Answer {
 pub struct PlainS3 {
     authority: String,
     signer: Signer,
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<HttpConnector, Body>,
 }
 
 impl PlainS3 {
@@ -90,6 +102,15 @@ impl PlainS3 {
         Ok(answer.etag().to_owned())
     }
 
+    /// Stores `length` bytes of a file, without holding them in memory; answers the ETag.
+    pub async fn put_file(&self, bucket: &str, key: &str, file: File, length: u64) -> Result<String, PlainS3Error> {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_LENGTH, length.into());
+        let pieces = ReaderStream::with_capacity(file, FILE_PIECE_BYTES).map_ok(Frame::data);
+        let body = BodyExt::boxed(StreamBody::new(pieces));
+        Ok(self.exchange(Method::PUT, bucket, key, "", headers, body).await?.etag().to_owned())
+    }
+
     /// A whole object.
     pub async fn get(&self, bucket: &str, key: &str) -> Result<Bytes, PlainS3Error> {
         Ok(self.send(Method::GET, bucket, key, "", HeaderMap::new(), Bytes::new()).await?.body)
@@ -123,6 +144,19 @@ impl PlainS3 {
         headers: HeaderMap,
         body: Bytes,
     ) -> Result<Answer, PlainS3Error> {
+        let body = Full::new(body).map_err(|never| match never {}).boxed();
+        self.exchange(method, bucket, key, query, headers, body).await
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        bucket: &str,
+        key: &str,
+        query: &str,
+        headers: HeaderMap,
+        body: Body,
+    ) -> Result<Answer, PlainS3Error> {
         let broken = |cause: String| PlainS3Error::Connection { endpoint: self.authority.clone(), cause };
         let path = format!("/{}/{}", sign::escape(bucket), sign::escape(key));
         let path = if key.is_empty() { path.trim_end_matches('/').to_owned() } else { path };
@@ -130,7 +164,7 @@ impl PlainS3 {
         let mut request = Request::builder()
             .method(method.clone())
             .uri(format!("http://{}{target}", self.authority))
-            .body(Full::new(body))
+            .body(body)
             .map_err(|error| broken(error.to_string()))?;
         *request.headers_mut() = headers;
         let signature = self.signer.sign(method.as_str(), &self.authority, &path, query);
@@ -188,6 +222,10 @@ mod tests {
         for key in keys {
             assert_eq!(s3.get("bucket", key).await.unwrap(), key);
         }
+        let long = root.path().join("long");
+        std::fs::write(&long, vec![7; 3_000_001]).unwrap();
+        s3.put_file("bucket", "long", File::open(&long).await.unwrap(), 3_000_001).await.unwrap();
+        assert!(s3.get("bucket", "long").await.unwrap() == vec![7; 3_000_001]);
         assert_eq!(s3.get_range("bucket", "sp ace", 1, 3).await.unwrap(), "p a");
         s3.delete("bucket", "a").await.unwrap();
         let gone = s3.get("bucket", "a").await.unwrap_err();

@@ -42,7 +42,11 @@ impl Signer {
             "AWS4-HMAC-SHA256 Credential={}/{scope}, SignedHeaders={SIGNED_HEADERS}, Signature={signature}",
             self.access_key
         );
-        [("x-amz-date", time.to_owned()), ("x-amz-content-sha256", PAYLOAD.to_owned()), ("authorization", authorization)]
+        [
+            ("x-amz-date", time.to_owned()),
+            ("x-amz-content-sha256", PAYLOAD.to_owned()),
+            ("authorization", authorization),
+        ]
     }
 }
 

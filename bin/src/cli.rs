@@ -1,0 +1,133 @@
+//! The command line: one file for each family of commands.
+
+mod conf;
+pub mod connect;
+mod fs;
+mod gen_images;
+mod load;
+mod local;
+mod mount;
+mod process;
+mod refresh;
+mod report;
+
+use std::future::Future;
+
+use clap::{Parser, Subcommand};
+
+use crate::console;
+use crate::error::{CliError, Context as _};
+
+/// Cavern: a distributed cache tier for training data.
+///
+/// One executable starts every process (master, worker, fuse), attaches buckets and shows what goes on.
+#[derive(Parser)]
+#[command(
+    name = "cv",
+    version,
+    disable_help_subcommand = true,
+    after_help = "Examples:
+  cv local up                      a whole cluster on this host, with an object store
+  cv mount s3://data/train /train --write-type cache_mode -c s3.endpoint_url=http://s3:9000
+  cv load /train --watch           warm the cache
+  cv report                        what the cluster is doing
+
+Which cluster: --master, --local DIR or --conf FILE; else CV_CONF or /etc/cavern/cluster.toml;
+else the cluster of `cv local up` in ~/.cavern/local.
+
+Exit codes:
+  0  done
+  1  tried and failed
+  2  the command line or the configuration is wrong
+  3  the cluster cannot be reached
+  4  no such path or thing"
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a master: the namespace.
+    Master(process::ProcessArgs),
+    /// Run a worker: the block cache of a host.
+    Worker(process::ProcessArgs),
+    /// Run a FUSE client: the mount point of a host.
+    Fuse(process::ProcessArgs),
+    /// Run the embedded object store: the S3 protocol over a directory.
+    DevS3(process::DevS3Args),
+    /// Check or show the configuration.
+    #[command(subcommand)]
+    Conf(conf::ConfCommand),
+    /// Attach a bucket to the namespace, or list what is attached.
+    Mount(mount::MountArgs),
+    /// Detach a bucket from the namespace. The bucket itself is not touched.
+    Umount(mount::UmountArgs),
+    /// Look at files and directories of the namespace.
+    #[command(subcommand)]
+    Fs(fs::FsCommand),
+    /// Warm a file or a directory into the workers.
+    Load(load::LoadArgs),
+    /// List the bucket again and apply what has changed, at once and everywhere.
+    Refresh(refresh::RefreshArgs),
+    /// Show the cluster: workers, cache, mounts, jobs.
+    Report(report::ReportArgs),
+    /// Workers of the cluster.
+    #[command(subcommand)]
+    Node(report::NodeCommand),
+    /// Write synthetic JPEG images for tests and demonstrations.
+    GenImages(gen_images::GenImagesArgs),
+    /// A whole cluster on this host.
+    #[command(subcommand)]
+    Local(local::LocalCommand),
+    /// Print the version.
+    Version,
+}
+
+impl Cli {
+    /// Does what was asked. What goes wrong is told by the error alone.
+    pub fn run(self) -> Result<(), CliError> {
+        match self.command {
+            Command::Master(args) => args.master(),
+            Command::Worker(args) => args.worker(),
+            Command::Fuse(args) => args.fuse(),
+            Command::DevS3(args) => args.run(),
+            Command::Conf(command) => command.run(),
+            Command::Mount(args) => block_on(args.run()),
+            Command::Umount(args) => block_on(args.run()),
+            Command::Fs(command) => block_on(command.run()),
+            Command::Load(args) => block_on(args.run()),
+            Command::Refresh(args) => block_on(args.run()),
+            Command::Report(args) => block_on(args.run()),
+            Command::Node(command) => block_on(command.run()),
+            Command::GenImages(args) => args.run(),
+            Command::Local(command) => command.run(),
+            Command::Version => console::line(format_args!("cv {}", env!("CARGO_PKG_VERSION"))),
+        }
+    }
+}
+
+/// Runs a short command: one thread is enough for what waits on the network.
+pub fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the asynchronous runtime")?;
+    let result = runtime.block_on(work);
+    // Lookups of names may still hold a thread; nobody waits for them.
+    runtime.shutdown_background();
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Cli;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,64 @@
+//! `cv conf`: what the configuration says.
+
+use std::path::PathBuf;
+
+use cavern_conf::Effective;
+use clap::{Args, Subcommand};
+
+use crate::console;
+use crate::error::CliError;
+
+#[derive(Subcommand)]
+pub enum ConfCommand {
+    /// Read the configuration as a process would, and say what is wrong with it.
+    #[command(after_help = "Examples:
+  cv conf check --conf etc/cluster.toml
+
+Exit code 2 when the configuration is refused, with file, line and key on stderr.")]
+    Check(ConfArgs),
+    /// Print every key with its effective value and where that comes from, as a configuration file.
+    #[command(after_help = "Examples:
+  cv conf show --conf etc/cluster.toml
+  cv conf show --defaults > cluster.toml")]
+    Show(ShowArgs),
+}
+
+#[derive(Args)]
+pub struct ConfArgs {
+    /// Configuration file; else CV_CONF, else /etc/cavern/cluster.toml, else the defaults.
+    #[arg(long, value_name = "FILE")]
+    conf: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct ShowArgs {
+    #[command(flatten)]
+    file: ConfArgs,
+    /// The defaults, whatever a file or the environment says.
+    #[arg(long, conflicts_with = "conf")]
+    defaults: bool,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl ConfCommand {
+    pub fn run(self) -> Result<(), CliError> {
+        match self {
+            Self::Check(file) => {
+                file.load()?;
+                console::line("the configuration is good")
+            }
+            Self::Show(args) => {
+                let effective = if args.defaults { Effective::defaults() } else { args.file.load()? };
+                if args.json { console::json(&effective.config) } else { console::raw(effective.show().as_bytes()) }
+            }
+        }
+    }
+}
+
+impl ConfArgs {
+    fn load(&self) -> Result<Effective, CliError> {
+        Effective::load(self.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))
+    }
+}

@@ -1,0 +1,114 @@
+//! Which cluster a command speaks to, and the way there.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cavern_conf::Config;
+use cavern_proto::master::cluster_client::ClusterClient;
+use cavern_proto::master::namespace_client::NamespaceClient;
+use cavern_proto::master::{ListWorkersRequest, WorkerState};
+use clap::Args;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::cli::block_on;
+use crate::error::CliError;
+use crate::local::{self, Cluster};
+
+/// Largest answer that is accepted: a page of a listing, a table of workers.
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
+
+#[derive(Args)]
+pub struct ClusterArgs {
+    /// Configuration file of the cluster.
+    #[arg(long, value_name = "FILE")]
+    conf: Option<PathBuf>,
+    /// Address of a master's gRPC port.
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "local")]
+    master: Option<String>,
+    /// Directory of a cluster that `cv local up` has started.
+    #[arg(long, value_name = "DIR", conflicts_with = "conf")]
+    local: Option<PathBuf>,
+}
+
+impl ClusterArgs {
+    /// The configuration of the cluster that is meant: `--local`, `--conf`, the usual places, and last the local cluster
+    /// of this user if none of those says anything; `--master` goes before all for the masters' addresses.
+    pub fn config(&self) -> Result<Config, CliError> {
+        let path = match (&self.local, &self.conf) {
+            (Some(directory), _) => Some(Cluster::load(directory)?.conf_path()),
+            (None, Some(path)) => Some(path.clone()),
+            (None, None) => self.default_local(),
+        };
+        let mut config = Config::load(path.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
+        if let Some(master) = &self.master {
+            config.cluster.masters = vec![master.clone()];
+        }
+        Ok(config)
+    }
+
+    fn default_local(&self) -> Option<PathBuf> {
+        let told = self.master.is_some()
+            || ["CV_CONF", "CV_CLUSTER__MASTERS"].iter().any(|name| std::env::var_os(name).is_some())
+            || std::path::Path::new("/etc/cavern/cluster.toml").exists();
+        let conf = local::default_directory().join("cluster.toml");
+        (!told && conf.exists()).then_some(conf)
+    }
+
+    /// A connection to the first master that answers.
+    pub async fn connect(&self) -> Result<Connection, CliError> {
+        Connection::open(&self.config()?).await
+    }
+}
+
+/// The two services of a master.
+#[derive(Clone)]
+pub struct Connection {
+    pub cluster: ClusterClient<Channel>,
+    pub namespace: NamespaceClient<Channel>,
+}
+
+impl Connection {
+    pub async fn open(config: &Config) -> Result<Self, CliError> {
+        let mut failures = Vec::new();
+        for master in &config.cluster.masters {
+            match dial(master, config.client.connect_timeout.get()).await {
+                Ok(channel) => {
+                    return Ok(Self {
+                        cluster: ClusterClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES),
+                        namespace: NamespaceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES),
+                    });
+                }
+                Err(cause) => failures.push(format!("{master}: {cause}")),
+            }
+        }
+        Err(CliError::Unreachable(format!(
+            "no master answers ({}): is it running? Name another with --master, --conf or --local",
+            failures.join("; ")
+        )))
+    }
+}
+
+async fn dial(master: &str, timeout: Duration) -> Result<Channel, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{master}")).map_err(|error| error.to_string())?;
+    endpoint.connect_timeout(timeout).tcp_nodelay(true).connect().await.map_err(|error| innermost(&error))
+}
+
+/// The last cause of an error: tonic's own text says no more than "transport error".
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+/// How many workers the master at this address counts as live.
+pub fn live_workers(master: &str) -> Result<usize, CliError> {
+    let mut config = Config::default();
+    config.cluster.masters = vec![master.to_owned()];
+    block_on(async {
+        let mut connection = Connection::open(&config).await?;
+        let table = connection.cluster.list_workers(ListWorkersRequest {}).await?.into_inner();
+        Ok(table.workers.iter().filter(|worker| worker.state() == WorkerState::Live).count())
+    })
+}

@@ -1,0 +1,153 @@
+//! `cv fs blocks` and `cv fs free`: what the workers have of a file.
+
+use std::sync::Arc;
+
+use cavern_client::{Client, Node, ObjectVersion};
+use cavern_proto::CHUNK_BYTES;
+use cavern_proto::data::BlockRef;
+use cavern_proto::master::{Kind, WorkerState};
+use serde::Serialize;
+
+use super::PathArgs;
+use super::walk::{walk, with_client};
+use crate::console;
+use crate::error::CliError;
+
+/// Blocks of one request.
+const BATCH: usize = 500;
+
+/// One block at one worker.
+#[derive(Serialize)]
+struct BlockView {
+    index: u32,
+    length: u32,
+    worker: u64,
+    data: String,
+    /// The worker that readers ask first.
+    first: bool,
+    chunks: u32,
+    chunks_present: u32,
+    path: String,
+}
+
+#[derive(Default, Serialize)]
+struct Freed {
+    files: u64,
+    blocks: u64,
+    bytes: u64,
+}
+
+/// The content of a file as the data plane names it; `None` of an empty file, which has no blocks.
+fn version(node: &Node) -> Result<Option<ObjectVersion>, CliError> {
+    match &node.mount {
+        Some(_) if node.kind == Kind::File && node.size > 0 => Ok(Some(node.object()?)),
+        _ => Ok(None),
+    }
+}
+
+/// `cv fs blocks`.
+pub async fn blocks(args: PathArgs) -> Result<(), CliError> {
+    let views = with_client(&args.cluster, async |client| {
+        let node = client.metadata().resolve(&args.path).await?;
+        if node.kind == Kind::Directory {
+            return Err(CliError::Usage(format!("{} is a directory: name a file", args.path)));
+        }
+        where_blocks_are(client, &node).await
+    })
+    .await?;
+    if args.json {
+        return console::json(&views);
+    }
+    if views.is_empty() {
+        return console::line(format_args!("no worker has a block of {}", args.path));
+    }
+    let rows: Vec<_> = views
+        .iter()
+        .map(|view| {
+            [
+                view.index.to_string(),
+                console::size(view.length.into()),
+                format!("{}/{}", view.chunks_present, view.chunks),
+                format!("{}{}", view.worker, if view.first { "*" } else { "" }),
+                view.data.clone(),
+                view.path.clone(),
+            ]
+        })
+        .collect();
+    console::table(["BLOCK", "LENGTH", "CHUNKS", "WORKER", "DATA", "FILE"], &rows)
+}
+
+async fn where_blocks_are(client: &Client, node: &Arc<Node>) -> Result<Vec<BlockView>, CliError> {
+    let Some(version) = version(node)? else { return Ok(vec![]) };
+    let placement = client.workers();
+    let indexes: Vec<u32> = (0..version.block_count()).collect();
+    let mut views = Vec::new();
+    for worker in placement.workers().iter().filter(|worker| worker.state() == WorkerState::Live) {
+        for batch in indexes.chunks(BATCH) {
+            let refs = batch.iter().map(|index| version.block(*index)).collect();
+            let reply = client.pool().query(worker.id, refs).await?;
+            for (index, item) in batch.iter().zip(reply.items).filter(|(_, item)| item.known) {
+                let length = version.block_length(*index);
+                let chunks = length.div_ceil(CHUNK_BYTES);
+                let present = item.present.iter().map(|byte| byte.count_ones()).sum();
+                views.push(BlockView {
+                    index: *index,
+                    length,
+                    worker: worker.id,
+                    data: worker.data_address.clone(),
+                    first: placement.candidates(version.content, *index, 1).first() == Some(worker.id),
+                    chunks,
+                    chunks_present: present,
+                    path: item.path,
+                });
+            }
+        }
+    }
+    views.sort_by_key(|view| (view.index, !view.first, view.worker));
+    Ok(views)
+}
+
+/// `cv fs free`: at every live worker, since a block may be where an earlier worker table placed it.
+pub async fn free(args: PathArgs) -> Result<(), CliError> {
+    let freed = with_client(&args.cluster, async |client| {
+        let root = client.metadata().resolve(&args.path).await?;
+        let mut freed = Freed::default();
+        let mut batch: Vec<BlockRef> = Vec::new();
+        walk(client, root, async |_, node| {
+            let Some(version) = version(node)? else { return Ok(()) };
+            freed.files += 1;
+            for index in 0..version.block_count() {
+                batch.push(version.block(index));
+                if batch.len() == BATCH {
+                    drop_blocks(client, std::mem::take(&mut batch), &mut freed).await?;
+                }
+            }
+            Ok(())
+        })
+        .await?;
+        drop_blocks(client, batch, &mut freed).await?;
+        Ok(freed)
+    })
+    .await?;
+    if args.json {
+        return console::json(&freed);
+    }
+    console::line(format_args!(
+        "dropped {} blocks, {}, of {} files",
+        freed.blocks,
+        console::size(freed.bytes),
+        freed.files
+    ))
+}
+
+async fn drop_blocks(client: &Client, blocks: Vec<BlockRef>, freed: &mut Freed) -> Result<(), CliError> {
+    if blocks.is_empty() {
+        return Ok(());
+    }
+    for worker in client.workers().workers().iter().filter(|worker| worker.state() == WorkerState::Live) {
+        let reply = client.pool().free(worker.id, blocks.clone()).await?;
+        freed.blocks += reply.blocks;
+        freed.bytes += reply.bytes;
+    }
+    Ok(())
+}

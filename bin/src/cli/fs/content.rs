@@ -1,0 +1,143 @@
+//! `cv fs cat` and `cv fs get`: bytes of files, through the cache as a mount reads them.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cavern_client::{Client, Node};
+use cavern_proto::master::Kind;
+use clap::Args;
+use futures::StreamExt as _;
+use futures::stream;
+use serde::Serialize;
+
+use super::walk::{walk, with_client};
+use crate::cli::connect::ClusterArgs;
+use crate::console;
+use crate::error::{CliError, Context as _};
+
+/// Reads of this size, so many at a time.
+const READ_BYTES: usize = 1 << 20;
+const READS: usize = 8;
+
+#[derive(Args)]
+pub struct CatArgs {
+    /// Absolute paths in the namespace.
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<String>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Args)]
+pub struct GetArgs {
+    /// Absolute path in the namespace.
+    #[arg(value_name = "PATH")]
+    path: String,
+    /// Where to [default: the same name in the current directory].
+    #[arg(value_name = "TARGET")]
+    target: Option<PathBuf>,
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Default, Serialize)]
+struct Copied {
+    files: u64,
+    bytes: u64,
+}
+
+impl CatArgs {
+    pub async fn run(self) -> Result<(), CliError> {
+        with_client(&self.cluster, async |client| {
+            for path in &self.paths {
+                let node = client.metadata().resolve(path).await?;
+                read(client, path, &node, console::raw).await?;
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+impl GetArgs {
+    pub async fn run(self) -> Result<(), CliError> {
+        let target = match &self.target {
+            Some(target) => target.clone(),
+            None => self.path.rsplit('/').find(|part| !part.is_empty()).map(PathBuf::from).ok_or_else(|| {
+                CliError::Usage("say where to put the whole namespace: cv fs get / TARGET".to_owned())
+            })?,
+        };
+        let copied = with_client(&self.cluster, async |client| {
+            let root = client.metadata().resolve(&self.path).await?;
+            // As `cp`: a file goes into an existing directory.
+            let target = match self.path.rsplit_once('/') {
+                Some((_, name)) if root.kind != Kind::Directory && target.is_dir() => target.join(name),
+                _ => target,
+            };
+            let mut copied = Copied::default();
+            walk(client, root, async |path, node| {
+                let local = if path.is_empty() { target.clone() } else { target.join(path) };
+                if node.kind == Kind::Directory {
+                    return fs::create_dir_all(&local).context(format_args!("cannot create {}", local.display()));
+                }
+                copied.files += 1;
+                copied.bytes += copy(client, path, node, &local).await?;
+                Ok(())
+            })
+            .await?;
+            Ok(copied)
+        })
+        .await?;
+        if self.json {
+            return console::json(&copied);
+        }
+        console::line(format_args!("{} files, {}", copied.files, console::size(copied.bytes)))
+    }
+}
+
+/// Copies one file under a temporary name first, so that an interrupted copy is not taken for a whole one.
+async fn copy(client: &Client, path: &str, node: &Arc<Node>, local: &Path) -> Result<u64, CliError> {
+    let mut partial = local.as_os_str().to_owned();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
+    let what = format!("cannot write {}", local.display());
+    let mut file = File::create(&partial).context(&what)?;
+    let result = read(client, path, node, |bytes| file.write_all(bytes).context(&what)).await;
+    if let Err(error) = result {
+        // The error of the copy is what counts.
+        let _ = fs::remove_file(&partial);
+        return Err(error);
+    }
+    fs::rename(&partial, local).context(&what)?;
+    Ok(node.size)
+}
+
+/// Hands the bytes of a file to `sink` in order, with several reads in flight.
+async fn read(
+    client: &Client,
+    path: &str,
+    node: &Arc<Node>,
+    mut sink: impl FnMut(&[u8]) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    if node.kind == Kind::Directory {
+        return Err(CliError::Usage(format!("{path} is a directory: name a file, or use `cv fs get`")));
+    }
+    let file = client.files().open(node).await?;
+    let offsets = (0..node.size).step_by(READ_BYTES);
+    let mut pieces = stream::iter(offsets).map(|offset| file.read(offset, READ_BYTES)).buffered(READS);
+    let mut total = 0;
+    while let Some(piece) = pieces.next().await {
+        let piece = piece?;
+        total += piece.len() as u64;
+        sink(&piece)?;
+    }
+    if total == node.size {
+        return Ok(());
+    }
+    Err(CliError::Failed(format!("{path}: read {total} of {} bytes", node.size)))
+}

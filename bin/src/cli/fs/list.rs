@@ -1,0 +1,208 @@
+//! `cv fs ls` and `cv fs stat`.
+
+use cavern_proto::master::{Entry, Kind, ReadDirRequest, ResolveRequest};
+use clap::Args;
+use serde::Serialize;
+
+use crate::cli::connect::{ClusterArgs, Connection};
+use crate::console;
+use crate::error::CliError;
+
+#[derive(Args)]
+pub struct LsArgs {
+    /// Absolute path in the namespace.
+    #[arg(value_name = "PATH", default_value = "/")]
+    path: String,
+    /// With permissions, size and time.
+    #[arg(short)]
+    long: bool,
+    /// With everything below.
+    #[arg(short = 'R')]
+    recursive: bool,
+    /// One JSON object per line.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Args)]
+pub struct StatArgs {
+    /// Absolute paths in the namespace.
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<String>,
+    /// One JSON object per line.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// An entry as it is shown.
+#[derive(Serialize)]
+struct EntryView {
+    path: String,
+    kind: &'static str,
+    size: u64,
+    mode: String,
+    uid: u32,
+    gid: u32,
+    mtime: String,
+    inode: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mount_id: Option<u32>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    key: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    etag: String,
+    /// Age of the listing that this comes from; absent where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    listing_age_ms: Option<i64>,
+}
+
+impl EntryView {
+    fn new(path: String, entry: &Entry) -> Self {
+        let attr = entry.attr.unwrap_or_default();
+        let (kind, letter) = match attr.kind() {
+            Kind::Directory => ("directory", 'd'),
+            Kind::Symlink => ("symlink", 'l'),
+            Kind::File | Kind::Unspecified => ("file", '-'),
+        };
+        Self {
+            path,
+            kind,
+            size: attr.size,
+            mode: mode_text(letter, attr.mode),
+            uid: attr.uid,
+            gid: attr.gid,
+            mtime: time_text(attr.mtime_ns),
+            inode: attr.inode,
+            mount_id: (entry.mount_id != 0).then_some(entry.mount_id),
+            key: entry.key.clone(),
+            etag: entry.etag.clone(),
+            listing_age_ms: (entry.listing_age_ms >= 0).then_some(entry.listing_age_ms),
+        }
+    }
+}
+
+/// `-rw-r--r--`.
+fn mode_text(kind: char, mode: u32) -> String {
+    let bits = (0..9).map(|bit| if mode & (0o400 >> bit) == 0 { '-' } else { ['r', 'w', 'x'][bit % 3] });
+    std::iter::once(kind).chain(bits).collect()
+}
+
+fn time_text(ns: i64) -> String {
+    jiff::Timestamp::from_nanosecond(i128::from(ns)).map_or_else(|_| ns.to_string(), |time| format!("{time:.3}"))
+}
+
+/// The path of a child, `name` as readable as it can be.
+pub fn join(directory: &str, name: &[u8]) -> String {
+    format!("{}/{}", directory.trim_end_matches('/'), String::from_utf8_lossy(name))
+}
+
+pub async fn resolve(connection: &mut Connection, path: &str) -> Result<Entry, CliError> {
+    Ok(connection.namespace.resolve(ResolveRequest { path: path.to_owned() }).await?.into_inner())
+}
+
+impl LsArgs {
+    pub async fn run(self) -> Result<(), CliError> {
+        let mut connection = self.cluster.connect().await?;
+        let entry = resolve(&mut connection, &self.path).await?;
+        let attr = entry.attr.unwrap_or_default();
+        if attr.kind() != Kind::Directory {
+            return self.print(self.path.clone(), &entry);
+        }
+        let mut pending = vec![(self.path.clone(), attr.inode)];
+        while let Some((directory, inode)) = pending.pop() {
+            let below = self.directory(&mut connection, &directory, inode).await?;
+            if self.recursive {
+                pending.extend(below.into_iter().rev());
+            }
+        }
+        Ok(())
+    }
+
+    /// Prints the entries of one directory as they arrive; answers the directories among them.
+    async fn directory(
+        &self,
+        connection: &mut Connection,
+        path: &str,
+        inode: u64,
+    ) -> Result<Vec<(String, u64)>, CliError> {
+        let request = ReadDirRequest { inode, after_name: Default::default(), limit: 0 };
+        let mut pages = connection.namespace.read_dir(request).await?.into_inner();
+        let mut directories = Vec::new();
+        while let Some(page) = pages.message().await? {
+            for entry in &page.entries {
+                let attr = entry.attr.unwrap_or_default();
+                if self.recursive && attr.kind() == Kind::Directory {
+                    directories.push((join(path, &entry.name), attr.inode));
+                }
+                self.print(join(path, &entry.name), entry)?;
+            }
+        }
+        Ok(directories)
+    }
+
+    fn print(&self, path: String, entry: &Entry) -> Result<(), CliError> {
+        let view = EntryView::new(path, entry);
+        if self.json {
+            return console::json_line(&view);
+        }
+        let slash = if view.kind == "directory" { "/" } else { "" };
+        let name = match view.path.rsplit_once('/') {
+            Some((_, name)) if !self.recursive && !name.is_empty() => name,
+            _ => &view.path,
+        };
+        if self.long {
+            return console::line(format_args!("{} {:>14} {} {name}{slash}", view.mode, view.size, view.mtime));
+        }
+        console::line(format_args!("{name}{slash}"))
+    }
+}
+
+impl StatArgs {
+    pub async fn run(self) -> Result<(), CliError> {
+        let mut connection = self.cluster.connect().await?;
+        for path in &self.paths {
+            let entry = resolve(&mut connection, path).await?;
+            let view = EntryView::new(path.clone(), &entry);
+            if self.json {
+                console::json_line(&view)?;
+                continue;
+            }
+            console::line(&view.path)?;
+            let mut facts = vec![
+                ("kind", view.kind.to_owned()),
+                ("size", view.size.to_string()),
+                ("mode", view.mode),
+                ("owner", format!("{}:{}", view.uid, view.gid)),
+                ("modified", view.mtime),
+                ("inode", view.inode.to_string()),
+            ];
+            facts.extend(view.mount_id.map(|id| ("mount", id.to_string())));
+            facts.extend(Some(view.key).filter(|key| !key.is_empty()).map(|key| ("key", key)));
+            facts.extend(Some(view.etag).filter(|etag| !etag.is_empty()).map(|etag| ("etag", etag)));
+            facts.extend(view.listing_age_ms.map(|age| ("listed", format!("{:.1} s ago", age as f64 / 1000.0))));
+            for (name, value) in facts {
+                console::line(format_args!("  {name:<9} {value}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_times_and_paths_read_as_usual() {
+        assert_eq!(mode_text('d', 0o755), "drwxr-xr-x");
+        assert_eq!(mode_text('-', 0o640), "-rw-r-----");
+        assert_eq!(time_text(1_700_000_000_123_456_789), "2023-11-14T22:13:20.123Z");
+        assert_eq!(time_text(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(join("/", b"a"), "/a");
+        assert_eq!(join("/a/b", b"c"), "/a/b/c");
+    }
+}

@@ -1,0 +1,147 @@
+//! `cv fs du`, `cv fs count` and `cv fs df`.
+
+use cavern_proto::master::{Kind, ListWorkersRequest, ReadDirRequest, UsageProgress, UsageRequest, WorkerState};
+use clap::Args;
+use serde::Serialize;
+
+use super::PathArgs;
+use super::list::{join, resolve};
+use crate::cli::connect::{ClusterArgs, Connection};
+use crate::console;
+use crate::error::CliError;
+
+#[derive(Args)]
+pub struct DuArgs {
+    #[command(flatten)]
+    place: PathArgs,
+    /// Only the total.
+    #[arg(short)]
+    summary: bool,
+}
+
+#[derive(Args)]
+pub struct DfArgs {
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Serialize)]
+struct UsageView {
+    path: String,
+    directories: u64,
+    files: u64,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct DfView {
+    worker: String,
+    path: String,
+    tier: String,
+    capacity_bytes: u64,
+    used_bytes: u64,
+    free_bytes: u64,
+}
+
+/// What is below a path, the directory itself included.
+async fn usage(connection: &mut Connection, path: String) -> Result<UsageView, CliError> {
+    let mut progress = connection.namespace.usage(UsageRequest { path: path.clone() }).await?.into_inner();
+    let mut last = UsageProgress::default();
+    while let Some(message) = progress.message().await? {
+        last = message;
+    }
+    if !last.done {
+        return Err(CliError::Failed(format!("the master gave up counting {path}: see its log")));
+    }
+    Ok(UsageView { path, directories: last.directories, files: last.files, bytes: last.bytes })
+}
+
+impl DuArgs {
+    pub async fn run(self) -> Result<(), CliError> {
+        let mut connection = self.place.cluster.connect().await?;
+        let path = self.place.path;
+        let mut views = Vec::new();
+        let root = resolve(&mut connection, &path).await?.attr.unwrap_or_default();
+        if !self.summary && root.kind() == Kind::Directory {
+            let request = ReadDirRequest { inode: root.inode, after_name: Default::default(), limit: 0 };
+            let mut pages = connection.clone().namespace.read_dir(request).await?.into_inner();
+            while let Some(page) = pages.message().await? {
+                for entry in &page.entries {
+                    let attr = entry.attr.unwrap_or_default();
+                    let path = join(&path, &entry.name);
+                    views.push(match attr.kind() {
+                        Kind::Directory => usage(&mut connection, path).await?,
+                        _ => UsageView { path, directories: 0, files: 1, bytes: attr.size },
+                    });
+                }
+            }
+        }
+        views.push(usage(&mut connection, path).await?);
+        if self.place.json {
+            return console::json(&views);
+        }
+        for view in views {
+            console::line(format_args!("{:>12}  {}", console::size(view.bytes), view.path))?;
+        }
+        Ok(())
+    }
+}
+
+/// `cv fs count`.
+pub async fn count(args: PathArgs) -> Result<(), CliError> {
+    let view = usage(&mut args.cluster.connect().await?, args.path).await?;
+    if args.json {
+        return console::json(&view);
+    }
+    console::line(format_args!(
+        "{} directories, {} files, {} bytes in {}",
+        view.directories, view.files, view.bytes, view.path
+    ))
+}
+
+impl DfArgs {
+    pub async fn run(self) -> Result<(), CliError> {
+        let table = self.cluster.connect().await?.cluster.list_workers(ListWorkersRequest {}).await?.into_inner();
+        let live = table.workers.iter().filter(|worker| worker.state() == WorkerState::Live);
+        let views: Vec<_> = live
+            .flat_map(|worker| {
+                worker.disks.iter().map(|disk| DfView {
+                    worker: worker.data_address.clone(),
+                    path: disk.path.clone(),
+                    tier: disk.tier.clone(),
+                    capacity_bytes: disk.capacity_bytes,
+                    used_bytes: disk.used_bytes,
+                    free_bytes: disk.capacity_bytes.saturating_sub(disk.used_bytes),
+                })
+            })
+            .collect();
+        if self.json {
+            return console::json(&views);
+        }
+        let sum = |of: fn(&DfView) -> u64| views.iter().map(of).sum::<u64>();
+        let total = DfView {
+            worker: "total".to_owned(),
+            path: String::new(),
+            tier: String::new(),
+            capacity_bytes: sum(|view| view.capacity_bytes),
+            used_bytes: sum(|view| view.used_bytes),
+            free_bytes: sum(|view| view.free_bytes),
+        };
+        let row = |view: &DfView| {
+            [
+                view.worker.clone(),
+                console::size(view.capacity_bytes),
+                console::size(view.used_bytes),
+                console::size(view.free_bytes),
+                console::share(view.used_bytes, view.capacity_bytes),
+                view.tier.clone(),
+                view.path.clone(),
+            ]
+        };
+        let rows: Vec<_> = views.iter().chain([&total]).map(row).collect();
+        console::table(["WORKER", "SIZE", "USED", "FREE", "USE", "TIER", "DIRECTORY"], &rows)
+    }
+}

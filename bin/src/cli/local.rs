@@ -1,0 +1,202 @@
+//! `cv local`: a whole cluster on this host.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand};
+
+use crate::console;
+use crate::error::{CliError, Context as _};
+use crate::local::{self, ChildName, Cluster, UpOptions, seed};
+
+/// How long a child has for what it has begun before it is killed.
+const STOP_PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Subcommand)]
+pub enum LocalCommand {
+    /// Start a cluster: object store, master, workers, FUSE client. Returns when the mount can be used.
+    #[command(after_help = "Examples:
+  cv local up
+  cv local up --dir /tmp/a --workers 3 --mount-point /mnt/a --conf my.toml
+
+On a cluster that is up, starts whatever is not running and adds workers and mount points. \
+Addresses and directories are chosen by `cv local`; all else of --conf is honoured.")]
+    Up(UpArgs),
+    /// Show the endpoints and which children run.
+    #[command(after_help = "Examples:
+  cv local status
+  cv local status --json | jq -r .s3.endpoint")]
+    Status(StatusArgs),
+    /// Stop everything and unmount. What is stored stays for the next `up`.
+    Down(DownArgs),
+    /// Start a child that is not running, on the addresses it had.
+    #[command(after_help = "Examples:
+  cv local start worker1     the second worker
+  cv local start fuse")]
+    Start(ChildArgs),
+    /// Stop a child with SIGTERM.
+    Stop(ChildArgs),
+    /// Kill a child with SIGKILL.
+    Kill(ChildArgs),
+    /// Copy a directory of files into a bucket of the cluster's object store; the bucket is made if need be.
+    #[command(after_help = "Examples:
+  cv gen-images /tmp/images --count 2000 && cv local seed /tmp/images s3://demo/images")]
+    Seed(SeedArgs),
+    #[command(hide = true)]
+    Keep(KeepArgs),
+}
+
+#[derive(Args)]
+pub struct DirArgs {
+    /// Directory of the cluster [default: ~/.cavern/local].
+    #[arg(long, value_name = "D")]
+    dir: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct UpArgs {
+    #[command(flatten)]
+    place: DirArgs,
+    /// Where the namespace is mounted [default: D/mnt]; several times for several FUSE clients.
+    #[arg(long, value_name = "M")]
+    mount_point: Vec<PathBuf>,
+    /// How many workers [default: as many as there were, or 1].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    workers: Option<u16>,
+    /// Configuration file for all processes; addresses and directories in it are replaced.
+    #[arg(long, value_name = "F")]
+    conf: Option<PathBuf>,
+    /// Seconds that each child has to become ready.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    timeout: u64,
+    /// The result as JSON, as `status --json` has it.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    place: DirArgs,
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+pub struct DownArgs {
+    #[command(flatten)]
+    place: DirArgs,
+    /// Remove everything the cluster has stored as well: the whole directory D.
+    #[arg(long)]
+    purge: bool,
+}
+
+#[derive(Args)]
+pub struct ChildArgs {
+    /// s3, master, worker or fuse, with its number from 0: worker1; without a number the first.
+    #[arg(value_name = "ROLE[N]")]
+    child: ChildName,
+    #[command(flatten)]
+    place: DirArgs,
+}
+
+#[derive(Args)]
+pub struct SeedArgs {
+    /// Directory to copy.
+    #[arg(value_name = "DIR")]
+    source: PathBuf,
+    /// s3://BUCKET[/PREFIX]
+    #[arg(value_name = "URI")]
+    target: String,
+    #[command(flatten)]
+    place: DirArgs,
+}
+
+#[derive(Args)]
+pub struct KeepArgs {
+    #[arg(long)]
+    run: PathBuf,
+    #[arg(long)]
+    log: PathBuf,
+    #[arg(last = true)]
+    arguments: Vec<String>,
+}
+
+impl DirArgs {
+    fn path(&self) -> PathBuf {
+        self.dir.clone().unwrap_or_else(local::default_directory)
+    }
+
+    fn cluster(&self) -> Result<Cluster, CliError> {
+        Cluster::load(&self.path())
+    }
+}
+
+impl LocalCommand {
+    pub fn run(self) -> Result<(), CliError> {
+        match self {
+            Self::Up(args) => args.run(),
+            Self::Status(args) => {
+                let status = local::status(&args.place.cluster()?)?;
+                if args.json { console::json(&status) } else { status.print() }
+            }
+            Self::Down(args) => args.run(),
+            Self::Start(args) => args.act("started", |cluster, name| local::start(cluster, name, STOP_PATIENCE)),
+            Self::Stop(args) => args.act("stopped", |cluster, name| local::stop(cluster, name, STOP_PATIENCE)),
+            Self::Kill(args) => args.act("killed", local::kill),
+            Self::Seed(args) => {
+                let copied = seed::seed(&args.place.cluster()?.s3, &args.source, &args.target)?;
+                console::line(format_args!(
+                    "{} objects, {} in {}",
+                    copied.objects,
+                    console::size(copied.bytes),
+                    args.target
+                ))
+            }
+            Self::Keep(args) => local::keep(&args.run, &args.log, &args.arguments).context("cannot keep a child"),
+        }
+    }
+}
+
+impl UpArgs {
+    fn run(self) -> Result<(), CliError> {
+        let started = Instant::now();
+        let cluster = local::up(&UpOptions {
+            directory: self.place.path(),
+            mount_points: self.mount_point,
+            workers: self.workers.map(usize::from),
+            conf: self.conf,
+            patience: Duration::from_secs(self.timeout),
+        })?;
+        let status = local::status(&cluster)?;
+        if self.json {
+            return console::json(&status);
+        }
+        status.print()?;
+        console::line(format_args!("up in {:.2} s", started.elapsed().as_secs_f64()))
+    }
+}
+
+impl DownArgs {
+    fn run(self) -> Result<(), CliError> {
+        let directory = self.place.path();
+        let Some(cluster) = Cluster::find(&directory)? else {
+            return console::line(format_args!("no local cluster in {}: nothing to stop", directory.display()));
+        };
+        local::down(&cluster, STOP_PATIENCE)?;
+        if self.purge {
+            std::fs::remove_dir_all(&directory).context(format_args!("cannot remove {}", directory.display()))?;
+            return console::line(format_args!("stopped and removed {}", directory.display()));
+        }
+        console::line(format_args!("stopped; `cv local up` continues with what {} holds", directory.display()))
+    }
+}
+
+impl ChildArgs {
+    fn act(self, done: &str, action: impl Fn(&Cluster, ChildName) -> Result<(), CliError>) -> Result<(), CliError> {
+        let cluster = self.place.cluster()?;
+        cluster.expect(self.child)?;
+        action(&cluster, self.child)?;
+        console::line(format_args!("{} {done}", self.child))
+    }
+}

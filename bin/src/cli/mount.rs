@@ -1,0 +1,309 @@
+//! `cv mount` and `cv umount`.
+
+use std::collections::{BTreeMap, HashMap};
+
+use cavern_conf::{ByteSize, Interval};
+use cavern_proto::master::{
+    Consistency, ListMountsRequest, Mount, MountRequest, MountStatus, MountTable, UnmountRequest, WriteType,
+};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::connect::ClusterArgs;
+use crate::console;
+use crate::error::CliError;
+
+#[derive(Args)]
+#[command(after_help = "Options of a bucket (-c):
+  s3.endpoint_url          http://host:port of an S3-compatible store
+  s3.region_name           region that requests are signed for
+  s3.credentials.access    access key
+  s3.credentials.secret    secret key
+  s3.force.path.style      true: http://host/BUCKET/KEY, false: http://BUCKET.host/KEY
+
+Examples:
+  cv mount s3://data/train /train --write-type cache_mode -c s3.endpoint_url=http://s3:9000 \\
+      -c s3.credentials.access=KEY -c s3.credentials.secret=SECRET
+  cv mount s3://data/train /train --write-type cache_mode -c … --check      verify only
+  cv mount                                                                  list what is attached
+
+Bucket and credentials are verified before anything is recorded.")]
+pub struct MountArgs {
+    /// What to attach: s3://BUCKET[/PREFIX].
+    #[arg(value_name = "URI", requires = "path")]
+    uri: Option<String>,
+    /// Where in the namespace: /train.
+    #[arg(value_name = "PATH")]
+    path: Option<String>,
+    /// Which side is the truth.
+    #[arg(long, value_enum, requires = "uri")]
+    write_type: Option<WriteTypeArg>,
+    /// Option of the bucket; several times.
+    #[arg(short = 'c', long = "option", value_name = "KEY=VALUE", value_parser = key_value, requires = "uri")]
+    options: Vec<(String, String)>,
+    /// Cached blocks unused for this many milliseconds may be dropped first; 0 for never.
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    ttl_ms: u64,
+    /// Workers that keep each block.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    replicas: u32,
+    /// Size of the blocks that files are cut into: a multiple of 128KiB from 1MiB to 1GiB.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    block_size: ByteSize,
+    /// How long a directory's listing is trusted.
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    metadata_ttl: Interval,
+    /// When the bucket is asked again.
+    #[arg(long, value_enum, default_value_t = ConsistencyArg::Ttl)]
+    consistency: ConsistencyArg,
+    /// Verify bucket and credentials, record nothing.
+    #[arg(long, requires = "uri")]
+    check: bool,
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum WriteTypeArg {
+    /// The bucket is the truth; Cavern caches it.
+    #[value(name = "cache_mode")]
+    CacheMode,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum ConsistencyArg {
+    /// When a listing is older than the metadata TTL.
+    Ttl,
+    /// At every open of a file.
+    Always,
+    /// At `cv refresh` only.
+    Never,
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("write it as key=value, for example s3.endpoint_url=http://127.0.0.1:9000".to_owned()),
+    }
+}
+
+impl MountArgs {
+    pub async fn run(mut self) -> Result<(), CliError> {
+        let (Some(uri), Some(path)) = (self.uri.take(), self.path.take()) else {
+            return self.list().await;
+        };
+        if self.write_type.is_none() {
+            let text = "say which side is the truth: --write-type cache_mode (the bucket; Cavern caches it)";
+            return Err(CliError::Usage(text.to_owned()));
+        }
+        let check_only = self.check;
+        let request = MountRequest { mount: Some(self.mount(uri, path)?), check_only };
+        let reply = self.cluster.connect().await?.cluster.mount(request).await?.into_inner();
+        let view = MountView::new(&reply.mount.unwrap_or_default(), None);
+        if self.json {
+            return console::json(&view);
+        }
+        let done = if check_only { "can be mounted at" } else { "is mounted at" };
+        console::line(format_args!("{} {done} {}", view.uri, view.path))
+    }
+
+    fn mount(&self, uri: String, path: String) -> Result<Mount, CliError> {
+        let mut options = HashMap::new();
+        for (key, value) in &self.options {
+            if options.insert(key.clone(), value.clone()).is_some() {
+                return Err(CliError::Usage(format!("-c {key} is given twice")));
+            }
+        }
+        let metadata_ttl_ms = u64::try_from(self.metadata_ttl.get().as_millis()).unwrap_or(u64::MAX);
+        let consistency = match self.consistency {
+            ConsistencyArg::Ttl => Consistency::Ttl,
+            ConsistencyArg::Always => Consistency::Always,
+            ConsistencyArg::Never => Consistency::Never,
+        };
+        Ok(Mount {
+            path,
+            uri,
+            write_type: WriteType::CacheMode.into(),
+            options,
+            block_size: self.block_size.bytes(),
+            replicas: self.replicas,
+            metadata_ttl_ms,
+            consistency: consistency.into(),
+            ttl_ms: self.ttl_ms,
+            ..Mount::default()
+        })
+    }
+
+    async fn list(self) -> Result<(), CliError> {
+        let table = self.cluster.connect().await?.cluster.list_mounts(ListMountsRequest {}).await?.into_inner();
+        let views = MountView::all(&table);
+        if self.json { console::json(&views) } else { print(&views) }
+    }
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cv umount /train")]
+pub struct UmountArgs {
+    /// Namespace path of the mount.
+    #[arg(value_name = "PATH")]
+    path: String,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+impl UmountArgs {
+    pub async fn run(self) -> Result<(), CliError> {
+        let mut connection = self.cluster.connect().await?;
+        let reply = connection.cluster.unmount(UnmountRequest { path: self.path }).await?.into_inner();
+        let mount = reply.mount.unwrap_or_default();
+        console::line(format_args!("{} is no longer mounted at {}", mount.uri, mount.path))
+    }
+}
+
+/// A mount as it may be shown: without secrets.
+#[derive(Debug, Serialize)]
+pub struct MountView {
+    pub id: u32,
+    pub path: String,
+    pub uri: String,
+    pub write_type: &'static str,
+    pub consistency: &'static str,
+    pub metadata_ttl_ms: u64,
+    pub ttl_ms: u64,
+    pub block_size: u64,
+    pub replicas: u32,
+    pub options: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<StatusView>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct StatusView {
+    pub indexing: bool,
+    pub indexed_entries: u64,
+    pub hidden_keys: u64,
+    pub last_error: String,
+}
+
+impl MountView {
+    pub fn new(mount: &Mount, status: Option<&MountStatus>) -> Self {
+        Self {
+            id: mount.id,
+            path: mount.path.clone(),
+            uri: mount.uri.clone(),
+            write_type: match mount.write_type() {
+                WriteType::CacheMode => "cache_mode",
+                WriteType::Unspecified => "unknown",
+            },
+            consistency: match mount.consistency() {
+                Consistency::Always => "always",
+                Consistency::Never => "never",
+                Consistency::Ttl | Consistency::Unspecified => "ttl",
+            },
+            metadata_ttl_ms: mount.metadata_ttl_ms,
+            ttl_ms: mount.ttl_ms,
+            block_size: mount.block_size,
+            replicas: mount.replicas,
+            options: mount.options.iter().map(|(key, value)| (key.clone(), shown(key, value))).collect(),
+            status: status.map(|status| StatusView {
+                indexing: status.indexing,
+                indexed_entries: status.indexed_entries,
+                hidden_keys: status.hidden_keys,
+                last_error: status.last_error.clone(),
+            }),
+        }
+    }
+
+    /// All mounts, by path.
+    pub fn all(table: &MountTable) -> Vec<Self> {
+        let mut views: Vec<_> = table
+            .mounts
+            .iter()
+            .map(|mount| Self::new(mount, table.status.iter().find(|status| status.mount_id == mount.id)))
+            .collect();
+        views.sort_by(|one, other| one.path.cmp(&other.path));
+        views
+    }
+
+    fn state(&self) -> String {
+        let Some(status) = &self.status else { return String::new() };
+        let mut parts = Vec::new();
+        if status.indexing {
+            parts.push(format!("indexing ({} entries)", status.indexed_entries));
+        }
+        if status.hidden_keys > 0 {
+            parts.push(format!("{} keys hidden", status.hidden_keys));
+        }
+        if !status.last_error.is_empty() {
+            parts.push(status.last_error.clone());
+        }
+        if parts.is_empty() { "ok".to_owned() } else { parts.join(", ") }
+    }
+}
+
+/// Only what is known to be harmless is shown: an option that this version does not know may be a secret.
+fn shown(key: &str, value: &str) -> String {
+    match key {
+        "s3.endpoint_url"
+        | "s3.region_name"
+        | "s3.credentials.access"
+        | "s3.credentials.profile"
+        | "s3.force.path.style"
+        | "s3.anonymous" => value.to_owned(),
+        _ => "***".to_owned(),
+    }
+}
+
+/// The table of `cv mount` and `cv report`.
+pub fn print(views: &[MountView]) -> Result<(), CliError> {
+    if views.is_empty() {
+        return console::line("nothing is mounted: attach a bucket with `cv mount s3://BUCKET/PREFIX /PATH`");
+    }
+    let rows: Vec<_> = views
+        .iter()
+        .map(|view| {
+            let options: Vec<_> = view.options.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            [
+                view.path.clone(),
+                view.uri.clone(),
+                view.write_type.to_owned(),
+                format!("{} {}", view.consistency, Interval::millis(view.metadata_ttl_ms)),
+                view.state(),
+                options.join(" "),
+            ]
+        })
+        .collect();
+    console::table(["PATH", "URI", "MODE", "CONSISTENCY", "STATUS", "OPTIONS"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_and_unknown_options_are_not_shown() {
+        let options = [
+            ("s3.endpoint_url", "http://h"),
+            ("s3.credentials.access", "AK"),
+            ("s3.credentials.secret", "hush"),
+            ("s3.credentials.session_token", "hush"),
+            ("gcs.private_key", "hush"),
+        ];
+        let options = options.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let view = MountView::new(&Mount { options, ..Mount::default() }, None);
+        let text = serde_json::to_string(&view).unwrap();
+        assert!(!text.contains("hush") && text.contains("http://h") && text.contains("AK"), "{text}");
+    }
+
+    #[test]
+    fn options_need_a_key_and_keep_equal_signs_of_the_value() {
+        assert_eq!(key_value("a=b=c"), Ok(("a".into(), "b=c".into())));
+        assert_eq!(key_value("a="), Ok(("a".into(), String::new())));
+        assert!(key_value("=b").is_err());
+        assert!(key_value("ab").is_err());
+    }
+}

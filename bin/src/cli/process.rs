@@ -1,0 +1,119 @@
+//! `cv master`, `cv worker`, `cv fuse`, `cv dev-s3`: the processes of a cluster.
+
+use std::fmt::Display;
+use std::future::Future;
+use std::path::PathBuf;
+
+use cavern_conf::{Config, process};
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{CliError, Context as _};
+
+/// What waits on disks; the default of 512 would let a burst of slow reads grow memory without need.
+const BLOCKING_THREADS: usize = 64;
+
+#[derive(Args)]
+#[command(after_help = "The file may also be named by CV_CONF; \
+CV_SECTION__KEY in the environment overrides single keys.
+
+Examples:
+  cv master --conf /etc/cavern/cluster.toml
+  CV_LOG__LEVEL=debug cv worker --conf /etc/cavern/cluster.toml
+
+SIGTERM and SIGINT drain and end with exit code 0.")]
+pub struct ProcessArgs {
+    /// Configuration file of the cluster.
+    #[arg(long, value_name = "FILE")]
+    conf: Option<PathBuf>,
+}
+
+impl ProcessArgs {
+    pub fn master(self) -> Result<(), CliError> {
+        self.run(cavern_master::run)
+    }
+
+    pub fn worker(self) -> Result<(), CliError> {
+        self.run(cavern_worker::run)
+    }
+
+    pub fn fuse(self) -> Result<(), CliError> {
+        self.run(cavern_fuse::run)
+    }
+
+    fn run<F, E>(self, role: impl FnOnce(Config, CancellationToken) -> F) -> Result<(), CliError>
+    where
+        F: Future<Output = Result<(), E>>,
+        E: Display,
+    {
+        let config = Config::load(self.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
+        process::init_logging(&config.log).map_err(|error| CliError::Usage(error.to_string()))?;
+        serve(|stop| role(config, stop))
+    }
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cv dev-s3 --root /tmp/objects --listen 127.0.0.1:9000
+  cv dev-s3 --root /tmp/objects --listen 127.0.0.1:0 --request-log /tmp/requests.jsonl
+
+For laptops and tests. Objects are files below --root, under names made of hashes.")]
+pub struct DevS3Args {
+    /// Where objects are kept; created if it does not exist.
+    #[arg(long, value_name = "DIR")]
+    root: PathBuf,
+    /// Address of the S3 port; port 0 takes a free one.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9000")]
+    listen: String,
+    /// Address of the port for statistics and injected faults; none without.
+    #[arg(long, value_name = "HOST:PORT")]
+    admin_listen: Option<String>,
+    /// Access key that clients must sign with.
+    #[arg(long, env = "CV_DEV_S3_ACCESS_KEY", hide_env_values = true, default_value = "cavern")]
+    access_key: String,
+    /// Secret key that clients must sign with.
+    #[arg(
+        long,
+        env = "CV_DEV_S3_SECRET_KEY",
+        hide_env_values = true,
+        default_value = "cavern-secret",
+        hide_default_value = true
+    )]
+    secret_key: String,
+    /// Write one JSON line for each request to this file.
+    #[arg(long, value_name = "FILE")]
+    request_log: Option<PathBuf>,
+}
+
+impl DevS3Args {
+    pub fn run(self) -> Result<(), CliError> {
+        process::init_logging(&Config::default().log).map_err(|error| CliError::Usage(error.to_string()))?;
+        let config = cavern_dev_s3::DevS3Config {
+            listen: self.listen,
+            admin_listen: self.admin_listen,
+            access_key: self.access_key,
+            secret_key: self.secret_key,
+            request_log: self.request_log,
+            ..cavern_dev_s3::DevS3Config::new(self.root)
+        };
+        serve(|stop| cavern_dev_s3::run(config, stop))
+    }
+}
+
+/// Runs a process until it is told to stop.
+fn serve<F, E>(role: impl FnOnce(CancellationToken) -> F) -> Result<(), CliError>
+where
+    F: Future<Output = Result<(), E>>,
+    E: Display,
+{
+    process::raise_descriptor_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .build()
+        .context("cannot start the asynchronous runtime")?;
+    runtime.block_on(async {
+        let stop = process::shutdown_on_signals();
+        role(stop).await.map_err(|error| CliError::Failed(error.to_string()))
+    })
+}

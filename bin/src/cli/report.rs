@@ -1,0 +1,258 @@
+//! `cv report` and `cv node list`: what the cluster is doing.
+
+use cavern_proto::master::{ClusterStatus, ListWorkersRequest, StatusRequest, Worker, WorkerState, WorkerTable};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use super::connect::ClusterArgs;
+use super::load::JobView;
+use super::mount::{self, MountView};
+use crate::console;
+use crate::error::CliError;
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cv report
+  cv report --json | jq .cache.hit_ratio")]
+pub struct ReportArgs {
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Subcommand)]
+pub enum NodeCommand {
+    /// List the workers, those that are lost included.
+    #[command(after_help = "Examples:
+  cv node list --json")]
+    List(ReportArgs),
+}
+
+#[derive(Serialize)]
+struct Report {
+    cluster_id: String,
+    version: String,
+    leader: u64,
+    applied_index: u64,
+    inodes: u64,
+    sessions: u64,
+    cache: Cache,
+    workers: Vec<WorkerView>,
+    mounts: Vec<MountView>,
+    jobs: Vec<JobView>,
+}
+
+/// Sums over the live workers, since each of them started.
+#[derive(Default, Serialize)]
+struct Cache {
+    capacity_bytes: u64,
+    used_bytes: u64,
+    blocks: u64,
+    hits: u64,
+    misses: u64,
+    hit_bytes: u64,
+    miss_bytes: u64,
+    /// Bytes served from the cache by bytes served; absent before the first read.
+    hit_ratio: Option<f64>,
+    ufs_bytes: u64,
+    ufs_requests: u64,
+    evicted_blocks: u64,
+    corrupt_chunks: u64,
+}
+
+#[derive(Serialize)]
+struct WorkerView {
+    id: u64,
+    state: &'static str,
+    host: String,
+    data: String,
+    http: String,
+    socket: String,
+    version: String,
+    capacity_bytes: u64,
+    used_bytes: u64,
+    blocks: u64,
+    last_heartbeat_age_ms: i64,
+    hit_bytes: u64,
+    miss_bytes: u64,
+    disks: Vec<DiskView>,
+}
+
+#[derive(Serialize)]
+struct DiskView {
+    path: String,
+    tier: String,
+    capacity_bytes: u64,
+    used_bytes: u64,
+    healthy: bool,
+    error: String,
+}
+
+impl ReportArgs {
+    pub async fn run(self) -> Result<(), CliError> {
+        let status = self.cluster.connect().await?.cluster.status(StatusRequest {}).await?.into_inner();
+        let report = Report::new(status);
+        if self.json { console::json(&report) } else { report.print() }
+    }
+}
+
+impl NodeCommand {
+    pub async fn run(self) -> Result<(), CliError> {
+        let Self::List(args) = self;
+        let table = args.cluster.connect().await?.cluster.list_workers(ListWorkersRequest {}).await?.into_inner();
+        let views: Vec<_> = table.workers.iter().map(WorkerView::new).collect();
+        if args.json { console::json(&views) } else { print_workers(&views) }
+    }
+}
+
+impl Report {
+    fn new(status: ClusterStatus) -> Self {
+        let workers = status.workers.unwrap_or_default();
+        Self {
+            cluster_id: status.cluster_id,
+            version: status.version,
+            leader: status.leader,
+            applied_index: status.applied_index,
+            inodes: status.inodes,
+            sessions: status.sessions,
+            cache: Cache::of(&workers),
+            workers: workers.workers.iter().map(WorkerView::new).collect(),
+            mounts: MountView::all(&status.mounts.unwrap_or_default()),
+            jobs: status.jobs.into_iter().map(JobView::from).collect(),
+        }
+    }
+
+    fn print(&self) -> Result<(), CliError> {
+        let live = self.workers.iter().filter(|worker| worker.state == "live").count();
+        let cache = &self.cache;
+        console::line(format_args!("cluster   {}, version {}", self.cluster_id, self.version))?;
+        console::line(format_args!(
+            "master    leader {}, log applied to {}, {} inodes, {} clients",
+            self.leader, self.applied_index, self.inodes, self.sessions
+        ))?;
+        console::line(format_args!(
+            "cache     {} of {} used, {} blocks on {live} workers, {} evicted",
+            console::size(cache.used_bytes),
+            console::size(cache.capacity_bytes),
+            cache.blocks,
+            cache.evicted_blocks
+        ))?;
+        console::line(format_args!(
+            "hits      {} of bytes ({} from the cache, {} fetched first), {} of requests",
+            console::share(cache.hit_bytes, cache.hit_bytes + cache.miss_bytes),
+            console::size(cache.hit_bytes),
+            console::size(cache.miss_bytes),
+            console::share(cache.hits, cache.hits + cache.misses)
+        ))?;
+        console::line(format_args!(
+            "buckets   {} read by workers in {} requests",
+            console::size(cache.ufs_bytes),
+            cache.ufs_requests
+        ))?;
+        if cache.corrupt_chunks > 0 {
+            console::line(format_args!(
+                "damage    {} chunks failed their checksum and were fetched again",
+                cache.corrupt_chunks
+            ))?;
+        }
+        console::line("")?;
+        print_workers(&self.workers)?;
+        console::line("")?;
+        mount::print(&self.mounts)?;
+        if !self.jobs.is_empty() {
+            console::line("")?;
+            JobView::print_table(&self.jobs)?;
+        }
+        Ok(())
+    }
+}
+
+impl Cache {
+    fn of(table: &WorkerTable) -> Self {
+        let mut cache = Self::default();
+        for worker in table.workers.iter().filter(|worker| worker.state() == WorkerState::Live) {
+            let counters = worker.counters.unwrap_or_default();
+            cache.capacity_bytes += worker.capacity_bytes;
+            cache.used_bytes += worker.used_bytes;
+            cache.blocks += worker.blocks;
+            cache.hits += counters.hits;
+            cache.misses += counters.misses;
+            cache.hit_bytes += counters.hit_bytes;
+            cache.miss_bytes += counters.miss_bytes;
+            cache.ufs_bytes += counters.ufs_bytes;
+            cache.ufs_requests += counters.ufs_requests;
+            cache.evicted_blocks += counters.evicted_blocks;
+            cache.corrupt_chunks += counters.corrupt_chunks;
+        }
+        let served = cache.hit_bytes + cache.miss_bytes;
+        cache.hit_ratio = (served > 0).then(|| cache.hit_bytes as f64 / served as f64);
+        cache
+    }
+}
+
+impl WorkerView {
+    fn new(worker: &Worker) -> Self {
+        let counters = worker.counters.unwrap_or_default();
+        Self {
+            id: worker.id,
+            state: match worker.state() {
+                WorkerState::Live => "live",
+                WorkerState::Lost => "lost",
+                WorkerState::Unspecified => "unknown",
+            },
+            host: worker.host.clone(),
+            data: worker.data_address.clone(),
+            http: worker.http_address.clone(),
+            socket: worker.socket_path.clone(),
+            version: worker.version.clone(),
+            capacity_bytes: worker.capacity_bytes,
+            used_bytes: worker.used_bytes,
+            blocks: worker.blocks,
+            last_heartbeat_age_ms: worker.last_heartbeat_age_ms,
+            hit_bytes: counters.hit_bytes,
+            miss_bytes: counters.miss_bytes,
+            disks: worker
+                .disks
+                .iter()
+                .map(|disk| DiskView {
+                    path: disk.path.clone(),
+                    tier: disk.tier.clone(),
+                    capacity_bytes: disk.capacity_bytes,
+                    used_bytes: disk.used_bytes,
+                    healthy: disk.healthy,
+                    error: disk.error.clone(),
+                })
+                .collect(),
+        }
+    }
+}
+
+fn print_workers(workers: &[WorkerView]) -> Result<(), CliError> {
+    if workers.is_empty() {
+        return console::line("no worker has registered: start one with `cv worker`");
+    }
+    let rows: Vec<_> = workers
+        .iter()
+        .map(|worker| {
+            let failed = worker.disks.iter().filter(|disk| !disk.healthy).count();
+            let disks = if failed == 0 {
+                worker.disks.len().to_string()
+            } else {
+                format!("{} ({failed} failed)", worker.disks.len())
+            };
+            [
+                worker.id.to_string(),
+                worker.state.to_owned(),
+                worker.host.clone(),
+                worker.data.clone(),
+                format!("{} of {}", console::size(worker.used_bytes), console::size(worker.capacity_bytes)),
+                worker.blocks.to_string(),
+                console::share(worker.hit_bytes, worker.hit_bytes + worker.miss_bytes),
+                disks,
+            ]
+        })
+        .collect();
+    console::table(["WORKER", "STATE", "HOST", "DATA", "USED", "BLOCKS", "HITS", "DISKS"], &rows)
+}

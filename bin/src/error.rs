@@ -1,0 +1,68 @@
+//! Why a command did not succeed, and the exit code that says so to a script.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use thiserror::Error;
+use tonic::Code;
+
+/// One sentence for the person, one exit code for the script.
+#[derive(Debug, Error)]
+pub enum CliError {
+    /// Exit code 1: the command was understood and tried, and failed.
+    #[error("{0}")]
+    Failed(String),
+    /// Exit code 2: the command line or the configuration is wrong.
+    #[error("{0}")]
+    Usage(String),
+    /// Exit code 3: a process that is needed cannot be reached.
+    #[error("{0}")]
+    Unreachable(String),
+    /// Exit code 4: the thing that was named does not exist.
+    #[error("{0}")]
+    NotFound(String),
+    /// Whoever read our output has gone (`cv fs ls / | head`): nothing to say, exit code 0.
+    #[error("the reader of the output has gone")]
+    OutputClosed,
+}
+
+impl CliError {
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::OutputClosed => 0,
+            Self::Failed(_) => 1,
+            Self::Usage(_) => 2,
+            Self::Unreachable(_) => 3,
+            Self::NotFound(_) => 4,
+        })
+    }
+}
+
+/// The one place where an answer of the master becomes a sentence.
+impl From<tonic::Status> for CliError {
+    fn from(status: tonic::Status) -> Self {
+        let message = if status.message().is_empty() {
+            format!("the master answered {:?} without saying why: see its log", status.code())
+        } else {
+            status.message().to_owned()
+        };
+        match status.code() {
+            Code::NotFound => Self::NotFound(message),
+            Code::InvalidArgument | Code::OutOfRange => Self::Usage(message),
+            Code::Unavailable | Code::DeadlineExceeded => Self::Unreachable(message),
+            _ => Self::Failed(message),
+        }
+    }
+}
+
+/// Says what was being done when something failed.
+pub trait Context<T> {
+    /// `Failed` with "`what`: cause".
+    fn context(self, what: impl fmt::Display) -> Result<T, CliError>;
+}
+
+impl<T, E: fmt::Display> Context<T> for Result<T, E> {
+    fn context(self, what: impl fmt::Display) -> Result<T, CliError> {
+        self.map_err(|error| CliError::Failed(format!("{what}: {error}")))
+    }
+}

@@ -1,0 +1,37 @@
+//! A whole cluster on this host: `cv local`.
+//!
+//! ```text
+//! cv local up ─┬─ keeper ── cv dev-s3        D/cluster.json  topology, endpoints, keys (written by up)
+//!              ├─ keeper ── cv master        D/cluster.toml  the configuration that every child is given
+//!              ├─ keeper ── cv worker …      D/run/NAME.json pid or exit of one child (written by its keeper)
+//!              └─ keeper ── cv fuse          D/log/NAME.log  what the child said
+//! ```
+//!
+//! `up` returns when the mount is usable; nothing of it stays behind but the children, each below a keeper: a
+//! process of a few pages that waits for its child and writes down how it ended, because only a parent can know
+//! that. A recorded pid counts only together with the process's start time and the boot id, so that a number that
+//! has been given to another process is never signalled.
+
+mod child;
+mod down;
+mod keeper;
+mod mounted;
+mod ports;
+mod record;
+pub mod seed;
+mod status;
+mod up;
+
+pub use child::ChildName;
+pub use down::{down, kill, stop};
+pub use keeper::keep;
+pub use record::Cluster;
+pub use status::status;
+pub use up::{UpOptions, start, up};
+
+use std::path::PathBuf;
+
+/// Where a cluster lives when `--dir` is not given: `~/.cavern/local`.
+pub fn default_directory() -> PathBuf {
+    std::env::var_os("HOME").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from).join(".cavern/local")
+}

@@ -1,0 +1,250 @@
+//! One child process: its name, and what its keeper has written about it.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+
+/// What a child does.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    S3,
+    Master,
+    Worker,
+    Fuse,
+}
+
+impl Role {
+    /// In the order in which they start; they stop in the opposite one.
+    pub const ALL: [Self; 4] = [Self::S3, Self::Master, Self::Worker, Self::Fuse];
+
+    /// The word before `ready` in the child's ready line.
+    pub fn ready_word(self) -> &'static str {
+        match self {
+            Self::S3 => "dev-s3",
+            Self::Master => "master",
+            Self::Worker => "worker",
+            Self::Fuse => "fuse",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Self::S3 { "s3" } else { self.ready_word() })
+    }
+}
+
+/// `ROLE[N]`: role and position in the lists of `cv local status --json`, from 0; without N the first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ChildName {
+    pub role: Role,
+    pub number: usize,
+}
+
+impl fmt::Display for ChildName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.role, self.number)
+    }
+}
+
+impl FromStr for ChildName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is no child: say s3, master, worker or fuse, with a number as in worker1");
+        let role = Role::ALL.into_iter().find(|role| text.starts_with(&role.to_string())).ok_or_else(wrong)?;
+        let digits = text[role.to_string().len()..].trim_matches(['-', '[', ']']);
+        let number = if digits.is_empty() { 0 } else { digits.parse().map_err(|_| wrong())? };
+        Ok(Self { role, number })
+    }
+}
+
+/// A process that cannot be confused with a later one of the same number.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ProcessId {
+    pub pid: i32,
+    /// Clock ticks between boot and the start of the process (`/proc/PID/stat`, field 22).
+    pub start_ticks: u64,
+    pub boot_id: String,
+}
+
+impl ProcessId {
+    /// The process that has this number now.
+    pub fn of(pid: i32) -> io::Result<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        // The name, field 2, is in parentheses and may hold anything; field 3 is the state.
+        let fields: Vec<&str> =
+            stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
+        if fields.first() == Some(&"Z") {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let start_ticks =
+            fields.get(19).and_then(|ticks| ticks.parse().ok()).ok_or(io::Error::from(io::ErrorKind::InvalidData))?;
+        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        Ok(Self { pid, start_ticks, boot_id })
+    }
+
+    pub fn is_alive(&self) -> bool {
+        Self::of(self.pid).is_ok_and(|now| now == *self)
+    }
+
+    /// Sends the signal if this very process is still there.
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        match Pid::from_raw(self.pid).filter(|_| self.is_alive()) {
+            Some(pid) => Ok(kill_process(pid, signal)?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How a child ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(signal) => write!(f, "killed by signal {signal}"),
+        }
+    }
+}
+
+/// `D/run/NAME.json`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RunRecord {
+    pub process: ProcessId,
+    pub exit: Option<Exit>,
+}
+
+/// What can be said about a child from outside.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum State {
+    Running(ProcessId),
+    /// It was asked to end and did, or has never been started.
+    Stopped,
+    /// It ended by itself or by a signal; without a keeper that saw it, unknown how.
+    Crashed(Option<Exit>),
+}
+
+impl RunRecord {
+    pub fn load(path: &Path) -> io::Result<Option<Self>> {
+        match fs::read(path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(io::Error::from),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Replaces the file at once: a reader sees the old or the new record.
+    pub fn store(&self, path: &Path) -> io::Result<()> {
+        write_whole(path, &serde_json::to_vec(self)?)
+    }
+
+    pub fn state(&self) -> State {
+        match self.exit {
+            Some(Exit::Code(0)) => State::Stopped,
+            Some(exit) => State::Crashed(Some(exit)),
+            None if self.process.is_alive() => State::Running(self.process.clone()),
+            None => State::Crashed(None),
+        }
+    }
+}
+
+/// State of the child whose record is at `path`.
+pub fn state(path: &Path) -> io::Result<State> {
+    match RunRecord::load(path)? {
+        None => Ok(State::Stopped),
+        // The keeper may be between its child's end and the record of it: then its second look decides.
+        Some(record) => match record.state() {
+            State::Crashed(None) => settled(path, record),
+            state => Ok(state),
+        },
+    }
+}
+
+fn settled(path: &Path, first: RunRecord) -> io::Result<State> {
+    for _ in 0..20 {
+        match RunRecord::load(path)? {
+            Some(record) if record == first => std::thread::sleep(std::time::Duration::from_millis(10)),
+            Some(record) => return Ok(record.state()),
+            None => return Ok(State::Stopped),
+        }
+    }
+    Ok(State::Crashed(None))
+}
+
+/// Writes a file so that a reader sees either the whole of it or what was there before. Only the owner may read it.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::io::Write as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+
+    let temporary: PathBuf = path.with_extension("tmp");
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(bytes)?;
+    fs::rename(temporary, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_in_every_spelling_and_refused_otherwise() {
+        let name = |role, number| Ok(ChildName { role, number });
+        assert_eq!("worker".parse(), name(Role::Worker, 0));
+        assert_eq!("worker2".parse(), name(Role::Worker, 2));
+        assert_eq!("worker-2".parse(), name(Role::Worker, 2));
+        assert_eq!("worker[2]".parse(), name(Role::Worker, 2));
+        assert_eq!("s3".parse(), name(Role::S3, 0));
+        assert_eq!("fuse0".parse::<ChildName>().unwrap().to_string(), "fuse0");
+        for wrong in ["", "workerx", "warker1", "2", "master1x"] {
+            assert!(wrong.parse::<ChildName>().unwrap_err().contains(wrong));
+        }
+    }
+
+    #[test]
+    fn a_reused_pid_is_not_the_process() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let id = ProcessId::of(own).unwrap();
+        assert!(id.is_alive());
+        let earlier = ProcessId { start_ticks: id.start_ticks - 1, ..id.clone() };
+        assert!(!earlier.is_alive());
+        earlier.signal(Signal::KILL).unwrap();
+        assert!(!ProcessId { boot_id: "another".into(), ..id }.is_alive());
+    }
+
+    #[test]
+    fn the_record_says_how_a_child_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("worker0.json");
+        assert_eq!(state(&path).unwrap(), State::Stopped);
+        let process = ProcessId::of(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let mut record = RunRecord { process: process.clone(), exit: None };
+        record.store(&path).unwrap();
+        assert_eq!(state(&path).unwrap(), State::Running(process));
+        for (exit, expected) in [
+            (Exit::Code(0), State::Stopped),
+            (Exit::Code(1), State::Crashed(Some(Exit::Code(1)))),
+            (Exit::Signal(9), State::Crashed(Some(Exit::Signal(9)))),
+        ] {
+            record.exit = Some(exit);
+            record.store(&path).unwrap();
+            assert_eq!(state(&path).unwrap(), expected);
+        }
+        record.exit = None;
+        record.process.start_ticks = 1;
+        record.store(&path).unwrap();
+        assert_eq!(state(&path).unwrap(), State::Crashed(None));
+    }
+}

@@ -1,0 +1,97 @@
+//! Stopping: one child, or all of them in order with their mounts undone.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::child::{ChildName, Role, State};
+use super::mounted::{detach, is_mounted};
+use super::record::Cluster;
+use crate::console;
+use crate::error::{CliError, Context as _};
+
+const POLL: Duration = Duration::from_millis(5);
+/// After SIGKILL a process is gone as soon as the kernel gets to it, unless a disk does not answer.
+const KILL_DEADLINE: Duration = Duration::from_secs(10);
+
+/// SIGTERM, and SIGKILL when the child is still there after `patience`.
+pub fn stop(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<(), CliError> {
+    let State::Running(process) = cluster.state(name)? else { return Ok(()) };
+    process.signal(Signal::TERM).context(format_args!("cannot stop {name}"))?;
+    // One that was stopped with SIGSTOP would never see it.
+    process.signal(Signal::CONT).context(format_args!("cannot stop {name}"))?;
+    if gone(cluster, name, patience)? {
+        return Ok(());
+    }
+    console::remark(format_args!("{name} did not stop within {} s and is killed", patience.as_secs()));
+    kill(cluster, name)
+}
+
+/// SIGKILL, and waits until the child is gone.
+pub fn kill(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
+    let State::Running(process) = cluster.state(name)? else { return Ok(()) };
+    process.signal(Signal::KILL).context(format_args!("cannot kill {name}"))?;
+    if gone(cluster, name, KILL_DEADLINE)? {
+        return Ok(());
+    }
+    Err(CliError::Failed(format!(
+        "{name} (pid {}) is still there {} s after SIGKILL",
+        process.pid,
+        KILL_DEADLINE.as_secs()
+    )))
+}
+
+fn gone(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<bool, CliError> {
+    let deadline = Instant::now() + patience;
+    while matches!(cluster.state(name)?, State::Running(_)) {
+        if Instant::now() > deadline {
+            return Ok(false);
+        }
+        thread::sleep(POLL);
+    }
+    Ok(true)
+}
+
+/// Stops FUSE clients, workers, masters and the object store, in this order, and undoes what is still mounted. What the
+/// cluster has stored stays for the next `up`. Goes on after a failure and reports the first.
+pub fn down(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
+    let mut outcome = Ok(());
+    let mut note = |result: Result<(), CliError>| {
+        if outcome.is_ok() {
+            outcome = result;
+        }
+    };
+    let children = cluster.children();
+    for role in Role::ALL.into_iter().rev() {
+        let names = children.iter().filter(|name| name.role == role);
+        // Those of one role end side by side.
+        let results: Vec<_> = thread::scope(|scope| {
+            let stops: Vec<_> = names.map(|name| scope.spawn(move || stop(cluster, *name, patience))).collect();
+            stops.into_iter().map(|stop| stop.join()).collect()
+        });
+        for result in results {
+            note(result.unwrap_or_else(|_| Err(CliError::Failed(format!("stopping a {role} panicked")))));
+        }
+        if role == Role::Fuse {
+            for fuse in &cluster.fuse {
+                note(undo_mount(&fuse.mount_point));
+            }
+        }
+    }
+    for worker in &cluster.workers {
+        // Left behind by a worker that was killed.
+        let _ = fs::remove_file(&worker.socket);
+    }
+    outcome
+}
+
+fn undo_mount(mount_point: &Path) -> Result<(), CliError> {
+    // One on top of the other, after crashes.
+    while is_mounted(mount_point).context("cannot read the mount table")? {
+        detach(mount_point).context(format_args!("cannot unmount {}", mount_point.display()))?;
+    }
+    Ok(())
+}

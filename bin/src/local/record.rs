@@ -1,0 +1,213 @@
+//! What a cluster consists of: `D/cluster.json`, and how each child is started from it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::child::{self, ChildName, Role, State, write_whole};
+use crate::error::{CliError, Context as _};
+
+const FORMAT: u32 = 1;
+
+/// The parts of a cluster with their addresses. Written by `up` alone.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Cluster {
+    pub format: u32,
+    /// Absolute, without symlinks.
+    pub directory: PathBuf,
+    pub s3: S3,
+    pub masters: Vec<Master>,
+    pub workers: Vec<Worker>,
+    pub fuse: Vec<Fuse>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct S3 {
+    pub listen: String,
+    pub admin: String,
+    pub access_key: String,
+    pub secret_key: String,
+    pub root: PathBuf,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Master {
+    pub grpc: String,
+    pub http: String,
+    pub data_dir: PathBuf,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Worker {
+    pub data: String,
+    pub http: String,
+    pub socket: PathBuf,
+    pub dirs: Vec<WorkerDir>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct WorkerDir {
+    /// As the configuration has it: `[SSD:100GB]`.
+    pub tier: String,
+    pub path: PathBuf,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Fuse {
+    pub http: String,
+    pub mount_point: PathBuf,
+}
+
+/// Arguments and environment of a child, beside what it inherits.
+pub struct Launch {
+    pub arguments: Vec<String>,
+    pub environment: Vec<(&'static str, String)>,
+}
+
+impl Cluster {
+    pub fn new(directory: PathBuf, s3: S3) -> Self {
+        Self { format: FORMAT, directory, s3, masters: vec![], workers: vec![], fuse: vec![] }
+    }
+
+    /// The cluster recorded in `directory`, if there is one.
+    pub fn find(directory: &Path) -> Result<Option<Self>, CliError> {
+        let path = directory.join("cluster.json");
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(CliError::Failed(format!("cannot read {}: {error}", path.display()))),
+        };
+        let cluster: Self = serde_json::from_slice(&bytes)
+            .context(format_args!("{} is not the record of a local cluster", path.display()))?;
+        if cluster.format != FORMAT {
+            let text = format!("{} was written by another version of cv: remove the directory", path.display());
+            return Err(CliError::Failed(text));
+        }
+        Ok(Some(cluster))
+    }
+
+    /// The cluster recorded in `directory`; `NotFound` when there is none.
+    pub fn load(directory: &Path) -> Result<Self, CliError> {
+        Self::find(directory)?.ok_or_else(|| {
+            CliError::NotFound(format!(
+                "no local cluster in {}: start one with `cv local up`, or name its directory with --dir",
+                directory.display()
+            ))
+        })
+    }
+
+    pub fn store(&self) -> Result<(), CliError> {
+        let path = self.directory.join("cluster.json");
+        let text = serde_json::to_vec_pretty(self).context("cannot write the cluster as JSON")?;
+        write_whole(&path, &text).context(format_args!("cannot write {}", path.display()))
+    }
+
+    /// Every child, in the order in which they start.
+    pub fn children(&self) -> Vec<ChildName> {
+        Role::ALL
+            .into_iter()
+            .flat_map(|role| (0..self.count(role)).map(move |number| ChildName { role, number }))
+            .collect()
+    }
+
+    /// Checks that the cluster has this child.
+    pub fn expect(&self, name: ChildName) -> Result<(), CliError> {
+        if name.number < self.count(name.role) {
+            return Ok(());
+        }
+        let names: Vec<String> = self.children().iter().map(ToString::to_string).collect();
+        Err(CliError::NotFound(format!("this cluster has no {name}: it has {}", names.join(", "))))
+    }
+
+    fn count(&self, role: Role) -> usize {
+        match role {
+            Role::S3 => 1,
+            Role::Master => self.masters.len(),
+            Role::Worker => self.workers.len(),
+            Role::Fuse => self.fuse.len(),
+        }
+    }
+
+    pub fn run_path(&self, name: ChildName) -> PathBuf {
+        self.directory.join("run").join(format!("{name}.json"))
+    }
+
+    pub fn log_path(&self, name: ChildName) -> PathBuf {
+        self.directory.join("log").join(format!("{name}.log"))
+    }
+
+    /// The configuration that every child is given, and that `cv --local D` uses.
+    pub fn conf_path(&self) -> PathBuf {
+        self.directory.join("cluster.toml")
+    }
+
+    pub fn state(&self, name: ChildName) -> Result<State, CliError> {
+        let path = self.run_path(name);
+        child::state(&path).context(format_args!("cannot read {}", path.display()))
+    }
+
+    /// How to start a child. What differs between children of one role goes through the environment, the rest is in
+    /// the common configuration; keys of the object store stay out of the process list.
+    pub fn launch(&self, name: ChildName) -> Launch {
+        let role = name.role.ready_word().to_owned();
+        let conf = || vec![role.clone(), "--conf".to_owned(), self.conf_path().to_string_lossy().into_owned()];
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        match name.role {
+            Role::S3 => Launch {
+                arguments: [
+                    role.as_str(),
+                    "--root",
+                    &text(&self.s3.root),
+                    "--listen",
+                    &self.s3.listen,
+                    "--admin-listen",
+                    &self.s3.admin,
+                ]
+                .map(str::to_owned)
+                .into(),
+                environment: vec![
+                    ("CV_DEV_S3_ACCESS_KEY", self.s3.access_key.clone()),
+                    ("CV_DEV_S3_SECRET_KEY", self.s3.secret_key.clone()),
+                ],
+            },
+            Role::Master => {
+                let master = &self.masters[name.number];
+                Launch {
+                    arguments: conf(),
+                    environment: vec![
+                        ("CV_MASTER__LISTEN", master.grpc.clone()),
+                        ("CV_MASTER__HTTP_LISTEN", master.http.clone()),
+                        ("CV_MASTER__DATA_DIR", text(&master.data_dir)),
+                    ],
+                }
+            }
+            Role::Worker => {
+                let worker = &self.workers[name.number];
+                let dirs: Vec<String> =
+                    worker.dirs.iter().map(|dir| format!("{}{}", dir.tier, dir.path.display())).collect();
+                Launch {
+                    arguments: conf(),
+                    environment: vec![
+                        ("CV_WORKER__LISTEN", worker.data.clone()),
+                        ("CV_WORKER__ADVERTISE", worker.data.clone()),
+                        ("CV_WORKER__HTTP_LISTEN", worker.http.clone()),
+                        ("CV_WORKER__SOCKET", text(&worker.socket)),
+                        ("CV_WORKER__DIRS", toml::Value::from(dirs).to_string()),
+                    ],
+                }
+            }
+            Role::Fuse => {
+                let fuse = &self.fuse[name.number];
+                Launch {
+                    arguments: conf(),
+                    environment: vec![
+                        ("CV_FUSE__HTTP_LISTEN", fuse.http.clone()),
+                        ("CV_FUSE__MOUNT_POINT", text(&fuse.mount_point)),
+                    ],
+                }
+            }
+        }
+    }
+}

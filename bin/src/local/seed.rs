@@ -1,0 +1,84 @@
+//! `cv local seed`: a directory of files into a bucket of the cluster's object store.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cavern_plain_s3::PlainS3;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+
+use super::record::S3;
+use crate::cli::block_on;
+use crate::error::{CliError, Context as _};
+
+/// Objects on their way at a time.
+const UPLOADS: usize = 16;
+
+/// Files up to this size are read whole before they are sent.
+const WHOLE_BYTES: u64 = 4 << 20;
+
+/// What has been copied.
+#[derive(Default)]
+pub struct Copied {
+    pub objects: u64,
+    pub bytes: u64,
+}
+
+/// Copies every file below `source` to `target` (`s3://BUCKET[/PREFIX]`), under its relative path. Makes the bucket.
+pub fn seed(s3: &S3, source: &Path, target: &str) -> Result<Copied, CliError> {
+    let wrong = || CliError::Usage(format!("{target} is no bucket: write it as s3://BUCKET or s3://BUCKET/PREFIX"));
+    let rest = target.strip_prefix("s3://").ok_or_else(wrong)?;
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    if bucket.is_empty() {
+        return Err(wrong());
+    }
+    let prefix = match prefix.trim_matches('/') {
+        "" => String::new(),
+        prefix => format!("{prefix}/"),
+    };
+    let files = files_below(source)?;
+    let client = PlainS3::new(&format!("http://{}", s3.listen), &s3.access_key, &s3.secret_key);
+    let client = client.context("cannot speak to the object store")?;
+    block_on(async {
+        client.create_bucket(bucket).await.map_err(|error| CliError::Unreachable(error.to_string()))?;
+        let uploads = files.iter().map(|file| upload(&client, bucket, &prefix, source, file));
+        stream::iter(uploads)
+            .buffer_unordered(UPLOADS)
+            .try_fold(Copied::default(), async |copied, bytes| {
+                Ok(Copied { objects: copied.objects + 1, bytes: copied.bytes + bytes })
+            })
+            .await
+    })
+}
+
+async fn upload(client: &PlainS3, bucket: &str, prefix: &str, source: &Path, file: &Path) -> Result<u64, CliError> {
+    let relative = file.strip_prefix(source).unwrap_or(file).to_str();
+    let name = relative.ok_or_else(|| CliError::Failed(format!("{}: the name is not UTF-8", file.display())))?;
+    let key = format!("{prefix}{name}");
+    let unread = format!("cannot read {}", file.display());
+    let bytes = tokio::fs::metadata(file).await.context(&unread)?.len();
+    let stored = if bytes <= WHOLE_BYTES {
+        client.put(bucket, &key, tokio::fs::read(file).await.context(&unread)?).await
+    } else {
+        client.put_file(bucket, &key, tokio::fs::File::open(file).await.context(&unread)?, bytes).await
+    };
+    stored.context(format_args!("cannot store {}", file.display()))?;
+    Ok(bytes)
+}
+
+fn files_below(source: &Path) -> Result<Vec<PathBuf>, CliError> {
+    let mut files = Vec::new();
+    let mut pending = vec![source.to_owned()];
+    while let Some(directory) = pending.pop() {
+        let what = format!("cannot list {}", directory.display());
+        for entry in fs::read_dir(&directory).context(&what)? {
+            let entry = entry.context(&what)?;
+            let kind = entry.file_type().context(&what)?;
+            if kind.is_dir() {
+                pending.push(entry.path());
+            } else if kind.is_file() {
+                files.push(entry.path());
+            }
+        }
+    }
+    Ok(files)
+}

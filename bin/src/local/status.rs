@@ -1,0 +1,167 @@
+//! `cv local status`: the endpoints of a cluster and what its children are doing.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::child::{ChildName, Exit, Role, State};
+use super::mounted::is_mounted;
+use super::record::Cluster;
+use crate::console;
+use crate::error::{CliError, Context as _};
+
+/// `cv local status --json`.
+#[derive(Debug, Serialize)]
+pub struct ClusterStatus {
+    pub directory: PathBuf,
+    /// The configuration of this cluster's processes, for `--conf`.
+    pub conf: PathBuf,
+    pub mount_point: PathBuf,
+    pub mounted: bool,
+    pub s3: S3Status,
+    pub masters: Vec<MasterStatus>,
+    pub workers: Vec<WorkerStatus>,
+    pub fuse: Vec<FuseStatus>,
+}
+
+/// State of one child, part of each object below.
+#[derive(Clone, Debug, Serialize)]
+pub struct ChildStatus {
+    /// `null` unless running.
+    pub pid: Option<i32>,
+    /// `running`, `stopped` or `crashed`.
+    pub state: &'static str,
+    /// How it ended, when it crashed and its keeper saw it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit: Option<Exit>,
+    pub log: PathBuf,
+}
+
+#[derive(Debug, Serialize)]
+pub struct S3Status {
+    #[serde(flatten)]
+    pub child: ChildStatus,
+    pub endpoint: String,
+    pub admin: String,
+    pub access_key: String,
+    pub secret_key: String,
+    pub root: PathBuf,
+}
+
+#[derive(Debug, Serialize)]
+pub struct MasterStatus {
+    #[serde(flatten)]
+    pub child: ChildStatus,
+    pub grpc: String,
+    pub http: String,
+    pub data_dir: PathBuf,
+}
+
+#[derive(Debug, Serialize)]
+pub struct WorkerStatus {
+    #[serde(flatten)]
+    pub child: ChildStatus,
+    pub data: String,
+    pub http: String,
+    pub socket: PathBuf,
+    pub dirs: Vec<PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct FuseStatus {
+    #[serde(flatten)]
+    pub child: ChildStatus,
+    pub http: String,
+    pub mount_point: PathBuf,
+    pub mounted: bool,
+}
+
+/// Looks at every child. Asks none of them anything, so that it answers at once however they are.
+pub fn status(cluster: &Cluster) -> Result<ClusterStatus, CliError> {
+    let child = |role, number| child_status(cluster, ChildName { role, number });
+    let mut status = ClusterStatus {
+        directory: cluster.directory.clone(),
+        conf: cluster.conf_path(),
+        mount_point: PathBuf::new(),
+        mounted: false,
+        s3: S3Status {
+            child: child(Role::S3, 0)?,
+            endpoint: format!("http://{}", cluster.s3.listen),
+            admin: format!("http://{}", cluster.s3.admin),
+            access_key: cluster.s3.access_key.clone(),
+            secret_key: cluster.s3.secret_key.clone(),
+            root: cluster.s3.root.clone(),
+        },
+        masters: vec![],
+        workers: vec![],
+        fuse: vec![],
+    };
+    for (number, master) in cluster.masters.iter().enumerate() {
+        status.masters.push(MasterStatus {
+            child: child(Role::Master, number)?,
+            grpc: master.grpc.clone(),
+            http: master.http.clone(),
+            data_dir: master.data_dir.clone(),
+        });
+    }
+    for (number, worker) in cluster.workers.iter().enumerate() {
+        status.workers.push(WorkerStatus {
+            child: child(Role::Worker, number)?,
+            data: worker.data.clone(),
+            http: worker.http.clone(),
+            socket: worker.socket.clone(),
+            dirs: worker.dirs.iter().map(|dir| dir.path.clone()).collect(),
+        });
+    }
+    for (number, fuse) in cluster.fuse.iter().enumerate() {
+        status.fuse.push(FuseStatus {
+            child: child(Role::Fuse, number)?,
+            http: fuse.http.clone(),
+            mount_point: fuse.mount_point.clone(),
+            mounted: is_mounted(&fuse.mount_point).context("cannot read the mount table")?,
+        });
+    }
+    if let Some(first) = status.fuse.first() {
+        status.mount_point.clone_from(&first.mount_point);
+        status.mounted = first.mounted;
+    }
+    Ok(status)
+}
+
+fn child_status(cluster: &Cluster, name: ChildName) -> Result<ChildStatus, CliError> {
+    let (pid, state, exit) = match cluster.state(name)? {
+        State::Running(process) => (Some(process.pid), "running", None),
+        State::Stopped => (None, "stopped", None),
+        State::Crashed(exit) => (None, "crashed", exit),
+    };
+    Ok(ChildStatus { pid, state, exit, log: cluster.log_path(name) })
+}
+
+impl ClusterStatus {
+    /// For people.
+    pub fn print(&self) -> Result<(), CliError> {
+        let mut rows = vec![row("s3", &self.s3.child, format!("{} admin={}", self.s3.endpoint, self.s3.admin))];
+        for (number, master) in self.masters.iter().enumerate() {
+            let endpoints = format!("grpc={} http={}", master.grpc, master.http);
+            rows.push(row(&format!("master{number}"), &master.child, endpoints));
+        }
+        for (number, worker) in self.workers.iter().enumerate() {
+            let endpoints = format!("data={} http={}", worker.data, worker.http);
+            rows.push(row(&format!("worker{number}"), &worker.child, endpoints));
+        }
+        for (number, fuse) in self.fuse.iter().enumerate() {
+            let mounted = if fuse.mounted { "" } else { " (not mounted)" };
+            let endpoints = format!("{}{mounted} http={}", fuse.mount_point.display(), fuse.http);
+            rows.push(row(&format!("fuse{number}"), &fuse.child, endpoints));
+        }
+        console::table(["CHILD", "STATE", "PID", "ENDPOINTS"], &rows)?;
+        console::line(format_args!("mount point    {}", self.mount_point.display()))?;
+        console::line(format_args!("S3 access key  {}  secret key {}", self.s3.access_key, self.s3.secret_key))?;
+        console::line(format_args!("configuration  {}", self.conf.display()))
+    }
+}
+
+fn row(name: &str, child: &ChildStatus, endpoints: String) -> [String; 4] {
+    let state = child.exit.map_or_else(|| child.state.to_owned(), |exit| format!("{} ({exit})", child.state));
+    [name.to_owned(), state, child.pid.map_or_else(|| "–".to_owned(), |pid| pid.to_string()), endpoints]
+}

@@ -1,0 +1,382 @@
+//! Starting: the whole cluster, or one child of it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cavern_conf::Config;
+use rand::Rng;
+use rand::distr::Alphanumeric;
+use rustix::fs::{FlockOperation, flock};
+
+use super::child::{ChildName, Role, RunRecord, State, write_whole};
+use super::down::down;
+use super::mounted::is_mounted;
+use super::ports::FreePorts;
+use super::record::{Cluster, Fuse, Master, S3, Worker, WorkerDir};
+use crate::cli::connect;
+use crate::error::{CliError, Context as _};
+
+const POLL: Duration = Duration::from_millis(5);
+/// Lines of a failed child's log that are shown.
+const LOG_TAIL_LINES: usize = 15;
+const LOG_TAIL_BYTES: u64 = 1 << 20;
+/// Longest path of a Unix socket that the kernel takes, with its final zero byte.
+const SOCKET_PATH_MAX: usize = 108;
+
+/// What `cv local up` was asked for.
+pub struct UpOptions {
+    pub directory: PathBuf,
+    /// Empty for `D/mnt`; one FUSE client for each.
+    pub mount_points: Vec<PathBuf>,
+    /// `None` for as many as there were, or one.
+    pub workers: Option<usize>,
+    pub conf: Option<PathBuf>,
+    /// For each child to become ready.
+    pub patience: Duration,
+}
+
+/// Starts whatever is not running of the cluster in `directory`, making it first if it is new. Returns when every child
+/// is ready, the workers are known to the master and the mounts can be used. After a failure everything is stopped again.
+pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
+    let config = Config::load(options.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
+    for folder in ["", "run", "log"] {
+        let path = options.directory.join(folder);
+        fs::create_dir_all(&path).context(format_args!("cannot create {}", path.display()))?;
+    }
+    let directory = options
+        .directory
+        .canonicalize()
+        .context(format_args!("cannot use the directory {}", options.directory.display()))?;
+    let _lock = lock(&directory)?;
+    let cluster = plan(&directory, options, &config)?;
+    cluster.store()?;
+    write_conf(&cluster, config)?;
+    let started = start_all(&cluster, options.patience);
+    if started.is_err() {
+        // The cause of the failure is what the person needs; what goes wrong while tidying is not.
+        let _ = down(&cluster, Duration::from_secs(5));
+    }
+    started.map(|()| cluster)
+}
+
+/// Starts one child that is not running, on the addresses it had, and waits until it is ready.
+pub fn start(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<(), CliError> {
+    let _lock = lock(&cluster.directory)?;
+    if matches!(cluster.state(name)?, State::Running(_)) {
+        return Ok(());
+    }
+    launch(cluster, name)?.wait(patience)
+}
+
+/// One `cv local` at a time changes what a cluster consists of.
+fn lock(directory: &Path) -> Result<fs::File, CliError> {
+    let path = directory.join("lock");
+    let file = fs::File::create(&path).context(format_args!("cannot create {}", path.display()))?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)
+        .context(format_args!("another `cv local` is at work on {}", directory.display()))?;
+    Ok(file)
+}
+
+/// The recorded cluster with what was asked for on top, or a new one.
+fn plan(directory: &Path, options: &UpOptions, config: &Config) -> Result<Cluster, CliError> {
+    let mut ports = FreePorts::default();
+    let mut address = || ports.address().context("cannot find a port for a child");
+    let mut cluster = match Cluster::find(directory)? {
+        Some(cluster) => cluster,
+        None => {
+            let s3 = S3 {
+                listen: address()?,
+                admin: address()?,
+                access_key: format!("cavern{}", random_text(14)),
+                secret_key: random_text(40),
+                root: directory.join("s3"),
+            };
+            let mut cluster = Cluster::new(directory.to_owned(), s3);
+            let master = Master { grpc: address()?, http: address()?, data_dir: directory.join("master0") };
+            cluster.masters.push(master);
+            cluster
+        }
+    };
+    let workers = options.workers.unwrap_or(cluster.workers.len().max(1));
+    if workers < cluster.workers.len() {
+        let text = format!(
+            "the cluster in {} has {} workers, more than {workers}: leave --workers away, or remove the directory",
+            directory.display(),
+            cluster.workers.len()
+        );
+        return Err(CliError::Usage(text));
+    }
+    for number in cluster.workers.len()..workers {
+        cluster.workers.push(Worker {
+            data: address()?,
+            http: address()?,
+            socket: socket_path(directory, number)?,
+            dirs: worker_dirs(directory, number, config),
+        });
+    }
+    let mut mount_points = options.mount_points.clone();
+    if mount_points.is_empty() && cluster.fuse.is_empty() {
+        mount_points.push(directory.join("mnt"));
+    }
+    for mount_point in mount_points {
+        let mount_point = existing_mount_point(&mount_point)?;
+        if cluster.fuse.iter().all(|fuse| fuse.mount_point != mount_point) {
+            cluster.fuse.push(Fuse { http: address()?, mount_point });
+        }
+    }
+    Ok(cluster)
+}
+
+fn random_text(length: usize) -> String {
+    rand::rng().sample_iter(Alphanumeric).take(length).map(char::from).collect()
+}
+
+/// Creates the mount point if need be, and names it without symlinks, as the kernel's mount table will. One on which a
+/// dead client has left its mount cannot be resolved, so only its parent is.
+fn existing_mount_point(path: &Path) -> Result<PathBuf, CliError> {
+    let absolute = std::path::absolute(path).context(format_args!("cannot use the mount point {}", path.display()))?;
+    let resolved = match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => fs::create_dir_all(parent)
+            .and_then(|()| parent.canonicalize())
+            .context(format_args!("cannot create {}", parent.display()))?
+            .join(name),
+        _ => absolute,
+    };
+    if !is_mounted(&resolved).context("cannot read the mount table")? {
+        fs::create_dir_all(&resolved).context(format_args!("cannot create the mount point {}", resolved.display()))?;
+        return resolved.canonicalize().context(format_args!("cannot use the mount point {}", resolved.display()));
+    }
+    Ok(resolved)
+}
+
+/// In the cluster's directory; below `/tmp` where that path is too long for a socket.
+fn socket_path(directory: &Path, number: usize) -> Result<PathBuf, CliError> {
+    let name = format!("worker{number}.sock");
+    let near = directory.join("run").join(&name);
+    if near.as_os_str().len() < SOCKET_PATH_MAX {
+        return Ok(near);
+    }
+    let hash =
+        directory.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+    let far = std::env::temp_dir().join(format!("cavern-{hash:016x}"));
+    fs::create_dir_all(&far).context(format_args!("cannot create {}", far.display()))?;
+    Ok(far.join(name))
+}
+
+/// The tiers and capacities of the configuration, in directories of this cluster.
+fn worker_dirs(directory: &Path, number: usize, config: &Config) -> Vec<WorkerDir> {
+    let base = directory.join(format!("worker{number}"));
+    let tiers = config.worker.dirs.iter().map(|spec| spec.find(']').map_or("", |end| &spec[..=end]).to_owned());
+    tiers.enumerate().map(|(disk, tier)| WorkerDir { tier, path: base.join(format!("disk{disk}")) }).collect()
+}
+
+/// `D/cluster.toml`: what the user's file and environment say, with this cluster's addresses.
+fn write_conf(cluster: &Cluster, mut config: Config) -> Result<(), CliError> {
+    config.cluster.masters = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
+    if let Some(master) = cluster.masters.first() {
+        config.master.listen.clone_from(&master.grpc);
+        config.master.http_listen.clone_from(&master.http);
+        config.master.data_dir.clone_from(&master.data_dir);
+    }
+    if let Some(worker) = cluster.workers.first() {
+        config.worker.dirs = worker.dirs.iter().map(|dir| format!("{}{}", dir.tier, dir.path.display())).collect();
+    }
+    if let Some(fuse) = cluster.fuse.first() {
+        config.fuse.mount_point.clone_from(&fuse.mount_point);
+    }
+    let head = "# Written by `cv local up` at every start; changes made here are lost.\n\n";
+    let path = cluster.conf_path();
+    write_whole(&path, format!("{head}{}", config.to_toml()).as_bytes())
+        .context(format_args!("cannot write {}", path.display()))
+}
+
+fn start_all(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
+    // Workers and clients need a master that answers; nobody needs the object store before the first `cv mount`.
+    let mut starting = BTreeMap::new();
+    for name in cluster.children() {
+        if name.role == Role::Worker && name.number == 0 {
+            let masters: Vec<Starting<'_>> = std::mem::take(&mut starting).into_values().collect();
+            masters.into_iter().try_for_each(|child| child.wait(patience))?;
+        }
+        if !matches!(cluster.state(name)?, State::Running(_)) {
+            starting.insert((name.role, name.number), launch(cluster, name)?);
+        }
+    }
+    starting.into_values().try_for_each(|child| child.wait(patience))?;
+    workers_known(cluster, patience)?;
+    cluster.fuse.iter().try_for_each(|fuse| usable(&fuse.mount_point, patience))
+}
+
+/// A child whose keeper has been started.
+struct Starting<'a> {
+    cluster: &'a Cluster,
+    name: ChildName,
+    keeper: std::process::Child,
+    /// Where its own lines begin in its log.
+    log_start: u64,
+}
+
+fn launch(cluster: &Cluster, name: ChildName) -> Result<Starting<'_>, CliError> {
+    let (run, log) = (cluster.run_path(name), cluster.log_path(name));
+    if run.exists() {
+        fs::remove_file(&run).context(format_args!("cannot remove {}", run.display()))?;
+    }
+    let log_start = fs::metadata(&log).map_or(0, |metadata| metadata.len());
+    let launch = cluster.launch(name);
+    let program = std::env::current_exe().context("cannot find this executable")?;
+    let mut keeper = Command::new(program);
+    keeper.args(["local", "keep", "--run"]).arg(&run).arg("--log").arg(&log).arg("--").args(&launch.arguments);
+    // The cluster's configuration already has the caller's overrides in it.
+    for (key, _) in std::env::vars_os() {
+        if key.as_bytes().starts_with(b"CV_") {
+            keeper.env_remove(key);
+        }
+    }
+    let keeper = keeper
+        .envs(launch.environment)
+        .current_dir(&cluster.directory)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context(format_args!("cannot start {name}"))?;
+    Ok(Starting { cluster, name, keeper, log_start })
+}
+
+impl Starting<'_> {
+    /// Waits for the ready line. An error has the last lines of the child's log.
+    fn wait(mut self, patience: Duration) -> Result<(), CliError> {
+        let deadline = Instant::now() + patience;
+        let ready = format!("cv {} ready", self.name.role.ready_word());
+        loop {
+            if self.output().lines().any(|line| line.starts_with(&ready)) {
+                return Ok(());
+            }
+            if let Some(RunRecord { exit: Some(exit), .. }) =
+                RunRecord::load(&self.cluster.run_path(self.name)).context("cannot read a run record")?
+            {
+                return Err(self.failure(&format!("ended with {exit} while starting")));
+            }
+            let keeper = self.keeper.try_wait().context("cannot ask for a keeper")?;
+            if let Some(status) = keeper.filter(|_| !self.cluster.run_path(self.name).exists()) {
+                return Err(self.failure(&format!("could not be started (its keeper ended with {status})")));
+            }
+            if Instant::now() > deadline {
+                return Err(self.failure(&format!("was not ready within {} s", patience.as_secs())));
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    /// What this run of the child has said so far, at most the last part of it.
+    fn output(&self) -> String {
+        let read = || -> std::io::Result<Vec<u8>> {
+            let mut file = fs::File::open(self.cluster.log_path(self.name))?;
+            let length = file.metadata()?.len();
+            file.seek(SeekFrom::Start(self.log_start.max(length.saturating_sub(LOG_TAIL_BYTES))))?;
+            let mut bytes = Vec::new();
+            file.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+    }
+
+    fn failure(&self, what: &str) -> CliError {
+        let output = self.output();
+        let lines: Vec<&str> = output.lines().collect();
+        let tail = lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n  ");
+        let log = self.cluster.log_path(self.name);
+        CliError::Failed(format!("{} {what}; the end of {}:\n  {tail}", self.name, log.display()))
+    }
+}
+
+/// Waits until the master counts every worker as live.
+fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
+    let Some(master) = cluster.masters.first() else { return Ok(()) };
+    let wanted = cluster.workers.len();
+    let deadline = Instant::now() + patience;
+    loop {
+        let live = connect::live_workers(&master.grpc)?;
+        if live >= wanted {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let text = format!("the master knows {live} of {wanted} workers after {} s", patience.as_secs());
+            return Err(CliError::Failed(text));
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// Waits until the root of the mount can be read. The look happens on a thread of its own, since a mount that does not
+/// answer would hold it for good.
+fn usable(mount_point: &Path, patience: Duration) -> Result<(), CliError> {
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let path = mount_point.to_owned();
+    thread::spawn(move || {
+        let look = fs::read_dir(&path).and_then(|mut entries| entries.next().transpose()).map(|_| ());
+        // The receiver has gone when it took too long.
+        let _ = sender.send(look);
+    });
+    let name = mount_point.display();
+    match receiver.recv_timeout(patience) {
+        Ok(look) => look.context(format_args!("the mount at {name} cannot be read")),
+        Err(_) => Err(CliError::Failed(format!("the mount at {name} does not answer within {} s", patience.as_secs()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(directory: &Path, workers: Option<usize>, mount_points: &[PathBuf]) -> UpOptions {
+        UpOptions {
+            directory: directory.to_owned(),
+            mount_points: mount_points.to_vec(),
+            workers,
+            conf: None,
+            patience: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn a_plan_keeps_what_there_is_and_adds_what_is_asked_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().canonicalize().unwrap();
+        let mut config = Config::default();
+        config.worker.dirs = vec!["[MEM:1GiB]/dev/shm/x".into(), "[SSD]/nvme".into()];
+        let first = plan(&directory, &options(&directory, None, &[]), &config).unwrap();
+        assert_eq!((first.masters.len(), first.workers.len(), first.fuse.len()), (1, 1, 1));
+        assert_eq!(first.fuse[0].mount_point, directory.join("mnt"));
+        assert_eq!(first.workers[0].dirs[0].tier, "[MEM:1GiB]");
+        assert_eq!(first.workers[0].dirs[1].path, directory.join("worker0/disk1"));
+        first.store().unwrap();
+        let more = plan(&directory, &options(&directory, Some(3), &[directory.join("other")]), &config).unwrap();
+        assert_eq!((more.workers.len(), more.fuse.len()), (3, 2));
+        assert_eq!((&more.workers[0], &more.s3), (&first.workers[0], &first.s3));
+        more.store().unwrap();
+        let fewer = plan(&directory, &options(&directory, Some(2), &[]), &config).unwrap_err();
+        assert!(matches!(&fewer, CliError::Usage(text) if text.contains("has 3 workers")), "{fewer}");
+        let again = plan(&directory, &options(&directory, None, &[]), &config).unwrap();
+        assert_eq!(again, more);
+    }
+
+    #[test]
+    fn a_socket_of_a_deep_directory_lies_elsewhere() {
+        let near = socket_path(Path::new("/tmp/d"), 1).unwrap();
+        assert_eq!(near, Path::new("/tmp/d/run/worker1.sock"));
+        let deep = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
+        let far = socket_path(&deep, 0).unwrap();
+        assert!(far.as_os_str().len() < SOCKET_PATH_MAX);
+        assert_eq!(far, socket_path(&deep, 0).unwrap());
+        fs::remove_dir(far.parent().unwrap()).unwrap();
+    }
+}
