@@ -23,9 +23,10 @@ use cavern_client::{Client, Node};
 use cavern_conf::schema;
 
 pub use attributes::Appearance;
-pub use listings::KernelListings;
+pub use listings::{KernelListings, Listing};
 pub use root::Root;
 
+use crate::invalidation::Invalidations;
 use crate::kernel::{Filesystem, Operation, Reply};
 use directory::DirectoryHandle;
 use failure::Failures;
@@ -40,8 +41,7 @@ struct Inner {
     client: Arc<Client>,
     root: Arc<Root>,
     appearance: Appearance,
-    /// Directories whose listing the kernel may keep.
-    listings: Arc<KernelListings>,
+    invalidations: Arc<Invalidations>,
     files: Handles<cavern_client::OpenFile>,
     directories: Handles<DirectoryHandle>,
     /// Nodes of open files: they keep their attributes when the inode is gone.
@@ -52,13 +52,13 @@ struct Inner {
 }
 
 impl Namespace {
-    /// Shows what `root` names. `listings` and `root` are shared with the invalidations.
-    pub fn new(client: Arc<Client>, root: Arc<Root>, listings: Arc<KernelListings>, conf: &schema::Fuse) -> Self {
+    /// Shows what `root` names.
+    pub fn new(client: Arc<Client>, root: Arc<Root>, invalidations: Arc<Invalidations>, conf: &schema::Fuse) -> Self {
         let inner = Inner {
             client,
             root,
             appearance: Appearance::new(conf),
-            listings,
+            invalidations,
             files: Handles::default(),
             directories: Handles::default(),
             open_nodes: OpenNodes::default(),

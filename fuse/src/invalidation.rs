@@ -54,7 +54,7 @@ pub struct Invalidations {
     queue: Mutex<Queue>,
     filled: Condvar,
     root: Mutex<Option<Arc<Root>>>,
-    listings: Arc<KernelListings>,
+    listings: KernelListings,
     counts: InvalidationCounts,
 }
 
@@ -74,13 +74,13 @@ pub struct NotifierThread {
 }
 
 impl Invalidations {
-    /// `listings` hears of changes at once, before the kernel does.
-    pub fn new(listings: Arc<KernelListings>) -> Arc<Self> {
+    /// Passes nothing on until it is attached.
+    pub fn new() -> Arc<Self> {
         Arc::new(Self {
             queue: Mutex::default(),
             filled: Condvar::new(),
             root: Mutex::default(),
-            listings,
+            listings: KernelListings::default(),
             counts: InvalidationCounts::default(),
         })
     }
@@ -93,6 +93,17 @@ impl Invalidations {
         let thread =
             std::thread::Builder::new().name("fuse-notify".to_owned()).spawn(move || sink.pass_on(&notifier, &root))?;
         Ok(NotifierThread { sink: Arc::clone(self), thread: Some(thread) })
+    }
+
+    /// Directories whose listing the kernel may keep.
+    pub fn listings(&self) -> &KernelListings {
+        &self.listings
+    }
+
+    /// For an answer that named `name` (of the kernel's `parent`) while the namespace changed: the kernel may have
+    /// received it after the invalidation that it should have come before.
+    pub fn repeat_entry(&self, parent: u64, name: &[u8]) {
+        self.push(Message::Entry { parent, name: name.into() });
     }
 
     pub fn counts(&self) -> &InvalidationCounts {

@@ -20,6 +20,6 @@ pub mod session;
 pub use directory::DirectoryPage;
 pub use mount::{Mount, MountError, MountOptions};
 pub use notify::Notifier;
-pub use reply::Reply;
+pub use reply::{Delivery, Reply};
 pub use request::Operation;
 pub use session::{Filesystem, READ_MAX, Session, SessionError, SessionOptions};

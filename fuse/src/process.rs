@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::error::FuseError;
-use crate::filesystem::{KernelListings, Namespace, Root};
+use crate::filesystem::{Namespace, Root};
 use crate::invalidation::{Invalidations, NotifierThread};
 use crate::kernel::mount::Unmounted;
 use crate::kernel::{Mount, MountOptions, Session, SessionOptions};
@@ -31,10 +31,9 @@ const RETRY: Duration = Duration::from_millis(20);
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), FuseError> {
     raise_descriptor_limit();
     let http = HttpServer::bind(&config.fuse.http_listen).await?;
-    let listings = Arc::new(KernelListings::default());
-    let invalidations = Invalidations::new(Arc::clone(&listings));
+    let invalidations = Invalidations::new();
     let client = Client::connect(&config, &client_name(&config), Arc::clone(&invalidations) as _).await?;
-    let served = serve(&config, http, &client, listings, invalidations, stop).await;
+    let served = serve(&config, http, &client, invalidations, stop).await;
     client.shutdown().await;
     served
 }
@@ -43,12 +42,12 @@ async fn serve(
     config: &Config,
     http: HttpServer,
     client: &Arc<Client>,
-    listings: Arc<KernelListings>,
     invalidations: Arc<Invalidations>,
     stop: CancellationToken,
 ) -> Result<(), FuseError> {
     let root = find_root(client, &config.fuse.path).await?;
-    let namespace = Arc::new(Namespace::new(Arc::clone(client), Arc::clone(&root), listings, &config.fuse));
+    let shared = Arc::clone(&invalidations);
+    let namespace = Arc::new(Namespace::new(Arc::clone(client), Arc::clone(&root), shared, &config.fuse));
     let open_handles = namespace.open_handles();
     let (mount, session) = begin(config, namespace).await?;
     let notifier = invalidations.attach(session.notifier(), root).map_err(FuseError::Thread)?;

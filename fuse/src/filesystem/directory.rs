@@ -6,6 +6,7 @@
 
 mod cursor;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cavern_client::{ClientError, Node};
@@ -15,7 +16,7 @@ use super::Inner;
 use super::listings::{Begun, Listing};
 use crate::kernel::abi::fopen;
 use crate::kernel::directory::{Added, DirectoryEntry};
-use crate::kernel::{DirectoryPage, READ_MAX, Reply};
+use crate::kernel::{Delivery, DirectoryPage, READ_MAX, Reply};
 use cursor::{Cursor, Fetch, Position};
 
 /// Entries asked for at a time. A READDIRPLUS of 128 KiB holds about 700.
@@ -44,9 +45,18 @@ pub struct DirectoryHandle {
 
 /// How far an answer got with what is in memory.
 enum Progress {
-    Answer(DirectoryPage),
+    Answer(Answer),
     /// This must be read first.
     Needs(Fetch),
+}
+
+/// A page with what it took from the listing.
+struct Answer {
+    page: DirectoryPage,
+    /// Places of the entries that the kernel takes names from.
+    places: Range<u64>,
+    /// Changes of the namespace before it was built.
+    changes: u64,
 }
 
 impl Inner {
@@ -67,7 +77,7 @@ impl Inner {
         if !node.is_directory() {
             return reply.error(libc::ENOTDIR);
         }
-        let (begun, listing) = self.listings.begin(node.inode);
+        let (begun, listing) = self.invalidations.listings().begin(node.inode);
         let mut flags = 0;
         if self.appearance.kernel_cache {
             flags |= fopen::CACHE_DIR;
@@ -78,7 +88,10 @@ impl Inner {
         }
         let handle =
             DirectoryHandle { inode: node.inode, parent: node.parent, begun, cursor: Mutex::new(Cursor::default()) };
-        reply.opened(self.directories.insert(Arc::new(handle)), flags);
+        let number = self.directories.insert(Arc::new(handle));
+        if reply.opened(number, flags) == Delivery::Refused {
+            self.directories.remove(number);
+        }
     }
 
     pub(super) fn readdir(self: &Arc<Self>, fh: u64, offset: u64, size: u32, form: Form, reply: Reply) {
@@ -91,7 +104,7 @@ impl Inner {
         let metadata = self.client.metadata();
         loop {
             let fetch = match self.progress(&handle, offset, size, form) {
-                Progress::Answer(page) => return reply.bytes(page.as_bytes()),
+                Progress::Answer(answer) => return self.give(&handle, &answer, form, reply),
                 Progress::Needs(fetch) => fetch,
             };
             match metadata.cached_dir_page(handle.inode, &fetch.after, PAGE_ENTRIES) {
@@ -102,7 +115,7 @@ impl Inner {
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
             match this.readdir_waiting(&handle, offset, size, form).await {
-                Ok(page) => reply.bytes(page.as_bytes()),
+                Ok(answer) => this.give(&handle, &answer, form, reply),
                 Err(error) => this.failures.answer(reply, "readdir", &error),
             }
         });
@@ -114,10 +127,10 @@ impl Inner {
         offset: u64,
         size: usize,
         form: Form,
-    ) -> Result<DirectoryPage, ClientError> {
+    ) -> Result<Answer, ClientError> {
         loop {
             let fetch = match self.progress(handle, offset, size, form) {
-                Progress::Answer(page) => return Ok(page),
+                Progress::Answer(answer) => return Ok(answer),
                 Progress::Needs(fetch) => fetch,
             };
             let page = self.client.metadata().read_dir(handle.inode, &fetch.after, PAGE_ENTRIES).await?;
@@ -125,17 +138,33 @@ impl Inner {
         }
     }
 
+    /// Answers, and has the kernel forget what changed while it was being told.
+    fn give(&self, handle: &DirectoryHandle, answer: &Answer, form: Form, reply: Reply) {
+        reply.bytes(answer.page.as_bytes());
+        if form == Form::Names || self.invalidations.listings().changes() == answer.changes {
+            return;
+        }
+        let directory = self.root.to_kernel(handle.inode);
+        let mut cursor = handle.cursor.lock();
+        for place in answer.places.clone() {
+            if let Position::Entry(node) = cursor.position(place) {
+                self.invalidations.repeat_entry(directory, &node.name);
+            }
+        }
+    }
+
     /// Builds the answer from the window. An answer that has entries is given even when more would fit, because a
     /// partial answer is right and a wait is not needed.
     fn progress(&self, handle: &DirectoryHandle, offset: u64, size: usize, form: Form) -> Progress {
+        let changes = self.invalidations.listings().changes();
         let mut page = DirectoryPage::new(size);
         let mut cursor = handle.cursor.lock();
         let mut place = offset;
-        loop {
+        let ended = loop {
             if place < DOTS {
                 let (name, inode) = if place == 0 { (&b"."[..], handle.inode) } else { (&b".."[..], handle.parent) };
                 if self.add_dot(&mut page, name, inode, place + 1, form) == Added::Full {
-                    return Progress::Answer(page);
+                    break false;
                 }
                 place += 1;
                 continue;
@@ -143,21 +172,21 @@ impl Inner {
             match cursor.position(place - DOTS) {
                 Position::Entry(node) => {
                     if self.add(&mut page, node, place + 1, form) == Added::Full {
-                        return Progress::Answer(page);
+                        break false;
                     }
                     place += 1;
                 }
-                Position::End => {
-                    if page.is_empty() && cursor.read_through() {
-                        self.listings.complete(handle.inode, handle.begun);
-                    }
-                    return Progress::Answer(page);
-                }
+                Position::End => break page.is_empty(),
                 // Only the dots do not count: a directory is worth waiting for its first page.
-                Position::Fetch(_) if place > offset && place > DOTS => return Progress::Answer(page),
+                Position::Fetch(_) if place > offset && place > DOTS => break false,
                 Position::Fetch(fetch) => return Progress::Needs(fetch),
             }
+        };
+        if ended && cursor.read_through() {
+            self.invalidations.listings().complete(handle.inode, handle.begun);
         }
+        let places = offset.saturating_sub(DOTS)..place.saturating_sub(DOTS);
+        Progress::Answer(Answer { page, places, changes })
     }
 
     fn add(&self, page: &mut DirectoryPage, node: &Node, next_offset: u64, form: Form) -> Added {

@@ -6,6 +6,7 @@
 //! reading, not only those of the directory itself: that is simple, never wrong, and costs at most one more reading.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -15,13 +16,9 @@ const DIRECTORIES_MAX: usize = 65_536;
 /// The directories, by inode of the namespace.
 #[derive(Debug, Default)]
 pub struct KernelListings {
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    changes: u64,
-    kept: HashSet<u64>,
+    /// Written only under the lock of `kept`.
+    changes: AtomicU64,
+    kept: Mutex<HashSet<u64>>,
 }
 
 /// Says how things stood when a reading was begun.
@@ -40,35 +37,40 @@ pub enum Listing {
 impl KernelListings {
     /// At OPENDIR.
     pub fn begin(&self, directory: u64) -> (Begun, Listing) {
-        let state = self.state.lock();
-        let listing = if state.kept.contains(&directory) { Listing::Current } else { Listing::Unknown };
-        (Begun(state.changes), listing)
+        let kept = self.kept.lock();
+        let listing = if kept.contains(&directory) { Listing::Current } else { Listing::Unknown };
+        (Begun(self.changes()), listing)
     }
 
     /// The listing has been read to its end.
     pub fn complete(&self, directory: u64, begun: Begun) {
-        let mut state = self.state.lock();
-        if state.changes != begun.0 {
+        let mut kept = self.kept.lock();
+        if self.changes() != begun.0 {
             return;
         }
-        if state.kept.len() >= DIRECTORIES_MAX {
-            state.kept.clear();
+        if kept.len() >= DIRECTORIES_MAX {
+            kept.clear();
         }
-        state.kept.insert(directory);
+        kept.insert(directory);
     }
 
     /// A name in the directory, or the directory itself, has changed.
     pub fn changed(&self, directory: u64) {
-        let mut state = self.state.lock();
-        state.changes += 1;
-        state.kept.remove(&directory);
+        let mut kept = self.kept.lock();
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        kept.remove(&directory);
     }
 
     /// Anything may have changed.
     pub fn reset(&self) {
-        let mut state = self.state.lock();
-        state.changes += 1;
-        state.kept.clear();
+        let mut kept = self.kept.lock();
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        kept.clear();
+    }
+
+    /// How many changes of the namespace there have been.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
     }
 }
 
@@ -109,6 +111,6 @@ mod tests {
             let (begun, _) = listings.begin(directory);
             listings.complete(directory, begun);
         }
-        assert!(listings.state.lock().kept.len() <= DIRECTORIES_MAX);
+        assert!(listings.kept.lock().len() <= DIRECTORIES_MAX);
     }
 }

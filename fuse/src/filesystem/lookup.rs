@@ -16,21 +16,37 @@ impl Inner {
             return reply.error(libc::ENAMETOOLONG);
         }
         let parent = self.root.to_namespace(kernel_parent);
+        let changes = self.invalidations.listings().changes();
         match self.client.metadata().cached_lookup(parent, name) {
             CachedLookup::Hit(node) => reply.entry(&self.entry_of(&node)),
             CachedLookup::Negative => reply.no_entry(self.absence(parent, name)),
             CachedLookup::Miss => {
                 let (this, name) = (Arc::clone(self), name.to_vec());
-                reply.defer(move |reply| async move { this.ask_for_name(parent, &name, reply).await });
+                return reply.defer(move |reply| async move { this.ask_for_name(kernel_parent, &name, reply).await });
             }
         }
+        self.repeat_if_changed(changes, kernel_parent, name);
     }
 
-    async fn ask_for_name(&self, parent: u64, name: &[u8], reply: Reply) {
+    async fn ask_for_name(&self, kernel_parent: u64, name: &[u8], reply: Reply) {
+        let parent = self.root.to_namespace(kernel_parent);
+        let mut changes = self.invalidations.listings().changes();
         match self.client.metadata().lookup(parent, name).await {
-            Ok(node) => reply.entry(&self.entry_of(&node)),
+            Ok(node) => {
+                // Changes until now are known to the node's trust; the absence of a name knows none.
+                changes = self.invalidations.listings().changes();
+                reply.entry(&self.entry_of(&node));
+            }
             Err(ClientError::NotFound(_)) => reply.no_entry(self.absence(parent, name)),
-            Err(error) => self.failures.answer(reply, "lookup", &error),
+            Err(error) => return self.failures.answer(reply, "lookup", &error),
+        }
+        self.repeat_if_changed(changes, kernel_parent, name);
+    }
+
+    /// An invalidation that came while we answered may have reached the kernel before the answer did.
+    fn repeat_if_changed(&self, changes: u64, kernel_parent: u64, name: &[u8]) {
+        if self.invalidations.listings().changes() != changes {
+            self.invalidations.repeat_entry(kernel_parent, name);
         }
     }
 

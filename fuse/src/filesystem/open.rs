@@ -10,8 +10,8 @@ use cavern_client::{ClientError, Node, OpenFile};
 use cavern_proto::master::Consistency;
 
 use super::Inner;
-use crate::kernel::Reply;
 use crate::kernel::abi::fopen;
+use crate::kernel::{Delivery, Reply};
 
 impl Inner {
     pub(super) fn open(self: &Arc<Self>, kernel_node: u64, flags: u32, reply: Reply) {
@@ -63,10 +63,15 @@ impl Inner {
     }
 
     fn opened(&self, file: Arc<OpenFile>, reply: Reply) {
+        let inode = file.node().inode;
         self.open_nodes.opened(file.node());
         let number = self.files.insert(file);
         // An inode is one version for ever: its pages stay right for as long as the kernel has room for them.
-        reply.opened(number, if self.direct { fopen::DIRECT_IO } else { fopen::KEEP_CACHE });
+        let flags = if self.direct { fopen::DIRECT_IO } else { fopen::KEEP_CACHE };
+        if reply.opened(number, flags) == Delivery::Refused {
+            self.files.remove(number);
+            self.open_nodes.closed(inode);
+        }
     }
 
     pub(super) fn read(self: &Arc<Self>, fh: u64, offset: u64, size: u32, reply: Reply, payload: &mut [u8]) {

@@ -27,6 +27,15 @@ pub struct Reply {
     answered: bool,
 }
 
+/// Whether the kernel has an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Delivery {
+    Taken,
+    /// A signal or the end of the connection was faster.
+    Refused,
+}
+
 impl Reply {
     pub(super) fn new(channel: &Arc<Channel>, in_flight: &Arc<InFlight>, unique: u64, kind: Kind) -> Self {
         Self {
@@ -95,9 +104,10 @@ impl Reply {
         self.structure(attr);
     }
 
-    /// Answers OPEN or OPENDIR with a handle and the flags of [`abi::fopen`].
-    pub fn opened(self, fh: u64, open_flags: u32) {
-        self.structure(&OpenOut { fh, open_flags, backing_id: 0 });
+    /// Answers OPEN or OPENDIR with a handle and the flags of [`abi::fopen`]. A handle that the kernel did not take is
+    /// never released by it.
+    pub fn opened(mut self, fh: u64, open_flags: u32) -> Delivery {
+        self.send(0, OpenOut { fh, open_flags, backing_id: 0 }.as_bytes())
     }
 
     pub fn statfs(self, totals: &StatfsOut) {
@@ -127,18 +137,18 @@ impl Reply {
     }
 
     fn finish(mut self, errno: i32, body: &[u8]) {
-        self.send(errno, body);
+        let _ = self.send(errno, body);
     }
 
-    fn send(&mut self, errno: i32, body: &[u8]) {
+    fn send(&mut self, errno: i32, body: &[u8]) -> Delivery {
         self.answered = true;
         if self.path == Path::Deferred && !self.in_flight.claim(self.unique) {
-            return;
+            return Delivery::Refused;
         }
         // Counted before it is sent, so that whoever has the answer finds it counted.
         self.in_flight.observation().answered(self.kind, self.path, errno, self.received.elapsed());
         match self.channel.send(self.unique, -errno, body, &[]) {
-            Ok(()) => {}
+            Ok(()) => return Delivery::Taken,
             // The asker was killed, or the file system unmounted: nobody waits.
             Err(Errno::NOENT | Errno::NODEV) => debug!(operation = self.kind.name(), "the kernel no longer waits"),
             Err(cause) => {
@@ -146,13 +156,14 @@ impl Reply {
                 let _ = self.channel.send(self.unique, -libc::EIO, &[], &[]);
             }
         }
+        Delivery::Refused
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
         if !self.answered {
-            self.send(libc::EIO, &[]);
+            let _ = self.send(libc::EIO, &[]);
         }
     }
 }

@@ -1,0 +1,174 @@
+//! Invalidations from the client's sink to a kernel that this test plays itself.
+
+// Helpers of tests report by panicking, where the test sees it.
+#![allow(clippy::unwrap_used)]
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_client::InvalidationSink;
+use cavern_fuse::filesystem::Root;
+use cavern_fuse::invalidation::{Invalidations, NotifierThread};
+use cavern_fuse::kernel::abi::{self, InHeader, OutHeader, notify, opcode};
+use cavern_fuse::kernel::{Filesystem, Operation, Reply, Session, SessionOptions};
+use futures::FutureExt;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use tokio::runtime::Runtime;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Inode of the namespace that the mount shows as its root.
+const ROOT: u64 = 500;
+
+struct Nothing;
+
+impl Filesystem for Nothing {
+    fn dispatch(&self, _node: u64, _operation: Operation<'_>, reply: Reply, _payload: &mut [u8]) {
+        reply.error(libc::ENOSYS);
+    }
+}
+
+struct Kernel {
+    socket: OwnedFd,
+    sink: Arc<Invalidations>,
+    notifier: Option<NotifierThread>,
+    session: Option<Session>,
+    runtime: Runtime,
+}
+
+impl Kernel {
+    fn new() -> Self {
+        let (socket, device) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        set_socket_timeout(&socket, Timeout::Recv, Some(Duration::from_secs(10))).unwrap();
+        let init = abi::InitIn { major: 7, minor: 31, max_readahead: 0, flags: 0 };
+        let len = (size_of::<InHeader>() + size_of::<abi::InitIn>()) as u32;
+        let head = InHeader { len, opcode: opcode::INIT, unique: 2, ..InHeader::default() };
+        send(&socket, &[head.as_bytes(), init.as_bytes()].concat(), SendFlags::empty()).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let options = SessionOptions { threads: 1, max_background: 16, max_readahead: 0 };
+        let session = Session::start(device, &options, Arc::new(Nothing), runtime.handle().clone()).unwrap();
+        let sink = Invalidations::new();
+        let mut kernel = Self { socket, sink, notifier: None, session: Some(session), runtime };
+        assert_eq!(kernel.receive().0.unique, 2);
+        let notifier = kernel.session.as_ref().unwrap().notifier();
+        kernel.notifier = Some(kernel.sink.attach(notifier, Arc::new(Root::new("/a", ROOT))).unwrap());
+        // The question whether epochs are known.
+        assert_eq!(kernel.receive().0.error, notify::INC_EPOCH);
+        kernel
+    }
+
+    fn receive(&self) -> (OutHeader, Vec<u8>) {
+        let mut buffer = vec![0; 4096];
+        let (length, _) = recv(&self.socket, &mut buffer[..], RecvFlags::empty()).unwrap();
+        let (head, body) = OutHeader::read_from_prefix(&buffer[..length]).unwrap();
+        (head, body.to_vec())
+    }
+
+    /// The next message, which must be about a name.
+    fn entry(&self) -> (u64, Vec<u8>) {
+        let (head, body) = self.receive();
+        assert_eq!((head.unique, head.error), (0, notify::INVAL_ENTRY));
+        let (entry, name) = abi::NotifyInvalEntryOut::read_from_prefix(&body).unwrap();
+        assert_eq!(name.len(), entry.namelen as usize + 1);
+        (entry.parent, name[..name.len() - 1].to_vec())
+    }
+
+    /// The next message, which must be about an inode.
+    fn inode(&self) -> u64 {
+        let (head, body) = self.receive();
+        assert_eq!(head.error, notify::INVAL_INODE);
+        abi::NotifyInvalInodeOut::read_from_prefix(&body).unwrap().0.node
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both).unwrap();
+        self.notifier.take();
+        if let Some(session) = self.session.take() {
+            session.join();
+        }
+    }
+}
+
+#[test]
+fn changes_arrive_in_order_and_the_barrier_after_them() {
+    let kernel = Kernel::new();
+    kernel.sink.entry(7, b"name", 8, 9);
+    kernel.sink.inode(12);
+    kernel.runtime.block_on(kernel.sink.barrier());
+    // Whatever the barrier promised is in the kernel's hands: nothing has to be waited for.
+    assert_eq!(kernel.sink.queued(), 0);
+    assert_eq!(kernel.entry(), (7, b"name".to_vec()));
+    assert_eq!(kernel.inode(), 12);
+}
+
+#[test]
+fn the_root_has_the_kernels_number() {
+    let kernel = Kernel::new();
+    kernel.sink.entry(ROOT, b"x", 0, 9);
+    kernel.sink.entry(3, b"a", ROOT, 9);
+    assert_eq!(kernel.entry(), (abi::ROOT_NODE, b"x".to_vec()));
+    assert_eq!(kernel.entry(), (3, b"a".to_vec()));
+    assert_eq!(kernel.inode(), abi::ROOT_NODE);
+}
+
+#[test]
+fn a_reset_is_one_message_for_every_name() {
+    let kernel = Kernel::new();
+    let listings = kernel.sink.listings();
+    let (begun, _) = listings.begin(7);
+    listings.complete(7, begun);
+    kernel.sink.reset();
+    assert_eq!(listings.begin(7).1, cavern_fuse::filesystem::Listing::Unknown);
+    assert_eq!(kernel.receive().0.error, notify::INC_EPOCH);
+    assert_eq!(kernel.inode(), abi::ROOT_NODE);
+}
+
+#[test]
+fn a_flood_becomes_a_reset_and_loses_no_barrier() {
+    let kernel = Kernel::new();
+    // Nobody reads: the socket's buffer fills, then the queue.
+    let mut barrier = kernel.sink.barrier();
+    for number in 0..200_000u64 {
+        kernel.sink.entry(7, number.to_string().as_bytes(), 0, number);
+    }
+    let after = kernel.sink.barrier();
+    assert!(kernel.sink.queued() <= 70_000);
+    let mut resets = 0;
+    let mut entries = 0;
+    while resets == 0 {
+        match kernel.receive().0.error {
+            notify::INC_EPOCH => resets += 1,
+            notify::INVAL_ENTRY => entries += 1,
+            other => panic!("unexpected message {other}"),
+        }
+    }
+    assert!(entries < 200_000);
+    assert!((&mut barrier).now_or_never().is_some());
+    // Read on, so that the thread can reach the second barrier.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while kernel.sink.queued() > 0 {
+                kernel.receive();
+            }
+        });
+        kernel.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(10), after).await.unwrap() });
+    });
+}
+
+#[test]
+fn without_a_kernel_nothing_waits() {
+    let sink = Invalidations::new();
+    sink.entry(1, b"x", 0, 2);
+    sink.reset();
+    assert_eq!(sink.queued(), 0);
+    assert!(sink.barrier().now_or_never().is_some());
+    let kernel = Kernel::new();
+    let sink = Arc::clone(&kernel.sink);
+    drop(kernel);
+    sink.entry(1, b"x", 0, 2);
+    assert!(sink.barrier().now_or_never().is_some());
+}
