@@ -45,6 +45,9 @@ pub enum WorkerError {
     /// The HTTP port or another part of the process's plumbing.
     #[error(transparent)]
     Process(#[from] cavern_conf::process::ProcessError),
+    /// The master does not take this worker in.
+    #[error("the master refuses this worker: {reason}")]
+    Refused { reason: String },
     /// A background task panicked; the reason is in the log.
     #[error("a task of the worker failed: {0}")]
     Task(#[from] tokio::task::JoinError),

@@ -10,18 +10,16 @@
 //! disk is good for every later start: blocks are named by content, so no restart and no re-attached bucket can make
 //! them stale.
 
-pub mod error;
+mod error;
+mod fill;
+mod heartbeat;
+mod master_link;
 mod metrics;
+mod mounts;
+mod refusal;
+mod server;
 mod store;
+mod worker;
 
 pub use error::WorkerError;
-
-use cavern_conf::Config;
-use tokio_util::sync::CancellationToken;
-
-/// Runs a worker until `stop` is cancelled; then drains and returns.
-pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerError> {
-    let _ = config;
-    stop.cancelled().await;
-    Ok(())
-}
+pub use worker::run;

@@ -87,8 +87,7 @@ impl Block {
         for beyond in present.iter().filter(|index| *index >= chunk_count(place.length)).collect::<Vec<_>>() {
             present.remove(beyond);
         }
-        let state =
-            BlockState { verified: if verified { present.clone() } else { ChunkMap::new() }, present, crcs };
+        let state = BlockState { verified: if verified { present.clone() } else { ChunkMap::new() }, present, crcs };
         Ok(Self::assemble(place, file, None, state))
     }
 
@@ -120,11 +119,6 @@ impl Block {
     /// Bytes of the block when it is complete.
     pub fn length(&self) -> u32 {
         self.length
-    }
-
-    /// The mount through which it was fetched.
-    pub fn mount_id(&self) -> u32 {
-        self.mount_id
     }
 
     /// Where its file is, or was.
@@ -160,6 +154,7 @@ impl Block {
     }
 
     /// Whether the whole block may be read.
+    #[cfg(test)]
     pub fn is_complete(&self) -> bool {
         self.has(0..chunk_count(self.length))
     }

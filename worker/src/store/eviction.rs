@@ -8,14 +8,14 @@
 //! Training reads a data set again and again in a new random order. Under LRU such a scan leaves nothing useful as soon
 //! as the data set exceeds the cache: each newcomer pushes out what is needed next. Here newcomers wait in a small
 //! *window*; what falls out of it enters *main* only if it was used more often than the blocks that it would push out,
-//! by more than one use. The "more than one" matters: in the midst of an epoch the newcomer has just been read and
-//! the victim has not yet, so their counts differ by one although they are equally useful, and swapping them would
-//! be a loss each time.
+//! by more than [`HYSTERESIS`] uses. That margin matters: in the midst of an epoch the newcomer has just been read and
+//! the victim has not yet, so their counts differ by one although they are equally useful, and by two when the counters
+//! were halved in between and one of the two was odd. Swapping them would be a loss each time.
 //!
 //! Eviction starts when a directory is filled above its high watermark and goes on to the low one, leaving alone what
 //! was used in the last [`RECENT_SECONDS`] or is held by a request, so that a stream does not evict its own blocks. The
-//! reserve above the high watermark is what such blocks may use; when that is exhausted too, recent blocks go as well,
-//! held ones never. What a directory accounts for never exceeds its capacity: room is made before bytes are written.
+//! reserve above the high watermark is what such blocks may use; when that is exhausted too, recent blocks go as well
+//! (those that a stream is still filling after all others), held ones never. What a directory accounts for never exceeds its capacity: room is made before bytes are written.
 
 use cavern_proto::BlockId;
 
@@ -24,20 +24,38 @@ use super::table::{Entry, List, NIL, Segment, Table, UNIT_BYTES, hash_of};
 
 /// Blocks used this recently are spared while there is another way.
 const RECENT_SECONDS: u32 = 2;
+/// A newcomer must have been used this many times more than what it displaces, and once more.
+const HYSTERESIS: u8 = 2;
 /// Held blocks that are passed over at the cold end of a list before the search is given up.
 const MAX_PASSED_OVER: usize = 256;
 /// The window has at least this many units (4 MiB), unless that is more than 2 % of the directory.
 const MIN_WINDOW_UNITS: u64 = (4 << 20) / UNIT_BYTES as u64;
 
+/// The frequency sketch is laid out for blocks of 32 KiB at first, and grows with the number of blocks.
+const UNITS_PER_BLOCK: u64 = 8;
+
 /// There is no room: what could go is held by requests, or the wish exceeds the capacity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Full;
 
-/// Whether an eviction may take blocks that were used a moment ago.
+/// Which blocks an eviction leaves alone, beside those that a request holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Spare {
+    /// Those used a moment ago.
     Recent,
+    /// Those used a moment ago and not complete yet: somebody streams them.
+    Growing,
+    /// None.
     HeldOnly,
+}
+
+/// Who goes next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Next {
+    /// A newcomer that must contend with main.
+    Candidate(u32),
+    /// One that goes without a contest.
+    Victim(u32),
 }
 
 /// Counters of what admission decided.
@@ -115,7 +133,9 @@ pub(super) struct Cache {
 
 impl Cache {
     pub(super) fn new(spaces: Vec<Space>) -> Self {
-        Self { table: Table::default(), spaces, tally: Tally::default(), sketch: FrequencySketch::new() }
+        let expected = spaces.iter().map(|space| space.capacity).sum::<u64>() / UNITS_PER_BLOCK;
+        let sketch = FrequencySketch::new(usize::try_from(expected).unwrap_or(usize::MAX));
+        Self { table: Table::default(), spaces, tally: Tally::default(), sketch }
     }
 
     /// Counts one use of a block, cached or not.
@@ -246,20 +266,34 @@ impl Cache {
     ) {
         let stop_at = evicted.len().saturating_add(limit);
         while self.spaces[directory].used() > target && evicted.len() < stop_at {
-            let space = &self.spaces[directory];
-            let over = space.window.units > space.window_target || space.main.units == 0;
-            let candidate = if over { self.coldest(space.window, spare, now) } else { NIL };
-            if candidate != NIL {
-                self.contest(directory, candidate, evicted);
-                continue;
+            match self.next_to_go(directory, spare, now) {
+                Some(Next::Candidate(slot)) => self.contest(directory, slot, evicted),
+                Some(Next::Victim(slot)) => evicted.extend(self.remove(slot)),
+                None => return,
             }
-            let victim = self.coldest(self.spaces[directory].main, spare, now);
-            let victim = if victim == NIL { self.coldest(self.spaces[directory].window, spare, now) } else { victim };
-            // While recent blocks are spared and the window is over its target because of them, main pays nothing.
-            if victim == NIL || (over && spare == Spare::Recent && !self.is_expired(victim)) {
-                return;
-            }
-            evicted.extend(self.remove(victim));
+        }
+    }
+
+    /// Who is next: newcomers beyond the window's share first, then the coldest of main.
+    fn next_to_go(&self, directory: usize, spare: Spare, now: u32) -> Option<Next> {
+        let Space { window, main, window_target, .. } = &self.spaces[directory];
+        let over = window.units > *window_target || main.units == 0;
+        let coldest = |list: &List, spare| Some(self.coldest(list, spare, now)).filter(|slot| *slot != NIL);
+        let candidate = |spare| if over { coldest(window, spare).map(Next::Candidate) } else { None };
+        let victim = |list, spare| coldest(list, spare).map(Next::Victim);
+        match spare {
+            // While the window exceeds its share because of recent blocks, main pays nothing for it.
+            Spare::Recent if over => candidate(spare).or_else(|| {
+                let tail = main.tail();
+                self.is_expired(tail).then_some(Next::Victim(tail))
+            }),
+            Spare::Recent => victim(main, spare).or_else(|| victim(window, spare)),
+            Spare::Growing | Spare::HeldOnly => candidate(Spare::Recent)
+                .or_else(|| candidate(Spare::Growing))
+                .or_else(|| victim(main, Spare::Growing))
+                .or_else(|| victim(window, Spare::Growing))
+                .or_else(|| victim(window, Spare::HeldOnly))
+                .or_else(|| victim(main, Spare::HeldOnly)),
         }
     }
 
@@ -268,15 +302,18 @@ impl Cache {
     }
 
     /// The coldest entry of a list that may go, or `NIL`.
-    fn coldest(&self, list: List, spare: Spare, now: u32) -> u32 {
+    fn coldest(&self, list: &List, spare: Spare, now: u32) -> u32 {
         let mut slot = list.tail();
         for _ in 0..MAX_PASSED_OVER {
             let Some(entry) = self.table.at(slot) else { return NIL };
-            // Lists are ordered by use, so everything further up is as recent.
-            if spare == Spare::Recent && !entry.expired && now < entry.last_used.saturating_add(RECENT_SECONDS) {
-                return NIL;
-            }
-            if !entry.busy() {
+            let recent = !entry.expired && now < entry.last_used.saturating_add(RECENT_SECONDS);
+            let spared = match spare {
+                // Lists are ordered by use, so everything further up is as recent.
+                Spare::Recent if recent => return NIL,
+                Spare::Recent | Spare::HeldOnly => false,
+                Spare::Growing => recent && entry.units < entry.length / UNIT_BYTES,
+            };
+            if !spared && !entry.busy() {
                 return slot;
             }
             slot = self.table.newer(slot);
@@ -299,7 +336,8 @@ impl Cache {
                 if passed_over > MAX_PASSED_OVER {
                     break;
                 }
-            } else if victim.expired || frequency > self.sketch.estimate(hash_of(&victim.id)).saturating_add(1) {
+            } else if victim.expired || frequency > self.sketch.estimate(hash_of(&victim.id)).saturating_add(HYSTERESIS)
+            {
                 needed = needed.saturating_sub(u64::from(victim.units));
                 victims.push(slot);
             } else {

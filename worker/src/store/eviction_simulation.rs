@@ -114,7 +114,9 @@ fn a_new_hot_set_takes_the_place_of_the_old_one() {
     let (old, new) = blocks.split_at(4000);
     let total: u64 = old.iter().map(|(_, units)| u64::from(*units)).sum();
     let mut simulation = Simulation::new(total * 11 / 10);
-    (0..20).for_each(|_| drop(simulation.shuffled_epoch(old, &mut rng, 0.01)));
+    for _ in 0..20 {
+        simulation.shuffled_epoch(old, &mut rng, 0.01);
+    }
     let hits: Vec<f64> = (0..30).map(|_| simulation.shuffled_epoch(new, &mut rng, 0.01)).collect();
     assert!(hits[29] > 0.95, "{hits:?}");
 }
@@ -126,7 +128,9 @@ fn a_scan_does_not_wash_out_a_hot_set() {
     let (hot, cold) = blocks.split_at(2000);
     let total: u64 = hot.iter().map(|(_, units)| u64::from(*units)).sum();
     let mut simulation = Simulation::new(total * 3 / 2);
-    (0..5).for_each(|_| drop(simulation.shuffled_epoch(hot, &mut rng, 0.01)));
+    for _ in 0..5 {
+        simulation.shuffled_epoch(hot, &mut rng, 0.01);
+    }
     simulation.shuffled_epoch(cold, &mut rng, 0.01);
     assert!(simulation.shuffled_epoch(hot, &mut rng, 0.01) > 0.95);
 }
@@ -137,7 +141,9 @@ fn a_stream_through_a_small_cache_finds_the_block_that_it_is_reading() {
     let mut simulation = Simulation::new(1 << 18);
     let mut rng = StdRng::seed_from_u64(11);
     let small = images(20_000, &mut rng);
-    (0..3).for_each(|_| drop(simulation.shuffled_epoch(&small, &mut rng, 0.001)));
+    for _ in 0..3 {
+        simulation.shuffled_epoch(&small, &mut rng, 0.001);
+    }
     let piece = (1 << 20) / UNIT_BYTES;
     for block in 0..40 {
         let block = id(1_000_000 + block);
@@ -164,11 +170,15 @@ fn a_stream_through_a_small_cache_finds_the_block_that_it_is_reading() {
 fn expired_blocks_go_before_all_others() {
     let mut simulation = Simulation::new(10_000);
     let blocks: Vec<BlockId> = (0..90).map(id).collect();
-    blocks.iter().for_each(|block| drop(simulation.read(block, 100)));
+    for block in &blocks {
+        simulation.read(block, 100);
+    }
     let old = simulation.cache.table.find(&blocks[70]).unwrap();
     simulation.cache.expire(old);
     simulation.now = 100.0;
-    (1000..1020).for_each(|value| drop(simulation.read(&id(value), 100)));
+    for value in 1000..1020 {
+        simulation.read(&id(value), 100);
+    }
     assert!(simulation.cache.table.find(&blocks[70]).is_none());
     assert!(simulation.cache.table.find(&blocks[71]).is_some());
     simulation.cache.check_sums();

@@ -14,6 +14,8 @@ const COUNTERS_PER_BLOCK: usize = 16;
 const SAMPLE_PER_BLOCK: u64 = 10;
 /// The sketch never is smaller than for this many blocks.
 const MIN_BLOCKS: usize = 1024;
+/// It starts with at most this many blocks in mind: 16 MiB.
+const MAX_FIRST_BLOCKS: usize = 1 << 20;
 /// Odd multipliers that make four hash functions of one hash.
 const SEEDS: [u64; 4] = [0xc3a5_c85c_97cb_3127, 0xb492_b66f_be98_f273, 0x9ae1_6a3b_2f90_404f, 0xcbf2_9ce4_8422_2325];
 
@@ -28,8 +30,10 @@ pub(super) struct FrequencySketch {
 }
 
 impl FrequencySketch {
-    pub(super) fn new() -> Self {
-        let length = (MIN_BLOCKS * COUNTERS_PER_BLOCK).next_power_of_two();
+    /// For about `blocks` cached blocks. Starting too small costs accuracy, since the errors of a small sketch are
+    /// carried along when it grows; starting too large costs memory, so that beyond a million blocks it grows on demand.
+    pub(super) fn new(blocks: usize) -> Self {
+        let length = (blocks.clamp(MIN_BLOCKS, MAX_FIRST_BLOCKS) * COUNTERS_PER_BLOCK).next_power_of_two();
         Self { counters: vec![0; length], mask: length - 1, uses: 0, sample: MIN_BLOCKS as u64 * SAMPLE_PER_BLOCK }
     }
 
@@ -90,7 +94,7 @@ mod tests {
 
     #[test]
     fn counts_and_saturates() {
-        let mut sketch = FrequencySketch::new();
+        let mut sketch = FrequencySketch::new(0);
         assert_eq!(sketch.estimate(hash(1)), 0);
         for expected in 1..=40u8 {
             sketch.increment(hash(1));
@@ -101,7 +105,7 @@ mod tests {
 
     #[test]
     fn ageing_halves() {
-        let mut sketch = FrequencySketch::new();
+        let mut sketch = FrequencySketch::new(0);
         (0..8).for_each(|_| sketch.increment(hash(1)));
         sketch.age();
         assert_eq!(sketch.estimate(hash(1)), 4);
@@ -109,7 +113,7 @@ mod tests {
 
     #[test]
     fn growing_keeps_the_estimates() {
-        let mut sketch = FrequencySketch::new();
+        let mut sketch = FrequencySketch::new(0);
         for value in 0..500 {
             (0..value % 7).for_each(|_| sketch.increment(hash(value)));
         }
@@ -121,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_data_set_ten_times_the_cache_is_rarely_overestimated() {
-        let mut sketch = FrequencySketch::new();
+        let mut sketch = FrequencySketch::new(0);
         let blocks = 4000;
         sketch.grow_to(blocks);
         for value in 0..(blocks as u64 * 9) {

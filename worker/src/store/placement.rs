@@ -29,7 +29,8 @@ pub(super) fn choose(candidates: &[Candidate], hash: u64, need: u64) -> Option<u
 /// Weighted rendezvous hashing: each position wins in proportion to its weight.
 fn heaviest(weighted: impl Iterator<Item = (usize, u64)>, hash: u64) -> Option<usize> {
     let score = |position: usize, weight: u64| {
-        let mixed = (hash ^ (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        let mixed =
+            (hash ^ (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93);
         // 53 bits make a number in (0, 1]; -weight / ln of it is the score of Schindelhauer and Schomaker.
         let unit = ((mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 11) as f64 + 1.0;
         -(weight as f64) / (unit / (1u64 << 53) as f64).min(1.0 - f64::EPSILON).ln()

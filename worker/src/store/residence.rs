@@ -75,7 +75,8 @@ impl Store {
             }
         };
         let incarnation = place.incarnation;
-        let opened = record.ok_or(io::ErrorKind::NotFound.into()).and_then(|record| Block::open(place, &record, verified));
+        let opened =
+            record.ok_or(io::ErrorKind::NotFound.into()).and_then(|record| Block::open(place, &record, verified));
         match opened {
             Ok(block) => self.keep_open(Arc::new(block)),
             Err(error) => {

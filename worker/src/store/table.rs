@@ -151,9 +151,8 @@ impl Table {
             }
         };
         let slots = &self.slots;
-        self.by_id.insert_unique(hash, slot, |slot| {
-            slots[*slot as usize].as_ref().map_or(0, |entry| hash_of(&entry.id))
-        });
+        self.by_id
+            .insert_unique(hash, slot, |slot| slots[*slot as usize].as_ref().map_or(0, |entry| hash_of(&entry.id)));
         slot
     }
 

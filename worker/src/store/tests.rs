@@ -114,15 +114,31 @@ fn copy_tree(from: &Path, to: &Path) {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Fill { block: u64, from: u32, count: u32 },
-    Read { block: u64 },
-    Remove { block: u64 },
-    Corrupt { block: u64 },
-    Truncate { block: u64 },
-    Delete { block: u64 },
+    Fill {
+        block: u64,
+        from: u32,
+        count: u32,
+    },
+    Read {
+        block: u64,
+    },
+    Remove {
+        block: u64,
+    },
+    Corrupt {
+        block: u64,
+    },
+    Truncate {
+        block: u64,
+    },
+    Delete {
+        block: u64,
+    },
     Relieve,
     /// With `crash`, the directory as it is at that moment is opened instead, nothing having been flushed.
-    Restart { crash: bool },
+    Restart {
+        crash: bool,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -185,7 +201,9 @@ fn run_steps(steps: Vec<Step>) {
                         bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
                         fs::write(&place, bytes).unwrap();
                     }
-                    Step::Truncate { .. } => fs::File::options().write(true).open(&place).unwrap().set_len(100).unwrap(),
+                    Step::Truncate { .. } => {
+                        fs::File::options().write(true).open(&place).unwrap().set_len(100).unwrap()
+                    }
                     _ => fs::remove_file(&place).unwrap(),
                 }
                 store = open_store(&dir, capacity);

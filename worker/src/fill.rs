@@ -1,0 +1,280 @@
+//! Fills: missing chunks are fetched from the bucket, each once for all who ask.
+//!
+//! A request names chunks. Those that are missing and not yet on their way are grouped into contiguous *runs* of at most
+//! `fill_size_max`; each run is one ranged GET with `If-Match`, in a task of its own. Chunks that another run is bringing
+//! are waited for there. The body is streamed: a chunk becomes visible, and those who wait for it go on, as soon as it is
+//! written, long before its run ends.
+//!
+//! A run belongs to nobody. When all who asked have gone (deadline, cancel, closed connection) it stops at its next
+//! chunk, or before it has begun; when it fails, all who wait are told why, and nothing is remembered: the next request
+//! tries again.
+
+mod run;
+mod source;
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cavern_proto::BlockId;
+use cavern_proto::chunk::{CHUNK_BYTES, chunk_range};
+use cavern_proto::data::Status;
+use parking_lot::Mutex;
+pub use source::BlockSource;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::task::TaskTracker;
+
+use crate::metrics::WorkerMetrics;
+use crate::mounts::Mounts;
+use crate::refusal::Refusal;
+use crate::store::{Block, Lookup, Store, Touch};
+
+/// A block that is dropped while it is filled is begun anew this often.
+const MAX_ROUNDS: usize = 3;
+
+/// How far a run is.
+#[derive(Clone, Debug)]
+struct Progress {
+    /// Chunks of the run below this index can be read.
+    ready: u32,
+    end: Option<Result<(), Refusal>>,
+}
+
+/// One GET on its way.
+#[derive(Debug)]
+struct Run {
+    chunks: Range<u32>,
+    progress: watch::Sender<Progress>,
+    /// Changed only under the lock of `Fills::runs`, but for going down.
+    askers: AtomicUsize,
+}
+
+/// Counts one who waits for a run.
+struct Asker(Arc<Run>);
+
+impl Asker {
+    fn new(run: &Arc<Run>) -> Self {
+        run.askers.fetch_add(1, Ordering::AcqRel);
+        Self(run.clone())
+    }
+
+    /// Waits until the chunks of the run that lie in `wanted` can be read, or the run has ended.
+    async fn wait(&self, wanted: &[Range<u32>]) -> Result<(), Refusal> {
+        let own = &self.0.chunks;
+        let last = wanted.iter().filter(|range| range.start < own.end && range.end > own.start);
+        let need = last.map(|range| range.end.min(own.end)).max().unwrap_or(own.start);
+        let mut progress = self.0.progress.subscribe();
+        match progress.wait_for(|progress| progress.ready >= need || progress.end.is_some()).await {
+            Ok(progress) if progress.ready >= need => Ok(()),
+            Ok(progress) => progress.end.clone().unwrap_or(Ok(())),
+            // The task ended without a word: the process is stopping.
+            Err(_) => Err(Refusal::new(Status::Overloaded, "the worker is stopping")),
+        }
+    }
+}
+
+impl Drop for Asker {
+    fn drop(&mut self) {
+        self.0.askers.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Limits of the fill engine.
+#[derive(Clone, Copy, Debug)]
+pub struct FillLimits {
+    /// GETs in flight at most.
+    pub concurrency: usize,
+    /// Largest GET, in bytes.
+    pub size_max: u64,
+}
+
+/// A block with the chunks that were asked for, and the bytes that had to be fetched for it.
+#[derive(Debug)]
+pub struct Filled {
+    pub block: Arc<Block>,
+    pub fetched_bytes: u64,
+}
+
+/// The fill engine of a worker.
+#[derive(Debug)]
+pub struct Fills {
+    store: Arc<Store>,
+    mounts: Arc<Mounts>,
+    runs: Mutex<HashMap<BlockId, Vec<Arc<Run>>>>,
+    gets: Semaphore,
+    /// In KiB, shared with the answers over the network.
+    memory: Arc<Semaphore>,
+    chunks_per_run: u32,
+    tasks: TaskTracker,
+    metrics: WorkerMetrics,
+}
+
+impl Fills {
+    /// `memory` is the budget for buffers in KiB.
+    pub fn new(
+        store: Arc<Store>,
+        mounts: Arc<Mounts>,
+        memory: Arc<Semaphore>,
+        limits: FillLimits,
+        metrics: WorkerMetrics,
+    ) -> Self {
+        let chunks = u32::try_from(limits.size_max / u64::from(CHUNK_BYTES)).unwrap_or(u32::MAX);
+        Self {
+            store,
+            mounts,
+            runs: Mutex::default(),
+            gets: Semaphore::new(limits.concurrency.max(1)),
+            memory,
+            chunks_per_run: chunks.max(1),
+            tasks: TaskTracker::new(),
+            metrics,
+        }
+    }
+
+    /// Makes chunks of a block readable: verifies those that are here, fetches those that are not.
+    ///
+    /// Dropping the future gives up the request; fetches that others wait for go on.
+    ///
+    /// # Errors
+    /// Why the chunks cannot be had.
+    pub async fn ensure(
+        self: &Arc<Self>,
+        source: &Arc<BlockSource>,
+        wanted: &[Range<u32>],
+        touch: Touch,
+    ) -> Result<Filled, Refusal> {
+        let mut fetched_bytes = 0;
+        for _ in 0..MAX_ROUNDS {
+            let block = self.open(source, touch).await?;
+            if block.length() != source.length() {
+                return Err(Refusal::bad_request("the content id stands for a block of another length"));
+            }
+            self.verify(&block, wanted).await?;
+            if wanted.iter().all(|range| block.has(range.clone())) {
+                return Ok(Filled { block, fetched_bytes });
+            }
+            let ufs = match self.mounts.ufs(source.mount_id()).await {
+                Ok(ufs) if source.is_of(ufs.store_id()) => ufs,
+                Ok(_) => {
+                    self.store.forget_if_empty(&block);
+                    return Err(Refusal::bad_request(
+                        "the content id is not that of the key, version and bucket named",
+                    ));
+                }
+                Err(refusal) => {
+                    self.store.forget_if_empty(&block);
+                    return Err(refusal);
+                }
+            };
+            let (own, theirs) = self.plan(&block, wanted);
+            for asker in &own {
+                let (fills, block, source, ufs, run) =
+                    (self.clone(), block.clone(), source.clone(), ufs.clone(), asker.0.clone());
+                fetched_bytes += bytes_of(&run.chunks, source.length());
+                self.tasks.spawn(async move { fills.carry_out(run, block, source, ufs).await });
+            }
+            let waits = own.iter().chain(&theirs).map(|asker| asker.wait(wanted));
+            futures::future::try_join_all(waits).await?;
+            if wanted.iter().all(|range| block.has(range.clone())) {
+                return Ok(Filled { block, fetched_bytes });
+            }
+        }
+        Err(Refusal::new(Status::Overloaded, "the block was dropped again and again while it was filled"))
+    }
+
+    async fn open(&self, source: &BlockSource, touch: Touch) -> Result<Arc<Block>, Refusal> {
+        let id = source.id();
+        if let Lookup::Open(block) = self.store.get(id, Touch::None) {
+            return Ok(block);
+        }
+        let (store, id, length, mount_id) = (self.store.clone(), *id, source.length(), source.mount_id());
+        let made = tokio::task::spawn_blocking(move || store.create(&id, length, mount_id, touch)).await;
+        made.map_err(|_| Refusal::new(Status::IoError, "opening the block failed"))?.map_err(Refusal::from)
+    }
+
+    async fn verify(&self, block: &Arc<Block>, wanted: &[Range<u32>]) -> Result<(), Refusal> {
+        let doubtful = {
+            let state = block.state();
+            let in_doubt = |index: &u32| state.present.contains(*index) && !state.verified.contains(*index);
+            wanted.iter().any(|range| range.clone().any(|index| in_doubt(&index)))
+        };
+        if !doubtful {
+            return Ok(());
+        }
+        let (store, block, wanted) = (self.store.clone(), block.clone(), wanted.to_vec());
+        let checked = move || wanted.into_iter().try_for_each(|range| store.verify(&block, range));
+        let checked = tokio::task::spawn_blocking(checked).await;
+        checked.map_err(|_| Refusal::new(Status::IoError, "verifying the block failed"))?.map_err(Refusal::from)
+    }
+
+    /// Which runs bring the chunks that are missing: new ones, to be spawned at once, and those of others.
+    fn plan(&self, block: &Block, wanted: &[Range<u32>]) -> (Vec<Asker>, Vec<Asker>) {
+        let (mut own, mut theirs) = (Vec::<Asker>::new(), Vec::<Asker>::new());
+        let mut runs = self.runs.lock();
+        let under_way = runs.entry(*block.id()).or_default();
+        let before = under_way.len();
+        let mut missing: Vec<u32> = {
+            let state = block.state();
+            let chunks = wanted.iter().flat_map(|range| range.clone());
+            // What is present but in doubt is verified in the next round, not fetched.
+            chunks.filter(|index| !state.present.contains(*index)).collect()
+        };
+        missing.sort_unstable();
+        missing.dedup();
+        let mut fresh: Vec<Range<u32>> = Vec::new();
+        for index in missing {
+            if let Some(run) = under_way[..before].iter().find(|run| run.chunks.contains(&index)) {
+                if !theirs.iter().any(|asker| Arc::ptr_eq(&asker.0, run)) {
+                    theirs.push(Asker::new(run));
+                }
+                continue;
+            }
+            match fresh.last_mut() {
+                Some(last) if last.end == index && last.len() < self.chunks_per_run as usize => last.end += 1,
+                _ => fresh.push(index..index + 1),
+            }
+        }
+        for chunks in fresh {
+            let progress = watch::Sender::new(Progress { ready: chunks.start, end: None });
+            let run = Arc::new(Run { chunks, progress, askers: AtomicUsize::new(0) });
+            own.push(Asker::new(&run));
+            under_way.push(run);
+        }
+        if under_way.is_empty() {
+            runs.remove(block.id());
+        }
+        (own, theirs)
+    }
+
+    /// Takes a run off the list, so that nobody joins it any more. With `only_if_abandoned` only when nobody waits for
+    /// it; says whether it was taken off.
+    fn retire(&self, id: &BlockId, run: &Arc<Run>, only_if_abandoned: bool) -> bool {
+        let mut runs = self.runs.lock();
+        if only_if_abandoned && run.askers.load(Ordering::Acquire) > 0 {
+            return false;
+        }
+        if let Some(under_way) = runs.get_mut(id) {
+            under_way.retain(|other| !Arc::ptr_eq(other, run));
+            if under_way.is_empty() {
+                runs.remove(id);
+            }
+        }
+        true
+    }
+
+    /// Waits for the runs that are on their way, after the last request has ended.
+    pub async fn finish(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+/// Bytes of a range of chunks of a block.
+fn bytes_of(chunks: &Range<u32>, length: u32) -> u64 {
+    let end = chunk_range(chunks.end.saturating_sub(1), length).end;
+    u64::from(end.saturating_sub(chunk_range(chunks.start, length).start))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+//! One ranged GET from its turn to its last chunk.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use cavern_proto::chunk::chunk_range;
+use cavern_proto::data::Status;
+use cavern_ufs::Ufs;
+use futures::StreamExt;
+use tracing::{debug, warn};
+
+use super::{BlockSource, Fills, Progress, Run, bytes_of};
+use crate::refusal::Refusal;
+use crate::store::{Block, Store};
+
+/// Memory that a run is charged for at most: pieces of the body are written as they come.
+const MAX_BUFFER_KIB: u64 = 1024;
+/// On top of what the store may take for the GET, for waiting and writing.
+const GRACE: Duration = Duration::from_secs(10);
+
+impl Fills {
+    /// Carries out a run and tells those who wait.
+    pub(super) async fn carry_out(
+        self: Arc<Self>,
+        run: Arc<Run>,
+        block: Arc<Block>,
+        source: Arc<BlockSource>,
+        ufs: Ufs,
+    ) {
+        self.metrics.fills_running.inc();
+        let limit = ufs.deadline(bytes_of(&run.chunks, source.length())) + GRACE;
+        let fetched = Box::pin(self.fetch(&run, &block, &source, &ufs));
+        let result = match tokio::time::timeout(limit, fetched).await {
+            Ok(result) => result,
+            Err(_) => Err(Refusal::new(
+                Status::UfsUnavailable,
+                format!("a GET of {} took longer than {limit:?}", source.key()),
+            )),
+        };
+        let ready = run.progress.borrow().ready;
+        block.close_writer();
+        let result = match result {
+            Ok(()) => self.store.record(&block).map_err(Refusal::from),
+            Err(refusal) => {
+                if ready > run.chunks.start
+                    && let Err(error) = self.store.record(&block)
+                {
+                    warn!(block = %block.id(), %error, "cannot record what was fetched");
+                }
+                self.store.forget_if_empty(&block);
+                Err(refusal)
+            }
+        };
+        if let Err(refusal) = &result {
+            self.metrics.ufs_errors.inc();
+            debug!(block = %block.id(), key = source.key(), %refusal, "a fill failed");
+        }
+        self.retire(block.id(), &run, false);
+        run.progress.send_modify(|progress| progress.end = Some(result));
+        self.metrics.fills_running.dec();
+    }
+
+    async fn fetch(&self, run: &Arc<Run>, block: &Arc<Block>, source: &BlockSource, ufs: &Ufs) -> Result<(), Refusal> {
+        let stopping = |_| Refusal::new(Status::Overloaded, "the worker is stopping");
+        let bytes = bytes_of(&run.chunks, source.length());
+        let _turn = self.gets.acquire().await.map_err(stopping)?;
+        let kib = u32::try_from(bytes.div_ceil(1024).min(MAX_BUFFER_KIB)).unwrap_or(u32::MAX);
+        let _memory = self.memory.acquire_many(kib).await.map_err(stopping)?;
+        self.go_on(run, block)?;
+
+        self.store.reserve(block, run.chunks.clone())?;
+        let room = Arc::new(Room {
+            store: self.store.clone(),
+            block: block.clone(),
+            chunks: run.chunks.clone(),
+            written: AtomicU32::new(0),
+        });
+
+        self.metrics.ufs_requests.inc();
+        let start = source.start() + u64::from(chunk_range(run.chunks.start, source.length()).start);
+        let mut body = ufs.get(source.key(), source.etag(), start..start + bytes).await?;
+        let mut gathered = Gathered::default();
+        let mut next = run.chunks.start;
+        while let Some(piece) = body.next().await {
+            let piece = piece?;
+            self.metrics.ufs_bytes.inc_by(piece.len() as u64);
+            gathered.push(piece);
+            let mut chunks = Vec::new();
+            while next < run.chunks.end {
+                let Some(pieces) = gathered.take(chunk_range(next, source.length()).len()) else { break };
+                chunks.push((next, pieces));
+                next += 1;
+            }
+            if !chunks.is_empty() {
+                self.write(run, &room, chunks).await?;
+                if next < run.chunks.end {
+                    self.go_on(run, block)?;
+                }
+            }
+        }
+        if next < run.chunks.end {
+            return Err(Refusal::new(Status::UfsUnavailable, format!("the body of {} ended early", source.key())));
+        }
+        Ok(())
+    }
+
+    /// Whether anybody still wants the run, and its bytes can still be kept.
+    fn go_on(&self, run: &Arc<Run>, block: &Block) -> Result<(), Refusal> {
+        if self.retire_if_abandoned(block, run) {
+            return Err(Refusal::new(Status::Deadline, "nobody waits for it any more"));
+        }
+        if block.is_dead() {
+            return Err(Refusal::new(Status::Overloaded, "the block was dropped meanwhile"));
+        }
+        Ok(())
+    }
+
+    fn retire_if_abandoned(&self, block: &Block, run: &Arc<Run>) -> bool {
+        run.askers.load(Ordering::Acquire) == 0 && self.retire(block.id(), run, true)
+    }
+
+    /// Writes whole chunks and makes them visible. A lone chunk is written here: it takes some ten microseconds, less than
+    /// the way to another thread and back.
+    async fn write(&self, run: &Arc<Run>, room: &Arc<Room>, chunks: Vec<(u32, Vec<Bytes>)>) -> Result<(), Refusal> {
+        let last = chunks.last().map_or(run.chunks.start, |(index, _)| index + 1);
+        if run.chunks.len() == 1 {
+            room.write(&chunks)?;
+        } else {
+            let room = room.clone();
+            let written = tokio::task::spawn_blocking(move || room.write(&chunks)).await;
+            written.map_err(|_| Refusal::new(Status::IoError, "writing the block failed"))??;
+        }
+        run.progress.send_modify(|progress: &mut Progress| progress.ready = last);
+        Ok(())
+    }
+}
+
+/// Room in the store for the chunks of a run. What was not written is given back when the run has ended and the last
+/// write with it.
+struct Room {
+    store: Arc<Store>,
+    block: Arc<Block>,
+    chunks: Range<u32>,
+    /// Chunks written, from the first one on.
+    written: AtomicU32,
+}
+
+impl Room {
+    fn write(&self, chunks: &[(u32, Vec<Bytes>)]) -> Result<(), Refusal> {
+        chunks.iter().try_for_each(|(index, pieces)| self.write_one(*index, pieces))
+    }
+
+    fn write_one(&self, index: u32, pieces: &[Bytes]) -> Result<(), Refusal> {
+        let (store, block) = (&self.store, &self.block);
+        let written = match block.write_chunk(index, pieces) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                store.out_of_space(block);
+                block.write_chunk(index, pieces)
+            }
+            written => written,
+        };
+        match written {
+            Ok(crc) => {
+                store.disk_succeeded(block);
+                store.publish(block, index, crc);
+                self.written.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(source) if source.kind() == io::ErrorKind::StorageFull => {
+                Err(Refusal::new(Status::IoError, "no space left on the device, even after eviction"))
+            }
+            Err(source) => Err(store.disk_failed(block, "writing a block file", source).into()),
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let unused = self.chunks.start + self.written.load(Ordering::Relaxed)..self.chunks.end;
+        self.store.release(&self.block, unused);
+    }
+}
+
+/// Pieces of a body, until they make a chunk.
+#[derive(Default)]
+struct Gathered {
+    pieces: std::collections::VecDeque<Bytes>,
+    bytes: usize,
+}
+
+impl Gathered {
+    fn push(&mut self, piece: Bytes) {
+        if !piece.is_empty() {
+            self.bytes += piece.len();
+            self.pieces.push_back(piece);
+        }
+    }
+
+    /// The first `bytes` bytes, once that many are here; nothing is copied.
+    fn take(&mut self, mut bytes: usize) -> Option<Vec<Bytes>> {
+        if self.bytes < bytes {
+            return None;
+        }
+        self.bytes -= bytes;
+        let mut taken = Vec::new();
+        while bytes > 0 {
+            let mut first = self.pieces.pop_front()?;
+            if first.len() > bytes {
+                self.pieces.push_front(first.split_off(bytes));
+            }
+            bytes -= first.len();
+            taken.push(first);
+        }
+        Some(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_cut_into_chunks_without_loss() {
+        let all: Vec<u8> = (0..=255).collect();
+        let mut gathered = Gathered::default();
+        let mut out = Vec::new();
+        for piece in all.chunks(7) {
+            gathered.push(Bytes::copy_from_slice(piece));
+            gathered.push(Bytes::new());
+            while let Some(pieces) = gathered.take(10) {
+                out.extend(pieces.concat());
+            }
+        }
+        out.extend(gathered.take(6).unwrap().concat());
+        assert_eq!(out, all);
+        assert!(gathered.take(1).is_none());
+    }
+}

@@ -1,0 +1,129 @@
+//! Where the bytes of a block come from, as a request names it, checked.
+
+use cavern_proto::content::block_length;
+use cavern_proto::data::BlockRef;
+use cavern_proto::{BlockId, ContentId};
+
+use crate::refusal::Refusal;
+
+/// Largest block. Its checksums and bitmap must stay small beside it.
+const MAX_BLOCK_BYTES: u64 = 1 << 30;
+/// Longest key that S3 allows is 1,024 bytes; others allow somewhat more.
+const MAX_KEY_BYTES: usize = 4096;
+/// ETags are 32 to 40 bytes; anything spelled by a server that is still one.
+const MAX_ETAG_BYTES: usize = 1024;
+
+/// A block reference that makes sense.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BlockSource {
+    id: BlockId,
+    length: u32,
+    mount_id: u32,
+    key: String,
+    etag: String,
+    object_length: u64,
+    block_size: u64,
+}
+
+impl BlockSource {
+    /// Checks all bounds.
+    ///
+    /// # Errors
+    /// What makes no sense.
+    pub fn parse(block: BlockRef) -> Result<Self, Refusal> {
+        let Some(id) = BlockId::of(&block) else {
+            return Err(Refusal::bad_request(format!("a content id has 16 bytes, not {}", block.content_id.len())));
+        };
+        if block.block_size == 0 || block.block_size > MAX_BLOCK_BYTES {
+            return Err(Refusal::bad_request(format!("block size {} is not between 1 and 2^30", block.block_size)));
+        }
+        if block.key.len() > MAX_KEY_BYTES || block.etag.len() > MAX_ETAG_BYTES {
+            return Err(Refusal::bad_request("the key or the etag is too long"));
+        }
+        let length = block_length(block.object_length, block.block_size, block.index);
+        if length == 0 {
+            let message =
+                format!("block {} lies past the end of an object of {} bytes", block.index, block.object_length);
+            return Err(Refusal::bad_request(message));
+        }
+        Ok(Self {
+            id,
+            length,
+            mount_id: block.mount_id,
+            key: block.key,
+            etag: block.etag,
+            object_length: block.object_length,
+            block_size: block.block_size,
+        })
+    }
+
+    pub fn id(&self) -> &BlockId {
+        &self.id
+    }
+
+    /// Bytes of the block.
+    pub fn length(&self) -> u32 {
+        self.length
+    }
+
+    pub fn mount_id(&self) -> u32 {
+        self.mount_id
+    }
+
+    /// Full object key.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Version, without quotes.
+    pub fn etag(&self) -> &str {
+        &self.etag
+    }
+
+    /// Where the block begins in its object.
+    pub fn start(&self) -> u64 {
+        u64::from(self.id.index) * self.block_size
+    }
+
+    /// Whether the content id is really that of this key and version in `store`. Checked before anything is fetched, so
+    /// that a confused client cannot put bytes under a name that is not theirs.
+    pub fn is_of(&self, store: &str) -> bool {
+        let content = ContentId::of_object(store, &self.key, &self.etag, self.object_length, self.block_size);
+        content == self.id.content
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reference() -> BlockRef {
+        let content = ContentId::of_object("s", "k", "e", 100, 64);
+        BlockRef {
+            content_id: content.as_bytes().to_vec().into(),
+            index: 1,
+            block_size: 64,
+            mount_id: 1,
+            key: "k".into(),
+            etag: "e".into(),
+            object_length: 100,
+        }
+    }
+
+    #[test]
+    fn sense_is_told_from_nonsense() {
+        let source = BlockSource::parse(reference()).unwrap();
+        assert_eq!((source.length(), source.start()), (36, 64));
+        assert!(source.is_of("s") && !source.is_of("t"));
+        for wrong in [
+            BlockRef { content_id: vec![0; 15].into(), ..reference() },
+            BlockRef { block_size: 0, ..reference() },
+            BlockRef { block_size: u64::MAX, ..reference() },
+            BlockRef { index: 2, ..reference() },
+            BlockRef { object_length: 0, ..reference() },
+            BlockRef { key: "x".repeat(5000), ..reference() },
+        ] {
+            assert!(BlockSource::parse(wrong).is_err());
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The link to the master: registration, heartbeats, and what the replies ask for.
+//!
+//! A worker serves whether the master is there or not. When it comes back, or has forgotten this worker, the worker
+//! registers again; when its mounts have changed, the table is fetched.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_proto::master::{DiskReport, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status};
+use tracing::{info, warn};
+
+use crate::error::WorkerError;
+use crate::master_link::MasterLink;
+use crate::metrics::WorkerMetrics;
+use crate::mounts::Mounts;
+use crate::server::Membership;
+use crate::store::Store;
+
+/// Between two attempts to register, while the master does not answer.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Bounds of what the master may ask for as heartbeat interval.
+const INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
+
+/// Where this worker can be reached, as clients are told.
+#[derive(Clone, Debug)]
+pub struct Addresses {
+    pub data: String,
+    pub socket: String,
+    pub http: String,
+    pub host: String,
+}
+
+/// Keeps the master informed.
+#[derive(Debug)]
+pub struct Heartbeat {
+    pub store: Arc<Store>,
+    pub mounts: Arc<Mounts>,
+    pub master: Arc<MasterLink>,
+    pub membership: Arc<Membership>,
+    pub metrics: WorkerMetrics,
+    pub addresses: Addresses,
+}
+
+impl Heartbeat {
+    /// Runs until `stop`.
+    ///
+    /// # Errors
+    /// The master belongs to another cluster than the data directories: a mistake that only a person can mend.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), WorkerError> {
+        // While the master is away, one line says so, not one per attempt.
+        let mut away = false;
+        let mut interval = None;
+        while !stop.is_cancelled() {
+            let result = match interval {
+                None => self.register().await.map(Some),
+                Some(every) => self.beat().await.map(|known| known.then_some(every)),
+            };
+            let pause = match result {
+                Ok(registered) => {
+                    if std::mem::take(&mut away) {
+                        info!("the master is back");
+                    }
+                    interval = registered;
+                    // A worker that the master does not know any more registers at once.
+                    interval.unwrap_or(Duration::ZERO)
+                }
+                Err(LinkError::Fatal(error)) => return Err(error),
+                Err(LinkError::Call(status)) => {
+                    if !std::mem::replace(&mut away, true) {
+                        warn!(code = ?status.code(), reason = status.message(),
+                            "cannot reach the master; serving goes on without it");
+                    }
+                    interval.unwrap_or(RETRY_INTERVAL)
+                }
+            };
+            if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the interval at which the master wants to hear of this worker.
+    async fn register(&self) -> Result<Duration, LinkError> {
+        let (uuid, cluster_id) = self.store.identity();
+        let usage = self.store.usage();
+        let worker = Worker {
+            data_address: self.addresses.data.clone(),
+            socket_path: self.addresses.socket.clone(),
+            http_address: self.addresses.http.clone(),
+            host: self.addresses.host.clone(),
+            capacity_bytes: usage.iter().filter(|disk| disk.healthy).map(|disk| disk.capacity_bytes).sum(),
+            used_bytes: usage.iter().map(|disk| disk.used_bytes).sum(),
+            blocks: usage.iter().map(|disk| disk.blocks).sum(),
+            state: WorkerState::Live.into(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            disks: self.disks(),
+            counters: Some(self.counters()),
+            ..Default::default()
+        };
+        let request = RegisterWorkerRequest { uuid: uuid.to_vec().into(), cluster_id, worker: Some(worker) };
+        let reply = self.master.call(|mut client| async move { client.register_worker(request).await }).await;
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                return Err(LinkError::Fatal(WorkerError::Refused { reason: status.message().to_owned() }));
+            }
+            Err(status) => return Err(LinkError::Call(status)),
+        };
+        let (store, cluster_id) = (self.store.clone(), reply.cluster_id.clone());
+        let joined = tokio::task::spawn_blocking(move || store.join_cluster(&cluster_id)).await;
+        joined.map_err(|error| LinkError::Fatal(error.into()))?.map_err(LinkError::Fatal)?;
+        self.membership.set(reply.worker_id, &reply.cluster_id);
+        info!(
+            worker_id = reply.worker_id,
+            cluster = reply.cluster_id,
+            epoch = reply.epoch,
+            "registered with the master"
+        );
+        Ok(Duration::from_millis(u64::from(reply.heartbeat_ms)).clamp(INTERVALS.0, INTERVALS.1))
+    }
+
+    /// Says whether the master still knows this worker.
+    async fn beat(&self) -> Result<bool, LinkError> {
+        let usage = self.store.usage();
+        let request = HeartbeatRequest {
+            worker_id: self.membership.now().0,
+            used_bytes: usage.iter().map(|disk| disk.used_bytes).sum(),
+            capacity_bytes: usage.iter().filter(|disk| disk.healthy).map(|disk| disk.capacity_bytes).sum(),
+            blocks: usage.iter().map(|disk| disk.blocks).sum(),
+            disks: self.disks(),
+            counters: Some(self.counters()),
+        };
+        let reply = self.master.call(|mut client| async move { client.heartbeat(request).await }).await?;
+        if reply.register {
+            info!("the master does not know this worker: registering again");
+            return Ok(false);
+        }
+        self.mounts.refresh_to(reply.mounts_epoch).await?;
+        Ok(true)
+    }
+
+    fn disks(&self) -> Vec<DiskReport> {
+        let report = |disk: crate::store::DirectoryUsage| DiskReport {
+            path: disk.path,
+            tier: disk.tier.name().to_owned(),
+            capacity_bytes: disk.capacity_bytes,
+            used_bytes: disk.used_bytes,
+            healthy: disk.healthy,
+            error: disk.error,
+        };
+        self.store.usage().into_iter().map(report).collect()
+    }
+
+    fn counters(&self) -> WorkerCounters {
+        let metrics = &self.metrics;
+        WorkerCounters {
+            hit_bytes: metrics.hit_bytes.get(),
+            miss_bytes: metrics.miss_bytes.get(),
+            ufs_bytes: metrics.ufs_bytes.get(),
+            ufs_requests: metrics.ufs_requests.get(),
+            evicted_blocks: metrics.evicted_blocks.get(),
+            corrupt_chunks: metrics.corrupt_chunks.get(),
+            hits: metrics.hits.get(),
+            misses: metrics.misses.get(),
+        }
+    }
+}
+
+/// Why a call to the master came to nothing.
+enum LinkError {
+    /// Tried again.
+    Call(Status),
+    Fatal(WorkerError),
+}
+
+impl From<Status> for LinkError {
+    fn from(status: Status) -> Self {
+        Self::Call(status)
+    }
+}

@@ -1,0 +1,167 @@
+//! The mounts as this worker knows them: how to reach the bucket that a block comes from.
+//!
+//! The table comes from the master, credentials included, and is kept in memory only. It stays in use while the master is
+//! away. A mount that is not in it makes the worker ask again, once a second at most.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cavern_conf::schema;
+use cavern_proto::data::Status;
+use cavern_proto::master::{ListMountsRequest, Mount, MountTable};
+use cavern_ufs::Ufs;
+use parking_lot::RwLock;
+use tokio::sync::Mutex;
+use tracing::{info, warn};
+
+use crate::master_link::MasterLink;
+use crate::refusal::Refusal;
+
+/// Unknown mounts make the worker ask the master at most this often.
+const ASK_INTERVAL: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+struct Known {
+    mount: Mount,
+    ufs: Result<Ufs, Refusal>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    epoch: Option<u64>,
+    mounts: HashMap<u32, Arc<Known>>,
+}
+
+/// The mount table of this worker.
+#[derive(Debug)]
+pub struct Mounts {
+    table: RwLock<Table>,
+    /// When the master was last asked; held while it is asked, so that one asks for all.
+    asked: Mutex<Option<Instant>>,
+    master: Arc<MasterLink>,
+    conf: schema::Ufs,
+}
+
+impl Mounts {
+    pub fn new(master: Arc<MasterLink>, conf: schema::Ufs) -> Self {
+        Self { table: RwLock::default(), asked: Mutex::new(None), master, conf }
+    }
+
+    /// The bucket of a mount.
+    ///
+    /// # Errors
+    /// The mount is unknown, also to the master, or the master cannot be asked; or its options make no sense.
+    pub async fn ufs(&self, mount_id: u32) -> Result<Ufs, Refusal> {
+        if let Some(known) = self.known(mount_id) {
+            return known.ufs.clone();
+        }
+        let unknown =
+            |reason: &str| Refusal::new(Status::UnknownMount, format!("mount {mount_id} is not known{reason}"));
+        let mut asked = self.asked.lock().await;
+        if let Some(known) = self.known(mount_id) {
+            return known.ufs.clone();
+        }
+        if asked.is_some_and(|last| last.elapsed() < ASK_INTERVAL) {
+            return Err(unknown(", and the master was asked a moment ago"));
+        }
+        *asked = Some(Instant::now());
+        self.fetch()
+            .await
+            .map_err(|status| unknown(&format!(", and the master cannot be asked: {}", status.message())))?;
+        drop(asked);
+        self.known(mount_id).map_or_else(|| Err(unknown(" to the master")), |known| known.ufs.clone())
+    }
+
+    fn known(&self, mount_id: u32) -> Option<Arc<Known>> {
+        self.table.read().mounts.get(&mount_id).cloned()
+    }
+
+    /// Fetches the table if the master has a newer one than `epoch`.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub async fn refresh_to(&self, epoch: u64) -> Result<(), tonic::Status> {
+        if self.table.read().epoch == Some(epoch) {
+            return Ok(());
+        }
+        self.fetch().await
+    }
+
+    async fn fetch(&self) -> Result<(), tonic::Status> {
+        let table =
+            self.master.call(|mut client| async move { client.list_mounts(ListMountsRequest {}).await }).await?;
+        self.apply(table);
+        Ok(())
+    }
+
+    /// Takes over a table. Mounts that did not change keep their connections.
+    pub fn apply(&self, fresh: MountTable) {
+        let mut table = self.table.write();
+        let before = std::mem::take(&mut table.mounts);
+        for mount in fresh.mounts {
+            let same = before.get(&mount.id).filter(|known| {
+                known.ufs.is_ok() && known.mount.uri == mount.uri && known.mount.options == mount.options
+            });
+            let ufs = match same {
+                Some(known) => known.ufs.clone(),
+                None => Ufs::open(&mount.uri, &mount.options, &self.conf).map_err(|error| {
+                    warn!(mount = mount.id, path = mount.path, %error, "cannot use a mount");
+                    Refusal::from(error)
+                }),
+            };
+            if !before.contains_key(&mount.id) {
+                info!(mount = mount.id, path = mount.path, uri = mount.uri, "knows a mount");
+            }
+            table.mounts.insert(mount.id, Arc::new(Known { mount, ufs }));
+        }
+        table.epoch = Some(fresh.epoch);
+    }
+
+    /// Makes the bucket of a mount misbehave.
+    #[cfg(test)]
+    pub(crate) fn inject(&self, mount_id: u32, faults: cavern_ufs::Faults) {
+        let known = self.known(mount_id).unwrap();
+        let ufs = known.ufs.as_ref().unwrap().with_faults(faults);
+        self.table.write().mounts.insert(mount_id, Arc::new(Known { mount: known.mount.clone(), ufs: Ok(ufs) }));
+    }
+
+    /// Seconds after which blocks of a mount may go first; `None` for never.
+    pub fn ttl_seconds(&self, mount_id: u32) -> Option<u32> {
+        let ttl_ms = self.known(mount_id)?.mount.ttl_ms;
+        (ttl_ms > 0).then(|| u32::try_from(ttl_ms.div_ceil(1000)).unwrap_or(u32::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mounts() -> Mounts {
+        // Port 9 of the loopback has no listener.
+        let link = MasterLink::new(&["127.0.0.1:9".to_owned()]).unwrap();
+        Mounts::new(Arc::new(link), schema::Ufs::default())
+    }
+
+    fn mount(id: u32, uri: &str) -> Mount {
+        Mount { id, uri: uri.to_owned(), ttl_ms: 1500, ..Default::default() }
+    }
+
+    #[tokio::test]
+    async fn known_mounts_open_and_unknown_ones_are_refused_without_a_master() {
+        let mounts = mounts();
+        mounts.apply(MountTable {
+            epoch: 3,
+            mounts: vec![mount(1, "memory://m"), mount(2, "nonsense")],
+            status: vec![],
+        });
+        assert!(mounts.ufs(1).await.is_ok());
+        assert_eq!(mounts.ufs(2).await.unwrap_err().status, Status::UfsUnavailable);
+        let refusal = mounts.ufs(3).await.unwrap_err();
+        assert_eq!(refusal.status, Status::UnknownMount);
+        assert!(refusal.message.contains("cannot be asked"), "{refusal}");
+        assert!(mounts.ufs(3).await.unwrap_err().message.contains("a moment ago"));
+        assert_eq!((mounts.ttl_seconds(1), mounts.ttl_seconds(9)), (Some(2), None));
+        assert!(mounts.refresh_to(3).await.is_ok() && mounts.refresh_to(4).await.is_err());
+    }
+}

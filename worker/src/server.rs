@@ -1,0 +1,137 @@
+//! The data plane: frames of `cavern_proto::frame` over TCP, and over a Unix socket with descriptors.
+
+mod connection;
+mod listen;
+mod outgoing;
+mod requests;
+mod socket;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cavern_proto::data::{Evicted, evicted};
+use cavern_proto::frame::{FrameKind, encode_frame};
+use parking_lot::RwLock;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{Semaphore, broadcast, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use self::connection::Shared;
+use self::requests::Service;
+use crate::error::WorkerError;
+use crate::fill::Fills;
+use crate::metrics::WorkerMetrics;
+use crate::store::{Eviction, Store};
+
+/// Bytes that one connection may have in flight: asked for and not yet sent. Told to clients in the hello.
+pub const MAX_INFLIGHT_BYTES: u32 = 32 << 20;
+/// Notices about evictions that a slow connection may miss without falling behind.
+const EVICTION_FRAMES: usize = 64;
+/// Evictions are gathered for this long, so that a burst of them is one frame.
+const EVICTION_DELAY: Duration = Duration::from_millis(50);
+/// Blocks in one such frame at most.
+const EVICTIONS_PER_FRAME: usize = 4096;
+
+/// What the worker is to its cluster, as far as it knows.
+#[derive(Debug, Default)]
+pub struct Membership(RwLock<(u64, String)>);
+
+impl Membership {
+    /// Worker id (0 while unknown) and cluster id (empty while unknown).
+    pub fn now(&self) -> (u64, String) {
+        self.0.read().clone()
+    }
+
+    pub fn set(&self, worker_id: u64, cluster_id: &str) {
+        *self.0.write() = (worker_id, cluster_id.to_owned());
+    }
+}
+
+/// The data plane of a worker, bound and not serving yet.
+#[derive(Debug)]
+pub struct Server {
+    tcp: TcpListener,
+    address: SocketAddr,
+    unix: UnixListener,
+    socket_path: PathBuf,
+}
+
+/// What the data plane serves from.
+#[derive(Debug)]
+pub struct Serving {
+    pub store: Arc<Store>,
+    pub fills: Arc<Fills>,
+    pub membership: Arc<Membership>,
+    pub metrics: WorkerMetrics,
+    /// Budget for buffers, and its size, in KiB.
+    pub memory: Arc<Semaphore>,
+    pub memory_kib: u32,
+    /// What the store says about evicted blocks.
+    pub evictions: mpsc::Receiver<Eviction>,
+}
+
+impl Server {
+    /// Binds the TCP port and the Unix socket; a socket file that nobody serves is replaced.
+    ///
+    /// # Errors
+    /// Either is taken or not allowed, or the socket's path is too long for the kernel.
+    pub async fn bind(listen: &str, socket: &Path) -> Result<Self, WorkerError> {
+        let tcp = cavern_conf::process::bind_tcp(listen, "worker.listen").await?;
+        let address = tcp.local_addr().map_err(|source| WorkerError::Listen { address: listen.to_owned(), source })?;
+        let unix = listen::bind_unix(socket).await?;
+        Ok(Self { tcp, address, unix, socket_path: socket.to_owned() })
+    }
+
+    /// Where TCP clients are served, with the true port.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where clients of this host are served.
+    pub fn socket_path(&self) -> &Path {
+        &self.socket_path
+    }
+
+    /// Serves until `stop`; then answers what is in flight, for a few seconds at most, and returns. The socket file is
+    /// removed.
+    pub async fn serve(self, serving: Serving, stop: CancellationToken) {
+        let Serving { store, fills, membership, metrics, memory, memory_kib, evictions } = serving;
+        let (frames, _) = broadcast::channel(EVICTION_FRAMES);
+        let service = Service { store, fills, metrics, memory, memory_kib };
+        let shared =
+            Arc::new(Shared { service: Arc::new(service), membership, evictions: frames.clone(), stop: stop.clone() });
+        tokio::join!(
+            listen::accept(self.tcp, self.unix, shared),
+            stop.run_until_cancelled(tell_evictions(evictions, frames)),
+        );
+        // Nobody else could have bound it meanwhile: binding replaces only what nobody serves.
+        let _ = std::fs::remove_file(&self.socket_path);
+    }
+}
+
+/// Makes frames of what the store evicted.
+async fn tell_evictions(mut evictions: mpsc::Receiver<Eviction>, frames: broadcast::Sender<Bytes>) {
+    let mut batch = Vec::new();
+    while evictions.recv_many(&mut batch, EVICTIONS_PER_FRAME).await > 0 {
+        tokio::time::sleep(EVICTION_DELAY).await;
+        while batch.len() < EVICTIONS_PER_FRAME
+            && let Ok(more) = evictions.try_recv()
+        {
+            batch.push(more);
+        }
+        let blocks = batch.drain(..).map(|eviction| evicted::Block {
+            content_id: Bytes::copy_from_slice(eviction.id.content.as_bytes()),
+            index: eviction.id.index,
+            incarnation: eviction.incarnation,
+        });
+        let frame = encode_frame(FrameKind::Evicted, 0, &Evicted { blocks: blocks.collect() }, 0);
+        // Without connections there is nobody to tell.
+        let _ = frames.send(frame.into());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,407 @@
+//! One connection: requests in, answers out, in one task.
+//!
+//! ```text
+//!   socket ─► incoming bytes ─► frames ─► at hand? ── yes ──────────────► outgoing ─► socket
+//!                                            └─ no ─► a task per request ───┘
+//! ```
+//!
+//! What can be answered from memory is answered in the loop that reads the frames: no task, no wake-up, and the answers to
+//! a burst leave in one system call. What has to wait for the disk or the bucket gets a task of its own and is answered out
+//! of order. The loop reads no further while too many bytes or requests are in flight, so that a client that does not read its answers,
+//! or asks for more than its share, slows down itself only. Tasks end with the connection.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, Bytes, BytesMut};
+use cavern_proto::data::{
+    Cancel, CorruptRequest, Failure, FillRequest, FreeRequest, Hello, OpenRequest, QueryRequest, ReadRequest,
+};
+use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, PROTOCOL_VERSION};
+use prost::Message;
+use tokio::io::Interest;
+use tokio::sync::broadcast;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::outgoing::{Outgoing, Segment};
+use super::requests::{ContentRequest, Service};
+use super::socket::Socket;
+use super::{MAX_INFLIGHT_BYTES, Membership};
+use crate::refusal::Refusal;
+
+/// A client must say hello within this time, and finish a frame that it began.
+const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
+/// A client that takes no bytes for this long is cut off.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often the two are looked at.
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+/// After the order to stop, requests in flight may take this long.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
+/// Requests of one connection that wait for the disk or the bucket at a time.
+const MAX_PENDING: usize = 1024;
+/// Answers are sent when this much has gathered, before further requests are looked at.
+const FLUSH_BYTES: usize = 1 << 20;
+/// Read from the socket at a time, at least.
+const READ_BYTES: usize = 64 << 10;
+/// Longest first message: nothing is known yet about who sends it.
+const MAX_HELLO_BYTES: u32 = 4096;
+/// Payloads up to this size are read and answered in the loop.
+const INLINE_BYTES: usize = 256 << 10;
+
+/// What all connections share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub service: Arc<Service>,
+    pub membership: Arc<Membership>,
+    /// Frames for clients that hold descriptors.
+    pub evictions: broadcast::Sender<Bytes>,
+    pub stop: CancellationToken,
+}
+
+/// The answer of a task: which request, how many bytes it was counted with, and the answer itself.
+type Answered = (u64, usize, Segment);
+
+pub(super) struct Connection {
+    socket: Socket,
+    shared: Arc<Shared>,
+    incoming: BytesMut,
+    /// When the frame that is incomplete began to arrive.
+    frame_began: Instant,
+    outgoing: Outgoing,
+    tasks: JoinSet<Answered>,
+    pending: HashMap<u64, AbortHandle>,
+    /// Payload bytes of the requests that wait.
+    pending_bytes: usize,
+    greeted: bool,
+    /// Nothing more is read: send what is there and end.
+    closing: bool,
+}
+
+impl Connection {
+    pub(super) fn new(socket: Socket, shared: Arc<Shared>) -> Self {
+        Self {
+            socket,
+            shared,
+            incoming: BytesMut::with_capacity(READ_BYTES),
+            frame_began: Instant::now(),
+            outgoing: Outgoing::new(),
+            tasks: JoinSet::new(),
+            pending: HashMap::new(),
+            pending_bytes: 0,
+            greeted: false,
+            closing: false,
+        }
+    }
+
+    /// Serves until the client is gone, or sends what is no frame, or the worker stops.
+    pub(super) async fn serve(mut self) {
+        if let Err(error) = self.run().await {
+            debug!(%error, "a connection ended");
+        }
+        // Requests that still wait have nobody to answer.
+        self.tasks.shutdown().await;
+    }
+
+    async fn run(&mut self) -> io::Result<()> {
+        let stop = self.shared.stop.clone();
+        let mut evictions = self.socket.passes_descriptors().then(|| self.shared.evictions.subscribe());
+        let mut watch = tokio::time::interval(WATCH_INTERVAL);
+        watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut drain_until: Option<Instant> = None;
+        loop {
+            let needs_input = self.take_frames();
+            self.outgoing.flush(&self.socket)?;
+            if !needs_input && self.may_read() {
+                // More frames are here already; other connections of this thread come in between.
+                tokio::task::consume_budget().await;
+                continue;
+            }
+            let idle = self.tasks.is_empty() && self.outgoing.is_empty();
+            if idle && (self.closing || drain_until.is_some()) {
+                return Ok(());
+            }
+            let interest = match (self.may_read() && drain_until.is_none(), !self.outgoing.is_empty()) {
+                (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
+                (true, false) => Some(Interest::READABLE),
+                (false, true) => Some(Interest::WRITABLE),
+                (false, false) => None,
+            };
+            tokio::select! {
+                ready = self.socket.ready(interest.unwrap_or(Interest::ERROR)), if interest.is_some() => {
+                    let ready = ready?;
+                    if ready.is_readable() && interest.is_some_and(Interest::is_readable) && !self.receive()? {
+                        return Ok(());
+                    }
+                    if ready.is_error() {
+                        return Err(io::ErrorKind::ConnectionReset.into());
+                    }
+                }
+                Some(answered) = self.tasks.join_next() => {
+                    // A task that was cancelled has nothing to say.
+                    if let Ok((request_id, bytes, segment)) = answered {
+                        self.answered(request_id, bytes, segment);
+                    }
+                }
+                frame = next_eviction(&mut evictions) => {
+                    if self.greeted && self.outgoing.bytes() < FLUSH_BYTES {
+                        self.outgoing.push(Segment { bytes: frame.to_vec(), ..Segment::default() });
+                    }
+                }
+                () = stop.cancelled(), if drain_until.is_none() => {
+                    drain_until = Some(Instant::now() + DRAIN_TIMEOUT);
+                }
+                _ = watch.tick() => {
+                    self.check_patience()?;
+                    if drain_until.is_some_and(|until| Instant::now() > until) {
+                        return Err(io::Error::new(io::ErrorKind::TimedOut, "stopped with requests in flight"));
+                    }
+                }
+            }
+        }
+    }
+
+    fn check_patience(&self) -> io::Result<()> {
+        let waits_for_frame = !self.greeted || (!self.incoming.is_empty() && self.may_read());
+        if waits_for_frame && self.frame_began.elapsed() > FRAME_TIMEOUT {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the client did not finish a frame"));
+        }
+        if self.outgoing.stalled() > WRITE_TIMEOUT {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not take its answers"));
+        }
+        Ok(())
+    }
+
+    /// Whether further requests may be looked at.
+    fn may_read(&self) -> bool {
+        !self.closing
+            && self.pending.len() < MAX_PENDING
+            && self.outgoing.bytes() < FLUSH_BYTES
+            && self.pending_bytes + self.outgoing.bytes() < MAX_INFLIGHT_BYTES as usize
+    }
+
+    /// Reads what has arrived; `false` at the end of the stream.
+    fn receive(&mut self) -> io::Result<bool> {
+        self.incoming.reserve(READ_BYTES);
+        if self.incoming.is_empty() {
+            self.frame_began = Instant::now();
+        }
+        match self.socket.try_read(&mut self.incoming) {
+            Ok(0) => Ok(false),
+            Ok(_) => Ok(true),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes all complete frames, as far as limits allow; says whether there is none left.
+    fn take_frames(&mut self) -> bool {
+        while self.may_read() {
+            match self.next_frame() {
+                Ok(Some((header, message))) => {
+                    if let Err(refusal) = self.handle(header, message) {
+                        self.refuse_and_close(header.request_id, &refusal);
+                    }
+                    self.frame_began = Instant::now();
+                }
+                Ok(None) => return true,
+                Err(refusal) => self.refuse_and_close(0, &refusal),
+            }
+            if self.outgoing.bytes() >= FLUSH_BYTES && self.outgoing.flush(&self.socket).is_err() {
+                // The error is met again, and reported, by the caller's flush.
+                return false;
+            }
+        }
+        false
+    }
+
+    fn next_frame(&mut self) -> Result<Option<(FrameHeader, Bytes)>, Refusal> {
+        let Some(head) = self.incoming.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let header = FrameHeader::decode(head).map_err(|error| Refusal::bad_request(error.to_string()))?;
+        if header.payload_bytes > 0 {
+            return Err(Refusal::bad_request("no request has a payload"));
+        }
+        if !self.greeted && (header.kind != FrameKind::Hello || header.message_bytes > MAX_HELLO_BYTES) {
+            return Err(Refusal::bad_request("the first frame of a connection is a hello"));
+        }
+        let total = HEADER_BYTES + header.message_bytes as usize;
+        if self.incoming.len() < total {
+            self.incoming.reserve(total - self.incoming.len());
+            return Ok(None);
+        }
+        self.incoming.advance(HEADER_BYTES);
+        Ok(Some((header, self.incoming.split_to(header.message_bytes as usize).freeze())))
+    }
+
+    /// # Errors
+    /// The frame is malformed: the connection cannot go on.
+    fn handle(&mut self, header: FrameHeader, message: Bytes) -> Result<(), Refusal> {
+        let (service, id) = (self.shared.service.clone(), header.request_id);
+        match header.kind {
+            FrameKind::Hello => self.greet(id, &decode::<Hello>(message)?)?,
+            FrameKind::Read => self.content(id, service.prepare_read(id, decode::<ReadRequest>(message)?)),
+            FrameKind::Open => {
+                let request = decode::<OpenRequest>(message)?;
+                if self.socket.passes_descriptors() {
+                    self.content(id, service.prepare_open(id, request));
+                } else {
+                    self.refuse(id, &Refusal::bad_request("descriptors are handed out over the Unix socket only"));
+                }
+            }
+            FrameKind::Fill => self.content(id, service.prepare_fill(id, decode::<FillRequest>(message)?)),
+            FrameKind::Query => {
+                let request = decode::<QueryRequest>(message)?;
+                self.wait_for(id, move || Segment::of(FrameKind::QueryReply, id, &service.query(request)));
+            }
+            FrameKind::Free => {
+                let request = decode::<FreeRequest>(message)?;
+                self.wait_for(id, move || Segment::of(FrameKind::FreeReply, id, &service.free(request)));
+            }
+            FrameKind::Corrupt => {
+                let request = decode::<CorruptRequest>(message)?;
+                self.wait_for(id, move || Segment::of(FrameKind::CorruptReply, id, &service.corrupt(request)));
+            }
+            FrameKind::Cancel => {
+                if let Some(task) = self.pending.get(&decode::<Cancel>(message)?.request_id) {
+                    task.abort();
+                }
+            }
+            FrameKind::ReadReply
+            | FrameKind::OpenReply
+            | FrameKind::FillReply
+            | FrameKind::QueryReply
+            | FrameKind::FreeReply
+            | FrameKind::CorruptReply
+            | FrameKind::Evicted
+            | FrameKind::Failure => return Err(Refusal::bad_request("a client sends requests, not answers")),
+        }
+        Ok(())
+    }
+
+    fn greet(&mut self, request_id: u64, hello: &Hello) -> Result<(), Refusal> {
+        if hello.protocol != PROTOCOL_VERSION {
+            let message =
+                format!("protocol {} is not spoken here, {PROTOCOL_VERSION} is: use a matching cv", hello.protocol);
+            return Err(Refusal::bad_request(message));
+        }
+        let (worker_id, cluster_id) = self.shared.membership.now();
+        if !hello.cluster_id.is_empty() && !cluster_id.is_empty() && hello.cluster_id != cluster_id {
+            let message = format!("this worker belongs to cluster {cluster_id}, not to {}", hello.cluster_id);
+            return Err(Refusal::bad_request(message));
+        }
+        self.greeted = true;
+        let reply = Hello {
+            protocol: PROTOCOL_VERSION,
+            cluster_id,
+            peer: format!("cv worker {}", env!("CARGO_PKG_VERSION")),
+            worker_id,
+            max_inflight_bytes: MAX_INFLIGHT_BYTES,
+        };
+        self.outgoing.push(Segment::of(FrameKind::Hello, request_id, &reply));
+        Ok(())
+    }
+
+    /// Answers a request for block content at once, or begins to wait for it.
+    fn content(&mut self, request_id: u64, prepared: Result<ContentRequest, Refusal>) {
+        let request = match prepared {
+            Ok(request) => request,
+            Err(refusal) => return self.refuse(request_id, &refusal),
+        };
+        if self.answer_at_once(&request) {
+            return;
+        }
+        let (service, bytes) = (self.shared.service.clone(), request.payload_bytes());
+        self.pending_bytes += bytes;
+        let task = async move { (request_id, bytes, service.answer(request).await) };
+        self.pending.insert(request_id, self.tasks.spawn(task));
+    }
+
+    fn answer_at_once(&mut self, request: &ContentRequest) -> bool {
+        let service = self.shared.service.clone();
+        let Some(blocks) = service.all_at_hand(request) else { return false };
+        if request.kind == FrameKind::Read {
+            let payload = request.payload_bytes();
+            if payload > INLINE_BYTES {
+                return false;
+            }
+            // A worker short of memory answers from a task, which can wait for some.
+            let kib = payload.div_ceil(1024) as u32;
+            let Ok(memory) = service.memory.clone().try_acquire_many_owned(kib) else { return false };
+            let written = self
+                .outgoing
+                .append(Some(memory), |out| if service.read_at_hand(request, &blocks, out) { Ok(()) } else { Err(()) });
+            if written.is_err() {
+                return false;
+            }
+        } else {
+            let segment = service.open_at_hand(request, &blocks);
+            self.send(segment);
+        }
+        service.count_hits(request);
+        true
+    }
+
+    /// Carries out a short request that may wait for the disk.
+    fn wait_for(&mut self, request_id: u64, work: impl FnOnce() -> Segment + Send + 'static) {
+        let failure =
+            Failure { status: cavern_proto::data::Status::IoError.into(), message: "the request failed".into() };
+        let task = async move {
+            let segment = tokio::task::spawn_blocking(work).await;
+            (request_id, 0, segment.unwrap_or_else(|_| Segment::of(FrameKind::Failure, request_id, &failure)))
+        };
+        self.pending.insert(request_id, self.tasks.spawn(task));
+    }
+
+    fn answered(&mut self, request_id: u64, bytes: usize, segment: Segment) {
+        self.pending.remove(&request_id);
+        self.pending_bytes -= bytes;
+        self.send(segment);
+    }
+
+    fn send(&mut self, segment: Segment) {
+        if segment.descriptors.is_empty() && segment.memory.is_none() {
+            let append = |out: &mut Vec<u8>| {
+                out.extend_from_slice(&segment.bytes);
+                Ok::<(), std::convert::Infallible>(())
+            };
+            let Ok(()) = self.outgoing.append(None, append);
+        } else {
+            self.outgoing.push(segment);
+        }
+    }
+
+    /// Answers a request that cannot be served at all.
+    fn refuse(&mut self, request_id: u64, refusal: &Refusal) {
+        let failure = Failure { status: refusal.status.into(), message: refusal.message.clone() };
+        self.outgoing.push(Segment::of(FrameKind::Failure, request_id, &failure));
+    }
+
+    /// Says what was wrong with a frame, and ends: whatever follows cannot be told from the middle of it.
+    fn refuse_and_close(&mut self, request_id: u64, refusal: &Refusal) {
+        debug!(%refusal, "a malformed frame");
+        self.shared.service.metrics.malformed_frames.inc();
+        self.refuse(request_id, refusal);
+        self.closing = true;
+    }
+}
+
+fn decode<M: Message + Default>(message: Bytes) -> Result<M, Refusal> {
+    M::decode(message).map_err(|error| Refusal::bad_request(format!("the message cannot be decoded: {error}")))
+}
+
+/// The next frame about evictions; waits for ever on connections that get none.
+async fn next_eviction(evictions: &mut Option<broadcast::Receiver<Bytes>>) -> Bytes {
+    let Some(receiver) = evictions else { return std::future::pending().await };
+    loop {
+        match receiver.recv().await {
+            Ok(frame) => return frame,
+            // What was missed concerns idle descriptors only, which clients close by themselves.
+            Err(broadcast::error::RecvError::Lagged(_)) => {}
+            Err(broadcast::error::RecvError::Closed) => return std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Accepting connections, TCP and Unix alike, up to a bound.
+
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::task::JoinSet;
+use tracing::warn;
+
+use super::connection::{Connection, Shared};
+use super::socket::Socket;
+use crate::error::WorkerError;
+
+/// Connections at a time; more are closed at once, and their clients go to another worker.
+const MAX_CONNECTIONS: usize = 4096;
+/// Longest path that fits in a Unix address, without the closing zero.
+const MAX_SOCKET_PATH: usize = 107;
+/// After a failed accept, which is mostly a lack of descriptors that a moment may mend.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What connections get to end in when the worker stops, beyond their own patience.
+const END_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// Binds a Unix socket, in place of a file that a dead worker left there.
+pub(super) async fn bind_unix(path: &Path) -> Result<UnixListener, WorkerError> {
+    let length = path.as_os_str().len();
+    if length > MAX_SOCKET_PATH {
+        return Err(WorkerError::SocketPath { path: path.to_owned(), length });
+    }
+    let failed = |source| WorkerError::Listen { address: path.display().to_string(), source };
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => {
+            if UnixStream::connect(path).await.is_ok() {
+                return Err(WorkerError::SocketInUse(path.to_owned()));
+            }
+            std::fs::remove_file(path).map_err(failed)?;
+        }
+        Ok(_) => return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there"))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    UnixListener::bind(path).map_err(failed)
+}
+
+/// Accepts and serves until the worker stops; then waits for the connections to end.
+pub(super) async fn accept(tcp: TcpListener, unix: UnixListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    let metrics = shared.service.metrics.clone();
+    loop {
+        let accepted = tokio::select! {
+            () = shared.stop.cancelled() => break,
+            Some(_) = connections.join_next() => {
+                metrics.connections.set(connections.len() as i64);
+                continue;
+            }
+            accepted = tcp.accept() => accepted.and_then(|(stream, _)| {
+                stream.set_nodelay(true)?;
+                Ok(Socket::Tcp(stream))
+            }),
+            accepted = unix.accept() => accepted.map(|(stream, _)| Socket::Unix(stream)),
+        };
+        match accepted {
+            Ok(_) if connections.len() >= MAX_CONNECTIONS => metrics.connections_refused.inc(),
+            Ok(socket) => {
+                connections.spawn(Connection::new(socket, shared.clone()).serve());
+                metrics.connections.set(connections.len() as i64);
+                continue;
+            }
+            Err(error) => {
+                warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+    }
+    drop((tcp, unix));
+    let ended = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(END_TIMEOUT, ended).await.is_err() {
+        connections.shutdown().await;
+    }
+}

@@ -1,0 +1,184 @@
+//! What a connection has still to send, in order.
+//!
+//! Small answers are laid one behind the other in one buffer, payload included, so that a burst of them is one system
+//! call. An answer with descriptors is a segment of its own, because they are attached to its first byte.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES};
+use prost::Message;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::socket::Socket;
+use crate::store::Block;
+
+/// A segment that has reached this size gets no further answers appended.
+const SEGMENT_BYTES: usize = 256 << 10;
+/// Buffers of at most this size are kept for the next answers.
+const SPARE_BYTES: usize = 512 << 10;
+/// Segments written by one system call at most.
+const MAX_SLICES: usize = 16;
+
+/// An answer, encoded; and what must live until it is sent.
+#[derive(Debug, Default)]
+pub(super) struct Segment {
+    pub bytes: Vec<u8>,
+    /// Blocks whose descriptors go with the first byte.
+    pub descriptors: Vec<Arc<Block>>,
+    /// Share of the memory budget.
+    pub memory: Option<OwnedSemaphorePermit>,
+}
+
+impl Segment {
+    /// A segment of one frame without payload.
+    pub(super) fn of(kind: FrameKind, request_id: u64, message: &impl Message) -> Self {
+        let mut segment = Self::default();
+        append_frame(&mut segment.bytes, kind, request_id, message, 0);
+        segment
+    }
+}
+
+/// Appends header and message; the payload is to follow.
+pub(super) fn append_frame(
+    bytes: &mut Vec<u8>,
+    kind: FrameKind,
+    request_id: u64,
+    message: &impl Message,
+    payload_bytes: usize,
+) {
+    // Messages are bounded by the number of items in a request, payloads by what a connection may have in flight.
+    let message_bytes = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
+    let payload_bytes = u32::try_from(payload_bytes).unwrap_or(u32::MAX);
+    bytes.reserve(HEADER_BYTES + message_bytes as usize + payload_bytes as usize);
+    bytes.extend_from_slice(&FrameHeader { kind, request_id, message_bytes, payload_bytes }.encode());
+    message.encode_raw(bytes);
+}
+
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    segments: VecDeque<Segment>,
+    /// Bytes of the first segment that are sent.
+    sent: usize,
+    bytes: usize,
+    spare: Vec<u8>,
+    /// When something was last sent, or the queue last became non-empty.
+    progress: Instant,
+}
+
+impl Outgoing {
+    pub(super) fn new() -> Self {
+        Self { segments: VecDeque::new(), sent: 0, bytes: 0, spare: Vec::new(), progress: Instant::now() }
+    }
+
+    /// Bytes that wait.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// How long nothing could be sent although something waits.
+    pub(super) fn stalled(&self) -> std::time::Duration {
+        if self.is_empty() { std::time::Duration::ZERO } else { self.progress.elapsed() }
+    }
+
+    pub(super) fn push(&mut self, segment: Segment) {
+        if self.segments.is_empty() {
+            self.progress = Instant::now();
+        }
+        self.bytes += segment.bytes.len();
+        self.segments.push_back(segment);
+    }
+
+    /// Lets `write` append to the last segment, or to a new one; what it returns as an error leaves nothing behind.
+    pub(super) fn append<E>(
+        &mut self,
+        memory: Option<OwnedSemaphorePermit>,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let joins =
+            (self.segments.back()).is_some_and(|last| last.descriptors.is_empty() && last.bytes.len() < SEGMENT_BYTES);
+        if !joins {
+            let bytes = std::mem::take(&mut self.spare);
+            self.push(Segment { bytes, descriptors: Vec::new(), memory: None });
+        }
+        let Some(last) = self.segments.back_mut() else { return Ok(()) };
+        let before = last.bytes.len();
+        let result = write(&mut last.bytes);
+        if result.is_err() {
+            last.bytes.truncate(before);
+        } else if let Some(more) = memory {
+            match &mut last.memory {
+                Some(held) => held.merge(more),
+                None => last.memory = Some(more),
+            }
+        }
+        self.bytes += last.bytes.len() - before;
+        if last.bytes.is_empty() {
+            self.drop_last_empty();
+        }
+        result
+    }
+
+    fn drop_last_empty(&mut self) {
+        if let Some(last) = self.segments.pop_back() {
+            self.keep_spare(last.bytes);
+        }
+    }
+
+    /// Sends until all is sent or the socket takes no more.
+    ///
+    /// # Errors
+    /// Those of the socket, but for `WouldBlock`.
+    pub(super) fn flush(&mut self, socket: &Socket) -> io::Result<()> {
+        while let Some(first) = self.segments.front() {
+            let written = if self.sent == 0 && !first.descriptors.is_empty() {
+                let descriptors: Vec<BorrowedFd<'_>> =
+                    first.descriptors.iter().map(|block| block.descriptor()).collect();
+                socket.try_write_with(&first.bytes, &descriptors)
+            } else {
+                let mut slices = [IoSlice::new(&[]); MAX_SLICES];
+                let mut count = 0;
+                let plain = |(position, segment): &(usize, &Segment)| *position == 0 || segment.descriptors.is_empty();
+                for (position, segment) in self.segments.iter().enumerate().take_while(plain).take(MAX_SLICES) {
+                    slices[count] = IoSlice::new(&segment.bytes[if position == 0 { self.sent } else { 0 }..]);
+                    count += 1;
+                }
+                socket.try_write(&slices[..count])
+            };
+            match written {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => self.advance(written),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, written: usize) {
+        self.progress = Instant::now();
+        self.bytes -= written;
+        self.sent += written;
+        while let Some(first) = self.segments.front().filter(|first| self.sent >= first.bytes.len()) {
+            self.sent -= first.bytes.len();
+            if let Some(done) = self.segments.pop_front() {
+                self.keep_spare(done.bytes);
+            }
+        }
+    }
+
+    fn keep_spare(&mut self, mut bytes: Vec<u8>) {
+        if bytes.capacity() > self.spare.capacity() && bytes.capacity() <= SPARE_BYTES {
+            bytes.clear();
+            self.spare = bytes;
+        }
+    }
+}

@@ -1,0 +1,446 @@
+//! The requests of the data plane, apart from the connections that carry them.
+//!
+//! A request for block content is first *prepared*: decoded, checked, its blocks looked up and their use counted. If
+//! all of it can be answered from memory and page cache, that is done on the spot, without a task; else the rest is a
+//! future that waits for the disk or the bucket.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching};
+use cavern_proto::data::{
+    CorruptReply, CorruptRequest, FillReply, FillRequest, FreeReply, FreeRequest, OpenReply, OpenRequest, QueryReply,
+    QueryRequest, ReadReply, ReadRequest, Status, open_reply, query_reply, read_reply,
+};
+use cavern_proto::frame::FrameKind;
+use futures::StreamExt;
+use tokio::sync::Semaphore;
+
+use super::MAX_INFLIGHT_BYTES;
+use super::outgoing::{Segment, append_frame};
+use super::socket::MAX_DESCRIPTORS;
+use crate::fill::{BlockSource, Fills};
+use crate::metrics::WorkerMetrics;
+use crate::refusal::Refusal;
+use crate::store::{Block, Lookup, Store, Touch};
+
+/// Items of one request that are worked on at a time.
+const ITEMS_AT_A_TIME: usize = 64;
+/// Items of one request at most.
+const MAX_ITEMS: usize = 10_000;
+/// A request that names no deadline gets this one.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
+/// No request waits longer.
+const MAX_DEADLINE: Duration = Duration::from_secs(600);
+/// A block no longer than this is made present as a whole when an open asks for nothing in particular; of a longer one,
+/// the first chunk.
+const SMALL_BLOCK_BYTES: u32 = 1 << 20;
+
+/// What requests work with.
+#[derive(Debug)]
+pub(super) struct Service {
+    pub store: Arc<Store>,
+    pub fills: Arc<Fills>,
+    pub metrics: WorkerMetrics,
+    /// In KiB.
+    pub memory: Arc<Semaphore>,
+    pub memory_kib: u32,
+}
+
+/// A block whose wanted chunks can be read, and the bytes that had to be fetched for that.
+type Ready = Result<(Arc<Block>, u64), Refusal>;
+
+/// A range to be read from a block, or why it cannot be.
+type ReadPart = (Range<u32>, Result<Arc<Block>, Refusal>);
+
+/// One item after its preparation.
+pub(super) struct Prepared {
+    source: Result<Arc<BlockSource>, Refusal>,
+    /// Chunks that must be readable.
+    wanted: Vec<Range<u32>>,
+    /// Bytes of the block that are to be sent (reads only).
+    range: Range<u32>,
+    /// The block, when it was open.
+    block: Option<Arc<Block>>,
+    touch: Touch,
+}
+
+/// A request for block content: a read, an open, or a fill.
+pub(super) struct ContentRequest {
+    pub kind: FrameKind,
+    pub request_id: u64,
+    pub items: Vec<Prepared>,
+    pub deadline: Duration,
+}
+
+impl Prepared {
+    /// The block, if all that is wanted of it can be had at once.
+    fn at_hand(&self) -> Option<&Arc<Block>> {
+        let (source, block) = (self.source.as_ref().ok()?, self.block.as_ref()?);
+        let all = block.length() == source.length() && self.wanted.iter().all(|chunks| block.has(chunks.clone()));
+        all.then_some(block)
+    }
+
+    fn wanted_bytes(&self) -> u64 {
+        match (&self.source, self.range.is_empty()) {
+            (_, false) => self.range.len() as u64,
+            (Ok(source), true) => {
+                let bytes = |chunks: &Range<u32>| chunk_range(chunks.end.saturating_sub(1), source.length()).end;
+                let start = |chunks: &Range<u32>| chunk_range(chunks.start, source.length()).start;
+                self.wanted.iter().map(|chunks| u64::from(bytes(chunks).saturating_sub(start(chunks)))).sum()
+            }
+            (Err(_), true) => 0,
+        }
+    }
+}
+
+impl ContentRequest {
+    /// Bytes of payload that the answer will have at most.
+    pub(super) fn payload_bytes(&self) -> usize {
+        if self.kind == FrameKind::Read { self.items.iter().map(|item| item.range.len()).sum() } else { 0 }
+    }
+}
+
+fn deadline_of(deadline_ms: u32) -> Duration {
+    if deadline_ms == 0 { DEFAULT_DEADLINE } else { Duration::from_millis(u64::from(deadline_ms)).min(MAX_DEADLINE) }
+}
+
+impl Service {
+    /// Decodes and looks up a read.
+    ///
+    /// # Errors
+    /// The request as a whole cannot be served.
+    pub(super) fn prepare_read(&self, request_id: u64, request: ReadRequest) -> Result<ContentRequest, Refusal> {
+        if request.items.len() > MAX_ITEMS {
+            return Err(Refusal::bad_request(format!("{} items in one request", request.items.len())));
+        }
+        let mut payload = 0u64;
+        let mut items = Vec::with_capacity(request.items.len());
+        for item in request.items {
+            let source = BlockSource::parse(item.block.unwrap_or_default());
+            let (asked, mut range) = (item.range.unwrap_or_default(), 0..0);
+            let source = source.and_then(|source| {
+                if asked.offset > source.length() {
+                    let message = format!("offset {} in a block of {} bytes", asked.offset, source.length());
+                    return Err(Refusal::bad_request(message));
+                }
+                range = asked.offset..asked.offset.saturating_add(asked.length).min(source.length());
+                Ok(Arc::new(source))
+            });
+            payload += range.len() as u64;
+            let wanted = vec![chunks_touching(range.start, range.len() as u32)];
+            items.push(self.look_up(source, wanted, range.clone(), Touch::Read(range.len() as u32)));
+        }
+        if payload > u64::from(MAX_INFLIGHT_BYTES) {
+            let message = format!("{payload} bytes asked for in one request, {MAX_INFLIGHT_BYTES} are the most");
+            return Err(Refusal::bad_request(message));
+        }
+        Ok(ContentRequest { kind: FrameKind::Read, request_id, items, deadline: deadline_of(request.deadline_ms) })
+    }
+
+    /// Decodes and looks up an open.
+    ///
+    /// # Errors
+    /// As [`Self::prepare_read`].
+    pub(super) fn prepare_open(&self, request_id: u64, request: OpenRequest) -> Result<ContentRequest, Refusal> {
+        if request.items.len() > MAX_DESCRIPTORS {
+            let message = format!("{} blocks opened at once, {MAX_DESCRIPTORS} are the most", request.items.len());
+            return Err(Refusal::bad_request(message));
+        }
+        let items = request.items.into_iter().map(|item| self.prepare_item(item, Touch::Open)).collect();
+        Ok(ContentRequest { kind: FrameKind::Open, request_id, items, deadline: deadline_of(request.deadline_ms) })
+    }
+
+    /// Decodes and looks up a fill.
+    ///
+    /// # Errors
+    /// As [`Self::prepare_read`].
+    pub(super) fn prepare_fill(&self, request_id: u64, request: FillRequest) -> Result<ContentRequest, Refusal> {
+        if request.items.len() > MAX_ITEMS {
+            return Err(Refusal::bad_request(format!("{} items in one request", request.items.len())));
+        }
+        let items = request.items.into_iter().map(|item| self.prepare_item(item, Touch::Refresh)).collect();
+        Ok(ContentRequest { kind: FrameKind::Fill, request_id, items, deadline: deadline_of(request.deadline_ms) })
+    }
+
+    fn prepare_item(&self, item: cavern_proto::data::open_request::Item, touch: Touch) -> Prepared {
+        let source = BlockSource::parse(item.block.unwrap_or_default()).map(Arc::new);
+        let length = source.as_ref().map_or(0, |source| source.length());
+        let mut wanted: Vec<Range<u32>> = (item.want.iter())
+            .map(|range| range.offset.min(length)..range.offset.saturating_add(range.length).min(length))
+            .filter(|range| !range.is_empty())
+            .map(|range| chunks_touching(range.start, range.len() as u32))
+            .collect();
+        if item.want.is_empty() && length > 0 {
+            wanted.push(if length <= SMALL_BLOCK_BYTES { 0..chunk_count(length) } else { 0..1 });
+        }
+        self.look_up(source, wanted, 0..0, touch)
+    }
+
+    fn look_up(
+        &self,
+        source: Result<Arc<BlockSource>, Refusal>,
+        wanted: Vec<Range<u32>>,
+        range: Range<u32>,
+        touch: Touch,
+    ) -> Prepared {
+        let block = source.as_ref().ok().and_then(|source| match self.store.get(source.id(), touch) {
+            Lookup::Open(block) => Some(block),
+            Lookup::Closed | Lookup::Absent => None,
+        });
+        Prepared { source, wanted, range, block, touch }
+    }
+
+    /// The blocks of a request, if all of it is at hand.
+    pub(super) fn all_at_hand<'a>(&self, request: &'a ContentRequest) -> Option<Vec<&'a Arc<Block>>> {
+        let blocks: Vec<&Arc<Block>> = request.items.iter().map(Prepared::at_hand).collect::<Option<_>>()?;
+        Some(blocks)
+    }
+
+    /// Counts the items of a request that was answered at once.
+    pub(super) fn count_hits(&self, request: &ContentRequest) {
+        self.metrics.fast_requests.inc();
+        if request.kind != FrameKind::Fill {
+            self.metrics.hits.inc_by(request.items.len() as u64);
+            self.metrics.hit_bytes.inc_by(request.items.iter().map(Prepared::wanted_bytes).sum());
+        }
+    }
+
+    /// Writes the answer to a read whose blocks are at hand; `Ok(false)` when some page is not in memory.
+    pub(super) fn read_at_hand(&self, request: &ContentRequest, blocks: &[&Arc<Block>], out: &mut Vec<u8>) -> bool {
+        let items = request.items.iter().zip(blocks);
+        let reply =
+            ReadReply { items: items.clone().map(|(item, block)| read_reply_item(block, &item.range)).collect() };
+        append_frame(out, FrameKind::ReadReply, request.request_id, &reply, request.payload_bytes());
+        for (item, block) in items {
+            let at = out.len();
+            out.resize(at + item.range.len(), 0);
+            match block.read_cached(item.range.start, &mut out[at..]) {
+                Ok(true) => {}
+                // An error is met again, and dealt with, on the slow path.
+                Ok(false) | Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// The answer to an open or a fill whose blocks are at hand.
+    pub(super) fn open_at_hand(&self, request: &ContentRequest, blocks: &[&Arc<Block>]) -> Segment {
+        let items = blocks.iter().map(|block| open_reply_item(block, 0)).collect();
+        let descriptors = if request.kind == FrameKind::Open {
+            blocks.iter().map(|block| (*block).clone()).collect()
+        } else {
+            Vec::new()
+        };
+        open_segment(request, items, descriptors)
+    }
+
+    /// Answers a request that has to wait, within its deadline.
+    pub(super) async fn answer(self: Arc<Self>, request: ContentRequest) -> Segment {
+        let started = tokio::time::Instant::now();
+        let until = started + request.deadline;
+        let segment = match request.kind {
+            FrameKind::Read => self.answer_read(&request, until).await,
+            _ => self.answer_open(&request, until).await,
+        };
+        self.metrics.slow_requests.observe(started.elapsed().as_secs_f64());
+        segment
+    }
+
+    async fn answer_open(&self, request: &ContentRequest, until: tokio::time::Instant) -> Segment {
+        let filled = self.make_all_ready(request, until).await;
+        let (mut items, mut descriptors) = (Vec::new(), Vec::new());
+        for filled in filled {
+            match filled {
+                Ok((block, fetched_bytes)) => {
+                    items.push(open_reply_item(&block, fetched_bytes));
+                    if request.kind == FrameKind::Open {
+                        descriptors.push(block);
+                    }
+                }
+                Err(Refusal { status, message }) => {
+                    items.push(open_reply::Item { status: status.into(), message, ..Default::default() });
+                }
+            }
+        }
+        open_segment(request, items, descriptors)
+    }
+
+    async fn answer_read(&self, request: &ContentRequest, until: tokio::time::Instant) -> Segment {
+        let kib = u32::try_from(request.payload_bytes().div_ceil(1024)).unwrap_or(u32::MAX).min(self.memory_kib);
+        let filled = self.make_all_ready(request, until).await;
+        let memory = match tokio::time::timeout_at(until, self.memory.clone().acquire_many_owned(kib)).await {
+            Ok(Ok(memory)) => Some(memory),
+            Ok(Err(_)) | Err(_) => {
+                let refusal = Refusal::new(Status::Overloaded, "the memory budget of the worker is used up");
+                return refused_read(request, &refusal);
+            }
+        };
+        let parts: Vec<ReadPart> = (request.items.iter().zip(filled))
+            .map(|(item, filled)| (item.range.clone(), filled.map(|(block, _)| block)))
+            .collect();
+        let (store, request_id) = (self.store.clone(), request.request_id);
+        match tokio::task::spawn_blocking(move || compose_read(&store, request_id, &parts)).await {
+            Ok(bytes) => Segment { bytes, descriptors: Vec::new(), memory },
+            Err(_) => refused_read(request, &Refusal::new(Status::IoError, "reading the blocks failed")),
+        }
+    }
+
+    async fn make_all_ready(&self, request: &ContentRequest, until: tokio::time::Instant) -> Vec<Ready> {
+        let items: Vec<_> = request.items.iter().map(|item| self.make_ready(item, until)).collect();
+        futures::stream::iter(items).buffered(ITEMS_AT_A_TIME).collect().await
+    }
+
+    /// Makes the wanted chunks of one item readable; gives the block and the bytes that had to be fetched.
+    async fn make_ready(&self, item: &Prepared, until: tokio::time::Instant) -> Ready {
+        let source = item.source.as_ref().map_err(Clone::clone)?;
+        let counted = item.touch != Touch::Refresh;
+        if let Some(block) = item.at_hand() {
+            if counted {
+                self.metrics.hits.inc();
+                self.metrics.hit_bytes.inc_by(item.wanted_bytes());
+            }
+            return Ok((block.clone(), 0));
+        }
+        let fill = self.fills.ensure(source, &item.wanted, item.touch);
+        let filled =
+            tokio::time::timeout_at(until, Box::pin(fill)).await.unwrap_or_else(|_| Err(Refusal::deadline()))?;
+        if counted {
+            let missed = filled.fetched_bytes.min(item.wanted_bytes());
+            if filled.fetched_bytes > 0 {
+                self.metrics.misses.inc()
+            } else {
+                self.metrics.hits.inc()
+            };
+            self.metrics.miss_bytes.inc_by(missed);
+            self.metrics.hit_bytes.inc_by(item.wanted_bytes() - missed);
+        }
+        Ok((filled.block, filled.fetched_bytes))
+    }
+
+    /// Which chunks are here. *Blocking*.
+    pub(super) fn query(&self, request: QueryRequest) -> QueryReply {
+        let items = request.blocks.into_iter().map(|block| {
+            let source = BlockSource::parse(block).ok()?;
+            let block = match self.store.get(source.id(), Touch::None) {
+                Lookup::Open(block) => block,
+                Lookup::Closed => self.store.load(source.id())?,
+                Lookup::Absent => return None,
+            };
+            let present = block.state().present.to_bytes().into();
+            Some(query_reply::Item {
+                known: true,
+                present,
+                length: block.length(),
+                path: block.path().display().to_string(),
+                incarnation: block.incarnation(),
+            })
+        });
+        QueryReply { items: items.map(Option::unwrap_or_default).collect() }
+    }
+
+    /// Drops blocks. *Blocking*.
+    pub(super) fn free(&self, request: FreeRequest) -> FreeReply {
+        let sources = request.blocks.into_iter().filter_map(|block| BlockSource::parse(block).ok());
+        let freed: Vec<u64> = sources.filter_map(|source| self.store.remove(source.id())).collect();
+        FreeReply { blocks: freed.len() as u64, bytes: freed.iter().sum() }
+    }
+
+    /// Checks chunks that a client found to be wrong. *Blocking*.
+    pub(super) fn corrupt(&self, request: CorruptRequest) -> CorruptReply {
+        let block = request.block.and_then(|block| BlockSource::parse(block).ok()).and_then(|source| {
+            match self.store.get(source.id(), Touch::None) {
+                Lookup::Open(block) => Some(block),
+                Lookup::Closed => self.store.load(source.id()),
+                Lookup::Absent => None,
+            }
+        });
+        if let Some(block) = block {
+            let count = chunk_count(block.length());
+            let chunks: Vec<u32> = request.chunks.into_iter().filter(|index| *index < count).collect();
+            if let Err(error) = self.store.recheck(&block, &chunks) {
+                tracing::warn!(block = %block.id(), %error, "cannot check chunks that a client reported as corrupt");
+            }
+        }
+        CorruptReply {}
+    }
+}
+
+fn read_reply_item(block: &Block, range: &Range<u32>) -> read_reply::Item {
+    let touched = chunks_touching(range.start, range.len() as u32);
+    let whole = touched.filter(|index| {
+        let chunk = chunk_range(*index, block.length());
+        range.start <= chunk.start && chunk.end <= range.end
+    });
+    let state = block.state();
+    let chunk_crcs = whole.filter_map(|index| state.crcs.get(index as usize).copied()).collect();
+    read_reply::Item { status: Status::Ok.into(), message: String::new(), length: range.len() as u32, chunk_crcs }
+}
+
+fn open_reply_item(block: &Block, fetched_bytes: u64) -> open_reply::Item {
+    open_reply::Item {
+        status: Status::Ok.into(),
+        message: String::new(),
+        incarnation: block.incarnation(),
+        present: block.verified_bytes().into(),
+        length: block.length(),
+        fetched_bytes,
+    }
+}
+
+fn open_segment(request: &ContentRequest, items: Vec<open_reply::Item>, descriptors: Vec<Arc<Block>>) -> Segment {
+    let mut segment = match request.kind {
+        FrameKind::Open => Segment::of(FrameKind::OpenReply, request.request_id, &OpenReply { items }),
+        _ => Segment::of(FrameKind::FillReply, request.request_id, &FillReply { items }),
+    };
+    segment.descriptors = descriptors;
+    segment
+}
+
+fn refused_read(request: &ContentRequest, refusal: &Refusal) -> Segment {
+    let item =
+        read_reply::Item { status: refusal.status.into(), message: refusal.message.clone(), ..Default::default() };
+    let reply = ReadReply { items: vec![item; request.items.len()] };
+    Segment::of(FrameKind::ReadReply, request.request_id, &reply)
+}
+
+/// Reads the ranges from the disk and makes the frame of them. *Blocking*.
+fn compose_read(store: &Store, request_id: u64, parts: &[ReadPart]) -> Vec<u8> {
+    let total: usize = parts.iter().map(|(range, _)| range.len()).sum();
+    let mut payload: Vec<u8> = Vec::with_capacity(total);
+    let mut items = Vec::with_capacity(parts.len());
+    for (range, block) in parts {
+        let at = payload.len();
+        let read = block.as_ref().map_err(Clone::clone).and_then(|block| {
+            payload.resize(at + range.len(), 0);
+            block.read(range.start, &mut payload[at..]).map_err(|source| unreadable(store, block, range, source))?;
+            Ok(read_reply_item(block, range))
+        });
+        items.push(read.unwrap_or_else(|refusal| {
+            payload.truncate(at);
+            read_reply::Item { status: refusal.status.into(), message: refusal.message, ..Default::default() }
+        }));
+    }
+    let mut frame = Vec::new();
+    append_frame(&mut frame, FrameKind::ReadReply, request_id, &ReadReply { items }, payload.len());
+    frame.extend_from_slice(&payload);
+    frame
+}
+
+/// A read failed that should not have.
+fn unreadable(store: &Store, block: &Block, range: &Range<u32>, source: io::Error) -> Refusal {
+    if source.kind() != io::ErrorKind::UnexpectedEof {
+        return store.disk_failed(block, "reading", source).into();
+    }
+    // A file that somebody cut off is no fault of the disk: what is missing is dropped, and fetched the next time.
+    let chunks: Vec<u32> = chunks_touching(range.start, range.len() as u32).collect();
+    match store.recheck(block, &chunks) {
+        Ok(()) => Refusal::new(Status::IoError, "the file of the block is too short; it will be fetched again"),
+        Err(error) => error.into(),
+    }
+}
+
+/// Chunks are what reads are cut into, and no chunk may exceed what one connection has in flight.
+const _: () = assert!(CHUNK_BYTES < MAX_INFLIGHT_BYTES);

@@ -1,0 +1,75 @@
+//! A connected stream, TCP or Unix, used without waiting: what cannot be read or written now is tried again when the
+//! socket says so. Descriptors travel over the Unix one.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use bytes::BytesMut;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use tokio::io::{Interest, Ready};
+use tokio::net::{TcpStream, UnixStream};
+
+/// Descriptors that one message may carry; the kernel's limit is 253.
+pub(super) const MAX_DESCRIPTORS: usize = 250;
+
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Socket {
+    /// Whether descriptors can be sent over it.
+    pub(super) fn passes_descriptors(&self) -> bool {
+        matches!(self, Self::Unix(_))
+    }
+
+    pub(super) async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+        match self {
+            Self::Tcp(stream) => stream.ready(interest).await,
+            Self::Unix(stream) => stream.ready(interest).await,
+        }
+    }
+
+    /// Appends what has arrived; `Ok(0)` is the end of the stream.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing has.
+    pub(super) fn try_read(&self, buffer: &mut BytesMut) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_read_buf(buffer),
+            Self::Unix(stream) => stream.try_read_buf(buffer),
+        }
+    }
+
+    /// Writes as much as the socket takes.
+    ///
+    /// # Errors
+    /// `WouldBlock` when it takes nothing.
+    pub(super) fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_write_vectored(slices),
+            Self::Unix(stream) => stream.try_write_vectored(slices),
+        }
+    }
+
+    /// Writes as much as the socket takes of `bytes`, with descriptors attached to the first byte.
+    ///
+    /// # Errors
+    /// `WouldBlock` when it takes nothing; then no descriptor was sent either.
+    pub(super) fn try_write_with(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        let Self::Unix(stream) = self else {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "descriptors travel over Unix sockets only"));
+        };
+        stream.try_io(Interest::WRITABLE, || {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
+            }
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            Ok(rustix::net::sendmsg(stream.as_fd(), &[IoSlice::new(bytes)], &mut control, flags)?)
+        })
+    }
+}

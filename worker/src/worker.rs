@@ -1,0 +1,197 @@
+//! The life of a worker process: open the store, bind the ports, serve, drain.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_conf::process::{self, HttpServer, Metrics};
+use cavern_conf::{Config, DirSpec, schema};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::error::WorkerError;
+use crate::fill::{FillLimits, Fills};
+use crate::heartbeat::{Addresses, Heartbeat};
+use crate::master_link::MasterLink;
+use crate::metrics::{StoreCollector, WorkerMetrics};
+use crate::mounts::Mounts;
+use crate::server::{Membership, Server, Serving};
+use crate::store::{self, Store, StoreOptions};
+
+/// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
+const MAX_OPEN_BLOCKS: u64 = 32_768;
+/// Evictions that wait to be told to clients.
+const EVICTION_QUEUE: usize = 16_384;
+/// How often directories are looked at for relief and expiry.
+const RELIEF_INTERVAL: Duration = Duration::from_millis(20);
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(30);
+/// Buffers have at least this budget.
+const MIN_MEMORY_BYTES: u64 = 64 << 20;
+/// Fills that still run when the worker stops may take this long.
+const FILL_DRAIN: Duration = Duration::from_secs(3);
+
+/// Runs a worker until `stop` is cancelled; then drains and returns.
+///
+/// Directories are opened first, then the ports are bound, then the ready line is printed; the master need not be there.
+///
+/// # Errors
+/// What keeps the worker from starting, or a master of another cluster.
+pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerError> {
+    let directories = config.worker.dir_specs().map_err(|error| invalid_dirs(&config.worker, error.to_string()))?;
+    if directories.is_empty() || directories.len() > usize::from(u8::MAX) {
+        return Err(invalid_dirs(&config.worker, "name between 1 and 255 directories".to_owned()));
+    }
+    let registry = Metrics::new("worker");
+    registry.with_registry(cavern_ufs::register_metrics);
+    let metrics = WorkerMetrics::new(&registry);
+    let master = Arc::new(MasterLink::new(&config.cluster.masters)?);
+    let socket = socket_path(&config.worker, &directories)?;
+
+    let (evictions_in, evictions) = mpsc::channel(EVICTION_QUEUE);
+    let options = store_options(&config.worker, directories);
+    let opening = metrics.clone();
+    let (store, cleanup) = tokio::task::spawn_blocking(move || store::open(options, opening, evictions_in)).await??;
+    registry.register_collector(StoreCollector::new(store.clone()));
+
+    let server = Server::bind(&config.worker.listen, &socket).await?;
+    let http = HttpServer::bind(&config.worker.http_listen).await?;
+    let addresses = Addresses {
+        data: advertised(&config.worker, &server),
+        socket: server.socket_path().display().to_string(),
+        http: http.local_addr().to_string(),
+        host: host_name(),
+    };
+
+    let memory_bytes = config.worker.memory_budget.bytes().max(MIN_MEMORY_BYTES);
+    let memory_kib = u32::try_from(memory_bytes / 1024).unwrap_or(u32::MAX).min(Semaphore::MAX_PERMITS as u32);
+    let memory = Arc::new(Semaphore::new(memory_kib as usize));
+    let mounts = Arc::new(Mounts::new(master.clone(), config.ufs.clone()));
+    let limits = FillLimits {
+        concurrency: config.worker.fill_concurrency,
+        size_max: config.worker.fill_size_max.bytes().min(memory_bytes),
+    };
+    let fills = Arc::new(Fills::new(store.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
+    let membership = Arc::new(Membership::default());
+    membership.set(0, &store.identity().1);
+
+    let endpoints =
+        [("data", addresses.data.clone()), ("socket", addresses.socket.clone()), ("http", addresses.http.clone())];
+    process::ready("worker", &endpoints);
+    info!(data = addresses.data, socket = addresses.socket, http = addresses.http, "serving");
+
+    // Whatever ends first with an error ends the others.
+    let heartbeat = Heartbeat {
+        store: store.clone(),
+        mounts: mounts.clone(),
+        master,
+        membership: membership.clone(),
+        metrics: metrics.clone(),
+        addresses,
+    };
+    let link = async {
+        let result = heartbeat.run(stop.clone()).await;
+        stop.cancel();
+        result
+    };
+    let cleaning = {
+        let stop = stop.clone();
+        async move { tokio::task::spawn_blocking(move || cleanup.run(&stop)).await }
+    };
+    let health = {
+        let store = store.clone();
+        move || health_of(&store)
+    };
+    let serving =
+        Serving { store: store.clone(), fills: fills.clone(), membership, metrics, memory, memory_kib, evictions };
+    let (result, cleaned, (), (), (), (), ()) = tokio::join!(
+        link,
+        cleaning,
+        server.serve(serving, stop.clone()),
+        http.serve(axum::Router::new(), registry, health, stop.clone()),
+        store::scrub(store.clone(), config.worker.scrub_rate.bytes(), stop.clone()),
+        relieve(store.clone(), stop.clone()),
+        expire(store.clone(), mounts, stop.clone()),
+    );
+    if tokio::time::timeout(FILL_DRAIN, fills.finish()).await.is_err() {
+        warn!("stopped while fills were running: what they had not written is fetched again");
+    }
+    tokio::task::spawn_blocking(move || store.flush()).await?;
+    cleaned?;
+    info!("stopped");
+    result
+}
+
+fn invalid_dirs(worker: &schema::Worker, reason: String) -> WorkerError {
+    WorkerError::Config { key: "worker.dirs", value: worker.dirs.join(", "), reason }
+}
+
+fn store_options(worker: &schema::Worker, directories: Vec<DirSpec>) -> StoreOptions {
+    // An open block may have a second descriptor while it is filled, and connections need some too.
+    let open = (process::raise_descriptor_limit() / 4).min(MAX_OPEN_BLOCKS);
+    StoreOptions {
+        directories,
+        high_watermark: worker.high_watermark,
+        low_watermark: worker.low_watermark,
+        index_cache: worker.index_cache,
+        max_open_blocks: usize::try_from(open).unwrap_or(usize::MAX),
+    }
+}
+
+/// Clients of this host may have another working directory, so the path is made absolute.
+fn socket_path(worker: &schema::Worker, directories: &[DirSpec]) -> Result<PathBuf, WorkerError> {
+    if worker.socket.as_os_str().is_empty() {
+        return Ok(directories.first().map(|first| first.path.join("worker.sock")).unwrap_or_default());
+    }
+    std::path::absolute(&worker.socket).map_err(|error| WorkerError::Config {
+        key: "worker.socket",
+        value: worker.socket.display().to_string(),
+        reason: error.to_string(),
+    })
+}
+
+/// Where clients of other hosts find the data plane.
+fn advertised(worker: &schema::Worker, server: &Server) -> String {
+    let address = server.address();
+    if !worker.advertise.is_empty() {
+        return worker.advertise.clone();
+    }
+    if address.ip().is_unspecified() { format!("{}:{}", host_name(), address.port()) } else { address.to_string() }
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+fn health_of(store: &Store) -> Result<(), String> {
+    let usage = store.usage();
+    let failed: Vec<_> = usage.iter().filter(|disk| !disk.healthy).collect();
+    match failed.first() {
+        Some(first) if failed.len() == usage.len() => {
+            Err(format!("no data directory works; {}: {}", first.path, first.error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Keeps directories below their high watermarks.
+async fn relieve(store: Arc<Store>, stop: CancellationToken) {
+    while stop.run_until_cancelled(tokio::time::sleep(RELIEF_INTERVAL)).await.is_some() {
+        if store.needs_relief() {
+            let store = store.clone();
+            if tokio::task::spawn_blocking(move || while store.relieve() {}).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Marks blocks that their mount does not want to keep any longer.
+async fn expire(store: Arc<Store>, mounts: Arc<Mounts>, stop: CancellationToken) {
+    while stop.run_until_cancelled(tokio::time::sleep(EXPIRY_INTERVAL)).await.is_some() {
+        let (store, mounts) = (store.clone(), mounts.clone());
+        if tokio::task::spawn_blocking(move || store.expire(|mount| mounts.ttl_seconds(mount))).await.is_err() {
+            return;
+        }
+    }
+}
