@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use thiserror::Error;
 use tonic::Code;
 
+use crate::cli::connect::innermost;
+
 /// One sentence for the person, one exit code for the script.
 #[derive(Debug, Error)]
 pub enum CliError {
@@ -41,6 +43,10 @@ impl CliError {
 /// The one place where an answer of the master becomes a sentence.
 impl From<tonic::Status> for CliError {
     fn from(status: tonic::Status) -> Self {
+        if let Some(cause) = std::error::Error::source(&status) {
+            // Not the master's words: the connection to it broke.
+            return Self::Unreachable(format!("the connection to the master broke: {}", innermost(cause)));
+        }
         let message = if status.message().is_empty() {
             format!("the master answered {:?} without saying why: see its log", status.code())
         } else {

@@ -17,6 +17,9 @@ use crate::local::{self, Cluster};
 /// Largest answer that is accepted: a page of a listing, a table of workers.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
+const PING_PERIOD: Duration = Duration::from_secs(2);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+
 #[derive(Args)]
 pub struct ClusterArgs {
     /// Configuration file of the cluster.
@@ -34,12 +37,20 @@ impl ClusterArgs {
     /// The configuration of the cluster that is meant: `--local`, `--conf`, the usual places, and last the local cluster
     /// of this user if none of those says anything; `--master` goes before all for the masters' addresses.
     pub fn config(&self) -> Result<Config, CliError> {
-        let path = match (&self.local, &self.conf) {
-            (Some(directory), _) => Some(Cluster::load(directory)?.conf_path()),
+        let local = match &self.local {
+            Some(directory) => Some(Cluster::load(directory)?),
+            None => None,
+        };
+        let path = match (&local, &self.conf) {
+            (Some(cluster), _) => Some(cluster.conf_path()),
             (None, Some(path)) => Some(path.clone()),
             (None, None) => self.default_local(),
         };
         let mut config = Config::load(path.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
+        // What is said on the command line goes before what the environment says.
+        if let Some(cluster) = local {
+            config.cluster.masters = cluster.masters.into_iter().map(|master| master.grpc).collect();
+        }
         if let Some(master) = &self.master {
             config.cluster.masters = vec![master.clone()];
         }
@@ -90,11 +101,18 @@ impl Connection {
 
 async fn dial(master: &str, timeout: Duration) -> Result<Channel, String> {
     let endpoint = Endpoint::from_shared(format!("http://{master}")).map_err(|error| error.to_string())?;
-    endpoint.connect_timeout(timeout).tcp_nodelay(true).connect().await.map_err(|error| innermost(&error))
+    // A call may take long (a large bucket to list again), but a master that does not even answer pings is not there.
+    let endpoint = endpoint
+        .connect_timeout(timeout)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_PERIOD)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(true);
+    endpoint.connect().await.map_err(|error| innermost(&error))
 }
 
 /// The last cause of an error: tonic's own text says no more than "transport error".
-fn innermost(error: &dyn std::error::Error) -> String {
+pub fn innermost(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;

@@ -49,7 +49,11 @@ pub struct ChildName {
 
 impl fmt::Display for ChildName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.role, self.number)
+        match self {
+            // There is one.
+            Self { role: Role::S3, number: 0 } => write!(f, "s3"),
+            Self { role, number } => write!(f, "{role}{number}"),
+        }
     }
 }
 
@@ -207,7 +211,8 @@ mod tests {
         assert_eq!("worker-2".parse(), name(Role::Worker, 2));
         assert_eq!("worker[2]".parse(), name(Role::Worker, 2));
         assert_eq!("s3".parse(), name(Role::S3, 0));
-        assert_eq!("fuse0".parse::<ChildName>().unwrap().to_string(), "fuse0");
+        assert_eq!("fuse".parse::<ChildName>().unwrap().to_string(), "fuse0");
+        assert_eq!("s3".parse::<ChildName>().unwrap().to_string(), "s3");
         for wrong in ["", "workerx", "warker1", "2", "master1x"] {
             assert!(wrong.parse::<ChildName>().unwrap_err().contains(wrong));
         }

@@ -1,0 +1,4 @@
+//! End-to-end tests, one file for each promise. The harness is `cavern_tests`.
+
+mod first_read;
+mod local_cluster;

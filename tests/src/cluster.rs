@@ -1,0 +1,361 @@
+//! A whole cluster in a temporary directory, gone with the test.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rand::rngs::StdRng;
+use rand::{Rng, RngCore, SeedableRng};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+
+use crate::s3::S3;
+use crate::wait::{eventually, within};
+
+/// What the cluster of a test is like.
+pub struct Options {
+    pub workers: usize,
+    /// Mounts beside the first, each with a FUSE client of its own: names of directories in the cluster's.
+    pub more_mounts: Vec<&'static str>,
+    /// The configuration of all processes, TOML.
+    pub conf: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { workers: 1, more_mounts: vec![], conf: String::new() }
+    }
+}
+
+/// `cv local status --json`, as far as tests read it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Status {
+    pub conf: PathBuf,
+    pub mount_point: PathBuf,
+    pub mounted: bool,
+    pub s3: S3Status,
+    pub masters: Vec<Child>,
+    pub workers: Vec<Child>,
+    pub fuse: Vec<Child>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct S3Status {
+    #[serde(flatten)]
+    pub child: Child,
+    pub endpoint: String,
+    pub admin: String,
+    pub access_key: String,
+    pub secret_key: String,
+    pub root: PathBuf,
+}
+
+/// One process. Addresses are `host:port`, and empty where a role has no such port.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Child {
+    pub pid: Option<i32>,
+    /// `running`, `stopped` or `crashed`.
+    pub state: String,
+    pub log: PathBuf,
+    #[serde(default)]
+    pub grpc: String,
+    #[serde(default)]
+    pub data: String,
+    #[serde(default)]
+    pub http: String,
+    #[serde(default)]
+    pub socket: PathBuf,
+    #[serde(default)]
+    pub dirs: Vec<PathBuf>,
+    #[serde(default)]
+    pub mount_point: PathBuf,
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub struct Finished {
+    /// Exit code; -1 when a signal ended it.
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Finished {
+    /// The standard output as JSON.
+    #[track_caller]
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error} in {self:?}"))
+    }
+}
+
+/// Clusters that run at a time, so that a small machine gives each of them enough to keep its deadlines.
+const CLUSTERS: usize = 2;
+
+static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+thread_local! {
+    /// Clusters of this thread's test. A test that wants several must not wait for itself.
+    static OWN: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A running cluster. Must be dropped on the thread that made it.
+pub struct Cluster {
+    pub s3: S3,
+    /// As it was when the cluster came up; `status` asks anew.
+    pub at_start: Status,
+    directory: PathBuf,
+    // After everything else has been dropped.
+    _slot: Slot,
+}
+
+struct Slot;
+
+impl Slot {
+    fn take() -> Self {
+        if OWN.with(|own| own.replace(own.get() + 1)) == 0 {
+            let running = RUNNING.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut running =
+                RUNNING.1.wait_while(running, |running| *running >= CLUSTERS).unwrap_or_else(PoisonError::into_inner);
+            *running += 1;
+        }
+        Self
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if OWN.with(|own| own.replace(own.get() - 1)) == 1 {
+            *RUNNING.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+            RUNNING.1.notify_one();
+        }
+    }
+}
+
+impl Cluster {
+    /// Starts a cluster; the mount is usable when this returns.
+    #[track_caller]
+    pub fn up(options: Options) -> Self {
+        let slot = Slot::take();
+        // In the system's directory for temporary files, whose path is short enough for the sockets of the workers.
+        let directory = tempfile::Builder::new().prefix("cavern-test-").tempdir().unwrap().keep();
+        // Whatever fails from here on, the guard stops what has been started.
+        let guard = Guard(directory.clone());
+        let conf = directory.join("conf.toml");
+        fs::write(&conf, &options.conf).unwrap();
+        let mut command = cv_command(&["local", "up", "--json"]);
+        command.arg("--dir").arg(&directory).arg("--conf").arg(&conf);
+        command.arg("--workers").arg(options.workers.to_string()).arg("--mount-point").arg(directory.join("mnt"));
+        for name in options.more_mounts {
+            command.arg("--mount-point").arg(directory.join(name));
+        }
+        let up = finish(command);
+        assert_eq!(up.code, 0, "cv local up: {}{}", up.stdout, up.stderr);
+        let status: Status =
+            serde_json::from_str(&up.stdout).unwrap_or_else(|error| panic!("{error} in {}", up.stdout));
+        let s3 = S3::new(&status.s3.endpoint, &status.s3.admin, &status.s3.access_key, &status.s3.secret_key);
+        std::mem::forget(guard);
+        Self { s3, at_start: status, directory, _slot: slot }
+    }
+
+    /// Where the cluster keeps everything.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The first mount point.
+    pub fn mount_point(&self) -> &Path {
+        &self.at_start.mount_point
+    }
+
+    /// A path below the first mount point.
+    pub fn path(&self, below: impl AsRef<Path>) -> PathBuf {
+        self.at_start.mount_point.join(below)
+    }
+
+    #[track_caller]
+    pub fn status(&self) -> Status {
+        let status = self.local("status", &["--json"]);
+        serde_json::from_str(&status.stdout).unwrap_or_else(|error| panic!("{error} in {status:?}"))
+    }
+
+    /// Runs `cv` against this cluster and answers whatever came out.
+    pub fn try_cv(&self, arguments: &[&str]) -> Finished {
+        let mut command = cv_command(arguments);
+        command.env("CV_CONF", &self.at_start.conf);
+        finish(command)
+    }
+
+    /// Runs `cv` against this cluster; panics unless it succeeds.
+    #[track_caller]
+    pub fn cv(&self, arguments: &[&str]) -> Finished {
+        let finished = self.try_cv(arguments);
+        assert_eq!(finished.code, 0, "cv {}: {}{}", arguments.join(" "), finished.stdout, finished.stderr);
+        finished
+    }
+
+    /// Mounts `uri` of the cluster's object store at `path`, waiting until the FUSE clients show it.
+    #[track_caller]
+    pub fn mount(&self, uri: &str, path: &str, more: &[&str]) {
+        let options = self.bucket_options();
+        let mut arguments = vec!["mount", uri, path, "--write-type", "cache_mode"];
+        arguments.extend(options.iter().flat_map(|option| ["-c", option.as_str()]));
+        arguments.extend(more);
+        self.cv(&arguments);
+        for fuse in &self.at_start.fuse {
+            let shown = fuse.mount_point.join(path.trim_start_matches('/'));
+            eventually(&format!("{} appears", shown.display()), Duration::from_secs(10), || {
+                let shown = shown.clone();
+                within("a stat on the mount", Duration::from_secs(30), move || shown.is_dir()).then_some(())
+            });
+        }
+    }
+
+    /// The options (`-c`) that reach the cluster's object store.
+    pub fn bucket_options(&self) -> Vec<String> {
+        vec![
+            format!("s3.endpoint_url={}", self.s3.endpoint),
+            "s3.region_name=us-east-1".to_owned(),
+            format!("s3.credentials.access={}", self.s3.access_key),
+            format!("s3.credentials.secret={}", self.s3.secret_key),
+        ]
+    }
+
+    /// Fills a bucket (made if need be) with `count` objects of random bytes, of 0.5 to 1.5 times `mean_bytes`, in folders
+    /// of 100 below `prefix`: `prefix0001/000123.bin`. The same arguments give the same bytes.
+    #[track_caller]
+    pub fn seed(&self, bucket: &str, prefix: &str, count: usize, mean_bytes: usize) -> BTreeMap<String, Bytes> {
+        self.s3.create_bucket(bucket);
+        let mut random = StdRng::seed_from_u64(count as u64 ^ mean_bytes as u64);
+        let mut tree = BTreeMap::new();
+        for index in 0..count {
+            let mut content = vec![0; random.random_range(mean_bytes / 2..=mean_bytes + mean_bytes / 2)];
+            random.fill_bytes(&mut content);
+            let key = format!("{prefix}{:04}/{index:06}.bin", index / 100);
+            let content = Bytes::from(content);
+            self.s3.put(bucket, &key, content.clone());
+            tree.insert(key, content);
+        }
+        tree
+    }
+
+    /// Reads every object of `tree` through the first mount, at `below` in place of the key's `prefix`, and compares every
+    /// byte.
+    #[track_caller]
+    pub fn assert_tree(&self, below: &str, prefix: &str, tree: &BTreeMap<String, Bytes>) {
+        for (key, content) in tree {
+            let path = self.path(below).join(key.strip_prefix(prefix).expect("every key has the prefix"));
+            let read = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            assert!(read == *content, "{}: {} bytes, wrong content", path.display(), read.len());
+        }
+    }
+
+    /// SIGKILL for a child: `worker0`, `master`, `fuse`, `s3`.
+    #[track_caller]
+    pub fn kill(&self, child: &str) {
+        self.local("kill", &[child]);
+    }
+
+    /// SIGTERM for a child, and waits for its end.
+    #[track_caller]
+    pub fn stop(&self, child: &str) {
+        self.local("stop", &[child]);
+    }
+
+    /// Starts a child again; it is ready when this returns.
+    #[track_caller]
+    pub fn start(&self, child: &str) {
+        self.local("start", &[child]);
+    }
+
+    /// Any signal for a running child of the status: STOP and CONT, say.
+    #[track_caller]
+    pub fn signal(&self, child: &Child, signal: Signal) {
+        let pid = child.pid.and_then(Pid::from_raw).expect("the child runs");
+        kill_process(pid, signal).unwrap();
+    }
+
+    #[track_caller]
+    fn local(&self, what: &str, arguments: &[&str]) -> Finished {
+        let mut command = cv_command(&["local", what]);
+        command.args(arguments).arg("--dir").arg(&self.directory);
+        let finished = finish(command);
+        assert_eq!(finished.code, 0, "cv local {what}: {}{}", finished.stdout, finished.stderr);
+        finished
+    }
+
+    /// The ends of all logs, for a test that is about to fail.
+    pub fn logs(&self) -> String {
+        logs(&self.directory)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        drop(Guard(self.directory.clone()));
+    }
+}
+
+/// Stops and removes the cluster in a directory.
+struct Guard(PathBuf);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("{}", logs(&self.0));
+        }
+        let mut command = cv_command(&["local", "down", "--dir"]);
+        command.arg(&self.0);
+        let down = finish(command);
+        if down.code == 0 {
+            // Nothing is mounted below any more.
+            let _ = fs::remove_dir_all(&self.0);
+        } else if !thread::panicking() {
+            panic!("cv local down: {}{}", down.stdout, down.stderr);
+        }
+    }
+}
+
+fn logs(directory: &Path) -> String {
+    let mut text = String::new();
+    for entry in fs::read_dir(directory.join("log")).into_iter().flatten().flatten() {
+        let log = fs::read_to_string(entry.path()).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = lines[lines.len().saturating_sub(20)..].join("\n");
+        text.push_str(&format!("---- {}\n{tail}\n", entry.file_name().to_string_lossy()));
+    }
+    text
+}
+
+fn cv_command(arguments: &[impl AsRef<OsStr>]) -> Command {
+    let mut command = Command::new(cv_path());
+    for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("CV_")) {
+        command.env_remove(key);
+    }
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn cv_path() -> PathBuf {
+    let path = std::env::var_os("CV_BIN").map_or_else(
+        || std::env::current_exe().unwrap().parent().and_then(Path::parent).unwrap().join("cv"),
+        PathBuf::from,
+    );
+    assert!(path.exists(), "{} is missing: cargo build --release -p cavern", path.display());
+    path
+}
+
+fn finish(mut command: Command) -> Finished {
+    let output = command.output().unwrap();
+    Finished {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}

@@ -1,0 +1,118 @@
+//! The bucket behind a cluster: objects, request counters, faults.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use cavern_plain_s3::PlainS3;
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+use crate::http::{http_get, http_request};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The embedded object store of a cluster. Every call waits for its answer and panics when it is not a good one.
+pub struct S3 {
+    pub endpoint: String,
+    pub access_key: String,
+    pub secret_key: String,
+    admin: String,
+    client: PlainS3,
+    runtime: Runtime,
+}
+
+impl S3 {
+    pub fn new(endpoint: &str, admin: &str, access_key: &str, secret_key: &str) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        Self {
+            endpoint: endpoint.to_owned(),
+            access_key: access_key.to_owned(),
+            secret_key: secret_key.to_owned(),
+            admin: admin.to_owned(),
+            client: PlainS3::new(endpoint, access_key, secret_key).unwrap(),
+            runtime,
+        }
+    }
+
+    /// The client, for requests that have no method here.
+    pub fn client(&self) -> &PlainS3 {
+        &self.client
+    }
+
+    /// Runs a request to its end.
+    #[track_caller]
+    pub fn run<T>(&self, request: impl Future<Output = Result<T, cavern_plain_s3::PlainS3Error>>) -> T {
+        self.runtime.block_on(async { timeout(TIMEOUT, request).await.expect("S3 answers in time") }).unwrap()
+    }
+
+    #[track_caller]
+    pub fn create_bucket(&self, bucket: &str) {
+        self.run(self.client.create_bucket(bucket));
+    }
+
+    /// Stores an object; answers its ETag.
+    #[track_caller]
+    pub fn put(&self, bucket: &str, key: &str, content: impl Into<Bytes>) -> String {
+        self.run(self.client.put(bucket, key, content))
+    }
+
+    #[track_caller]
+    pub fn get(&self, bucket: &str, key: &str) -> Bytes {
+        self.run(self.client.get(bucket, key))
+    }
+
+    #[track_caller]
+    pub fn delete(&self, bucket: &str, key: &str) {
+        self.run(self.client.delete(bucket, key));
+    }
+
+    /// An object of `size` zero bytes that takes no room.
+    #[track_caller]
+    pub fn put_sparse(&self, bucket: &str, key: &str, size: u64) {
+        self.admin("POST", &format!("sparse?bucket={bucket}&key={key}&size={size}"), "");
+    }
+
+    /// What the store has counted since its start or the last reset, as its admin port gives it.
+    #[track_caller]
+    pub fn stats(&self) -> Value {
+        let answer = http_get(&format!("{}/_dev/stats", self.admin)).unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        serde_json::from_str(&answer.body).unwrap()
+    }
+
+    /// Requests of one kind: GET and HEAD (of objects), LIST, PUT, COPY, DELETE, MULTIPART, BUCKET, OTHER.
+    #[track_caller]
+    pub fn requests(&self, kind: &str) -> u64 {
+        let stats = self.stats();
+        stats["kinds"][kind].as_u64().unwrap_or_else(|| panic!("no kind {kind} in {stats}"))
+    }
+
+    /// Bytes of all answers' bodies.
+    #[track_caller]
+    pub fn bytes_out(&self) -> u64 {
+        self.stats()["bytes_out"].as_u64().unwrap()
+    }
+
+    #[track_caller]
+    pub fn reset_stats(&self) {
+        self.admin("POST", "stats/reset", "");
+    }
+
+    /// Adds a fault rule: a JSON object as `POST /_dev/faults` takes it.
+    #[track_caller]
+    pub fn add_fault(&self, rule: &Value) {
+        self.admin("POST", "faults", &rule.to_string());
+    }
+
+    #[track_caller]
+    pub fn clear_faults(&self) {
+        self.admin("DELETE", "faults", "");
+    }
+
+    #[track_caller]
+    fn admin(&self, method: &str, path: &str, body: &str) {
+        let answer = http_request(method, &format!("{}/_dev/{path}", self.admin), body).unwrap();
+        assert!((200..300).contains(&answer.status), "{method} {path}: {} {}", answer.status, answer.body);
+    }
+}
