@@ -1,11 +1,105 @@
 //! What can go wrong in a master, and what a caller sees of it.
+//!
+//! Errors of a start are printed by `cv` and end the process; errors of a request become a gRPC status in exactly one
+//! place, [`MasterError::to_status`].
+
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use cavern_conf::process::ProcessError;
+use cavern_ufs::UfsError;
 use thiserror::Error;
+use tonic::{Code, Status};
 
-/// Why a master cannot start or go on.
+/// Why a master cannot start, go on, or do what it was asked to.
 #[derive(Debug, Error)]
 pub enum MasterError {
     #[error(transparent)]
     Process(#[from] ProcessError),
+    #[error("another master already uses the data directory {}: stop it, or choose another with master.data_dir", .0.display())]
+    DataDirInUse(PathBuf),
+    #[error("cannot use {} ({source}): check its permissions and the disk", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("cannot open the database in {} ({source}): check the disk; the log names what is damaged", path.display())]
+    OpenDatabase { path: PathBuf, source: rocksdb::Error },
+    #[error("the database failed ({0}): check the disk of master.data_dir")]
+    Database(#[from] rocksdb::Error),
+    /// Stored bytes make no sense.
+    #[error("{0} cannot be decoded: the database is damaged, or was written by a newer version")]
+    Corrupt(String),
+    #[error("the encryption key in {} is not usable: {reason}; restore the file, or mount the buckets anew", path.display())]
+    SecretKey { path: PathBuf, reason: String },
+    /// Consensus cannot take a proposal now: another leader, or shutting down.
+    #[error("the log does not accept proposals: {0}")]
+    Consensus(String),
+    #[error("gRPC cannot be served: {0}")]
+    Serve(#[from] tonic::transport::Error),
+
+    #[error("{0}")]
+    NotFound(String),
+    #[error("{0}")]
+    AlreadyExists(String),
+    #[error("{0}")]
+    Invalid(String),
+    /// Well formed, but impossible in the present state.
+    #[error("{0}")]
+    Refused(String),
+    #[error("{0}")]
+    Overloaded(String),
+    #[error("{0}")]
+    Deadline(String),
+    #[error(transparent)]
+    Ufs(#[from] UfsError),
+    /// One failure, answered to all who waited for the same thing.
+    #[error(transparent)]
+    Shared(#[from] Arc<MasterError>),
+}
+
+impl MasterError {
+    /// An I/O error with the path it is about.
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { path, source }
+    }
+
+    /// Whether the thing that was asked about is not there (or no longer).
+    pub(crate) fn is_not_found(&self) -> bool {
+        match self {
+            Self::Shared(shared) => shared.is_not_found(),
+            Self::NotFound(_) => true,
+            _ => false,
+        }
+    }
+
+    /// The gRPC status that tells a caller what to do: NOT_FOUND and ALREADY_EXISTS as they say, INVALID_ARGUMENT for a
+    /// request that can never work, FAILED_PRECONDITION for one that the present state refuses, PERMISSION_DENIED when
+    /// the bucket refused, UNAVAILABLE and DEADLINE_EXCEEDED for what may work later, INTERNAL for damage.
+    pub(crate) fn to_status(&self) -> Status {
+        let code = match self {
+            Self::Shared(shared) => return shared.to_status(),
+            Self::Ufs(error) => match error {
+                UfsError::Denied { .. } => Code::PermissionDenied,
+                UfsError::NoBucket { .. } | UfsError::Rejected { .. } => Code::FailedPrecondition,
+                UfsError::Invalid { .. } => Code::InvalidArgument,
+                UfsError::Deadline { .. } => Code::DeadlineExceeded,
+                UfsError::NotFound { .. } => Code::NotFound,
+                _ => Code::Unavailable,
+            },
+            Self::NotFound(_) => Code::NotFound,
+            Self::AlreadyExists(_) => Code::AlreadyExists,
+            Self::Invalid(_) => Code::InvalidArgument,
+            Self::Refused(_) => Code::FailedPrecondition,
+            Self::Overloaded(_) => Code::ResourceExhausted,
+            Self::Deadline(_) => Code::DeadlineExceeded,
+            Self::Consensus(_) => Code::Unavailable,
+            _ => Code::Internal,
+        };
+        Status::new(code, self.to_string())
+    }
+}
+
+impl From<MasterError> for Status {
+    fn from(error: MasterError) -> Self {
+        error.to_status()
+    }
 }

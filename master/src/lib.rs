@@ -1,7 +1,31 @@
-//! The master of a Cavern cluster.
+//! The master of a Cavern cluster: it owns the namespace, the mounts, the worker table and the load jobs.
+//!
+//! - [`state`]: the tables in RocksDB, and what each command does to them.
+//! - [`raft`]: the replicated log that commands go through.
+//! - [`listing`]: from the buckets into the namespace: directories on demand, whole prefixes in the background, single
+//!   names; what is fresh and what is not.
+//! - [`watch`]: sessions of clients, and the stream of invalidations.
+//! - [`workers`], [`mounts`], [`load`]: the rest of the cluster.
+//! - [`service`]: the gRPC face of all that.
+//!
+//! Reads are served from RocksDB directly. Everything that changes goes through the log and is on disk before it is
+//! answered; whatever depends on a clock, a random number or a bucket is decided before it is proposed.
 
+mod attach;
+mod clock;
 mod error;
+mod listing;
+mod load;
+mod lookup;
+mod metrics;
+mod mounts;
+mod raft;
+mod secrets;
 mod server;
+mod service;
+mod state;
+mod watch;
+mod workers;
 
 pub use error::MasterError;
 pub use server::run;

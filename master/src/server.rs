@@ -1,17 +1,269 @@
 //! One master process from its configuration to its orderly end.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_client::WorkerPool;
 use cavern_conf::Config;
-use cavern_conf::process::bind_tcp;
+use cavern_conf::process::{HttpServer, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::server::TcpIncoming;
 
 use crate::MasterError;
+use crate::attach;
+use crate::clock::Clock;
+use crate::listing::Listings;
+use crate::load::{BlockFiller, Loads, PooledWorkers};
+use crate::lookup::Lookups;
+use crate::metrics::MasterMetrics;
+use crate::mounts::Mounts;
+use crate::raft::{Consensus, ConsensusConfig};
+use crate::secrets::Vault;
+use crate::service::Services;
+use crate::state::{Database, Family, Tables};
+use crate::watch::WatchHub;
+use crate::workers::Workers;
 
-/// Binds the ports, prints the ready line, serves until `stop` is cancelled and drains.
+/// Period of ticks to the sessions and of the gauges.
+const TICK: Duration = Duration::from_secs(1);
+/// How long calls in flight may take at the end.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Connections that send nothing but must be alive are asked so often.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// Calls of one connection at a time.
+const STREAMS_MAX: u32 = 1024;
+
+/// Binds the ports, prints the ready line (`cv master ready grpc=… http=…`), serves until `stop` is cancelled and drains.
 ///
 /// # Errors
-/// Whatever keeps the master from serving: a taken port, a data directory that cannot be used, a broken database.
+/// Whatever keeps the master from serving: a taken port, a data directory that is in use or not writable, a broken
+/// database.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterError> {
-    let _listener = bind_tcp(&config.master.listen, "master.listen").await?;
+    raise_descriptor_limit();
+    let grpc = bind_tcp(&config.master.listen, "master.listen").await?;
+    let http = HttpServer::bind(&config.master.http_listen).await?;
+    let master = Master::start(config, grpc, Arc::new(PooledFillers)).await?;
+    let health = {
+        let consensus = master.services.consensus.clone();
+        move || consensus.progress().2
+    };
+    let addresses = [("grpc", master.address.clone()), ("http", http.local_addr().to_string())];
+    let registry = master.metrics.registry.clone();
+    let web = tokio::spawn(http.serve(axum::Router::new(), registry, health, stop.clone()));
+    ready("master", &addresses);
     stop.cancelled().await;
+    master.stop().await;
+    if web.await.is_err() {
+        tracing::warn!("the HTTP port ended by a panic");
+    }
     Ok(())
+}
+
+/// Makes the way to the workers, once these are known; tests have their own.
+pub trait MakeFiller {
+    fn make(
+        &self,
+        config: &Config,
+        workers: Arc<Workers>,
+        cluster_id: &str,
+    ) -> (Arc<dyn BlockFiller>, Option<Arc<WorkerPool>>);
+}
+
+struct PooledFillers;
+
+impl MakeFiller for PooledFillers {
+    fn make(
+        &self,
+        config: &Config,
+        workers: Arc<Workers>,
+        cluster_id: &str,
+    ) -> (Arc<dyn BlockFiller>, Option<Arc<WorkerPool>>) {
+        let pool = WorkerPool::new(&config.client, "master");
+        (Arc::new(PooledWorkers::new(pool.clone(), workers, cluster_id.to_owned())), Some(pool))
+    }
+}
+
+/// A master that serves gRPC on a bound port.
+pub struct Master {
+    pub services: Services,
+    pub address: String,
+    pub metrics: MasterMetrics,
+    pool: Option<Arc<WorkerPool>>,
+    server: JoinHandle<Result<(), tonic::transport::Error>>,
+    background: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Master {
+    /// Opens the state, waits until the log is applied, and begins to serve.
+    pub async fn start(
+        config: Config,
+        grpc: TcpListener,
+        fillers: Arc<dyn MakeFiller + Send + Sync>,
+    ) -> Result<Self, MasterError> {
+        let conf = config.master.clone();
+        ensure_dir(&conf.data_dir, "master.data_dir")?;
+        let address = grpc.local_addr().map_err(MasterError::io(PathBuf::from(&conf.listen)))?.to_string();
+        let metrics = MasterMetrics::new();
+        metrics.registry.with_registry(cavern_ufs::register_metrics);
+        let clock = Arc::new(Clock::default());
+        let data_dir = conf.data_dir.clone();
+        let cache_bytes = conf.metadata_cache.bytes();
+        let opened = tokio::task::spawn_blocking(move || {
+            let database = Database::open(&data_dir, cache_bytes)?;
+            Ok::<_, MasterError>((Arc::new(database), Vault::open(&data_dir)?))
+        });
+        let opened = opened.await.map_err(|error| MasterError::Consensus(error.to_string()))?;
+        let (database, vault) = opened?;
+        let watch = Arc::new(WatchHub::new(conf.session_lease.get(), &clock, metrics.clone()));
+        let consensus = Consensus::start(
+            database.clone(),
+            ConsensusConfig {
+                cluster_name: &config.cluster.name,
+                snapshots: &conf.data_dir.join("snapshots"),
+                snapshot_entries: conf.snapshot_entries,
+                new_cluster_id: new_cluster_id(),
+                now_ns: clock.now_ns(),
+            },
+            watch.clone(),
+            metrics.raft.clone(),
+        )
+        .await?;
+        let consensus = Arc::new(consensus);
+        let proposer = consensus.proposer();
+        let cluster_id = Tables::new(&database).cluster_id()?;
+        let cluster_id = cluster_id.ok_or_else(|| MasterError::Corrupt("the cluster id, which is missing,".into()))?;
+        watch.set_cluster_id(&cluster_id);
+        let mounts = Arc::new(Mounts::new(database.clone(), vault, config.ufs.clone()));
+        let listings = Listings::new(
+            database.clone(),
+            mounts.clone(),
+            proposer.clone(),
+            clock,
+            metrics.listing.clone(),
+            conf.list_concurrency,
+        );
+        let workers = Arc::new(Workers::new(
+            database.clone(),
+            proposer.clone(),
+            conf.worker_timeout.get(),
+            cluster_id.clone(),
+            metrics.clone(),
+        ));
+        let lookups =
+            Lookups { listings, mounts: mounts.clone(), watch: watch.clone(), refresh_wait: conf.refresh_wait.get() };
+        let (filler, pool) = fillers.make(&config, workers.clone(), &cluster_id);
+        let loads = Loads::new(lookups.clone(), proposer.clone(), filler, conf.load_concurrency);
+        let stop = CancellationToken::new();
+        let services = Services {
+            lookups,
+            mounts,
+            watch,
+            workers,
+            loads,
+            consensus,
+            proposer,
+            cluster_id: cluster_id.into(),
+            heartbeat_ms: u32::try_from(conf.heartbeat.get().as_millis()).unwrap_or(u32::MAX),
+            tasks: TaskTracker::new(),
+            stop: stop.clone(),
+        };
+        services.loads.resume().await?;
+        for mount in Tables::new(&database).mounts()? {
+            match services.mounts.get(mount.id) {
+                Ok(open) => services.lookups.listings.start_index(open),
+                Err(error) => tracing::error!(mount = mount.path, "the mount cannot be used: {error}"),
+            }
+        }
+        let server = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .max_concurrent_streams(STREAMS_MAX);
+        let router = services.clone().router(server);
+        let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true));
+        let ended = stop.clone();
+        let server =
+            tokio::spawn(router.serve_with_incoming_shutdown(incoming, async move { ended.cancelled().await }));
+        let background = TaskTracker::new();
+        background.spawn(keep_time(services.clone(), metrics.clone(), database.clone()));
+        background.spawn(keep_reaping(services.clone(), database));
+        Ok(Self { services, address, metrics, pool, server, background, stop })
+    }
+
+    /// Lets calls in flight end, and stops everything in the order in which it depends on each other.
+    pub async fn stop(self) {
+        let Self { services, pool, mut server, background, stop, .. } = self;
+        stop.cancel();
+        services.watch.close();
+        services.tasks.close();
+        services.tasks.wait().await;
+        if tokio::time::timeout(DRAIN, &mut server).await.is_err() {
+            tracing::warn!("calls in flight did not end in time");
+            server.abort();
+            let _ = server.await;
+        }
+        services.loads.shutdown().await;
+        services.lookups.listings.shutdown().await;
+        background.close();
+        background.wait().await;
+        if let Some(pool) = pool {
+            pool.shutdown().await;
+        }
+        services.consensus.stop().await;
+    }
+}
+
+/// Ticks, worker timeouts, gauges.
+async fn keep_time(services: Services, metrics: MasterMetrics, database: Arc<Database>) {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = services.stop.cancelled() => return,
+        }
+        services.watch.tick();
+        if let Err(error) = services.workers.expire().await {
+            tracing::warn!("the worker table is not up to date: {error}");
+        }
+        if let Ok(counters) = Tables::new(&database).counters() {
+            metrics.gauges.inodes.set(i64::try_from(counters.inodes).unwrap_or(i64::MAX));
+        }
+        metrics.gauges.applied_index.set(i64::try_from(services.consensus.progress().0).unwrap_or(i64::MAX));
+    }
+}
+
+/// Deletes what was taken out of the namespace.
+async fn keep_reaping(services: Services, database: Arc<Database>) {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = services.stop.cancelled() => return,
+        }
+        let has_orphans = crate::state::tables::first_id(&database, Family::Orphan);
+        if !matches!(has_orphans, Ok(None)) {
+            tokio::select! {
+                reaped = attach::reap(&services.proposer) => if let Err(error) = reaped {
+                    tracing::warn!("deleted directories are not cleaned up: {error}");
+                },
+                () = services.stop.cancelled() => return,
+            }
+        }
+    }
+}
+
+fn new_cluster_id() -> String {
+    use ring::rand::SecureRandom;
+    let mut bytes = [0u8; 8];
+    // Without random numbers the time of day must do: the id only tells clusters apart.
+    if ring::rand::SystemRandom::new().fill(&mut bytes).is_err() {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        bytes = (now.as_nanos() as u64).to_be_bytes();
+    }
+    format!("{:016x}", u64::from_be_bytes(bytes))
 }

@@ -1,0 +1,187 @@
+//! Attaching buckets to the namespace, and detaching them.
+
+use cavern_proto::CHUNK_BYTES;
+use cavern_proto::master::{Consistency, Mount, WriteType};
+use cavern_proto::record::ReapOrphans;
+use cavern_proto::record::command::Command;
+
+use crate::MasterError;
+use crate::lookup::components;
+use crate::raft::Proposer;
+use crate::service::Services;
+use crate::state::Outcome;
+
+const BLOCK_SIZE_DEFAULT: u64 = 64 << 20;
+const BLOCK_SIZE_MIN: u64 = 1 << 20;
+const BLOCK_SIZE_MAX: u64 = 1 << 30;
+const REPLICAS_MAX: u32 = 4;
+const METADATA_TTL_DEFAULT_MS: u64 = 60_000;
+/// A year.
+const METADATA_TTL_MAX_MS: u64 = 365 * 86_400_000;
+/// Options of a mount, and bytes of each.
+const OPTIONS_MAX: usize = 64;
+const OPTION_BYTES_MAX: usize = 8192;
+/// Inodes that one reaping step deletes.
+const REAP_STEP: u32 = 1000;
+
+impl Services {
+    /// Verifies a mount request and its bucket, and records it. What is not given gets its default.
+    pub async fn mount_bucket(&self, wanted: Mount, check_only: bool) -> Result<Mount, MasterError> {
+        let mut mount = complete(wanted)?;
+        let ufs = self.mounts.open_ufs(&mount)?;
+        ufs.check().await?;
+        if check_only {
+            return Ok(mount);
+        }
+        mount.created_ns = self.lookups.listings.clock().now_ns();
+        let sealed = self.mounts.seal(mount.clone())?;
+        match self.proposer.propose(Command::Mount(sealed)).await? {
+            Outcome::Mount(recorded) => {
+                let open = self.mounts.get(recorded.id)?;
+                tracing::info!(mount = recorded.path, uri = recorded.uri, "a bucket is mounted");
+                let recorded = open.mount.clone();
+                self.lookups.listings.start_index(open);
+                Ok(recorded)
+            }
+            Outcome::MountExists(existing) => {
+                let existing = self.mounts.unseal(*existing)?;
+                let same = Mount {
+                    id: existing.id,
+                    root_inode: existing.root_inode,
+                    created_ns: existing.created_ns,
+                    ..mount.clone()
+                };
+                if same == existing {
+                    return Ok(existing);
+                }
+                Err(MasterError::AlreadyExists(format!(
+                    "{} already carries {}{}: unmount it first, or choose another path",
+                    existing.path,
+                    existing.uri,
+                    if existing.uri == mount.uri { " with other options" } else { "" }
+                )))
+            }
+            Outcome::Refused(reason) => Err(MasterError::Refused(reason)),
+            other => Err(MasterError::Refused(format!("a mount was answered by {other:?}"))),
+        }
+    }
+
+    /// Detaches the bucket at a path, which disappears at once; what was known of it is deleted in the background.
+    pub async fn unmount_bucket(&self, path: &str) -> Result<Mount, MasterError> {
+        let path = normalized(path)?;
+        match self.proposer.propose(Command::UnmountPath(path.clone())).await? {
+            Outcome::Mount(removed) => {
+                self.mounts.forget(removed.id);
+                tracing::info!(mount = removed.path, "a bucket is unmounted");
+                // The answer goes to a person: without credentials.
+                Ok(Mount { options: std::collections::HashMap::new(), ..*removed })
+            }
+            Outcome::NoSuchMount => {
+                Err(MasterError::NotFound(format!("{path} is not a mount: cv mount lists the mounts")))
+            }
+            other => Err(MasterError::Refused(format!("an unmount was answered by {other:?}"))),
+        }
+    }
+}
+
+/// Deletes what was taken out of the namespace, step by step, until nothing is left.
+pub async fn reap(proposer: &Proposer) -> Result<(), MasterError> {
+    loop {
+        match proposer.propose(Command::ReapOrphans(ReapOrphans { limit: REAP_STEP })).await? {
+            Outcome::Reaped(reaped) if reaped.more => {}
+            _ => return Ok(()),
+        }
+    }
+}
+
+fn normalized(path: &str) -> Result<String, MasterError> {
+    let names = components(path)?;
+    if names.is_empty() {
+        return Err(MasterError::Invalid("the root of the namespace is no mount: give a path such as /data".into()));
+    }
+    Ok(format!("/{}", names.join("/")))
+}
+
+/// A mount request with its defaults, checked.
+fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
+    let invalid = |reason: String| Err(MasterError::Invalid(reason));
+    mount.path = normalized(&mount.path)?;
+    mount.uri.truncate(mount.uri.trim_end_matches('/').len());
+    (mount.id, mount.root_inode) = (0, 0);
+    if mount.write_type() != WriteType::CacheMode {
+        return invalid("this version mounts buckets with --write-type cache_mode only".into());
+    }
+    if mount.options.len() > OPTIONS_MAX
+        || mount.options.iter().any(|(name, value)| name.len() + value.len() > OPTION_BYTES_MAX)
+    {
+        return invalid(format!("a mount has at most {OPTIONS_MAX} options of {OPTION_BYTES_MAX} bytes"));
+    }
+    if mount.block_size == 0 {
+        mount.block_size = BLOCK_SIZE_DEFAULT;
+    }
+    if !(BLOCK_SIZE_MIN..=BLOCK_SIZE_MAX).contains(&mount.block_size)
+        || !mount.block_size.is_multiple_of(u64::from(CHUNK_BYTES))
+    {
+        return invalid(format!(
+            "the block size {} is not a multiple of 128 KiB between 1 MiB and 1 GiB: try 64MiB",
+            mount.block_size
+        ));
+    }
+    if mount.replicas == 0 {
+        mount.replicas = 1;
+    }
+    if mount.replicas > REPLICAS_MAX {
+        return invalid(format!("{} replicas of a cache are too many: at most {REPLICAS_MAX}", mount.replicas));
+    }
+    if mount.metadata_ttl_ms == 0 {
+        mount.metadata_ttl_ms = METADATA_TTL_DEFAULT_MS;
+    }
+    if mount.metadata_ttl_ms > METADATA_TTL_MAX_MS {
+        return invalid("the metadata TTL is longer than a year: use --consistency never".into());
+    }
+    if mount.consistency() == Consistency::Unspecified {
+        mount.consistency = Consistency::Ttl as i32;
+    }
+    if Consistency::try_from(mount.consistency).is_err() {
+        return invalid("the consistency is not one of ttl, always, never".into());
+    }
+    Ok(mount)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted() -> Mount {
+        let write_type = WriteType::CacheMode as i32;
+        Mount { path: "//a/b/".into(), uri: "memory://m/".into(), write_type, ..Mount::default() }
+    }
+
+    #[test]
+    fn requests_are_completed() {
+        let mount = complete(wanted()).unwrap();
+        assert_eq!((mount.path.as_str(), mount.uri.as_str()), ("/a/b", "memory://m"));
+        assert_eq!((mount.block_size, mount.replicas, mount.metadata_ttl_ms), (64 << 20, 1, 60_000));
+        assert_eq!(mount.consistency(), Consistency::Ttl);
+    }
+
+    #[test]
+    fn impossible_requests_are_refused() {
+        let broken: [fn(&mut Mount); 9] = [
+            |mount| mount.path = "/".into(),
+            |mount| mount.path = "a".into(),
+            |mount| mount.path = "/a/../b".into(),
+            |mount| mount.write_type = 0,
+            |mount| mount.block_size = 1 << 19,
+            |mount| mount.block_size = (1 << 20) + 1,
+            |mount| mount.replicas = 9,
+            |mount| mount.consistency = 77,
+            |mount| mount.metadata_ttl_ms = u64::MAX,
+        ];
+        for (number, change) in broken.into_iter().enumerate() {
+            let mut mount = wanted();
+            change(&mut mount);
+            assert!(matches!(complete(mount), Err(MasterError::Invalid(_))), "case {number}");
+        }
+    }
+}

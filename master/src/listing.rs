@@ -1,0 +1,229 @@
+//! From buckets into the namespace.
+//!
+//! - A **directory** is listed when somebody needs it and it never was, or when its listing is too old. [`Listings::start`]
+//!   makes sure that one directory is listed once at a time; [`directory`] runs the listing: [`window`] brings the bucket's
+//!   order into the namespace's, [`diff`] finds what differs, and only that is proposed, page by page.
+//! - A **single name** is checked ([`check`]) where waiting for a listing would be too long, or where the caller wants to
+//!   know now.
+//! - A whole mount is **indexed** ([`index`]) from one flat listing after it was made.
+//! - Trees are **walked** ([`walk`]) for refreshes, usage and load jobs.
+//!
+//! Several of these may learn about the same name at the same time. The rule is: what was asked later wins. A listing that
+//! runs leaves alone what was checked after it began ([`Flight::record_check`]); a check whose question is older than the
+//! running listing is asked again; an index leaves a directory to its listing; and none of the latter two reaches the log
+//! after a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended (`observed_ns`).
+
+mod check;
+mod diff;
+mod directory;
+mod flight;
+mod index;
+mod walk;
+mod window;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cavern_proto::record::command::Command;
+use cavern_proto::record::{ApplyListing, ListingGroup};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use flight::{Flight, Progress};
+pub use walk::{Visit, Walk};
+
+use crate::MasterError;
+use crate::clock::Clock;
+use crate::metrics::ListingMetrics;
+use crate::mounts::{Mounts, OpenMount};
+use crate::raft::Proposer;
+use crate::state::namespace::ListingCounts;
+use crate::state::{Database, Outcome, Tables};
+
+/// Directories that are being listed or wait for it, at most.
+const FLIGHTS_MAX: usize = 16_384;
+
+/// Everything that lists. Cheap to clone.
+#[derive(Clone)]
+pub struct Listings(Arc<Inner>);
+
+struct Inner {
+    database: Arc<Database>,
+    mounts: Arc<Mounts>,
+    proposer: Proposer,
+    clock: Arc<Clock>,
+    metrics: ListingMetrics,
+    /// LIST and HEAD requests in flight.
+    requests: Semaphore,
+    concurrency: usize,
+    flights: Mutex<HashMap<u64, Arc<Flight>>>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Listings {
+    pub fn new(
+        database: Arc<Database>,
+        mounts: Arc<Mounts>,
+        proposer: Proposer,
+        clock: Arc<Clock>,
+        metrics: ListingMetrics,
+        concurrency: usize,
+    ) -> Self {
+        let concurrency = concurrency.max(1);
+        Self(Arc::new(Inner {
+            database,
+            mounts,
+            proposer,
+            clock,
+            metrics,
+            requests: Semaphore::new(concurrency),
+            concurrency,
+            flights: Mutex::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        }))
+    }
+
+    /// Stops what runs and waits for it.
+    pub async fn shutdown(&self) {
+        self.0.stop.cancel();
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+    }
+
+    /// Runs `read` with the tables on the blocking pool.
+    pub async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(Tables<'_>) -> Result<T, MasterError> + Send + 'static,
+    ) -> Result<T, MasterError> {
+        let database = self.0.database.clone();
+        let result = tokio::task::spawn_blocking(move || read(Tables::new(&database))).await;
+        result.map_err(|error| MasterError::Consensus(format!("a read was given up: {error}")))?
+    }
+
+    /// The listing of `directory` that runs, or a new one. With `asked_ns`, one that began (or will begin) after that time
+    /// on the master's clock; `None` is returned where an older one must end first.
+    ///
+    /// # Errors
+    /// [`MasterError::Overloaded`] when too many directories wait already.
+    pub fn start(&self, directory: u64, asked_ns: Option<i64>) -> Result<Started, MasterError> {
+        let mut flights = self.0.flights.lock();
+        if let Some(running) = flights.get(&directory) {
+            let is_new_enough = asked_ns.is_none_or(|asked| running.begins_after(asked));
+            return Ok(if is_new_enough { Started::Joined(running.clone()) } else { Started::Older(running.clone()) });
+        }
+        if flights.len() >= FLIGHTS_MAX || self.0.stop.is_cancelled() {
+            return Err(MasterError::Overloaded(format!(
+                "{FLIGHTS_MAX} directories wait to be listed: try again later"
+            )));
+        }
+        let flight = Arc::new(Flight::new());
+        flights.insert(directory, flight.clone());
+        self.0.metrics.running.set(flights.len() as i64);
+        drop(flights);
+        let (listings, running) = (self.clone(), flight.clone());
+        self.0.tasks.spawn(async move {
+            let result = tokio::select! {
+                result = listings.list_directory(directory, &running) => result,
+                () = listings.0.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
+            };
+            {
+                let mut flights = listings.0.flights.lock();
+                flights.remove(&directory);
+                listings.0.metrics.running.set(flights.len() as i64);
+            }
+            running.end(result);
+        });
+        Ok(Started::Joined(flight))
+    }
+
+    /// A listing of `directory` that began after this call, from its beginning to its end.
+    pub async fn relist(&self, directory: u64) -> Result<ListingCounts, MasterError> {
+        let asked = self.0.clock.now_ns();
+        loop {
+            match self.start(directory, Some(asked))? {
+                Started::Joined(flight) => return flight.ended().await,
+                Started::Older(flight) => drop(flight.ended().await),
+            }
+        }
+    }
+
+    /// The listing of this directory that runs at the moment.
+    fn flight(&self, directory: u64) -> Option<Arc<Flight>> {
+        self.0.flights.lock().get(&directory).cloned()
+    }
+
+    /// Age in milliseconds of a listing that was complete at `listed_ns`; -1 when there never was one.
+    pub fn age_ms(&self, listed_ns: i64) -> i64 {
+        if listed_ns == 0 {
+            return -1;
+        }
+        let age = self.0.clock.now_ns().saturating_sub(listed_ns) / 1_000_000;
+        // From the future: the host's clock was set back. Nothing is known about such a listing's age.
+        if age < 0 { i64::MAX / 1_000_000 } else { age }
+    }
+
+    /// Whether a listing is at least as old as `limit`.
+    pub fn is_older(&self, listed_ns: i64, limit: Duration) -> bool {
+        let age = u64::try_from(self.age_ms(listed_ns)).unwrap_or(u64::MAX);
+        u128::from(age) >= limit.as_millis()
+    }
+
+    pub fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    async fn propose_listing(&self, mount_id: u32, groups: Vec<ListingGroup>) -> Result<ListingCounts, MasterError> {
+        let now_ns = self.0.clock.now_ns();
+        match self.0.proposer.propose(Command::Listing(ApplyListing { mount_id, groups, now_ns })).await? {
+            Outcome::Listed(counts) => Ok(counts),
+            other => Err(MasterError::Refused(format!("a listing was answered by {other:?}"))),
+        }
+    }
+
+    /// Sends one request to a mount's bucket when its turn has come, and notes how it went.
+    async fn request<T>(
+        &self,
+        mount: &OpenMount,
+        send: impl Future<Output = Result<T, cavern_ufs::UfsError>>,
+    ) -> Result<T, MasterError> {
+        let turn = self.0.requests.acquire().await;
+        let _turn = turn.map_err(|_| MasterError::Consensus("the master is stopping".into()))?;
+        let timer = Instant::now();
+        let result = send.await;
+        self.0.metrics.pages.inc();
+        self.0.metrics.page_seconds.observe(timer.elapsed().as_secs_f64());
+        match result {
+            Err(error) if !matches!(error, cavern_ufs::UfsError::NotFound { .. }) => {
+                self.0.metrics.failures.inc();
+                let error = MasterError::Ufs(error);
+                mount.failed(&error);
+                Err(error)
+            }
+            Err(error) => Err(MasterError::Ufs(error)),
+            Ok(answer) => {
+                mount.succeeded();
+                Ok(answer)
+            }
+        }
+    }
+}
+
+/// What [`Listings::start`] found.
+pub enum Started {
+    Joined(Arc<Flight>),
+    /// One that began too early for what was asked.
+    Older(Arc<Flight>),
+}
+
+impl Started {
+    pub fn flight(self) -> Arc<Flight> {
+        match self {
+            Self::Joined(flight) | Self::Older(flight) => flight,
+        }
+    }
+}

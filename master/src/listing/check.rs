@@ -1,0 +1,142 @@
+//! Asks the bucket about one name, and records the answer: a HEAD for the object and a LIST for what is below `name/`, at
+//! the same time. Used where a listing of the whole directory would take too long (a name in a huge directory that was
+//! never listed), and where somebody wants to know now (`Revalidate`, `consistency = always`).
+
+use bytes::Bytes;
+use cavern_proto::master::Kind;
+use cavern_proto::record::ListingGroup;
+use cavern_ufs::{ListMode, UfsError};
+
+use super::Listings;
+use super::diff::listed_entry;
+use super::directory::gone;
+use super::window::{Listed, is_name};
+use crate::MasterError;
+use crate::mounts::OpenMount;
+use crate::state::records::version;
+use crate::state::{Directory, EntryVersion};
+
+/// What is known of a name already decides what needs to be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    File,
+    Directory,
+}
+
+impl Listings {
+    /// After this the namespace says about `name` in `directory` what the bucket said at some time after the call.
+    pub async fn check_name(&self, directory: u64, name: &Bytes) -> Result<(), MasterError> {
+        if !is_name(name) || std::str::from_utf8(name).is_err() {
+            return Ok(());
+        }
+        self.0.metrics.one_name_checks.inc();
+        let place = self.read(move |tables| tables.directory(directory)).await?.ok_or_else(|| gone(directory))?;
+        if place.mount_id == 0 {
+            return Ok(());
+        }
+        let mount = self.0.mounts.get(place.mount_id)?;
+        loop {
+            let asked_ns = self.0.clock.now_ns();
+            let listed = self.ask(&mount, &place, name).await?;
+            if self.record(&mount, &place, name, listed, asked_ns).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn ask(&self, mount: &OpenMount, place: &Directory, name: &Bytes) -> Result<Option<Listed>, MasterError> {
+        let prefix = place.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(place.inode))?;
+        let key = format!("{prefix}{}", String::from_utf8_lossy(name));
+        let (directory, looked_up) = (place.inode, name.clone());
+        let known = self.read(move |tables| tables.dentry(directory, &looked_up)).await?;
+        let known = known.map_or(Known::Nothing, |dentry| match dentry.kind() {
+            Kind::Directory => Known::Directory,
+            _ => Known::File,
+        });
+        let head = async {
+            match self.request(mount, mount.ufs.head(&key)).await {
+                Ok(object) => Ok(Some(Listed::of(&object))),
+                Err(MasterError::Ufs(UfsError::NotFound { .. })) => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        let below = format!("{key}/");
+        let list = async {
+            let mut lister = mount.ufs.list(&below, ListMode::Directory);
+            while let Some(page) = self.request(mount, lister.next_page()).await? {
+                if !page.objects.is_empty() || !page.prefixes.is_empty() || page.hidden > 0 {
+                    return Ok(Some(Listed::Directory));
+                }
+            }
+            Ok::<_, MasterError>(None)
+        };
+        // A directory wins over an object of the same name.
+        match known {
+            Known::File => match head.await? {
+                Some(file) => Ok(Some(file)),
+                None => list.await,
+            },
+            Known::Directory => match list.await? {
+                Some(directory) => Ok(Some(directory)),
+                None => head.await,
+            },
+            Known::Nothing => {
+                let (file, directory) = tokio::try_join!(head, list)?;
+                Ok(directory.or(file))
+            }
+        }
+    }
+
+    /// Puts what the bucket said into the namespace; false when it must be asked again, because a listing began meanwhile.
+    async fn record(
+        &self,
+        mount: &OpenMount,
+        place: &Directory,
+        name: &Bytes,
+        listed: Option<Listed>,
+        asked_ns: i64,
+    ) -> Result<bool, MasterError> {
+        let _gate = mount.gate.read().await;
+        let flight = self.flight(place.inode);
+        let _step = match &flight {
+            Some(flight) => Some(flight.step.lock().await),
+            None => None,
+        };
+        if let Some(flight) = &flight
+            && !flight.record_check(name, asked_ns)?
+        {
+            return Ok(false);
+        }
+        let (directory, looked_up, wanted) = (place.inode, name.clone(), listed.clone());
+        let is_known = self.read(move |tables| {
+            let Some(dentry) = tables.dentry(directory, &looked_up)? else { return Ok(wanted.is_none()) };
+            Ok(match wanted {
+                None => false,
+                Some(Listed::Directory) => dentry.kind() == Kind::Directory,
+                Some(Listed::File { size, mtime_ns, etag }) => tables.inode(dentry.inode)?.is_some_and(|record| {
+                    record.kind() == Kind::File
+                        && record.mtime_ns == mtime_ns
+                        && version(&record) == EntryVersion { etag, size }
+                }),
+            })
+        });
+        if is_known.await? {
+            return Ok(true);
+        }
+        let (remove, upsert) = match listed {
+            None => (vec![name.clone()], Vec::new()),
+            Some(listed) => (Vec::new(), vec![listed_entry(name.clone(), listed)]),
+        };
+        let group = ListingGroup {
+            directory: place.path.clone(),
+            remove,
+            upsert,
+            listed_ns: 0,
+            expect_inode: place.inode,
+            observed_ns: asked_ns,
+        };
+        self.propose_listing(mount.id(), vec![group]).await?;
+        Ok(true)
+    }
+}

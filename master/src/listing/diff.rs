@@ -1,0 +1,115 @@
+//! The difference between a window of a listing and the namespace.
+//!
+//! Runs outside the apply loop, in steps that each end after a bounded number of differences, so that a directory of a
+//! million entries that vanished costs a thousand small proposals and no memory.
+
+use std::cmp::Ordering;
+use std::ops::ControlFlow;
+
+use bytes::Bytes;
+use cavern_proto::NAME_MAX;
+use cavern_proto::master::Kind;
+use cavern_proto::record::{DentryRecord, ListedEntry};
+
+use super::window::{Listed, Window, place_cmp};
+use crate::MasterError;
+use crate::state::records::version;
+use crate::state::{EntryVersion, Tables};
+
+/// Removals of one step at most.
+const STEP_REMOVALS: usize = 1000;
+
+/// Part of a difference.
+#[derive(Debug, Default)]
+pub struct Step {
+    pub remove: Vec<Bytes>,
+    pub upsert: Vec<ListedEntry>,
+    /// Go on after this name; `None` when the window is done.
+    pub next: Option<Vec<u8>>,
+}
+
+impl Step {
+    pub fn is_empty(&self) -> bool {
+        self.remove.is_empty() && self.upsert.is_empty()
+    }
+}
+
+/// The next step for `window`, whose names shrink by those that were compared. `cursor` is what the step before gave.
+/// Names for which `is_newer` says so were asked about since the listing began, and are left alone.
+pub fn step(
+    tables: Tables<'_>,
+    directory: u64,
+    window: &mut Window,
+    cursor: Option<Vec<u8>>,
+    is_newer: &dyn Fn(&[u8]) -> bool,
+) -> Result<Step, MasterError> {
+    let mut step = Step::default();
+    let mut compare: Vec<(Bytes, DentryRecord, Listed)> = Vec::new();
+    let mut visit = |name: &[u8], dentry: DentryRecord, step: &mut Step| {
+        let listed = window.names.remove(name);
+        if is_newer(name) {
+            return;
+        }
+        match listed {
+            None => step.remove.push(Bytes::copy_from_slice(name)),
+            Some(Listed::Directory) if dentry.kind() == Kind::Directory => {}
+            Some(listed) => compare.push((Bytes::copy_from_slice(name), dentry, listed)),
+        }
+    };
+    if cursor.is_none() {
+        for name in names_before_the_scan(&window.after) {
+            if let Some(dentry) = tables.dentry(directory, name)? {
+                visit(name, dentry, &mut step);
+            }
+        }
+    }
+    let after = cursor.unwrap_or_else(|| window.after.clone());
+    let upto = window.upto.clone();
+    step.next = tables
+        .scan(directory, (!after.is_empty()).then_some(after.as_slice()), |name, dentry| {
+            if let Some(upto) = &upto {
+                if name > upto.as_slice() {
+                    return Ok(ControlFlow::Break(None));
+                }
+                if place_cmp(name, upto) == Ordering::Greater {
+                    return Ok(ControlFlow::Continue(()));
+                }
+            }
+            visit(name, dentry, &mut step);
+            let is_full = step.remove.len() >= STEP_REMOVALS;
+            Ok(if is_full { ControlFlow::Break(Some(name.to_vec())) } else { ControlFlow::Continue(()) })
+        })?
+        .flatten();
+    let records = tables.inodes(compare.iter().map(|(_, dentry, _)| dentry.inode))?;
+    for ((name, dentry, listed), record) in compare.into_iter().zip(records) {
+        let is_same = match (&listed, record) {
+            (Listed::File { size, mtime_ns, etag }, Some(record)) if dentry.kind() == Kind::File => {
+                record.mtime_ns == *mtime_ns && version(&record) == EntryVersion { etag: etag.clone(), size: *size }
+            }
+            _ => false,
+        };
+        if !is_same {
+            step.upsert.push(listed_entry(name, listed));
+        }
+    }
+    if step.next.is_none() {
+        let new = std::mem::take(&mut window.names).into_iter().filter(|(name, _)| !is_newer(name));
+        step.upsert.extend(new.map(|(name, listed)| listed_entry(name, listed)));
+    }
+    Ok(step)
+}
+
+/// Names whose place is behind `position` although they themselves sort before it or at it: its prefixes.
+fn names_before_the_scan(position: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let longest = position.len().min(NAME_MAX);
+    let prefixes = (1..=longest).map(move |length| &position[..length]);
+    prefixes.take_while(|name| !name.contains(&b'/')).filter(move |name| place_cmp(name, position) == Ordering::Greater)
+}
+
+/// An entry of a listing as a command carries it.
+pub fn listed_entry(name: Bytes, listed: Listed) -> ListedEntry {
+    match listed {
+        Listed::Directory => ListedEntry { name, kind: Kind::Directory as i32, ..ListedEntry::default() },
+        Listed::File { size, mtime_ns, etag } => ListedEntry { name, kind: Kind::File as i32, size, mtime_ns, etag },
+    }
+}

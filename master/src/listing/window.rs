@@ -1,0 +1,175 @@
+//! From a bucket's order to names: turns the pages of a directory's listing into windows that can be compared with the
+//! namespace, exactly and in bounded memory.
+//!
+//! A bucket lists a directory in the order of keys, where the directory `a` appears as `a/`: after the object `a-b`, since
+//! `-` sorts before `/`, although the name `a` sorts before the name `a-b`. And a bucket may have both an object `a` and keys
+//! below `a/`; then the directory wins, but which it is shows only when the listing has passed `a/`.
+//!
+//! So every name is taken to stand at `name + "/"`: there, and not earlier, everything about it is known. A window covers the
+//! names whose place lies in (`after`, `upto`]. An object is kept back until the listing has passed its place; all
+//! that are kept back are prefixes of the current position, hence never more than 255.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use cavern_proto::NAME_MAX;
+use cavern_ufs::{ListPage, ObjectMeta};
+
+/// What a bucket has under a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listed {
+    Directory,
+    File { size: u64, mtime_ns: i64, etag: String },
+}
+
+impl Listed {
+    pub fn of(object: &ObjectMeta) -> Self {
+        Self::File { size: object.size, mtime_ns: object.mtime_ns, etag: object.etag.clone() }
+    }
+}
+
+/// All the names whose place is in (`after`, `upto`].
+#[derive(Debug)]
+pub struct Window {
+    /// Exclusive; empty for the beginning.
+    pub after: Vec<u8>,
+    /// Inclusive; `None` for the end of the directory.
+    pub upto: Option<Vec<u8>>,
+    pub names: BTreeMap<Bytes, Listed>,
+}
+
+/// Cuts one directory's listing into windows.
+#[derive(Debug)]
+pub struct Windows {
+    /// Key prefix of the directory.
+    prefix: String,
+    position: Vec<u8>,
+    held_back: BTreeMap<Bytes, Listed>,
+    /// Keys and prefixes that cannot be names.
+    pub hidden: u64,
+    /// Whether the bucket has anything here, if only a directory marker.
+    pub exists: bool,
+}
+
+impl Windows {
+    pub fn new(prefix: String) -> Self {
+        Self { prefix, position: Vec::new(), held_back: BTreeMap::new(), hidden: 0, exists: false }
+    }
+
+    /// The window that the next page completes.
+    pub fn page(&mut self, page: &ListPage) -> Window {
+        let mut upto = self.position.clone();
+        self.hidden += page.hidden;
+        self.exists |= page.hidden > 0;
+        for object in &page.objects {
+            let Some(name) = object.key.strip_prefix(&self.prefix) else { continue };
+            self.exists = true;
+            if name.is_empty() {
+                continue;
+            }
+            upto = upto.max(name.as_bytes().to_vec());
+            if is_name(name.as_bytes()) {
+                self.held_back.insert(Bytes::copy_from_slice(name.as_bytes()), Listed::of(object));
+            } else {
+                self.hidden += 1;
+            }
+        }
+        for prefix in &page.prefixes {
+            let Some(place) = prefix.strip_prefix(&self.prefix) else { continue };
+            self.exists = true;
+            upto = upto.max(place.as_bytes().to_vec());
+            let name = place.strip_suffix('/').unwrap_or(place);
+            if is_name(name.as_bytes()) {
+                self.held_back.insert(Bytes::copy_from_slice(name.as_bytes()), Listed::Directory);
+            } else {
+                self.hidden += 1;
+            }
+        }
+        self.cut(Some(upto))
+    }
+
+    /// The window after the last page.
+    pub fn end(&mut self) -> Window {
+        self.cut(None)
+    }
+
+    fn cut(&mut self, upto: Option<Vec<u8>>) -> Window {
+        let mut names = std::mem::take(&mut self.held_back);
+        if let Some(upto) = &upto {
+            self.held_back.extend(names.extract_if(.., |name, _| place_cmp(name, upto) == Ordering::Greater));
+        }
+        let after = match &upto {
+            Some(upto) => std::mem::replace(&mut self.position, upto.clone()),
+            None => std::mem::take(&mut self.position),
+        };
+        Window { after, upto, names }
+    }
+}
+
+/// Compares the place of a name (`name + "/"`) with a position.
+pub fn place_cmp(name: &[u8], position: &[u8]) -> Ordering {
+    name.iter().chain(b"/").cmp(position)
+}
+
+/// Whether a key's component can be shown as a name. `/` cannot occur in one.
+pub fn is_name(name: &[u8]) -> bool {
+    !name.is_empty() && name != b"." && name != b".." && name.len() <= NAME_MAX && !name.contains(&0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(key: &str) -> ObjectMeta {
+        ObjectMeta { key: key.into(), size: 1, etag: "e".into(), mtime_ns: 1 }
+    }
+
+    fn page(objects: &[&str], prefixes: &[&str]) -> ListPage {
+        ListPage {
+            objects: objects.iter().map(|key| object(key)).collect(),
+            prefixes: prefixes.iter().map(ToString::to_string).collect(),
+            hidden: 0,
+        }
+    }
+
+    fn names(window: &Window) -> Vec<(&str, bool)> {
+        window
+            .names
+            .iter()
+            .map(|(name, listed)| (std::str::from_utf8(name).unwrap(), *listed == Listed::Directory))
+            .collect()
+    }
+
+    #[test]
+    fn an_object_waits_until_its_directory_would_have_shown() {
+        let mut windows = Windows::new("d/".into());
+        let first = windows.page(&page(&["d/a", "d/a-1"], &[]));
+        assert_eq!(names(&first), []);
+        let second = windows.page(&page(&["d/a-2"], &["d/a/"]));
+        // `a-2` is followed by `a/`, which lies behind its own place.
+        assert_eq!(names(&second), [("a", true), ("a-1", false), ("a-2", false)]);
+        assert_eq!(names(&windows.end()), []);
+        assert!(windows.exists);
+    }
+
+    #[test]
+    fn what_cannot_be_a_name_is_counted() {
+        let long = format!("d/{}", "x".repeat(256));
+        let mut windows = Windows::new("d/".into());
+        let window = windows.page(&page(&["d/", "d/.", "d/..", "d/n\0l", &long], &["d//", "d/./", "d/ok/"]));
+        assert_eq!(windows.hidden, 6);
+        let rest = windows.end();
+        let all: Vec<_> = names(&window).into_iter().chain(names(&rest)).collect();
+        assert_eq!(all, [("ok", true)]);
+    }
+
+    #[test]
+    fn nothing_at_all_is_told_from_a_marker() {
+        let mut windows = Windows::new("d/".into());
+        windows.page(&page(&[], &[]));
+        assert!(!windows.exists);
+        windows.page(&page(&["d/"], &[]));
+        assert!(windows.exists);
+    }
+}

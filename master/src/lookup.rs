@@ -1,0 +1,396 @@
+//! Reading the namespace for clients: names, inodes, pages of directories, each after whatever listing it needs.
+//!
+//! Nothing here sends a HEAD for a name that a listing knows. A directory that was never listed is listed first; a name in a
+//! huge one is checked alone. What is known goes on being served while a bucket does not answer.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cavern_proto::master::{Consistency, Entry, Kind};
+use cavern_proto::record::InodeRecord;
+use cavern_proto::{NAME_MAX, ROOT_INODE};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+
+use crate::MasterError;
+use crate::listing::{Listings, Progress, Started};
+use crate::mounts::{Mounts, OpenMount};
+use crate::state::{Directory, Tables};
+use crate::watch::WatchHub;
+
+/// Longest path, in bytes, and its deepest nesting.
+const PATH_MAX: usize = 4096;
+const COMPONENTS_MAX: usize = 1024;
+
+/// The namespace as clients see it. Cheap to clone.
+#[derive(Clone)]
+pub struct Lookups {
+    pub listings: Listings,
+    pub mounts: Arc<Mounts>,
+    pub watch: Arc<WatchHub>,
+    pub refresh_wait: Duration,
+}
+
+/// What a directory's listing is worth now.
+#[derive(Clone, Debug)]
+pub struct Touched {
+    pub inode: u64,
+    pub age_ms: i64,
+    pub gone: bool,
+}
+
+impl Lookups {
+    /// The entry that a path leads to.
+    ///
+    /// # Errors
+    /// [`MasterError::Invalid`] for a path that is not absolute or has `.`, `..`, a NUL, or a name that is too long;
+    /// [`MasterError::NotFound`] naming the first component that is missing.
+    pub async fn resolve(&self, path: &str) -> Result<Entry, MasterError> {
+        let names = components(path)?;
+        let mut entry = self.get_inode(ROOT_INODE).await?;
+        for (depth, name) in names.iter().enumerate() {
+            let attr = entry.attr.unwrap_or_default();
+            let so_far = || format!("/{}", names[..depth].join("/"));
+            if attr.kind() != Kind::Directory {
+                return Err(MasterError::NotFound(format!("{} is not a directory, so {path} is not there", so_far())));
+            }
+            let name = Bytes::copy_from_slice(name.as_bytes());
+            entry = match self.lookup(attr.inode, &name).await {
+                Err(error) if error.is_not_found() => {
+                    let missing = names[..=depth].join("/");
+                    return Err(MasterError::NotFound(format!("/{missing} is not there")));
+                }
+                found => found?,
+            };
+        }
+        Ok(entry)
+    }
+
+    /// The entry of a name in a directory.
+    pub async fn lookup(&self, parent: u64, name: &Bytes) -> Result<Entry, MasterError> {
+        check_name(name)?;
+        self.watch.mark_seen(parent);
+        let looked_up = name.clone();
+        let (directory, found) = self
+            .listings
+            .read(move |tables| {
+                let directory = tables.directory(parent)?;
+                let found = if directory.is_some() { find(tables, parent, &looked_up)? } else { None };
+                Ok((directory, found))
+            })
+            .await?;
+        let directory = directory.ok_or_else(|| gone(parent))?;
+        if directory.mount_id == 0 {
+            return match found {
+                Some((inode, record)) => self.entry(&directory, name.clone(), inode, &record),
+                None => self.absent_or_entry(parent, name).await,
+            };
+        }
+        let mount = self.mounts.get(directory.mount_id)?;
+        if directory.record.listed_ns == 0 {
+            return self.lookup_unlisted(&directory, name, found).await;
+        }
+        if let Some((inode, record)) = found {
+            return self.entry(&directory, name.clone(), inode, &record);
+        }
+        match mount.mount.consistency() {
+            Consistency::Never => {}
+            Consistency::Always => self.listings.check_name(parent, name).await?,
+            _ => self.refresh_if_older(&directory, &mount, mount.ttl().unwrap_or_default()).await,
+        }
+        self.absent_or_entry(parent, name).await
+    }
+
+    /// A name in a directory that was never listed. The listing begins now; a name that its first page does not decide is
+    /// checked alone.
+    async fn lookup_unlisted(
+        &self,
+        directory: &Directory,
+        name: &Bytes,
+        found: Option<(u64, InodeRecord)>,
+    ) -> Result<Entry, MasterError> {
+        let flight = match self.listings.start(directory.inode, None) {
+            Ok(started) => started.flight(),
+            Err(error) => return self.serve_or(directory, name, found, error),
+        };
+        match flight.first_page().await {
+            Progress::Ended(Ok(_)) => {}
+            Progress::Ended(Err(error)) => return self.serve_or(directory, name, found, error.into()),
+            Progress::Running(_) => {
+                let (parent, looked_up) = (directory.inode, name.clone());
+                let known = self.listings.read(move |tables| find(tables, parent, &looked_up)).await?;
+                if known.is_none() {
+                    self.watch.mark_missed(directory.inode);
+                    self.listings.check_name(directory.inode, name).await?;
+                }
+            }
+        }
+        self.absent_or_entry(directory.inode, name).await
+    }
+
+    /// What was known before a listing failed, or the failure.
+    fn serve_or(
+        &self,
+        directory: &Directory,
+        name: &Bytes,
+        found: Option<(u64, InodeRecord)>,
+        error: MasterError,
+    ) -> Result<Entry, MasterError> {
+        match found {
+            Some((inode, record)) if !error.is_not_found() => self.entry(directory, name.clone(), inode, &record),
+            _ => Err(error),
+        }
+    }
+
+    /// Reads the name once more and says what it leads to, or that it leads nowhere.
+    async fn absent_or_entry(&self, parent: u64, name: &Bytes) -> Result<Entry, MasterError> {
+        // Before the read: a name that appears after it is told to the sessions.
+        self.watch.mark_missed(parent);
+        let looked_up = name.clone();
+        let (directory, found) = self
+            .listings
+            .read(move |tables| Ok((tables.directory(parent)?, find(tables, parent, &looked_up)?)))
+            .await?;
+        let directory = directory.ok_or_else(|| gone(parent))?;
+        match found {
+            Some((inode, record)) => self.entry(&directory, name.clone(), inode, &record),
+            None => Err(MasterError::NotFound(format!("{} is not there", String::from_utf8_lossy(name)))),
+        }
+    }
+
+    /// The current entry of an inode.
+    ///
+    /// # Errors
+    /// [`MasterError::NotFound`] when it was replaced or deleted.
+    pub async fn get_inode(&self, inode: u64) -> Result<Entry, MasterError> {
+        let read = self.listings.read(move |tables| {
+            let Some(record) = tables.inode(inode)? else { return Ok(None) };
+            if record.kind() == Kind::Directory {
+                return Ok(tables.directory(inode)?.map(|directory| (directory, None)));
+            }
+            Ok(tables.directory(record.parent)?.map(|directory| (directory, Some(record))))
+        });
+        let (directory, file) = read.await?.ok_or_else(|| gone(inode))?;
+        match file {
+            None => self.directory_entry(&directory),
+            Some(record) => {
+                self.watch.mark_seen(directory.inode);
+                self.entry(&directory, record.name.clone(), inode, &record)
+            }
+        }
+    }
+
+    /// Asks the bucket about a name now, and answers its entry then.
+    pub async fn revalidate(&self, parent: u64, name: &Bytes) -> Result<Entry, MasterError> {
+        check_name(name)?;
+        self.watch.mark_seen(parent);
+        self.watch.mark_missed(parent);
+        self.listings.check_name(parent, name).await?;
+        self.absent_or_entry(parent, name).await
+    }
+
+    /// Renews the listings that are past half of their time. With `wait`, waits for them as long as the configuration allows,
+    /// but not for buckets that have just failed.
+    pub async fn touch(&self, directories: &[u64], wait: bool) -> Result<Vec<Touched>, MasterError> {
+        let mut waits = FuturesUnordered::new();
+        for inode in directories {
+            let inode = *inode;
+            waits.push(async move {
+                let Some(directory) = self.listings.read(move |tables| tables.directory(inode)).await? else {
+                    return Ok(());
+                };
+                if directory.mount_id == 0 {
+                    return Ok(());
+                }
+                let mount = self.mounts.get(directory.mount_id)?;
+                let Some(ttl) = mount.ttl() else { return Ok(()) };
+                if directory.record.listed_ns != 0 && !self.listings.is_older(directory.record.listed_ns, ttl / 2) {
+                    return Ok(());
+                }
+                match (wait, mount.is_failing()) {
+                    (_, true) => {}
+                    // A full queue means that there is enough to do.
+                    (false, _) => drop(self.listings.start(inode, None)),
+                    (true, _) => self.relist_within_wait(inode).await,
+                }
+                Ok::<(), MasterError>(())
+            });
+        }
+        while let Some(result) = waits.next().await {
+            match result {
+                Err(error) if !error.is_not_found() => return Err(error),
+                _ => {}
+            }
+        }
+        let inodes = directories.to_vec();
+        let listings = self.listings.clone();
+        let touched = move |tables: Tables<'_>| {
+            let mut touched = Vec::with_capacity(inodes.len());
+            for inode in inodes {
+                let directory = match tables.directory(inode) {
+                    Err(MasterError::Refused(_)) => None,
+                    directory => directory?,
+                };
+                let age_ms = directory.as_ref().map_or(-1, |directory| listings.age_ms(directory.record.listed_ns));
+                touched.push(Touched { inode, age_ms, gone: directory.is_none() });
+            }
+            Ok(touched)
+        };
+        self.listings.read(touched).await
+    }
+
+    /// Before an absence is told: a newer listing, if the one there is has reached `ttl` and the bucket answers in time.
+    async fn refresh_if_older(&self, directory: &Directory, mount: &OpenMount, ttl: Duration) {
+        if self.listings.is_older(directory.record.listed_ns, ttl) && !mount.is_failing() {
+            self.relist_within_wait(directory.inode).await;
+        }
+    }
+
+    /// Joins or begins a listing and waits for its end, at most until it is `refresh_wait` old: who comes later does not
+    /// wait again for a bucket that is slow.
+    async fn relist_within_wait(&self, inode: u64) {
+        let flight = match self.listings.start(inode, None) {
+            Ok(Started::Joined(flight) | Started::Older(flight)) => flight,
+            Err(error) => {
+                tracing::debug!("a listing is not renewed: {error}");
+                return;
+            }
+        };
+        let left = (flight.created + self.refresh_wait).saturating_duration_since(Instant::now());
+        // A failure was noted where it happened; here it means that the old listing is served.
+        let _ = tokio::time::timeout(left, flight.ended()).await;
+    }
+
+    /// The entry of a directory itself.
+    pub fn directory_entry(&self, directory: &Directory) -> Result<Entry, MasterError> {
+        let mut entry =
+            plain_entry(directory.record.parent, directory.record.name.clone(), directory.inode, &directory.record);
+        entry.listing_age_ms = self.age_of(&directory.record);
+        if directory.mount_id != 0 {
+            let mount = self.mounts.get(directory.mount_id)?;
+            entry.key = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(directory.inode))?;
+        }
+        Ok(entry)
+    }
+
+    /// The entry of something in a directory.
+    fn entry(
+        &self,
+        directory: &Directory,
+        name: Bytes,
+        inode: u64,
+        record: &InodeRecord,
+    ) -> Result<Entry, MasterError> {
+        let is_directory = record.kind() == Kind::Directory;
+        let mut entry = plain_entry(directory.inode, name, inode, record);
+        entry.listing_age_ms = self.age_of(if is_directory { record } else { &directory.record });
+        if record.mount_id != 0 {
+            let mount = self.mounts.get(record.mount_id)?;
+            let is_mount_root = directory.mount_id == 0;
+            entry.key = if is_mount_root {
+                mount.ufs.prefix().to_owned()
+            } else {
+                let prefix = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(inode))?;
+                let slash = if is_directory { "/" } else { "" };
+                format!("{prefix}{}{slash}", String::from_utf8_lossy(&entry.name))
+            };
+        }
+        Ok(entry)
+    }
+
+    /// Age of a directory's listing; -1 for none.
+    fn age_of(&self, directory: &InodeRecord) -> i64 {
+        if directory.mount_id == 0 { -1 } else { self.listings.age_ms(directory.listed_ns) }
+    }
+
+    /// An entry of a page: without its key, which is that of the directory and the name.
+    pub fn page_entry(&self, directory: &Directory, name: Bytes, inode: u64, record: &InodeRecord) -> Entry {
+        let mut entry = plain_entry(0, name, inode, record);
+        let is_directory = record.kind() == Kind::Directory;
+        entry.listing_age_ms = self.age_of(if is_directory { record } else { &directory.record });
+        entry
+    }
+}
+
+fn plain_entry(parent: u64, name: Bytes, inode: u64, record: &InodeRecord) -> Entry {
+    Entry {
+        name,
+        attr: Some(crate::state::records::attributes(inode, record)),
+        parent,
+        mount_id: record.mount_id,
+        key: String::new(),
+        etag: crate::state::records::etag(record),
+        listing_age_ms: -1,
+    }
+}
+
+fn find(tables: Tables<'_>, parent: u64, name: &[u8]) -> Result<Option<(u64, InodeRecord)>, MasterError> {
+    let Some(dentry) = tables.dentry(parent, name)? else { return Ok(None) };
+    Ok(tables.inode(dentry.inode)?.map(|record| (dentry.inode, record)))
+}
+
+fn gone(inode: u64) -> MasterError {
+    MasterError::NotFound(format!("inode {inode} is no longer in the namespace"))
+}
+
+/// A name that can be asked about at all.
+pub fn check_name(name: &[u8]) -> Result<(), MasterError> {
+    if name.is_empty() || name.len() > NAME_MAX || name.contains(&0) || name.contains(&b'/') {
+        return Err(MasterError::Invalid(format!(
+            "{:?} cannot be a name: 1 to {NAME_MAX} bytes without NUL and '/'",
+            String::from_utf8_lossy(&name[..name.len().min(NAME_MAX)])
+        )));
+    }
+    Ok(())
+}
+
+/// The components of an absolute path.
+pub fn components(path: &str) -> Result<Vec<&str>, MasterError> {
+    let shown = || path.chars().take(100).collect::<String>();
+    if !path.starts_with('/') {
+        return Err(MasterError::Invalid(format!("the path {:?} is not absolute: begin it with /", shown())));
+    }
+    if path.len() > PATH_MAX {
+        return Err(MasterError::Invalid(format!("the path {:?}… is longer than {PATH_MAX} bytes", shown())));
+    }
+    let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
+    if names.len() > COMPONENTS_MAX {
+        return Err(MasterError::Invalid(format!("the path {:?}… has more than {COMPONENTS_MAX} components", shown())));
+    }
+    for name in &names {
+        if *name == "." || *name == ".." {
+            return Err(MasterError::Invalid(format!(
+                "the path {:?} has the component {name}: write it without",
+                shown()
+            )));
+        }
+        check_name(name.as_bytes())?;
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn paths_are_absolute_and_plain() {
+        assert_eq!(components("/").unwrap(), Vec::<&str>::new());
+        assert_eq!(components("/a//b/").unwrap(), ["a", "b"]);
+        for bad in ["", "a", "a/b", "/a/../b", "/.", "/a\0b", &format!("/{}", "x".repeat(256)), &"/a".repeat(2500)] {
+            assert!(matches!(components(bad), Err(MasterError::Invalid(_))), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_path_is_taken_or_refused(path in ".{0,300}") {
+            if let Ok(names) = components(&path) {
+                prop_assert!(names.iter().all(|name| !name.is_empty() && *name != ".." && !name.contains('\0')));
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The master's metrics.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_conf::process::Metrics;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+
+/// What consensus counts.
+#[derive(Clone, Debug)]
+pub struct RaftMetrics {
+    commands: Counter,
+    batch_commands: Histogram,
+    log_sync_seconds: Histogram,
+    apply_seconds: Histogram,
+}
+
+impl RaftMetrics {
+    fn register(metrics: &Metrics) -> Self {
+        Self {
+            commands: metrics.counter("master_commands", "Commands put into the log"),
+            batch_commands: metrics.register(
+                "master_log_batch_commands",
+                "Commands that shared one entry of the log, and with it one sync",
+                Histogram::new(exponential_buckets(1.0, 2.0, 9)),
+            ),
+            log_sync_seconds: metrics.latency("master_log_sync_seconds", "Time of one synced write of the log"),
+            apply_seconds: metrics.latency("master_apply_seconds", "Time to apply one entry"),
+        }
+    }
+
+    pub fn proposed(&self, commands: usize) {
+        self.commands.inc_by(commands as u64);
+        self.batch_commands.observe(commands as f64);
+    }
+
+    pub fn log_synced(&self, time: Duration) {
+        self.log_sync_seconds.observe(time.as_secs_f64());
+    }
+
+    pub fn applied(&self, time: Duration) {
+        self.apply_seconds.observe(time.as_secs_f64());
+    }
+}
+
+/// What the listing of buckets counts.
+#[derive(Clone, Debug)]
+pub struct ListingMetrics {
+    pub pages: Counter,
+    pub page_seconds: Histogram,
+    pub failures: Counter,
+    pub directories: Counter,
+    pub running: Gauge,
+    pub one_name_checks: Counter,
+}
+
+impl ListingMetrics {
+    fn register(metrics: &Metrics) -> Self {
+        Self {
+            pages: metrics.counter("master_list_pages", "LIST requests answered by buckets"),
+            page_seconds: metrics.latency("master_list_page_seconds", "Time of one LIST request, retries included"),
+            failures: metrics.counter("master_list_failures", "Listings that failed"),
+            directories: metrics.counter("master_directories_listed", "Directories listed to their end"),
+            running: metrics.gauge("master_listings", "Directories being listed or waiting for it"),
+            one_name_checks: metrics.counter("master_one_name_checks", "Single names asked of buckets"),
+        }
+    }
+}
+
+/// Values that are set from time to time.
+#[derive(Clone, Debug)]
+pub struct Gauges {
+    pub inodes: Gauge,
+    pub applied_index: Gauge,
+    pub sessions: Gauge,
+    pub workers_live: Gauge,
+    pub workers_lost: Gauge,
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct MasterMetrics {
+    pub registry: Arc<Metrics>,
+    pub raft: RaftMetrics,
+    pub listing: ListingMetrics,
+    pub gauges: Gauges,
+    pub events: Counter,
+    pub resets: Counter,
+}
+
+impl MasterMetrics {
+    pub fn new() -> Self {
+        let registry = Metrics::new("master");
+        let gauges = Gauges {
+            inodes: registry.gauge("master_inodes", "Inodes of the namespace, those about to be deleted included"),
+            applied_index: registry.gauge("master_applied_index", "Last applied entry of the log"),
+            sessions: registry.gauge("master_sessions", "Clients with a live session"),
+            workers_live: registry.gauge("master_workers_live", "Workers in the placement table"),
+            workers_lost: registry.gauge("master_workers_lost", "Workers that stopped sending heartbeats"),
+        };
+        Self {
+            raft: RaftMetrics::register(&registry),
+            listing: ListingMetrics::register(&registry),
+            gauges,
+            events: registry.counter("master_events", "Events told to sessions"),
+            resets: registry
+                .counter("master_session_resets", "Sessions that had to forget everything: too many events"),
+            registry,
+        }
+    }
+}

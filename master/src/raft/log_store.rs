@@ -1,0 +1,196 @@
+//! The Raft log in RocksDB: entries in `raft_log` under their index, the vote and the purge position in `raft_meta`.
+//!
+//! All writing is done by one thread, in the order in which it was asked for, so that a vote and an append can never
+//! overtake each other. The thread takes whatever has queued up, writes it as one batch with one sync, and then answers
+//! all of it.
+
+use std::fmt::Debug;
+use std::io;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use openraft::storage::{LogFlushed, LogState, RaftLogStorage};
+use openraft::{LogId, OptionalSend, RaftLogReader, StorageIOError, Vote};
+use rocksdb::{Direction, IteratorMode, WriteBatch};
+use tokio::sync::{mpsc, oneshot};
+
+use super::types::{Entry, NodeId, StorageError, Types, decode_entry, encode_entry, from_json, to_json};
+use crate::MasterError;
+use crate::metrics::RaftMetrics;
+use crate::state::{Database, Family};
+
+const VOTE_KEY: &[u8] = b"vote";
+const PURGED_KEY: &[u8] = b"purged";
+
+/// Writes that wait for the thread at most; openraft itself has one in flight.
+const QUEUE: usize = 64;
+
+/// The log of one node. Clones share the thread.
+#[derive(Clone)]
+pub struct LogStore {
+    database: Arc<Database>,
+    writes: mpsc::Sender<Write>,
+}
+
+struct Write {
+    change: LogChange,
+    done: oneshot::Sender<Result<(), Arc<MasterError>>>,
+}
+
+enum LogChange {
+    Append(Vec<(u64, Vec<u8>)>),
+    Vote(Vec<u8>),
+    /// Everything from this index on.
+    Truncate(u64),
+    /// Everything up to this index, with the encoded log id.
+    Purge(u64, Vec<u8>),
+}
+
+impl LogStore {
+    /// Starts the writing thread, which ends when the last clone is dropped.
+    pub fn start(database: Arc<Database>, metrics: RaftMetrics) -> Result<(Self, JoinHandle<()>), MasterError> {
+        let (writes, queue) = mpsc::channel(QUEUE);
+        let own = database.clone();
+        let thread =
+            std::thread::Builder::new().name("raft-log".into()).spawn(move || write_loop(&own, queue, &metrics));
+        let thread = thread.map_err(MasterError::io("the thread raft-log"))?;
+        Ok((Self { database, writes }, thread))
+    }
+
+    async fn write(&self, change: LogChange) -> Result<(), io::Error> {
+        let (done, answer) = oneshot::channel();
+        let stopped = || io::Error::other("the log has stopped");
+        self.writes.send(Write { change, done }).await.map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())?.map_err(io::Error::other)
+    }
+
+    fn read_range(&self, start: u64, end: Option<u64>) -> Result<Vec<Entry>, MasterError> {
+        let mut entries = Vec::new();
+        let start = start.to_be_bytes();
+        let mode = IteratorMode::From(&start, Direction::Forward);
+        for item in self.database.raw().iterator_cf(self.database.family(Family::RaftLog), mode) {
+            let entry = decode_entry(&item?.1)?;
+            if end.is_some_and(|end| entry.log_id.index >= end) {
+                break;
+            }
+            entries.push(entry);
+        }
+        Ok(entries)
+    }
+
+    fn last_entry(&self) -> Result<Option<LogId<NodeId>>, MasterError> {
+        let mut items = self.database.raw().iterator_cf(self.database.family(Family::RaftLog), IteratorMode::End);
+        let last = items.next().transpose()?;
+        last.map(|(_, value)| Ok(decode_entry(&value)?.log_id)).transpose()
+    }
+
+    fn meta<T: for<'a> serde::Deserialize<'a>>(&self, key: &[u8]) -> Result<Option<T>, MasterError> {
+        let value = self.database.get(Family::RaftMeta, key)?;
+        value.map(|bytes| from_json(&bytes, "a record of the consensus")).transpose()
+    }
+}
+
+fn write_loop(database: &Database, mut queue: mpsc::Receiver<Write>, metrics: &RaftMetrics) {
+    while let Some(first) = queue.blocking_recv() {
+        let mut writes = vec![first];
+        while let Ok(next) = queue.try_recv() {
+            writes.push(next);
+        }
+        let mut batch = WriteBatch::default();
+        for write in &writes {
+            add_to_batch(database, &mut batch, &write.change);
+        }
+        let timer = std::time::Instant::now();
+        let result = database.write_synced(batch).map_err(Arc::new);
+        metrics.log_synced(timer.elapsed());
+        for write in writes {
+            // One who no longer waits has been stopped, and does not need the answer.
+            let _ = write.done.send(result.clone());
+        }
+    }
+}
+
+fn add_to_batch(database: &Database, batch: &mut WriteBatch, change: &LogChange) {
+    let (log, meta) = (database.family(Family::RaftLog), database.family(Family::RaftMeta));
+    match change {
+        LogChange::Append(entries) => {
+            for (index, bytes) in entries {
+                batch.put_cf(log, index.to_be_bytes(), bytes);
+            }
+        }
+        LogChange::Vote(vote) => batch.put_cf(meta, VOTE_KEY, vote),
+        LogChange::Truncate(from) => batch.delete_range_cf(log, from.to_be_bytes(), u64::MAX.to_be_bytes()),
+        LogChange::Purge(upto, log_id) => {
+            batch.delete_range_cf(log, 0u64.to_be_bytes(), upto.saturating_add(1).to_be_bytes());
+            batch.put_cf(meta, PURGED_KEY, log_id);
+        }
+    }
+}
+
+impl RaftLogReader<Types> for LogStore {
+    async fn try_get_log_entries<R: RangeBounds<u64> + Clone + Debug + OptionalSend>(
+        &mut self,
+        range: R,
+    ) -> Result<Vec<Entry>, StorageError> {
+        let start = match range.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(start) => start.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(end) => Some(end.saturating_add(1)),
+            Bound::Excluded(end) => Some(*end),
+            Bound::Unbounded => None,
+        };
+        self.read_range(start, end).map_err(|error| StorageIOError::read_logs(&error).into())
+    }
+}
+
+impl RaftLogStorage<Types> for LogStore {
+    type LogReader = Self;
+
+    async fn get_log_state(&mut self) -> Result<LogState<Types>, StorageError> {
+        let read = |error: MasterError| StorageError::from(StorageIOError::read_logs(&error));
+        let last_purged_log_id: Option<LogId<NodeId>> = self.meta(PURGED_KEY).map_err(read)?;
+        let last_log_id = self.last_entry().map_err(read)?.or(last_purged_log_id);
+        Ok(LogState { last_purged_log_id, last_log_id })
+    }
+
+    async fn get_log_reader(&mut self) -> Self {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &Vote<NodeId>) -> Result<(), StorageError> {
+        let bytes = to_json(vote, "a vote").map_err(|error| StorageIOError::write_vote(&error))?;
+        self.write(LogChange::Vote(bytes)).await.map_err(|error| StorageIOError::write_vote(&error).into())
+    }
+
+    async fn read_vote(&mut self) -> Result<Option<Vote<NodeId>>, StorageError> {
+        self.meta(VOTE_KEY).map_err(|error| StorageIOError::read_vote(&error).into())
+    }
+
+    /// Returns when the entries are on disk: openraft waits for the callback before it does anything else anyway.
+    async fn append<I>(&mut self, entries: I, callback: LogFlushed<Types>) -> Result<(), StorageError>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let encoded = entries.into_iter().map(|entry| Ok((entry.log_id.index, encode_entry(&entry)?)));
+        let encoded: Vec<_> =
+            encoded.collect::<Result<_, MasterError>>().map_err(|error| StorageIOError::write_logs(&error))?;
+        callback.log_io_completed(self.write(LogChange::Append(encoded)).await);
+        Ok(())
+    }
+
+    async fn truncate(&mut self, log_id: LogId<NodeId>) -> Result<(), StorageError> {
+        let result = self.write(LogChange::Truncate(log_id.index)).await;
+        result.map_err(|error| StorageIOError::write_logs(&error).into())
+    }
+
+    async fn purge(&mut self, log_id: LogId<NodeId>) -> Result<(), StorageError> {
+        let bytes = to_json(&log_id, "a log id").map_err(|error| StorageIOError::write_logs(&error))?;
+        let result = self.write(LogChange::Purge(log_id.index, bytes)).await;
+        result.map_err(|error| StorageIOError::write_logs(&error).into())
+    }
+}

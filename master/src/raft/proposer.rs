@@ -1,0 +1,84 @@
+//! Proposals. Commands that arrive while an entry is on its way share the next one: openraft syncs one append after the
+//! other, so the number of entries, not of commands, is what costs.
+
+use cavern_proto::record::command::Command as Kind;
+use cavern_proto::record::{Command, CommandBatch};
+use openraft::error::{ClientWriteError, RaftError};
+use prost::Message;
+use tokio::sync::{mpsc, oneshot};
+
+use super::types::{Batch, Raft};
+use crate::MasterError;
+use crate::metrics::RaftMetrics;
+use crate::state::Outcome;
+
+/// Commands that wait for their entry at most; proposers beyond wait themselves.
+const QUEUE: usize = 1024;
+/// Commands and bytes of one entry at most.
+const BATCH_COMMANDS: usize = 256;
+const BATCH_BYTES: usize = 4 << 20;
+
+type Answer = Result<Outcome, String>;
+
+/// Puts commands into the log. Cheap to clone.
+#[derive(Clone)]
+pub struct Proposer {
+    queue: mpsc::Sender<(Command, oneshot::Sender<Answer>)>,
+}
+
+impl Proposer {
+    /// A proposer and the task that serves it, which ends when the last clone is dropped.
+    pub fn new(raft: Raft, metrics: RaftMetrics) -> (Self, impl Future<Output = ()> + Send) {
+        let (queue, waiting) = mpsc::channel(QUEUE);
+        (Self { queue }, serve(raft, waiting, metrics))
+    }
+
+    /// Returns what the command did, once it is on disk and applied. A caller that gives up waiting does not undo it.
+    ///
+    /// # Errors
+    /// [`MasterError::Consensus`] while nothing can be committed; the command may still be applied later.
+    pub async fn propose(&self, kind: Kind) -> Result<Outcome, MasterError> {
+        let stopped = || MasterError::Consensus("the master is stopping".into());
+        let (answer, receive) = oneshot::channel();
+        self.queue.send((Command { command: Some(kind) }, answer)).await.map_err(|_| stopped())?;
+        receive.await.map_err(|_| stopped())?.map_err(MasterError::Consensus)
+    }
+}
+
+async fn serve(raft: Raft, mut waiting: mpsc::Receiver<(Command, oneshot::Sender<Answer>)>, metrics: RaftMetrics) {
+    while let Some((command, answer)) = waiting.recv().await {
+        let mut bytes = command.encoded_len();
+        let (mut commands, mut answers) = (vec![command], vec![answer]);
+        while commands.len() < BATCH_COMMANDS && bytes < BATCH_BYTES {
+            let Ok((command, answer)) = waiting.try_recv() else { break };
+            bytes += command.encoded_len();
+            commands.push(command);
+            answers.push(answer);
+        }
+        metrics.proposed(commands.len());
+        let result = raft.client_write(Batch(CommandBatch { commands })).await;
+        match result {
+            Ok(response) => {
+                for (answer, outcome) in answers.into_iter().zip(response.data.0) {
+                    let _ = answer.send(Ok(outcome));
+                }
+            }
+            Err(error) => {
+                let reason = explain(&error);
+                for answer in answers {
+                    let _ = answer.send(Err(reason.clone()));
+                }
+            }
+        }
+    }
+}
+
+fn explain(error: &RaftError<u64, ClientWriteError<u64, openraft::BasicNode>>) -> String {
+    match error {
+        RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => match forward.leader_id {
+            Some(leader) => format!("this master does not lead, master {leader} does"),
+            None => "no master leads at the moment".to_owned(),
+        },
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,246 @@
+//! The state machine: a thread of its own that applies committed entries one after the other.
+//!
+//! Each command is one write batch. The batch of an entry's last command carries the entry's position in the log, those
+//! before it say how many of the entry's commands are done: replay after a crash begins exactly behind what was written.
+//! The thread reads and writes RocksDB and does nothing else; outcomes go back to the proposers, changes to the
+//! [`ChangeListener`] in applied order.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use openraft::storage::RaftStateMachine;
+use openraft::{EntryPayload, LogId, OptionalSend, Snapshot, StorageIOError, StoredMembership};
+use rocksdb::{IteratorMode, WriteBatch};
+use tokio::sync::{mpsc, oneshot};
+
+use super::snapshot::{Builder, Checkpoint, Meta, Snapshots};
+use super::types::{Entry, Node, NodeId, Outcomes, StorageError, Types, from_json, to_json};
+use crate::MasterError;
+use crate::metrics::RaftMetrics;
+use crate::state::{Change, Database, Family, Outcome, Transaction, apply};
+
+const APPLIED_KEY: &[u8] = b"applied";
+const MEMBERSHIP_KEY: &[u8] = b"membership";
+/// Index of an entry that is partly applied ‖ number of its commands that are done (u64 each, big-endian).
+const PROGRESS_KEY: &[u8] = b"progress";
+/// In `raft_meta` while a snapshot is being copied into the database.
+const INSTALLING_KEY: &[u8] = b"installing";
+/// Records copied with one batch when a snapshot is installed.
+const INSTALL_BATCH: usize = 4096;
+
+/// Requests that wait for the thread at most; openraft itself has one in flight.
+const QUEUE: usize = 16;
+
+/// Told what each entry changed, in applied order, on the applying thread, before the proposer gets its outcome. Must not
+/// block.
+pub trait ChangeListener: Send + Sync + 'static {
+    fn changed(&self, changes: Vec<Change>);
+    /// The state was replaced as a whole.
+    fn replaced(&self);
+}
+
+/// The handle that openraft holds. The thread ends when it is dropped.
+pub struct StateMachine {
+    database: Arc<Database>,
+    snapshots: Snapshots,
+    requests: mpsc::Sender<Request>,
+}
+
+enum Request {
+    Apply(Vec<Entry>, oneshot::Sender<Result<Vec<Outcomes>, MasterError>>),
+    Install(Box<Meta>, Checkpoint, oneshot::Sender<Result<(), MasterError>>),
+}
+
+/// Last applied log id and last membership.
+pub type Position = (Option<LogId<NodeId>>, StoredMembership<NodeId, Node>);
+
+/// Where a database stands in the log.
+pub fn read_position(database: &Database) -> Result<Position, MasterError> {
+    let applied = database.get(Family::Meta, APPLIED_KEY)?;
+    let membership = database.get(Family::Meta, MEMBERSHIP_KEY)?;
+    Ok((
+        applied.map(|bytes| from_json(&bytes, "the applied position")).transpose()?,
+        membership.map(|bytes| from_json(&bytes, "the membership")).transpose()?.unwrap_or_default(),
+    ))
+}
+
+impl StateMachine {
+    /// Starts the applying thread.
+    pub fn start(
+        database: Arc<Database>,
+        snapshots: Snapshots,
+        listener: Arc<dyn ChangeListener>,
+        metrics: RaftMetrics,
+    ) -> Result<(Self, JoinHandle<()>), MasterError> {
+        let (requests, queue) = mpsc::channel(QUEUE);
+        let mut applier =
+            Applier { database: database.clone(), snapshots: snapshots.clone(), listener, metrics, progress: (0, 0) };
+        applier.recover()?;
+        let thread = std::thread::Builder::new().name("apply".into()).spawn(move || applier.run(queue));
+        let thread = thread.map_err(MasterError::io("the thread apply"))?;
+        Ok((Self { database, snapshots, requests }, thread))
+    }
+
+    async fn ask<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<Result<T, MasterError>>) -> Request,
+    ) -> Result<T, MasterError> {
+        let stopped = || MasterError::Consensus("the state machine has stopped".into());
+        let (answer, receive) = oneshot::channel();
+        self.requests.send(request(answer)).await.map_err(|_| stopped())?;
+        receive.await.map_err(|_| stopped())?
+    }
+}
+
+struct Applier {
+    database: Arc<Database>,
+    snapshots: Snapshots,
+    listener: Arc<dyn ChangeListener>,
+    metrics: RaftMetrics,
+    /// Index of the entry that a crash left partly applied, and how many of its commands are done.
+    progress: (u64, u64),
+}
+
+impl Applier {
+    /// Finishes what a crash may have interrupted, and finds out where to go on.
+    fn recover(&mut self) -> Result<(), MasterError> {
+        if self.database.get(Family::RaftMeta, INSTALLING_KEY)?.is_some()
+            && let Some((_, checkpoint)) = self.snapshots.current()?
+        {
+            self.copy_state(&checkpoint)?;
+        }
+        if let Some(bytes) = self.database.get(Family::Meta, PROGRESS_KEY)? {
+            let number = |range: std::ops::Range<usize>| -> Option<u64> {
+                Some(u64::from_be_bytes(bytes.get(range)?.try_into().ok()?))
+            };
+            self.progress = number(0..8)
+                .zip(number(8..16))
+                .ok_or_else(|| MasterError::Corrupt("the progress inside a log entry".into()))?;
+        }
+        Ok(())
+    }
+
+    fn run(mut self, mut queue: mpsc::Receiver<Request>) {
+        while let Some(request) = queue.blocking_recv() {
+            // Whoever no longer waits for an answer is being stopped.
+            match request {
+                Request::Apply(entries, answer) => {
+                    let outcomes = entries.into_iter().map(|entry| self.apply_entry(entry)).collect();
+                    let _ = answer.send(outcomes);
+                }
+                Request::Install(meta, checkpoint, answer) => {
+                    let _ = answer.send(self.install(&meta, &checkpoint));
+                }
+            }
+        }
+    }
+
+    fn apply_entry(&mut self, entry: Entry) -> Result<Outcomes, MasterError> {
+        let timer = Instant::now();
+        let position = to_json(&entry.log_id, "a log id")?;
+        let mut outcomes = Vec::new();
+        let commands = match entry.payload {
+            EntryPayload::Normal(batch) => batch.0.commands,
+            EntryPayload::Blank => Vec::new(),
+            EntryPayload::Membership(membership) => {
+                let stored = StoredMembership::new(Some(entry.log_id), membership);
+                let mut batch = WriteBatch::default();
+                let stored = to_json(&stored, "a membership")?;
+                batch.put_cf(self.database.family(Family::Meta), MEMBERSHIP_KEY, stored);
+                self.database.write(batch)?;
+                Vec::new()
+            }
+        };
+        let index = entry.log_id.index;
+        let done = if self.progress.0 == index { self.progress.1 } else { 0 };
+        for (command, number) in commands.into_iter().zip(1u64..) {
+            if number <= done {
+                // Applied before the crash; nobody waits for what it did.
+                outcomes.push(Outcome::Done);
+                continue;
+            }
+            let mut transaction = Transaction::new(&self.database)?;
+            outcomes.push(apply(&mut transaction, command)?);
+            let progress = [index.to_be_bytes(), number.to_be_bytes()].concat();
+            transaction.put_bytes(Family::Meta, PROGRESS_KEY, &progress);
+            let (batch, changes) = transaction.finish();
+            self.database.write(batch)?;
+            self.listener.changed(changes);
+        }
+        // Should a crash come before this, every command is skipped by its number.
+        let mut batch = WriteBatch::default();
+        batch.put_cf(self.database.family(Family::Meta), APPLIED_KEY, position);
+        self.database.write(batch)?;
+        self.metrics.applied(timer.elapsed());
+        Ok(Outcomes(outcomes))
+    }
+
+    /// Replaces the state by that of a snapshot. A crash in between is finished at the next start.
+    fn install(&mut self, meta: &Meta, checkpoint: &Checkpoint) -> Result<(), MasterError> {
+        self.snapshots.adopt(meta, checkpoint)?;
+        let mut mark = WriteBatch::default();
+        mark.put_cf(self.database.family(Family::RaftMeta), INSTALLING_KEY, []);
+        self.database.write_synced(mark)?;
+        self.copy_state(checkpoint)?;
+        self.listener.replaced();
+        Ok(())
+    }
+
+    fn copy_state(&mut self, checkpoint: &Checkpoint) -> Result<(), MasterError> {
+        let source = Database::open_checkpoint(&checkpoint.directory)?;
+        for family in Family::STATE {
+            let target = self.database.family(family);
+            let mut batch = WriteBatch::default();
+            // No key is longer than an id and a name.
+            batch.delete_range_cf(target, [].as_slice(), [0xff; 300].as_slice());
+            for item in source.raw().iterator_cf(source.family(family), IteratorMode::Start) {
+                let (key, value) = item?;
+                batch.put_cf(target, key, value);
+                if batch.len() >= INSTALL_BATCH {
+                    self.database.write(std::mem::take(&mut batch))?;
+                }
+            }
+            self.database.write(batch)?;
+        }
+        let mut unmark = WriteBatch::default();
+        unmark.delete_cf(self.database.family(Family::RaftMeta), INSTALLING_KEY);
+        self.database.write_synced(unmark)
+    }
+}
+
+impl RaftStateMachine<Types> for StateMachine {
+    type SnapshotBuilder = Builder;
+
+    async fn applied_state(&mut self) -> Result<Position, StorageError> {
+        read_position(&self.database).map_err(|error| StorageIOError::read_state_machine(&error).into())
+    }
+
+    async fn apply<I>(&mut self, entries: I) -> Result<Vec<Outcomes>, StorageError>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let entries: Vec<Entry> = entries.into_iter().collect();
+        let outcomes = self.ask(|answer| Request::Apply(entries, answer)).await;
+        outcomes.map_err(|error| StorageIOError::write_state_machine(&error).into())
+    }
+
+    async fn get_snapshot_builder(&mut self) -> Builder {
+        Builder { snapshots: self.snapshots.clone(), database: self.database.clone() }
+    }
+
+    async fn begin_receiving_snapshot(&mut self) -> Result<Box<Checkpoint>, StorageError> {
+        self.snapshots.receiving().map(Box::new).map_err(|error| StorageIOError::write_snapshot(None, &error).into())
+    }
+
+    async fn install_snapshot(&mut self, meta: &Meta, snapshot: Box<Checkpoint>) -> Result<(), StorageError> {
+        let installed = self.ask(|answer| Request::Install(Box::new(meta.clone()), *snapshot, answer)).await;
+        installed.map_err(|error| StorageIOError::write_snapshot(Some(meta.signature()), &error).into())
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<Types>>, StorageError> {
+        let current = self.snapshots.current().map_err(|error| StorageIOError::read_snapshot(None, &error))?;
+        Ok(current.map(|(meta, checkpoint)| Snapshot { meta, snapshot: Box::new(checkpoint) }))
+    }
+}

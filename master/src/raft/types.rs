@@ -1,0 +1,142 @@
+//! The types that openraft is instantiated with, and their encoding in the log.
+
+use cavern_proto::record::log_record::Payload;
+use cavern_proto::record::{CommandBatch, LogRecord};
+use openraft::{CommittedLeaderId, EntryPayload, LogId, Membership};
+use prost::Message;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
+
+use super::snapshot::Checkpoint;
+use crate::MasterError;
+use crate::state::Outcome;
+
+pub type NodeId = u64;
+pub type Node = openraft::BasicNode;
+pub type Entry = openraft::Entry<Types>;
+pub type StorageError = openraft::StorageError<NodeId>;
+pub type Raft = openraft::Raft<Types>;
+
+openraft::declare_raft_types!(
+    /// Everything that openraft must know about a master.
+    pub Types:
+        D = Batch,
+        R = Outcomes,
+        NodeId = NodeId,
+        Node = Node,
+        Entry = openraft::Entry<Types>,
+        SnapshotData = Checkpoint,
+        AsyncRuntime = openraft::TokioRuntime
+);
+
+/// The commands of one log entry.
+#[derive(Clone, Debug, Default)]
+pub struct Batch(pub CommandBatch);
+
+/// What each command of an entry did, in their order; empty for entries of the consensus itself.
+#[derive(Clone, Debug, Default)]
+pub struct Outcomes(pub Vec<Outcome>);
+
+// openraft demands serde for what it might send between nodes. The log has its own encoding (below), and outcomes
+// never leave the process that proposed.
+impl Serialize for Batch {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0.encode_to_vec())
+    }
+}
+
+impl<'de> Deserialize<'de> for Batch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bytes = Vec::<u8>::deserialize(deserializer)?;
+        CommandBatch::decode(bytes.as_slice()).map(Self).map_err(de::Error::custom)
+    }
+}
+
+impl Serialize for Outcomes {
+    fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        Err(ser::Error::custom("outcomes stay in the process that proposed"))
+    }
+}
+
+impl<'de> Deserialize<'de> for Outcomes {
+    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        Err(de::Error::custom("outcomes stay in the process that proposed"))
+    }
+}
+
+/// An entry as the log keeps it.
+pub fn encode_entry(entry: &Entry) -> Result<Vec<u8>, MasterError> {
+    let payload = match &entry.payload {
+        EntryPayload::Blank => Payload::Blank(true),
+        EntryPayload::Normal(batch) => Payload::Commands(batch.0.clone()),
+        EntryPayload::Membership(membership) => Payload::Membership(to_json(membership, "a membership")?.into()),
+    };
+    let LogId { leader_id, index } = entry.log_id;
+    let record = LogRecord { term: leader_id.term, node_id: leader_id.node_id, index, payload: Some(payload) };
+    Ok(record.encode_to_vec())
+}
+
+/// An entry from the log.
+pub fn decode_entry(bytes: &[u8]) -> Result<Entry, MasterError> {
+    let corrupt = || MasterError::Corrupt("an entry of the log".into());
+    let record = LogRecord::decode(bytes).map_err(|_| corrupt())?;
+    let payload = match record.payload.ok_or_else(corrupt)? {
+        Payload::Blank(_) => EntryPayload::Blank,
+        Payload::Commands(batch) => EntryPayload::Normal(Batch(batch)),
+        Payload::Membership(json) => {
+            EntryPayload::Membership(from_json::<Membership<NodeId, Node>>(&json, "a membership of the log")?)
+        }
+    };
+    Ok(Entry { log_id: log_id(record.term, record.node_id, record.index), payload })
+}
+
+/// A position in the log.
+pub fn log_id(term: u64, node_id: NodeId, index: u64) -> LogId<NodeId> {
+    LogId::new(CommittedLeaderId::new(term, node_id), index)
+}
+
+/// Small records of the consensus, as JSON.
+pub fn to_json(value: &impl Serialize, what: &str) -> Result<Vec<u8>, MasterError> {
+    serde_json::to_vec(value).map_err(|error| MasterError::Corrupt(format!("{what} ({error})")))
+}
+
+/// The reverse of [`to_json`].
+pub fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8], what: &str) -> Result<T, MasterError> {
+    serde_json::from_slice(bytes).map_err(|_| MasterError::Corrupt(what.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use cavern_proto::record::{Command, InitCluster, command};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn entries_survive_the_round_trip() {
+        let init = command::Command::Init(InitCluster { cluster_id: "c".into(), now_ns: -5 });
+        let batch = CommandBatch { commands: vec![Command { command: Some(init) }] };
+        let membership = Membership::new(vec![BTreeSet::from([1, 2])], None);
+        for payload in
+            [EntryPayload::Blank, EntryPayload::Normal(Batch(batch.clone())), EntryPayload::Membership(membership)]
+        {
+            let entry = Entry { log_id: log_id(3, 1, 77), payload };
+            let back = decode_entry(&encode_entry(&entry).unwrap()).unwrap();
+            assert_eq!(back.log_id, entry.log_id);
+            match (back.payload, entry.payload) {
+                (EntryPayload::Blank, EntryPayload::Blank) => {}
+                (EntryPayload::Normal(back), EntryPayload::Normal(_)) => assert_eq!(back.0, batch),
+                (EntryPayload::Membership(back), EntryPayload::Membership(want)) => assert_eq!(back, want),
+                (back, want) => panic!("{back:?} for {want:?}"),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_an_error_and_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            let _ = decode_entry(&bytes);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The gRPC face of the master. The services translate; what they promise is told in `master.proto`.
+
+mod cluster;
+mod namespace;
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use cavern_proto::master::cluster_server::ClusterServer;
+use cavern_proto::master::namespace_server::NamespaceServer;
+use futures::Stream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::Status;
+
+use crate::load::Loads;
+use crate::lookup::Lookups;
+use crate::mounts::Mounts;
+use crate::raft::{Consensus, Proposer};
+use crate::watch::WatchHub;
+use crate::workers::Workers;
+
+/// Longest message in either direction.
+const MESSAGE_MAX: usize = 16 << 20;
+
+/// A stream of answers.
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Everything that the services speak for. Cheap to clone.
+#[derive(Clone)]
+pub struct Services {
+    pub lookups: Lookups,
+    pub mounts: Arc<Mounts>,
+    pub watch: Arc<WatchHub>,
+    pub workers: Arc<Workers>,
+    pub loads: Arc<Loads>,
+    pub consensus: Arc<Consensus>,
+    pub proposer: Proposer,
+    pub cluster_id: Arc<str>,
+    pub heartbeat_ms: u32,
+    /// Tasks of answers that are streamed, and their end.
+    pub tasks: TaskTracker,
+    pub stop: CancellationToken,
+}
+
+impl Services {
+    /// The gRPC services, ready to be served.
+    pub fn router(self, mut server: tonic::transport::Server) -> tonic::transport::server::Router {
+        let namespace = NamespaceServer::new(self.clone());
+        let cluster = ClusterServer::new(self);
+        server
+            .add_service(namespace.max_decoding_message_size(MESSAGE_MAX).max_encoding_message_size(MESSAGE_MAX))
+            .add_service(cluster.max_decoding_message_size(MESSAGE_MAX).max_encoding_message_size(MESSAGE_MAX))
+    }
+}

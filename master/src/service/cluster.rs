@@ -1,0 +1,135 @@
+//! The `Cluster` service.
+
+use cavern_proto::master::cluster_server::Cluster;
+use cavern_proto::master::{
+    ClusterStatus, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job, JobList, ListJobsRequest, ListMountsRequest,
+    ListWorkersRequest, Mount, MountReply, MountRequest, MountTable, RegisterWorkerReply, RegisterWorkerRequest,
+    StatusRequest, SubmitLoadRequest, UnmountReply, UnmountRequest, WatchEvent, WatchRequest, WorkerTable,
+};
+use futures::StreamExt;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{Answers, Services};
+use crate::MasterError;
+use crate::secrets::redact;
+use crate::state::Tables;
+
+/// Events handed to the transport before the client takes them; what waits longer stays in the session's queue.
+const EVENTS_AHEAD: usize = 64;
+
+#[tonic::async_trait]
+impl Cluster for Services {
+    type WatchStream = Answers<WatchEvent>;
+
+    async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
+        let mut incoming = request.into_inner();
+        let client = match incoming.next().await {
+            Some(first) => first?.client,
+            None => return Err(MasterError::Invalid("the first message of a session names the client".into()).into()),
+        };
+        let mut session = self.watch.open(&client)?;
+        let id = session.id();
+        let (answers, stream) = mpsc::channel(EVENTS_AHEAD);
+        let (watch, stop) = (self.watch.clone(), self.stop.clone());
+        self.tasks.spawn(async move {
+            let listen = async {
+                // An error ends the stream as its end does.
+                while let Some(Ok(message)) = incoming.next().await {
+                    watch.acknowledge(id, message.acknowledged_seq);
+                }
+            };
+            let tell = async {
+                while let Some(events) = session.next().await {
+                    for event in events {
+                        if answers.send(Ok(event)).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            };
+            tokio::select! {
+                () = listen => {}
+                () = tell => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+    }
+
+    async fn register_worker(
+        &self,
+        request: Request<RegisterWorkerRequest>,
+    ) -> Result<Response<RegisterWorkerReply>, Status> {
+        let (worker_id, epoch) = self.workers.register(request.into_inner()).await?;
+        let cluster_id = self.cluster_id.to_string();
+        Ok(Response::new(RegisterWorkerReply { worker_id, cluster_id, epoch, heartbeat_ms: self.heartbeat_ms }))
+    }
+
+    async fn heartbeat(&self, request: Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
+        let is_known = self.workers.heartbeat(request.into_inner()).await?;
+        let counters = self.lookups.listings.read(|tables| tables.counters()).await?;
+        Ok(Response::new(HeartbeatReply {
+            workers_epoch: counters.workers_epoch,
+            mounts_epoch: counters.mounts_epoch,
+            register: !is_known,
+        }))
+    }
+
+    async fn list_workers(&self, _: Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {
+        Ok(Response::new(self.workers.table()?))
+    }
+
+    async fn mount(&self, request: Request<MountRequest>) -> Result<Response<MountReply>, Status> {
+        let MountRequest { mount, check_only } = request.into_inner();
+        let mount = self.mount_bucket(mount.unwrap_or_default(), check_only).await?;
+        Ok(Response::new(MountReply { mount: Some(mount) }))
+    }
+
+    async fn unmount(&self, request: Request<UnmountRequest>) -> Result<Response<UnmountReply>, Status> {
+        let mount = self.unmount_bucket(&request.into_inner().path).await?;
+        Ok(Response::new(UnmountReply { mount: Some(mount) }))
+    }
+
+    async fn list_mounts(&self, _: Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
+        let (epoch, mounts) = self.mounts.table()?;
+        Ok(Response::new(MountTable { epoch, mounts, status: self.mounts.status() }))
+    }
+
+    async fn submit_load(&self, request: Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
+        Ok(Response::new(self.loads.submit(&request.into_inner().path).await?))
+    }
+
+    async fn get_job(&self, request: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+        Ok(Response::new(self.loads.get(request.into_inner().id).await?))
+    }
+
+    async fn list_jobs(&self, _: Request<ListJobsRequest>) -> Result<Response<JobList>, Status> {
+        Ok(Response::new(JobList { jobs: self.loads.list().await? }))
+    }
+
+    async fn cancel_job(&self, request: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+        Ok(Response::new(self.loads.cancel(request.into_inner().id).await?))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {
+        let (epoch, mounts) = self.mounts.table()?;
+        let shown = |mount: Mount| Mount { options: redact(&mount.options), ..mount };
+        let mounts =
+            MountTable { epoch, mounts: mounts.into_iter().map(shown).collect(), status: self.mounts.status() };
+        let (applied_index, leader, _) = self.consensus.progress();
+        let inodes = self.lookups.listings.read(|tables: Tables<'_>| Ok(tables.counters()?.inodes)).await?;
+        Ok(Response::new(ClusterStatus {
+            cluster_id: self.cluster_id.to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            leader,
+            applied_index,
+            inodes,
+            sessions: self.watch.sessions(),
+            workers: Some(self.workers.table()?),
+            mounts: Some(mounts),
+            jobs: self.loads.list().await?,
+        }))
+    }
+}

@@ -1,0 +1,23 @@
+//! The replicated state: one RocksDB that holds the Raft log and what applying the log makes of it.
+//!
+//! [`database`] opens it, [`tables`] reads it, [`transaction`] collects what one log entry changes, and [`apply`] turns a
+//! command into changes: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers and
+//! load jobs, [`orphans`] for what was taken out of the namespace and is deleted in bounded steps.
+//!
+//! Everything under `apply` is deterministic: no clock, no random number, no hash-map order decides what is written.
+
+pub mod apply;
+pub mod database;
+mod mount;
+pub mod namespace;
+mod orphans;
+pub mod records;
+mod registry;
+pub mod tables;
+pub mod transaction;
+
+pub use apply::{Outcome, apply};
+pub use database::{Database, Family};
+pub use records::EntryVersion;
+pub use tables::{Directory, Tables};
+pub use transaction::{Change, Transaction};

@@ -1,0 +1,68 @@
+//! From commands to changes. A command never fails for what it asks: a refusal is an [`Outcome`], told to the proposer and
+//! the same on every replica. Only a broken database is an error, and it stops the state machine.
+
+use cavern_proto::master::Mount;
+use cavern_proto::record::command::Command as Kind;
+use cavern_proto::record::{Command, InitCluster, PutIndex};
+
+use super::namespace::{ListingCounts, apply_listing, create_root};
+use super::orphans::{Reaped, reap};
+use super::tables::{CLUSTER_KEY, index_key};
+use super::transaction::Transaction;
+use super::{Family, mount, registry};
+use crate::MasterError;
+
+/// What a command did.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Done,
+    /// The mount as it is recorded now, or as it was before it was removed.
+    Mount(Box<Mount>),
+    /// Another mount has the path.
+    MountExists(Box<Mount>),
+    NoSuchMount,
+    Listed(ListingCounts),
+    Worker {
+        id: u64,
+        epoch: u64,
+    },
+    Job(u64),
+    Reaped(Reaped),
+    /// The state does not allow it; a sentence for the one who asked.
+    Refused(String),
+}
+
+/// Applies one command to a transaction. Commands of one transaction see each other's changes of names and inodes; those
+/// of the mount table, the registry and the orphans read the tables as they were before, so a transaction holds one of them.
+pub fn apply(transaction: &mut Transaction<'_>, command: Command) -> Result<Outcome, MasterError> {
+    match command.command {
+        None => Ok(Outcome::Refused("an empty command: was it written by a newer version?".into())),
+        Some(Kind::Init(init)) => init_cluster(transaction, &init),
+        Some(Kind::Mount(mount)) => mount::mount(transaction, mount),
+        Some(Kind::UnmountPath(path)) => mount::unmount(transaction, &path),
+        Some(Kind::Listing(listing)) => Ok(Outcome::Listed(apply_listing(transaction, &listing)?)),
+        Some(Kind::PutWorker(put)) => registry::put_worker(transaction, &put),
+        Some(Kind::WorkerState(set)) => registry::set_worker_state(transaction, &set),
+        Some(Kind::PutJob(job)) => registry::put_job(transaction, job),
+        Some(Kind::ReapOrphans(limit)) => Ok(Outcome::Reaped(reap(transaction, limit.limit)?)),
+        Some(Kind::PutIndex(index)) => put_index(transaction, &index),
+    }
+}
+
+/// Gives a new cluster its id and its root directory; does nothing to an old one.
+fn init_cluster(transaction: &mut Transaction<'_>, init: &InitCluster) -> Result<Outcome, MasterError> {
+    if transaction.before().cluster_id()?.is_none() {
+        create_root(transaction, init.now_ns)?;
+        transaction.put_bytes(Family::Meta, CLUSTER_KEY, init.cluster_id.as_bytes());
+    }
+    Ok(Outcome::Done)
+}
+
+fn put_index(transaction: &mut Transaction<'_>, put: &PutIndex) -> Result<Outcome, MasterError> {
+    if let Some(index) = &put.index
+        && transaction.before().mount(put.mount_id)?.is_some()
+    {
+        transaction.put(Family::Meta, &index_key(put.mount_id), index);
+    }
+    Ok(Outcome::Done)
+}

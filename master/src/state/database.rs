@@ -1,0 +1,163 @@
+//! The RocksDB of a master: its column families, its options, and the lock that keeps a second process out.
+//!
+//! Log and state share one database, and so one write-ahead log. A state change is written without a sync of its own:
+//! should a crash lose it, the crash loses no log entry before it, and the entry is applied again. A log purge cannot
+//! outlive the state that made it possible, for the same reason.
+
+use std::fs::File;
+use std::path::Path;
+
+use rocksdb::{
+    BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType, Options, WriteBatch,
+    WriteOptions,
+};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::MasterError;
+
+/// Column families. What is in each is told in `record.proto`; `Orphan` holds the inode ids (u64, big-endian) of
+/// directories that are out of the namespace and wait to be deleted, with empty values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    RaftLog,
+    RaftMeta,
+    Inode,
+    Dentry,
+    Orphan,
+    Mount,
+    Worker,
+    Job,
+    Meta,
+}
+
+impl Family {
+    pub const ALL: [Self; 9] = [
+        Self::RaftLog,
+        Self::RaftMeta,
+        Self::Inode,
+        Self::Dentry,
+        Self::Orphan,
+        Self::Mount,
+        Self::Worker,
+        Self::Job,
+        Self::Meta,
+    ];
+
+    /// The families that a snapshot carries: all but the log's own.
+    pub const STATE: [Self; 7] =
+        [Self::Inode, Self::Dentry, Self::Orphan, Self::Mount, Self::Worker, Self::Job, Self::Meta];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::RaftLog => "raft_log",
+            Self::RaftMeta => "raft_meta",
+            Self::Inode => "inode",
+            Self::Dentry => "dentry",
+            Self::Orphan => "orphan",
+            Self::Mount => "mount",
+            Self::Worker => "worker",
+            Self::Job => "job",
+            Self::Meta => "meta",
+        }
+    }
+}
+
+/// The open database. Dropping it closes it.
+pub struct Database {
+    db: DB,
+    /// Held for as long as the database is open.
+    _lock: Option<File>,
+}
+
+/// Bytes of write-ahead log after which RocksDB flushes the oldest memtable, so that a restart replays little.
+const WAL_BYTES: u64 = 256 << 20;
+const MEMTABLE_BYTES: usize = 32 << 20;
+const SMALL_MEMTABLE_BYTES: usize = 4 << 20;
+const OPEN_FILES: i32 = 1024;
+
+impl Database {
+    /// Opens (or makes) the database in `data_dir/db`; `cache_bytes` bounds RocksDB's block cache.
+    ///
+    /// # Errors
+    /// [`MasterError::DataDirInUse`] while another process has it open.
+    pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<Self, MasterError> {
+        let lock_path = data_dir.join("lock");
+        let lock = File::create(&lock_path).map_err(MasterError::io(&lock_path))?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Err(MasterError::DataDirInUse(data_dir.to_owned()));
+        }
+        let directory = data_dir.join("db");
+        let mut options = Options::default();
+        options.create_if_missing(true);
+        options.create_missing_column_families(true);
+        options.set_max_total_wal_size(WAL_BYTES);
+        options.set_max_open_files(OPEN_FILES);
+        options.set_keep_log_file_num(4);
+        options.set_max_background_jobs(2);
+        let cache = Cache::new_lru_cache(usize::try_from(cache_bytes).unwrap_or(usize::MAX));
+        let families = Family::ALL.map(|family| descriptor(family, &cache));
+        let db = DB::open_cf_descriptors(&options, &directory, families)
+            .map_err(|source| MasterError::OpenDatabase { path: directory, source })?;
+        Ok(Self { db, _lock: Some(lock) })
+    }
+
+    /// Opens a checkpoint, for reading only.
+    pub fn open_checkpoint(directory: &Path) -> Result<Self, MasterError> {
+        let names = Family::ALL.map(Family::name);
+        let db = DB::open_cf_for_read_only(&Options::default(), directory, names, false)
+            .map_err(|source| MasterError::OpenDatabase { path: directory.to_owned(), source })?;
+        Ok(Self { db, _lock: None })
+    }
+
+    /// Makes a checkpoint in `directory`, which must not exist: hard links where the file system allows them.
+    pub fn checkpoint(&self, directory: &Path) -> Result<(), MasterError> {
+        Ok(rocksdb::checkpoint::Checkpoint::new(&self.db)?.create_checkpoint(directory)?)
+    }
+
+    /// The handle of a column family.
+    #[expect(clippy::expect_used, reason = "every family is opened, or created, by `open`, and none is ever dropped")]
+    pub fn family(&self, family: Family) -> &ColumnFamily {
+        self.db.cf_handle(family.name()).expect("the family was opened with the database")
+    }
+
+    /// One value.
+    pub fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>, MasterError> {
+        Ok(self.db.get_cf(self.family(family), key)?)
+    }
+
+    /// The library's own handle, for scans and batched reads.
+    pub fn raw(&self) -> &DB {
+        &self.db
+    }
+
+    /// Writes a batch without waiting for the disk.
+    pub fn write(&self, batch: WriteBatch) -> Result<(), MasterError> {
+        Ok(self.db.write(batch)?)
+    }
+
+    /// Writes a batch and returns when it, and everything written before it, is on disk.
+    pub fn write_synced(&self, batch: WriteBatch) -> Result<(), MasterError> {
+        let mut options = WriteOptions::default();
+        options.set_sync(true);
+        Ok(self.db.write_opt(batch, &options)?)
+    }
+}
+
+fn descriptor(family: Family, cache: &Cache) -> ColumnFamilyDescriptor {
+    let mut table = BlockBasedOptions::default();
+    table.set_block_cache(cache);
+    table.set_cache_index_and_filter_blocks(true);
+    table.set_pin_l0_filter_and_index_blocks_in_cache(true);
+    let mut options = Options::default();
+    options.set_compression_type(DBCompressionType::Lz4);
+    match family {
+        Family::Inode | Family::Dentry => {
+            table.set_bloom_filter(10.0, false);
+            options.set_write_buffer_size(MEMTABLE_BYTES);
+        }
+        Family::RaftLog => options.set_write_buffer_size(MEMTABLE_BYTES),
+        _ => options.set_write_buffer_size(SMALL_MEMTABLE_BYTES),
+    }
+    options.set_block_based_table_factory(&table);
+    ColumnFamilyDescriptor::new(family.name(), options)
+}

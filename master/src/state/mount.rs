@@ -1,0 +1,121 @@
+//! The mount table. Directories above a mount point are made when they are missing and go with the last mount below them;
+//! they belong to no mount, have mode 0755 and owner 0:0.
+
+use bytes::Bytes;
+use cavern_proto::ROOT_INODE;
+use cavern_proto::master::{Kind, Mount};
+use cavern_proto::record::DentryRecord;
+
+use super::database::Family;
+use super::namespace::{detach, forget_index};
+use super::records::directory_record;
+use super::transaction::{Change, Transaction};
+use super::{Outcome, orphans};
+use crate::MasterError;
+
+/// Records a mount under a new id and makes its root directory. The path is absolute and normalized (the proposer has
+/// seen to it).
+pub fn mount(transaction: &mut Transaction<'_>, mut mount: Mount) -> Result<Outcome, MasterError> {
+    let names: Vec<&str> = mount.path.split('/').filter(|name| !name.is_empty()).collect();
+    let Some((last, above)) = names.split_last() else {
+        return Ok(Outcome::Refused("the root of the namespace cannot be a mount: choose a path such as /data".into()));
+    };
+    let mut parent = ROOT_INODE;
+    for (depth, name) in above.iter().enumerate() {
+        parent = match transaction.dentry(parent, name.as_bytes())? {
+            None => make_directory(transaction, parent, name, 0, mount.created_ns),
+            Some(dentry) => match mount_of(transaction, dentry.inode)? {
+                0 => dentry.inode,
+                _ => {
+                    let outer = names[..=depth].join("/");
+                    return Ok(Outcome::Refused(format!(
+                        "{} lies inside the mount /{outer}: mounts cannot be nested, choose a path outside it",
+                        mount.path
+                    )));
+                }
+            },
+        };
+    }
+    let known = transaction.dentry(parent, last.as_bytes())?;
+    if let Some(dentry) = known {
+        match mount_of(transaction, dentry.inode)? {
+            0 if !transaction.before().is_empty(dentry.inode)? => {
+                return Ok(Outcome::Refused(format!(
+                    "{} is a directory with mounts below it: choose another path, or unmount those first",
+                    mount.path
+                )));
+            }
+            0 => detach(transaction, parent, last.as_bytes(), dentry)?,
+            id => {
+                let existing = transaction.before().mount(id)?;
+                let existing =
+                    existing.ok_or_else(|| MasterError::Corrupt(format!("mount {id}, which is missing,")))?;
+                return Ok(Outcome::MountExists(Box::new(existing)));
+            }
+        }
+    }
+    transaction.counters.mount += 1;
+    mount.id = transaction.counters.mount;
+    mount.root_inode = make_directory(transaction, parent, last, mount.id, mount.created_ns);
+    transaction.put(Family::Mount, &mount.id.to_be_bytes(), &mount);
+    changed(transaction);
+    Ok(Outcome::Mount(Box::new(mount)))
+}
+
+/// Removes the mount at `path`: its directory at once, what is below it by the reaper, and the directories above it that
+/// hold nothing else.
+pub fn unmount(transaction: &mut Transaction<'_>, path: &str) -> Result<Outcome, MasterError> {
+    let Some(mount) = transaction.before().mounts()?.into_iter().find(|mount| mount.path == path) else {
+        return Ok(Outcome::NoSuchMount);
+    };
+    transaction.delete(Family::Mount, &mount.id.to_be_bytes());
+    forget_index(transaction, mount.id);
+    let mut at = mount.root_inode;
+    let mut above_mount = false;
+    while at != ROOT_INODE {
+        let Some(record) = transaction.inode(at)? else { break };
+        if above_mount && has_entries(transaction, at)? {
+            break;
+        }
+        let (parent, name) = (record.parent, record.name);
+        transaction.delete_dentry(parent, &name);
+        orphans::add(transaction, at)?;
+        transaction.changes.push(Change::Entry { parent, name, old_inode: at, new_inode: 0, first_fill: false });
+        at = parent;
+        above_mount = true;
+    }
+    changed(transaction);
+    Ok(Outcome::Mount(Box::new(mount)))
+}
+
+/// Whether a directory above mounts has an entry that this transaction has not removed.
+fn has_entries(transaction: &mut Transaction<'_>, directory: u64) -> Result<bool, MasterError> {
+    let mut names = Vec::new();
+    transaction.before().scan::<()>(directory, None, |name, _| {
+        names.push(name.to_vec());
+        Ok(std::ops::ControlFlow::Continue(()))
+    })?;
+    for name in names {
+        if transaction.dentry(directory, &name)?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn mount_of(transaction: &mut Transaction<'_>, inode: u64) -> Result<u32, MasterError> {
+    Ok(transaction.inode(inode)?.map_or(0, |record| record.mount_id))
+}
+
+fn make_directory(transaction: &mut Transaction<'_>, parent: u64, name: &str, mount_id: u32, now_ns: i64) -> u64 {
+    let name = Bytes::copy_from_slice(name.as_bytes());
+    let inode = transaction.create_inode(directory_record(parent, name.clone(), mount_id, now_ns));
+    transaction.put_dentry(parent, &name, DentryRecord { inode, kind: Kind::Directory as i32 });
+    transaction.changes.push(Change::Entry { parent, name, old_inode: 0, new_inode: inode, first_fill: false });
+    inode
+}
+
+fn changed(transaction: &mut Transaction<'_>) {
+    transaction.counters.mounts_epoch += 1;
+    transaction.changes.push(Change::Mounts(transaction.counters.mounts_epoch));
+}

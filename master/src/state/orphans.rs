@@ -1,0 +1,63 @@
+//! Directories that were taken out of the namespace. Their names vanish at once, in one step of whatever size the tree
+//! below has; their records are deleted later, in commands of bounded size that the leader proposes.
+
+use std::ops::ControlFlow;
+
+use bytes::Bytes;
+use cavern_proto::master::Kind;
+
+use super::database::Family;
+use super::records::inode_key;
+use super::tables::first_id;
+use super::transaction::Transaction;
+use crate::MasterError;
+
+/// What one reaping step did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reaped {
+    pub inodes: u64,
+    /// Whether anything is left.
+    pub more: bool,
+}
+
+/// Queues a directory whose name is gone. Its record loses its parent, so that nothing below it has a place any more.
+pub fn add(transaction: &mut Transaction<'_>, directory: u64) -> Result<(), MasterError> {
+    if let Some(mut record) = transaction.inode(directory)? {
+        record.parent = 0;
+        transaction.put_inode(directory, record);
+    }
+    transaction.put_bytes(Family::Orphan, &inode_key(directory), &[]);
+    Ok(())
+}
+
+/// Deletes at most `limit` inodes of the first orphan; directories below it become orphans themselves. Must be the only
+/// command of its transaction that touches the orphan: it reads the tables as they were before.
+pub fn reap(transaction: &mut Transaction<'_>, limit: u32) -> Result<Reaped, MasterError> {
+    let tables = transaction.before();
+    let Some(orphan) = first_id(tables.database(), Family::Orphan)? else { return Ok(Reaped::default()) };
+    let limit = limit.max(1) as usize;
+    let mut entries = Vec::new();
+    let cut = tables.scan(orphan, None, |name, dentry| {
+        if entries.len() == limit {
+            return Ok(ControlFlow::Break(()));
+        }
+        entries.push((Bytes::copy_from_slice(name), dentry));
+        Ok(ControlFlow::Continue(()))
+    })?;
+    let mut inodes = 0;
+    for (name, dentry) in entries {
+        transaction.delete_dentry(orphan, &name);
+        if dentry.kind() == Kind::Directory {
+            add(transaction, dentry.inode)?;
+        } else {
+            transaction.delete_inode(dentry.inode);
+            inodes += 1;
+        }
+    }
+    if cut.is_none() {
+        transaction.delete_inode(orphan);
+        transaction.delete(Family::Orphan, &inode_key(orphan));
+        inodes += 1;
+    }
+    Ok(Reaped { inodes, more: true })
+}

@@ -1,0 +1,161 @@
+//! Keys of the tables, and the compact spelling of their values.
+//!
+//! A file that was never opened costs one `inode` and one `dentry` record, about a hundred bytes together for a name of
+//! ordinary length. What nearly every record would repeat is left out and put back on reading: mode 0644 (0755 for a
+//! directory), owner 0:0, one link, and a change time that equals the modification time.
+
+use bytes::Bytes;
+use cavern_proto::master::{Attr, Kind};
+use cavern_proto::record::{InodeRecord, ListedEntry};
+use prost::Message;
+
+use crate::MasterError;
+
+/// Key of an inode, and prefix of the keys of a directory's entries.
+pub fn inode_key(inode: u64) -> [u8; 8] {
+    inode.to_be_bytes()
+}
+
+/// Key of a directory's entry: parent id ‖ name.
+pub fn dentry_key(parent: u64, name: &[u8]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(8 + name.len());
+    key.extend_from_slice(&parent.to_be_bytes());
+    key.extend_from_slice(name);
+    key
+}
+
+/// The id in the first eight bytes of a key.
+pub fn leading_id(key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.get(..8)?.try_into().ok()?))
+}
+
+/// Decodes a value; `what` names it in the error.
+pub fn decode<M: Message + Default>(bytes: &[u8], what: impl FnOnce() -> String) -> Result<M, MasterError> {
+    M::decode(bytes).map_err(|_| MasterError::Corrupt(what()))
+}
+
+/// What tells one version of an object from another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EntryVersion {
+    pub etag: String,
+    pub size: u64,
+}
+
+/// A file's record for an object of a listing.
+pub fn file_record(parent: u64, mount_id: u32, listed: &ListedEntry) -> InodeRecord {
+    let (etag_md5, etag_text) = match parse_md5(&listed.etag) {
+        Some(md5) => (Bytes::copy_from_slice(&md5), String::new()),
+        None => (Bytes::new(), listed.etag.clone()),
+    };
+    InodeRecord {
+        kind: Kind::File as i32,
+        size: listed.size,
+        mtime_ns: listed.mtime_ns,
+        parent,
+        name: listed.name.clone(),
+        mount_id,
+        etag_md5,
+        etag_text,
+        ..InodeRecord::default()
+    }
+}
+
+/// A directory's record; its times are those of its first appearance.
+pub fn directory_record(parent: u64, name: Bytes, mount_id: u32, now_ns: i64) -> InodeRecord {
+    InodeRecord { kind: Kind::Directory as i32, mtime_ns: now_ns, parent, name, mount_id, ..InodeRecord::default() }
+}
+
+/// The ETag as the bucket spells it.
+pub fn etag(record: &InodeRecord) -> String {
+    if record.etag_md5.is_empty() {
+        return record.etag_text.clone();
+    }
+    record
+        .etag_md5
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .map(|digit| char::from(HEX[usize::from(digit)]))
+        .collect()
+}
+
+/// The attributes that a record stands for.
+pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
+    let is_directory = record.kind() == Kind::Directory;
+    let or = |value: u32, default: u32| if value == 0 { default } else { value };
+    Attr {
+        inode,
+        kind: record.kind,
+        mode: or(record.mode, if is_directory { 0o755 } else { 0o644 }),
+        uid: record.uid,
+        gid: record.gid,
+        size: record.size,
+        mtime_ns: record.mtime_ns,
+        ctime_ns: if record.ctime_ns == 0 { record.mtime_ns } else { record.ctime_ns },
+        nlink: or(record.nlink, if is_directory { 2 } else { 1 }),
+    }
+}
+
+/// The version that a file's record stands for.
+pub fn version(record: &InodeRecord) -> EntryVersion {
+    EntryVersion { etag: etag(record), size: record.size }
+}
+
+const HEX: &[u8; 16] = b"0123456789abcdef";
+
+/// 32 lower-case hexadecimal digits as 16 bytes; any other spelling must be kept as it is, since `If-Match` compares text.
+fn parse_md5(text: &str) -> Option<[u8; 16]> {
+    let digits: &[u8; 32] = text.as_bytes().try_into().ok()?;
+    let mut md5 = [0; 16];
+    for (byte, pair) in md5.iter_mut().zip(digits.chunks_exact(2)) {
+        let digit = |character: u8| HEX.iter().position(|hex| *hex == character);
+        *byte = u8::try_from(digit(pair[0])? << 4 | digit(pair[1])?).ok()?;
+    }
+    Some(md5)
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::record::DentryRecord;
+
+    use super::*;
+
+    fn listed(name: &str, etag: &str) -> ListedEntry {
+        ListedEntry {
+            name: Bytes::copy_from_slice(name.as_bytes()),
+            kind: Kind::File as i32,
+            size: 123_456_789,
+            mtime_ns: 1_800_000_000_123_456_789,
+            etag: etag.to_owned(),
+        }
+    }
+
+    #[test]
+    fn etags_keep_their_spelling() {
+        for text in ["", "d41d8cd98f00b204e9800998ecf8427e", "D41D8CD98F00B204E9800998ECF8427E", "abc-12", "ünicode"] {
+            let record = file_record(1, 1, &listed("a", text));
+            assert_eq!(etag(&record), text);
+        }
+        assert_eq!(file_record(1, 1, &listed("a", "d41d8cd98f00b204e9800998ecf8427e")).etag_md5.len(), 16);
+    }
+
+    #[test]
+    fn an_unopened_file_costs_less_than_two_hundred_bytes() {
+        let name = "ILSVRC2012_val_00012345_n02123045.JPEG";
+        let parent = 100_000_000;
+        let record = file_record(parent, 7, &listed(name, "d41d8cd98f00b204e9800998ecf8427e"));
+        let dentry = DentryRecord { inode: 99_000_000, kind: Kind::File as i32 };
+        let bytes = inode_key(99_000_000).len()
+            + record.encoded_len()
+            + dentry_key(parent, name.as_bytes()).len()
+            + dentry.encoded_len();
+        assert!(bytes <= 200, "{bytes} bytes");
+    }
+
+    #[test]
+    fn defaults_are_put_back() {
+        let file = attributes(5, &file_record(1, 1, &listed("a", "")));
+        assert_eq!((file.mode, file.nlink, file.ctime_ns), (0o644, 1, file.mtime_ns));
+        let directory = attributes(6, &directory_record(1, Bytes::from_static(b"d"), 0, 9));
+        assert_eq!((directory.mode, directory.nlink, directory.mtime_ns), (0o755, 2, 9));
+    }
+}

@@ -1,0 +1,228 @@
+//! Typed reads of the state. Every call is one or a few point reads or one bounded scan; none waits for anything but the
+//! disk, so async callers run them on the blocking pool where they read more than a handful of records.
+
+use std::ops::ControlFlow;
+
+use bytes::Bytes;
+use cavern_proto::ROOT_INODE;
+use cavern_proto::master::{Job, Kind, Mount};
+use cavern_proto::record::{Counters, DentryRecord, IndexRecord, InodeRecord, WorkerRecord};
+use prost::Message;
+use rocksdb::{Direction, IteratorMode, ReadOptions};
+
+use super::records::{decode, dentry_key, inode_key, leading_id};
+use super::{Database, Family};
+use crate::MasterError;
+
+pub const COUNTERS_KEY: &[u8] = b"counters";
+pub const CLUSTER_KEY: &[u8] = b"cluster";
+
+/// Deepest nesting that a walk to the root follows: keys have at most 1,024 bytes.
+const DEPTH_MAX: usize = 1024;
+
+/// An entry of a directory: its name, its inode id and record.
+pub type Listed = (Bytes, u64, InodeRecord);
+
+/// A view of the tables. Copying it costs nothing.
+#[derive(Clone, Copy)]
+pub struct Tables<'a> {
+    database: &'a Database,
+}
+
+/// A directory, found in the namespace.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    pub inode: u64,
+    pub record: InodeRecord,
+    /// 0 for directories above any mount.
+    pub mount_id: u32,
+    /// Names from the mount's root (or from the namespace's root, above mounts) down to this directory.
+    pub path: Vec<Bytes>,
+}
+
+impl Directory {
+    /// Whether this is the root of its mount.
+    pub fn is_mount_root(&self) -> bool {
+        self.mount_id != 0 && self.path.is_empty()
+    }
+
+    /// The key prefix of the directory's objects in a mount whose own prefix is `mount_prefix`; `None` where a name is not
+    /// UTF-8, which no listing makes.
+    pub fn key_prefix(&self, mount_prefix: &str) -> Option<String> {
+        let mut key = mount_prefix.to_owned();
+        for name in &self.path {
+            key.push_str(std::str::from_utf8(name).ok()?);
+            key.push('/');
+        }
+        Some(key)
+    }
+}
+
+impl<'a> Tables<'a> {
+    pub fn new(database: &'a Database) -> Self {
+        Self { database }
+    }
+
+    pub fn database(&self) -> &'a Database {
+        self.database
+    }
+
+    fn record<M: Message + Default>(&self, family: Family, key: &[u8]) -> Result<Option<M>, MasterError> {
+        let value = self.database.raw().get_pinned_cf(self.database.family(family), key)?;
+        value.map(|bytes| decode(&bytes, || format!("a record of {family:?}"))).transpose()
+    }
+
+    pub fn counters(&self) -> Result<Counters, MasterError> {
+        Ok(self.record(Family::Meta, COUNTERS_KEY)?.unwrap_or_default())
+    }
+
+    /// The cluster's id; `None` before the first command of a new cluster.
+    pub fn cluster_id(&self) -> Result<Option<String>, MasterError> {
+        let value = self.database.get(Family::Meta, CLUSTER_KEY)?;
+        value
+            .map(|bytes| String::from_utf8(bytes).map_err(|_| MasterError::Corrupt("the cluster id".into())))
+            .transpose()
+    }
+
+    pub fn inode(&self, inode: u64) -> Result<Option<InodeRecord>, MasterError> {
+        self.record(Family::Inode, &inode_key(inode))
+    }
+
+    pub fn dentry(&self, parent: u64, name: &[u8]) -> Result<Option<DentryRecord>, MasterError> {
+        self.record(Family::Dentry, &dentry_key(parent, name))
+    }
+
+    pub fn mount(&self, id: u32) -> Result<Option<Mount>, MasterError> {
+        self.record(Family::Mount, &id.to_be_bytes())
+    }
+
+    pub fn mounts(&self) -> Result<Vec<Mount>, MasterError> {
+        self.all(Family::Mount)
+    }
+
+    pub fn workers(&self) -> Result<Vec<WorkerRecord>, MasterError> {
+        self.all(Family::Worker)
+    }
+
+    pub fn worker(&self, id: u64) -> Result<Option<WorkerRecord>, MasterError> {
+        self.record(Family::Worker, &id.to_be_bytes())
+    }
+
+    pub fn job(&self, id: u64) -> Result<Option<Job>, MasterError> {
+        self.record(Family::Job, &id.to_be_bytes())
+    }
+
+    pub fn jobs(&self) -> Result<Vec<Job>, MasterError> {
+        self.all(Family::Job)
+    }
+
+    pub fn index(&self, mount_id: u32) -> Result<Option<IndexRecord>, MasterError> {
+        self.record(Family::Meta, &index_key(mount_id))
+    }
+
+    /// Every record of a small family, in key order.
+    fn all<M: Message + Default>(&self, family: Family) -> Result<Vec<M>, MasterError> {
+        let handle = self.database.family(family);
+        let items = self.database.raw().iterator_cf(handle, IteratorMode::Start);
+        items.map(|item| decode(&item?.1, || format!("a record of {family:?}"))).collect()
+    }
+
+    /// Calls `visit` with the entries of a directory in name order, beginning after `after` (exclusive; `None` for the
+    /// first), until it breaks.
+    pub fn scan<B>(
+        &self,
+        directory: u64,
+        after: Option<&[u8]>,
+        mut visit: impl FnMut(&[u8], DentryRecord) -> Result<ControlFlow<B>, MasterError>,
+    ) -> Result<Option<B>, MasterError> {
+        let prefix = inode_key(directory);
+        let start = dentry_key(directory, after.unwrap_or_default());
+        let mut options = ReadOptions::default();
+        options.set_iterate_upper_bound(inode_key(directory.saturating_add(1)));
+        let mode = IteratorMode::From(&start, Direction::Forward);
+        for item in self.database.raw().iterator_cf_opt(self.database.family(Family::Dentry), options, mode) {
+            let (key, value) = item?;
+            let Some(name) = key.strip_prefix(&prefix) else { break };
+            if after.is_some_and(|after| name <= after) {
+                continue;
+            }
+            let record = decode(&value, || format!("an entry of directory {directory}"))?;
+            if let ControlFlow::Break(broken) = visit(name, record)? {
+                return Ok(Some(broken));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a directory has any entry.
+    pub fn is_empty(&self, directory: u64) -> Result<bool, MasterError> {
+        Ok(self.scan(directory, None, |_, _| Ok(ControlFlow::Break(())))?.is_none())
+    }
+
+    /// Up to `limit` entries of a directory after `after`, with their inode records, and whether these are the last. A name
+    /// whose inode vanished between the two reads is left out.
+    pub fn page(&self, directory: u64, after: Option<&[u8]>, limit: usize) -> Result<(Vec<Listed>, bool), MasterError> {
+        let mut names = Vec::new();
+        let more = self.scan(directory, after, |name, record| {
+            if names.len() == limit {
+                return Ok(ControlFlow::Break(()));
+            }
+            names.push((Bytes::copy_from_slice(name), record.inode));
+            Ok(ControlFlow::Continue(()))
+        })?;
+        let records = self.inodes(names.iter().map(|(_, inode)| *inode))?;
+        let found = names.into_iter().zip(records);
+        let page = found.filter_map(|((name, inode), record)| Some((name, inode, record?))).collect();
+        Ok((page, more.is_none()))
+    }
+
+    /// Many inodes in one batched read, in the order asked for.
+    pub fn inodes(&self, inodes: impl Iterator<Item = u64>) -> Result<Vec<Option<InodeRecord>>, MasterError> {
+        let keys: Vec<[u8; 8]> = inodes.map(inode_key).collect();
+        let values = self.database.raw().batched_multi_get_cf(self.database.family(Family::Inode), &keys, false);
+        let decode_one = |value: Option<rocksdb::DBPinnableSlice<'_>>| {
+            value.map(|bytes| decode(&bytes, || "an inode".to_owned())).transpose()
+        };
+        values.into_iter().map(|value| decode_one(value?)).collect()
+    }
+
+    /// The directory of this inode id with its place in the namespace; `None` when it is gone, or cut off from the root.
+    ///
+    /// # Errors
+    /// [`MasterError::Refused`] for an inode that is no directory.
+    pub fn directory(&self, inode: u64) -> Result<Option<Directory>, MasterError> {
+        let Some(record) = self.inode(inode)? else { return Ok(None) };
+        if record.kind() != Kind::Directory {
+            return Err(MasterError::Refused(format!("inode {inode} is not a directory")));
+        }
+        let mount_id = record.mount_id;
+        let mut path = Vec::new();
+        let mut above = record.clone();
+        let mut at = inode;
+        // Below the mount's root the path is collected; above it only the connection to the root is checked.
+        for _ in 0..DEPTH_MAX {
+            if at == ROOT_INODE {
+                path.reverse();
+                return Ok(Some(Directory { inode, record, mount_id, path }));
+            }
+            let parent = above.parent;
+            let Some(parent_record) = self.inode(parent)? else { return Ok(None) };
+            if parent_record.mount_id == mount_id {
+                path.push(above.name.clone());
+            }
+            (at, above) = (parent, parent_record);
+        }
+        Ok(None)
+    }
+}
+
+/// Key of a mount's index record in `meta`.
+pub fn index_key(mount_id: u32) -> Vec<u8> {
+    [b"index".as_slice(), &mount_id.to_be_bytes()].concat()
+}
+
+/// The inode ids of a scan of `orphan` and the like.
+pub fn first_id(database: &Database, family: Family) -> Result<Option<u64>, MasterError> {
+    let mut items = database.raw().iterator_cf(database.family(family), IteratorMode::Start);
+    Ok(items.next().transpose()?.and_then(|(key, _)| leading_id(&key)))
+}

@@ -1,0 +1,130 @@
+//! What one log entry changes: a write batch, an overlay so that later commands of the entry see earlier changes, and
+//! the changes that clients must hear of, in the order in which they were made.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
+
+use bytes::Bytes;
+use cavern_proto::record::{Counters, DentryRecord, InodeRecord};
+use prost::Message;
+use rocksdb::WriteBatch;
+
+use super::records::{dentry_key, inode_key};
+use super::tables::{COUNTERS_KEY, Tables};
+use super::{Database, Family};
+use crate::MasterError;
+
+/// Something that clients may hold in a cache has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A name leads elsewhere. `first_fill` is set for a name that appears in a directory whose listing was never
+    /// complete: nobody can have seen that directory whole.
+    Entry {
+        parent: u64,
+        name: Bytes,
+        old_inode: u64,
+        new_inode: u64,
+        first_fill: bool,
+    },
+    /// The attributes of an inode changed, its content did not.
+    Inode(u64),
+    Workers(u64),
+    Mounts(u64),
+}
+
+/// The changes of one log entry, not yet written.
+pub struct Transaction<'a> {
+    tables: Tables<'a>,
+    batch: WriteBatch,
+    inodes: HashMap<u64, Option<InodeRecord>>,
+    dentries: HashMap<Vec<u8>, Option<DentryRecord>>,
+    pub counters: Counters,
+    pub changes: Vec<Change>,
+}
+
+impl<'a> Transaction<'a> {
+    /// An empty transaction on top of what the database holds.
+    pub fn new(database: &'a Database) -> Result<Self, MasterError> {
+        let tables = Tables::new(database);
+        Ok(Self {
+            tables,
+            batch: WriteBatch::default(),
+            inodes: HashMap::new(),
+            dentries: HashMap::new(),
+            counters: tables.counters()?,
+            changes: Vec::new(),
+        })
+    }
+
+    /// The tables as they were before this transaction, for what it has not touched.
+    pub fn before(&self) -> Tables<'a> {
+        self.tables
+    }
+
+    pub fn inode(&mut self, inode: u64) -> Result<Option<InodeRecord>, MasterError> {
+        match self.inodes.entry(inode) {
+            Slot::Occupied(known) => Ok(known.get().clone()),
+            Slot::Vacant(_) => self.tables.inode(inode),
+        }
+    }
+
+    /// Stores an inode under a new id, which it returns.
+    pub fn create_inode(&mut self, record: InodeRecord) -> u64 {
+        self.counters.inode += 1;
+        self.counters.inodes += 1;
+        self.put_inode(self.counters.inode, record);
+        self.counters.inode
+    }
+
+    pub fn put_inode(&mut self, inode: u64, record: InodeRecord) {
+        self.put(Family::Inode, &inode_key(inode), &record);
+        self.inodes.insert(inode, Some(record));
+    }
+
+    pub fn delete_inode(&mut self, inode: u64) {
+        self.counters.inodes = self.counters.inodes.saturating_sub(1);
+        self.delete(Family::Inode, &inode_key(inode));
+        self.inodes.insert(inode, None);
+    }
+
+    pub fn dentry(&mut self, parent: u64, name: &[u8]) -> Result<Option<DentryRecord>, MasterError> {
+        let key = dentry_key(parent, name);
+        match self.dentries.get(&key) {
+            Some(known) => Ok(*known),
+            None => self.tables.dentry(parent, name),
+        }
+    }
+
+    pub fn put_dentry(&mut self, parent: u64, name: &[u8], record: DentryRecord) {
+        let key = dentry_key(parent, name);
+        self.put(Family::Dentry, &key, &record);
+        self.dentries.insert(key, Some(record));
+    }
+
+    pub fn delete_dentry(&mut self, parent: u64, name: &[u8]) {
+        let key = dentry_key(parent, name);
+        self.delete(Family::Dentry, &key);
+        self.dentries.insert(key, None);
+    }
+
+    /// Writes a record of any family.
+    pub fn put(&mut self, family: Family, key: &[u8], record: &impl Message) {
+        self.batch.put_cf(self.tables.database().family(family), key, record.encode_to_vec());
+    }
+
+    /// Writes bytes of any family.
+    pub fn put_bytes(&mut self, family: Family, key: &[u8], value: &[u8]) {
+        self.batch.put_cf(self.tables.database().family(family), key, value);
+    }
+
+    pub fn delete(&mut self, family: Family, key: &[u8]) {
+        self.batch.delete_cf(self.tables.database().family(family), key);
+    }
+
+    /// The batch to write, counters included, and the changes to tell.
+    pub fn finish(mut self) -> (WriteBatch, Vec<Change>) {
+        let counters = self.counters;
+        self.put(Family::Meta, COUNTERS_KEY, &counters);
+        (self.batch, self.changes)
+    }
+}

@@ -1,0 +1,407 @@
+//! Sessions of clients, and the stream of invalidations.
+//!
+//! A session is one `Watch` stream; it is also the client's lease. Changes come from the applying thread, in applied
+//! order, get the next sequence number and are appended to the queue of every session. The queue is bounded: a session that
+//! falls too far behind loses it and is told to forget everything (`Reset`), which is always right. A tick each second
+//! carries the current number, so a client that hears ticks knows that it has missed nothing.
+//!
+//! `cv refresh` and its like wait in [`WatchHub::wait_acknowledged`] until every session has acknowledged a number, or has
+//! not been heard of for a lease.
+//!
+//! To keep floods away, a change is told only where somebody can have seen what it changes: nobody has seen a directory
+//! that no client has asked about since the master started (sessions begin with a `Reset`), and nobody has seen the absence
+//! of a name in a directory that was never listed whole, unless that absence was answered to somebody.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cavern_proto::master::watch_event::Event;
+use cavern_proto::master::{EntryChanged, Reset, WatchEvent};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::MasterError;
+use crate::clock::Clock;
+use crate::metrics::MasterMetrics;
+use crate::raft::ChangeListener;
+use crate::state::Change;
+
+/// Events that a session may be behind; about 100 bytes each.
+const QUEUE_EVENTS: usize = 16_384;
+/// Sessions at a time.
+const SESSIONS_MAX: usize = 10_000;
+/// Directories remembered as seen; beyond that all count as seen.
+const SEEN_MAX: usize = 1 << 20;
+
+/// All sessions.
+pub struct WatchHub {
+    state: Mutex<State>,
+    /// Some session acknowledged something, or ended.
+    progress: Notify,
+    lease: Duration,
+    cluster_id: Mutex<String>,
+    metrics: MasterMetrics,
+}
+
+struct State {
+    seq: u64,
+    next_session: u64,
+    sessions: HashMap<u64, Session>,
+    /// Directories that a client asked about, and those of which a client was told that a name is not there.
+    seen: Seen,
+    missed: Seen,
+    closed: bool,
+}
+
+struct Session {
+    client: String,
+    queue: VecDeque<WatchEvent>,
+    wake: Arc<Notify>,
+    acknowledged: u64,
+    heard: Instant,
+}
+
+/// A set of directories that gives up telling them apart when it grows too large.
+#[derive(Default)]
+struct Seen {
+    directories: HashSet<u64>,
+    all: bool,
+}
+
+impl Seen {
+    fn add(&mut self, directory: u64) {
+        if !self.all {
+            self.directories.insert(directory);
+            if self.directories.len() > SEEN_MAX {
+                *self = Self { directories: HashSet::new(), all: true };
+            }
+        }
+    }
+
+    fn has(&self, directory: u64) -> bool {
+        self.all || self.directories.contains(&directory)
+    }
+}
+
+impl WatchHub {
+    /// A hub without sessions. Numbers begin at the clock's microseconds, so that those of a later master are greater.
+    pub fn new(lease: Duration, clock: &Clock, metrics: MasterMetrics) -> Self {
+        let seq = u64::try_from(clock.now_ns() / 1000).unwrap_or(1);
+        let state = State {
+            seq,
+            next_session: seq,
+            sessions: HashMap::new(),
+            seen: Seen::default(),
+            missed: Seen::default(),
+            closed: false,
+        };
+        Self { state: Mutex::new(state), progress: Notify::new(), lease, cluster_id: Mutex::default(), metrics }
+    }
+
+    /// The cluster's id, for the first event of every session.
+    pub fn set_cluster_id(&self, id: &str) {
+        id.clone_into(&mut self.cluster_id.lock());
+    }
+
+    /// Number of the last event.
+    pub fn seq(&self) -> u64 {
+        self.state.lock().seq
+    }
+
+    pub fn sessions(&self) -> u64 {
+        self.state.lock().sessions.len() as u64
+    }
+
+    /// A client asks about entries of this directory: call it before reading what is answered.
+    pub fn mark_seen(&self, directory: u64) {
+        self.state.lock().seen.add(directory);
+    }
+
+    /// A client is about to be told that a name is not in this directory: call it before the read that decides so.
+    pub fn mark_missed(&self, directory: u64) {
+        self.state.lock().missed.add(directory);
+    }
+
+    /// Opens a session whose first event is `Reset`.
+    pub fn open(self: &Arc<Self>, client: &str) -> Result<SessionStream, MasterError> {
+        let cluster_id = self.cluster_id.lock().clone();
+        let wake = Arc::new(Notify::new());
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err(MasterError::Consensus("the master is stopping".into()));
+        }
+        if state.sessions.len() >= SESSIONS_MAX {
+            return Err(MasterError::Overloaded(format!(
+                "there are {SESSIONS_MAX} sessions already: stop some clients"
+            )));
+        }
+        state.next_session += 1;
+        let (id, seq) = (state.next_session, state.seq);
+        let session = Session {
+            client: client.chars().take(128).collect(),
+            queue: VecDeque::from([self.reset_event(id, seq, cluster_id)]),
+            wake: wake.clone(),
+            acknowledged: 0,
+            heard: Instant::now(),
+        };
+        tracing::info!(session = id, client = session.client, "a client's session begins");
+        state.sessions.insert(id, session);
+        self.metrics.gauges.sessions.set(state.sessions.len() as i64);
+        Ok(SessionStream { hub: self.clone(), id, wake })
+    }
+
+    /// The client of a session has taken in everything up to `seq`.
+    pub fn acknowledge(&self, session: u64, seq: u64) {
+        if let Some(session) = self.state.lock().sessions.get_mut(&session) {
+            session.acknowledged = session.acknowledged.max(seq);
+            session.heard = Instant::now();
+        }
+        self.progress.notify_waiters();
+    }
+
+    /// Puts a tick in the queue of every session, and ends those that were not heard of for a lease. To be called about
+    /// once a second.
+    pub fn tick(&self) {
+        let mut state = self.state.lock();
+        let seq = state.seq;
+        let lease = self.lease;
+        let before = state.sessions.len();
+        state.sessions.retain(|id, session| {
+            let is_alive = session.heard.elapsed() < lease;
+            if !is_alive {
+                tracing::info!(session = id, client = session.client, "a client's session has lapsed");
+                session.wake.notify_one();
+            }
+            is_alive
+        });
+        for session in state.sessions.values_mut() {
+            if session.queue.is_empty() {
+                session.queue.push_back(WatchEvent { seq, event: Some(Event::Tick(true)) });
+                session.wake.notify_one();
+            }
+        }
+        let after = state.sessions.len();
+        drop(state);
+        self.metrics.gauges.sessions.set(after as i64);
+        if after != before {
+            self.progress.notify_waiters();
+        }
+    }
+
+    /// Ends every session, and refuses new ones.
+    pub fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        for (_, session) in state.sessions.drain() {
+            session.wake.notify_one();
+        }
+        drop(state);
+        self.progress.notify_waiters();
+    }
+
+    /// Returns when every session that is live has acknowledged `seq`, at the latest after one lease.
+    pub async fn wait_acknowledged(&self, seq: u64) {
+        let deadline = tokio::time::Instant::now() + self.lease;
+        loop {
+            let changed = self.progress.notified();
+            tokio::pin!(changed);
+            // Registered before looking, so that no acknowledgement in between is missed.
+            changed.as_mut().enable();
+            if self.state.lock().sessions.values().all(|session| session.acknowledged >= seq) {
+                return;
+            }
+            if tokio::time::timeout_at(deadline, changed).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn reset_event(&self, session: u64, seq: u64, cluster_id: String) -> WatchEvent {
+        let lease_ms = u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX);
+        WatchEvent { seq, event: Some(Event::Reset(Reset { session, lease_ms, cluster_id })) }
+    }
+
+    fn reset_all(&self, state: &mut State) {
+        let cluster_id = self.cluster_id.lock().clone();
+        state.seq += 1;
+        let seq = state.seq;
+        for (id, session) in &mut state.sessions {
+            session.queue.clear();
+            session.queue.push_back(self.reset_event(*id, seq, cluster_id.clone()));
+            session.wake.notify_one();
+            self.metrics.resets.inc();
+        }
+    }
+}
+
+impl ChangeListener for WatchHub {
+    fn changed(&self, changes: Vec<Change>) {
+        if changes.is_empty() {
+            return;
+        }
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let mut events = Vec::new();
+        for change in changes {
+            let event = match change {
+                Change::Entry { parent, name, old_inode, new_inode, first_fill } => {
+                    let seen = if first_fill { &state.missed } else { &state.seen };
+                    if !seen.has(parent) {
+                        continue;
+                    }
+                    Event::Entry(EntryChanged { parent, name, old_inode, new_inode })
+                }
+                Change::Inode(inode) => Event::InodeChanged(inode),
+                Change::Workers(epoch) => Event::WorkersEpoch(epoch),
+                Change::Mounts(epoch) => Event::MountsEpoch(epoch),
+            };
+            state.seq += 1;
+            events.push(WatchEvent { seq: state.seq, event: Some(event) });
+        }
+        if events.is_empty() {
+            return;
+        }
+        self.metrics.events.inc_by(events.len() as u64);
+        let seq = state.seq;
+        for (id, session) in &mut state.sessions {
+            if session.queue.len() + events.len() > QUEUE_EVENTS {
+                tracing::warn!(session = id, client = session.client, "too far behind, told to forget everything");
+                session.queue.clear();
+                session.queue.push_back(self.reset_event(*id, seq, self.cluster_id.lock().clone()));
+                self.metrics.resets.inc();
+            } else {
+                session.queue.extend(events.iter().cloned());
+            }
+            session.wake.notify_one();
+        }
+    }
+
+    fn replaced(&self) {
+        self.reset_all(&mut self.state.lock());
+    }
+}
+
+/// The events of one session. Dropping it ends the session.
+pub struct SessionStream {
+    hub: Arc<WatchHub>,
+    id: u64,
+    wake: Arc<Notify>,
+}
+
+impl SessionStream {
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The next events, in order; `None` when the session has ended.
+    pub async fn next(&mut self) -> Option<Vec<WatchEvent>> {
+        loop {
+            {
+                let mut state = self.hub.state.lock();
+                let session = state.sessions.get_mut(&self.id)?;
+                if !session.queue.is_empty() {
+                    return Some(session.queue.drain(..).collect());
+                }
+            }
+            self.wake.notified().await;
+        }
+    }
+}
+
+impl Drop for SessionStream {
+    fn drop(&mut self) {
+        let mut state = self.hub.state.lock();
+        if state.sessions.remove(&self.id).is_some() {
+            tracing::info!(session = self.id, "a client's session ends");
+        }
+        self.hub.metrics.gauges.sessions.set(state.sessions.len() as i64);
+        drop(state);
+        self.hub.progress.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn hub(lease: Duration) -> Arc<WatchHub> {
+        let hub = WatchHub::new(lease, &Clock::default(), MasterMetrics::new());
+        hub.set_cluster_id("c");
+        Arc::new(hub)
+    }
+
+    fn entry(parent: u64, first_fill: bool) -> Change {
+        Change::Entry { parent, name: Bytes::from_static(b"n"), old_inode: 0, new_inode: 9, first_fill }
+    }
+
+    #[tokio::test]
+    async fn a_session_begins_with_a_reset_and_sees_changes_in_order() {
+        let hub = hub(Duration::from_secs(5));
+        let mut session = hub.open("test").unwrap();
+        let first = session.next().await.unwrap();
+        assert!(
+            matches!(&first[0].event, Some(Event::Reset(reset)) if reset.session == session.id() && reset.cluster_id == "c")
+        );
+        hub.mark_seen(7);
+        hub.changed(vec![entry(7, false), Change::Workers(2), entry(8, false)]);
+        hub.changed(vec![Change::Inode(5)]);
+        let events = session.next().await.unwrap();
+        let kinds: Vec<_> = events.iter().map(|event| event.event.clone().unwrap()).collect();
+        assert!(matches!(kinds[..], [Event::Entry(_), Event::WorkersEpoch(2), Event::InodeChanged(5)]), "{kinds:?}");
+        assert!(events.windows(2).all(|pair| pair[0].seq < pair[1].seq));
+        assert_eq!(events.last().unwrap().seq, hub.seq());
+    }
+
+    #[tokio::test]
+    async fn the_first_fill_is_told_only_where_an_absence_was() {
+        let hub = hub(Duration::from_secs(5));
+        let mut session = hub.open("test").unwrap();
+        session.next().await.unwrap();
+        hub.mark_seen(7);
+        hub.changed(vec![entry(7, true)]);
+        hub.mark_missed(7);
+        hub.changed(vec![entry(7, true)]);
+        assert_eq!(session.next().await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_session_that_falls_behind_is_reset() {
+        let hub = hub(Duration::from_secs(5));
+        let mut session = hub.open("test").unwrap();
+        session.next().await.unwrap();
+        for _ in 0..=QUEUE_EVENTS / 1000 {
+            hub.changed((0..1000).map(Change::Inode).collect());
+        }
+        let events = session.next().await.unwrap();
+        assert!(matches!(events[0].event, Some(Event::Reset(_))), "{:?}", events[0]);
+        assert!(events.len() < QUEUE_EVENTS);
+        assert_eq!(events.last().unwrap().seq, hub.seq());
+    }
+
+    #[tokio::test]
+    async fn acknowledgements_are_waited_for_and_the_lapsed_are_not() {
+        let hub = hub(Duration::from_millis(300));
+        let session = hub.open("lively").unwrap();
+        hub.changed(vec![Change::Inode(1)]);
+        let seq = hub.seq();
+        let waiting = tokio::spawn({
+            let hub = hub.clone();
+            async move { hub.wait_acknowledged(seq).await }
+        });
+        hub.acknowledge(session.id(), seq);
+        tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap();
+
+        let mut silent = hub.open("silent").unwrap();
+        hub.changed(vec![Change::Inode(2)]);
+        tokio::time::timeout(Duration::from_secs(10), hub.wait_acknowledged(hub.seq())).await.unwrap();
+        let ended = async {
+            while silent.next().await.is_some() {
+                hub.tick();
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), ended).await.unwrap();
+    }
+}

@@ -1,0 +1,179 @@
+//! The worker table: who is registered (in the log), who is alive (in memory), and what the last heartbeats said.
+//!
+//! Heartbeats are not logged; only that a worker is lost or back. After a restart of the master everyone keeps the state
+//! that the log has, and has `worker_timeout` to send a heartbeat.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cavern_proto::master::{
+    DiskReport, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState, WorkerTable,
+};
+use cavern_proto::record::command::Command;
+use cavern_proto::record::{PutWorker, SetWorkerState};
+use parking_lot::Mutex;
+
+use crate::MasterError;
+use crate::metrics::MasterMetrics;
+use crate::raft::Proposer;
+use crate::state::{Database, Outcome, Tables};
+
+/// Bytes of any text that a worker reports, at most.
+const TEXT_MAX: usize = 4096;
+const DISKS_MAX: usize = 256;
+
+/// The workers of the cluster.
+pub struct Workers {
+    database: Arc<Database>,
+    proposer: Proposer,
+    timeout: Duration,
+    cluster_id: String,
+    started: Instant,
+    reports: Mutex<HashMap<u64, Report>>,
+    metrics: MasterMetrics,
+}
+
+/// The last heartbeat of a worker.
+#[derive(Clone)]
+struct Report {
+    heard: Instant,
+    used_bytes: u64,
+    capacity_bytes: u64,
+    blocks: u64,
+    disks: Vec<DiskReport>,
+    counters: WorkerCounters,
+}
+
+impl Workers {
+    pub fn new(
+        database: Arc<Database>,
+        proposer: Proposer,
+        timeout: Duration,
+        cluster_id: String,
+        metrics: MasterMetrics,
+    ) -> Self {
+        let (started, reports) = (Instant::now(), Mutex::default());
+        Self { database, proposer, timeout, cluster_id, started, reports, metrics }
+    }
+
+    /// Registers a worker, or renews what is known of it; returns its id and the table's epoch.
+    pub async fn register(&self, request: RegisterWorkerRequest) -> Result<(u64, u64), MasterError> {
+        let worker = request.worker.unwrap_or_default();
+        if request.uuid.len() != 16 {
+            return Err(MasterError::Invalid(format!("a worker's uuid has 16 bytes, not {}", request.uuid.len())));
+        }
+        if !request.cluster_id.is_empty() && request.cluster_id != self.cluster_id {
+            return Err(MasterError::Refused(format!(
+                "the worker at {} belongs to cluster {}, this is cluster {}: give it other directories, or empty ones",
+                worker.data_address, request.cluster_id, self.cluster_id
+            )));
+        }
+        let texts = [&worker.data_address, &worker.socket_path, &worker.http_address, &worker.host, &worker.version];
+        if worker.data_address.is_empty() || texts.iter().any(|text| text.len() > TEXT_MAX) {
+            return Err(MasterError::Invalid("a worker has a data address, and no text of more than 4 KiB".into()));
+        }
+        let disks = worker.disks.clone();
+        // What changes with every heartbeat is not logged.
+        let logged =
+            Worker { used_bytes: 0, blocks: 0, last_heartbeat_age_ms: 0, disks: Vec::new(), counters: None, ..worker };
+        let put = PutWorker { uuid: Bytes::clone(&request.uuid), worker: Some(logged.clone()) };
+        match self.proposer.propose(Command::PutWorker(put)).await? {
+            Outcome::Worker { id, epoch } => {
+                let report = Report {
+                    heard: Instant::now(),
+                    used_bytes: worker.used_bytes,
+                    capacity_bytes: logged.capacity_bytes,
+                    blocks: worker.blocks,
+                    disks,
+                    counters: WorkerCounters::default(),
+                };
+                self.reports.lock().insert(id, report);
+                tracing::info!(worker = id, address = logged.data_address, "a worker has registered");
+                Ok((id, epoch))
+            }
+            Outcome::Refused(reason) => Err(MasterError::Refused(reason)),
+            other => Err(MasterError::Refused(format!("a registration was answered by {other:?}"))),
+        }
+    }
+
+    /// Takes a heartbeat in; false when the worker is not known and must register.
+    pub async fn heartbeat(&self, request: HeartbeatRequest) -> Result<bool, MasterError> {
+        let id = request.worker_id;
+        let Some(worker) = Tables::new(&self.database).worker(id)?.and_then(|record| record.worker) else {
+            self.reports.lock().remove(&id);
+            return Ok(false);
+        };
+        let mut disks = request.disks;
+        disks.truncate(DISKS_MAX);
+        let report = Report {
+            heard: Instant::now(),
+            used_bytes: request.used_bytes,
+            capacity_bytes: request.capacity_bytes,
+            blocks: request.blocks,
+            disks,
+            counters: request.counters.unwrap_or_default(),
+        };
+        self.reports.lock().insert(id, report);
+        if worker.state() != WorkerState::Live {
+            self.set_state(id, WorkerState::Live).await?;
+            tracing::info!(worker = id, address = worker.data_address, "a worker is back");
+        }
+        Ok(true)
+    }
+
+    /// Marks as lost who has not been heard of for the timeout. To be called more often than that.
+    pub async fn expire(&self) -> Result<(), MasterError> {
+        let workers = Tables::new(&self.database).workers()?;
+        let (mut live, mut lost) = (0, 0);
+        for worker in workers.into_iter().filter_map(|record| record.worker) {
+            if worker.state() != WorkerState::Live {
+                lost += 1;
+                continue;
+            }
+            let heard = self.reports.lock().get(&worker.id).map_or(self.started, |report| report.heard);
+            if heard.elapsed() < self.timeout {
+                live += 1;
+                continue;
+            }
+            lost += 1;
+            tracing::warn!(worker = worker.id, address = worker.data_address, "a worker is lost");
+            self.set_state(worker.id, WorkerState::Lost).await?;
+        }
+        self.metrics.gauges.workers_live.set(live);
+        self.metrics.gauges.workers_lost.set(lost);
+        Ok(())
+    }
+
+    async fn set_state(&self, worker_id: u64, state: WorkerState) -> Result<(), MasterError> {
+        let command = Command::WorkerState(SetWorkerState { worker_id, state: state as i32 });
+        self.proposer.propose(command).await.map(drop)
+    }
+
+    /// The table with what the last heartbeats said. The capacity is the registered one, which placement goes by and which
+    /// moves the epoch when it changes.
+    pub fn table(&self) -> Result<WorkerTable, MasterError> {
+        let tables = Tables::new(&self.database);
+        // Before the rows: a change in between gives a newer table an older number, and is fetched again.
+        let epoch = tables.counters()?.workers_epoch;
+        let records = tables.workers()?;
+        let reports = self.reports.lock();
+        let workers = records.into_iter().filter_map(|record| record.worker).map(|mut worker| {
+            if let Some(report) = reports.get(&worker.id) {
+                worker.used_bytes = report.used_bytes;
+                worker.blocks = report.blocks;
+                worker.last_heartbeat_age_ms = i64::try_from(report.heard.elapsed().as_millis()).unwrap_or(i64::MAX);
+                worker.disks.clone_from(&report.disks);
+                worker.counters = Some(report.counters);
+                if worker.capacity_bytes == 0 {
+                    worker.capacity_bytes = report.capacity_bytes;
+                }
+            } else {
+                worker.last_heartbeat_age_ms = -1;
+            }
+            worker
+        });
+        Ok(WorkerTable { epoch, workers: workers.collect() })
+    }
+}
