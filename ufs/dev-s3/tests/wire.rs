@@ -340,3 +340,29 @@ async fn the_second_port_takes_faults_and_shows_counters() {
     assert_eq!(fixture.s3.stats().requests, 0);
     fixture.s3.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn garbage_does_no_harm() {
+    let fixture = Fixture::start().await;
+    for garbage in [b"GARBAGE\r\n\r\n".as_slice(), b"\x16\x03\x01\x02\x00\x01", &[0xff; 100_000], b""] {
+        for to in [fixture.s3.addr(), fixture.s3.admin_addr().unwrap()] {
+            let mut stream = TcpStream::connect(to).await.unwrap();
+            // The server may hang up in the middle of it.
+            let _ = stream.write_all(garbage).await;
+            let _ = stream.shutdown().await;
+            let mut answer = Vec::new();
+            let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.unwrap();
+            assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"));
+        }
+    }
+    let path = "/bucket/key?X-Amz-Signature=zz&X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date=1&X-Amz-Credential=%2F%2F";
+    for (method, path) in
+        [("GET", path), ("PUT", path), ("GET", "/bucket?list-type=2&continuation-token=zz"), ("BREW", "/")]
+    {
+        let (head, _) =
+            exchange(fixture.s3.addr(), method, path, "Authorization: AWS4-HMAC-SHA256 x\r\n").await.unwrap();
+        assert!(head.starts_with("http/1.1 4"), "{method} {path}: {head}");
+    }
+    fixture.client().write("key", "still here").await.unwrap();
+    fixture.s3.stop().await;
+}
