@@ -1,0 +1,295 @@
+//! Names and attributes against a master that changes, ages, hangs and dies.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cavern_client::{CachedLookup, ClientError, InvalidationSink};
+use cavern_proto::master::Consistency;
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use support::master::{MOUNT_ROOT, ROOT};
+use support::{FakeMaster, config, connect, connect_with, until};
+
+fn is_hit(lookup: &CachedLookup, inode: u64) -> bool {
+    matches!(lookup, CachedLookup::Hit(node) if node.inode == inode)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_asked_once_is_cached_absent_names_included() {
+    let master = FakeMaster::start("cached").await;
+    let inode = master.put_file(MOUNT_ROOT, "a", "e1", 5);
+    let client = connect(&config(&master)).await;
+    let metadata = client.metadata();
+    assert!(matches!(metadata.cached_lookup(MOUNT_ROOT, b"a"), CachedLookup::Miss));
+    let node = metadata.lookup(MOUNT_ROOT, b"a").await.unwrap();
+    assert_eq!((node.inode, node.size, node.key(), node.etag()), (inode, 5, "a".to_owned(), "e1".to_owned()));
+    assert!(is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), inode));
+    assert_eq!(metadata.cached_node(inode).unwrap().inode, inode);
+    for _ in 0..3 {
+        let missing = metadata.lookup(MOUNT_ROOT, b"zz").await;
+        assert!(matches!(missing, Err(ClientError::NotFound(_))), "{missing:?}");
+    }
+    assert!(matches!(metadata.cached_lookup(MOUNT_ROOT, b"zz"), CachedLookup::Negative));
+    assert_eq!(master.count("Lookup"), 2);
+    assert_eq!(metadata.trust(&node), Duration::from_secs(30));
+    let errors = [
+        metadata.lookup(MOUNT_ROOT, &[b'x'; 256]).await.unwrap_err().errno(),
+        metadata.lookup(MOUNT_ROOT, b"a/b").await.unwrap_err().errno(),
+        metadata.node(999).await.unwrap_err().errno(),
+        metadata.resolve("/m/none").await.unwrap_err().errno(),
+        metadata.resolve("m").await.unwrap_err().errno(),
+    ];
+    let expected = [36, 22, 116, 2, 22];
+    assert_eq!(errors, expected);
+    assert_eq!(metadata.resolve("/m/a").await.unwrap().inode, inode);
+    assert_eq!(metadata.resolve("/").await.unwrap().inode, ROOT);
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn simultaneous_lookups_ask_once() {
+    let master = FakeMaster::start("flight").await;
+    master.put_file(MOUNT_ROOT, "a", "e", 5);
+    let client = connect(&config(&master)).await;
+    let lookups = (0..50).map(|_| client.metadata().lookup(MOUNT_ROOT, b"a"));
+    let answers = futures::future::join_all(lookups).await;
+    assert!(answers.iter().all(Result::is_ok));
+    assert_eq!(master.count("Lookup"), 1);
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_comes_in_pages_and_leaves_its_entries_in_the_cache() {
+    let master = FakeMaster::start("pages").await;
+    let names: Vec<String> = (0..10_000).map(|number| format!("{number:05}")).collect();
+    for name in &names {
+        master.put_file(MOUNT_ROOT, name, "e", 1);
+    }
+    let client = connect(&config(&master)).await;
+    let metadata = client.metadata();
+    let (mut seen, mut after) = (Vec::new(), Vec::new());
+    loop {
+        let page = metadata.read_dir(MOUNT_ROOT, &after, 300).await.unwrap();
+        assert!(page.entries.len() <= 300);
+        seen.extend(page.entries.iter().map(|node| String::from_utf8(node.name.to_vec()).unwrap()));
+        after = page.entries.last().map(|node| node.name.to_vec()).unwrap_or_default();
+        if page.end {
+            break;
+        }
+    }
+    assert_eq!(seen, names);
+    assert_eq!(master.count("ReadDir"), 3);
+    let cached = metadata.cached_dir_page(MOUNT_ROOT, b"00499", 10).unwrap();
+    assert_eq!(&*cached.entries[0].name, b"00500");
+    assert_eq!(cached.entries[0].key(), "00500");
+    assert!(!cached.end);
+    assert!(metadata.cached_dir_page(MOUNT_ROOT, b"09998", 10).unwrap().end);
+    for name in &names {
+        assert!(matches!(metadata.cached_lookup(MOUNT_ROOT, name.as_bytes()), CachedLookup::Hit(_)));
+    }
+    assert_eq!((master.count("Lookup"), master.count("ReadDir")), (0, 3));
+    // One name changes: the listing is read anew, and has it.
+    master.put_file(MOUNT_ROOT, "00000a", "e", 1);
+    until("the listing is dropped", || metadata.cached_dir_page(MOUNT_ROOT, b"", 10).is_none()).await;
+    master.settled().await;
+    let page = metadata.read_dir(MOUNT_ROOT, b"00000", 1).await.unwrap();
+    assert_eq!(&*page.entries[0].name, b"00000a");
+    let empty = master.put_directory(MOUNT_ROOT, "empty");
+    let page = metadata.read_dir(empty, b"", 10).await.unwrap();
+    assert!(page.end && page.entries.is_empty());
+    let gone = metadata.read_dir(999_999, b"", 10).await;
+    assert!(matches!(gone, Err(ClientError::Stale(_))), "{gone:?}");
+    client.shutdown().await;
+}
+
+#[derive(Default)]
+struct Recording {
+    events: Mutex<Vec<String>>,
+    barriers: Mutex<Vec<tokio::sync::oneshot::Receiver<()>>>,
+}
+
+impl InvalidationSink for Recording {
+    fn entry(&self, parent: u64, name: &[u8], old: u64, new: u64) {
+        self.events.lock().push(format!("{parent}/{} {old}>{new}", String::from_utf8_lossy(name)));
+    }
+    fn inode(&self, inode: u64) {
+        self.events.lock().push(format!("inode {inode}"));
+    }
+    fn reset(&self) {
+        self.events.lock().push("reset".to_owned());
+    }
+    fn barrier(&self) -> BoxFuture<'static, ()> {
+        let waits = self.barriers.lock().pop();
+        Box::pin(async move {
+            if let Some(release) = waits {
+                let _released = release.await;
+            }
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replaced_object_is_another_inode_and_is_acknowledged_after_it_was_passed_on() {
+    let master = FakeMaster::start("replaced").await;
+    let old = master.put_file(MOUNT_ROOT, "a", "e1", 5);
+    let sink = Arc::new(Recording::default());
+    let client = connect_with(&config(&master), sink.clone()).await;
+    let metadata = client.metadata();
+    let node = metadata.lookup(MOUNT_ROOT, b"a").await.unwrap();
+    master.settled().await;
+    let (release, held) = tokio::sync::oneshot::channel();
+    sink.barriers.lock().push(held);
+    let new = master.put_file(MOUNT_ROOT, "a", "e2", 6);
+    let changed = format!("{MOUNT_ROOT}/a {old}>{new}");
+    until("the sink has heard", || sink.events.lock().last() == Some(&changed)).await;
+    assert_eq!(sink.events.lock()[0], "reset");
+    assert!(master.acknowledged() < master.seq(), "not before the barrier");
+    assert_eq!(metadata.trust(&node), Duration::ZERO, "the old node is out of date");
+    release.send(()).unwrap();
+    master.settled().await;
+    assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, new);
+    assert!(matches!(metadata.node(old).await, Err(ClientError::Stale(_))));
+    assert!(matches!(metadata.revalidate(&node).await, Err(ClientError::Stale(_))));
+    master.remove(MOUNT_ROOT, "a");
+    until("the name is forgotten", || matches!(metadata.cached_lookup(MOUNT_ROOT, b"a"), CachedLookup::Miss)).await;
+    assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap_err().errno(), 2);
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_listing_is_renewed_first_an_ageing_one_in_the_background() {
+    let master = FakeMaster::start("ageing").await;
+    let inode = master.put_file(MOUNT_ROOT, "a", "e", 5);
+    master.set_age(MOUNT_ROOT, 61_000);
+    let client = connect(&config(&master)).await;
+    let metadata = client.metadata();
+    metadata.lookup(MOUNT_ROOT, b"a").await.unwrap();
+    assert_eq!(master.count("Touch"), 1, "the first answer told that the listing is too old");
+    assert!(is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), inode));
+    assert_eq!(master.count("Touch"), 1);
+
+    // Another directory, past half of its time: served at once, renewed behind the scenes.
+    let ageing = master.put_directory(MOUNT_ROOT, "d");
+    let file = master.put_file(ageing, "f", "e", 1);
+    master.settled().await;
+    master.set_age(ageing, 40_000);
+    metadata.lookup(ageing, b"f").await.unwrap();
+    assert_eq!(master.count("Touch"), 1);
+    assert!(is_hit(&metadata.cached_lookup(ageing, b"f"), file));
+    until("the listing is renewed", || master.count("Touch") == 2).await;
+    until("its age is known", || metadata.trust_absence(ageing) > Duration::from_secs(25)).await;
+
+    // A bucket that gives no new listing is waited for once, then the old one is served at once.
+    let slow = master.put_directory(MOUNT_ROOT, "s");
+    let file = master.put_file(slow, "f", "e", 1);
+    master.settled().await;
+    master.set_age_after_touch(None);
+    master.set_age(slow, 90_000);
+    metadata.lookup(slow, b"f").await.unwrap();
+    assert_eq!(master.count("Touch"), 3);
+    assert!(is_hit(&metadata.cached_lookup(slow, b"f"), file));
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn consistency_never_trusts_any_age() {
+    let master = FakeMaster::start("never").await;
+    master.configure(|mount| mount.consistency = Consistency::Never.into());
+    let inode = master.put_file(MOUNT_ROOT, "a", "e", 5);
+    master.set_age(MOUNT_ROOT, 1_000_000_000);
+    let client = connect(&config(&master)).await;
+    let node = client.metadata().lookup(MOUNT_ROOT, b"a").await.unwrap();
+    assert!(is_hit(&client.metadata().cached_lookup(MOUNT_ROOT, b"a"), inode));
+    assert_eq!((client.metadata().trust(&node), master.count("Touch")), (Duration::MAX, 0));
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_master_leaves_the_cache_usable_and_its_return_clears_it() {
+    let master = FakeMaster::start("dead").await;
+    let inode = master.put_file(MOUNT_ROOT, "a", "e1", 5);
+    let client = connect(&config(&master)).await;
+    let metadata = client.metadata();
+    let node = metadata.lookup(MOUNT_ROOT, b"a").await.unwrap();
+    metadata.read_dir(MOUNT_ROOT, b"", 10).await.unwrap();
+    master.kill();
+    let started = Instant::now();
+    let error = metadata.lookup(MOUNT_ROOT, b"b").await.unwrap_err();
+    assert_eq!(error.errno(), 5, "{error}");
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    let started = Instant::now();
+    for _ in 0..100 {
+        assert_eq!(metadata.lookup(MOUNT_ROOT, b"b").await.unwrap_err().errno(), 5);
+        assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, inode);
+        assert!(is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), inode));
+        assert_eq!(metadata.read_dir(MOUNT_ROOT, b"", 10).await.unwrap().entries.len(), 1);
+    }
+    assert!(started.elapsed() < Duration::from_millis(500), "the breaker is open: {:?}", started.elapsed());
+    assert!(metadata.trust(&node) <= Duration::from_secs(1));
+    let resets = client.stats().watch_resets.get();
+    let replaced = master.put_file(MOUNT_ROOT, "a", "e2", 6);
+    master.restart().await;
+    until("the session begins anew", || client.stats().watch_resets.get() > resets).await;
+    assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, replaced);
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hanging_master_keeps_nobody_longer_than_the_deadline() {
+    let master = FakeMaster::start("hanging").await;
+    let inode = master.put_file(MOUNT_ROOT, "a", "e1", 5);
+    let client = connect(&config(&master)).await;
+    let metadata = client.metadata();
+    metadata.lookup(MOUNT_ROOT, b"a").await.unwrap();
+    master.hang(true);
+    let started = Instant::now();
+    assert_eq!(metadata.lookup(MOUNT_ROOT, b"b").await.unwrap_err().errno(), 5);
+    assert!(started.elapsed() < Duration::from_millis(2500), "{:?}", started.elapsed());
+    // The lease lapses: what is cached is still served, whatever is asked.
+    let deadline = Instant::now() + Duration::from_millis(1500);
+    while Instant::now() < deadline {
+        let started = Instant::now();
+        assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, inode);
+        assert!(started.elapsed() < Duration::from_millis(200), "{:?}", started.elapsed());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    master.hang(false);
+    let healed = async {
+        while metadata.lookup(MOUNT_ROOT, b"c").await.unwrap_err().errno() != 2 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), healed).await.expect("it heals by itself");
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_cache_every_lookup_asks() {
+    let master = FakeMaster::start("uncached").await;
+    let inode = master.put_file(MOUNT_ROOT, "a", "e1", 5);
+    let mut config = config(&master);
+    config.fuse.client_metadata_cache = false;
+    let client = connect(&config).await;
+    let metadata = client.metadata();
+    for number in 1..=5 {
+        assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, inode);
+        assert_eq!(metadata.node(inode).await.unwrap().inode, inode);
+        assert!(matches!(metadata.cached_lookup(MOUNT_ROOT, b"a"), CachedLookup::Miss));
+        assert_eq!(metadata.read_dir(MOUNT_ROOT, b"", 10).await.unwrap().entries.len(), 1);
+        assert_eq!((master.count("Lookup"), master.count("GetInode"), master.count("ReadDir")), (number, number, number));
+    }
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_master_at_all_is_one_clear_error() {
+    let master = FakeMaster::start("none").await;
+    master.kill();
+    let started = Instant::now();
+    let error = cavern_client::Client::connect(&config(&master), "test", Arc::new(cavern_client::NoSink)).await;
+    let error = error.err().expect("nobody answers").to_string();
+    assert!(error.contains(&master.address()) && error.contains("cv master"), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(3));
+}

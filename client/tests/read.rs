@@ -1,0 +1,365 @@
+//! Reads over every step of the ladder, against workers that are well, slow, wrong, silent and gone.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cavern_client::{Client, ClientError, Node, OpenFile};
+use cavern_conf::{ByteSize, Config, Interval};
+use cavern_proto::CHUNK_BYTES;
+use cavern_proto::data::Status;
+use cavern_ufs::MemoryBucket;
+use support::master::MOUNT_ROOT;
+use support::{FakeMaster, FakeWorker, Mood, config, connect, content, until};
+
+const MIB: usize = 1 << 20;
+
+/// A cluster of one master, the given workers, and a bucket.
+struct Cluster {
+    master: FakeMaster,
+    bucket: MemoryBucket,
+    workers: Vec<FakeWorker>,
+    config: Config,
+}
+
+impl Cluster {
+    async fn new(name: &str, workers: Vec<FakeWorker>) -> Self {
+        let master = FakeMaster::start(name).await;
+        master.set_workers(workers.iter().map(FakeWorker::entry).collect());
+        let config = config(&master);
+        Self { master, bucket: MemoryBucket::named(name), workers, config }
+    }
+
+    /// Stores an object in the bucket, at every worker, and in the namespace.
+    fn put(&self, key: &str, bytes: &[u8]) {
+        let etag = self.bucket.put(key, bytes.to_vec());
+        self.workers.iter().for_each(|worker| worker.put(key, &etag, bytes.to_vec()));
+        self.master.put_file(MOUNT_ROOT, key, &etag, bytes.len() as u64);
+    }
+
+    async fn client(&self) -> Arc<Client> {
+        connect(&self.config).await
+    }
+
+    async fn stop(self, client: Arc<Client>) {
+        client.shutdown().await;
+        for worker in &self.workers {
+            worker.kill().await;
+        }
+    }
+}
+
+async fn lookup(client: &Client, name: &str) -> Arc<Node> {
+    client.metadata().lookup(MOUNT_ROOT, name.as_bytes()).await.unwrap()
+}
+
+async fn open(client: &Client, name: &str) -> Arc<OpenFile> {
+    client.files().open(&lookup(client, name).await).await.unwrap()
+}
+
+/// Chunks of `length` bytes in an order that looks random, each once.
+fn shuffled(count: usize, seed: usize) -> impl Iterator<Item = usize> {
+    assert!(count.is_power_of_two());
+    (0..count).map(move |number| (number * 5 + seed * 2 + 1) * 0x9e37_79b1 % count)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn small_files_come_with_their_descriptor_and_need_nobody_afterwards() {
+    let sockets = tempfile::tempdir().unwrap();
+    let cluster = Cluster::new("small", vec![FakeWorker::local(1, sockets.path()).await]).await;
+    let bytes = content(1, 50_000);
+    cluster.put("a", &bytes);
+    cluster.put("empty", b"");
+    let client = cluster.client().await;
+    let node = lookup(&client, "a").await;
+    assert!(client.files().open_cached(&node).is_none());
+    let file = client.files().open(&node).await.unwrap();
+    assert_eq!(file.read(0, 100_000).await.unwrap(), bytes);
+    let again = client.files().open_cached(&node).expect("its descriptor is cached");
+    let mut buffer = vec![0; 100_000];
+    assert_eq!(again.read_now(0, &mut buffer), Some(50_000));
+    assert_eq!(buffer[..50_000], bytes);
+    assert_eq!(again.read_now(49_000, &mut buffer), Some(1000));
+    assert_eq!(buffer[..1000], bytes[49_000..]);
+    assert_eq!(again.read_now(50_000, &mut buffer), Some(0));
+    assert_eq!(again.read(u64::MAX, 10).await.unwrap().len(), 0);
+    assert!(again.local_descriptor().is_some());
+    let worker = &cluster.workers[0];
+    assert_eq!((worker.count("Open"), worker.count("Fill"), worker.count("Read")), (1, 0, 0));
+    let empty = client.files().open_cached(&lookup(&client, "empty").await).unwrap();
+    assert_eq!(empty.read(0, 10).await.unwrap().len(), 0);
+    let root = client.metadata().node(MOUNT_ROOT).await.unwrap();
+    assert!(matches!(client.files().open(&root).await, Err(ClientError::IsADirectory(_))));
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn evicted_blocks_stay_readable_and_are_opened_anew_for_what_is_missing() {
+    let sockets = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::new("evicted", vec![FakeWorker::local(1, sockets.path()).await]).await;
+    cluster.config.client.readahead_max = ByteSize::mib(0);
+    let bytes = content(2, MIB + 300_000);
+    cluster.put("a", &bytes);
+    let client = cluster.client().await;
+    let file = open(&client, "a").await;
+    assert_eq!(file.read(0, 1000).await.unwrap(), bytes[..1000]);
+    assert_eq!(client.stats().descriptors.get(), 1);
+    cluster.workers[0].evict_all();
+    until("the idle descriptor is closed", || client.stats().descriptors.get() == 0).await;
+    let mut buffer = [0; 1000];
+    assert_eq!(file.read_now(0, &mut buffer), Some(1000), "the handle keeps its own");
+    assert_eq!(buffer, bytes[..1000]);
+    assert_eq!(file.read(0, 2 * MIB).await.unwrap(), bytes);
+    assert_eq!(cluster.workers[0].count("Open"), 3, "two blocks, one of them twice");
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_at_any_place_give_the_bytes_of_the_object() {
+    let sockets = tempfile::tempdir().unwrap();
+    let local = FakeWorker::local(1, sockets.path()).await;
+    for (name, workers) in [
+        ("any-local", vec![local]),
+        ("any-remote", vec![FakeWorker::remote(1).await, FakeWorker::remote(2).await]),
+        ("any-bucket", vec![]),
+    ] {
+        let cluster = Cluster::new(name, workers).await;
+        let bytes = content(3, 3 * MIB + 77_777);
+        cluster.put("a", &bytes);
+        let client = cluster.client().await;
+        let file = open(&client, "a").await;
+        let mut state = 7u64;
+        for _ in 0..200 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let offset = (state >> 20) as usize % (bytes.len() + 1000);
+            let length = (state >> 50) as usize * 100;
+            let expected = &bytes[offset.min(bytes.len())..(offset + length).min(bytes.len())];
+            let mut buffer = vec![0; length];
+            if let Some(count) = file.read_now(offset as u64, &mut buffer) {
+                assert!(buffer[..count] == *expected, "{name}: read_now at {offset}, {length}");
+            }
+            let read = file.read(offset as u64, length).await.unwrap();
+            assert!(read == expected, "{name}: read at {offset}, {length}: {} bytes", read.len());
+        }
+        assert_eq!(client.stats().read_errors.get(), 0);
+        cluster.stop(client).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_readers_fetch_only_the_chunks_they_touch() {
+    let sockets = tempfile::tempdir().unwrap();
+    for (name, worker) in
+        [("random-local", FakeWorker::local(1, sockets.path()).await), ("random-remote", FakeWorker::remote(1).await)]
+    {
+        let mut cluster = Cluster::new(name, vec![worker]).await;
+        cluster.config.client.hedge_percent = 0;
+        let chunk = CHUNK_BYTES as usize;
+        let bytes = content(4, 256 * chunk);
+        cluster.put("a", &bytes);
+        let client = cluster.client().await;
+        let file = open(&client, "a").await;
+        for number in shuffled(256, 0).take(100) {
+            let read = file.read((number * chunk) as u64, chunk).await.unwrap();
+            assert!(read == bytes[number * chunk..(number + 1) * chunk], "{name}: chunk {number}");
+        }
+        let fetched = cluster.workers[0].filled_bytes().max(cluster.workers[0].sent_bytes());
+        assert!(fetched <= 130 * chunk as u64, "{name}: {fetched} bytes for 100 chunks");
+        cluster.stop(client).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sequential_reader_finds_its_bytes_already_there() {
+    let sockets = tempfile::tempdir().unwrap();
+    for (name, worker) in
+        [("stream-local", FakeWorker::local(1, sockets.path()).await), ("stream-remote", FakeWorker::remote(1).await)]
+    {
+        let mut cluster = Cluster::new(name, vec![worker]).await;
+        cluster.config.client.hedge_percent = 0;
+        let bytes = content(5, 24 * MIB);
+        cluster.put("a", &bytes);
+        let client = cluster.client().await;
+        let file = open(&client, "a").await;
+        let mut without_waiting = 0;
+        for start in (0..bytes.len()).step_by(MIB / 4) {
+            let mut buffer = vec![0; MIB / 4];
+            if file.read_now(start as u64, &mut buffer).is_some() {
+                without_waiting += 1;
+            } else {
+                buffer = file.read(start as u64, MIB / 4).await.unwrap().to_vec();
+            }
+            assert!(buffer == bytes[start..start + MIB / 4], "{name} at {start}");
+            // A reader that does something with its bytes.
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        assert!(without_waiting >= 70, "{name}: {without_waiting} of 96 reads");
+        let stats = client.stats();
+        assert!(stats.readahead_bytes.get() >= 20 * MIB as u64, "{name}: {}", stats.readahead_bytes.get());
+        let asked = stats.local_opens.get() + stats.local_fills.get() + stats.remote_reads.get();
+        assert!(asked <= 30, "{name}: {asked} requests were waited for");
+        cluster.stop(client).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_bytes_are_reported_and_read_elsewhere() {
+    let cluster = Cluster::new("corrupt", vec![FakeWorker::remote(1).await]).await;
+    let bytes = content(6, 200_000);
+    cluster.put("a", &bytes);
+    cluster.workers[0].set_mood(Mood::Corrupts);
+    let client = cluster.client().await;
+    assert!(open(&client, "a").await.read(0, MIB).await.unwrap() == bytes);
+    assert_eq!(client.stats().corrupt_chunks.get(), 1);
+    until("the worker hears of it", || cluster.workers[0].count("Corrupt") == 1).await;
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_misbehaves_gives_way_to_the_next_source() {
+    for (name, mood) in [
+        ("babbles", Mood::Babbles),
+        ("closes", Mood::Closes),
+        ("hangs", Mood::Hangs),
+        ("overloaded", Mood::Refuses(Status::Overloaded)),
+        ("disk", Mood::Refuses(Status::IoError)),
+        ("unknown", Mood::Refuses(Status::UnknownMount)),
+        ("bucket", Mood::Refuses(Status::UfsUnavailable)),
+    ] {
+        let sockets = tempfile::tempdir().unwrap();
+        for (way, worker) in
+            [("local", FakeWorker::local(1, sockets.path()).await), ("remote", FakeWorker::remote(1).await)]
+        {
+            let cluster = Cluster::new(&format!("{name}-{way}"), vec![worker]).await;
+            let bytes = content(7, 100_000);
+            cluster.put("a", &bytes);
+            cluster.workers[0].set_mood(mood);
+            let client = cluster.client().await;
+            let started = Instant::now();
+            let read = open(&client, "a").await.read(0, MIB).await.unwrap();
+            assert!(read == bytes, "{name} {way}");
+            assert!(started.elapsed() < Duration::from_millis(2500), "{name} {way}: {:?}", started.elapsed());
+            assert_eq!(client.stats().bucket_reads.get(), 1, "{name} {way}");
+            cluster.stop(client).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_worker_is_left_alone_and_used_again_when_it_is_back() {
+    let cluster = Cluster::new("dead-worker", vec![FakeWorker::remote(1).await]).await;
+    let files: Vec<Vec<u8>> = (0..20).map(|number| content(number, 10_000)).collect();
+    for (number, bytes) in files.iter().enumerate() {
+        cluster.put(&number.to_string(), bytes);
+    }
+    let client = cluster.client().await;
+    cluster.workers[0].kill().await;
+    let started = Instant::now();
+    for (number, bytes) in files.iter().enumerate().take(10) {
+        assert!(open(&client, &number.to_string()).await.read(0, MIB).await.unwrap() == *bytes);
+    }
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(client.stats().worker_errors.get() >= 1);
+    let other = FakeWorker::remote(2).await;
+    for (number, bytes) in files.iter().enumerate() {
+        let etag = lookup(&client, &number.to_string()).await.etag();
+        other.put(&number.to_string(), &etag, bytes.clone());
+    }
+    cluster.master.set_workers(vec![other.entry()]);
+    until("the table is known", || client.workers().worker(2).is_some()).await;
+    let before = client.stats().bucket_reads.get();
+    for (number, bytes) in files.iter().enumerate().skip(10) {
+        assert!(open(&client, &number.to_string()).await.read(0, MIB).await.unwrap() == *bytes);
+    }
+    assert_eq!(client.stats().bucket_reads.get(), before);
+    other.kill().await;
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_is_gone_is_stale_and_the_name_is_asked_anew() {
+    let sockets = tempfile::tempdir().unwrap();
+    let cluster = Cluster::new("stale", vec![FakeWorker::local(1, sockets.path()).await]).await;
+    cluster.put("a", &content(8, 1000));
+    let client = cluster.client().await;
+    let old = lookup(&client, "a").await;
+    cluster.master.settled().await;
+    // The bucket and the worker have another version, of which the master has not told yet.
+    cluster.workers[0].set_mood(Mood::Refuses(Status::VersionChanged));
+    let error = client.files().open(&old).await.err().unwrap();
+    assert_eq!(error.errno(), 116, "{error}");
+    assert_eq!((cluster.master.count("Revalidate"), client.stats().stale_reads.get()), (1, 1));
+    assert_eq!(client.stats().bucket_reads.get(), 0, "no other source has that version");
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_any_source_the_read_fails_within_its_deadline() {
+    let mut cluster = Cluster::new("nothing", vec![FakeWorker::remote(1).await]).await;
+    cluster.config.client.read_timeout = Interval::millis(1000);
+    cluster.put("a", &content(9, 2 * MIB));
+    let client = cluster.client().await;
+    let file = open(&client, "a").await;
+    cluster.workers[0].set_mood(Mood::Hangs);
+    assert!(cluster.bucket.delete("a"));
+    let started = Instant::now();
+    let error = file.read(0, 1000).await.unwrap_err();
+    assert!(started.elapsed() < Duration::from_millis(2500), "{:?}", started.elapsed());
+    assert_eq!(error.errno(), 116, "the bucket says that it is gone: {error}");
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_worker_is_overtaken_within_the_share_of_hedging() {
+    let mut cluster = Cluster::new("hedge", vec![FakeWorker::remote(1).await]).await;
+    cluster.config.client.hedge_percent = 50;
+    cluster.config.client.read_timeout = Interval::secs(20);
+    cluster.config.client.worker_timeout = Interval::secs(10);
+    let bytes = content(10, 1000);
+    (0..60).for_each(|number| cluster.put(&number.to_string(), &bytes));
+    let client = cluster.client().await;
+    for number in 0..40 {
+        open(&client, &number.to_string()).await;
+    }
+    cluster.workers[0].set_mood(Mood::Slow(Duration::from_secs(5)));
+    let started = Instant::now();
+    assert!(open(&client, "41").await.read(0, MIB).await.unwrap() == bytes);
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!((client.stats().hedges.get(), client.stats().hedges_won.get()), (1, 1));
+    until("the slow request is cancelled", || cluster.workers[0].count("Cancel") >= 1).await;
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_readers_at_once_stay_within_the_budget() {
+    for (name, remote) in [("budget-remote", true), ("budget-bucket", false)] {
+        let workers = if remote { vec![FakeWorker::remote(1).await] } else { vec![] };
+        let mut cluster = Cluster::new(name, workers).await;
+        cluster.config.client.memory_budget = ByteSize::mib(8);
+        cluster.config.client.readahead_max = ByteSize::mib(4);
+        cluster.config.client.read_timeout = Interval::secs(60);
+        cluster.config.client.worker_timeout = Interval::secs(60);
+        let bytes = content(11, 4 * MIB);
+        cluster.put("a", &bytes);
+        let client = cluster.client().await;
+        let node = lookup(&client, "a").await;
+        let files: Vec<_> = (0..200).map(|_| client.files().open_cached(&node).unwrap()).collect();
+        let reads = files.iter().enumerate().map(|(number, file)| {
+            let (client, bytes) = (&client, &bytes);
+            async move {
+                for step in 0..4 {
+                    let start = ((number + step) % 4) * MIB;
+                    let read = file.read(start as u64, MIB).await.unwrap();
+                    assert!(read == bytes[start..start + MIB]);
+                    assert!(client.stats().budget_used_bytes.get() <= 8 * MIB as i64);
+                }
+            }
+        });
+        futures::future::join_all(reads).await;
+        drop(files);
+        client.shutdown().await;
+        until("every buffer is given back", || client.stats().budget_used_bytes.get() == 0).await;
+        cluster.stop(client).await;
+    }
+}

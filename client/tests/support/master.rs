@@ -1,0 +1,445 @@
+//! A master that keeps its namespace in memory and counts what it is asked.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cavern_proto::master::cluster_server::{Cluster, ClusterServer};
+use cavern_proto::master::namespace_server::{Namespace, NamespaceServer};
+use cavern_proto::master::watch_event::Event;
+use cavern_proto::master::*;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+
+pub const ROOT: u64 = 1;
+pub const MOUNT_ROOT: u64 = 2;
+const LEASE_MS: u32 = 1000;
+const TICK: Duration = Duration::from_millis(100);
+
+type Pages = Pin<Box<dyn Stream<Item = Result<ReadDirPage, Status>> + Send>>;
+type Events = Pin<Box<dyn Stream<Item = Result<WatchEvent, Status>> + Send>>;
+type Refreshing = Pin<Box<dyn Stream<Item = Result<RefreshProgress, Status>> + Send>>;
+type Counting = Pin<Box<dyn Stream<Item = Result<UsageProgress, Status>> + Send>>;
+
+/// One mount at `/m` (inode 2), of a `memory://` bucket.
+pub struct FakeMaster {
+    service: Service,
+    address: SocketAddr,
+    server: Mutex<Option<Server>>,
+}
+
+#[derive(Clone)]
+struct Service {
+    state: Arc<Mutex<State>>,
+    /// Calls are taken and never answered, and no tick is sent.
+    hung: Arc<AtomicBool>,
+}
+
+impl Drop for FakeMaster {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A runtime of its own, so that its end breaks every connection.
+type Server = tokio::runtime::Runtime;
+
+#[derive(Default)]
+struct State {
+    mount: Mount,
+    workers: Vec<Worker>,
+    workers_epoch: u64,
+    entries: HashMap<u64, Entry>,
+    names: BTreeMap<(u64, Vec<u8>), u64>,
+    ages_ms: HashMap<u64, i64>,
+    /// What a Touch makes of a listing's age; `None` leaves it.
+    age_after_touch_ms: Option<i64>,
+    next_inode: u64,
+    seq: u64,
+    watchers: Vec<mpsc::Sender<Result<WatchEvent, Status>>>,
+    acknowledged: u64,
+    counts: HashMap<&'static str, u64>,
+}
+
+impl FakeMaster {
+    /// A master with an empty mount of `memory://NAME` at /m.
+    pub async fn start(bucket: &str) -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mount = Mount {
+            id: 1,
+            path: "/m".into(),
+            uri: format!("memory://{bucket}"),
+            write_type: WriteType::CacheMode.into(),
+            block_size: 1 << 20,
+            replicas: 1,
+            metadata_ttl_ms: 60_000,
+            consistency: Consistency::Ttl.into(),
+            root_inode: MOUNT_ROOT,
+            ..Mount::default()
+        };
+        let directory = |inode, name: &str, mount_id| Entry {
+            name: name.as_bytes().to_vec().into(),
+            attr: Some(Attr { inode, kind: Kind::Directory.into(), mode: 0o755, nlink: 2, ..Attr::default() }),
+            parent: ROOT,
+            mount_id,
+            ..Entry::default()
+        };
+        let mut state = State { mount, next_inode: 100, age_after_touch_ms: Some(0), ..State::default() };
+        state.entries.insert(ROOT, directory(ROOT, "", 0));
+        state.entries.insert(MOUNT_ROOT, directory(MOUNT_ROOT, "m", 1));
+        state.names.insert((ROOT, b"m".to_vec()), MOUNT_ROOT);
+        let service = Service { state: Arc::new(Mutex::new(state)), hung: Arc::default() };
+        let master = Self { service, address, server: Mutex::default() };
+        master.serve(listener);
+        master
+    }
+
+    fn serve(&self, listener: std::net::TcpListener) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let service = self.service.clone();
+        runtime.spawn(async move {
+            let listener = TcpListener::from_std(listener).unwrap();
+            let server = tonic::transport::Server::builder()
+                .add_service(NamespaceServer::new(service.clone()))
+                .add_service(ClusterServer::new(service));
+            server.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
+        });
+        *self.server.lock() = Some(runtime);
+    }
+
+    pub fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// As kill -9: connections break, later ones are refused.
+    pub fn kill(&self) {
+        let server = self.server.lock().take();
+        server.into_iter().for_each(Server::shutdown_background);
+        self.service.state.lock().watchers.clear();
+    }
+
+    /// At the same address, with the same namespace.
+    pub async fn restart(&self) {
+        loop {
+            match std::net::TcpListener::bind(self.address) {
+                Ok(listener) => {
+                    listener.set_nonblocking(true).unwrap();
+                    return self.serve(listener);
+                }
+                Err(_in_use) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+
+    /// Waits until every client has taken in every event.
+    pub async fn settled(&self) {
+        super::until("every event is acknowledged", || self.acknowledged() == self.seq()).await;
+    }
+
+    /// As SIGSTOP and SIGCONT.
+    pub fn hang(&self, hung: bool) {
+        self.service.hung.store(hung, Ordering::Relaxed);
+    }
+
+    pub fn configure(&self, change: impl FnOnce(&mut Mount)) {
+        change(&mut self.service.state.lock().mount);
+    }
+
+    /// Puts workers in the table and announces the new epoch.
+    pub fn set_workers(&self, workers: Vec<Worker>) {
+        let mut state = self.service.state.lock();
+        state.workers = workers;
+        state.workers_epoch += 1;
+        let epoch = state.workers_epoch;
+        state.announce(Event::WorkersEpoch(epoch));
+    }
+
+    /// Adds a file to a directory, or replaces one as an object of another version; announces it.
+    pub fn put_file(&self, parent: u64, name: &str, etag: &str, size: u64) -> u64 {
+        self.put(parent, name, Kind::File, etag, size)
+    }
+
+    pub fn put_directory(&self, parent: u64, name: &str) -> u64 {
+        self.put(parent, name, Kind::Directory, "", 0)
+    }
+
+    fn put(&self, parent: u64, name: &str, kind: Kind, etag: &str, size: u64) -> u64 {
+        let mut state = self.service.state.lock();
+        let inode = state.next_inode;
+        state.next_inode += 1;
+        let key = format!("{}{name}{}", state.key_of(parent), if kind == Kind::Directory { "/" } else { "" });
+        let entry = Entry {
+            name: name.as_bytes().to_vec().into(),
+            attr: Some(Attr { inode, kind: kind.into(), mode: 0o644, size, nlink: 1, ..Attr::default() }),
+            parent,
+            mount_id: 1,
+            key,
+            etag: etag.into(),
+            listing_age_ms: 0,
+        };
+        state.entries.insert(inode, entry);
+        let old = state.names.insert((parent, name.into()), inode).unwrap_or(0);
+        state.entries.remove(&old);
+        let changed = EntryChanged { parent, name: name.as_bytes().to_vec().into(), old_inode: old, new_inode: inode };
+        state.announce(Event::Entry(changed));
+        inode
+    }
+
+    pub fn remove(&self, parent: u64, name: &str) {
+        let mut state = self.service.state.lock();
+        let old = state.names.remove(&(parent, name.into())).unwrap_or(0);
+        state.entries.remove(&old);
+        let changed = EntryChanged { parent, name: name.as_bytes().to_vec().into(), old_inode: old, new_inode: 0 };
+        state.announce(Event::Entry(changed));
+    }
+
+    pub fn set_age(&self, directory: u64, age_ms: i64) {
+        self.service.state.lock().ages_ms.insert(directory, age_ms);
+    }
+
+    pub fn set_age_after_touch(&self, age_ms: Option<i64>) {
+        self.service.state.lock().age_after_touch_ms = age_ms;
+    }
+
+    /// How often a call was made.
+    pub fn count(&self, call: &str) -> u64 {
+        self.service.state.lock().counts.get(call).copied().unwrap_or(0)
+    }
+
+    pub fn acknowledged(&self) -> u64 {
+        self.service.state.lock().acknowledged
+    }
+
+    pub fn seq(&self) -> u64 {
+        self.service.state.lock().seq
+    }
+
+}
+
+impl Service {
+    /// Counts a call; never returns while the master hangs.
+    async fn enter(&self, call: &'static str) {
+        *self.state.lock().counts.entry(call).or_default() += 1;
+        while self.hung.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl State {
+    fn key_of(&self, directory: u64) -> String {
+        self.entries.get(&directory).map(|entry| entry.key.clone()).unwrap_or_default()
+    }
+
+    fn announce(&mut self, event: Event) {
+        self.seq += 1;
+        let event = WatchEvent { seq: self.seq, event: Some(event) };
+        self.watchers.retain(|watcher| watcher.try_send(Ok(event.clone())).is_ok());
+    }
+
+    fn age(&self, directory: u64) -> i64 {
+        if directory == ROOT { -1 } else { self.ages_ms.get(&directory).copied().unwrap_or(0) }
+    }
+
+    fn entry(&self, inode: u64) -> Result<Entry, Status> {
+        let entry = self.entries.get(&inode).ok_or_else(|| Status::not_found("no such inode"))?;
+        let is_directory = entry.attr.unwrap_or_default().kind() == Kind::Directory;
+        let listing_age_ms = self.age(if is_directory { inode } else { entry.parent });
+        Ok(Entry { listing_age_ms, ..entry.clone() })
+    }
+
+    fn child(&self, parent: u64, name: &[u8]) -> Result<Entry, Status> {
+        let inode = self.names.get(&(parent, name.to_vec())).ok_or_else(|| Status::not_found("no such name"))?;
+        self.entry(*inode)
+    }
+}
+
+#[tonic::async_trait]
+impl Namespace for Service {
+    type ReadDirStream = Pages;
+    type RefreshStream = Refreshing;
+    type UsageStream = Counting;
+
+    async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<Entry>, Status> {
+        self.enter("Resolve").await;
+        let (state, path) = (self.state.lock(), request.into_inner().path);
+        let mut entry = state.entry(ROOT)?;
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            entry = state.child(entry.attr.unwrap_or_default().inode, name.as_bytes())?;
+        }
+        Ok(Response::new(entry))
+    }
+
+    async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<Entry>, Status> {
+        self.enter("Lookup").await;
+        let request = request.into_inner();
+        self.state.lock().child(request.parent, &request.name).map(Response::new)
+    }
+
+    async fn get_inode(&self, request: Request<GetInodeRequest>) -> Result<Response<Entry>, Status> {
+        self.enter("GetInode").await;
+        self.state.lock().entry(request.into_inner().inode).map(Response::new)
+    }
+
+    async fn read_dir(&self, request: Request<ReadDirRequest>) -> Result<Response<Pages>, Status> {
+        self.enter("ReadDir").await;
+        let request = request.into_inner();
+        let state = self.state.lock();
+        let directory = state.entry(request.inode)?;
+        let from = (request.inode, request.after_name.to_vec());
+        let names = state.names.range(from.clone()..(request.inode + 1, Vec::new()));
+        let mut inodes: Vec<u64> = names.filter(|(key, _)| **key != from).map(|(_, inode)| *inode).collect();
+        let limit = if request.limit == 0 { usize::MAX } else { request.limit as usize };
+        let end = inodes.len() <= limit;
+        inodes.truncate(limit);
+        let entries: Vec<Entry> = inodes
+            .into_iter()
+            .map(|inode| Entry { key: String::new(), ..state.entry(inode).unwrap() })
+            .collect();
+        let pages = entries.chunks(1000).map(<[Entry]>::to_vec).collect::<Vec<_>>();
+        let last = pages.len().saturating_sub(1);
+        let mut answers: Vec<ReadDirPage> = pages
+            .into_iter()
+            .enumerate()
+            .map(|(number, entries)| ReadDirPage {
+                directory: (number == 0).then(|| directory.clone()),
+                entries,
+                end: end && number == last,
+                event_seq: state.seq,
+            })
+            .collect();
+        if answers.is_empty() {
+            let event_seq = state.seq;
+            answers.push(ReadDirPage { directory: Some(directory), entries: vec![], end: true, event_seq });
+        }
+        Ok(Response::new(Box::pin(tokio_stream::iter(answers.into_iter().map(Ok)))))
+    }
+
+    async fn touch(&self, request: Request<TouchRequest>) -> Result<Response<TouchReply>, Status> {
+        self.enter("Touch").await;
+        let mut state = self.state.lock();
+        let mut directories = Vec::new();
+        for inode in request.into_inner().directories {
+            if let Some(age) = state.age_after_touch_ms {
+                state.ages_ms.insert(inode, age);
+            }
+            let gone = !state.entries.contains_key(&inode);
+            let listing_age_ms = state.age(inode);
+            directories.push(touch_reply::Directory { inode, listing_age_ms, gone });
+        }
+        Ok(Response::new(TouchReply { directories, event_seq: state.seq }))
+    }
+
+    async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
+        self.enter("Revalidate").await;
+        let request = request.into_inner();
+        self.state.lock().child(request.parent, &request.name).map(Response::new)
+    }
+
+    async fn refresh(&self, _: Request<RefreshRequest>) -> Result<Response<Refreshing>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<Counting>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+}
+
+#[tonic::async_trait]
+impl Cluster for Service {
+    type WatchStream = Events;
+
+    async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Events>, Status> {
+        self.enter("Watch").await;
+        let (sender, events) = mpsc::channel(10_000);
+        {
+            let mut state = self.state.lock();
+            let reset = Reset { session: 1, lease_ms: LEASE_MS, cluster_id: "fake".into() };
+            let first = WatchEvent { seq: state.seq, event: Some(Event::Reset(reset)) };
+            sender.try_send(Ok(first)).unwrap();
+            state.watchers.push(sender.clone());
+        }
+        let (master, mut requests) = (self.clone(), request.into_inner());
+        tokio::spawn(async move {
+            let mut tick = tokio::time::interval(TICK);
+            loop {
+                tokio::select! {
+                    request = requests.next() => match request {
+                        Some(Ok(request)) => {
+                            let mut state = master.state.lock();
+                            state.acknowledged = state.acknowledged.max(request.acknowledged_seq);
+                        }
+                        _ => return,
+                    },
+                    _ = tick.tick() => {
+                        let event = WatchEvent { seq: master.state.lock().seq, event: Some(Event::Tick(true)) };
+                        if !master.hung.load(Ordering::Relaxed) && sender.try_send(Ok(event)).is_err() {
+                            return;
+                        }
+                    }
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(events))))
+    }
+
+    async fn list_workers(&self, _: Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {
+        self.enter("ListWorkers").await;
+        let state = self.state.lock();
+        Ok(Response::new(WorkerTable { epoch: state.workers_epoch, workers: state.workers.clone() }))
+    }
+
+    async fn list_mounts(&self, _: Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
+        self.enter("ListMounts").await;
+        let mounts = vec![self.state.lock().mount.clone()];
+        Ok(Response::new(MountTable { epoch: 1, mounts, status: vec![] }))
+    }
+
+    async fn register_worker(
+        &self,
+        _: Request<RegisterWorkerRequest>,
+    ) -> Result<Response<RegisterWorkerReply>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn heartbeat(&self, _: Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn mount(&self, _: Request<MountRequest>) -> Result<Response<MountReply>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn unmount(&self, _: Request<UnmountRequest>) -> Result<Response<UnmountReply>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn submit_load(&self, _: Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn get_job(&self, _: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn list_jobs(&self, _: Request<ListJobsRequest>) -> Result<Response<JobList>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn cancel_job(&self, _: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+}
