@@ -1,0 +1,61 @@
+//! The baseline of the benchmarks: the least that a FUSE file system over a local directory can be, done properly. It
+//! caches nothing of its own and knows no cluster; what our mount loses against it is what Cavern costs.
+
+mod filesystem;
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use clap::Parser;
+use fuser::{Config, MountOption, SessionACL};
+use tokio::signal::unix::{SignalKind, signal};
+
+use filesystem::Plain;
+
+#[derive(Parser)]
+#[command(about = "Shows a directory read-only through a minimal FUSE file system, until SIGINT or SIGTERM")]
+struct Options {
+    source: PathBuf,
+    mount_point: PathBuf,
+    /// Event loops, each with a descriptor of its own.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// Kernel read-ahead in KiB.
+    #[arg(long, default_value_t = 1024)]
+    readahead: u32,
+    /// Drop a file's pages each time it is opened.
+    #[arg(long)]
+    drop_pages: bool,
+}
+
+fn main() -> io::Result<()> {
+    let options = Options::parse();
+    let plain = Plain::new(options.source.canonicalize()?, options.drop_pages)?;
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName("plainfs".to_owned()),
+        MountOption::Subtype("plainfs".to_owned()),
+        MountOption::RO,
+        MountOption::DefaultPermissions,
+    ];
+    config.acl = SessionACL::All;
+    config.n_threads = Some(options.threads);
+    config.clone_fd = true;
+    let session = fuser::Session::new(plain, &options.mount_point, &config)?.spawn()?;
+    set_read_ahead(&options)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let (mut interrupted, mut terminated) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        tokio::select! { _ = interrupted.recv() => {} _ = terminated.recv() => {} }
+        io::Result::Ok(())
+    })?;
+    session.umount_and_join()
+}
+
+/// The kernel grants 128 KiB by itself.
+fn set_read_ahead(options: &Options) -> io::Result<()> {
+    let device = options.mount_point.metadata()?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    std::fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), options.readahead.to_string())
+}
