@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+"""Measures a cluster on this host against its baselines, all in one run, and prints Markdown tables.
+
+Needs root (it drops the kernel's caches), fio, and the release build of `cv`, `plainfs` and `s3get`:
+
+    tests/bench.py --dir /data/bench              # everything, about ten minutes
+    tests/bench.py --dir /data/bench images find  # only these sections
+
+Baselines: the local file system that also holds the workers' data; `plainfs`, a minimal FUSE file system that
+answers reads from that local file system; `s3get`, a plain client of the same bucket with the same requests in
+flight. Every figure stands beside its ratio to a baseline of the same run, since the machine's own speed drifts.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or
+              Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "cavern/target") / "release"
+
+
+def run(*command, **options):
+    return subprocess.run([str(part) for part in command], check=True, text=True,
+                          stdout=subprocess.PIPE, **options).stdout
+
+
+def drop_caches():
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def timed(function, *arguments):
+    start = time.monotonic()
+    function(*arguments)
+    return time.monotonic() - start
+
+
+class Bench:
+    def __init__(self, directory, images, stream_bytes):
+        self.directory = directory
+        self.images = images
+        self.stream_bytes = stream_bytes
+        self.source = directory / "source"
+        self.plain_mount = directory / "plain"
+        self.cluster = directory / "cluster"
+        self.mount = directory / "mount"
+        self.plainfs = None
+
+    # ------------------------------------------------------------------------------------------ set-up
+
+    def cv(self, *arguments):
+        return run(TARGET / "cv", *arguments)
+
+    def set_up(self):
+        self.source.mkdir(parents=True, exist_ok=True)
+        images = self.source / "images"
+        if not images.exists():
+            self.cv("gen-images", images, "--count", self.images, "--mean-size", "50KB")
+        stream = self.source / "stream/stream.bin"
+        if not stream.exists():
+            stream.parent.mkdir()
+            with stream.open("wb") as out:
+                for _ in range(self.stream_bytes >> 20):
+                    out.write(os.urandom(1 << 20))
+        tree = self.source / "tree"
+        if not tree.exists():
+            for number in range(100_000):
+                folder = tree / f"{number // 1000:03}"
+                if number % 1000 == 0:
+                    folder.mkdir(parents=True)
+                (folder / f"{number:06}.txt").write_text(f"{number}\n")
+        os.sync()
+
+    def up(self):
+        self.mount.mkdir(exist_ok=True)
+        seconds = timed(self.cv, "local", "up", "--dir", self.cluster, "--mount-point", self.mount)
+        self.status = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))
+        return seconds
+
+    def attach(self, name):
+        """Copies source/NAME into a bucket of its own and mounts it at /NAME."""
+        s3 = self.status["s3"]
+        self.cv("local", "seed", "--dir", self.cluster, self.source / name, f"s3://{name}")
+        master = self.status["masters"][0]["grpc"]
+        os.environ["CV_CLUSTER__MASTERS"] = json.dumps([master])
+        self.cv("mount", f"s3://{name}", f"/{name}", "--write-type", "cache_mode",
+                "-c", f"s3.endpoint_url={s3['endpoint']}", "-c", "s3.region_name=us-east-1",
+                "-c", f"s3.credentials.access={s3['access_key']}",
+                "-c", f"s3.credentials.secret={s3['secret_key']}", "-c", "s3.force.path.style=true")
+
+    def free(self, name):
+        self.cv("fs", "free", f"/{name}")
+
+    def start_plain(self):
+        self.plain_mount.mkdir(exist_ok=True)
+        self.plainfs = subprocess.Popen([TARGET / "plainfs", self.source, self.plain_mount, "--threads", "2"])
+        deadline = time.monotonic() + 10
+        while not os.path.ismount(self.plain_mount):
+            if time.monotonic() > deadline:
+                sys.exit("plainfs did not mount within 10 s")
+            time.sleep(0.02)
+
+    def down(self):
+        if self.plainfs:
+            subprocess.run(["umount", "-l", self.plain_mount])
+            self.plainfs.terminate()
+            self.plainfs.wait()
+        subprocess.run([TARGET / "cv", "local", "down", "--dir", self.cluster], stdout=subprocess.DEVNULL)
+        shutil.rmtree(self.cluster, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------------ measurements
+
+    def load(self, directory, *options):
+        text = run(sys.executable, HERE / "load_img.py", directory, "--num_workers", 8,
+                   "--num_samples", self.images, *options)
+        return float(next(line for line in text.splitlines() if "images/s" in line).split()[0])
+
+    def plain_client(self, name, inflight, part=0):
+        s3 = self.status["s3"]
+        text = run(TARGET / "s3get", "--endpoint", s3["endpoint"], "--access-key", s3["access_key"],
+                   "--secret-key", s3["secret_key"], "--bucket", name, "--inflight", inflight, "--part", part)
+        return json.loads(text)
+
+    def images_section(self):
+        self.attach("images")
+        disk, plain, ours = (base / "images" for base in (self.source, self.plain_mount, self.mount))
+        bare = self.plain_client("images", 8)["objects_per_second"]
+        drop_caches()
+        cold = self.load(ours, "--raw")
+        rows = [("cold, from the bucket", cold, "plain S3 client, 8 in flight", bare)]
+        figures = {}
+        for name, directory in (("disk", disk), ("plain", plain), ("ours", ours)):
+            rates = []
+            for _ in range(3):
+                drop_caches()
+                rates.append(self.load(directory, "--raw"))
+            figures[name] = statistics.median(rates)
+            figures[name + "-pages"] = statistics.median(self.load(directory, "--raw") for _ in range(3))
+        rows += [
+            ("warm in the worker, kernel caches dropped", figures["ours"], "plainfs", figures["plain"]),
+            ("", figures["ours"], "local disk", figures["disk"]),
+            ("warm, page cache", figures["ours-pages"], "plainfs", figures["plain-pages"]),
+            ("", figures["ours-pages"], "local disk", figures["disk-pages"]),
+        ]
+        drop_caches()
+        plain_decoded, ours_decoded = self.load(plain), self.load(ours)
+        rows.append(("decoded, warm", ours_decoded, "plainfs", plain_decoded))
+        self.table(f"{self.images} JPEGs of 50 KB, 8 processes, images/s", rows, "{:,.0f}")
+
+    def read_stream(self, path):
+        seconds = timed(lambda: run("dd", f"if={path}", "of=/dev/null", "bs=1M", "status=none"))
+        return self.stream_bytes / seconds / 1e6
+
+    def stream_section(self):
+        self.attach("stream")
+        disk, plain, ours = (base / "stream/stream.bin" for base in (self.source, self.plain_mount, self.mount))
+        bare = self.plain_client("stream", 4, 8 << 20)["bytes_per_second"] / 1e6
+        drop_caches()
+        rows = [("cold, from the bucket", self.read_stream(ours), "plain S3 client, 4 × 8 MiB in flight", bare)]
+        figures = {}
+        for name, path in (("disk", disk), ("plain", plain), ("ours", ours)):
+            rates, warm = [], []
+            for _ in range(3):
+                drop_caches()
+                rates.append(self.read_stream(path))
+                # The file below in the page cache, ours not: what the way through FUSE costs.
+                mount = {"plain": self.plain_mount, "ours": self.mount}.get(name)
+                if mount:
+                    self.forget_pages(path)
+                warm.append(self.read_stream(path))
+            figures[name], figures[name + "-warm"] = statistics.median(rates), statistics.median(warm)
+        rows += [
+            ("warm in the worker, kernel caches dropped", figures["ours"], "plainfs", figures["plain"]),
+            ("", figures["ours"], "local disk", figures["disk"]),
+            ("warm, block file in the page cache", figures["ours-warm"], "plainfs", figures["plain-warm"]),
+            ("", figures["ours-warm"], "local disk", figures["disk-warm"]),
+        ]
+        self.table("One stream of 2 GiB, MB/s", rows, "{:,.0f}")
+
+    @staticmethod
+    def forget_pages(path):
+        """Drops this file's own pages; those of the file behind it stay."""
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def random_section(self):
+        if not (self.mount / "stream").exists():
+            self.attach("stream")
+        for base in (self.plain_mount, self.mount):
+            self.read_stream(base / "stream/stream.bin")
+        rows = []
+        for size in ("4k", "256k"):
+            for threads in (1, 16):
+                figures = {}
+                for name, base in (("disk", self.source), ("plain", self.plain_mount), ("ours", self.mount)):
+                    path = base / "stream/stream.bin"
+                    self.forget_pages(path)
+                    report = json.loads(run(
+                        "fio", "--name=random", f"--filename={path}", "--rw=randread", f"--bs={size}",
+                        "--ioengine=psync", f"--numjobs={threads}", "--thread", "--group_reporting", "--runtime=5",
+                        "--time_based", "--invalidate=0", "--readonly", "--output-format=json"))
+                    figures[name] = report["jobs"][0]["read"]["iops"]
+                    self.forget_pages(path)
+                what = f"{size}, {threads} thread{'s' if threads > 1 else ''}"
+                rows.append((what, figures["ours"], "plainfs", figures["plain"]))
+                rows.append(("", figures["ours"], "local disk", figures["disk"]))
+        self.table("Random reads of a warm 2 GiB file, reads/s", rows, "{:,.0f}")
+
+    def find_section(self):
+        rows = []
+        for name, count in (("images", self.images), ("tree", 100_000)):
+            if not (self.mount / name).exists():
+                self.attach(name)
+            find = lambda base: timed(lambda: run("find", base / name, "-type", "f", "-size", "+0"))
+            drop_caches()
+            first = find(self.mount)
+            figures = {}
+            for label, base in (("disk", self.source), ("plain", self.plain_mount), ("ours", self.mount)):
+                drop_caches()
+                figures[label], figures[label + "-warm"] = find(base), find(base)
+            rows.append((f"{count:,} files, first", first, "local disk, cold", figures["disk"]))
+            rows.append((f"{count:,} files, kernel caches dropped", figures["ours"], "plainfs", figures["plain"]))
+            rows.append((f"{count:,} files, warm", figures["ours-warm"], "plainfs", figures["plain-warm"]))
+        self.table("`find -size +0` (a stat per file), seconds", rows, "{:.2f}")
+
+    def memory_section(self):
+        rows = []
+        for role, children in (("master", self.status["masters"]), ("worker", self.status["workers"]),
+                               ("fuse", self.status["fuse"])):
+            for child in children:
+                status = Path(f"/proc/{child['pid']}/status").read_text()
+                kib = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+                rows.append(f"| {role} | {kib / 1024:.0f} |")
+        print("\n**Resident memory after all of the above, MiB**\n\n| process | MiB |\n|---|---:|")
+        print("\n".join(rows))
+
+    @staticmethod
+    def table(title, rows, form):
+        print(f"\n**{title}**\n\n| what | Cavern | baseline | figure | ratio |\n|---|---:|---|---:|---:|")
+        for what, ours, baseline, figure in rows:
+            print(f"| {what} | {form.format(ours)} | {baseline} | {form.format(figure)} | {ours / figure:.2f} |")
+        sys.stdout.flush()
+
+
+def main():
+    sections = ("images", "stream", "random", "find", "memory")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", type=Path, required=True, help="on the disk to measure; 6 GB are needed")
+    parser.add_argument("--images", type=int, default=20_000)
+    parser.add_argument("--stream-bytes", type=int, default=2 << 30)
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(sections)}; all when none is named")
+    options = parser.parse_args()
+    unknown = set(options.sections) - set(sections)
+    if unknown:
+        parser.error(f"unknown section {', '.join(sorted(unknown))}: choose from {', '.join(sections)}")
+    bench = Bench(options.dir.resolve(), options.images, options.stream_bytes)
+    bench.set_up()
+    try:
+        seconds = bench.up()
+        print(f"From `cv local up` to a usable mount: {seconds:.2f} s")
+        bench.start_plain()
+        for section in options.sections or sections:
+            getattr(bench, f"{section}_section")()
+    finally:
+        bench.down()
+
+
+if __name__ == "__main__":
+    main()
