@@ -224,16 +224,13 @@ impl Metadata {
                 continue;
             }
             self.inner.stats.metadata_misses.inc();
-            let records = self.inner.caching
-                && self.inner.directories.get(directory).is_none_or(|directory| directory.records());
+            let records =
+                self.inner.caching && self.inner.directories.get(directory).is_none_or(|directory| directory.records());
             let asked = if records { limit.max(LISTING_PAGE) } else { limit };
             let answer = self.ask_dir_page(directory, after, asked).await;
             match answer {
                 // The first answer tells how old the listing is.
-                Ok(_)
-                    if after.is_empty()
-                        && !touched
-                        && self.inner.proof(directory).decide() == Use::TouchFirst => {}
+                Ok(_) if after.is_empty() && !touched && self.inner.proof(directory).decide() == Use::TouchFirst => {}
                 Ok(mut page) => {
                     page.end &= page.entries.len() <= limit;
                     page.entries.truncate(limit);

@@ -1,8 +1,8 @@
 //! The mount table as the client uses it: each mount with its object store opened.
 
 use std::collections::HashMap;
-use std::time::Duration;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_proto::ContentId;

@@ -150,7 +150,8 @@ mod tests {
 
     #[test]
     fn lost_workers_own_nothing() {
-        let worker = |id, state: WorkerState| Worker { id, capacity_bytes: 1, state: state.into(), ..Worker::default() };
+        let worker =
+            |id, state: WorkerState| Worker { id, capacity_bytes: 1, state: state.into(), ..Worker::default() };
         let workers = vec![worker(1, WorkerState::Lost), worker(2, WorkerState::Live)];
         let placement = Placement::new(&WorkerTable { epoch: 3, workers });
         assert_eq!(placement.candidates(content(1), 0, 4).iter().collect::<Vec<_>>(), [2]);

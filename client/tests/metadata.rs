@@ -1,5 +1,7 @@
 //! Names and attributes against a master that changes, ages, hangs and dies.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what fails here fails the test")]
+
 mod support;
 
 use std::sync::Arc;
@@ -278,7 +280,10 @@ async fn without_the_cache_every_lookup_asks() {
         assert_eq!(metadata.node(inode).await.unwrap().inode, inode);
         assert!(matches!(metadata.cached_lookup(MOUNT_ROOT, b"a"), CachedLookup::Miss));
         assert_eq!(metadata.read_dir(MOUNT_ROOT, b"", 10).await.unwrap().entries.len(), 1);
-        assert_eq!((master.count("Lookup"), master.count("GetInode"), master.count("ReadDir")), (number, number, number));
+        assert_eq!(
+            (master.count("Lookup"), master.count("GetInode"), master.count("ReadDir")),
+            (number, number, number)
+        );
     }
     client.shutdown().await;
 }

@@ -1,5 +1,7 @@
 //! Reads over every step of the ladder, against workers that are well, slow, wrong, silent and gone.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what fails here fails the test")]
+
 mod support;
 
 use std::sync::Arc;

@@ -76,8 +76,7 @@ impl Inner {
                 self.cache.forget_inode(touched.inode);
                 continue;
             }
-            let (Some(known), Ok(age)) =
-                (self.directories.get(touched.inode), u64::try_from(touched.listing_age_ms))
+            let (Some(known), Ok(age)) = (self.directories.get(touched.inode), u64::try_from(touched.listing_age_ms))
             else {
                 continue;
             };

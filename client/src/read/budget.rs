@@ -100,7 +100,10 @@ mod tests {
         let waited = budget.charge(8 * KIB, Duration::from_millis(1)).await;
         assert!(matches!(waited, Err(ClientError::Memory { .. })));
         drop(slice);
-        assert!(budget.charge(1 << 40, Duration::from_secs(1)).await.is_ok(), "the whole budget is enough for anything");
+        assert!(
+            budget.charge(1 << 40, Duration::from_secs(1)).await.is_ok(),
+            "the whole budget is enough for anything"
+        );
         assert_eq!(stats.budget_used_bytes.get(), 0);
     }
 }

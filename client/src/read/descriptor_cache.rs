@@ -196,7 +196,9 @@ mod tests {
 
     fn map(chunks: &[u32]) -> ChunkMap {
         let mut map = ChunkMap::new();
-        chunks.iter().for_each(|chunk| drop(map.insert(*chunk)));
+        for chunk in chunks {
+            map.insert(*chunk);
+        }
         map
     }
 

@@ -10,8 +10,8 @@ use cavern_proto::data::{self, Status};
 use cavern_proto::{BlockId, ChunkMap};
 
 use super::Core;
-use super::buffers::Purpose;
 use super::budget::Charge;
+use super::buffers::Purpose;
 use super::descriptor_cache::Descriptor;
 use super::span::bytes_of_chunks;
 use crate::error::ClientError;
@@ -120,11 +120,8 @@ impl Core {
         let (reply, mut files) = self.pool.open(worker, vec![want.item()], wait).await?;
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;
-        let refused = |message: &str| ClientError::WorkerStatus {
-            worker,
-            status: Status::IoError,
-            message: message.to_owned(),
-        };
+        let refused =
+            |message: &str| ClientError::WorkerStatus { worker, status: Status::IoError, message: message.to_owned() };
         let file = files.pop().ok_or_else(|| refused("the answer has no descriptor"))?;
         if item.length != want.block_length() {
             return Err(refused("the block has another length than the object"));

@@ -351,8 +351,7 @@ impl File {
         span: &Span,
         deadline: Instant,
     ) -> Result<Bytes, ClientError> {
-        let want =
-            Want { object: object.clone(), index: span.index, chunks: span.chunks(), purpose: Purpose::Read };
+        let want = Want { object: object.clone(), index: span.index, chunks: span.chunks(), purpose: Purpose::Read };
         let wait = deadline.saturating_duration_since(Instant::now());
         match tokio::time::timeout_at(deadline, self.core.try_bucket(&want, wait)).await {
             Ok(bytes) => {
@@ -431,8 +430,7 @@ impl File {
     /// Has a worker elsewhere make a span present, so that the pieces that follow find it.
     fn announce(self: &Arc<Self>, object: &ObjectVersion, span: &Span, owner: u64) {
         let range = cavern_proto::data::Range { offset: span.bytes.start, length: span.bytes.end - span.bytes.start };
-        let item =
-            cavern_proto::data::open_request::Item { block: Some(object.block(span.index)), want: vec![range] };
+        let item = cavern_proto::data::open_request::Item { block: Some(object.block(span.index)), want: vec![range] };
         let core = self.core.clone();
         self.in_background(async move { core.pool.fill(owner, vec![item], core.read_timeout).await.map(drop) });
     }

@@ -255,9 +255,10 @@ impl Connection {
     /// What becomes of a frame's payload, before it is read.
     fn judge(&self, header: &FrameHeader) -> Result<Payload, String> {
         match self.state.lock().pending.get(&header.request_id) {
-            Some(pending) if header.payload_bytes > pending.payload_limit => {
-                Err(format!("{} bytes of payload came where {} were asked", header.payload_bytes, pending.payload_limit))
-            }
+            Some(pending) if header.payload_bytes > pending.payload_limit => Err(format!(
+                "{} bytes of payload came where {} were asked",
+                header.payload_bytes, pending.payload_limit
+            )),
             Some(_) => Ok(Payload::Keep),
             None => Ok(Payload::Skip),
         }

@@ -114,8 +114,7 @@ impl WorkerPool {
 
     /// The cluster's id and the table as the master gave them. Connections to workers that left or moved are closed.
     pub fn set_table(&self, cluster_id: &str, table: &WorkerTable) {
-        let limits =
-            BackoffLimits { first: self.conf.worker_backoff.get(), most: self.conf.worker_backoff_max.get() };
+        let limits = BackoffLimits { first: self.conf.worker_backoff.get(), most: self.conf.worker_backoff_max.get() };
         let mut current = self.table.write();
         let mut old = std::mem::take(&mut current.links);
         for worker in &table.workers {
@@ -345,8 +344,7 @@ impl WorkerPool {
             return Err(io::Error::other(text));
         }
         let evicted = self.evicted.read().clone();
-        let (connection, driver) =
-            Connection::new(greeted, link.id, link.address.clone(), evicted, link.stop.clone());
+        let (connection, driver) = Connection::new(greeted, link.id, link.address.clone(), evicted, link.stop.clone());
         self.tasks.spawn(driver);
         Ok(connection)
     }

@@ -52,9 +52,9 @@ impl Socket {
     ) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_read_buf(&mut into.limit(limit)),
-            Self::Unix(stream) => stream.try_io(Interest::READABLE, || {
-                receive_with_descriptors(stream, into, limit, descriptors)
-            }),
+            Self::Unix(stream) => {
+                stream.try_io(Interest::READABLE, || receive_with_descriptors(stream, into, limit, descriptors))
+            }
         }
     }
 }

@@ -222,7 +222,6 @@ impl FakeMaster {
     pub fn seq(&self) -> u64 {
         self.service.state.lock().seq
     }
-
 }
 
 impl Service {
@@ -301,10 +300,8 @@ impl Namespace for Service {
         let limit = if request.limit == 0 { usize::MAX } else { request.limit as usize };
         let end = inodes.len() <= limit;
         inodes.truncate(limit);
-        let entries: Vec<Entry> = inodes
-            .into_iter()
-            .map(|inode| Entry { key: String::new(), ..state.entry(inode).unwrap() })
-            .collect();
+        let entries: Vec<Entry> =
+            inodes.into_iter().map(|inode| Entry { key: String::new(), ..state.entry(inode).unwrap() }).collect();
         let pages = entries.chunks(1000).map(<[Entry]>::to_vec).collect::<Vec<_>>();
         let last = pages.len().saturating_sub(1);
         let mut answers: Vec<ReadDirPage> = pages

@@ -303,7 +303,12 @@ impl FakeWorker {
         if mood == Mood::Corrupts {
             payload[at] ^= 1;
         }
-        data::read_reply::Item { status: Status::Ok.into(), length: part.len() as u32, chunk_crcs, ..Default::default() }
+        data::read_reply::Item {
+            status: Status::Ok.into(),
+            length: part.len() as u32,
+            chunk_crcs,
+            ..Default::default()
+        }
     }
 
     fn open(&self, item: &data::open_request::Item, mood: Mood) -> (data::open_reply::Item, Option<OwnedFd>) {
