@@ -24,6 +24,8 @@ mod secrets;
 mod server;
 mod service;
 mod state;
+#[cfg(test)]
+mod tests;
 mod watch;
 mod workers;
 

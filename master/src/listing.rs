@@ -34,6 +34,14 @@ use tokio_util::task::TaskTracker;
 
 pub use flight::{Flight, Progress};
 pub use walk::{Visit, Walk};
+#[cfg(test)]
+pub use {diff::step as diff_step, window::is_name};
+
+/// The windows of a directory's listing, for the tests of the model.
+#[cfg(test)]
+pub fn windows(prefix: String) -> window::Windows {
+    window::Windows::new(prefix)
+}
 
 use crate::MasterError;
 use crate::clock::Clock;

@@ -6,4 +6,6 @@
 mod job;
 mod run;
 
+#[cfg(test)]
+pub use run::Filled;
 pub use run::{BlockFiller, Loads, PooledWorkers};

@@ -16,6 +16,8 @@ mod node;
 mod proposer;
 mod snapshot;
 mod state_machine;
+#[cfg(test)]
+mod suite;
 mod types;
 
 pub use node::{Consensus, ConsensusConfig};

@@ -164,11 +164,14 @@ impl Groups<'_> {
             }
             let mut names: Vec<&[u8]> = key.as_bytes().split(|byte| *byte == b'/').collect();
             let file = names.pop().filter(|name| !name.is_empty());
-            if !names.iter().chain(&file).all(|name| is_name(name)) {
+            // The directories above a component that cannot be shown are there all the same.
+            let shown = names.iter().take_while(|name| is_name(name)).count();
+            let is_hidden = shown < names.len() || file.is_some_and(|name| !is_name(name));
+            self.go_to(&names[..shown])?;
+            if is_hidden {
                 self.run.hidden += 1;
                 continue;
             }
-            self.go_to(&names)?;
             if let Some(name) = file {
                 self.run.entries += 1;
                 self.add(Bytes::copy_from_slice(name), Listed::of(object))?;

@@ -1,0 +1,40 @@
+//! openraft's own tests of a storage, run against ours.
+
+use std::sync::Arc;
+
+use openraft::StorageError;
+use openraft::testing::{StoreBuilder, Suite};
+use tempfile::TempDir;
+
+use super::log_store::LogStore;
+use super::snapshot::Snapshots;
+use super::state_machine::{ChangeListener, StateMachine};
+use super::types::{NodeId, Types};
+use crate::metrics::MasterMetrics;
+use crate::state::{Change, Database};
+
+struct Silent;
+
+impl ChangeListener for Silent {
+    fn changed(&self, _: Vec<Change>) {}
+    fn replaced(&self) {}
+}
+
+struct Builder;
+
+impl StoreBuilder<Types, LogStore, StateMachine, TempDir> for Builder {
+    async fn build(&self) -> Result<(TempDir, LogStore, StateMachine), StorageError<NodeId>> {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
+        let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
+        let metrics = MasterMetrics::new().raft;
+        let (log, _) = LogStore::start(database.clone(), metrics.clone()).unwrap();
+        let (machine, _) = StateMachine::start(database, snapshots, Arc::new(Silent), metrics).unwrap();
+        Ok((dir, log, machine))
+    }
+}
+
+#[test]
+fn the_storage_keeps_what_consensus_expects_of_it() {
+    Suite::test_all(Builder).unwrap();
+}

@@ -1,0 +1,9 @@
+//! Tests of the master as a whole, in one process: a real database, a real log, buckets in memory.
+
+mod harness;
+mod load;
+mod model;
+mod namespace;
+mod replay;
+mod restart;
+mod sessions;

@@ -1,0 +1,164 @@
+//! A master to test, and the buckets that it lists.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use cavern_client::{Placement, WorkerPool};
+use cavern_conf::{Config, Interval};
+use cavern_proto::data::open_request;
+use cavern_proto::master::{Kind, Mount, WriteType};
+use cavern_ufs::MemoryBucket;
+use futures::future::BoxFuture;
+use tempfile::TempDir;
+
+use crate::MasterError;
+use crate::load::{BlockFiller, Filled};
+use crate::server::{MakeFiller, Master};
+use crate::service::Services;
+use crate::workers::Workers;
+
+/// Long enough for a busy machine; nothing waits for it unless something is wrong.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+static BUCKETS: AtomicU64 = AtomicU64::new(0);
+
+/// A bucket that no other test has, and its URI.
+pub fn new_bucket() -> (MemoryBucket, String) {
+    let name = format!("master-test-{}", BUCKETS.fetch_add(1, Ordering::Relaxed));
+    (MemoryBucket::named(&name), format!("memory://{name}"))
+}
+
+/// No worker at all.
+pub struct NoWorkers;
+
+impl MakeFiller for NoWorkers {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> (Arc<dyn BlockFiller>, Option<Arc<WorkerPool>>) {
+        (Arc::new(Self), None)
+    }
+}
+
+impl BlockFiller for NoWorkers {
+    fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+        Ok(Arc::default())
+    }
+
+    fn fill(&self, _: u64, _: Vec<open_request::Item>) -> BoxFuture<'_, Result<Vec<Filled>, String>> {
+        Box::pin(async { Err("there is no worker".to_owned()) })
+    }
+}
+
+/// One master in a directory of its own.
+pub struct TestMaster {
+    pub dir: Arc<TempDir>,
+    pub master: Master,
+    pub config: Config,
+}
+
+impl TestMaster {
+    pub async fn new() -> Self {
+        Self::with(Config::default(), Arc::new(tempfile::tempdir().unwrap()), Arc::new(NoWorkers)).await.unwrap()
+    }
+
+    pub async fn with(
+        mut config: Config,
+        dir: Arc<TempDir>,
+        fillers: Arc<dyn MakeFiller + Send + Sync>,
+    ) -> Result<Self, MasterError> {
+        config.master.data_dir = dir.path().join("master");
+        config.ufs.retries = 0;
+        config.ufs.retry_backoff = Interval::millis(1);
+        let grpc = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let master = Master::start(config.clone(), grpc, fillers).await?;
+        Ok(Self { dir, master, config })
+    }
+
+    pub fn services(&self) -> &Services {
+        &self.master.services
+    }
+
+    /// Stops it and starts another on the same directory.
+    pub async fn restart(self) -> Self {
+        let Self { dir, master, config } = self;
+        master.stop().await;
+        Self::with(config, dir, Arc::new(NoWorkers)).await.unwrap()
+    }
+
+    pub async fn mount(&self, path: &str, uri: &str) -> Mount {
+        self.services().mount_bucket(mount_request(path, uri), false).await.unwrap()
+    }
+
+    /// Waits for the end of a mount's index.
+    pub async fn indexed(&self, mount: &Mount) {
+        let id = mount.id;
+        eventually(|| async move {
+            self.services().lookups.listings.read(move |tables| tables.index(id)).await.unwrap().is_some()
+        })
+        .await;
+    }
+
+    /// Every path below a directory, listing what was not listed, with size and ETag of files (`None` for directories).
+    pub async fn tree(&self, path: &str) -> Tree {
+        let lookups = &self.services().lookups;
+        let top = lookups.resolve(path).await.unwrap().attr.unwrap();
+        let mut tree = Tree::new();
+        let mut waiting = vec![(top.inode, String::new())];
+        while let Some((inode, above)) = waiting.pop() {
+            let listed =
+                lookups.listings.read(move |tables| Ok(tables.inode(inode)?.unwrap().listed_ns)).await.unwrap();
+            if listed == 0 {
+                match lookups.listings.start(inode, None).unwrap().flight().ended().await {
+                    Err(error) if error.is_not_found() => continue,
+                    result => result.unwrap(),
+                };
+            }
+            let (entries, end) =
+                lookups.listings.read(move |tables| tables.page(inode, None, usize::MAX)).await.unwrap();
+            assert!(end);
+            for (name, inode, record) in entries {
+                let path = format!("{above}{}", std::str::from_utf8(&name).unwrap());
+                if record.kind() == Kind::Directory {
+                    waiting.push((inode, format!("{path}/")));
+                    tree.insert(path, None);
+                } else {
+                    tree.insert(path, Some((record.size, crate::state::records::etag(&record))));
+                }
+            }
+        }
+        tree
+    }
+
+    pub async fn refresh(&self, path: &str) {
+        use cavern_proto::master::namespace_server::Namespace;
+        use futures::StreamExt;
+        let request = cavern_proto::master::RefreshRequest { path: path.to_owned(), recursive: true };
+        let mut progress = self.services().refresh(tonic::Request::new(request)).await.unwrap().into_inner();
+        let mut last = None;
+        while let Some(message) = progress.next().await {
+            last = Some(message.unwrap());
+        }
+        assert!(last.unwrap().done);
+    }
+}
+
+pub type Tree = BTreeMap<String, Option<(u64, String)>>;
+
+pub fn mount_request(path: &str, uri: &str) -> Mount {
+    Mount { path: path.into(), uri: uri.into(), write_type: WriteType::CacheMode as i32, ..Mount::default() }
+}
+
+pub fn name(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+/// Polls a condition until it holds.
+pub async fn eventually<F: Future<Output = bool>>(mut holds: impl FnMut() -> F) {
+    let poll = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, poll).await.expect("the condition never came to hold");
+}

@@ -1,0 +1,119 @@
+//! The state machine is deterministic: the same commands make the same bytes.
+
+use bytes::Bytes;
+use cavern_proto::master::{Job, Kind as EntryKind, Mount, Worker};
+use cavern_proto::record::command::Command as Kind;
+use cavern_proto::record::{
+    ApplyListing, Command, InitCluster, ListedEntry, ListingGroup, PutWorker, ReapOrphans, SetWorkerState,
+};
+use proptest::prelude::*;
+use rocksdb::IteratorMode;
+
+use crate::state::{Change, Database, Family, Outcome, Transaction, apply};
+
+fn any_name() -> impl Strategy<Value = Bytes> {
+    prop::sample::select(vec!["a", "b", "c"]).prop_map(|name| Bytes::from_static(name.as_bytes()))
+}
+
+fn any_group() -> impl Strategy<Value = ListingGroup> {
+    let entry = (any_name(), prop::bool::ANY, 0u64..3).prop_map(|(name, is_directory, version)| ListedEntry {
+        name,
+        kind: if is_directory { EntryKind::Directory } else { EntryKind::File } as i32,
+        size: version,
+        mtime_ns: 1,
+        etag: version.to_string(),
+    });
+    let path = prop::collection::vec(any_name(), 0..3);
+    let (remove, upsert) = (prop::collection::vec(any_name(), 0..2), prop::collection::vec(entry, 0..4));
+    (path, remove, upsert, 0i64..3, 0u64..8, 0i64..3).prop_map(
+        |(directory, remove, upsert, listed_ns, inode, observed_ns)| ListingGroup {
+            directory,
+            remove,
+            upsert,
+            listed_ns,
+            expect_inode: inode.saturating_sub(5),
+            observed_ns,
+        },
+    )
+}
+
+fn any_command() -> impl Strategy<Value = Kind> {
+    let path = prop::sample::select(vec!["/m", "/x/m", "/x/m/n", "/x"]).prop_map(str::to_owned);
+    prop_oneof![
+        1 => Just(Kind::Init(InitCluster { cluster_id: "other".into(), now_ns: 9 })),
+        3 => path.clone().prop_map(|path| Kind::Mount(Mount { path, uri: "memory://m".into(), ..Mount::default() })),
+        1 => path.prop_map(Kind::UnmountPath),
+        8 => (1u32..4, prop::collection::vec(any_group(), 1..4))
+            .prop_map(|(mount_id, groups)| Kind::Listing(ApplyListing { mount_id, groups, now_ns: 3 })),
+        2 => (0u8..3, 0u8..3).prop_map(|(uuid, port)| {
+            let worker = Worker { data_address: format!("h:{port}"), ..Worker::default() };
+            Kind::PutWorker(PutWorker { uuid: Bytes::copy_from_slice(&[uuid; 16]), worker: Some(worker) })
+        }),
+        1 => (1u64..4, 1i32..3).prop_map(|(worker_id, state)| Kind::WorkerState(SetWorkerState { worker_id, state })),
+        1 => (0u64..3, 0i32..4).prop_map(|(id, state)| Kind::PutJob(Job { id, state, ..Job::default() })),
+        2 => (1u32..4).prop_map(|limit| Kind::ReapOrphans(ReapOrphans { limit })),
+    ]
+}
+
+/// Every key and value of the state.
+type Dump = Vec<(Vec<u8>, Vec<u8>)>;
+
+fn replay(commands: &[Kind]) -> (Vec<Outcome>, Vec<Change>, Dump) {
+    let dir = tempfile::tempdir().unwrap();
+    let database = Database::open(dir.path(), 1 << 20).unwrap();
+    let (mut outcomes, mut told) = (Vec::new(), Vec::new());
+    let first = Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 });
+    for kind in std::iter::once(&first).chain(commands) {
+        let mut transaction = Transaction::new(&database).unwrap();
+        outcomes.push(apply(&mut transaction, Command { command: Some(kind.clone()) }).unwrap());
+        let (batch, changes) = transaction.finish();
+        database.write(batch).unwrap();
+        told.extend(changes);
+    }
+    check_invariants(&database);
+    let mut dump = Vec::new();
+    for family in Family::STATE {
+        for item in database.raw().iterator_cf(database.family(family), IteratorMode::Start) {
+            let (key, value) = item.unwrap();
+            dump.push((key.to_vec(), value.to_vec()));
+        }
+    }
+    (outcomes, told, dump)
+}
+
+/// Every name leads to an inode that says so, every inode has a name or is waiting to be reaped, and the count is right.
+fn check_invariants(database: &Database) {
+    let tables = crate::state::Tables::new(database);
+    let mut inodes = 0;
+    for item in database.raw().iterator_cf(database.family(Family::Inode), IteratorMode::Start) {
+        let (key, _) = item.unwrap();
+        let inode = crate::state::records::leading_id(&key).unwrap();
+        let record = tables.inode(inode).unwrap().unwrap();
+        inodes += 1;
+        let is_orphan = database.get(Family::Orphan, &key).unwrap().is_some();
+        if inode != cavern_proto::ROOT_INODE && !is_orphan {
+            let dentry = tables.dentry(record.parent, &record.name).unwrap();
+            assert_eq!(dentry.map(|dentry| dentry.inode), Some(inode), "the name of inode {inode}");
+        }
+    }
+    assert_eq!(tables.counters().unwrap().inodes, inodes);
+    for item in database.raw().iterator_cf(database.family(Family::Dentry), IteratorMode::Start) {
+        let (key, _) = item.unwrap();
+        let parent = crate::state::records::leading_id(&key).unwrap();
+        let dentry = tables.dentry(parent, &key[8..]).unwrap().unwrap();
+        let record = tables.inode(dentry.inode).unwrap().expect("the inode of a name");
+        assert_eq!(record.kind, dentry.kind);
+        assert!(tables.inode(parent).unwrap().is_some(), "the directory of a name");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    #[test]
+    fn the_same_log_makes_the_same_state(commands in prop::collection::vec(any_command(), 0..40)) {
+        let (first, second) = (replay(&commands), replay(&commands));
+        prop_assert_eq!(first.0, second.0);
+        prop_assert_eq!(first.1, second.1);
+        prop_assert!(first.2 == second.2, "the tables differ");
+    }
+}

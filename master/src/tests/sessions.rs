@@ -1,0 +1,129 @@
+//! Sessions over a real connection.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use cavern_proto::master::cluster_client::ClusterClient;
+use cavern_proto::master::namespace_client::NamespaceClient;
+use cavern_proto::master::watch_event::Event;
+use cavern_proto::master::{
+    HeartbeatRequest, ListWorkersRequest, LookupRequest, RefreshRequest, RegisterWorkerRequest, ResolveRequest,
+    StatusRequest, WatchRequest, Worker, WorkerState,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::harness::{PATIENCE, TestMaster, eventually, name, new_bucket};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refresh_ends_when_the_client_has_heard_of_the_changes() {
+    let master = TestMaster::new().await;
+    let (bucket, uri) = new_bucket();
+    bucket.put("a", "old");
+    let mount = master.mount("/m", &uri).await;
+    master.indexed(&mount).await;
+    let endpoint = format!("http://{}", master.master.address);
+    let mut cluster = ClusterClient::connect(endpoint.clone()).await.unwrap();
+    let mut names = NamespaceClient::connect(endpoint).await.unwrap();
+    let (acknowledge, requests) = mpsc::channel(16);
+    acknowledge.send(WatchRequest { client: "test".into(), acknowledged_seq: 0 }).await.unwrap();
+    let mut events = cluster.watch(ReceiverStream::new(requests)).await.unwrap().into_inner();
+    let first = events.message().await.unwrap().unwrap();
+    assert!(matches!(first.event, Some(Event::Reset(_))));
+
+    let root = names.resolve(ResolveRequest { path: "/m".into() }).await.unwrap().into_inner().attr.unwrap().inode;
+    let old = names.lookup(LookupRequest { parent: root, name: name("a") }).await.unwrap().into_inner();
+    let absent = names.lookup(LookupRequest { parent: root, name: name("b") }).await.unwrap_err();
+    assert_eq!(absent.code(), tonic::Code::NotFound);
+    bucket.put("a", "newer");
+    bucket.put("b", "1");
+    let request = RefreshRequest { path: "/m".into(), recursive: false };
+    let mut progress = names.refresh(request).await.unwrap().into_inner();
+    let finished = tokio::spawn(async move {
+        let mut last = None;
+        while let Some(message) = progress.message().await.unwrap() {
+            last = Some(message);
+        }
+        last.unwrap()
+    });
+    let mut changed = Vec::new();
+    while changed.len() < 2 {
+        let event = tokio::time::timeout(PATIENCE, events.message()).await.unwrap().unwrap().unwrap();
+        match event.event {
+            Some(Event::Entry(entry)) => changed.push((entry, event.seq)),
+            _ => acknowledge.send(WatchRequest { client: String::new(), acknowledged_seq: event.seq }).await.unwrap(),
+        }
+        assert!(!finished.is_finished(), "the refresh ended before the changes were acknowledged");
+    }
+    assert_eq!(changed[0].0.name, name("a"));
+    assert_eq!(changed[0].0.old_inode, old.attr.unwrap().inode);
+    assert_eq!((changed[1].0.name.clone(), changed[1].0.old_inode), (name("b"), 0));
+    acknowledge.send(WatchRequest { client: String::new(), acknowledged_seq: changed[1].1 }).await.unwrap();
+    let last = tokio::time::timeout(PATIENCE, finished).await.unwrap().unwrap();
+    assert_eq!((last.changed, last.added, last.removed, last.done), (1, 1, 0, true));
+    tokio::time::timeout(PATIENCE, master.master.stop()).await.unwrap();
+    // The stream ends with the master.
+    while let Ok(Some(_)) = events.message().await {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_come_and_go_and_come_back() {
+    let mut config = cavern_conf::Config::default();
+    config.master.worker_timeout = cavern_conf::Interval::millis(1);
+    let dir = std::sync::Arc::new(tempfile::tempdir().unwrap());
+    let fillers = std::sync::Arc::new(super::harness::NoWorkers);
+    let master = TestMaster::with(config, dir, fillers).await.unwrap();
+    let endpoint = format!("http://{}", master.master.address);
+    let mut cluster = ClusterClient::connect(endpoint).await.unwrap();
+    let worker =
+        |port: u32| Worker { data_address: format!("127.0.0.1:{port}"), capacity_bytes: 7, ..Worker::default() };
+    let register = |uuid: u8, port| RegisterWorkerRequest {
+        uuid: Bytes::copy_from_slice(&[uuid; 16]),
+        cluster_id: String::new(),
+        worker: Some(worker(port)),
+    };
+    let first = cluster.register_worker(register(1, 1)).await.unwrap().into_inner();
+    let second = cluster.register_worker(register(2, 2)).await.unwrap().into_inner();
+    assert!(first.worker_id != second.worker_id && first.epoch < second.epoch);
+    let again = cluster.register_worker(register(1, 3)).await.unwrap().into_inner();
+    assert_eq!(again.worker_id, first.worker_id);
+    assert!(again.epoch > second.epoch, "its address has changed");
+    let foreign = RegisterWorkerRequest { cluster_id: "other".into(), ..register(3, 4) };
+    assert_eq!(cluster.register_worker(foreign).await.unwrap_err().code(), tonic::Code::FailedPrecondition);
+
+    let state = |cluster: ClusterClient<tonic::transport::Channel>, id: u64| async move {
+        let mut cluster = cluster;
+        let table = cluster.list_workers(ListWorkersRequest {}).await.unwrap().into_inner();
+        table.workers.into_iter().find(|worker| worker.id == id).map(|worker| worker.state())
+    };
+    eventually(|| async { state(cluster.clone(), first.worker_id).await == Some(WorkerState::Lost) }).await;
+    let beat = |worker_id| HeartbeatRequest { worker_id, used_bytes: 5, ..HeartbeatRequest::default() };
+    let reply = cluster.heartbeat(beat(first.worker_id)).await.unwrap().into_inner();
+    assert!(!reply.register && reply.workers_epoch > again.epoch);
+    assert!(cluster.heartbeat(beat(99)).await.unwrap().into_inner().register);
+    let replaced = cluster.register_worker(register(9, 3)).await.unwrap().into_inner();
+    assert!(replaced.worker_id > second.worker_id);
+    assert_eq!(state(cluster.clone(), first.worker_id).await, None, "its address belongs to another");
+    master.master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn garbage_on_the_port_harms_nobody() {
+    let master = TestMaster::new().await;
+    for garbage in [
+        b"GET / HTTP/1.1\r\n\r\n".as_slice(),
+        &[0; 4096],
+        &[0xff; 100],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+    ] {
+        let mut stream = tokio::net::TcpStream::connect(&master.master.address).await.unwrap();
+        let _ = stream.write_all(garbage).await;
+        let mut reply = Vec::new();
+        let _ = tokio::time::timeout(Duration::from_millis(300), stream.read_to_end(&mut reply)).await;
+    }
+    let mut cluster = ClusterClient::connect(format!("http://{}", master.master.address)).await.unwrap();
+    let status = cluster.status(StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!((status.inodes, status.leader), (1, 1));
+    master.master.stop().await;
+}
