@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
@@ -100,9 +101,11 @@ impl ProcessId {
 
     /// Sends the signal if this very process is still there.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
-        match Pid::from_raw(self.pid).filter(|_| self.is_alive()) {
-            Some(pid) => Ok(kill_process(pid, signal)?),
-            None => Ok(()),
+        let Some(pid) = Pid::from_raw(self.pid).filter(|_| self.is_alive()) else { return Ok(()) };
+        match kill_process(pid, signal) {
+            // It ended since we looked.
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 }
