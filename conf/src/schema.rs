@@ -167,6 +167,8 @@ pub struct Fuse {
     pub max_background: u16,
     /// No kernel pages kept, no read-ahead: for random one-touch reads.
     pub direct: bool,
+    /// Files that are one complete block of a worker on this host are read by the kernel itself.
+    pub passthrough: bool,
 }
 
 fn text(value: &str) -> String {
@@ -275,6 +277,7 @@ impl Default for Fuse {
             kernel_readahead: ByteSize::mib(1),
             max_background: 256,
             direct: false,
+            passthrough: false,
         }
     }
 }

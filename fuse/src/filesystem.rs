@@ -8,6 +8,7 @@
 
 mod attributes;
 mod directory;
+mod failed_reads;
 mod failure;
 mod handles;
 mod listings;
@@ -18,6 +19,7 @@ mod statfs;
 mod xattr;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use cavern_client::{Client, Node};
 use cavern_conf::schema;
@@ -30,7 +32,8 @@ use crate::invalidation::Invalidations;
 use crate::kernel::{Filesystem, Operation, Reply};
 use directory::DirectoryHandle;
 use failure::Failures;
-use handles::{Handles, OpenNodes};
+use handles::{Handles, OpenInodes};
+use open::FileHandle;
 
 /// The mount of one namespace path.
 pub struct Namespace {
@@ -42,13 +45,24 @@ struct Inner {
     root: Arc<Root>,
     appearance: Appearance,
     invalidations: Arc<Invalidations>,
-    files: Handles<cavern_client::OpenFile>,
+    files: Handles<FileHandle>,
     directories: Handles<DirectoryHandle>,
-    /// Nodes of open files: they keep their attributes when the inode is gone.
-    open_nodes: OpenNodes,
+    open_inodes: OpenInodes,
     failures: Failures,
     /// `fuse.direct`: no pages are kept.
     direct: bool,
+    /// `fuse.passthrough`: the kernel reads complete local blocks by itself. Taken back when the kernel refuses one.
+    passthrough: AtomicBool,
+    passthrough_opens: AtomicU64,
+}
+
+/// What is open now, and how it was opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Usage {
+    pub files: usize,
+    pub directories: usize,
+    /// Opens so far whose reads the kernel serves by itself.
+    pub passthrough_opens: u64,
 }
 
 impl Namespace {
@@ -61,17 +75,23 @@ impl Namespace {
             invalidations,
             files: Handles::default(),
             directories: Handles::default(),
-            open_nodes: OpenNodes::default(),
+            open_inodes: OpenInodes::default(),
             failures: Failures::default(),
             direct: conf.direct,
+            passthrough: AtomicBool::new(conf.passthrough && !conf.direct),
+            passthrough_opens: AtomicU64::new(0),
         };
         Self { inner: Arc::new(inner) }
     }
 
-    /// Files and directories that are open now.
-    pub fn open_handles(&self) -> impl Fn() -> (usize, usize) + Send + Sync + 'static {
+    /// What is open, for the metrics.
+    pub fn usage(&self) -> impl Fn() -> Usage + Send + Sync + 'static {
         let inner = Arc::clone(&self.inner);
-        move || (inner.files.len(), inner.directories.len())
+        move || Usage {
+            files: inner.files.len(),
+            directories: inner.directories.len(),
+            passthrough_opens: inner.passthrough_opens.load(Relaxed),
+        }
     }
 }
 
@@ -121,7 +141,7 @@ impl Inner {
             Ok(node) => return Ok(node),
             Err(error) => error,
         };
-        if let Some(node) = self.open_nodes.get(inode) {
+        if let Some(node) = self.open_inodes.get(inode) {
             return Ok(node);
         }
         if self.root.is_root(kernel_node) && error.is_version_gone() {

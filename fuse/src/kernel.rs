@@ -17,6 +17,7 @@ pub mod reply;
 pub mod request;
 pub mod session;
 
+pub use channel::Backing;
 pub use directory::DirectoryPage;
 pub use mount::{Mount, MountError, MountOptions};
 pub use notify::Notifier;

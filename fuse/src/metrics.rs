@@ -10,6 +10,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
+use crate::filesystem::Usage;
 use crate::invalidation::Invalidations;
 use crate::kernel::in_flight::InFlight;
 use crate::kernel::observation::{Kind, KindCounts, LATENCY_BOUNDS_US, Observation};
@@ -19,8 +20,7 @@ pub struct MountCollector {
     pub observation: Arc<Observation>,
     pub in_flight: Arc<InFlight>,
     pub invalidations: Arc<Invalidations>,
-    /// Open files and open directories.
-    pub open_handles: Box<dyn Fn() -> (usize, usize) + Send + Sync>,
+    pub usage: Box<dyn Fn() -> Usage + Send + Sync>,
 }
 
 impl fmt::Debug for MountCollector {
@@ -85,12 +85,16 @@ impl MountCollector {
     }
 
     fn levels(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let (files, directories) = (self.open_handles)();
+        let usage = (self.usage)();
+        let name = "cavern_fuse_passthrough_opens";
+        let help = "Opens of files that the kernel reads by itself";
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        ConstCounter::new(usage.passthrough_opens).encode(metric)?;
         for (name, help, level) in [
             ("cavern_fuse_waiting_requests", "Requests that wait for something now", self.in_flight.waiting()),
             ("cavern_fuse_queued_invalidations", "Invalidations not passed on yet", self.invalidations.queued()),
-            ("cavern_fuse_open_files", "Files open now", files),
-            ("cavern_fuse_open_directories", "Directories open now", directories),
+            ("cavern_fuse_open_files", "Files open now", usage.files),
+            ("cavern_fuse_open_directories", "Directories open now", usage.directories),
         ] {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(i64::try_from(level).unwrap_or(i64::MAX)).encode(metric)?;

@@ -48,7 +48,7 @@ async fn serve(
     let root = find_root(client, &config.fuse.path).await?;
     let shared = Arc::clone(&invalidations);
     let namespace = Arc::new(Namespace::new(Arc::clone(client), Arc::clone(&root), shared, &config.fuse));
-    let open_handles = namespace.open_handles();
+    let usage = namespace.usage();
     let (mount, session) = begin(config, namespace).await?;
     let notifier = invalidations.attach(session.notifier(), root).map_err(FuseError::Thread)?;
 
@@ -57,7 +57,7 @@ async fn serve(
         observation: session.observation(),
         in_flight: session.in_flight(),
         invalidations,
-        open_handles: Box::new(open_handles),
+        usage: Box::new(usage),
     });
     metrics.with_registry(|registry| client.stats().register(registry.sub_registry_with_prefix("cavern")));
     let ended = session.ended();
@@ -106,8 +106,12 @@ async fn begin(config: &Config, namespace: Arc<Namespace>) -> Result<(Mount, Ses
             threads: fuse.threads,
             max_background: fuse.max_background,
             max_readahead: u32::try_from(readahead).unwrap_or(u32::MAX),
+            passthrough: fuse.passthrough && !fuse.direct,
         };
         let session = Session::start(device, &options, namespace, runtime)?;
+        if options.passthrough && !session.agreement().has_passthrough() {
+            warn!("this kernel has no passthrough (Linux 6.9 and later): reads go through cv fuse");
+        }
         mount.set_read_ahead(if fuse.direct { 0 } else { readahead });
         Ok((mount, session))
     });

@@ -53,8 +53,10 @@ impl Kernel {
         let (socket, device) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (stub, options) =
-            (Arc::new(Stub::default()), SessionOptions { threads: 1, max_background: 16, max_readahead: 1 << 20 });
+        let (stub, options) = (
+            Arc::new(Stub::default()),
+            SessionOptions { threads: 1, max_background: 16, max_readahead: 1 << 20, passthrough: false },
+        );
         rustix::net::sockopt::set_socket_timeout(
             &socket,
             rustix::net::sockopt::Timeout::Recv,

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use cavern_fuse::kernel::abi::{AttrOut, EntryOut, ROOT_NODE, StatfsOut, fopen};
 use cavern_fuse::kernel::directory::{Added, DirectoryEntry};
 use cavern_fuse::kernel::{
-    DirectoryPage, Filesystem, Mount, MountError, MountOptions, Notifier, Operation, READ_MAX, Reply, Session,
+    Backing, DirectoryPage, Filesystem, Mount, MountError, MountOptions, Notifier, Operation, READ_MAX, Reply, Session,
     SessionOptions,
 };
 use parking_lot::Mutex;
@@ -30,6 +31,9 @@ const STUCK: u64 = 3;
 /// Reading it waits for ever.
 const STALLED: u64 = 4;
 
+/// The kernel reads it by itself.
+const BACKED: u64 = 5;
+
 /// Names in the root, which may change; a directory of many names; a file whose open never returns.
 struct Memory {
     names: Mutex<BTreeMap<Vec<u8>, u64>>,
@@ -37,17 +41,23 @@ struct Memory {
     size: u64,
     opens: AtomicU64,
     waiting: Arc<AtomicUsize>,
+    /// What is behind `BACKED`, and its registrations.
+    backing: Option<fs::File>,
+    registered: Mutex<Vec<Backing>>,
 }
 
 impl Memory {
     fn new(big: u64, size: u64) -> Arc<Self> {
-        let names = [("big", BIG_DIRECTORY), ("stuck", STUCK), ("stalled", STALLED), ("file", FIRST_FILE)];
+        let names =
+            [("big", BIG_DIRECTORY), ("stuck", STUCK), ("stalled", STALLED), ("backed", BACKED), ("file", FIRST_FILE)];
         Arc::new(Self {
             names: Mutex::new(names.into_iter().map(|(name, node)| (name.into(), node)).collect()),
             big,
             size,
             opens: AtomicU64::new(0),
             waiting: Arc::default(),
+            backing: None,
+            registered: Mutex::default(),
         })
     }
 
@@ -133,6 +143,16 @@ impl Filesystem for Memory {
             Operation::Getattr => reply.attr(&self.attr(node)),
             Operation::Open { .. } if node == STUCK => self.wait_for_ever(reply),
             Operation::Read { .. } if node == STALLED => self.wait_for_ever(reply),
+            Operation::Open { .. } if node == BACKED => {
+                let backing = reply.register(self.backing.as_ref().unwrap().as_fd());
+                match backing {
+                    Ok(backing) => {
+                        let _ = reply.opened_passthrough(node, &backing);
+                        self.registered.lock().push(backing);
+                    }
+                    Err(cause) => reply.error(cause.raw_os_error()),
+                }
+            }
             Operation::Open { .. } => {
                 self.opens.fetch_add(1, Ordering::Relaxed);
                 let _ = reply.opened(node, fopen::KEEP_CACHE);
@@ -205,7 +225,8 @@ impl Mounted {
         let directory = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (mount, device) = Mount::make(&directory.path().join("mnt"), &options()).unwrap();
-        let session_options = SessionOptions { threads: 2, max_background: 64, max_readahead: 1 << 20 };
+        let session_options =
+            SessionOptions { threads: 2, max_background: 64, max_readahead: 1 << 20, passthrough: true };
         let session = Session::start(device, &session_options, filesystem, runtime.handle().clone()).unwrap();
         mount.set_read_ahead(1 << 20);
         Self { directory, mount: Some(mount), session: Some(session), runtime }
@@ -389,6 +410,35 @@ fn pages_are_kept_from_open_to_open() {
 }
 
 #[test]
+fn a_file_with_a_backing_file_is_read_by_the_kernel_itself() {
+    let mut source = tempfile::tempfile().unwrap();
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|number| (number >> 3) as u8).collect();
+    source.write_all(&bytes).unwrap();
+    let mut memory = Memory::new(0, bytes.len() as u64);
+    Arc::get_mut(&mut memory).unwrap().backing = Some(source);
+    let mounted = Mounted::new(Arc::clone(&memory));
+    let session = mounted.session.as_ref().unwrap();
+    if !session.agreement().has_passthrough() {
+        // Linux before 6.9.
+        return;
+    }
+    let path = mounted.path().join("backed");
+    match fs::read(&path) {
+        Ok(read) => assert!(read == bytes),
+        // The temporary directory is on a stacked file system.
+        Err(cause) if cause.raw_os_error() == Some(libc::ELOOP) => return,
+        Err(cause) => panic!("{cause}"),
+    }
+    assert_eq!(session.observation().read_bytes.load(Ordering::Relaxed), 0);
+    // A number that was given back leaves open files readable.
+    let file = fs::File::open(&path).unwrap();
+    memory.registered.lock().clear();
+    let mut part = [0; 100];
+    file.read_exact_at(&mut part, 2_000_000).unwrap();
+    assert_eq!(part, bytes[2_000_000..2_000_100]);
+}
+
+#[test]
 fn extended_attributes_follow_the_rules_of_the_call() {
     let mounted = Mounted::new(Memory::new(0, 10));
     let file = mounted.path().join("file");
@@ -456,7 +506,7 @@ fn a_dead_mount_is_replaced_and_a_live_one_is_not() {
     assert_eq!(errno(fs::metadata(&point)), libc::ENOTCONN);
     let (second, device) = Mount::make(&point, &options()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let session_options = SessionOptions { threads: 1, max_background: 16, max_readahead: 0 };
+    let session_options = SessionOptions { threads: 1, max_background: 16, max_readahead: 0, passthrough: false };
     let session = Session::start(device, &session_options, Memory::new(0, 10), runtime.handle().clone()).unwrap();
     let third = Mount::make(&point, &options());
     assert!(matches!(&third, Err(MountError::Busy { .. })), "{third:?}");

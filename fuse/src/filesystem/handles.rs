@@ -1,4 +1,4 @@
-//! What is open: handles by the number that the kernel gives back with every request, and the nodes behind them.
+//! What is open: handles by the number that the kernel gives back with every request, and the inodes behind them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use cavern_client::Node;
 use parking_lot::{Mutex, RwLock};
+
+use crate::kernel::Backing;
 
 /// Event loops look handles up on every read: a few independent tables keep them out of each other's way.
 const SHARDS: u64 = 16;
@@ -48,30 +50,51 @@ impl<T> Handles<T> {
     }
 }
 
-/// Nodes of open files with the number of their handles, so that `fstat` works on a file whose object is gone.
+/// Inodes with open files: their nodes, so that `fstat` works on a file whose object is gone, and how the kernel reads
+/// them, which must be the same for all handles of an inode that are open at a time.
 #[derive(Debug, Default)]
-pub struct OpenNodes {
-    nodes: Mutex<HashMap<u64, (Arc<Node>, u32)>>,
+pub struct OpenInodes {
+    inodes: Mutex<HashMap<u64, OpenInode>>,
 }
 
-impl OpenNodes {
-    pub fn opened(&self, node: &Arc<Node>) {
-        let mut nodes = self.nodes.lock();
-        nodes.entry(node.inode).or_insert_with(|| (Arc::clone(node), 0)).1 += 1;
+#[derive(Debug)]
+struct OpenInode {
+    node: Arc<Node>,
+    handles: u32,
+    backing: Option<Arc<Backing>>,
+}
+
+impl OpenInodes {
+    /// Enters a handle. The first one of an inode decides by `register` whether the kernel reads a backing file by
+    /// itself; the others follow.
+    pub fn opened(&self, node: &Arc<Node>, register: impl FnOnce() -> Option<Backing>) -> Option<Arc<Backing>> {
+        if let Some(inode) = self.inodes.lock().get_mut(&node.inode) {
+            inode.handles += 1;
+            return inode.backing.clone();
+        }
+        // Without the lock, since it is a system call. Another handle may be faster: then that one has decided.
+        let registered = register().map(Arc::new);
+        let mut inodes = self.inodes.lock();
+        let fresh = || OpenInode { node: Arc::clone(node), handles: 0, backing: registered.clone() };
+        let inode = inodes.entry(node.inode).or_insert_with(fresh);
+        inode.handles += 1;
+        inode.backing.clone()
     }
 
+    /// A handle is closed (or was never taken by the kernel).
     pub fn closed(&self, inode: u64) {
-        let mut nodes = self.nodes.lock();
-        if let Some((_, handles)) = nodes.get_mut(&inode) {
-            *handles -= 1;
-            if *handles == 0 {
-                nodes.remove(&inode);
-            }
-        }
+        let last = {
+            let mut inodes = self.inodes.lock();
+            let Some(open) = inodes.get_mut(&inode) else { return };
+            open.handles -= 1;
+            if open.handles == 0 { inodes.remove(&inode) } else { None }
+        };
+        // Gives the backing file back, without the lock.
+        drop(last);
     }
 
     pub fn get(&self, inode: u64) -> Option<Arc<Node>> {
-        self.nodes.lock().get(&inode).map(|(node, _)| Arc::clone(node))
+        self.inodes.lock().get(&inode).map(|open| Arc::clone(&open.node))
     }
 }
 

@@ -63,6 +63,7 @@ pub mod init {
     pub const MAX_PAGES: u64 = 1 << 22;
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
     pub const INIT_EXT: u64 = 1 << 30;
+    pub const PASSTHROUGH: u64 = 1 << 37;
 }
 
 /// Flags of the answer to OPEN and OPENDIR.
@@ -70,6 +71,7 @@ pub mod fopen {
     pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
     pub const CACHE_DIR: u32 = 1 << 3;
+    pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
 /// Codes of the messages that the file system sends unasked.
@@ -181,6 +183,8 @@ wire! {
         max_stack_depth: u32,
         unused: [u32; 6],
     }
+    /// Argument of the ioctl that registers a backing file.
+    struct BackingMap { fd: i32, flags: u32, padding: u64 }
     /// Head of one directory entry; the name follows, padded to eight bytes.
     struct Dirent { ino: u64, off: u64, namelen: u32, kind: u32 }
     struct NotifyInvalInodeOut { node: u64, off: i64, len: i64 }

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -56,5 +56,33 @@ impl Channel {
         // Fewer segments are cheaper, and most answers have two.
         let used = if second.is_empty() { &parts[..2] } else { &parts[..] };
         rustix::io::writev(&self.device, used).map(|_| ())
+    }
+}
+
+/// A file that the kernel reads by itself in place of one of ours, for as long as this value lives (and while a file
+/// that was opened with it is open).
+#[derive(Debug)]
+pub struct Backing {
+    channel: Arc<Channel>,
+    number: u32,
+}
+
+impl Backing {
+    /// Registers an open file of another file system.
+    pub fn register(channel: &Arc<Channel>, file: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let number = ioctl::open_backing(&channel.device, file)?;
+        Ok(Self { channel: Arc::clone(channel), number })
+    }
+
+    /// Its number on the connection.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        // Fails when the connection is gone, and the number with it.
+        let _ = ioctl::close_backing(&self.channel.device, self.number);
     }
 }

@@ -173,6 +173,7 @@ fn mount_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountE
     rustix::mount::mount(SOURCE, path, FILESYSTEM_TYPE, flags, data.as_c_str()).map_err(|cause| {
         let hint = match cause {
             Errno::PERM => ": mounting takes the capability CAP_SYS_ADMIN",
+            Errno::INVAL => ": is /dev/fuse the kernel's FUSE device?",
             Errno::NODEV => ": the kernel has no FUSE; load it with `modprobe fuse`",
             _ => "",
         };
@@ -234,14 +235,15 @@ fn clear_leftover(path: &Path, mount: &MountEntry) -> Result<(), MountError> {
     detached.map_err(|source| MountError::MountPoint { path: path.to_owned(), source })
 }
 
-/// Whether nobody serves the mount at `path` any more. A daemon that is there but stuck would keep us waiting, so the
-/// question is asked by a thread that may be left behind.
+/// Whether nobody serves the mount at `path` any more. The kernel answers `stat` of a dead mount from its own cache for as
+/// long as the attributes of the root are good, but passes each `statfs` on. A daemon that is there but stuck would keep
+/// us waiting, so the question is asked by a thread that may be left behind.
 fn is_dead(path: &Path) -> bool {
     let (answer, answered) = mpsc::channel();
     let probed = path.to_owned();
     let probe = std::thread::Builder::new().name("mount-probe".to_owned()).spawn(move || {
-        let dead = std::fs::metadata(&probed)
-            .is_err_and(|cause| matches!(cause.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)));
+        let dead =
+            rustix::fs::statfs(&probed).is_err_and(|cause| matches!(cause, Errno::NOTCONN | Errno::CONNABORTED));
         // Nobody listens after the timeout.
         let _ = answer.send(dead);
     });

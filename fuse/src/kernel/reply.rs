@@ -2,6 +2,7 @@
 //! dropped without an answer gets `EIO`, so that no caller of the mount waits for ever.
 
 use std::future::Future;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -10,8 +11,8 @@ use rustix::io::Errno;
 use tracing::{debug, warn};
 use zerocopy::{Immutable, IntoBytes};
 
-use super::abi::{self, AttrOut, EntryOut, OpenOut, StatfsOut};
-use super::channel::Channel;
+use super::abi::{self, AttrOut, EntryOut, OpenOut, StatfsOut, fopen};
+use super::channel::{Backing, Channel};
 use super::in_flight::{Admission, InFlight};
 use super::observation::{Kind, Path};
 
@@ -108,6 +109,19 @@ impl Reply {
     /// never released by it.
     pub fn opened(mut self, fh: u64, open_flags: u32) -> Delivery {
         self.send(0, OpenOut { fh, open_flags, backing_id: 0 }.as_bytes())
+    }
+
+    /// Registers a file for [`Reply::opened_passthrough`].
+    pub fn register(&self, file: BorrowedFd<'_>) -> Result<Backing, Errno> {
+        Backing::register(&self.channel, file)
+    }
+
+    /// Answers OPEN: the kernel reads `backing` by itself. All handles of an inode that are open at a time must have
+    /// the same backing file, or none.
+    pub fn opened_passthrough(mut self, fh: u64, backing: &Backing) -> Delivery {
+        // Numbers are small; the structure has it signed.
+        let backing_id = backing.number().cast_signed();
+        self.send(0, OpenOut { fh, open_flags: fopen::PASSTHROUGH, backing_id }.as_bytes())
     }
 
     pub fn statfs(self, totals: &StatfsOut) {

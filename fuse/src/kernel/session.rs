@@ -54,6 +54,8 @@ pub struct SessionOptions {
     pub max_background: u16,
     /// Bytes of kernel read-ahead. The kernel grants its bdi's present value at most; see `mount::set_read_ahead`.
     pub max_readahead: u32,
+    /// Files may be opened with a backing file, where the kernel can (Linux 6.9 and later, CAP_SYS_ADMIN).
+    pub passthrough: bool,
 }
 
 /// What kernel and file system agreed on.
@@ -61,6 +63,13 @@ pub struct SessionOptions {
 pub struct Agreement {
     pub minor: u32,
     pub flags: u64,
+}
+
+impl Agreement {
+    /// Whether files may be opened with a backing file.
+    pub fn has_passthrough(&self) -> bool {
+        self.flags & init::PASSTHROUGH != 0
+    }
 }
 
 /// Why a session could not begin.
@@ -193,7 +202,8 @@ fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, 
         let _ = channel.send(request.unique, -libc::EPROTO, &[], &[]);
         return Err(SessionError::Version { major, minor });
     }
-    let agreement = Agreement { minor: minor.min(abi::MINOR), flags: WANTED & flags };
+    let wanted = if options.passthrough { WANTED | init::PASSTHROUGH } else { WANTED };
+    let agreement = Agreement { minor: minor.min(abi::MINOR), flags: wanted & flags };
     let answer = InitOut {
         major: abi::MAJOR,
         minor: agreement.minor,
@@ -207,6 +217,8 @@ fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, 
         time_gran: 1,
         max_pages: READ_PAGES,
         flags2: (agreement.flags >> 32) as u32,
+        // Backing files on plain file systems: this mount is one level above them.
+        max_stack_depth: u32::from(agreement.has_passthrough()),
         ..InitOut::default()
     };
     channel.send(request.unique, 0, answer.as_bytes(), &[]).map_err(SessionError::Handshake)?;
