@@ -8,7 +8,7 @@
 //! ```
 //!
 //! `up` returns when the mount is usable; nothing of it stays behind but the children, each below a keeper: a
-//! process of a few pages that waits for its child and writes down how it ended, because only a parent can know
+//! small process that waits for its child and writes down how it ended, because only a parent can know
 //! that. A recorded pid counts only together with the process's start time and the boot id, so that a number that
 //! has been given to another process is never signalled.
 
