@@ -134,4 +134,6 @@ async fn tell_evictions(mut evictions: mpsc::Receiver<Eviction>, frames: broadca
 }
 
 #[cfg(test)]
+mod bench;
+#[cfg(test)]
 mod tests;

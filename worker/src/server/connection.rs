@@ -50,8 +50,9 @@ const FLUSH_BYTES: usize = 1 << 20;
 const READ_BYTES: usize = 64 << 10;
 /// Longest first message: nothing is known yet about who sends it.
 const MAX_HELLO_BYTES: u32 = 4096;
-/// Payloads up to this size are read and answered in the loop.
-const INLINE_BYTES: usize = 256 << 10;
+/// Payloads up to this size are read and answered in the loop, if they are in the page cache. What a kernel's FUSE asks
+/// for at a time is at most this.
+const INLINE_BYTES: usize = 1 << 20;
 
 /// What all connections share.
 #[derive(Debug)]
@@ -157,6 +158,7 @@ impl Connection {
                 }
                 _ = watch.tick() => {
                     self.check_patience()?;
+                    self.outgoing.rest();
                     if drain_until.is_some_and(|until| Instant::now() > until) {
                         return Err(io::Error::new(io::ErrorKind::TimedOut, "stopped with requests in flight"));
                     }

@@ -18,8 +18,8 @@ use crate::store::Block;
 
 /// A segment that has reached this size gets no further answers appended.
 const SEGMENT_BYTES: usize = 256 << 10;
-/// Buffers of at most this size are kept for the next answers.
-const SPARE_BYTES: usize = 512 << 10;
+/// A buffer of at most this size is kept for the next answers, until the connection rests.
+const SPARE_BYTES: usize = (1 << 20) + SEGMENT_BYTES;
 /// Segments written by one system call at most.
 const MAX_SLICES: usize = 16;
 
@@ -172,6 +172,13 @@ impl Outgoing {
             if let Some(done) = self.segments.pop_front() {
                 self.keep_spare(done.bytes);
             }
+        }
+    }
+
+    /// Gives back the buffer that is kept for the next answers, when there are none for now.
+    pub(super) fn rest(&mut self) {
+        if self.segments.is_empty() {
+            self.spare = Vec::new();
         }
     }
 

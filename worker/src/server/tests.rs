@@ -1,1 +1,576 @@
+//! The data plane over real sockets, from a client's side: frames out, frames and descriptors in.
 
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use bytes::{Buf, BytesMut};
+use cavern_conf::process::Metrics;
+use cavern_conf::{ByteSize, schema};
+use cavern_proto::chunk::{CHUNK_BYTES, ChunkMap};
+use cavern_proto::data::*;
+use cavern_proto::frame::{FrameHeader, HEADER_BYTES, PROTOCOL_VERSION};
+use cavern_proto::master::{Mount, MountTable};
+use cavern_proto::{BlockId, ContentId};
+use cavern_ufs::MemoryBucket;
+use proptest::prelude::*;
+use prost::Message;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::fill::FillLimits;
+use crate::master_link::MasterLink;
+use crate::mounts::Mounts;
+use crate::store::StoreOptions;
+
+const MIB: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A worker's data plane with a bucket in memory and no master.
+pub(super) struct Bench {
+    home: tempfile::TempDir,
+    bucket: MemoryBucket,
+    store_id: String,
+    store: Arc<Store>,
+    mounts: Arc<Mounts>,
+    metrics: WorkerMetrics,
+    address: SocketAddr,
+    socket: PathBuf,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Bench {
+    pub(super) async fn new(name: &str) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+        let options = StoreOptions {
+            directories: vec![format!("[SSD:256MiB]{}", home.path().display()).parse().unwrap()],
+            high_watermark: 0.98,
+            low_watermark: 0.96,
+            index_cache: ByteSize::mib(1),
+            max_open_blocks: 10_000,
+        };
+        let (told, evictions) = mpsc::channel(1000);
+        let (store, _) = crate::store::open(options, metrics.clone(), told).unwrap();
+        let link = MasterLink::new(&["127.0.0.1:9".to_owned()]).unwrap();
+        let mounts = Arc::new(Mounts::new(Arc::new(link), schema::Ufs { retries: 0, ..Default::default() }));
+        let uri = format!("memory://server-{name}");
+        let mount = Mount { id: 1, uri, ..Default::default() };
+        mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: vec![] });
+        let memory = Arc::new(Semaphore::new(64 << 10));
+        let limits = FillLimits { concurrency: 16, size_max: 8 * MIB };
+        let fills = Arc::new(Fills::new(store.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
+        let socket = home.path().join("w.sock");
+        let server = Server::bind("127.0.0.1:0", &socket).await.unwrap();
+        let address = server.address();
+        let membership = Arc::new(Membership::default());
+        membership.set(7, "cluster-1");
+        let stop = CancellationToken::new();
+        let serving = Serving {
+            store: store.clone(),
+            fills,
+            membership,
+            metrics: metrics.clone(),
+            memory,
+            memory_kib: 64 << 10,
+            evictions,
+        };
+        let task = tokio::spawn(server.serve(serving, stop.clone()));
+        let store_id = mounts.ufs(1).await.unwrap().store_id().to_owned();
+        let bucket = MemoryBucket::named(&format!("server-{name}"));
+        Self { home, bucket, store_id, store, mounts, metrics, address, socket, stop, task }
+    }
+
+    pub(super) fn put(&self, key: &str, bytes: &[u8], block_size: u64) -> BlockRef {
+        let etag = self.bucket.put(key, bytes.to_vec());
+        let content = ContentId::of_object(&self.store_id, key, &etag, bytes.len() as u64, block_size);
+        BlockRef {
+            content_id: content.as_bytes().to_vec().into(),
+            index: 0,
+            block_size,
+            mount_id: 1,
+            key: key.to_owned(),
+            etag,
+            object_length: bytes.len() as u64,
+        }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub(super) async fn tcp(&self) -> Client {
+        Client::greet(Stream::Tcp(TcpStream::connect(self.address).await.unwrap())).await
+    }
+
+    pub(super) async fn unix(&self) -> Client {
+        Client::greet(Stream::Unix(UnixStream::connect(&self.socket).await.unwrap())).await
+    }
+
+    pub(super) async fn end(self) {
+        self.stop.cancel();
+        tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap();
+        assert!(!self.socket.exists());
+    }
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+struct Answer {
+    kind: FrameKind,
+    request_id: u64,
+    message: Bytes,
+    payload: Bytes,
+}
+
+impl Answer {
+    fn decode<M: Message + Default>(&self, kind: FrameKind) -> M {
+        assert_eq!(self.kind, kind, "{:?}", Failure::decode(self.message.clone()));
+        M::decode(self.message.clone()).unwrap()
+    }
+}
+
+pub(super) struct Client {
+    stream: Stream,
+    incoming: BytesMut,
+    descriptors: Vec<OwnedFd>,
+    next_id: u64,
+}
+
+impl Client {
+    fn new(stream: Stream) -> Self {
+        Self { stream, incoming: BytesMut::new(), descriptors: Vec::new(), next_id: 0 }
+    }
+
+    async fn greet(stream: Stream) -> Self {
+        let mut client = Self::new(stream);
+        let hello = Hello { protocol: PROTOCOL_VERSION, peer: "test".into(), ..Default::default() };
+        let id = client.send(FrameKind::Hello, &hello).await;
+        let answer = client.receive().await.unwrap();
+        assert_eq!(answer.request_id, id);
+        let reply: Hello = answer.decode(FrameKind::Hello);
+        assert_eq!((reply.worker_id, reply.cluster_id.as_str()), (7, "cluster-1"));
+        client
+    }
+
+    async fn send_raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match &mut self.stream {
+            Stream::Tcp(stream) => stream.write_all(bytes).await,
+            Stream::Unix(stream) => stream.write_all(bytes).await,
+        }
+    }
+
+    async fn send(&mut self, kind: FrameKind, message: &impl Message) -> u64 {
+        self.next_id += 1;
+        let frame = encode_frame(kind, self.next_id, message, 0);
+        self.send_raw(&frame).await.unwrap();
+        self.next_id
+    }
+
+    /// The next frame; `None` at the end of the stream.
+    async fn receive(&mut self) -> Option<Answer> {
+        tokio::time::timeout(PATIENCE, self.receive_frame()).await.expect("no answer in time")
+    }
+
+    async fn receive_frame(&mut self) -> Option<Answer> {
+        loop {
+            if let Some(head) = self.incoming.first_chunk::<HEADER_BYTES>() {
+                let header = FrameHeader::decode(head).unwrap();
+                let (message, payload) = (header.message_bytes as usize, header.payload_bytes as usize);
+                if self.incoming.len() >= HEADER_BYTES + message + payload {
+                    self.incoming.advance(HEADER_BYTES);
+                    let message = self.incoming.split_to(message).freeze();
+                    let payload = self.incoming.split_to(payload).freeze();
+                    return Some(Answer { kind: header.kind, request_id: header.request_id, message, payload });
+                }
+            }
+            if self.receive_bytes().await == 0 {
+                return None;
+            }
+        }
+    }
+
+    async fn receive_bytes(&mut self) -> usize {
+        match &mut self.stream {
+            // A worker that closes with our bytes unread resets the connection.
+            Stream::Tcp(stream) => stream.read_buf(&mut self.incoming).await.unwrap_or(0),
+            Stream::Unix(stream) => loop {
+                stream.ready(Interest::READABLE).await.unwrap();
+                let mut bytes = [0; 65_536];
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(250))];
+                let mut control = RecvAncillaryBuffer::new(&mut space);
+                let received = stream.try_io(Interest::READABLE, || {
+                    let mut slices = [IoSliceMut::new(&mut bytes)];
+                    Ok(rustix::net::recvmsg(stream.as_fd(), &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC)?)
+                });
+                match received {
+                    Ok(received) => {
+                        for message in control.drain() {
+                            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                                self.descriptors.extend(descriptors);
+                            }
+                        }
+                        self.incoming.extend_from_slice(&bytes[..received.bytes]);
+                        return received.bytes;
+                    }
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                    Err(_) => return 0,
+                }
+            },
+        }
+    }
+
+    pub(super) async fn read(&mut self, items: Vec<(BlockRef, u32, u32)>) -> (ReadReply, Bytes) {
+        let items = items.into_iter().map(|(block, offset, length)| read_request::Item {
+            block: Some(block),
+            range: Some(Range { offset, length }),
+        });
+        self.send(FrameKind::Read, &ReadRequest { items: items.collect(), deadline_ms: 10_000 }).await;
+        let answer = self.receive().await.unwrap();
+        (answer.decode(FrameKind::ReadReply), answer.payload)
+    }
+
+    pub(super) async fn open(&mut self, blocks: Vec<BlockRef>) -> OpenReply {
+        let items = blocks.into_iter().map(|block| open_request::Item { block: Some(block), want: vec![] });
+        self.send(FrameKind::Open, &OpenRequest { items: items.collect(), deadline_ms: 10_000 }).await;
+        self.receive().await.unwrap().decode(FrameKind::OpenReply)
+    }
+}
+
+pub(super) fn noise(length: usize) -> Vec<u8> {
+    (0..length as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 37) as u8).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_come_with_checksums_cold_and_warm() {
+    let bench = Bench::new("reads").await;
+    let bytes = noise(3 * CHUNK_BYTES as usize + 77);
+    let block = bench.put("a", &bytes, 4 * MIB);
+    let mut client = bench.tcp().await;
+    for _ in 0..2 {
+        let (reply, payload) = client.read(vec![(block.clone(), 1000, 3 * CHUNK_BYTES - 1000)]).await;
+        assert_eq!(reply.items[0].status(), Status::Ok);
+        assert_eq!(payload, bytes[1000..3 * CHUNK_BYTES as usize]);
+        let chunk =
+            |index: usize| crc32c::crc32c(&bytes[index * CHUNK_BYTES as usize..(index + 1) * CHUNK_BYTES as usize]);
+        assert_eq!(reply.items[0].chunk_crcs, [chunk(1), chunk(2)]);
+        // Cut at the block's end, whose short chunk has a checksum too.
+        let (reply, payload) = client.read(vec![(block.clone(), 3 * CHUNK_BYTES, u32::MAX)]).await;
+        assert_eq!((reply.items[0].length, &payload[..]), (77, &bytes[3 * CHUNK_BYTES as usize..]));
+        assert_eq!(reply.items[0].chunk_crcs, [crc32c::crc32c(&payload)]);
+    }
+    assert_eq!(bench.metrics.ufs_bytes.get(), bytes.len() as u64);
+    assert_eq!((bench.metrics.hits.get(), bench.metrics.misses.get()), (2, 2));
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_tells_each_item_its_own_fate() {
+    let bench = Bench::new("batch").await;
+    let (one, two) = (noise(50_000), noise(70_000));
+    let (block_one, block_two) = (bench.put("one", &one, MIB), bench.put("two", &two, MIB));
+    let stale = bench.put("three", &one, MIB);
+    bench.bucket.put("three", one.clone());
+    let gone = BlockRef { key: "gone".into(), ..bench.put("gone", &one, MIB) };
+    bench.bucket.delete("gone");
+    let unknown = BlockRef { mount_id: 99, ..bench.put("unknown", &one, MIB) };
+    let nonsense = BlockRef { content_id: vec![1; 3].into(), ..block_one.clone() };
+    let mut client = bench.tcp().await;
+    let items = vec![
+        (block_one, 0, 50_000),
+        (stale, 0, 10),
+        (gone, 0, 10),
+        (unknown, 0, 10),
+        (nonsense, 0, 10),
+        (block_two, 60_000, 20_000),
+    ];
+    for _ in 0..2 {
+        let (reply, payload) = client.read(items.clone()).await;
+        let statuses: Vec<Status> = reply.items.iter().map(|item| item.status()).collect();
+        let expected = [
+            Status::Ok,
+            Status::VersionChanged,
+            Status::NotFound,
+            Status::UnknownMount,
+            Status::BadRequest,
+            Status::Ok,
+        ];
+        assert_eq!(statuses, expected);
+        assert_eq!(payload, [&one[..], &two[60_000..]].concat());
+        assert!(reply.items[1..5].iter().all(|item| !item.message.is_empty() && item.length == 0));
+    }
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn descriptors_come_in_order_and_stay_good_after_eviction() {
+    let bench = Bench::new("descriptors").await;
+    let contents: Vec<Vec<u8>> = (0..200).map(|value| noise(1000 + value)).collect();
+    let blocks: Vec<BlockRef> =
+        contents.iter().enumerate().map(|(value, bytes)| bench.put(&format!("k{value}"), bytes, MIB)).collect();
+    let mut client = bench.unix().await;
+    for round in 0..2 {
+        let reply = client.open(blocks.clone()).await;
+        assert_eq!(client.descriptors.len(), 200);
+        for ((item, descriptor), bytes) in reply.items.iter().zip(client.descriptors.drain(..)).zip(&contents) {
+            assert_eq!((item.status(), item.length as usize), (Status::Ok, bytes.len()));
+            assert!(ChunkMap::from_bytes(&item.present).contains(0));
+            assert_eq!(item.fetched_bytes, if round == 0 { bytes.len() as u64 } else { 0 });
+            let file = File::from(descriptor);
+            let mut read = vec![0; bytes.len()];
+            file.read_exact_at(&mut read, 0).unwrap();
+            assert_eq!(&read, bytes);
+            assert!(file.write_at(b"x", 0).is_err(), "clients cannot write to blocks");
+        }
+    }
+    // A failed item has no descriptor; those of the others keep their order.
+    let bad = BlockRef { object_length: 0, ..blocks[0].clone() };
+    let reply = client.open(vec![blocks[3].clone(), bad, blocks[5].clone()]).await;
+    let statuses: Vec<Status> = reply.items.iter().map(|item| item.status()).collect();
+    assert_eq!(statuses, [Status::Ok, Status::BadRequest, Status::Ok]);
+    let files: Vec<File> = client.descriptors.drain(..).map(File::from).collect();
+    assert_eq!(files.iter().map(|file| file.metadata().unwrap().len()).collect::<Vec<_>>(), [1003, 1005]);
+
+    client.send(FrameKind::Free, &FreeRequest { blocks: vec![blocks[3].clone()] }).await;
+    let (mut freed, mut told) = (false, false);
+    while !freed || !told {
+        let answer = client.receive().await.unwrap();
+        if answer.kind == FrameKind::Evicted {
+            let evicted: Evicted = answer.decode(FrameKind::Evicted);
+            assert_eq!(evicted.blocks[0].content_id, blocks[3].content_id);
+            assert_eq!(evicted.blocks[0].incarnation, reply.items[0].incarnation);
+            told = true;
+        } else {
+            assert_eq!(answer.decode::<FreeReply>(FrameKind::FreeReply), FreeReply { blocks: 1, bytes: 4096 });
+            freed = true;
+        }
+    }
+    let mut read = vec![0; 1003];
+    files[0].read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(read, contents[3]);
+    let again = client.open(vec![blocks[3].clone()]).await;
+    assert_ne!(again.items[0].incarnation, reply.items[0].incarnation);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fills_and_queries_say_what_is_here() {
+    let bench = Bench::new("fills").await;
+    let bytes = noise(10 * CHUNK_BYTES as usize);
+    let block = bench.put("a", &bytes, 64 * MIB);
+    let mut client = bench.tcp().await;
+    let query = QueryRequest { blocks: vec![block.clone()] };
+    client.send(FrameKind::Query, &query).await;
+    let reply: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
+    assert!(!reply.items[0].known);
+    let want =
+        vec![Range { offset: 3 * CHUNK_BYTES, length: CHUNK_BYTES + 1 }, Range { offset: 9 * CHUNK_BYTES, length: 1 }];
+    let items = vec![open_request::Item { block: Some(block.clone()), want }];
+    client.send(FrameKind::Fill, &FillRequest { items, deadline_ms: 0 }).await;
+    let filled: FillReply = client.receive().await.unwrap().decode(FrameKind::FillReply);
+    assert_eq!((filled.items[0].status(), filled.items[0].fetched_bytes), (Status::Ok, 3 * u64::from(CHUNK_BYTES)));
+    client.send(FrameKind::Query, &query).await;
+    let reply: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
+    assert_eq!(ChunkMap::from_bytes(&reply.items[0].present).iter().collect::<Vec<_>>(), [3, 4, 9]);
+    assert!(reply.items[0].path.starts_with(bench.home.path().to_str().unwrap()));
+    assert_eq!((bench.metrics.hits.get(), bench.metrics.misses.get()), (0, 0), "neither is a use");
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chunk_reported_as_corrupt_is_checked_and_fetched_again() {
+    let bench = Bench::new("corrupt").await;
+    let bytes = noise(2 * CHUNK_BYTES as usize);
+    let block = bench.put("a", &bytes, MIB);
+    let mut client = bench.tcp().await;
+    client.read(vec![(block.clone(), 0, 2 * CHUNK_BYTES)]).await;
+    client.send(FrameKind::Query, &QueryRequest { blocks: vec![block.clone()] }).await;
+    let reply: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
+    let mut damaged = bytes.clone();
+    damaged[5] ^= 1;
+    std::fs::write(&reply.items[0].path, damaged).unwrap();
+    let report = CorruptRequest { block: Some(block.clone()), chunks: vec![0, 1, 5000] };
+    client.send(FrameKind::Corrupt, &report).await;
+    client.receive().await.unwrap().decode::<CorruptReply>(FrameKind::CorruptReply);
+    assert_eq!(bench.metrics.corrupt_chunks.get(), 1);
+    let (_, payload) = client.read(vec![(block, 0, 2 * CHUNK_BYTES)]).await;
+    assert_eq!(payload, bytes);
+    assert_eq!(bench.metrics.ufs_bytes.get(), 3 * u64::from(CHUNK_BYTES));
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_overtake_one_another_and_can_be_cancelled() {
+    let bench = Bench::new("order").await;
+    let bytes = noise(1000);
+    let (slow, fast) = (bench.put("slow", &bytes, MIB), bench.put("fast", &bytes, MIB));
+    let mut client = bench.tcp().await;
+    client.read(vec![(fast.clone(), 0, 1000)]).await;
+    bench.mounts.inject(1, cavern_ufs::Faults { delay: Duration::from_secs(60), ..Default::default() });
+    let item = |block: &BlockRef| read_request::Item {
+        block: Some(block.clone()),
+        range: Some(Range { offset: 0, length: 1000 }),
+    };
+    let slow_id = client.send(FrameKind::Read, &ReadRequest { items: vec![item(&slow)], deadline_ms: 60_000 }).await;
+    let short_id = client.send(FrameKind::Read, &ReadRequest { items: vec![item(&slow)], deadline_ms: 100 }).await;
+    let fast_id = client.send(FrameKind::Read, &ReadRequest { items: vec![item(&fast)], deadline_ms: 0 }).await;
+    assert_eq!(client.receive().await.unwrap().request_id, fast_id);
+    let expired = client.receive().await.unwrap();
+    assert_eq!(expired.request_id, short_id);
+    assert_eq!(expired.decode::<ReadReply>(FrameKind::ReadReply).items[0].status(), Status::Deadline);
+    client.send(FrameKind::Cancel, &Cancel { request_id: slow_id }).await;
+    let after = client.send(FrameKind::Read, &ReadRequest { items: vec![item(&fast)], deadline_ms: 0 }).await;
+    assert_eq!(client.receive().await.unwrap().request_id, after);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_is_in_flight_than_buffers_hold() {
+    // 100 requests of 1 MiB each, sent before any answer is read: the worker stops reading, and goes on.
+    let bench = Bench::new("flow").await;
+    let bytes = noise(MIB as usize);
+    let blocks: Vec<BlockRef> = (0..4).map(|value| bench.put(&format!("k{value}"), &bytes, MIB)).collect();
+    let mut client = bench.tcp().await;
+    for position in 0..100 {
+        let block = Some(blocks[position % 4].clone());
+        let item = read_request::Item { block, range: Some(Range { offset: 0, length: MIB as u32 }) };
+        client.send(FrameKind::Read, &ReadRequest { items: vec![item], deadline_ms: 20_000 }).await;
+    }
+    let mut seen = Vec::new();
+    for _ in 0..100 {
+        let answer = client.receive().await.unwrap();
+        assert_eq!(answer.payload, bytes);
+        seen.push(answer.request_id);
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, (2..102).collect::<Vec<_>>());
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_are_told_why() {
+    let bench = Bench::new("strangers").await;
+    let connect = async || Client::new(Stream::Tcp(TcpStream::connect(bench.address).await.unwrap()));
+    let told = async |mut client: Client, text: &str| {
+        let failure: Failure = client.receive().await.unwrap().decode(FrameKind::Failure);
+        assert!(failure.status() == Status::BadRequest && failure.message.contains(text), "{failure:?}");
+        assert!(client.receive().await.is_none(), "the connection is closed");
+    };
+    let mut client = connect().await;
+    client.send_raw(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await.unwrap();
+    told(client, "another protocol").await;
+    let mut client = connect().await;
+    client.send(FrameKind::Read, &ReadRequest::default()).await;
+    told(client, "hello").await;
+    let mut client = connect().await;
+    client.send(FrameKind::Hello, &Hello { protocol: 99, ..Default::default() }).await;
+    told(client, "protocol 99").await;
+    let mut client = connect().await;
+    let hello = Hello { protocol: PROTOCOL_VERSION, cluster_id: "cluster-2".into(), ..Default::default() };
+    client.send(FrameKind::Hello, &hello).await;
+    told(client, "cluster-1").await;
+    let mut client = bench.tcp().await;
+    client.send_raw(&encode_frame(FrameKind::Read, 1, &ReadRequest::default(), 10)).await.unwrap();
+    told(client, "payload").await;
+    let mut client = bench.tcp().await;
+    client.send(FrameKind::ReadReply, &ReadReply::default()).await;
+    told(client, "requests").await;
+
+    // A request that makes no sense is refused alone.
+    let mut client = bench.tcp().await;
+    client.send(FrameKind::Open, &OpenRequest::default()).await;
+    let failure: Failure = client.receive().await.unwrap().decode(FrameKind::Failure);
+    assert!(failure.message.contains("Unix socket"));
+    let (reply, _) = client.read(vec![]).await;
+    assert!(reply.items.is_empty());
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sockets_are_taken_over_from_the_dead_only() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("w.sock");
+    let first = Server::bind("127.0.0.1:0", &path).await.unwrap();
+    assert!(matches!(Server::bind("127.0.0.1:0", &path).await, Err(WorkerError::SocketInUse(_))));
+    drop(first);
+    assert!(path.exists(), "as after a crash");
+    assert!(Server::bind("127.0.0.1:0", &path).await.is_ok());
+    let long = home.path().join("x".repeat(120));
+    assert!(matches!(Server::bind("127.0.0.1:0", &long).await, Err(WorkerError::SocketPath { .. })));
+    let file = home.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    assert!(matches!(Server::bind("127.0.0.1:0", &file).await, Err(WorkerError::Listen { .. })));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+}
+
+/// Frames that are garbage in their own ways.
+fn garbage() -> impl Strategy<Value = Vec<u8>> {
+    let any_bytes = prop::collection::vec(any::<u8>(), 0..300);
+    let framed =
+        (1u8..=16, any::<u64>(), prop::collection::vec(any::<u8>(), 0..300)).prop_map(|(kind, id, message)| {
+            let mut frame = encode_frame(FrameKind::Hello, id, &(), 0);
+            frame[4] = kind;
+            frame[16..20].copy_from_slice(&(message.len() as u32).to_le_bytes());
+            frame.extend_from_slice(&message);
+            frame
+        });
+    let id = BlockId { content: ContentId::of_object("s", "k", "e", 1, 1), index: 0 };
+    let requests = (any::<u32>(), any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), 0usize..20, any::<u32>())
+        .prop_map(move |(offset, length, index, block_size, object_length, id_bytes, deadline_ms)| {
+            let block = BlockRef {
+                content_id: id.content.as_bytes()[..id_bytes.min(16)].to_vec().into(),
+                index,
+                block_size,
+                object_length,
+                ..Default::default()
+            };
+            let item = read_request::Item { block: Some(block.clone()), range: Some(Range { offset, length }) };
+            let read = ReadRequest { items: vec![item], deadline_ms: deadline_ms % 50 + 1 };
+            let item = open_request::Item { block: Some(block), want: vec![Range { offset, length }] };
+            let open = OpenRequest { items: vec![item], deadline_ms: deadline_ms % 50 + 1 };
+            [encode_frame(FrameKind::Read, 1, &read, 0), encode_frame(FrameKind::Open, 2, &open, 0)].concat()
+        });
+    prop_oneof![any_bytes, framed, requests]
+}
+
+#[test]
+fn garbage_never_harms_the_worker() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let bench = runtime.block_on(Bench::new("garbage"));
+    let bytes = noise(1000);
+    let block = bench.put("a", &bytes, MIB);
+    proptest!(ProptestConfig { cases: 150, ..ProptestConfig::default() }, |(frames in prop::collection::vec(garbage(), 1..5), greet: bool, unix: bool)| {
+        runtime.block_on(async {
+            let mut client = match (greet, unix) {
+                (true, true) => bench.unix().await,
+                (true, false) => bench.tcp().await,
+                (false, _) => Client::new(Stream::Tcp(TcpStream::connect(bench.address).await.unwrap())),
+            };
+            for frame in frames {
+                // The worker may have hung up already.
+                if client.send_raw(&frame).await.is_err() {
+                    break;
+                }
+            }
+            drop(client);
+            let mut honest = bench.tcp().await;
+            let (_, payload) = honest.read(vec![(block.clone(), 0, 1000)]).await;
+            assert_eq!(payload, bytes);
+        });
+    });
+    assert_eq!(bench.store.usage()[0].blocks, 1);
+    runtime.block_on(bench.end());
+}

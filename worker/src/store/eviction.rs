@@ -308,7 +308,7 @@ impl Cache {
             let Some(entry) = self.table.at(slot) else { return NIL };
             let recent = !entry.expired && now < entry.last_used.saturating_add(RECENT_SECONDS);
             let spared = match spare {
-                // Lists are ordered by use, so everything further up is as recent.
+                // Lists are roughly ordered by use: what is further up is hardly colder.
                 Spare::Recent if recent => return NIL,
                 Spare::Recent | Spare::HeldOnly => false,
                 Spare::Growing => recent && entry.units < entry.length / UNIT_BYTES,
@@ -327,7 +327,7 @@ impl Cache {
         let Some(entry) = self.table.at(candidate) else { return };
         let frequency = self.sketch.estimate(hash_of(&entry.id));
         let mut needed = (space.main.units + u64::from(entry.units)).saturating_sub(space.main_limit());
-        let mut victims = Vec::new();
+        let (mut victims, mut defender) = (Vec::new(), NIL);
         let (mut slot, mut passed_over) = (space.main.tail(), 0);
         while needed > 0 {
             let Some(victim) = self.table.at(slot) else { break };
@@ -341,12 +341,16 @@ impl Cache {
                 needed = needed.saturating_sub(u64::from(victim.units));
                 victims.push(slot);
             } else {
+                defender = slot;
                 break;
             }
             slot = self.table.newer(slot);
         }
         if needed > 0 {
             self.tally.rejected += 1;
+            // Another one defends main next time: one cold block whose counters collide with those of hot ones would
+            // keep all newcomers out for ever.
+            self.rotate(directory, defender);
             evicted.extend(self.remove(candidate));
             return;
         }
@@ -354,6 +358,14 @@ impl Cache {
             evicted.extend(self.remove(victim));
         }
         self.promote(directory, candidate);
+    }
+
+    /// Moves an entry of main from the cold end to the other, without calling it used.
+    fn rotate(&mut self, directory: usize, slot: u32) {
+        if slot != NIL {
+            self.table.unlink(&mut self.spaces[directory].main, slot);
+            self.table.push_head(&mut self.spaces[directory].main, slot);
+        }
     }
 
     /// Lets the directory shrink to what it holds now less one percent: its file system has less than was configured.
