@@ -200,11 +200,10 @@ impl Metadata {
         self.ask_unless(parent, || None, || self.ask_path(path)).await
     }
 
-    /// Asks the bucket about one file now; `Stale` when the name leads to another inode than `node` by now, and
-    /// `NotFound` when it leads nowhere. For `consistency = always`, and after a read that found the version gone.
-    pub async fn revalidate(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
-        let current = self.ask_revalidate(node).await?;
-        if current.inode == node.inode { Ok(current) } else { Err(ClientError::Stale(node.to_string())) }
+    /// Asks the bucket about the name of one file now: the inode that it leads to, another than `node` when the object
+    /// was replaced; `NotFound` when it leads nowhere. For `consistency = always`, and when a version is found to be gone.
+    pub async fn current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
+        self.ask_current(node).await
     }
 
     /// Up to `limit` entries after the name `after` (exclusive; empty for the beginning). The entries are in the

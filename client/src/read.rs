@@ -40,6 +40,8 @@ pub use file::OpenFile;
 
 /// Files up to this size are made present when they are opened.
 const EAGER_BYTES: u64 = 1 << 20;
+/// Replacements of an object that one open follows at most.
+const SUCCESSORS: usize = 4;
 /// Requests of read-ahead in flight, of all handles.
 const AHEAD_REQUESTS: usize = 256;
 /// How often idle descriptors and buffers are looked for.
@@ -65,7 +67,7 @@ struct Core {
     descriptors: Arc<DescriptorCache>,
     hedge: Hedge,
     failures: FailureLog,
-    revalidations: Flights<u64, ()>,
+    successors: Flights<u64, Option<Arc<Node>>>,
     ahead_slots: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -97,7 +99,7 @@ impl Files {
             descriptors,
             hedge: Hedge::new(conf.hedge_percent),
             failures: FailureLog::default(),
-            revalidations: Flights::default(),
+            successors: Flights::default(),
             ahead_slots: Arc::new(Semaphore::new(AHEAD_REQUESTS)),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -108,20 +110,29 @@ impl Files {
     }
 
     /// Opens a file for reading. A small file (up to 1 MiB) is made present at once, so that a version that is gone
-    /// shows here as `Stale`; a larger one needs no I/O. Bounded by `client.read_timeout`, and by
-    /// `client.metadata_timeout` for the question whether the version is current.
+    /// shows here as `Stale`; a larger one needs no I/O. When it is `Stale`, the name leads to the new version by then,
+    /// and a small one is present: whoever looks the name up again can open it, even if the object has been replaced once
+    /// more. Each attempt is bounded by `client.read_timeout`, and each question whether the version is current by
+    /// `client.metadata_timeout`.
     pub async fn open(&self, node: &Arc<Node>) -> Result<Arc<OpenFile>, ClientError> {
         check_file(node)?;
         if is_always_checked(node) {
-            self.core.metadata.revalidate(node).await?;
+            let current = self.core.metadata.current(node).await?;
+            if current.inode != node.inode {
+                self.core.make_ready(Some(current)).await;
+                return Err(ClientError::Stale(node.to_string()));
+            }
         }
-        let file = OpenFile::new(self.core.clone(), node.clone())?;
-        if node.size <= EAGER_BYTES
-            && let Err(error) = file.make_present().await
+        let opened = self.core.open(node).await;
+        if let Err(error) = &opened
+            && error.is_version_gone()
         {
-            return Err(self.core.failed(node, error).await);
+            self.core.make_ready(self.core.successor(node).await).await;
         }
-        Ok(Arc::new(file))
+        match opened {
+            Err(error) => Err(self.core.failed(node, error)),
+            opened => opened.map(Arc::new),
+        }
     }
 
     /// Opens without I/O where nothing has to be asked: an empty file, a small one that is present, a large one.
@@ -157,9 +168,52 @@ impl Files {
 }
 
 impl Core {
-    /// Counts and logs a failed read or open. When the version is gone, the name is asked anew before the caller hears
-    /// of it, so that whoever looks it up again finds the new version.
-    async fn failed(self: &Arc<Self>, node: &Arc<Node>, error: ClientError) -> ClientError {
+    /// Opens a file; a small one is made present.
+    async fn open(self: &Arc<Self>, node: &Arc<Node>) -> Result<OpenFile, ClientError> {
+        let file = OpenFile::new(self.clone(), node.clone())?;
+        if node.size <= EAGER_BYTES {
+            file.make_present().await?;
+        }
+        Ok(file)
+    }
+
+    /// Makes the version that follows one that is gone present, where it is small. A kernel whose open was answered with
+    /// `ESTALE` looks the name up and opens it once more, and no third time: an object that is replaced again between
+    /// those two would show its reader an error, so it is followed here until a version stays long enough to be kept.
+    async fn make_ready(self: &Arc<Self>, mut successor: Option<Arc<Node>>) {
+        for _ in 0..SUCCESSORS {
+            let Some(node) = successor.take().filter(|node| !node.is_directory()) else { return };
+            match self.open(&node).await {
+                Err(error) if error.is_version_gone() => successor = self.successor(&node).await,
+                // Any other failure shows again when it is opened.
+                _ => return,
+            }
+        }
+    }
+
+    /// What the name of a version that is gone leads to by now; in the metadata cache from then on. `None` when it leads
+    /// nowhere or to the same version still, or when nobody answered.
+    async fn successor(self: &Arc<Self>, node: &Arc<Node>) -> Option<Arc<Node>> {
+        let (core, stale) = (self.clone(), node.clone());
+        let asked = async move {
+            let current = core.metadata.current(&stale).await;
+            let current = current.inspect_err(|error| tracing::debug!(file = %stale, "asked anew: {error}"));
+            current.ok().filter(|current| current.inode != stale.inode)
+        };
+        self.successors.join(node.inode, asked).await
+    }
+
+    /// A failed read. When the version is gone, the name is asked anew before the caller hears of it, so that whoever
+    /// looks it up again finds the new version.
+    async fn failed_read(self: &Arc<Self>, node: &Arc<Node>, error: ClientError) -> ClientError {
+        if error.is_version_gone() {
+            self.successor(node).await;
+        }
+        self.failed(node, error)
+    }
+
+    /// Counts and logs a failed read or open.
+    fn failed(&self, node: &Arc<Node>, error: ClientError) -> ClientError {
         if !error.is_version_gone() {
             self.stats.read_errors.inc();
             self.failures.report(node, &error);
@@ -167,13 +221,6 @@ impl Core {
         }
         self.stats.stale_reads.inc();
         tracing::debug!(file = %node, "its version is gone: {error}");
-        let (core, stale) = (self.clone(), node.clone());
-        let asked = async move {
-            if let Err(error) = core.metadata.revalidate(&stale).await {
-                tracing::debug!(file = %stale, "asked anew: {error}");
-            }
-        };
-        self.revalidations.join(node.inode, asked).await;
         ClientError::Stale(node.to_string())
     }
 }

@@ -297,6 +297,25 @@ async fn a_version_that_is_gone_is_stale_and_the_name_is_asked_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_version_that_follows_one_that_is_gone_can_be_opened_at_once() {
+    let sockets = tempfile::tempdir().unwrap();
+    let cluster = Cluster::new("follow", vec![FakeWorker::local(1, sockets.path()).await]).await;
+    // The worker never had this one, and the bucket has it no more.
+    cluster.master.put_file(MOUNT_ROOT, "a", "gone", 1000);
+    let client = cluster.client().await;
+    let old = lookup(&client, "a").await;
+    cluster.put("a", &content(9, 1001));
+    cluster.master.settled().await;
+    assert_eq!(client.files().open(&old).await.err().unwrap().errno(), 116);
+    // What a kernel does now, and does once.
+    let new = lookup(&client, "a").await;
+    assert_ne!(new.inode, old.inode);
+    let file = client.files().open_cached(&new).expect("it is present");
+    assert!(file.read(0, MIB).await.unwrap() == content(9, 1001));
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_any_source_the_read_fails_within_its_deadline() {
     let mut cluster = Cluster::new("nothing", vec![FakeWorker::remote(1).await]).await;
     cluster.config.client.read_timeout = Interval::millis(1000);

@@ -73,7 +73,7 @@ impl Metadata {
     }
 
     /// The node that the name of `node` leads to by now.
-    pub(super) async fn ask_revalidate(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
+    pub(super) async fn ask_current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
         let mark = self.inner.recent.mark();
         let answer = self.inner.master.call("Revalidate", |mut stubs: Stubs| {
             let request = RevalidateRequest { parent: node.parent, name: node.name_bytes() };

@@ -98,7 +98,7 @@ impl OpenFile {
         file.read_ahead_of(object, range.clone());
         match file.read_range(object, range).await {
             Ok(bytes) => Ok(bytes),
-            Err(error) => Err(file.core.failed(&file.node, error).await),
+            Err(error) => Err(file.core.failed_read(&file.node, error).await),
         }
     }
 
