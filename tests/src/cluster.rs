@@ -26,11 +26,13 @@ pub struct Options {
     pub more_mounts: Vec<&'static str>,
     /// The configuration of all processes, TOML.
     pub conf: String,
+    /// No other cluster runs meanwhile: for a test that loads the machine, or measures it.
+    pub alone: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { workers: 1, more_mounts: vec![], conf: String::new() }
+        Self { workers: 1, more_mounts: vec![], conf: String::new(), alone: false }
     }
 }
 
@@ -101,8 +103,9 @@ const CLUSTERS: usize = 2;
 static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
 thread_local! {
-    /// Clusters of this thread's test. A test that wants several must not wait for itself.
-    static OWN: Cell<usize> = const { Cell::new(0) };
+    /// Clusters of this thread's test, and what they count of [`CLUSTERS`]. A test that wants several must not wait for
+    /// itself.
+    static OWN: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
 /// A running cluster. Must be dropped on the thread that made it.
@@ -118,22 +121,31 @@ pub struct Cluster {
 struct Slot;
 
 impl Slot {
-    fn take() -> Self {
-        if OWN.with(|own| own.replace(own.get() + 1)) == 0 {
+    /// The first cluster of a thread decides for its further ones whether they run alone.
+    fn take(alone: bool) -> Self {
+        let (clusters, mut weight) = OWN.get();
+        if clusters == 0 {
+            weight = if alone { CLUSTERS } else { 1 };
             let running = RUNNING.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut running =
-                RUNNING.1.wait_while(running, |running| *running >= CLUSTERS).unwrap_or_else(PoisonError::into_inner);
-            *running += 1;
+            let mut running = RUNNING
+                .1
+                .wait_while(running, |running| *running + weight > CLUSTERS)
+                .unwrap_or_else(PoisonError::into_inner);
+            *running += weight;
         }
+        OWN.set((clusters + 1, weight));
         Self
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if OWN.with(|own| own.replace(own.get() - 1)) == 1 {
-            *RUNNING.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-            RUNNING.1.notify_one();
+        let (clusters, weight) = OWN.get();
+        OWN.set((clusters - 1, weight));
+        if clusters == 1 {
+            *RUNNING.0.lock().unwrap_or_else(PoisonError::into_inner) -= weight;
+            // Those who wait differ in what they need.
+            RUNNING.1.notify_all();
         }
     }
 }
@@ -142,7 +154,7 @@ impl Cluster {
     /// Starts a cluster; the mount is usable when this returns.
     #[track_caller]
     pub fn up(options: Options) -> Self {
-        let slot = Slot::take();
+        let slot = Slot::take(options.alone);
         // In the system's directory for temporary files, whose path is short enough for the sockets of the workers.
         let directory = tempfile::Builder::new().prefix("cavern-test-").tempdir().unwrap().keep();
         // Whatever fails from here on, the guard stops what has been started.
@@ -342,7 +354,8 @@ fn cv_command(arguments: &[impl AsRef<OsStr>]) -> Command {
     command
 }
 
-fn cv_path() -> PathBuf {
+/// The executable under test.
+pub fn cv_path() -> PathBuf {
     let path = std::env::var_os("CV_BIN").map_or_else(
         || std::env::current_exe().unwrap().parent().and_then(Path::parent).unwrap().join("cv"),
         PathBuf::from,

@@ -25,10 +25,12 @@
 
 mod cluster;
 mod http;
+mod process;
 mod s3;
 mod wait;
 
-pub use cluster::{Child, Cluster, Finished, Options, Status};
+pub use cluster::{Child, Cluster, Finished, Options, Status, cv_path};
 pub use http::{HttpAnswer, http_get, http_request};
+pub use process::Process;
 pub use s3::S3;
 pub use wait::{eventually, within};

@@ -1,0 +1,14 @@
+//! What happens when a part dies or stops answering: processes are killed, stopped with SIGSTOP and started again under
+//! readers, and everything but the failed part goes on.
+//!
+//! Each of these runs alone on the machine (`Options::alone`): they load it, and they hold system calls against deadlines.
+
+mod blocked;
+mod bucket_stopped;
+mod cluster_stopped;
+mod fuse_killed;
+mod master_killed;
+mod readers;
+mod refusals;
+mod shutdown;
+mod worker_killed;
