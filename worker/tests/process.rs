@@ -1,5 +1,7 @@
 //! A whole worker beside a master that does as the test says: registration, heartbeats, mounts, restart, refusal.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop there")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
