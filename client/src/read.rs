@@ -117,7 +117,11 @@ impl Files {
     pub async fn open(&self, node: &Arc<Node>) -> Result<Arc<OpenFile>, ClientError> {
         check_file(node)?;
         if is_always_checked(node) {
-            let current = self.core.metadata.current(node).await?;
+            let current = match self.core.metadata.current(node).await {
+                // An answer, not a failure: the object is gone.
+                Err(error @ ClientError::NotFound(_)) => return Err(error),
+                current => current.map_err(|error| self.core.failed(node, error))?,
+            };
             if current.inode != node.inode {
                 self.core.make_ready(Some(current)).await;
                 return Err(ClientError::Stale(node.to_string()));

@@ -31,12 +31,12 @@ impl Blocked {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let stack = format!("/proc/{}/stack", child.id());
+        let waits_in = format!("/proc/{}/wchan", child.id());
         eventually(&format!("{what} waits for the mount"), Duration::from_secs(5), || {
             assert!(child.try_wait().unwrap().is_none(), "{what} has ended instead of waiting");
-            // Empty for a moment when the process runs.
-            let stack = fs::read_to_string(&stack).unwrap_or_default();
-            (stack.contains("request_wait_answer") || stack.contains("folio_wait")).then_some(())
+            // The function of the kernel in which it sleeps: one of FUSE, or the wait for a page.
+            let function = fs::read_to_string(&waits_in).unwrap_or_default();
+            (function.contains("request_wait_answer") || function.contains("folio_wait")).then_some(())
         });
         Self { child, what }
     }

@@ -3,6 +3,9 @@
 //!
 //! Each of these runs alone on the machine (`Options::alone`): they load it, and they hold system calls against deadlines.
 
+// A test reports by panicking, and what it has measured on stderr.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
+
 mod blocked;
 mod bucket_stopped;
 mod cluster_stopped;

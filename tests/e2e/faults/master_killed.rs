@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cavern_tests::{Cluster, Options, eventually};
 
-use crate::readers::{Readers, shown_at};
+use crate::readers::{Readers, drop_caches, shown_at};
 
 const FILES: usize = 1000;
 
@@ -40,7 +40,7 @@ fn cached_and_open_files_go_on_and_the_namespace_is_there_after_the_restart() {
     assert_eq!((beginning, end), ([7; 4096], [7; 4096]));
 
     // And with nothing in the kernel: a listing and all bytes from the client's cache and the worker.
-    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    drop_caches();
     let began = Instant::now();
     assert_eq!(walk(&cluster.path("data")), listed);
     Readers::start(8, &tree).finish();

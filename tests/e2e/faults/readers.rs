@@ -85,3 +85,9 @@ pub fn shown_at(root: &Path, prefix: &str, seeded: &BTreeMap<String, Bytes>) -> 
     let shown = |key: &String| root.join(key.strip_prefix(prefix).expect("every key has the prefix"));
     Arc::new(seeded.iter().map(|(key, content)| (shown(key), content.clone())).collect())
 }
+
+/// Has the kernel forget clean pages and names, so that reads reach the FUSE client again. Takes root; for others the
+/// test says a little less.
+pub fn drop_caches() {
+    let _ = fs::write("/proc/sys/vm/drop_caches", "3");
+}
