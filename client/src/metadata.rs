@@ -262,9 +262,11 @@ impl Metadata {
         inner.proof(node.parent).trust()
     }
 
-    /// The same for the absence of a name below `parent`.
+    /// The same for the absence of a name below `parent`; zero with `consistency = always`.
     pub fn trust_absence(&self, parent: u64) -> Duration {
-        self.inner.proof(parent).trust()
+        let inner = &self.inner;
+        let asks = inner.directories.get(parent).is_some_and(|directory| !directory.keeps_absences());
+        if asks { Duration::ZERO } else { inner.proof(parent).trust() }
     }
 
     /// Nodes in the cache.
@@ -384,6 +386,11 @@ impl Inner {
             },
             None => Proof { age: None, ttl: Some(Duration::ZERO), lease, slow_bucket: false },
         }
+    }
+
+    /// Whether the absence of a name in the directory may be cached.
+    fn keeps_absences(&self, directory: u64) -> bool {
+        self.caching && self.directories.get(directory).is_some_and(|directory| directory.keeps_absences())
     }
 
     /// What `cached` gives, when entries of the directory may be used as they are.

@@ -33,7 +33,7 @@ impl Metadata {
                 Ok(entry) => metadata.take_in(entry, mark).await,
                 Err(ClientError::NotFound(_)) => {
                     let inner = &metadata.inner;
-                    if inner.caching && !inner.recent.since(mark).touch(parent, &name, 0) {
+                    if inner.keeps_absences(parent) && !inner.recent.since(mark).touch(parent, &name, 0) {
                         inner.cache.insert_absent(parent, &name);
                     }
                     Err(ClientError::NotFound(String::from_utf8_lossy(&name).into_owned()))

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use cavern_proto::master::Consistency;
 use parking_lot::Mutex;
 use quick_cache::sync::Cache as BoundedMap;
 
@@ -104,6 +105,12 @@ impl Directory {
 
     pub(super) fn ttl(&self) -> Option<Duration> {
         self.mount.as_ref().and_then(|mount| mount.metadata_ttl())
+    }
+
+    /// Whether a name that is not there may be said to be absent later without asking. Where every open asks the bucket,
+    /// there is no open that could ask about it.
+    pub(super) fn keeps_absences(&self) -> bool {
+        self.mount.as_ref().is_none_or(|mount| mount.consistency() != Consistency::Always)
     }
 
     /// The master says how old the listing is. Answers may arrive out of order: the youngest counts.
