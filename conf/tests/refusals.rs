@@ -121,7 +121,7 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
         "worker.low_watermark",
         &["(0.6) must be below worker.high_watermark (0.5)"],
     ),
-    ("[worker]\nhigh_watermark = 0.5\n", 2, "worker.high_watermark", &["worker.low_watermark (0.96) must be below"]),
+    ("[worker]\nhigh_watermark = 0.5\n", 2, "worker.high_watermark", &["worker.low_watermark (0.98) must be below"]),
     ("[master]\nworker_timeout = \"1s\"\n", 2, "master.worker_timeout", &["twice master.heartbeat (\"1s\")"]),
     ("[master]\nheartbeat = \"1m\"\n", 2, "master.heartbeat", &["master.worker_timeout (\"5s\")"]),
     ("[client]\nreadahead_max = \"1GiB\"\n", 2, "client.readahead_max", &["at most client.memory_budget (\"512MiB\")"]),
