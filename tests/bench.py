@@ -95,9 +95,6 @@ class Bench:
                 "-c", f"s3.credentials.access={s3['access_key']}",
                 "-c", f"s3.credentials.secret={s3['secret_key']}", "-c", "s3.force.path.style=true")
 
-    def free(self, name):
-        self.cv("fs", "free", f"/{name}")
-
     def start_plain(self):
         self.plain_mount.mkdir(exist_ok=True)
         self.plainfs = subprocess.Popen([TARGET / "plainfs", self.source, self.plain_mount, "--threads", "2"])
@@ -125,7 +122,8 @@ class Bench:
     def plain_client(self, name, inflight, part=0):
         s3 = self.status["s3"]
         text = run(TARGET / "s3get", "--endpoint", s3["endpoint"], "--access-key", s3["access_key"],
-                   "--secret-key", s3["secret_key"], "--bucket", name, "--inflight", inflight, "--part", part)
+                   "--secret-key", s3["secret_key"], "--bucket", name, "--source", self.source / name,
+                   "--inflight", inflight, "--part", part)
         return json.loads(text)
 
     def images_section(self):

@@ -1,14 +1,16 @@
-//! A plain S3 client: lists a bucket, then GETs every object with a fixed number of requests in flight and throws the
-//! bytes away. The baseline for cold reads through the mount.
+//! A plain S3 client that GETs, with a fixed number of requests in flight, the objects that were made from a local
+//! directory, and throws the bytes away. The baseline for cold reads through the mount.
 
+use std::error::Error;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use cavern_plain_s3::PlainS3;
 use clap::Parser;
 use futures::{StreamExt, TryStreamExt};
-use opendal::{Operator, services};
 
 #[derive(Parser)]
-#[command(about = "GETs every object of a bucket and prints the rates as JSON")]
+#[command(about = "GETs the objects of a bucket that a directory was copied to, and prints the rates as JSON")]
 struct Options {
     #[arg(long)]
     endpoint: String,
@@ -18,6 +20,9 @@ struct Options {
     secret_key: String,
     #[arg(long)]
     bucket: String,
+    /// The directory whose files are the bucket's objects.
+    #[arg(long)]
+    source: PathBuf,
     /// GETs in flight.
     #[arg(long, default_value_t = 8)]
     inflight: usize,
@@ -26,53 +31,50 @@ struct Options {
     part: u64,
 }
 
+/// Keys and sizes of all files below `directory`.
+fn objects(root: &Path, directory: &Path, found: &mut Vec<(String, u64)>) -> Result<(), Box<dyn Error>> {
+    for entry in directory.read_dir()? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        if metadata.is_dir() {
+            objects(root, &entry.path(), found)?;
+        } else {
+            let path = entry.path();
+            let key = path.strip_prefix(root)?.to_str().ok_or("a file name that is not UTF-8")?;
+            found.push((key.to_owned(), metadata.len()));
+        }
+    }
+    Ok(())
+}
+
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
-    // The provider is process-wide; an endpoint over plain HTTP never uses it.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let service = services::S3::default()
-        .endpoint(&options.endpoint)
-        .region("us-east-1")
-        .access_key_id(&options.access_key)
-        .secret_access_key(&options.secret_key)
-        .bucket(&options.bucket)
-        .disable_config_load();
-    let operator = Operator::new(service)?;
-    let objects: Vec<(String, u64)> = operator
-        .lister_with("")
-        .recursive(true)
-        .await?
-        .try_filter_map(|entry| async move {
-            let metadata = entry.metadata();
-            Ok(metadata.is_file().then(|| (entry.path().to_owned(), metadata.content_length())))
-        })
-        .try_collect()
-        .await?;
-    let parts: Vec<(&str, u64, u64)> = objects
-        .iter()
-        .flat_map(|(key, size)| {
-            let step = if options.part == 0 { (*size).max(1) } else { options.part };
-            (0..*size)
-                .step_by(usize::try_from(step).unwrap_or(usize::MAX))
-                .map(move |start| (key.as_str(), start, (start + step).min(*size)))
-        })
-        .collect();
+    let client = PlainS3::new(&options.endpoint, &options.access_key, &options.secret_key)?;
+    let mut found = Vec::new();
+    objects(&options.source, &options.source, &mut found)?;
+    let mut parts = Vec::new();
+    for (key, size) in &found {
+        let step = if options.part == 0 { (*size).max(1) } else { options.part };
+        parts.extend((0..*size).step_by(usize::try_from(step)?).map(|start| (key, start, (start + step).min(*size))));
+    }
+    let (client, bucket, whole) = (&client, options.bucket.as_str(), options.part == 0);
     let start = Instant::now();
     let bytes: u64 = futures::stream::iter(parts)
-        .map(|(key, from, to)| {
-            let operator = &operator;
-            async move { operator.read_with(key).range(from..to).await.map(|buffer| buffer.len() as u64) }
+        .map(|(key, from, to)| async move {
+            let got =
+                if whole { client.get(bucket, key).await } else { client.get_range(bucket, key, from, to - 1).await };
+            got.map(|bytes| bytes.len() as u64)
         })
         .buffer_unordered(options.inflight)
         .try_fold(0, |sum, length| async move { Ok(sum + length) })
         .await?;
     let seconds = start.elapsed().as_secs_f64();
     let report = serde_json::json!({
-        "objects": objects.len(),
+        "objects": found.len(),
         "bytes": bytes,
         "seconds": seconds,
-        "objects_per_second": objects.len() as f64 / seconds,
+        "objects_per_second": found.len() as f64 / seconds,
         "bytes_per_second": bytes as f64 / seconds,
     });
     #[allow(clippy::print_stdout, reason = "the report is the program's purpose")]

@@ -1,15 +1,15 @@
-//! The operations. An inode number is the source's own, but for the root; a file is opened once, at its first open, and
-//! its descriptor stays with the inode.
+//! The operations. An inode number is the source's own, but for the root; a file's descriptor stays with the inode until
+//! [`DESCRIPTORS_MAX`] younger ones have come.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
@@ -20,6 +20,8 @@ use fuser::{
 
 /// Names and attributes are good for this long in the kernel.
 const TIMEOUT: Duration = Duration::from_secs(3600);
+/// Descriptors kept: as many as a Cavern client keeps with its default settings.
+const DESCRIPTORS_MAX: usize = 16_384;
 /// The largest read that the kernel sends.
 const READ_MAX: usize = 1 << 20;
 
@@ -28,18 +30,22 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_MAX]);
 }
 
+type Listing = Vec<(OsString, Arc<Node>)>;
+
 /// A directory of this host, read-only.
 pub struct Plain {
     nodes: RwLock<HashMap<INodeNo, Arc<Node>>>,
-    listings: RwLock<HashMap<FileHandle, Arc<Vec<(OsString, Arc<Node>)>>>>,
+    listings: RwLock<HashMap<FileHandle, Arc<Listing>>>,
     next_listing: AtomicU64,
+    /// Nodes with a descriptor, the oldest first.
+    opened: Mutex<VecDeque<Arc<Node>>>,
     drop_pages: bool,
 }
 
 struct Node {
     path: PathBuf,
     attr: FileAttr,
-    file: OnceLock<File>,
+    file: RwLock<Option<Arc<File>>>,
 }
 
 impl Plain {
@@ -47,11 +53,12 @@ impl Plain {
     pub fn new(source: PathBuf, drop_pages: bool) -> io::Result<Self> {
         let mut attr = attributes(&source.metadata()?);
         attr.ino = INodeNo::ROOT;
-        let root = Arc::new(Node { path: source, attr, file: OnceLock::new() });
+        let root = Arc::new(Node { path: source, attr, file: RwLock::default() });
         Ok(Self {
             nodes: RwLock::new(HashMap::from([(INodeNo::ROOT, root)])),
             listings: RwLock::default(),
             next_listing: AtomicU64::new(1),
+            opened: Mutex::default(),
             drop_pages,
         })
     }
@@ -64,11 +71,11 @@ impl Plain {
         let path = parent.path.join(name);
         let attr = attributes(&path.symlink_metadata()?);
         let mut nodes = self.nodes.write().unwrap_or_else(PoisonError::into_inner);
-        let node = nodes.entry(attr.ino).or_insert_with(|| Arc::new(Node { path, attr, file: OnceLock::new() }));
+        let node = nodes.entry(attr.ino).or_insert_with(|| Arc::new(Node { path, attr, file: RwLock::default() }));
         Ok(Arc::clone(node))
     }
 
-    fn list(&self, directory: &Node) -> io::Result<Vec<(OsString, Arc<Node>)>> {
+    fn list(&self, directory: &Node) -> io::Result<Listing> {
         let mut entries = Vec::new();
         for entry in directory.path.read_dir()? {
             let name = entry?.file_name();
@@ -78,18 +85,24 @@ impl Plain {
         Ok(entries)
     }
 
-    fn listing(&self, fh: FileHandle) -> Arc<Vec<(OsString, Arc<Node>)>> {
-        self.listings.read().unwrap_or_else(PoisonError::into_inner).get(&fh).cloned().unwrap_or_default()
-    }
-}
-
-impl Node {
-    fn open(&self) -> io::Result<&File> {
-        if let Some(file) = self.file.get() {
-            return Ok(file);
+    fn open_file(&self, node: &Arc<Node>) -> io::Result<Arc<File>> {
+        if let Some(file) = &*node.file.read().unwrap_or_else(PoisonError::into_inner) {
+            return Ok(Arc::clone(file));
         }
-        let file = File::open(&self.path)?;
-        Ok(self.file.get_or_init(|| file))
+        let file = Arc::new(File::open(&node.path)?);
+        *node.file.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&file));
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.push_back(Arc::clone(node));
+        if opened.len() > DESCRIPTORS_MAX
+            && let Some(oldest) = opened.pop_front()
+        {
+            *oldest.file.write().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+        Ok(file)
+    }
+
+    fn listing(&self, fh: FileHandle) -> Arc<Listing> {
+        self.listings.read().unwrap_or_else(PoisonError::into_inner).get(&fh).cloned().unwrap_or_default()
     }
 }
 
@@ -150,7 +163,7 @@ impl Filesystem for Plain {
 
     fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let flags = if self.drop_pages { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE };
-        match self.node(ino).and_then(|node| Ok(node.open().map(|_| ())?)) {
+        match self.node(ino).and_then(|node| Ok(self.open_file(&node).map(|_| ())?)) {
             Ok(()) => reply.opened(FileHandle(0), flags),
             Err(error) => reply.error(error),
         }
@@ -169,7 +182,8 @@ impl Filesystem for Plain {
     ) {
         BUFFER.with_borrow_mut(|buffer| {
             let length = buffer.len().min(size as usize);
-            let read = self.node(ino).and_then(|node| Ok(node.open()?.read_at(&mut buffer[..length], offset)?));
+            let read =
+                self.node(ino).and_then(|node| Ok(self.open_file(&node)?.read_at(&mut buffer[..length], offset)?));
             match read {
                 Ok(length) => reply.data(&buffer[..length]),
                 Err(error) => reply.error(error),
