@@ -11,9 +11,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
+    /// Wakes the callers that wait for an answer when it opens.
+    opened: Notify,
     /// Mirrors `state != Healthy`, so that the healthy path takes no lock.
     silent: AtomicBool,
     state: Mutex<State>,
@@ -76,6 +79,18 @@ impl Breaker {
         let mut state = self.state.lock();
         if *state != State::Healthy {
             *state = State::Open(cause);
+            self.opened.notify_waiters();
+        }
+    }
+
+    /// Completes with the cause when the breaker opens.
+    pub(crate) async fn opening(&self) -> String {
+        loop {
+            let opened = self.opened.notified();
+            if let Some(cause) = self.open_cause() {
+                return cause;
+            }
+            opened.await;
         }
     }
 
@@ -84,6 +99,7 @@ impl Breaker {
         if let State::Suspect(Some(exhausted)) = &*state {
             tracing::warn!("the master is left alone until it answers again: {exhausted}; asked again: {cause}");
             *state = State::Open(cause.to_owned());
+            self.opened.notify_waiters();
         }
     }
 }
@@ -105,14 +121,15 @@ mod tests {
         assert!(!breaker.is_silent());
     }
 
-    #[test]
-    fn silence_opens_and_an_answer_closes() {
+    #[tokio::test]
+    async fn silence_opens_and_an_answer_closes() {
         let breaker = Breaker::default();
         breaker.suspect();
         breaker.probe_failed("refused");
         assert_eq!(breaker.open_cause(), None, "nobody has waited yet");
         breaker.exhausted("no answer".into());
-        breaker.probe_failed("refused");
+        let (cause, ()) = futures::join!(breaker.opening(), async { breaker.probe_failed("refused") });
+        assert_eq!(cause, "refused");
         assert_eq!(breaker.open_cause().as_deref(), Some("refused"));
         breaker.close();
         assert_eq!(breaker.open_cause(), None);

@@ -120,7 +120,11 @@ impl MasterChannel {
         loop {
             let chosen = inner.preferred.load(Ordering::Relaxed);
             let attempt = request(inner.masters[chosen % inner.masters.len()].clone());
-            match tokio::time::timeout_at(deadline, attempt).await {
+            let answer = tokio::select! {
+                answer = tokio::time::timeout_at(deadline, attempt) => answer,
+                cause = inner.breaker.opening() => return Err(inner.unavailable(cause)),
+            };
+            match answer {
                 Ok(Ok(response)) => {
                     inner.breaker.close();
                     return Ok(response.into_inner());

@@ -348,7 +348,8 @@ async fn a_slow_worker_is_overtaken_within_the_share_of_hedging() {
     assert!(open(&client, "41").await.read(0, MIB).await.unwrap() == bytes);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     assert_eq!((client.stats().hedges.get(), client.stats().hedges_won.get()), (1, 1));
-    until("the slow request is cancelled", || cluster.workers[0].count("Cancel") >= 1).await;
+    // The slow request goes on, so that the worker has the block the next time.
+    assert_eq!(cluster.workers[0].count("Cancel"), 0);
     cluster.stop(client).await;
 }
 

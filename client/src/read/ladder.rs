@@ -1,12 +1,13 @@
 //! The ladder of sources: the best worker, the next ones, the bucket itself.
 //!
 //! A source that fails gives way to the next at once. A source that is merely slow is overtaken by the next one where
-//! hedging allows it; then the first answer wins and the other request is cancelled. An answer that the version is
-//! gone ends the climb: no other source may have it.
+//! hedging allows it; then the first answer wins. The slow request is left to end in the background where it makes a
+//! worker fill its cache: otherwise a block that was slow once would stay cold. An answer that the version is gone ends
+//! the climb: no other source may have it.
 
 use std::fmt;
-use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_proto::data::Status;
@@ -38,19 +39,36 @@ impl fmt::Display for Source {
     }
 }
 
-type Running<'a> = Pin<Box<dyn Future<Output = (Source, Result<Piece, ClientError>)> + Send + 'a>>;
+type Running = Pin<Box<dyn Future<Output = (Source, Result<Piece, ClientError>)> + Send>>;
 
 impl Core {
     /// Gets the wanted chunks from the first source that can give them before `deadline`.
-    pub(super) async fn obtain(&self, want: &Want, deadline: Instant) -> Result<Piece, ClientError> {
-        let mut climb = Climb { core: self, want, deadline, sources: self.sources(want).into_iter(), causes: vec![] };
+    pub(super) async fn obtain(self: &Arc<Self>, want: &Want, deadline: Instant) -> Result<Piece, ClientError> {
+        let sources = self.sources(want).into_iter();
+        let mut climb = Climb { core: self, want, deadline, sources, asked: vec![], causes: vec![] };
         match tokio::time::timeout_at(deadline, climb.run()).await {
             Ok(result) => result,
             Err(_elapsed) => {
-                climb.causes.push("the deadline passed (client.read_timeout)".to_owned());
+                let silent: Vec<String> = climb.asked.iter().map(Source::to_string).collect();
+                climb.causes.push(format!("{} gave no answer within client.read_timeout", silent.join(" and ")));
                 Err(climb.failed())
             }
         }
+    }
+
+    /// Lets requests that lost end by themselves.
+    fn finish_in_background(&self, mut running: FuturesUnordered<Running>) {
+        let Ok(slot) = self.ahead_slots.clone().try_acquire_owned() else { return };
+        let stop = self.stop.clone();
+        let task = async move {
+            let ended = async { while running.next().await.is_some() {} };
+            tokio::select! {
+                () = ended => {}
+                () = stop.cancelled() => {}
+            }
+            drop(slot);
+        };
+        self.tasks.spawn_on(task, &self.runtime);
     }
 
     /// Best first. A worker on this host goes before others that hold the block as well.
@@ -68,15 +86,17 @@ impl Core {
 }
 
 struct Climb<'a> {
-    core: &'a Core,
+    core: &'a Arc<Core>,
     want: &'a Want,
     deadline: Instant,
     sources: std::vec::IntoIter<Source>,
+    /// Sources that have not answered yet.
+    asked: Vec<Source>,
     /// Why sources failed, in the order in which they did.
     causes: Vec<String>,
 }
 
-impl<'a> Climb<'a> {
+impl Climb<'_> {
     async fn run(&mut self) -> Result<Piece, ClientError> {
         let mut running = FuturesUnordered::new();
         running.extend(self.start_next().map(|(_, attempt)| attempt));
@@ -98,13 +118,17 @@ impl<'a> Climb<'a> {
                         if hedged == Some(source) {
                             self.core.stats.hedges_won.inc();
                         }
+                        if self.asked.iter().any(|asked| matches!(asked, Source::Worker(_)) && *asked != source) {
+                            self.core.finish_in_background(running);
+                        }
                         return Ok(piece);
                     }
                     Err(error) if error.is_version_gone() => return Err(error),
                     // Another source would need the same memory.
                     Err(error @ (ClientError::Memory { .. } | ClientError::Shutdown)) => return Err(error),
                     Err(error) => {
-                        self.causes.push(format!("{source}: {error}"));
+                        self.causes.push(error.to_string());
+                        self.asked.retain(|asked| *asked != source);
                         if is_bucket_trouble(&error) && self.want.object.mount.replicas() == 1 {
                             // A worker that does not hold the block would have to ask the same bucket.
                             self.skip_workers();
@@ -137,22 +161,24 @@ impl<'a> Climb<'a> {
     }
 
     /// Begins with the next source that is not left alone.
-    fn start_next(&mut self) -> Option<(Source, Running<'a>)> {
-        let (core, want) = (self.core, self.want);
+    fn start_next(&mut self) -> Option<(Source, Running)> {
+        let (core, want) = (self.core.clone(), self.want.clone());
         for source in self.sources.by_ref() {
             let left = self.deadline.saturating_duration_since(Instant::now());
             match source {
                 Source::Worker(worker) => match core.pool.admit(worker) {
                     Some(attempt) => {
                         let wait = left.min(core.worker_timeout).max(Duration::from_millis(1));
-                        let attempt = core.try_worker(want, worker, attempt, wait);
-                        return Some((source, Box::pin(async move { (source, attempt.await) })));
+                        self.asked.push(source);
+                        let tried = async move { (source, core.try_worker(&want, worker, attempt, wait).await) };
+                        return Some((source, Box::pin(tried)));
                     }
                     None => self.causes.push(format!("{source}: left alone after it failed")),
                 },
                 Source::Bucket => {
-                    let attempt = core.try_bucket(want, left);
-                    return Some((source, Box::pin(async move { (source, attempt.await.map(Piece::Buffer)) })));
+                    self.asked.push(source);
+                    let tried = async move { (source, core.try_bucket(&want, left).await.map(Piece::Buffer)) };
+                    return Some((source, Box::pin(tried)));
                 }
             }
         }
