@@ -41,6 +41,10 @@ impl Want {
         bytes_of_chunks(&self.chunks, self.block_length())
     }
 
+    fn length(&self) -> u64 {
+        self.bytes().len() as u64
+    }
+
     fn range(&self) -> data::Range {
         let bytes = self.bytes();
         data::Range { offset: bytes.start, length: bytes.end - bytes.start }
@@ -69,10 +73,17 @@ impl Core {
         attempt: Attempt,
         wait: Duration,
     ) -> Result<Piece, ClientError> {
-        let started = Instant::now();
+        let mut started = Instant::now();
         let result = match self.pool.route(worker).await {
             Ok(Route::Local) => self.try_local(want, worker, wait).await.map(Piece::Local),
-            Ok(Route::Remote) => self.try_remote(want, worker, wait).await.map(Piece::Buffer),
+            Ok(Route::Remote) => match self.charge(want.length(), want.purpose, self.memory_wait()).await {
+                Ok(charge) => {
+                    // Waiting for memory says nothing of the worker.
+                    started = Instant::now();
+                    self.try_remote(want, worker, charge, wait).await.map(Piece::Buffer)
+                }
+                Err(error) => Err(error),
+            },
             Err(error) => Err(error),
         };
         match &result {
@@ -136,9 +147,8 @@ impl Core {
     }
 
     /// Reads the chunks over the network and checks each against its checksum.
-    async fn try_remote(&self, want: &Want, worker: u64, wait: Duration) -> Result<Bytes, ClientError> {
+    async fn try_remote(&self, want: &Want, worker: u64, charge: Charge, wait: Duration) -> Result<Bytes, ClientError> {
         let range = want.range();
-        let charge = self.charge(u64::from(range.length), want.purpose, wait).await?;
         if want.purpose == Purpose::Read {
             self.stats.remote_reads.inc();
         }
@@ -169,7 +179,7 @@ impl Core {
     pub(super) async fn try_bucket(&self, want: &Want, wait: Duration) -> Result<Bytes, ClientError> {
         let bytes = want.bytes();
         let ufs = want.object.mount.ufs()?;
-        let charge = self.charge(u64::from(bytes.end - bytes.start), want.purpose, wait).await?;
+        let charge = self.charge(want.length(), want.purpose, wait).await?;
         self.stats.bucket_reads.inc();
         let start = u64::from(want.index) * want.object.mount.block_size();
         let range = start + u64::from(bytes.start)..start + u64::from(bytes.end);
@@ -178,7 +188,14 @@ impl Core {
         Ok(charge.hold(payload))
     }
 
-    /// Memory for a buffer. What waits in buffers makes room for reads; read-ahead takes only what is free.
+    /// How long a read may wait for its turn to have memory: it is the process that is busy, no worker's deadline counts.
+    /// Less than the whole read may take, so that the failure names its cause.
+    fn memory_wait(&self) -> Duration {
+        self.read_timeout * 9 / 10
+    }
+
+    /// Memory for a buffer. Nobody may wait here who holds memory already: all of it could be held by those who wait for
+    /// more, none of whom would ever go on. What waits in buffers makes room for reads; read-ahead takes only what is free.
     pub(super) async fn charge(&self, bytes: u64, purpose: Purpose, wait: Duration) -> Result<Charge, ClientError> {
         if let Some(charge) = self.budget.try_charge(bytes) {
             return Ok(charge);

@@ -260,7 +260,7 @@ impl File {
     ) -> Result<Option<Bytes>, ClientError> {
         let block = self.block(object, span.index);
         match self.core.buffers.gather(block, span.chunks(), Purpose::Read) {
-            Gathered::All(chunks) => self.join_chunks(object, span, &chunks, deadline).await.map(Some),
+            Gathered::All(chunks) => self.join_chunks(object, span, chunks, deadline).await,
             Gathered::Wait(mut done) => match tokio::time::timeout_at(deadline, done.changed()).await {
                 Ok(_ended) => Ok(None),
                 Err(_elapsed) => Err(ClientError::Read {
@@ -291,26 +291,40 @@ impl File {
         }
     }
 
-    /// The bytes of a span out of its chunks: a slice of the chunk when it is one, else a copy.
+    /// The bytes of a span out of its chunks: a slice of the chunk when it is one, else a copy. `None` when the chunks
+    /// left while this waited for memory.
     async fn join_chunks(
         &self,
         object: &ObjectVersion,
         span: &Span,
-        chunks: &[Bytes],
+        mut chunks: Vec<Bytes>,
         deadline: Instant,
-    ) -> Result<Bytes, ClientError> {
-        if let [chunk] = chunks {
+    ) -> Result<Option<Bytes>, ClientError> {
+        if let [chunk] = &chunks[..] {
             let start = (span.bytes.start % CHUNK_BYTES) as usize;
-            return Ok(chunk.slice(start..start + span.length()));
+            return Ok(Some(chunk.slice(start..start + span.length())));
         }
-        let wait = deadline.saturating_duration_since(Instant::now());
-        let charge = self.core.charge(span.length() as u64, Purpose::Read, wait).await?;
+        let bytes = span.length() as u64;
+        let charge = match self.core.budget.try_charge(bytes) {
+            Some(charge) => charge,
+            None => {
+                // Chunks are memory: whoever waits for more lets go of them.
+                drop(chunks);
+                let wait = deadline.saturating_duration_since(Instant::now());
+                let charge = self.core.charge(bytes, Purpose::Read, wait).await?;
+                match self.core.buffers.gather(self.block(object, span.index), span.chunks(), Purpose::Read) {
+                    Gathered::All(again) => chunks = again,
+                    Gathered::Wait(_) | Gathered::Missing(_) => return Ok(None),
+                }
+                charge
+            }
+        };
         let mut whole = vec![0; span.length()];
         let length = object.block_length(span.index);
-        for (chunk, bytes) in span.chunks().zip(chunks) {
+        for (chunk, bytes) in span.chunks().zip(&chunks) {
             copy_chunk(span, chunk, length, bytes, &mut whole);
         }
-        Ok(charge.hold(whole))
+        Ok(Some(charge.hold(whole)))
     }
 
     async fn read_descriptor(
