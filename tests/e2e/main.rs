@@ -1,9 +1,14 @@
 //! End-to-end tests, one file for each promise. The harness is `cavern_tests`.
 
+// A test reports by panicking, and what it has measured on stderr.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
+
 mod command_line;
 mod deleted;
+mod epochs;
 mod first_read;
 mod local_cluster;
 mod odd_objects;
 mod posix;
+mod random_reads;
 mod replaced;

@@ -1,0 +1,129 @@
+//! Training reads a data set again and again in a new random order. A cache of half of it must go on serving nearly half.
+//!
+//! Hits are counted where they cannot be faked: a hit is a file for which the bucket got no GET. Neither the kernel's page
+//! cache nor descriptors that the client still holds may add to them, so the tests let go of both.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use cavern_tests::{Cluster, Options, Process, eventually};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+
+const FILES: usize = 4000;
+const MEAN_BYTES: usize = 50_000;
+const CAPACITY: u64 = 100_000_000;
+const READERS: usize = 4;
+const EPOCHS: u64 = 3;
+const HIT_RATIO: f64 = 0.45;
+
+#[test]
+fn a_cache_of_half_the_data_hits_45_percent_from_the_second_epoch_on() {
+    // What a training job is: one process that goes on reading, with a client that goes on holding what it may.
+    let ratios = epochs(|_| {});
+    assert!(ratios[1..].iter().all(|ratio| *ratio >= HIT_RATIO), "{ratios:?}");
+}
+
+#[test]
+fn the_hits_are_those_of_the_worker_not_of_the_client() {
+    let ratios = epochs(|cluster| {
+        cluster.stop("fuse");
+        cluster.start("fuse");
+    });
+    assert!(ratios[1..].iter().all(|ratio| *ratio >= HIT_RATIO), "{ratios:?}");
+}
+
+/// The hit ratio of each epoch; `between` runs before each.
+fn epochs(between: impl Fn(&Cluster)) -> Vec<f64> {
+    let conf = format!("[worker]\ndirs = [\"[SSD:{CAPACITY}B]/cache\"]\n");
+    let cluster = Cluster::up(Options { conf, alone: true, ..Options::default() });
+    let tree = cluster.seed("bucket", "", FILES, MEAN_BYTES);
+    let total: u64 = tree.values().map(|content| content.len() as u64).sum();
+    assert!(total.abs_diff(2 * CAPACITY) < CAPACITY / 50, "the cache holds half of {total} bytes");
+    cluster.mount("s3://bucket", "/data", &[]);
+    let files: Vec<(PathBuf, u64)> =
+        (tree.iter()).map(|(key, content)| (cluster.path("data").join(key), content.len() as u64)).collect();
+
+    let (stop, most_used) = (AtomicBool::new(false), AtomicU64::new(0));
+    let blocks: Vec<PathBuf> = cluster.at_start.workers[0].dirs.iter().map(|dir| dir.join("blocks")).collect();
+    let mut ratios = Vec::new();
+    thread::scope(|scope| {
+        // Ends with the scope even when an epoch panics.
+        let _stops = Stops(&stop);
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let used = blocks.iter().map(|path| bytes_below(path)).sum();
+                most_used.fetch_max(used, Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        for epoch in 0..EPOCHS {
+            between(&cluster);
+            let before = cluster.s3.requests("GET");
+            read_all(&files, epoch);
+            let misses = cluster.s3.requests("GET") - before;
+            ratios.push(1.0 - misses as f64 / FILES as f64);
+            let used: u64 = blocks.iter().map(|path| bytes_below(path)).sum();
+            assert!(used <= CAPACITY, "{used} bytes of {CAPACITY} are used");
+        }
+    });
+    let most_used = most_used.into_inner();
+    eprintln!("hit ratios {ratios:?}, at most {most_used} of {CAPACITY} bytes used");
+    // What comes and goes while the files are added up may be counted twice: that much is allowed.
+    assert!(
+        (CAPACITY * 9 / 10..=CAPACITY * 101 / 100).contains(&most_used),
+        "{most_used} bytes of {CAPACITY} were used"
+    );
+    eventually("no process holds evicted files", Duration::from_secs(5), || {
+        let status = &cluster.at_start;
+        let now = cluster.status();
+        let held = Process::of(&now.fuse[0]).deleted_files() + Process::of(&status.workers[0]).deleted_files();
+        (held == 0).then_some(())
+    });
+    ratios
+}
+
+/// Reads every file once, in an order that the epoch decides, and leaves none of their pages with the kernel.
+fn read_all(files: &[(PathBuf, u64)], epoch: u64) {
+    let mut order: Vec<&(PathBuf, u64)> = files.iter().collect();
+    order.shuffle(&mut StdRng::seed_from_u64(epoch));
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..READERS {
+            scope.spawn(|| {
+                while let Some((path, length)) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let mut file = File::open(path).unwrap();
+                    let mut content = Vec::new();
+                    std::io::Read::read_to_end(&mut file, &mut content).unwrap();
+                    assert_eq!(content.len() as u64, *length, "{}", path.display());
+                    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+                }
+            });
+        }
+    });
+}
+
+/// Room that the files below a directory take on the disk.
+fn bytes_below(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(entries) = fs::read_dir(path) else { return 0 };
+    let size = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => bytes_below(&entry.path()),
+        Ok(metadata) => metadata.blocks() * 512,
+        // Evicted meanwhile.
+        Err(_) => 0,
+    };
+    entries.flatten().map(size).sum()
+}
+
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
