@@ -139,11 +139,10 @@ fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
     if mount.metadata_ttl_ms > METADATA_TTL_MAX_MS {
         return invalid("the metadata TTL is longer than a year: use --consistency never".into());
     }
-    if mount.consistency() == Consistency::Unspecified {
-        mount.consistency = Consistency::Ttl as i32;
-    }
-    if Consistency::try_from(mount.consistency).is_err() {
-        return invalid("the consistency is not one of ttl, always, never".into());
+    match Consistency::try_from(mount.consistency) {
+        Ok(Consistency::Unspecified) => mount.consistency = Consistency::Ttl as i32,
+        Ok(_) => {}
+        Err(_) => return invalid("the consistency is not one of ttl, always, never".into()),
     }
     Ok(mount)
 }

@@ -164,21 +164,17 @@ impl Lookups {
     /// # Errors
     /// [`MasterError::NotFound`] when it was replaced or deleted.
     pub async fn get_inode(&self, inode: u64) -> Result<Entry, MasterError> {
-        let read = self.listings.read(move |tables| {
-            let Some(record) = tables.inode(inode)? else { return Ok(None) };
-            if record.kind() == Kind::Directory {
-                return Ok(tables.directory(inode)?.map(|directory| (directory, None)));
-            }
-            Ok(tables.directory(record.parent)?.map(|directory| (directory, Some(record))))
-        });
-        let (directory, file) = read.await?.ok_or_else(|| gone(inode))?;
-        match file {
-            None => self.directory_entry(&directory),
-            Some(record) => {
-                self.watch.mark_seen(directory.inode);
-                self.entry(&directory, record.name.clone(), inode, &record)
-            }
+        let record = self.listings.read(move |tables| tables.inode(inode)).await?.ok_or_else(|| gone(inode))?;
+        if record.kind() == Kind::Directory {
+            let directory = self.listings.read(move |tables| tables.directory(inode)).await?;
+            return self.directory_entry(&directory.ok_or_else(|| gone(inode))?);
         }
+        let parent = record.parent;
+        self.watch.mark_seen(parent);
+        // Again, now that a change would be told.
+        let read = self.listings.read(move |tables| Ok(tables.inode(inode)?.zip(tables.directory(parent)?)));
+        let (record, directory) = read.await?.ok_or_else(|| gone(inode))?;
+        self.entry(&directory, record.name.clone(), inode, &record)
     }
 
     /// Asks the bucket about a name now, and answers its entry then.

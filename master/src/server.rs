@@ -1,7 +1,7 @@
 //! One master process from its configuration to its orderly end.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use cavern_client::WorkerPool;
@@ -32,6 +32,8 @@ use crate::workers::Workers;
 const TICK: Duration = Duration::from_secs(1);
 /// How long calls in flight may take at the end.
 const DRAIN: Duration = Duration::from_secs(5);
+/// Pause between two looks whether the database is closed.
+const CLOSE_POLL: Duration = Duration::from_millis(1);
 /// Connections that send nothing but must be alive are asked so often.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Calls of one connection at a time.
@@ -93,6 +95,7 @@ pub struct Master {
     pub address: String,
     pub metrics: MasterMetrics,
     pool: Option<Arc<WorkerPool>>,
+    database: Weak<Database>,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
     background: TaskTracker,
     stop: CancellationToken,
@@ -188,14 +191,15 @@ impl Master {
         let server =
             tokio::spawn(router.serve_with_incoming_shutdown(incoming, async move { ended.cancelled().await }));
         let background = TaskTracker::new();
+        let closing = Arc::downgrade(&database);
         background.spawn(keep_time(services.clone(), metrics.clone(), database.clone()));
         background.spawn(keep_reaping(services.clone(), database));
-        Ok(Self { services, address, metrics, pool, server, background, stop })
+        Ok(Self { services, address, metrics, pool, database: closing, server, background, stop })
     }
 
     /// Lets calls in flight end, and stops everything in the order in which it depends on each other.
     pub async fn stop(self) {
-        let Self { services, pool, mut server, background, stop, .. } = self;
+        let Self { services, pool, database, mut server, background, stop, .. } = self;
         stop.cancel();
         services.watch.close();
         services.tasks.close();
@@ -213,6 +217,17 @@ impl Master {
             pool.shutdown().await;
         }
         services.consensus.stop().await;
+        drop(services);
+        // A read that was given up, or a snapshot, may still be at work on the blocking pool. The directory is free for
+        // the next process when this returns.
+        let closed = async {
+            while database.strong_count() > 0 {
+                tokio::time::sleep(CLOSE_POLL).await;
+            }
+        };
+        if tokio::time::timeout(DRAIN, closed).await.is_err() {
+            tracing::warn!("the database is still in use at the end");
+        }
     }
 }
 

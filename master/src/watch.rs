@@ -27,7 +27,7 @@ use crate::metrics::MasterMetrics;
 use crate::raft::ChangeListener;
 use crate::state::Change;
 
-/// Events that a session may be behind; about 100 bytes each.
+/// Events that a session may be behind; about 100 bytes each, which all sessions share.
 const QUEUE_EVENTS: usize = 16_384;
 /// Sessions at a time.
 const SESSIONS_MAX: usize = 10_000;
@@ -56,10 +56,26 @@ struct State {
 
 struct Session {
     client: String,
-    queue: VecDeque<WatchEvent>,
+    /// Events that came together, shared with the other sessions.
+    queue: VecDeque<Arc<[WatchEvent]>>,
+    /// Events in the queue.
+    waiting: usize,
     wake: Arc<Notify>,
     acknowledged: u64,
     heard: Instant,
+}
+
+impl Session {
+    fn push(&mut self, events: &Arc<[WatchEvent]>) {
+        self.waiting += events.len();
+        self.queue.push_back(events.clone());
+        self.wake.notify_one();
+    }
+
+    fn clear(&mut self) {
+        self.queue.clear();
+        self.waiting = 0;
+    }
 }
 
 /// A set of directories that gives up telling them apart when it grows too large.
@@ -141,6 +157,7 @@ impl WatchHub {
         let session = Session {
             client: client.chars().take(128).collect(),
             queue: VecDeque::from([self.reset_event(id, seq, cluster_id)]),
+            waiting: 1,
             wake: wake.clone(),
             acknowledged: 0,
             heard: Instant::now(),
@@ -175,10 +192,10 @@ impl WatchHub {
             }
             is_alive
         });
+        let tick: Arc<[WatchEvent]> = Arc::new([WatchEvent { seq, event: Some(Event::Tick(true)) }]);
         for session in state.sessions.values_mut() {
             if session.queue.is_empty() {
-                session.queue.push_back(WatchEvent { seq, event: Some(Event::Tick(true)) });
-                session.wake.notify_one();
+                session.push(&tick);
             }
         }
         let after = state.sessions.len();
@@ -217,9 +234,9 @@ impl WatchHub {
         }
     }
 
-    fn reset_event(&self, session: u64, seq: u64, cluster_id: String) -> WatchEvent {
+    fn reset_event(&self, session: u64, seq: u64, cluster_id: String) -> Arc<[WatchEvent]> {
         let lease_ms = u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX);
-        WatchEvent { seq, event: Some(Event::Reset(Reset { session, lease_ms, cluster_id })) }
+        Arc::new([WatchEvent { seq, event: Some(Event::Reset(Reset { session, lease_ms, cluster_id })) }])
     }
 
     fn reset_all(&self, state: &mut State) {
@@ -227,9 +244,8 @@ impl WatchHub {
         state.seq += 1;
         let seq = state.seq;
         for (id, session) in &mut state.sessions {
-            session.queue.clear();
-            session.queue.push_back(self.reset_event(*id, seq, cluster_id.clone()));
-            session.wake.notify_one();
+            session.clear();
+            session.push(&self.reset_event(*id, seq, cluster_id.clone()));
             self.metrics.resets.inc();
         }
     }
@@ -264,16 +280,16 @@ impl ChangeListener for WatchHub {
         }
         self.metrics.events.inc_by(events.len() as u64);
         let seq = state.seq;
+        let events: Arc<[WatchEvent]> = events.into();
         for (id, session) in &mut state.sessions {
-            if session.queue.len() + events.len() > QUEUE_EVENTS {
+            if session.waiting + events.len() > QUEUE_EVENTS {
                 tracing::warn!(session = id, client = session.client, "too far behind, told to forget everything");
-                session.queue.clear();
-                session.queue.push_back(self.reset_event(*id, seq, self.cluster_id.lock().clone()));
+                session.clear();
+                session.push(&self.reset_event(*id, seq, self.cluster_id.lock().clone()));
                 self.metrics.resets.inc();
             } else {
-                session.queue.extend(events.iter().cloned());
+                session.push(&events);
             }
-            session.wake.notify_one();
         }
     }
 
@@ -295,12 +311,13 @@ impl SessionStream {
     }
 
     /// The next events, in order; `None` when the session has ended.
-    pub async fn next(&mut self) -> Option<Vec<WatchEvent>> {
+    pub async fn next(&mut self) -> Option<Vec<Arc<[WatchEvent]>>> {
         loop {
             {
                 let mut state = self.hub.state.lock();
                 let session = state.sessions.get_mut(&self.id)?;
                 if !session.queue.is_empty() {
+                    session.waiting = 0;
                     return Some(session.queue.drain(..).collect());
                 }
             }
@@ -337,18 +354,22 @@ mod tests {
         Change::Entry { parent, name: Bytes::from_static(b"n"), old_inode: 0, new_inode: 9, first_fill }
     }
 
+    async fn next(session: &mut SessionStream) -> Vec<WatchEvent> {
+        session.next().await.unwrap().iter().flat_map(|events| events.iter().cloned()).collect()
+    }
+
     #[tokio::test]
     async fn a_session_begins_with_a_reset_and_sees_changes_in_order() {
         let hub = hub(Duration::from_secs(5));
         let mut session = hub.open("test").unwrap();
-        let first = session.next().await.unwrap();
+        let first = next(&mut session).await;
         assert!(
             matches!(&first[0].event, Some(Event::Reset(reset)) if reset.session == session.id() && reset.cluster_id == "c")
         );
         hub.mark_seen(7);
         hub.changed(vec![entry(7, false), Change::Workers(2), entry(8, false)]);
         hub.changed(vec![Change::Inode(5)]);
-        let events = session.next().await.unwrap();
+        let events = next(&mut session).await;
         let kinds: Vec<_> = events.iter().map(|event| event.event.clone().unwrap()).collect();
         assert!(matches!(kinds[..], [Event::Entry(_), Event::WorkersEpoch(2), Event::InodeChanged(5)]), "{kinds:?}");
         assert!(events.windows(2).all(|pair| pair[0].seq < pair[1].seq));
@@ -359,23 +380,23 @@ mod tests {
     async fn the_first_fill_is_told_only_where_an_absence_was() {
         let hub = hub(Duration::from_secs(5));
         let mut session = hub.open("test").unwrap();
-        session.next().await.unwrap();
+        next(&mut session).await;
         hub.mark_seen(7);
         hub.changed(vec![entry(7, true)]);
         hub.mark_missed(7);
         hub.changed(vec![entry(7, true)]);
-        assert_eq!(session.next().await.unwrap().len(), 1);
+        assert_eq!(next(&mut session).await.len(), 1);
     }
 
     #[tokio::test]
     async fn a_session_that_falls_behind_is_reset() {
         let hub = hub(Duration::from_secs(5));
         let mut session = hub.open("test").unwrap();
-        session.next().await.unwrap();
+        next(&mut session).await;
         for _ in 0..=QUEUE_EVENTS / 1000 {
             hub.changed((0..1000).map(Change::Inode).collect());
         }
-        let events = session.next().await.unwrap();
+        let events = next(&mut session).await;
         assert!(matches!(events[0].event, Some(Event::Reset(_))), "{:?}", events[0]);
         assert!(events.len() < QUEUE_EVENTS);
         assert_eq!(events.last().unwrap().seq, hub.seq());

@@ -45,6 +45,7 @@ pub fn step(
 ) -> Result<Step, MasterError> {
     let mut step = Step::default();
     let mut compare: Vec<(Bytes, DentryRecord, Listed)> = Vec::new();
+    let (after, upto) = (window.after.clone(), window.upto.clone());
     let mut visit = |name: &[u8], dentry: DentryRecord, step: &mut Step| {
         let listed = window.names.remove(name);
         if is_newer(name) {
@@ -57,14 +58,13 @@ pub fn step(
         }
     };
     if cursor.is_none() {
-        for name in names_before_the_scan(&window.after) {
+        for name in names_before_the_scan(&after, upto.as_deref()) {
             if let Some(dentry) = tables.dentry(directory, name)? {
                 visit(name, dentry, &mut step);
             }
         }
     }
-    let after = cursor.unwrap_or_else(|| window.after.clone());
-    let upto = window.upto.clone();
+    let after = cursor.unwrap_or(after);
     step.next = tables
         .scan(directory, (!after.is_empty()).then_some(after.as_slice()), |name, dentry| {
             if let Some(upto) = &upto {
@@ -99,11 +99,15 @@ pub fn step(
     Ok(step)
 }
 
-/// Names whose place is behind `position` although they themselves sort before it or at it: its prefixes.
-fn names_before_the_scan(position: &[u8]) -> impl Iterator<Item = &[u8]> {
+/// Names whose place is in the window although they themselves sort before it: prefixes of where it begins.
+fn names_before_the_scan<'a>(position: &'a [u8], upto: Option<&'a [u8]>) -> impl Iterator<Item = &'a [u8]> {
     let longest = position.len().min(NAME_MAX);
     let prefixes = (1..=longest).map(move |length| &position[..length]);
-    prefixes.take_while(|name| !name.contains(&b'/')).filter(move |name| place_cmp(name, position) == Ordering::Greater)
+    let is_inside = move |name: &&[u8]| {
+        place_cmp(name, position) == Ordering::Greater
+            && upto.is_none_or(|upto| place_cmp(name, upto) != Ordering::Greater)
+    };
+    prefixes.take_while(|name| !name.contains(&b'/')).filter(is_inside)
 }
 
 /// An entry of a listing as a command carries it.

@@ -1,5 +1,7 @@
 //! The `Cluster` service.
 
+use std::time::Duration;
+
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     ClusterStatus, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job, JobList, ListJobsRequest, ListMountsRequest,
@@ -19,13 +21,17 @@ use crate::state::Tables;
 /// Events handed to the transport before the client takes them; what waits longer stays in the session's queue.
 const EVENTS_AHEAD: usize = 64;
 
+/// How long a new stream may take to say who it is.
+const FIRST_MESSAGE: Duration = Duration::from_secs(10);
+
 #[tonic::async_trait]
 impl Cluster for Services {
     type WatchStream = Answers<WatchEvent>;
 
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
         let mut incoming = request.into_inner();
-        let client = match incoming.next().await {
+        let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await;
+        let client = match first.ok().flatten() {
             Some(first) => first?.client,
             None => return Err(MasterError::Invalid("the first message of a session names the client".into()).into()),
         };
@@ -42,8 +48,8 @@ impl Cluster for Services {
             };
             let tell = async {
                 while let Some(events) = session.next().await {
-                    for event in events {
-                        if answers.send(Ok(event)).await.is_err() {
+                    for event in events.iter().flat_map(|events| events.iter()) {
+                        if answers.send(Ok(event.clone())).await.is_err() {
                             return;
                         }
                     }
