@@ -132,3 +132,76 @@ impl FrameReader {
         Ok(frame.map(|Partial { header, message, payload, .. }| Frame { header, message, payload: payload.freeze() }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::data;
+    use cavern_proto::frame::{FrameKind, encode_frame};
+    use proptest::prelude::*;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    /// What a reader makes of bytes that arrive in pieces, until the peer closes: frames, then why it ended.
+    fn read_all(bytes: &[u8], piece: usize, fate: Payload) -> (Vec<Frame>, io::Error) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (mut peer, stream) = UnixStream::pair().unwrap();
+            let send = async move {
+                for piece in bytes.chunks(piece) {
+                    // A reader that has given up closes its end.
+                    if peer.write_all(piece).await.is_err() {
+                        return;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            };
+            let receive = async move {
+                let (socket, mut reader, mut frames) = (Socket::Unix(stream), FrameReader::new(), Vec::new());
+                loop {
+                    match reader.next(&socket, |_| Ok(fate)).await {
+                        Ok(frame) => frames.push(frame),
+                        Err(error) => return (frames, error),
+                    }
+                }
+            };
+            tokio::join!(send, receive).1
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn frames_survive_any_cut(
+            payloads in prop::collection::vec(0usize..40_000, 1..6),
+            piece in 1usize..30_000,
+            skip: bool,
+        ) {
+            let mut bytes = Vec::new();
+            for (id, length) in payloads.iter().enumerate() {
+                let hello = data::Hello { peer: "p".repeat(id * 100), ..data::Hello::default() };
+                bytes.extend(encode_frame(FrameKind::Read, id as u64, &hello, *length as u32));
+                bytes.extend(std::iter::repeat_n(id as u8, *length));
+            }
+            // Pieces of one byte would take long for large payloads.
+            let piece = piece.max(bytes.len() / 500);
+            let (frames, end) = read_all(&bytes, piece, if skip { Payload::Skip } else { Payload::Keep });
+            prop_assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
+            prop_assert_eq!(frames.len(), payloads.len());
+            for (id, (frame, length)) in frames.iter().zip(payloads).enumerate() {
+                prop_assert_eq!(frame.header.request_id, id as u64);
+                prop_assert!(frame.message.len() >= id * 100);
+                prop_assert_eq!(frame.payload.len(), if skip { 0 } else { length });
+                prop_assert!(frame.payload.iter().all(|byte| *byte == id as u8));
+            }
+        }
+
+        #[test]
+        fn garbage_ends_the_connection(bytes in prop::collection::vec(any::<u8>(), 0..5000), piece in 1usize..5000) {
+            let (frames, _end) = read_all(&bytes, piece, Payload::Keep);
+            prop_assert!(frames.is_empty(), "random bytes do not begin with the magic");
+        }
+    }
+}
