@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use cavern_client::{Client, Node};
 use cavern_conf::schema;
+use tokio::sync::Semaphore;
 
 pub use attributes::Appearance;
 pub use listings::{KernelListings, Listing};
@@ -54,7 +55,13 @@ struct Inner {
     /// `fuse.passthrough`: the kernel reads complete local blocks by itself. Taken back when the kernel refuses one.
     passthrough: AtomicBool,
     passthrough_opens: AtomicU64,
+    /// Local blocks read from disk at a time, on threads of their own; each takes up to [`READ_MAX`](crate::kernel::READ_MAX) bytes of memory
+    /// beside the client's budget. Beyond that reads go through the client, within its budget.
+    disk_reads: Arc<Semaphore>,
 }
+
+/// See `Inner::disk_reads`: more than enough for one disk's queue.
+const DISK_READS: usize = 32;
 
 /// What is open now, and how it was opened.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +87,7 @@ impl Namespace {
             direct: conf.direct,
             passthrough: AtomicBool::new(conf.passthrough && !conf.direct),
             passthrough_opens: AtomicU64::new(0),
+            disk_reads: Arc::new(Semaphore::new(DISK_READS)),
         };
         Self { inner: Arc::new(inner) }
     }

@@ -101,7 +101,15 @@ impl InFlight {
 
     /// Runs the task of a registered request.
     pub fn spawn(&self, unique: u64, task: impl Future<Output = ()> + Send + 'static) {
-        let abort = self.tasks.spawn_on(task, &self.runtime).abort_handle();
+        self.own(unique, self.tasks.spawn_on(task, &self.runtime).abort_handle());
+    }
+
+    /// Runs what blocks for a registered request. Once begun it cannot be ended early.
+    pub fn spawn_blocking(&self, unique: u64, work: impl FnOnce() + Send + 'static) {
+        self.own(unique, self.tasks.spawn_blocking_on(work, &self.runtime).abort_handle());
+    }
+
+    fn own(&self, unique: u64, abort: AbortHandle) {
         match self.state.lock().waiting.get_mut(&unique) {
             Some(waiting) => waiting.abort = Some(abort),
             // Interrupted, or done, between registration and now.

@@ -242,8 +242,7 @@ fn is_dead(path: &Path) -> bool {
     let (answer, answered) = mpsc::channel();
     let probed = path.to_owned();
     let probe = std::thread::Builder::new().name("mount-probe".to_owned()).spawn(move || {
-        let dead =
-            rustix::fs::statfs(&probed).is_err_and(|cause| matches!(cause, Errno::NOTCONN | Errno::CONNABORTED));
+        let dead = rustix::fs::statfs(&probed).is_err_and(|cause| matches!(cause, Errno::NOTCONN | Errno::CONNABORTED));
         // Nobody listens after the timeout.
         let _ = answer.send(dead);
     });

@@ -52,16 +52,31 @@ impl Reply {
 
     /// Answers from a task of the runtime. The task is dropped when a signal interrupts the asker or the connection
     /// shuts down, and the request is answered then.
-    pub fn defer<Work, Task>(mut self, work: Work)
+    pub fn defer<Work, Task>(self, work: Work)
     where
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
     {
+        let (in_flight, unique) = (Arc::clone(&self.in_flight), self.unique);
+        if let Some(reply) = self.admitted() {
+            in_flight.spawn(unique, work(reply));
+        }
+    }
+
+    /// Answers from a thread that may block. A signal is answered at once, but `work` goes on to its end.
+    pub fn defer_blocking(self, work: impl FnOnce(Self) + Send + 'static) {
+        let (in_flight, unique) = (Arc::clone(&self.in_flight), self.unique);
+        if let Some(reply) = self.admitted() {
+            in_flight.spawn_blocking(unique, move || work(reply));
+        }
+    }
+
+    /// The reply of a request that may wait; the others are answered.
+    fn admitted(mut self) -> Option<Self> {
         match self.in_flight.register(self.unique, &self.channel, self.kind, self.received) {
             Admission::Waiting => {
                 self.path = Path::Deferred;
-                let (in_flight, unique) = (Arc::clone(&self.in_flight), self.unique);
-                in_flight.spawn(unique, work(self));
+                return Some(self);
             }
             Admission::Interrupted => {
                 self.in_flight.observation().kind(self.kind).interrupted.fetch_add(1, Relaxed);
@@ -73,6 +88,7 @@ impl Reply {
             }
             Admission::Closed => self.error(libc::EIO),
         }
+        None
     }
 
     /// Success without a body.
