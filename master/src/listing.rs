@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{ApplyListing, ListingGroup};
+use cavern_ufs::{ListPage, Lister};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -193,6 +194,17 @@ impl Listings {
         }
     }
 
+    /// The next page of a listing, when its turn has come. At once `None` after the last.
+    async fn next_page(&self, mount: &OpenMount, lister: &mut Lister) -> Result<Option<ListPage>, MasterError> {
+        let timer = Instant::now();
+        let page = self.request(mount, lister.next_page()).await?;
+        if page.is_some() {
+            self.0.metrics.pages.inc();
+            self.0.metrics.page_seconds.observe(timer.elapsed().as_secs_f64());
+        }
+        Ok(page)
+    }
+
     /// Sends one request to a mount's bucket when its turn has come, and notes how it went.
     async fn request<T>(
         &self,
@@ -201,11 +213,7 @@ impl Listings {
     ) -> Result<T, MasterError> {
         let turn = self.0.requests.acquire().await;
         let _turn = turn.map_err(|_| MasterError::Consensus("the master is stopping".into()))?;
-        let timer = Instant::now();
-        let result = send.await;
-        self.0.metrics.pages.inc();
-        self.0.metrics.page_seconds.observe(timer.elapsed().as_secs_f64());
-        match result {
+        match send.await {
             Err(error) if !matches!(error, cavern_ufs::UfsError::NotFound { .. }) => {
                 self.0.metrics.failures.inc();
                 let error = MasterError::Ufs(error);

@@ -1,7 +1,7 @@
 //! One master process from its configuration to its orderly end.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_client::WorkerPool;
@@ -32,8 +32,6 @@ use crate::workers::Workers;
 const TICK: Duration = Duration::from_secs(1);
 /// How long calls in flight may take at the end.
 const DRAIN: Duration = Duration::from_secs(5);
-/// Pause between two looks whether the database is closed.
-const CLOSE_POLL: Duration = Duration::from_millis(1);
 /// Connections that send nothing but must be alive are asked so often.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Calls of one connection at a time.
@@ -95,7 +93,8 @@ pub struct Master {
     pub address: String,
     pub metrics: MasterMetrics,
     pool: Option<Arc<WorkerPool>>,
-    database: Weak<Database>,
+    /// Cancelled when the database is closed.
+    database: CancellationToken,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
     background: TaskTracker,
     stop: CancellationToken,
@@ -191,7 +190,7 @@ impl Master {
         let server =
             tokio::spawn(router.serve_with_incoming_shutdown(incoming, async move { ended.cancelled().await }));
         let background = TaskTracker::new();
-        let closing = Arc::downgrade(&database);
+        let closing = database.closed();
         background.spawn(keep_time(services.clone(), metrics.clone(), database.clone()));
         background.spawn(keep_reaping(services.clone(), database));
         Ok(Self { services, address, metrics, pool, database: closing, server, background, stop })
@@ -220,12 +219,7 @@ impl Master {
         drop(services);
         // A read that was given up, or a snapshot, may still be at work on the blocking pool. The directory is free for
         // the next process when this returns.
-        let closed = async {
-            while database.strong_count() > 0 {
-                tokio::time::sleep(CLOSE_POLL).await;
-            }
-        };
-        if tokio::time::timeout(DRAIN, closed).await.is_err() {
+        if tokio::time::timeout(DRAIN, database.cancelled()).await.is_err() {
             tracing::warn!("the database is still in use at the end");
         }
     }

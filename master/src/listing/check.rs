@@ -64,7 +64,7 @@ impl Listings {
         let below = format!("{key}/");
         let list = async {
             let mut lister = mount.ufs.list(&below, ListMode::Directory);
-            while let Some(page) = self.request(mount, lister.next_page()).await? {
+            while let Some(page) = self.next_page(mount, &mut lister).await? {
                 if !page.objects.is_empty() || !page.prefixes.is_empty() || page.hidden > 0 {
                     return Ok(Some(Listed::Directory));
                 }

@@ -1,7 +1,10 @@
 //! Lists one directory of a mount and brings the namespace in line, page by page, in bounded memory.
 
+use std::pin::pin;
+
 use cavern_proto::record::ListingGroup;
 use cavern_ufs::ListMode;
+use futures::FutureExt;
 
 use super::window::{Window, Windows};
 use super::{Flight, Listings, diff};
@@ -25,13 +28,30 @@ impl Listings {
         let mut lister = mount.ufs.list(&prefix, ListMode::Directory);
         let mut windows = Windows::new(prefix);
         let mut counts = ListingCounts::default();
-        while let Some(page) = self.request(&mount, lister.next_page()).await? {
-            let window = windows.page(&page);
-            counts += self.apply_window(&directory, &mount, flight, window, 0).await?;
+        let mut page = self.next_page(&mount, &mut lister).await?;
+        loop {
+            // The next page is fetched while this one is applied. That there is none is known at once, so that a directory
+            // of one page takes one proposal.
+            let next = pin!(self.next_page(&mount, &mut lister));
+            let mut next = next.fuse();
+            let known = match &page {
+                None => Some(None),
+                Some(_) => (&mut next).now_or_never().transpose()?,
+            };
+            let window = windows.page(page.as_ref(), matches!(known, Some(None)));
+            if let Some(None) = known {
+                counts += self.apply_window(&directory, &mount, flight, window, began_ns).await?;
+                break;
+            }
+            let apply = self.apply_window(&directory, &mount, flight, window, 0);
+            let applied;
+            (page, applied) = match known {
+                Some(next) => (next, apply.await?),
+                None => tokio::try_join!(next, apply)?,
+            };
+            counts += applied;
             flight.advance();
         }
-        let last = windows.end();
-        counts += self.apply_window(&directory, &mount, flight, last, began_ns).await?;
         counts.hidden = windows.hidden;
         self.0.metrics.directories.inc();
         if !windows.exists && !directory.is_mount_root() {

@@ -85,7 +85,7 @@ impl Flight {
         self.checks.lock().iter().filter(|(_, asked)| **asked >= began).map(|(name, _)| name.clone()).collect()
     }
 
-    /// One more page is in the namespace.
+    /// One more page is in the namespace, and it was not the last.
     pub fn advance(&self) {
         self.progress.send_modify(|progress| {
             if let Progress::Running(pages) = progress {

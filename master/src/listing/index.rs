@@ -81,7 +81,7 @@ impl Listings {
         let mut run = Run { frames: Vec::new(), root, began_ns: self.0.clock.now_ns(), entries: 0, hidden: 0 };
         let mut pause = RETRY_FIRST;
         loop {
-            match self.request(mount, lister.next_page()).await {
+            match self.next_page(mount, &mut lister).await {
                 Ok(Some(page)) => {
                     pause = RETRY_FIRST;
                     if !self.index_page(mount, &mut run, Some(page)).await? {

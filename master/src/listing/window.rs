@@ -57,8 +57,17 @@ impl Windows {
         Self { prefix, position: Vec::new(), held_back: BTreeMap::new(), hidden: 0, exists: false }
     }
 
-    /// The window that the next page completes.
-    pub fn page(&mut self, page: &ListPage) -> Window {
+    /// The window that the next page completes; the rest of the directory when that is the last, or when there is none.
+    pub fn page(&mut self, page: Option<&ListPage>, is_last: bool) -> Window {
+        let upto = match page {
+            Some(page) => self.take_in(page),
+            None => self.position.clone(),
+        };
+        self.cut((!is_last).then_some(upto))
+    }
+
+    /// Notes what a page has; returns how far it reaches.
+    fn take_in(&mut self, page: &ListPage) -> Vec<u8> {
         let mut upto = self.position.clone();
         self.hidden += page.hidden;
         self.exists |= page.hidden > 0;
@@ -86,12 +95,7 @@ impl Windows {
                 self.hidden += 1;
             }
         }
-        self.cut(Some(upto))
-    }
-
-    /// The window after the last page.
-    pub fn end(&mut self) -> Window {
-        self.cut(None)
+        upto
     }
 
     fn cut(&mut self, upto: Option<Vec<u8>>) -> Window {
@@ -144,12 +148,12 @@ mod tests {
     #[test]
     fn an_object_waits_until_its_directory_would_have_shown() {
         let mut windows = Windows::new("d/".into());
-        let first = windows.page(&page(&["d/a", "d/a-1"], &[]));
+        let first = windows.page(Some(&page(&["d/a", "d/a-1"], &[])), false);
         assert_eq!(names(&first), []);
-        let second = windows.page(&page(&["d/a-2"], &["d/a/"]));
+        let second = windows.page(Some(&page(&["d/a-2"], &["d/a/"])), false);
         // `a-2` is followed by `a/`, which lies behind its own place.
         assert_eq!(names(&second), [("a", true), ("a-1", false), ("a-2", false)]);
-        assert_eq!(names(&windows.end()), []);
+        assert_eq!(names(&windows.page(None, true)), []);
         assert!(windows.exists);
     }
 
@@ -157,9 +161,10 @@ mod tests {
     fn what_cannot_be_a_name_is_counted() {
         let long = format!("d/{}", "x".repeat(256));
         let mut windows = Windows::new("d/".into());
-        let window = windows.page(&page(&["d/", "d/.", "d/..", "d/n\0l", &long], &["d//", "d/./", "d/ok/"]));
+        let window =
+            windows.page(Some(&page(&["d/", "d/.", "d/..", "d/n\0l", &long], &["d//", "d/./", "d/ok/"])), false);
         assert_eq!(windows.hidden, 6);
-        let rest = windows.end();
+        let rest = windows.page(None, true);
         let all: Vec<_> = names(&window).into_iter().chain(names(&rest)).collect();
         assert_eq!(all, [("ok", true)]);
     }
@@ -167,9 +172,9 @@ mod tests {
     #[test]
     fn nothing_at_all_is_told_from_a_marker() {
         let mut windows = Windows::new("d/".into());
-        windows.page(&page(&[], &[]));
+        windows.page(Some(&page(&[], &[])), false);
         assert!(!windows.exists);
-        windows.page(&page(&["d/"], &[]));
+        windows.page(Some(&page(&["d/"], &[])), true);
         assert!(windows.exists);
     }
 }

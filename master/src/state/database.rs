@@ -12,6 +12,7 @@ use rocksdb::{
     WriteOptions,
 };
 use rustix::fs::{FlockOperation, flock};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::MasterError;
 
@@ -67,6 +68,9 @@ pub struct Database {
     db: DB,
     /// Held for as long as the database is open.
     _lock: Option<File>,
+    closed: CancellationToken,
+    /// The last field, and so the last to be dropped.
+    _close: DropGuard,
 }
 
 /// Bytes of write-ahead log after which RocksDB flushes the oldest memtable, so that a restart replays little.
@@ -98,7 +102,7 @@ impl Database {
         let families = Family::ALL.map(|family| descriptor(family, &cache));
         let db = DB::open_cf_descriptors(&options, &directory, families)
             .map_err(|source| MasterError::OpenDatabase { path: directory, source })?;
-        Ok(Self { db, _lock: Some(lock) })
+        Ok(Self::new(db, Some(lock)))
     }
 
     /// Opens a checkpoint, for reading only.
@@ -106,7 +110,17 @@ impl Database {
         let names = Family::ALL.map(Family::name);
         let db = DB::open_cf_for_read_only(&Options::default(), directory, names, false)
             .map_err(|source| MasterError::OpenDatabase { path: directory.to_owned(), source })?;
-        Ok(Self { db, _lock: None })
+        Ok(Self::new(db, None))
+    }
+
+    fn new(db: DB, lock: Option<File>) -> Self {
+        let closed = CancellationToken::new();
+        Self { db, _lock: lock, _close: closed.clone().drop_guard(), closed }
+    }
+
+    /// Cancelled when the database is closed and its lock is free.
+    pub fn closed(&self) -> CancellationToken {
+        self.closed.clone()
     }
 
     /// Makes a checkpoint in `directory`, which must not exist: hard links where the file system allows them.
