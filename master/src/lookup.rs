@@ -10,8 +10,7 @@ use bytes::Bytes;
 use cavern_proto::master::{Consistency, Entry, Kind};
 use cavern_proto::record::InodeRecord;
 use cavern_proto::{NAME_MAX, ROOT_INODE};
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
+use futures::{StreamExt, stream};
 
 use crate::MasterError;
 use crate::listing::{Listings, Progress, Started};
@@ -22,6 +21,8 @@ use crate::watch::WatchHub;
 /// Longest path, in bytes, and its deepest nesting.
 const PATH_MAX: usize = 4096;
 const COMPONENTS_MAX: usize = 1024;
+/// Directories of one `touch` that are looked after at a time.
+const TOUCH_CONCURRENCY: usize = 64;
 
 /// The namespace as clients see it. Cheap to clone.
 #[derive(Clone)]
@@ -189,31 +190,11 @@ impl Lookups {
     /// Renews the listings that are past half of their time. With `wait`, waits for them as long as the configuration allows,
     /// but not for buckets that have just failed.
     pub async fn touch(&self, directories: &[u64], wait: bool) -> Result<Vec<Touched>, MasterError> {
-        let mut waits = FuturesUnordered::new();
-        for inode in directories {
-            let inode = *inode;
-            waits.push(async move {
-                let Some(directory) = self.listings.read(move |tables| tables.directory(inode)).await? else {
-                    return Ok(());
-                };
-                if directory.mount_id == 0 {
-                    return Ok(());
-                }
-                let mount = self.mounts.get(directory.mount_id)?;
-                let Some(ttl) = mount.ttl() else { return Ok(()) };
-                if directory.record.listed_ns != 0 && !self.listings.is_older(directory.record.listed_ns, ttl / 2) {
-                    return Ok(());
-                }
-                match (wait, mount.is_failing()) {
-                    (_, true) => {}
-                    // A full queue means that there is enough to do.
-                    (false, _) => drop(self.listings.start(inode, None)),
-                    (true, _) => self.relist_within_wait(inode).await,
-                }
-                Ok::<(), MasterError>(())
-            });
-        }
-        while let Some(result) = waits.next().await {
+        let renew = stream::iter(directories.iter().copied()).map(|inode| self.touch_one(inode, wait));
+        let mut renewed = renew.buffer_unordered(TOUCH_CONCURRENCY);
+        let deadline = tokio::time::Instant::now() + self.refresh_wait;
+        // What is not renewed in time is answered with the age that it has.
+        while let Ok(Some(result)) = tokio::time::timeout_at(deadline, renewed.next()).await {
             match result {
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => {}
@@ -234,6 +215,28 @@ impl Lookups {
             Ok(touched)
         };
         self.listings.read(touched).await
+    }
+
+    async fn touch_one(&self, inode: u64, wait: bool) -> Result<(), MasterError> {
+        let directory = match self.listings.read(move |tables| tables.directory(inode)).await {
+            // Not a directory: answered as gone.
+            Err(MasterError::Refused(_)) => return Ok(()),
+            directory => directory?,
+        };
+        let Some(directory) = directory.filter(|directory| directory.mount_id != 0) else { return Ok(()) };
+        let mount = self.mounts.get(directory.mount_id)?;
+        let Some(ttl) = mount.ttl() else { return Ok(()) };
+        let listed_ns = directory.record.listed_ns;
+        if listed_ns != 0 && !self.listings.is_older(listed_ns, ttl / 2) || mount.is_failing() {
+            return Ok(());
+        }
+        if wait {
+            self.relist_within_wait(inode).await;
+        } else {
+            // A full queue means that there is enough to do.
+            drop(self.listings.start(inode, None));
+        }
+        Ok(())
     }
 
     /// Before an absence is told: a newer listing, if the one there is has reached `ttl` and the bucket answers in time.

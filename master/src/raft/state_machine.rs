@@ -244,3 +244,72 @@ impl RaftStateMachine<Types> for StateMachine {
         Ok(current.map(|(meta, checkpoint)| Snapshot { meta, snapshot: Box::new(checkpoint) }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::master::Job;
+    use cavern_proto::record::command::Command as Kind;
+    use cavern_proto::record::{Command, CommandBatch};
+
+    use openraft::RaftSnapshotBuilder;
+
+    use super::*;
+    use crate::metrics::MasterMetrics;
+    use crate::raft::types::{Batch, log_id};
+    use crate::state::Tables;
+
+    struct Silent;
+
+    impl ChangeListener for Silent {
+        fn changed(&self, _: Vec<Change>) {}
+        fn replaced(&self) {}
+    }
+
+    fn start(database: &Arc<Database>, snapshots: &Snapshots) -> StateMachine {
+        let metrics = MasterMetrics::new().raft;
+        StateMachine::start(database.clone(), snapshots.clone(), Arc::new(Silent), metrics).unwrap().0
+    }
+
+    fn entry(index: u64, jobs: usize) -> Entry {
+        let command = Command { command: Some(Kind::PutJob(Job::default())) };
+        let batch = Batch(CommandBatch { commands: vec![command; jobs] });
+        Entry { log_id: log_id(1, 1, index), payload: EntryPayload::Normal(batch) }
+    }
+
+    fn write(database: &Database, family: Family, key: &[u8], value: &[u8]) {
+        let mut batch = WriteBatch::default();
+        batch.put_cf(database.family(family), key, value);
+        database.write(batch).unwrap();
+    }
+
+    #[tokio::test]
+    async fn replay_skips_the_commands_that_were_applied_before_the_crash() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
+        let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
+        write(&database, Family::Meta, PROGRESS_KEY, &[7u64.to_be_bytes(), 2u64.to_be_bytes()].concat());
+        let mut machine = start(&database, &snapshots);
+        let outcomes = machine.apply([entry(7, 3), entry(8, 1)]).await.unwrap();
+        assert_eq!(outcomes[0].0, [Outcome::Done, Outcome::Done, Outcome::Job(1)]);
+        assert_eq!(outcomes[1].0, [Outcome::Job(2)]);
+        assert_eq!(machine.applied_state().await.unwrap().0, Some(log_id(1, 1, 8)));
+    }
+
+    #[tokio::test]
+    async fn an_interrupted_installation_is_finished_at_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
+        let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
+        let mut machine = start(&database, &snapshots);
+        machine.apply([entry(1, 3)]).await.unwrap();
+        let expected = Tables::new(&database).jobs().unwrap();
+        machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
+        machine.apply([entry(2, 1)]).await.unwrap();
+        // As a crash between the first and the last family leaves it.
+        write(&database, Family::RaftMeta, INSTALLING_KEY, &[]);
+        let mut again = start(&database, &snapshots);
+        assert_eq!(Tables::new(&database).jobs().unwrap(), expected);
+        assert_eq!(again.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)));
+        assert!(database.get(Family::RaftMeta, INSTALLING_KEY).unwrap().is_none());
+    }
+}

@@ -140,10 +140,10 @@ impl Bench {
         let mut windows = windows(String::new());
         let pages = pages(keys, size, version);
         // Sometimes the last page is known to be the last, sometimes it is found out.
-        let is_last = |number: usize| version % 2 == 0 && number + 1 == pages.len();
+        let is_last = |number: usize| version.is_multiple_of(2) && number + 1 == pages.len();
         let mut pending: Vec<_> =
             pages.iter().enumerate().map(|(number, page)| windows.page(Some(page), is_last(number))).collect();
-        if version % 2 == 1 || pages.is_empty() {
+        if !version.is_multiple_of(2) || pages.is_empty() {
             pending.push(windows.page(None, true));
         }
         let count = pending.len();
