@@ -235,7 +235,11 @@ impl Services {
                 let above = self.lookups.resolve(if above.is_empty() { "/" } else { above }).await?;
                 let name = Bytes::copy_from_slice(name.as_bytes());
                 let parent = above.attr.unwrap_or_default().inode;
-                self.lookups.revalidate(parent, &name).await?
+                let found = self.lookups.revalidate(parent, &name).await;
+                found.map_err(|error| match error.is_not_found() {
+                    true => MasterError::NotFound(format!("{path} is not there, and its bucket does not have it")),
+                    false => error,
+                })?
             }
             Err(error) => return Err(error),
         };
