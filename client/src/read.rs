@@ -1,11 +1,12 @@
 //! Reading files: descriptors of local blocks first, then buffers, then the ladder of workers and the bucket.
 //!
 //! `file` is the handle and the order of the steps, `ladder` the choice of the source, `fetch` one attempt at one
-//! source. `descriptor_cache` and `buffers` hold what was obtained, `budget` bounds the memory of it, `readahead` decides
-//! what to ask for early, `hedge` when to ask twice.
+//! source. `descriptor_cache` and `buffers` hold what was obtained, `closing` lets go of what was evicted, `budget` bounds
+//! the memory of it, `readahead` decides what to ask for early, `hedge` when to ask twice.
 
 mod budget;
 mod buffers;
+mod closing;
 mod descriptor_cache;
 mod failure_log;
 mod fetch;
@@ -32,6 +33,7 @@ use crate::stats::Stats;
 use crate::wire::WorkerPool;
 use budget::Budget;
 use buffers::Buffers;
+use closing::Closing;
 use descriptor_cache::DescriptorCache;
 use failure_log::FailureLog;
 use hedge::Hedge;
@@ -80,13 +82,14 @@ impl Files {
     pub(crate) fn new(metadata: Metadata, pool: Arc<WorkerPool>, stats: Arc<Stats>, config: &Config) -> Self {
         let conf = &config.client;
         let descriptors = Arc::new(DescriptorCache::new(conf.descriptor_cache, stats.clone()));
-        let cache = descriptors.clone();
+        let (tasks, runtime) = (TaskTracker::new(), tokio::runtime::Handle::current());
+        let (cache, closing) = (descriptors.clone(), Closing::new(tasks.clone(), runtime.clone()));
         pool.on_evicted(move |evicted| {
-            for block in evicted.blocks {
-                if let Some(content) = cavern_proto::ContentId::from_slice(&block.content_id) {
-                    cache.evicted(&BlockId { content, index: block.index }, block.incarnation);
-                }
-            }
+            let gone = evicted.blocks.iter().filter_map(|block| {
+                let content = cavern_proto::ContentId::from_slice(&block.content_id)?;
+                cache.evicted(&BlockId { content, index: block.index }, block.incarnation)
+            });
+            closing.close(gone.collect());
         });
         let core = Core {
             metadata,
@@ -101,9 +104,9 @@ impl Files {
             failures: FailureLog::default(),
             successors: Flights::default(),
             ahead_slots: Arc::new(Semaphore::new(AHEAD_REQUESTS)),
-            tasks: TaskTracker::new(),
+            tasks,
             stop: CancellationToken::new(),
-            runtime: tokio::runtime::Handle::current(),
+            runtime,
             stats,
         };
         Self { core: Arc::new(core) }

@@ -183,12 +183,18 @@ impl Fills {
         Err(Refusal::new(Status::Overloaded, "the block was dropped again and again while it was filled"))
     }
 
+    /// The block, made if need be. The file of a new block of one chunk is made here, as that chunk is written: both take
+    /// less than the way to another thread and back.
     async fn open(&self, source: &BlockSource, touch: Touch) -> Result<Arc<Block>, Refusal> {
-        let id = source.id();
-        if let Lookup::Open(block) = self.store.get(id, Touch::None) {
-            return Ok(block);
+        let (id, length, mount_id) = (*source.id(), source.length(), source.mount_id());
+        match self.store.get(&id, Touch::None) {
+            Lookup::Open(block) => return Ok(block),
+            Lookup::Absent if length <= CHUNK_BYTES => {
+                return self.store.create(&id, length, mount_id, touch).map_err(Refusal::from);
+            }
+            Lookup::Absent | Lookup::Closed => {}
         }
-        let (store, id, length, mount_id) = (self.store.clone(), *id, source.length(), source.mount_id());
+        let store = self.store.clone();
         let made = tokio::task::spawn_blocking(move || store.create(&id, length, mount_id, touch)).await;
         made.map_err(|_| Refusal::new(Status::IoError, "opening the block failed"))?.map_err(Refusal::from)
     }

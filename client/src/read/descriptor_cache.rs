@@ -168,10 +168,11 @@ impl DescriptorCache {
         self.descriptors.remove_if(block, |cached| Arc::ptr_eq(cached, descriptor));
     }
 
-    /// The worker evicted that incarnation of the block.
-    pub(super) fn evicted(&self, block: &BlockId, incarnation: u64) {
-        self.descriptors.remove_if(block, |cached| cached.incarnation == incarnation);
+    /// The worker evicted that incarnation of the block. Gives its descriptor: dropping it may wait for the disk.
+    pub(super) fn evicted(&self, block: &BlockId, incarnation: u64) -> Option<Arc<Descriptor>> {
+        let (_block, gone) = self.descriptors.remove_if(block, |cached| cached.incarnation == incarnation)?;
         self.stats.descriptors.set(self.descriptors.len() as i64);
+        Some(gone)
     }
 
     /// Closes what is idle.
@@ -233,10 +234,10 @@ mod tests {
         let block = BlockId { content: ContentId::of_object("s", "k", "e", 1, 1), index: 0 };
         let file = tempfile::tempfile().unwrap();
         cache.insert(block, Arc::new(Descriptor::new(file.into(), 1, 5, 10, &map(&[0]))));
-        cache.evicted(&block, 4);
+        assert!(cache.evicted(&block, 4).is_none());
         cache.sweep();
         assert!(cache.get(&block).is_some());
-        cache.evicted(&block, 5);
+        assert!(cache.evicted(&block, 5).is_some());
         assert!(cache.get(&block).is_none());
     }
 }
