@@ -8,7 +8,7 @@ Needs root (it drops the kernel's caches), fio, and the release build of `cv`, `
 
 Baselines: the local file system that also holds the workers' data; `plainfs`, a minimal FUSE file system that
 answers reads from that local file system; `s3get`, a plain client of the same bucket with the same requests in
-flight. Every figure stands beside its ratio to a baseline of the same run, since the machine's own speed drifts.
+flight; `load_s3.py`, the same loop as `load_img.py` over boto3. Every figure stands beside its ratio to a baseline of the same run, since the machine's own speed drifts.
 """
 
 import argparse
@@ -22,8 +22,10 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or
-              Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "cavern/target") / "release"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cavern"
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or CACHE / "target") / "release"
+# With what tests/requirements.txt names; bin/setup makes it.
+VENV = CACHE / "venv"
 
 
 def run(*command, **options):
@@ -126,13 +128,32 @@ class Bench:
                    "--inflight", inflight, "--part", part)
         return json.loads(text)
 
+    def boto3_client(self, name):
+        s3 = self.status["s3"]
+        environment = dict(os.environ, AWS_ACCESS_KEY_ID=s3["access_key"], AWS_SECRET_ACCESS_KEY=s3["secret_key"])
+        text = run(VENV / "bin/python", HERE / "load_s3.py", s3["endpoint"], name, "--num_workers", 8, env=environment)
+        return float(text.split()[0])
+
+    def restart_fuse(self, **settings):
+        """A new FUSE client, whose configuration is overridden by `settings`."""
+        self.cv("local", "stop", "fuse", "--dir", self.cluster)
+        environment = dict(os.environ, **settings)
+        run(TARGET / "cv", "local", "start", "fuse", "--dir", self.cluster, env=environment)
+
     def images_section(self):
         self.attach("images")
         disk, plain, ours = (base / "images" for base in (self.source, self.plain_mount, self.mount))
+        # The store's own files are out of the page cache for each of the three.
+        drop_caches()
         bare = self.plain_client("images", 8)["objects_per_second"]
         drop_caches()
+        boto3 = self.boto3_client("images")
+        drop_caches()
         cold = self.load(ours, "--raw")
-        rows = [("cold, from the bucket", cold, "plain S3 client, 8 in flight", bare)]
+        rows = [
+            ("cold, from the bucket", cold, "plain S3 client in Rust, one process, 8 in flight", bare),
+            ("", cold, "boto3, 8 processes", boto3),
+        ]
         figures = {}
         for name, directory in (("disk", disk), ("plain", plain), ("ours", ours)):
             rates = []
@@ -146,6 +167,16 @@ class Bench:
             ("", figures["ours"], "local disk", figures["disk"]),
             ("warm, page cache", figures["ours-pages"], "plainfs", figures["plain-pages"]),
             ("", figures["ours-pages"], "local disk", figures["disk-pages"]),
+        ]
+        self.restart_fuse(CV_FUSE__NO_OPEN="true")
+        drop_caches()
+        figures["no-open"] = self.load(ours, "--raw")
+        figures["no-open-pages"] = statistics.median(self.load(ours, "--raw") for _ in range(3))
+        self.restart_fuse()
+        rows += [
+            ("`fuse.no_open`, warm in the worker", figures["no-open"], "plainfs", figures["plain"]),
+            ("`fuse.no_open`, page cache", figures["no-open-pages"], "plainfs", figures["plain-pages"]),
+            ("", figures["no-open-pages"], "local disk", figures["disk-pages"]),
         ]
         drop_caches()
         plain_decoded, ours_decoded = self.load(plain), self.load(ours)

@@ -21,7 +21,6 @@ use std::time::Duration;
 
 use cavern_conf::Config;
 use cavern_proto::BlockId;
-use cavern_proto::master::Consistency;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -67,6 +66,7 @@ struct Core {
     budget: Budget,
     buffers: Arc<Buffers>,
     descriptors: Arc<DescriptorCache>,
+    closing: Arc<Closing>,
     hedge: Hedge,
     failures: FailureLog,
     successors: Flights<u64, Option<Arc<Node>>>,
@@ -83,13 +83,14 @@ impl Files {
         let conf = &config.client;
         let descriptors = Arc::new(DescriptorCache::new(conf.descriptor_cache, stats.clone()));
         let (tasks, runtime) = (TaskTracker::new(), tokio::runtime::Handle::current());
-        let (cache, closing) = (descriptors.clone(), Closing::new(tasks.clone(), runtime.clone()));
+        let closing = Closing::new(tasks.clone(), runtime.clone());
+        let (cache, closing_evicted) = (descriptors.clone(), closing.clone());
         pool.on_evicted(move |evicted| {
-            let gone = evicted.blocks.iter().filter_map(|block| {
+            let blocks = evicted.blocks.iter().filter_map(|block| {
                 let content = cavern_proto::ContentId::from_slice(&block.content_id)?;
-                cache.evicted(&BlockId { content, index: block.index }, block.incarnation)
+                Some((BlockId { content, index: block.index }, block.incarnation))
             });
-            closing.close(gone.collect());
+            cache.evicted(blocks, &closing_evicted);
         });
         let core = Core {
             metadata,
@@ -100,6 +101,7 @@ impl Files {
             budget: Budget::new(conf.memory_budget.bytes(), stats.clone()),
             buffers: Buffers::new(stats.clone()),
             descriptors,
+            closing,
             hedge: Hedge::new(conf.hedge_percent),
             failures: FailureLog::default(),
             successors: Flights::default(),
@@ -119,7 +121,7 @@ impl Files {
     /// `client.metadata_timeout`.
     pub async fn open(&self, node: &Arc<Node>) -> Result<Arc<OpenFile>, ClientError> {
         check_file(node)?;
-        if is_always_checked(node) {
+        if node.is_always_checked() {
             let current = match self.core.metadata.current(node).await {
                 // An answer, not a failure: the object is gone.
                 Err(error @ ClientError::NotFound(_)) => return Err(error),
@@ -145,11 +147,18 @@ impl Files {
     /// Opens without I/O where nothing has to be asked: an empty file, a small one that is present, a large one.
     /// `None`: use `open`.
     pub fn open_cached(&self, node: &Arc<Node>) -> Option<Arc<OpenFile>> {
-        if check_file(node).is_err() || is_always_checked(node) {
+        if check_file(node).is_err() || node.is_always_checked() {
             return None;
         }
         let file = OpenFile::new(self.core.clone(), node.clone()).ok()?;
         (node.size > EAGER_BYTES || file.is_present()).then(|| Arc::new(file))
+    }
+
+    /// A handle without any I/O: nothing is made present, and whether the version is still there shows at a read. Never
+    /// checks a file with `consistency = always`.
+    pub fn handle(&self, node: &Arc<Node>) -> Result<Arc<OpenFile>, ClientError> {
+        check_file(node)?;
+        OpenFile::new(self.core.clone(), node.clone()).map(Arc::new)
     }
 
     /// Closes what is idle, now and then, until `stop`.
@@ -159,7 +168,7 @@ impl Files {
                 () = tokio::time::sleep(SWEEP_EVERY) => {}
                 () = stop.cancelled() => return,
             }
-            self.core.descriptors.sweep();
+            self.core.descriptors.sweep(&self.core.closing);
             self.core.buffers.sweep();
         }
     }
@@ -234,8 +243,4 @@ impl Core {
 
 fn check_file(node: &Node) -> Result<(), ClientError> {
     if node.is_directory() { Err(ClientError::IsADirectory(node.to_string())) } else { Ok(()) }
-}
-
-fn is_always_checked(node: &Node) -> bool {
-    node.mount.as_ref().is_some_and(|mount| mount.consistency() == Consistency::Always)
 }

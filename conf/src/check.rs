@@ -277,6 +277,11 @@ fn fuse(fuse: &Fuse, rules: &mut Rules<'_>) {
     rules.require(fuse.kernel_readahead <= ByteSize::gib(1), &["fuse.kernel_readahead"], || {
         format!("\"{}\" must be at most \"1GiB\", as \"1MiB\"", fuse.kernel_readahead)
     });
+    for (key, set) in [("fuse.passthrough", fuse.passthrough), ("fuse.direct", fuse.direct)] {
+        rules.require(!(fuse.no_open && set), &["fuse.no_open", key], || {
+            format!("cannot be true together with {key}, which needs the open that fuse.no_open leaves out")
+        });
+    }
     rules.require(fuse.max_background > 0, &["fuse.max_background"], || "must be from 1 to 65535, as 256".to_owned());
 }
 

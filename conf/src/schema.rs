@@ -169,6 +169,8 @@ pub struct Fuse {
     pub direct: bool,
     /// Files that are one complete block of a worker on this host are read by the kernel itself.
     pub passthrough: bool,
+    /// The kernel opens and closes files without asking: for objects that are never replaced.
+    pub no_open: bool,
 }
 
 fn text(value: &str) -> String {
@@ -278,6 +280,7 @@ impl Default for Fuse {
             max_background: 256,
             direct: false,
             passthrough: false,
+            no_open: false,
         }
     }
 }

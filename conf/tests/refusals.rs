@@ -115,6 +115,8 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     ("[fuse]\nuid = -2\n", 2, "fuse.uid", &["-1 for the process's own"]),
     ("[fuse]\nnegative_timeout = \"9999d\"\n", 2, "fuse.negative_timeout", &["ten years"]),
     // Combinations.
+    ("[fuse]\nno_open = true\npassthrough = true\n", 2, "fuse.no_open", &["together with fuse.passthrough"]),
+    ("[fuse]\ndirect = true\nno_open = true\n", 3, "fuse.no_open", &["together with fuse.direct"]),
     (
         "[worker]\nhigh_watermark = 0.5\nlow_watermark = 0.6\n",
         3,

@@ -16,6 +16,7 @@ mod lookup;
 mod open;
 mod root;
 mod statfs;
+mod unopened;
 mod xattr;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use cavern_client::{Client, Node};
 use cavern_conf::schema;
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 pub use attributes::Appearance;
 pub use listings::{KernelListings, Listing};
@@ -35,6 +37,7 @@ use directory::DirectoryHandle;
 use failure::Failures;
 use handles::{Handles, OpenInodes};
 use open::FileHandle;
+use unopened::Unopened;
 
 /// The mount of one namespace path.
 pub struct Namespace {
@@ -49,6 +52,8 @@ struct Inner {
     files: Handles<FileHandle>,
     directories: Handles<DirectoryHandle>,
     open_inodes: OpenInodes,
+    /// `fuse.no_open`: files are read by inode.
+    unopened: Option<Unopened>,
     failures: Failures,
     /// `fuse.direct`: no pages are kept.
     direct: bool,
@@ -83,6 +88,7 @@ impl Namespace {
             files: Handles::default(),
             directories: Handles::default(),
             open_inodes: OpenInodes::default(),
+            unopened: conf.no_open.then(Unopened::default),
             failures: Failures::default(),
             direct: conf.direct,
             passthrough: AtomicBool::new(conf.passthrough && !conf.direct),
@@ -92,11 +98,21 @@ impl Namespace {
         Self { inner: Arc::new(inner) }
     }
 
+    /// Lets go of what nobody reads any more, until `stop`.
+    pub fn sweep(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + 'static {
+        let inner = Arc::clone(&self.inner);
+        async move {
+            if let Some(unopened) = &inner.unopened {
+                unopened.sweep(stop).await;
+            }
+        }
+    }
+
     /// What is open, for the metrics.
     pub fn usage(&self) -> impl Fn() -> Usage + Send + Sync + 'static {
         let inner = Arc::clone(&self.inner);
         move || Usage {
-            files: inner.files.len(),
+            files: inner.files.len() + inner.unopened.as_ref().map_or(0, Unopened::len),
             directories: inner.directories.len(),
             passthrough_opens: inner.passthrough_opens.load(Relaxed),
         }
@@ -110,7 +126,7 @@ impl Filesystem for Namespace {
             Operation::Lookup { name } => inner.lookup(node, name, reply),
             Operation::Getattr => inner.getattr(node, reply),
             Operation::Open { flags } => inner.open(node, flags, reply),
-            Operation::Read { fh, offset, size } => inner.read(fh, offset, size, reply, payload),
+            Operation::Read { fh, offset, size } => inner.read(node, fh, offset, size, reply, payload),
             Operation::Release { fh } => inner.release(fh, reply),
             Operation::Opendir => inner.opendir(node, reply),
             Operation::Readdir { fh, offset, size } => inner.readdir(fh, offset, size, directory::Form::Names, reply),

@@ -28,8 +28,8 @@ const RETRY: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// What keeps the mount from being made: the port, the master, the path, the mount point, the device.
-pub async fn run(config: Config, stop: CancellationToken) -> Result<(), FuseError> {
-    raise_descriptor_limit();
+pub async fn run(mut config: Config, stop: CancellationToken) -> Result<(), FuseError> {
+    fit_descriptor_cache(&mut config);
     let http = HttpServer::bind(&config.fuse.http_listen).await?;
     let invalidations = Invalidations::new();
     let client = Client::connect(&config, &client_name(&config), Arc::clone(&invalidations) as _).await?;
@@ -49,6 +49,8 @@ async fn serve(
     let shared = Arc::clone(&invalidations);
     let namespace = Arc::new(Namespace::new(Arc::clone(client), Arc::clone(&root), shared, &config.fuse));
     let usage = namespace.usage();
+    let sweeping = CancellationToken::new();
+    let sweeper = tokio::spawn(namespace.sweep(sweeping.clone()));
     let (mount, session) = begin(config, namespace).await?;
     let notifier = invalidations.attach(session.notifier(), root).map_err(FuseError::Thread)?;
 
@@ -75,9 +77,21 @@ async fn serve(
         () = ended.cancelled() => warn!(mount_point, "unmounted by somebody else: stopping"),
     }
     end(mount, session, notifier).await;
+    sweeping.cancel();
     http_stop.cancel();
+    finish(sweeper).await;
     finish(web).await;
     Ok(())
+}
+
+/// Leaves a quarter of the descriptors that the process may have to sockets, open files, and what waits to be closed.
+fn fit_descriptor_cache(config: &mut Config) {
+    let limit = usize::try_from(raise_descriptor_limit()).unwrap_or(usize::MAX);
+    let (asked, most) = (config.client.descriptor_cache, (limit / 4 * 3).max(1));
+    if asked > most {
+        info!(asked, most, limit, "client.descriptor_cache is more than the limit of open files allows: using less");
+        config.client.descriptor_cache = most;
+    }
 }
 
 /// What the master shows of this client in its list of sessions.

@@ -8,6 +8,7 @@ mod deleted;
 mod epochs;
 mod first_read;
 mod local_cluster;
+mod no_open;
 mod odd_objects;
 mod posix;
 mod random_reads;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
-use cavern_proto::master::{Attr, Entry, Kind};
+use cavern_proto::master::{Attr, Consistency, Entry, Kind};
 
 use crate::error::ClientError;
 use crate::mounts::{MountView, ObjectVersion};
@@ -82,6 +82,11 @@ impl Node {
             nlink: attr.nlink,
             kind: attr.kind(),
         }
+    }
+
+    /// Whether every open asks the bucket for the current version: `consistency = always` of its mount.
+    pub fn is_always_checked(&self) -> bool {
+        self.mount.as_ref().is_some_and(|mount| mount.consistency() == Consistency::Always)
     }
 
     pub fn is_directory(&self) -> bool {

@@ -9,6 +9,9 @@ use tokio_util::task::TaskTracker;
 
 use super::descriptor_cache::Descriptor;
 
+/// Descriptors that wait to be closed at most: they count against the limit of the process as those in the cache do.
+const WAITING_MAX: usize = 1024;
+
 #[derive(Debug)]
 pub(super) struct Closing {
     queue: Mutex<Queue>,
@@ -16,16 +19,22 @@ pub(super) struct Closing {
     runtime: Handle,
 }
 
-/// Bounded by the descriptors that the cache held.
 #[derive(Debug, Default)]
 struct Queue {
     descriptors: Vec<Arc<Descriptor>>,
-    draining: bool,
+    /// Taken off the queue and not yet closed.
+    closing: usize,
 }
 
 impl Closing {
     pub(super) fn new(tasks: TaskTracker, runtime: Handle) -> Arc<Self> {
         Arc::new(Self { queue: Mutex::default(), tasks, runtime })
+    }
+
+    /// How many descriptors it takes now; what it does not take must stay where it is.
+    pub(super) fn room(&self) -> usize {
+        let queue = self.queue.lock();
+        WAITING_MAX.saturating_sub(queue.descriptors.len() + queue.closing)
     }
 
     /// Lets go of descriptors soon; returns at once.
@@ -35,21 +44,19 @@ impl Closing {
         }
         let mut queue = self.queue.lock();
         queue.descriptors.extend(descriptors);
-        if !std::mem::replace(&mut queue.draining, true) {
-            let closing = self.clone();
-            self.tasks.spawn_blocking_on(move || closing.drain(), &self.runtime);
+        if queue.closing == 0 {
+            queue.closing = queue.descriptors.len();
+            let (closing, first) = (self.clone(), std::mem::take(&mut queue.descriptors));
+            self.tasks.spawn_blocking_on(move || closing.drain(first), &self.runtime);
         }
     }
 
-    fn drain(&self) {
-        loop {
+    fn drain(&self, mut batch: Vec<Arc<Descriptor>>) {
+        while !batch.is_empty() {
+            drop(batch);
             let mut queue = self.queue.lock();
-            let batch = std::mem::take(&mut queue.descriptors);
-            queue.draining = !batch.is_empty();
-            drop(queue);
-            if batch.is_empty() {
-                return;
-            }
+            batch = std::mem::take(&mut queue.descriptors);
+            queue.closing = batch.len();
         }
     }
 }
@@ -77,6 +84,7 @@ mod tests {
         closing.close(vec![]);
         tasks.close();
         tasks.wait().await;
+        assert_eq!(closing.room(), WAITING_MAX);
         for mut reader in readers {
             // The end of a pipe shows once its writer is closed.
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);

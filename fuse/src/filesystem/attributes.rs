@@ -99,7 +99,9 @@ impl Inner {
         let looks = &self.appearance;
         let trust = self.client.metadata().trust(node);
         let mut entry = looks.entry_timeout.min(trust);
-        if !self.root.remembers(node.parent, &node.name) {
+        if self.is_checked_by_lookup(node) {
+            entry = Duration::ZERO;
+        } else if !self.root.remembers(node.parent, &node.name) {
             entry = entry.min(FORGOTTEN_SOON);
         }
         let attr = looks.attr_timeout.min(trust);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{CachedLookup, ClientError};
+use cavern_client::{CachedLookup, ClientError, Node};
 use cavern_proto::NAME_MAX;
 
 use super::Inner;
@@ -18,6 +18,10 @@ impl Inner {
         let parent = self.root.to_namespace(kernel_parent);
         let changes = self.invalidations.listings().changes();
         match self.client.metadata().cached_lookup(parent, name) {
+            CachedLookup::Hit(node) if self.is_checked_by_lookup(&node) => {
+                let this = Arc::clone(self);
+                return reply.defer(move |reply| async move { this.check(&node, reply).await });
+            }
             CachedLookup::Hit(node) => reply.entry(&self.entry_of(&node)),
             CachedLookup::Negative => reply.no_entry(self.absence(parent, name)),
             CachedLookup::Miss => {
@@ -41,6 +45,19 @@ impl Inner {
             Err(error) => return self.failures.answer(reply, "lookup", &error),
         }
         self.repeat_if_changed(changes, kernel_parent, name);
+    }
+
+    /// Without opens it is the lookup of a name that `consistency = always` makes ask the bucket.
+    pub(super) fn is_checked_by_lookup(&self, node: &Node) -> bool {
+        self.unopened.is_some() && !node.is_directory() && node.is_always_checked()
+    }
+
+    async fn check(&self, node: &Node, reply: Reply) {
+        match self.client.metadata().current(node).await {
+            Ok(current) => reply.entry(&self.entry_of(&current)),
+            Err(ClientError::NotFound(_)) => reply.no_entry(Duration::ZERO),
+            Err(error) => self.failures.answer(reply, "lookup", &error),
+        }
     }
 
     /// An invalidation that came while we answered may have reached the kernel before the answer did.

@@ -3,6 +3,9 @@
 //! What a handle reads is one version of one object. When that version is gone at open, the answer is `ESTALE`: the
 //! kernel then looks the path up once more by itself and opens what it leads to. The client has brought its metadata up
 //! to date before it reports such an error, so that this second look finds the new version.
+//!
+//! With `fuse.no_open` there is no OPEN to answer: the first one is answered with `ENOSYS`, and the kernel opens and closes
+//! by itself from then on. A version that is gone then shows at the first read.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -26,11 +29,20 @@ pub struct FileHandle {
     failed: FailedReads,
 }
 
+impl FileHandle {
+    fn new(file: Arc<OpenFile>) -> Self {
+        Self { file, failed: FailedReads::default() }
+    }
+}
+
 impl Inner {
     pub(super) fn open(self: &Arc<Self>, kernel_node: u64, flags: u32, reply: Reply) {
         let flags = flags.cast_signed();
         if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
             return reply.error(libc::EROFS);
+        }
+        if self.unopened.is_some() {
+            return reply.error(libc::ENOSYS);
         }
         let node = self.known_node(kernel_node);
         if let Some(node) = &node
@@ -60,7 +72,7 @@ impl Inner {
     fn opened(&self, file: Arc<OpenFile>, reply: Reply) {
         let inode = file.node().inode;
         let backing = self.open_inodes.opened(file.node(), || self.backing_of(&file, &reply));
-        let number = self.files.insert(Arc::new(FileHandle { file, failed: FailedReads::default() }));
+        let number = self.files.insert(Arc::new(FileHandle::new(file)));
         let delivery = match backing {
             Some(backing) => {
                 self.passthrough_opens.fetch_add(1, Relaxed);
@@ -93,8 +105,27 @@ impl Inner {
         }
     }
 
-    pub(super) fn read(self: &Arc<Self>, fh: u64, offset: u64, size: u32, reply: Reply, payload: &mut [u8]) {
-        let Some(handle) = self.files.get(fh) else { return reply.error(libc::EBADF) };
+    pub(super) fn read(
+        self: &Arc<Self>,
+        kernel_node: u64,
+        fh: u64,
+        offset: u64,
+        size: u32,
+        reply: Reply,
+        payload: &mut [u8],
+    ) {
+        let handle = match &self.unopened {
+            None => self.files.get(fh),
+            Some(unopened) => {
+                let make = || self.client.files().handle(&self.known_node(kernel_node)?).ok().map(FileHandle::new);
+                let handle = unopened.get(self.root.to_namespace(kernel_node), make);
+                if handle.is_none() {
+                    return self.read_unknown(kernel_node, offset, size, reply);
+                }
+                handle
+            }
+        };
+        let Some(handle) = handle else { return reply.error(libc::EBADF) };
         let length = payload.len().min(size as usize);
         let bytes = offset..offset.saturating_add(length as u64);
         if let Some(errno) = handle.failed.take(&bytes, Instant::now()) {
@@ -123,6 +154,22 @@ impl Inner {
                     }
                     reply.error(error.errno());
                 }
+            }
+        });
+    }
+
+    /// A read without an open, of an inode that the client has forgotten: the master is asked for it first.
+    fn read_unknown(self: &Arc<Self>, kernel_node: u64, offset: u64, size: u32, reply: Reply) {
+        let this = Arc::clone(self);
+        reply.defer(move |reply| async move {
+            let file = match this.node(kernel_node).await.and_then(|node| this.client.files().handle(&node)) {
+                Ok(file) => file,
+                Err(error) if error.is_version_gone() => return reply.error(libc::ESTALE),
+                Err(error) => return this.failures.answer(reply, "read", &error),
+            };
+            match file.read(offset, size as usize).await {
+                Ok(bytes) => reply.bytes(&bytes),
+                Err(error) => reply.error(error.errno()),
             }
         });
     }
