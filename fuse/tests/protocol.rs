@@ -55,7 +55,13 @@ impl Kernel {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (stub, options) = (
             Arc::new(Stub::default()),
-            SessionOptions { threads: 1, max_background: 16, max_readahead: 1 << 20, passthrough: false },
+            SessionOptions {
+                threads: 1,
+                max_background: 16,
+                max_readahead: 1 << 20,
+                async_dio: true,
+                passthrough: false,
+            },
         );
         rustix::net::sockopt::set_socket_timeout(
             &socket,

@@ -225,8 +225,13 @@ impl Mounted {
         let directory = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (mount, device) = Mount::make(&directory.path().join("mnt"), &options()).unwrap();
-        let session_options =
-            SessionOptions { threads: 2, max_background: 64, max_readahead: 1 << 20, passthrough: true };
+        let session_options = SessionOptions {
+            threads: 2,
+            max_background: 64,
+            max_readahead: 1 << 20,
+            async_dio: true,
+            passthrough: true,
+        };
         let session = Session::start(device, &session_options, filesystem, runtime.handle().clone()).unwrap();
         mount.set_read_ahead(1 << 20);
         Self { directory, mount: Some(mount), session: Some(session), runtime }
@@ -506,7 +511,8 @@ fn a_dead_mount_is_replaced_and_a_live_one_is_not() {
     assert_eq!(errno(fs::metadata(&point)), libc::ENOTCONN);
     let (second, device) = Mount::make(&point, &options()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let session_options = SessionOptions { threads: 1, max_background: 16, max_readahead: 0, passthrough: false };
+    let session_options =
+        SessionOptions { threads: 1, max_background: 16, max_readahead: 0, async_dio: true, passthrough: false };
     let session = Session::start(device, &session_options, Memory::new(0, 10), runtime.handle().clone()).unwrap();
     let third = Mount::make(&point, &options());
     assert!(matches!(&third, Err(MountError::Busy { .. })), "{third:?}");

@@ -48,7 +48,7 @@ impl Inner {
         if let Some(node) = &node
             && let Some(file) = self.client.files().open_cached(node)
         {
-            return self.opened(file, reply);
+            return self.opened(file, flags, reply);
         }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
@@ -61,7 +61,7 @@ impl Inner {
                 },
             };
             match this.client.files().open(&node).await {
-                Ok(file) => this.opened(file, reply),
+                Ok(file) => this.opened(file, flags, reply),
                 Err(error) if error.is_version_gone() => reply.error(libc::ESTALE),
                 // The client has logged what it tried.
                 Err(error) => reply.error(error.errno()),
@@ -69,7 +69,7 @@ impl Inner {
         });
     }
 
-    fn opened(&self, file: Arc<OpenFile>, reply: Reply) {
+    fn opened(&self, file: Arc<OpenFile>, flags: i32, reply: Reply) {
         let inode = file.node().inode;
         let backing = self.open_inodes.opened(file.node(), || self.backing_of(&file, &reply));
         let number = self.files.insert(Arc::new(FileHandle::new(file)));
@@ -79,6 +79,8 @@ impl Inner {
                 reply.opened_passthrough(number, &backing)
             }
             None if self.direct => reply.opened(number, fopen::DIRECT_IO),
+            // As a direct file its reads can be interrupted; through the pages' own way for O_DIRECT not even SIGKILL could.
+            None if flags & libc::O_DIRECT != 0 => reply.opened(number, fopen::DIRECT_IO | fopen::KEEP_CACHE),
             // An inode is one version for ever: its pages stay right for as long as the kernel has room for them.
             None => reply.opened(number, fopen::KEEP_CACHE),
         };

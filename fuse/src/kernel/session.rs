@@ -54,6 +54,9 @@ pub struct SessionOptions {
     pub max_background: u16,
     /// Bytes of kernel read-ahead. The kernel grants its bdi's present value at most; see `mount::set_read_ahead`.
     pub max_readahead: u32,
+    /// Reads of `libaio` and the like with `O_DIRECT` do not wait for each other. A plain `read` with `O_DIRECT` of a file that
+    /// was not opened with `FOPEN_DIRECT_IO` is then not interrupted by any signal.
+    pub async_dio: bool,
     /// Files may be opened with a backing file, where the kernel can (Linux 6.9 and later, CAP_SYS_ADMIN).
     pub passthrough: bool,
 }
@@ -180,10 +183,10 @@ fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, 
         | init::BIG_WRITES
         | init::DO_READDIRPLUS
         | init::READDIRPLUS_AUTO
-        | init::ASYNC_DIO
         | init::PARALLEL_DIROPS
         | init::MAX_PAGES
         | init::CACHE_SYMLINKS
+        | init::DIRECT_IO_ALLOW_MMAP
         | init::INIT_EXT;
 
     let mut buffer = vec![0; REQUEST_BYTES];
@@ -202,7 +205,13 @@ fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, 
         let _ = channel.send(request.unique, -libc::EPROTO, &[], &[]);
         return Err(SessionError::Version { major, minor });
     }
-    let wanted = if options.passthrough { WANTED | init::PASSTHROUGH } else { WANTED };
+    let mut wanted = WANTED;
+    if options.passthrough {
+        wanted |= init::PASSTHROUGH;
+    }
+    if options.async_dio {
+        wanted |= init::ASYNC_DIO;
+    }
     let agreement = Agreement { minor: minor.min(abi::MINOR), flags: wanted & flags };
     let answer = InitOut {
         major: abi::MAJOR,

@@ -18,6 +18,8 @@ const SLACK: Duration = Duration::from_millis(700);
 
 /// A process that a signal should end is gone within this time, though the deadlines are many seconds away.
 const AT_ONCE: Duration = Duration::from_millis(500);
+/// For a shell whose `$0` is the file.
+const DIRECT_READ: &str = "exec dd if=\"$0\" of=/dev/null bs=256k iflag=direct";
 
 fn seeded(conf: &str) -> (Cluster, std::collections::BTreeMap<String, bytes::Bytes>) {
     let cluster = Cluster::up(Options { conf: conf.to_owned(), alone: true, ..Options::default() });
@@ -144,6 +146,7 @@ fn a_signal_ends_every_waiting_system_call_at_once() {
         let blocked = [
             ("open", Blocked::start(&["cat"], &path("cold/small"))),
             ("read", Blocked::start(&["cat"], &path("cold/large"))),
+            ("read with O_DIRECT", Blocked::start(&["sh", "-c", DIRECT_READ], &path("cold/large"))),
             ("stat", Blocked::start(&["stat"], &path("unknown/a/file"))),
             ("ls", Blocked::start(&["ls"], &path("unknown/b"))),
         ];
