@@ -83,14 +83,13 @@ impl Files {
         let conf = &config.client;
         let descriptors = Arc::new(DescriptorCache::new(conf.descriptor_cache, stats.clone()));
         let (tasks, runtime) = (TaskTracker::new(), tokio::runtime::Handle::current());
-        let closing = Closing::new(tasks.clone(), runtime.clone());
-        let (cache, closing_evicted) = (descriptors.clone(), closing.clone());
+        let closing = Closing::new(descriptors.clone(), tasks.clone(), runtime.clone());
+        let listener = closing.clone();
         pool.on_evicted(move |evicted| {
-            let blocks = evicted.blocks.iter().filter_map(|block| {
+            listener.evicted(evicted.blocks.iter().filter_map(|block| {
                 let content = cavern_proto::ContentId::from_slice(&block.content_id)?;
                 Some((BlockId { content, index: block.index }, block.incarnation))
-            });
-            cache.evicted(blocks, &closing_evicted);
+            }));
         });
         let core = Core {
             metadata,
@@ -168,7 +167,7 @@ impl Files {
                 () = tokio::time::sleep(SWEEP_EVERY) => {}
                 () = stop.cancelled() => return,
             }
-            self.core.descriptors.sweep(&self.core.closing);
+            self.core.closing.sweep().await;
             self.core.buffers.sweep();
         }
     }

@@ -1,62 +1,70 @@
 //! Closes descriptors of evicted blocks on a thread that may wait: the last descriptor of an unlinked file gives its space
 //! back, which can take as long as the file system's journal does, for thousands of blocks at once when a cache is freed.
+//! Until its turn comes a descriptor stays in the cache, where it can be read as before and counts against the limit.
 
 use std::sync::Arc;
 
+use cavern_proto::BlockId;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-use super::descriptor_cache::Descriptor;
-
-/// Descriptors that wait to be closed at most: they count against the limit of the process as those in the cache do.
-const WAITING_MAX: usize = 1024;
+use super::descriptor_cache::DescriptorCache;
 
 #[derive(Debug)]
 pub(super) struct Closing {
+    descriptors: Arc<DescriptorCache>,
     queue: Mutex<Queue>,
     tasks: TaskTracker,
     runtime: Handle,
 }
 
+/// About as many as there are descriptors: notices of others are not kept.
 #[derive(Debug, Default)]
 struct Queue {
-    descriptors: Vec<Arc<Descriptor>>,
-    /// Taken off the queue and not yet closed.
-    closing: usize,
+    evicted: Vec<(BlockId, u64)>,
+    draining: bool,
 }
 
 impl Closing {
-    pub(super) fn new(tasks: TaskTracker, runtime: Handle) -> Arc<Self> {
-        Arc::new(Self { queue: Mutex::default(), tasks, runtime })
+    pub(super) fn new(descriptors: Arc<DescriptorCache>, tasks: TaskTracker, runtime: Handle) -> Arc<Self> {
+        Arc::new(Self { descriptors, queue: Mutex::default(), tasks, runtime })
     }
 
-    /// How many descriptors it takes now; what it does not take must stay where it is.
-    pub(super) fn room(&self) -> usize {
-        let queue = self.queue.lock();
-        WAITING_MAX.saturating_sub(queue.descriptors.len() + queue.closing)
-    }
-
-    /// Lets go of descriptors soon; returns at once.
-    pub(super) fn close(self: &Arc<Self>, descriptors: Vec<Arc<Descriptor>>) {
-        if descriptors.is_empty() {
+    /// Takes note of evicted incarnations of blocks; their descriptors are closed soon.
+    pub(super) fn evicted(self: &Arc<Self>, blocks: impl Iterator<Item = (BlockId, u64)>) {
+        let held: Vec<_> = blocks.filter(|(block, incarnation)| self.descriptors.holds(block, *incarnation)).collect();
+        if held.is_empty() {
             return;
         }
         let mut queue = self.queue.lock();
-        queue.descriptors.extend(descriptors);
-        if queue.closing == 0 {
-            queue.closing = queue.descriptors.len();
-            let (closing, first) = (self.clone(), std::mem::take(&mut queue.descriptors));
-            self.tasks.spawn_blocking_on(move || closing.drain(first), &self.runtime);
+        queue.evicted.extend(held);
+        if !std::mem::replace(&mut queue.draining, true) {
+            let closing = self.clone();
+            self.tasks.spawn_blocking_on(move || closing.drain(), &self.runtime);
         }
     }
 
-    fn drain(&self, mut batch: Vec<Arc<Descriptor>>) {
-        while !batch.is_empty() {
-            drop(batch);
-            let mut queue = self.queue.lock();
-            batch = std::mem::take(&mut queue.descriptors);
-            queue.closing = batch.len();
+    fn drain(&self) {
+        loop {
+            let evicted = {
+                let mut queue = self.queue.lock();
+                queue.draining = !queue.evicted.is_empty();
+                std::mem::take(&mut queue.evicted)
+            };
+            if evicted.is_empty() {
+                return;
+            }
+            evicted.iter().for_each(|(block, incarnation)| self.descriptors.close(block, *incarnation));
+        }
+    }
+
+    /// Closes what is idle. Returns when that is done.
+    pub(super) async fn sweep(&self) {
+        let descriptors = self.descriptors.clone();
+        let swept = self.tasks.spawn_blocking_on(move || descriptors.sweep(), &self.runtime).await;
+        if let Err(error) = swept {
+            tracing::warn!("idle descriptors could not be closed: {error}");
         }
     }
 }
@@ -66,28 +74,37 @@ mod tests {
     use std::io::Read;
     use std::os::fd::OwnedFd;
 
-    use cavern_proto::ChunkMap;
+    use cavern_proto::{ChunkMap, ContentId};
 
+    use super::super::descriptor_cache::Descriptor;
     use super::*;
 
     #[tokio::test]
-    async fn all_descriptors_are_closed_and_the_last_batch_ends_the_task() {
+    async fn only_the_incarnation_that_was_evicted_is_closed() {
+        let cache = Arc::new(DescriptorCache::new(1000, Arc::default()));
         let tasks = TaskTracker::new();
-        let closing = Closing::new(tasks.clone(), Handle::current());
+        let closing = Closing::new(cache.clone(), tasks.clone(), Handle::current());
         let mut readers = Vec::new();
-        for _ in 0..100 {
+        for index in 0..100 {
             let (reader, writer) = std::io::pipe().unwrap();
-            let descriptor = Descriptor::new(OwnedFd::from(writer), 1, 1, 10, &ChunkMap::new());
-            closing.close(vec![Arc::new(descriptor)]);
-            readers.push(reader);
+            let block = BlockId { content: ContentId::of_object("s", "k", "e", 1, 1), index };
+            let descriptor = Descriptor::new(OwnedFd::from(writer), 1, 7, 10, &ChunkMap::new());
+            cache.insert(block, Arc::new(descriptor));
+            readers.push((block, reader));
         }
-        closing.close(vec![]);
+        let (first, rest) = readers.split_first_mut().unwrap();
+        closing.evicted([(first.0, 6)].into_iter());
+        for (block, _) in rest.iter() {
+            closing.evicted([(*block, 7)].into_iter());
+        }
+        closing.sweep().await;
         tasks.close();
         tasks.wait().await;
-        assert_eq!(closing.room(), WAITING_MAX);
-        for mut reader in readers {
+        for (_, reader) in rest {
             // The end of a pipe shows once its writer is closed.
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         }
+        assert!(cache.get(&first.0).is_some());
+        assert!(!closing.queue.lock().draining);
     }
 }

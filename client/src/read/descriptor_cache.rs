@@ -16,7 +16,6 @@ use cavern_proto::{BlockId, ChunkMap};
 use quick_cache::sync::Cache;
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::closing::Closing;
 use crate::stats::Stats;
 
 /// A descriptor that nobody used for this long is closed.
@@ -169,24 +168,23 @@ impl DescriptorCache {
         self.descriptors.remove_if(block, |cached| Arc::ptr_eq(cached, descriptor));
     }
 
-    /// The worker evicted these incarnations of blocks. Their descriptors are closed as far as there is room for them; the
-    /// others stay, since they can be read as before, until they have been idle.
-    pub(super) fn evicted(&self, blocks: impl Iterator<Item = (BlockId, u64)>, closing: &Arc<Closing>) {
-        let gone = blocks
-            .take(closing.room())
-            .filter_map(|(block, of)| self.descriptors.remove_if(&block, |cached| cached.incarnation == of));
-        closing.close(gone.map(|(_block, descriptor)| descriptor).collect());
+    /// Whether that incarnation of the block is here; counts as no use.
+    pub(super) fn holds(&self, block: &BlockId, incarnation: u64) -> bool {
+        self.descriptors.peek(block).is_some_and(|cached| cached.incarnation == incarnation)
+    }
+
+    /// Lets go of that incarnation of the block. *Blocking*, as closing the last descriptor of an unlinked file is.
+    pub(super) fn close(&self, block: &BlockId, incarnation: u64) {
+        drop(self.descriptors.remove_if(block, |cached| cached.incarnation == incarnation));
         self.stats.descriptors.set(self.descriptors.len() as i64);
     }
 
-    /// Closes what is idle.
-    pub(super) fn sweep(&self, closing: &Arc<Closing>) {
-        let idle = self.descriptors.iter().filter(|(_, descriptor)| descriptor.idle() >= IDLE);
-        let idle: Vec<_> = idle.take(closing.room()).collect();
-        let gone = idle.iter().filter_map(|(block, descriptor)| {
-            self.descriptors.remove_if(block, |cached| Arc::ptr_eq(cached, descriptor))
-        });
-        closing.close(gone.map(|(_block, descriptor)| descriptor).collect());
+    /// Closes what is idle. *Blocking*, but without a lock that readers need.
+    pub(super) fn sweep(&self) {
+        let idle: Vec<_> = self.descriptors.iter().filter(|(_, descriptor)| descriptor.idle() >= IDLE).collect();
+        for (block, descriptor) in idle {
+            drop(self.descriptors.remove_if(&block, |cached| Arc::ptr_eq(cached, &descriptor)));
+        }
         self.stats.descriptors.set(self.descriptors.len() as i64);
     }
 
@@ -200,9 +198,7 @@ impl DescriptorCache {
 mod tests {
     use std::io::Write;
 
-    use cavern_proto::{CHUNK_BYTES, ContentId};
-    use tokio::runtime::Handle;
-    use tokio_util::task::TaskTracker;
+    use cavern_proto::CHUNK_BYTES;
 
     use super::*;
 
@@ -237,19 +233,5 @@ mod tests {
         assert_eq!(&buffer, b"3456");
         assert!(!descriptor.read_now(8, &mut buffer));
         assert_eq!(descriptor.read_blocking(8, &mut buffer).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-    }
-
-    #[tokio::test]
-    async fn evictions_close_only_the_incarnation_that_they_name() {
-        let closing = Closing::new(TaskTracker::new(), Handle::current());
-        let cache = DescriptorCache::new(10, Arc::default());
-        let block = BlockId { content: ContentId::of_object("s", "k", "e", 1, 1), index: 0 };
-        let file = tempfile::tempfile().unwrap();
-        cache.insert(block, Arc::new(Descriptor::new(file.into(), 1, 5, 10, &map(&[0]))));
-        cache.evicted([(block, 4)].into_iter(), &closing);
-        cache.sweep(&closing);
-        assert!(cache.get(&block).is_some());
-        cache.evicted([(block, 5)].into_iter(), &closing);
-        assert!(cache.get(&block).is_none());
     }
 }

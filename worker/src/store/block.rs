@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,11 +58,20 @@ pub(super) struct BlockPlace {
     pub path: PathBuf,
 }
 
+/// Times of access are of no use here, and each would be a change of the inode to be written.
+fn open_to_read(path: &Path) -> io::Result<File> {
+    match File::options().read(true).custom_flags(rustix::fs::OFlags::NOATIME.bits().cast_signed()).open(path) {
+        // Only the owner may do without.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => File::open(path),
+        opened => opened,
+    }
+}
+
 impl Block {
     /// Makes the empty file of a new block.
     pub(super) fn create(place: BlockPlace) -> io::Result<Self> {
         let writer = File::options().read(true).write(true).create_new(true).open(&place.path)?;
-        let file = match File::open(&place.path) {
+        let file = match open_to_read(&place.path) {
             Ok(file) => file,
             Err(error) => {
                 let _ = std::fs::remove_file(&place.path);
@@ -79,7 +89,7 @@ impl Block {
     /// Opens the file of a block that the index knows. With `verified` all its chunks have been verified earlier in
     /// this run.
     pub(super) fn open(place: BlockPlace, record: &BlockRecord, verified: bool) -> io::Result<Self> {
-        let file = File::open(&place.path)?;
+        let file = open_to_read(&place.path)?;
         let mut crcs = record.chunk_crcs.clone();
         crcs.resize(chunk_count(place.length) as usize, 0);
         let mut present = ChunkMap::from_bytes(&record.present);
