@@ -24,7 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cavern"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or CACHE / "target") / "release"
-# With what tests/requirements.txt names; bin/setup makes it.
+# With what tests/requirements.txt names; `bin/setup --tests` makes it.
 VENV = CACHE / "venv"
 
 
