@@ -13,3 +13,5 @@ mod odd_objects;
 mod posix;
 mod random_reads;
 mod replaced;
+mod s3_clients;
+mod trees;

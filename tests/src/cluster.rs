@@ -199,9 +199,14 @@ impl Cluster {
 
     /// Runs `cv` against this cluster and answers whatever came out.
     pub fn try_cv(&self, arguments: &[&str]) -> Finished {
+        finish(self.command(arguments))
+    }
+
+    /// `cv` against this cluster, for a test that does something while it runs.
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = cv_command(arguments);
         command.env("CV_CONF", &self.at_start.conf);
-        finish(command)
+        command
     }
 
     /// Runs `cv` against this cluster; panics unless it succeeds.
@@ -215,7 +220,12 @@ impl Cluster {
     /// Mounts `uri` of the cluster's object store at `path`, waiting until the FUSE clients show it.
     #[track_caller]
     pub fn mount(&self, uri: &str, path: &str, more: &[&str]) {
-        let options = self.bucket_options();
+        self.mount_from(&self.bucket_options(), uri, path, more);
+    }
+
+    /// Mounts `uri` of the object store that `options` (`-c`) reach, waiting as [`Self::mount`] does.
+    #[track_caller]
+    pub fn mount_from(&self, options: &[String], uri: &str, path: &str, more: &[&str]) {
         let mut arguments = vec!["mount", uri, path, "--write-type", "cache_mode"];
         arguments.extend(options.iter().flat_map(|option| ["-c", option.as_str()]));
         arguments.extend(more);

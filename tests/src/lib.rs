@@ -25,12 +25,14 @@
 
 mod cluster;
 mod http;
+mod outside;
 mod process;
 mod s3;
 mod wait;
 
 pub use cluster::{Child, Cluster, Finished, Options, Status, cv_path};
 pub use http::{HttpAnswer, http_get, http_request};
+pub use outside::{Moto, outside_command, python};
 pub use process::Process;
 pub use s3::S3;
 pub use wait::{eventually, within};

@@ -57,7 +57,9 @@ impl ProcessArgs {
   cv dev-s3 --root /tmp/objects --listen 127.0.0.1:9000
   cv dev-s3 --root /tmp/objects --listen 127.0.0.1:0 --request-log /tmp/requests.jsonl
 
-For laptops and tests. Objects are files below --root, under names made of hashes.")]
+For laptops and tests: one pair of keys, no TLS, nothing is synced to disk. Objects are files below --root whose names
+are numbers; keys and attributes stand at their ends. The admin port has no authentication: GET /_dev/stats counts
+requests by kind, POST /_dev/faults takes rules that delay or fail them, GET /metrics is for Prometheus.")]
 pub struct DevS3Args {
     /// Where objects are kept; created if it does not exist.
     #[arg(long, value_name = "DIR")]
@@ -87,7 +89,10 @@ pub struct DevS3Args {
 
 impl DevS3Args {
     pub fn run(self) -> Result<(), CliError> {
-        process::init_logging(&Config::default().log).map_err(|error| CliError::Usage(error.to_string()))?;
+        let mut log = Config::default().log;
+        // The protocol's library takes every refused request for an error of the server, a 404 included.
+        log.level.push_str(",s3s=off");
+        process::init_logging(&log).map_err(|error| CliError::Usage(error.to_string()))?;
         let config = cavern_dev_s3::DevS3Config {
             listen: self.listen,
             admin_listen: self.admin_listen,
