@@ -7,6 +7,7 @@ mod command_line;
 mod deleted;
 mod epochs;
 mod first_read;
+mod loads;
 mod local_cluster;
 mod no_open;
 mod odd_objects;

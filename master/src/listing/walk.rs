@@ -10,6 +10,7 @@ use futures::stream::FuturesUnordered;
 
 use super::Listings;
 use crate::MasterError;
+use crate::state::Directory;
 use crate::state::namespace::ListingCounts;
 
 /// What a walk does to a directory before it visits it.
@@ -17,6 +18,8 @@ use crate::state::namespace::ListingCounts;
 pub enum Visit {
     /// Lists it when it never was listed.
     Known,
+    /// Lists it when it never was listed, or when its listing has reached the mount's `metadata_ttl`.
+    Fresh,
     /// Lists it again.
     Refreshed,
 }
@@ -73,9 +76,9 @@ async fn visit_directory(
 ) -> Result<Option<(u64, ListingCounts, Vec<u64>)>, MasterError> {
     let Some(directory) = listings.read(move |tables| tables.directory(inode)).await? else { return Ok(None) };
     let mut counts = ListingCounts::default();
-    if directory.mount_id != 0 && (visit == Visit::Refreshed || directory.record.listed_ns == 0) {
+    if directory.mount_id != 0 && needs_listing(listings, &directory, visit)? {
         let listed = match visit {
-            Visit::Known => listings.start(inode, None)?.flight().ended().await,
+            Visit::Known | Visit::Fresh => listings.start(inode, None)?.flight().ended().await,
             Visit::Refreshed => listings.relist(inode).await,
         };
         counts = match listed {
@@ -94,4 +97,17 @@ async fn visit_directory(
         Ok(children)
     });
     Ok(Some((inode, counts, children.await?)))
+}
+
+fn needs_listing(listings: &Listings, directory: &Directory, visit: Visit) -> Result<bool, MasterError> {
+    let listed_ns = directory.record.listed_ns;
+    Ok(match visit {
+        _ if listed_ns == 0 => true,
+        Visit::Known => false,
+        Visit::Refreshed => true,
+        Visit::Fresh => {
+            let ttl = listings.0.mounts.get(directory.mount_id)?.ttl();
+            ttl.is_some_and(|ttl| listings.is_older(listed_ns, ttl))
+        }
+    })
 }

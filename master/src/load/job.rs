@@ -8,12 +8,14 @@ use tokio_util::sync::CancellationToken;
 pub struct RunningJob {
     pub id: u64,
     pub cancel: CancellationToken,
+    /// Cancelled when the job has ended and the log says so.
+    pub recorded: CancellationToken,
     job: Mutex<Job>,
 }
 
 impl RunningJob {
     pub fn new(job: Job, cancel: CancellationToken) -> Self {
-        Self { id: job.id, cancel, job: Mutex::new(job) }
+        Self { id: job.id, cancel, recorded: CancellationToken::new(), job: Mutex::new(job) }
     }
 
     /// As it stands now.

@@ -96,11 +96,21 @@ impl BlockFiller for PooledWorkers {
                         status,
                         data::Status::NotFound | data::Status::VersionChanged | data::Status::Denied
                     ),
-                    reason: if item.message.is_empty() { status.as_str_name().to_owned() } else { item.message },
+                    reason: reason(status, item.message),
                 },
             };
             Ok(reply.items.into_iter().map(outcome).collect())
         })
+    }
+}
+
+fn reason(status: data::Status, message: String) -> String {
+    let message = if message.is_empty() { status.as_str_name().to_owned() } else { message };
+    match status {
+        data::Status::NotFound | data::Status::VersionChanged => {
+            format!("{message}; the listing is older than that: `cv refresh` makes it anew")
+        }
+        _ => message,
     }
 }
 
@@ -178,12 +188,12 @@ impl Loads {
         Ok(jobs.into_iter().map(|job| running.get(&job.id).map_or(job, |running| running.snapshot())).collect())
     }
 
-    /// Cancels a job; one that has ended stays as it is.
+    /// Cancels a job, and answers when the log says so; one that has ended stays as it is.
     pub async fn cancel(&self, id: u64) -> Result<Job, MasterError> {
-        if let Some(running) = self.running.lock().get(&id) {
+        let running = self.running.lock().get(&id).cloned();
+        if let Some(running) = running {
             running.cancel.cancel();
-            let job = running.snapshot();
-            return Ok(Job { state: JobState::Cancelled as i32, ..job });
+            running.recorded.cancelled().await;
         }
         self.get(id).await
     }
@@ -214,6 +224,7 @@ impl Loads {
                 }
             }
             loads.running.lock().remove(&job.id);
+            job.recorded.cancel();
         });
     }
 
@@ -232,12 +243,13 @@ impl Loads {
     }
 
     async fn load(self: &Arc<Self>, job: &Arc<RunningJob>) -> Result<(), MasterError> {
-        let entry = self.lookups.resolve(&job.snapshot().path).await?;
+        let path = job.snapshot().path;
+        let mut entry = self.lookups.resolve(&path).await?;
         let attr = entry.attr.unwrap_or_default();
         let mut batches =
             Batches { loads: self.clone(), job: job.clone(), waiting: HashMap::new(), tasks: TaskTracker::new() };
         if attr.kind() == Kind::Directory {
-            let mut walk = Walk::new(self.lookups.listings.clone(), attr.inode, Visit::Known, true);
+            let mut walk = Walk::new(self.lookups.listings.clone(), attr.inode, Visit::Fresh, true);
             while let Some(visited) = walk.next().await {
                 match visited {
                     Ok((inode, _)) => self.load_directory(&mut batches, inode).await?,
@@ -245,6 +257,9 @@ impl Loads {
                 }
             }
         } else {
+            // Known from the listing of its directory, which is renewed like those of a walk.
+            self.lookups.touch(&[entry.parent], true).await?;
+            entry = self.lookups.resolve(&path).await?;
             self.load_file(&mut batches, &entry).await?;
         }
         job.walked();

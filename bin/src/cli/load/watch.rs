@@ -1,0 +1,140 @@
+//! Follows a job until it ends, also over the restart of a master.
+
+use std::time::{Duration, Instant};
+
+use cavern_proto::master::{GetJobRequest, Job};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio_util::sync::CancellationToken;
+
+use super::JobView;
+use crate::cli::connect::{ClusterArgs, Connection};
+use crate::console;
+use crate::error::{CliError, Context as _};
+
+/// How often a watched job is asked for, and how often a line tells of it where no bar is drawn.
+const POLL_PERIOD: Duration = Duration::from_millis(200);
+const LINE_PERIOD: Duration = Duration::from_secs(2);
+/// How long a master may take to answer one question; one that is only slow is asked again.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long no master may answer: a restart, an election, or somebody who starts it again by hand.
+const MASTER_PATIENCE: Duration = Duration::from_secs(300);
+
+/// What an interrupt does beside ending the watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupt {
+    CancelsJob,
+    LeavesJob,
+}
+
+pub struct Watch {
+    pub cluster: ClusterArgs,
+    pub connection: Connection,
+    pub interrupt: Interrupt,
+    pub json: bool,
+    /// Cancelled by the first interrupt.
+    pub stop: CancellationToken,
+}
+
+impl Watch {
+    /// Shows the job until it has ended.
+    ///
+    /// # Errors
+    /// The job failed or was cancelled, the watch was interrupted, or no master answered for long.
+    pub async fn run(mut self, mut job: JobView) -> Result<(), CliError> {
+        let bar = if self.json { ProgressBar::hidden() } else { progress_bar()? };
+        let stop = self.stop.clone();
+        let mut said = Instant::now();
+        while job.is_running() {
+            bar.set_length(job.bytes_total);
+            bar.set_position(job.bytes_done);
+            bar.set_message(format!("{}/{} files, {} errors", job.files_done, job.files_total, job.errors));
+            if bar.is_hidden() && said.elapsed() >= LINE_PERIOD {
+                said = Instant::now();
+                self.say(&job)?;
+            }
+            let next = async {
+                tokio::time::sleep(POLL_PERIOD).await;
+                self.ask(job.id).await
+            };
+            job = tokio::select! {
+                job = next => job?.into(),
+                () = stop.cancelled() => {
+                    bar.finish_and_clear();
+                    return self.interrupted(job).await;
+                }
+            };
+        }
+        bar.finish_and_clear();
+        self.say(&job)?;
+        job.outcome()
+    }
+
+    fn say(&self, job: &JobView) -> Result<(), CliError> {
+        if self.json { console::json_line(job) } else { console::line(job.line()) }
+    }
+
+    /// The job as it stands, from the first master that answers within [`MASTER_PATIENCE`].
+    async fn ask(&mut self, id: u64) -> Result<Job, CliError> {
+        let mut away: Option<Instant> = None;
+        loop {
+            let cause =
+                match tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.get_job(GetJobRequest { id })).await
+                {
+                    Ok(Ok(job)) => {
+                        if away.is_some() {
+                            console::remark("a master answers again");
+                        }
+                        return Ok(job.into_inner());
+                    }
+                    Ok(Err(status)) => match CliError::from(status) {
+                        CliError::Unreachable(cause) => cause,
+                        error => return Err(error),
+                    },
+                    Err(_) => format!("the master does not answer within {} s", ANSWER_TIMEOUT.as_secs()),
+                };
+            let since = *away.get_or_insert_with(|| {
+                console::remark(format_args!("{cause}; waiting for a master, the job goes on when there is one"));
+                Instant::now()
+            });
+            if since.elapsed() >= MASTER_PATIENCE {
+                return Err(CliError::Unreachable(format!(
+                    "no master has answered for {} s ({cause}): the job goes on when one is started; `cv load --status {id} --watch` follows it",
+                    MASTER_PATIENCE.as_secs()
+                )));
+            }
+            tokio::time::sleep(POLL_PERIOD).await;
+            // One that cannot be reached yet is tried again with the next round.
+            if let Ok(connection) = self.cluster.connect().await {
+                self.connection = connection;
+            }
+        }
+    }
+
+    async fn interrupted(mut self, job: JobView) -> Result<(), CliError> {
+        let id = job.id;
+        if self.interrupt == Interrupt::LeavesJob {
+            return Err(CliError::Failed(format!(
+                "interrupted; job {id} goes on: `cv load --cancel {id}` would end it"
+            )));
+        }
+        let cancelled = tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.cancel_job(GetJobRequest { id }));
+        let cause = match cancelled.await {
+            Ok(Ok(job)) => {
+                let job = JobView::from(job.into_inner());
+                self.say(&job)?;
+                return job.outcome();
+            }
+            Ok(Err(status)) => CliError::from(status).to_string(),
+            Err(_) => format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()),
+        };
+        Err(CliError::Unreachable(format!(
+            "interrupted, but job {id} is not cancelled ({cause}): run `cv load --cancel {id}` when a master answers"
+        )))
+    }
+}
+
+fn progress_bar() -> Result<ProgressBar, CliError> {
+    let template = "{bar:40} {percent}% {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} {msg}";
+    let style = ProgressStyle::with_template(template).context("the progress bar's template")?;
+    Ok(ProgressBar::new(0).with_style(style))
+}

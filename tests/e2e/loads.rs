@@ -1,0 +1,260 @@
+//! `cv load`: what it counts, what it tells while it runs, and what becomes of it when something goes wrong.
+
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::Child;
+use std::time::Duration;
+
+use cavern_tests::{Cluster, Finished, Options, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A `cv load` that runs beside the test, with its output in files.
+struct Running {
+    process: Child,
+    stdout: PathBuf,
+    stderr: PathBuf,
+}
+
+impl Running {
+    fn start(cluster: &Cluster, arguments: &[&str]) -> Self {
+        let file = |name: &str| cluster.directory().join(format!("load.{name}"));
+        let (stdout, stderr) = (file("stdout"), file("stderr"));
+        let mut command = cluster.command(arguments);
+        command.stdout(File::create(&stdout).unwrap()).stderr(File::create(&stderr).unwrap());
+        Self { process: command.spawn().unwrap(), stdout, stderr }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.process.id() as i32).unwrap(), signal).unwrap();
+    }
+
+    /// Waits until one of its outputs has `text`.
+    #[track_caller]
+    fn says(&self, text: &str) {
+        eventually(&format!("cv load says {text:?}"), PATIENCE, || {
+            let said = [&self.stdout, &self.stderr].map(|path| fs::read_to_string(path).unwrap()).concat();
+            said.contains(text).then_some(())
+        });
+    }
+
+    #[track_caller]
+    fn finish(mut self) -> Finished {
+        let status = eventually("cv load ends", PATIENCE, || self.process.try_wait().unwrap());
+        assert_eq!(status.signal(), None);
+        let read = |path: &PathBuf| fs::read_to_string(path).unwrap();
+        Finished { code: status.code().unwrap(), stdout: read(&self.stdout), stderr: read(&self.stderr) }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has ended, unless the test fails.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Slows every GET down, so that a job is seen at work.
+fn slow_down(cluster: &Cluster, latency_ms: u64) {
+    cluster.s3.add_fault(&json!({"latency_ms": latency_ms, "operations": ["GET"]}));
+}
+
+/// Every line of JSON, the last one being the end of the job.
+fn lines(finished: &Finished) -> Vec<Value> {
+    finished.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The fields of a job that count something.
+fn counts(job: &Value) -> [u64; 5] {
+    ["files_total", "files_done", "bytes_total", "bytes_done", "errors"].map(|field| job[field].as_u64().unwrap())
+}
+
+fn job(cluster: &Cluster, id: u64) -> Value {
+    // Its exit code tells of the job's end.
+    cluster.try_cv(&["load", "--status", &id.to_string(), "--json"]).json()
+}
+
+#[test]
+fn totals_are_those_of_the_bucket_and_what_is_cached_is_not_fetched_again() {
+    let cluster = Cluster::up(Options { workers: 2, ..Options::default() });
+    let tree = cluster.seed("bucket", "", 300, 20_000);
+    cluster.s3.put("bucket", "empty", "");
+    cluster.s3.put("bucket", "blocks", vec![9; (2 << 20) + 1]);
+    let bytes = tree.values().map(|content| content.len() as u64).sum::<u64>() + (2 << 20) + 1;
+    cluster.mount("s3://bucket", "/data", &["--block-size", "1MiB"]);
+
+    slow_down(&cluster, 1000);
+    let loaded = cluster.cv(&["load", "/data", "--watch", "--json"]);
+    cluster.s3.clear_faults();
+    let said = lines(&loaded);
+    let (last, progress) = said.split_last().unwrap();
+    assert_eq!((counts(last), &last["state"]), ([302, 302, bytes, bytes, 0], &json!("done")));
+    assert_eq!(
+        (&last["bytes_fetched"], &last["walked"], &last["path"]),
+        (&json!(bytes), &json!(true), &json!("/data"))
+    );
+    assert!(!progress.is_empty() && progress.iter().all(|line| line["state"] == "running"), "{}", loaded.stdout);
+    let done: Vec<u64> = progress.iter().map(|line| line["bytes_done"].as_u64().unwrap()).collect();
+    assert!(done.is_sorted() && done.iter().all(|done| *done <= bytes), "{done:?}");
+    assert_eq!(cluster.s3.requests("HEAD"), 0);
+
+    // All of it is where readers look for it.
+    cluster.s3.reset_stats();
+    cluster.assert_tree("data", "", &tree);
+    assert_eq!(cluster.s3.requests("GET"), 0);
+
+    // For people: the same in words. Nothing is fetched the second time.
+    let again = cluster.cv(&["load", "/data", "--watch"]);
+    let line = again.stdout.lines().last().unwrap();
+    assert!(line.contains("/data done: 302/302 files") && line.contains("(0 B fetched)"), "{line}");
+    assert_eq!(cluster.s3.requests("GET"), 0);
+
+    // Part of it; and the list of all.
+    let folder = cluster.cv(&["load", "/data/0001", "--json"]).json();
+    let id = folder["id"].as_u64().unwrap();
+    let ended = lines(&cluster.cv(&["load", "--status", &id.to_string(), "--watch", "--json"])).pop().unwrap();
+    let below = tree.range("0001/".to_owned().."0002/".to_owned()).map(|(_, content)| content.len() as u64).sum();
+    assert_eq!(counts(&ended), [100, 100, below, below, 0]);
+    let file = lines(&cluster.cv(&["load", "/data/blocks", "--watch", "--json"])).pop().unwrap();
+    assert_eq!(counts(&file), [1, 1, (2 << 20) + 1, (2 << 20) + 1, 0]);
+    let list = cluster.cv(&["load", "--list", "--json"]).json();
+    let states: Vec<_> = list.as_array().unwrap().iter().map(|job| job["state"].as_str().unwrap()).collect();
+    assert_eq!(states, ["done"; 4]);
+}
+
+#[test]
+fn what_changed_is_loaded_after_the_next_listing_and_until_then_counted_as_errors() {
+    let cluster = Cluster::up(Options::default());
+    let tree = cluster.seed("bucket", "", 50, 20_000);
+    let length = |key: &str| tree[key].len() as u64;
+    let all: u64 = tree.values().map(|content| content.len() as u64).sum();
+    cluster.mount("s3://bucket", "/trusted", &["--consistency", "never"]);
+    cluster.mount("s3://bucket", "/young", &["--metadata-ttl", "1s"]);
+    for mount in ["/trusted", "/young"] {
+        assert_eq!(cluster.cv(&["fs", "count", mount, "--json"]).json()["files"], 50);
+    }
+
+    let (replaced, deleted) = (["0000/000001.bin", "0000/000002.bin"], "0000/000003.bin");
+    for key in replaced {
+        cluster.s3.put("bucket", key, "another");
+    }
+    cluster.s3.delete("bucket", deleted);
+    let gone = length(replaced[0]) + length(replaced[1]) + length(deleted);
+
+    // The listing is trusted until a refresh: three objects are not what it says.
+    let stale = cluster.try_cv(&["load", "/trusted", "--watch", "--json"]);
+    let last = lines(&stale).pop().unwrap();
+    assert_eq!((stale.code, counts(&last)), (1, [50, 47, all, all - gone, 3]), "{stale:?}");
+    assert_eq!(last["state"], "failed");
+    assert!(stale.stderr.contains("3 errors") && stale.stderr.contains("cv refresh"), "{}", stale.stderr);
+    let id = last["id"].to_string();
+    assert_eq!(cluster.try_cv(&["load", "--status", &id]).code, 1);
+    assert_eq!(cluster.cv(&["refresh", "/trusted", "--json"]).json()["changed"], 2);
+    let fresh = lines(&cluster.cv(&["load", "/trusted", "--watch", "--json"])).pop().unwrap();
+    let now = all - gone + 2 * 7;
+    assert_eq!(counts(&fresh), [49, 49, now, now, 0]);
+    assert_eq!(fresh["bytes_fetched"], 2 * 7);
+
+    // A listing that is older than its mount allows is made anew by the job itself. One object more is new to it.
+    cluster.s3.put("bucket", "new/object", "new one");
+    eventually("the listing has its age", PATIENCE, || {
+        let age = cluster.cv(&["fs", "stat", "/young", "--json"]).json()["listing_age_ms"].as_u64().unwrap();
+        (age > 1000).then_some(())
+    });
+    let young = lines(&cluster.cv(&["load", "/young", "--watch", "--json"])).pop().unwrap();
+    assert_eq!(counts(&young), [50, 50, now + 7, now + 7, 0]);
+    assert_eq!(young["bytes_fetched"], 7, "two mounts of a bucket share their blocks");
+}
+
+#[test]
+fn a_killed_master_is_waited_for_and_the_job_goes_on() {
+    let cluster = Cluster::up(Options::default());
+    let tree = cluster.seed("bucket", "", 400, 5000);
+    let bytes: u64 = tree.values().map(|content| content.len() as u64).sum();
+    cluster.mount("s3://bucket", "/data", &[]);
+    slow_down(&cluster, 1000);
+    let load = Running::start(&cluster, &["load", "/data", "--watch", "--json"]);
+    eventually("some files are loaded", PATIENCE, || {
+        let list = cluster.cv(&["load", "--list", "--json"]).json();
+        (list[0]["files_done"].as_u64()? > 0).then_some(())
+    });
+    cluster.kill("master");
+    load.says("waiting for a master");
+    cluster.start("master");
+    load.says("a master answers again");
+    cluster.s3.clear_faults();
+    let loaded = load.finish();
+    assert_eq!(loaded.code, 0, "{loaded:?}");
+    let last = lines(&loaded).pop().unwrap();
+    assert_eq!((counts(&last), &last["state"]), ([400, 400, bytes, bytes, 0], &json!("done")));
+    cluster.s3.reset_stats();
+    cluster.assert_tree("data", "", &tree);
+    assert_eq!(cluster.s3.requests("GET"), 0);
+}
+
+#[test]
+fn an_interrupt_cancels_the_job_that_the_command_began() {
+    let cluster = Cluster::up(Options::default());
+    cluster.seed("bucket", "", 1000, 5000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    slow_down(&cluster, 1000);
+    for (number, signal) in [(1, Signal::INT), (2, Signal::TERM)] {
+        cluster.cv(&["fs", "free", "/data"]);
+        let load = Running::start(&cluster, &["load", "/data", "--watch"]);
+        load.says("running");
+        load.signal(signal);
+        let ended = load.finish();
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert!(ended.stdout.lines().last().unwrap().contains("/data cancelled"), "{ended:?}");
+        assert!(ended.stderr.contains("was cancelled"), "{ended:?}");
+        let job = job(&cluster, number);
+        assert_eq!((&job["state"], &job["errors"]), (&json!("cancelled"), &json!(0)));
+        assert!(job["files_done"].as_u64() < Some(1000), "{job}");
+    }
+
+    // One that somebody else began goes on.
+    cluster.cv(&["fs", "free", "/data"]);
+    let id = cluster.cv(&["load", "/data", "--json"]).json()["id"].as_u64().unwrap();
+    let watch = Running::start(&cluster, &["load", "--status", &id.to_string(), "--watch"]);
+    watch.says("running");
+    watch.signal(Signal::INT);
+    let ended = watch.finish();
+    assert!(ended.code == 1 && ended.stderr.contains("goes on"), "{ended:?}");
+    assert_eq!(job(&cluster, id)["state"], "running");
+
+    // Cancelled from elsewhere: its watcher learns of it, and a restarted master does not begin anew.
+    let watch = Running::start(&cluster, &["load", "--status", &id.to_string(), "--watch"]);
+    let cancelled = cluster.cv(&["load", "--cancel", &id.to_string(), "--json"]).json();
+    assert_eq!(cancelled["state"], "cancelled");
+    let ended = watch.finish();
+    assert!(ended.code == 1 && ended.stderr.contains("was cancelled"), "{ended:?}");
+    cluster.kill("master");
+    cluster.start("master");
+    assert_eq!(job(&cluster, id)["state"], "cancelled");
+}
+
+#[test]
+fn a_bucket_that_fails_for_a_moment_costs_no_error_and_one_that_stays_away_is_told_of() {
+    let cluster = Cluster::up(Options::default());
+    let tree = cluster.seed("bucket", "", 100, 5000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    cluster.s3.add_fault(&json!({"kind": "503", "error_rate": 0.5, "operations": ["GET"], "count": 60}));
+    let last = lines(&cluster.cv(&["load", "/data", "--watch", "--json"])).pop().unwrap();
+    assert_eq!(counts(&last)[..2], [100, 100]);
+    assert_eq!(last["errors"], 0);
+
+    cluster.cv(&["fs", "free", "/data"]);
+    cluster.s3.add_fault(&json!({"kind": "503", "operations": ["GET"], "key_prefix": "0000/00000"}));
+    let failed = cluster.try_cv(&["load", "/data", "--watch", "--json"]);
+    let last = lines(&failed).pop().unwrap();
+    assert_eq!((failed.code, counts(&last)[..2].to_vec(), last["errors"].as_u64()), (1, vec![100, 90], Some(10)));
+    assert!(last["last_error"].as_str().unwrap().starts_with("0000/00000"), "{last}");
+    cluster.s3.clear_faults();
+    let last = lines(&cluster.cv(&["load", "/data", "--watch", "--json"])).pop().unwrap();
+    let missing: usize = tree.iter().filter(|(key, _)| key.starts_with("0000/00000")).map(|(_, one)| one.len()).sum();
+    assert_eq!(last["bytes_fetched"], missing);
+}
