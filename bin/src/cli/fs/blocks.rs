@@ -6,6 +6,8 @@ use cavern_client::{Client, Node, ObjectVersion};
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{Kind, WorkerState};
+use futures::TryStreamExt as _;
+use futures::stream::FuturesUnordered;
 use serde::Serialize;
 
 use super::PathArgs;
@@ -15,6 +17,8 @@ use crate::error::CliError;
 
 /// Blocks of one request.
 const BATCH: usize = 500;
+/// Requests to drop blocks in flight: a worker serves each on a thread of its own.
+const FREES: usize = 8;
 
 /// One block at one worker.
 #[derive(Serialize)]
@@ -35,6 +39,14 @@ struct Freed {
     files: u64,
     blocks: u64,
     bytes: u64,
+}
+
+impl Freed {
+    fn add(&mut self, dropped: Option<(u64, u64)>) {
+        let (blocks, bytes) = dropped.unwrap_or_default();
+        self.blocks += blocks;
+        self.bytes += bytes;
+    }
 }
 
 /// The content of a file as the data plane names it; `None` of an empty file, which has no blocks.
@@ -113,19 +125,26 @@ pub async fn free(args: PathArgs) -> Result<(), CliError> {
         let root = client.metadata().resolve(&args.path).await?;
         let mut freed = Freed::default();
         let mut batch: Vec<BlockRef> = Vec::new();
+        let mut running = FuturesUnordered::new();
         walk(client, root, async |_, node| {
             let Some(version) = version(node)? else { return Ok(()) };
             freed.files += 1;
             for index in 0..version.block_count() {
                 batch.push(version.block(index));
                 if batch.len() == BATCH {
-                    drop_blocks(client, std::mem::take(&mut batch), &mut freed).await?;
+                    running.push(drop_blocks(client, std::mem::take(&mut batch)));
+                }
+                if running.len() == FREES {
+                    freed.add(running.try_next().await?);
                 }
             }
             Ok(())
         })
         .await?;
-        drop_blocks(client, batch, &mut freed).await?;
+        running.push(drop_blocks(client, batch));
+        while let Some(reply) = running.try_next().await? {
+            freed.add(Some(reply));
+        }
         Ok(freed)
     })
     .await?;
@@ -140,14 +159,16 @@ pub async fn free(args: PathArgs) -> Result<(), CliError> {
     ))
 }
 
-async fn drop_blocks(client: &Client, blocks: Vec<BlockRef>, freed: &mut Freed) -> Result<(), CliError> {
+/// Drops blocks at every worker; how many there were, and their bytes.
+async fn drop_blocks(client: &Client, blocks: Vec<BlockRef>) -> Result<(u64, u64), CliError> {
+    let (mut count, mut bytes) = (0, 0);
     if blocks.is_empty() {
-        return Ok(());
+        return Ok((count, bytes));
     }
     for worker in client.workers().workers().iter().filter(|worker| worker.state() == WorkerState::Live) {
         let reply = client.pool().free(worker.id, blocks.clone()).await?;
-        freed.blocks += reply.blocks;
-        freed.bytes += reply.bytes;
+        count += reply.blocks;
+        bytes += reply.bytes;
     }
-    Ok(())
+    Ok((count, bytes))
 }
