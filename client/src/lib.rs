@@ -30,7 +30,7 @@ pub use master_channel::MasterChannel;
 pub use metadata::{CachedLookup, DirPage, InvalidationSink, Metadata, NoSink, Node};
 pub use mounts::{MountView, Mounts, ObjectVersion};
 pub use placement::Placement;
-pub use read::{Files, OpenFile};
+pub use read::{Files, OpenFile, Reservation};
 pub use session::Client;
 pub use stats::Stats;
 pub use wire::WorkerPool;

@@ -37,7 +37,7 @@ use descriptor_cache::DescriptorCache;
 use failure_log::FailureLog;
 use hedge::Hedge;
 
-pub use file::OpenFile;
+pub use file::{OpenFile, Reservation};
 
 /// Files up to this size are made present when they are opened.
 const EAGER_BYTES: u64 = 1 << 20;
@@ -45,6 +45,10 @@ const EAGER_BYTES: u64 = 1 << 20;
 const SUCCESSORS: usize = 4;
 /// Requests of read-ahead in flight, of all handles.
 const AHEAD_REQUESTS: usize = 256;
+/// What reads that are put together from several may take of the memory budget: this fraction, and this much at most.
+/// They are rare: reads across the boundary of two blocks.
+const JOINING_SHARE: u64 = 4;
+const JOINING_BYTES: u64 = 16 << 20;
 /// How often idle descriptors and buffers are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
@@ -64,6 +68,8 @@ struct Core {
     /// 0: no read-ahead.
     readahead_max: u64,
     budget: Budget,
+    /// The part of the memory budget for reads that are put together from several.
+    joining: Budget,
     buffers: Arc<Buffers>,
     descriptors: Arc<DescriptorCache>,
     closing: Arc<Closing>,
@@ -91,13 +97,16 @@ impl Files {
                 Some((BlockId { content, index: block.index }, block.incarnation))
             }));
         });
+        let memory = conf.memory_budget.bytes();
+        let joining = (memory / JOINING_SHARE).min(JOINING_BYTES);
         let core = Core {
             metadata,
             pool,
             read_timeout: conf.read_timeout.get(),
             worker_timeout: conf.worker_timeout.get(),
             readahead_max: if config.fuse.direct { 0 } else { conf.readahead_max.bytes() },
-            budget: Budget::new(conf.memory_budget.bytes(), stats.clone()),
+            budget: Budget::new(memory - joining, stats.clone()),
+            joining: Budget::new(joining, stats.clone()),
             buffers: Buffers::new(stats.clone()),
             descriptors,
             closing,

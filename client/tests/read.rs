@@ -385,3 +385,63 @@ async fn many_readers_at_once_stay_within_the_budget() {
         cluster.stop(client).await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_that_wait_for_memory_get_that_of_buffers_nobody_reads() {
+    for (name, remote, readahead) in
+        [("tiny-remote", true, 0), ("tiny-bucket", false, 0), ("tiny-ahead", true, 1), ("tiny-ahead-bucket", false, 1)]
+    {
+        let workers = if remote { vec![FakeWorker::remote(1).await] } else { vec![] };
+        let mut cluster = Cluster::new(name, workers).await;
+        cluster.config.client.memory_budget = ByteSize::mib(1);
+        cluster.config.client.readahead_max = ByteSize::mib(readahead);
+        cluster.config.client.hedge_percent = 0;
+        // Idle buffers are swept after 30 s: no read waits for that.
+        cluster.config.client.read_timeout = Interval::secs(20);
+        cluster.config.client.worker_timeout = Interval::secs(20);
+        let files: Vec<Vec<u8>> = (0..8).map(|number| content(number, 2 * MIB)).collect();
+        for (number, bytes) in files.iter().enumerate() {
+            cluster.put(&number.to_string(), bytes);
+        }
+        let client = cluster.client().await;
+        let started = Instant::now();
+        let readers = (0..32).map(|reader| {
+            let (client, files) = (&client, &files);
+            async move {
+                let file = open(client, &(reader % 8).to_string()).await;
+                let bytes = &files[reader % 8];
+                // Across the boundary of two blocks as well, in sizes of a kernel and odd ones.
+                let length = [128 << 10, 300_000][reader / 8 % 2];
+                for start in (reader * 1000..bytes.len()).step_by(length) {
+                    let read = file.read(start as u64, length).await.unwrap();
+                    assert!(read == bytes[start..(start + length).min(bytes.len())], "{reader} at {start}");
+                }
+            }
+        });
+        futures::future::join_all(readers).await;
+        eprintln!("{name}: {:?}, {} requests", started.elapsed(), client.stats().remote_reads.get());
+        assert_eq!(client.stats().read_errors.get(), 0, "{name}");
+        assert!(started.elapsed() < Duration::from_secs(15), "{name}: {:?}", started.elapsed());
+        cluster.stop(client).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_across_blocks_do_not_wait_for_memory_that_they_hold_themselves() {
+    let mut cluster = Cluster::new("across", vec![FakeWorker::remote(1).await]).await;
+    cluster.config.client.memory_budget = ByteSize::mib(1);
+    cluster.config.client.readahead_max = ByteSize::mib(0);
+    cluster.config.client.read_timeout = Interval::secs(20);
+    let bytes = content(12, 2 * MIB);
+    cluster.put("a", &bytes);
+    let client = cluster.client().await;
+    let file = open(&client, "a").await;
+    let reads = (0..16).map(|number| {
+        let (file, bytes, start) = (&file, &bytes, MIB / 2 + number * 1000);
+        async move { assert!(file.read(start as u64, MIB).await.unwrap() == bytes[start..start + MIB]) }
+    });
+    let started = Instant::now();
+    futures::future::join_all(reads).await;
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    cluster.stop(client).await;
+}

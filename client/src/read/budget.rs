@@ -1,6 +1,9 @@
 //! The memory budget of the process: every buffer of a read is charged to it until the last reference is dropped.
+//!
+//! Who waits for memory says how much, so that those who keep buffers for later know to let go of them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,7 +13,7 @@ use crate::error::ClientError;
 use crate::stats::Stats;
 
 /// What a buffer costs at least: bookkeeping of many tiny buffers counts too.
-const CHARGE_MIN_BYTES: u64 = 4 * 1024;
+pub(super) const CHARGE_MIN_BYTES: u64 = 4 * 1024;
 const KIB: u64 = 1024;
 
 /// Counts in KiB, so that the semaphore's count cannot overflow.
@@ -18,7 +21,16 @@ const KIB: u64 = 1024;
 pub(super) struct Budget {
     free: Arc<Semaphore>,
     total_kib: u32,
+    /// What is waited for.
+    wanted_kib: AtomicU64,
     stats: Arc<Stats>,
+}
+
+/// One who waits for memory; counted until dropped.
+#[derive(Debug)]
+pub(super) struct Waiting<'a> {
+    budget: &'a Budget,
+    kib: u32,
 }
 
 /// A part of the budget; given back on drop.
@@ -31,7 +43,8 @@ pub(super) struct Charge {
 impl Budget {
     pub(super) fn new(bytes: u64, stats: Arc<Stats>) -> Self {
         let total_kib = u32::try_from(bytes / KIB).unwrap_or(u32::MAX).clamp(4, u32::MAX >> 4);
-        Self { free: Arc::new(Semaphore::new(total_kib as usize)), total_kib, stats }
+        let free = Arc::new(Semaphore::new(total_kib as usize));
+        Self { free, total_kib, wanted_kib: AtomicU64::new(0), stats }
     }
 
     /// `None` when that much is not free now. More than the whole budget counts as the whole budget.
@@ -40,14 +53,17 @@ impl Budget {
         Some(self.charge_of(permit))
     }
 
-    /// Waits until that much is free, first come, first served.
-    pub(super) async fn charge(&self, bytes: u64, wait: Duration) -> Result<Charge, ClientError> {
-        let acquired = tokio::time::timeout(wait, self.free.clone().acquire_many_owned(self.kib(bytes))).await;
-        match acquired {
-            Ok(Ok(permit)) => Ok(self.charge_of(permit)),
-            Ok(Err(_closed)) => Err(ClientError::Shutdown),
-            Err(_elapsed) => Err(ClientError::Memory { waited_ms: wait.as_millis() as u64 }),
-        }
+    /// Begins to wait for that much; to be called before others are asked to let go of memory, so that what they come
+    /// to keep from now on is not kept.
+    pub(super) fn want(&self, bytes: u64) -> Waiting<'_> {
+        let kib = self.kib(bytes);
+        self.wanted_kib.fetch_add(u64::from(kib), Ordering::SeqCst);
+        Waiting { budget: self, kib }
+    }
+
+    /// Bytes that are waited for; 0 while everybody has what he needs.
+    pub(super) fn wanted_bytes(&self) -> u64 {
+        self.wanted_kib.load(Ordering::SeqCst) * KIB
     }
 
     fn kib(&self, bytes: u64) -> u32 {
@@ -57,6 +73,24 @@ impl Budget {
     fn charge_of(&self, permit: OwnedSemaphorePermit) -> Charge {
         self.stats.budget_used_bytes.inc_by(permit.num_permits() as i64 * KIB as i64);
         Charge { permit, stats: self.stats.clone() }
+    }
+}
+
+impl Waiting<'_> {
+    /// Waits until that much is free, first come, first served.
+    pub(super) async fn charge(self, wait: Duration) -> Result<Charge, ClientError> {
+        let budget = self.budget;
+        match tokio::time::timeout(wait, budget.free.clone().acquire_many_owned(self.kib)).await {
+            Ok(Ok(permit)) => Ok(budget.charge_of(permit)),
+            Ok(Err(_closed)) => Err(ClientError::Shutdown),
+            Err(_elapsed) => Err(ClientError::Memory { waited_ms: wait.as_millis() as u64 }),
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.budget.wanted_kib.fetch_sub(u64::from(self.kib), Ordering::SeqCst);
     }
 }
 
@@ -97,11 +131,13 @@ mod tests {
         let slice = buffer.slice(..1);
         drop(buffer);
         assert_eq!(stats.budget_used_bytes.get(), 60 * 1024);
-        let waited = budget.charge(8 * KIB, Duration::from_millis(1)).await;
-        assert!(matches!(waited, Err(ClientError::Memory { .. })));
+        let waiting = budget.want(8 * KIB);
+        assert_eq!(budget.wanted_bytes(), 8 * KIB);
+        assert!(matches!(waiting.charge(Duration::from_millis(1)).await, Err(ClientError::Memory { .. })));
+        assert_eq!(budget.wanted_bytes(), 0);
         drop(slice);
         assert!(
-            budget.charge(1 << 40, Duration::from_secs(1)).await.is_ok(),
+            budget.want(1 << 40).charge(Duration::from_secs(1)).await.is_ok(),
             "the whole budget is enough for anything"
         );
         assert_eq!(stats.budget_used_bytes.get(), 0);

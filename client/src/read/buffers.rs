@@ -2,7 +2,11 @@
 //!
 //! A chunk is in one of three states: here, being fetched by someone, or missing. Whoever finds chunks missing claims
 //! them, so that nobody fetches what is on its way; a claim that is dropped without bytes makes them missing again and
-//! wakes who waited. Chunks leave in the order in which they came: what is read again is in the kernel's page cache.
+//! wakes who waited.
+//!
+//! Chunks that came together are a *piece*: one buffer, whose memory is free when all of them have left. Pieces leave in
+//! the order in which they came: what is read again is in the kernel's page cache. While a read waits for memory nothing
+//! is kept for later; a piece that somebody else waits for is spared until he has read it.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -14,6 +18,7 @@ use cavern_proto::{BlockId, CHUNK_BYTES};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::budget::CHARGE_MIN_BYTES;
 use crate::stats::Stats;
 
 /// Chunks that nobody wanted for this long are dropped even when there is room.
@@ -37,14 +42,36 @@ pub(super) struct Buffers {
 #[derive(Debug, Default)]
 struct State {
     chunks: HashMap<ChunkKey, Slot>,
-    /// Chunks that are here, oldest first; may name chunks that left already.
-    order: VecDeque<(ChunkKey, Instant)>,
+    /// Oldest first.
+    pieces: VecDeque<Piece>,
+    next_piece: u64,
+}
+
+/// Chunks that share a buffer.
+#[derive(Debug)]
+struct Piece {
+    number: u64,
+    block: BlockId,
+    chunks: Range<u32>,
+    /// Bytes of the memory budget.
+    cost: u64,
+    since: Instant,
+    /// Others than who fetched it waited for it when it came.
+    awaited: bool,
 }
 
 #[derive(Debug)]
 enum Slot {
-    Here { bytes: Bytes, unused_readahead: bool, since: Instant },
+    Here { bytes: Bytes, unused_readahead: bool, piece: u64 },
     Coming(watch::Receiver<()>),
+}
+
+/// What may go to make room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Spare {
+    /// Pieces that somebody waited for stay: he may not have read them yet.
+    Awaited,
+    Nothing,
 }
 
 /// What is known of a range of chunks.
@@ -65,7 +92,8 @@ pub(super) struct Claim {
     block: BlockId,
     chunks: Range<u32>,
     purpose: Purpose,
-    _done: watch::Sender<()>,
+    fulfilled: bool,
+    done: watch::Sender<()>,
 }
 
 impl Buffers {
@@ -88,13 +116,8 @@ impl Buffers {
                     for chunk in run.clone() {
                         state.chunks.insert((block, chunk), Slot::Coming(waiter.clone()));
                     }
-                    return Gathered::Missing(Claim {
-                        buffers: self.clone(),
-                        block,
-                        chunks: run,
-                        purpose,
-                        _done: done,
-                    });
+                    let buffers = self.clone();
+                    return Gathered::Missing(Claim { buffers, block, chunks: run, purpose, fulfilled: false, done });
                 }
             }
         }
@@ -131,55 +154,62 @@ impl Buffers {
         true
     }
 
-    /// Drops the oldest chunks of at least `bytes` bytes in total, or all.
-    pub(super) fn make_room(&self, bytes: u64) {
-        let (mut freed, mut dropped) = (0, Vec::new());
+    /// Drops the oldest pieces of at least `bytes` bytes in total, or all that may go.
+    pub(super) fn make_room(&self, bytes: u64, spare: Spare) {
+        let (mut freed, mut dropped, mut spared) = (0, Vec::new(), Vec::new());
         let mut state = self.state.lock();
         while freed < bytes {
-            let Some((key, since)) = state.order.pop_front() else { break };
-            if let Some(chunk) = state.take_here(&key, since, &self.stats) {
-                freed += chunk.len() as u64;
-                dropped.push(chunk);
+            let Some(piece) = state.pieces.pop_front() else { break };
+            if piece.awaited && spare == Spare::Awaited {
+                spared.push(piece);
+                continue;
             }
+            freed += piece.cost;
+            state.take_out(&piece, &mut dropped, &self.stats);
         }
+        for piece in spared.into_iter().rev() {
+            state.pieces.push_front(piece);
+        }
+        // Memory is given back after the lock.
+        drop(state);
     }
 
-    /// Drops what nobody wanted for a while.
+    /// Drops what is old.
     pub(super) fn sweep(&self) {
         let now = Instant::now();
         let mut dropped = Vec::new();
         let mut state = self.state.lock();
-        while let Some((key, since)) = state.order.front().copied() {
-            if now.saturating_duration_since(since) < IDLE {
+        while let Some(piece) = state.pieces.pop_front() {
+            if now.saturating_duration_since(piece.since) < IDLE {
+                state.pieces.push_front(piece);
                 break;
             }
-            state.order.pop_front();
-            dropped.extend(state.take_here(&key, since, &self.stats));
+            state.take_out(&piece, &mut dropped, &self.stats);
         }
         if state.chunks.is_empty() {
-            *state = State::default();
+            *state = State { next_piece: state.next_piece, ..State::default() };
         }
+        drop(state);
     }
 
     pub(super) fn clear(&self) {
-        self.make_room(u64::MAX);
+        self.make_room(u64::MAX, Spare::Nothing);
     }
 }
 
 impl State {
-    fn take_here(&mut self, key: &ChunkKey, since: Instant, stats: &Stats) -> Option<Bytes> {
-        match self.chunks.get(key) {
-            Some(Slot::Here { since: current, .. }) if *current == since => {}
-            _ => return None,
-        }
-        match self.chunks.remove(key) {
-            Some(Slot::Here { bytes, unused_readahead, .. }) => {
+    fn take_out(&mut self, piece: &Piece, dropped: &mut Vec<Bytes>, stats: &Stats) {
+        for chunk in piece.chunks.clone() {
+            let key = (piece.block, chunk);
+            if !matches!(self.chunks.get(&key), Some(Slot::Here { piece: number, .. }) if *number == piece.number) {
+                continue;
+            }
+            if let Some(Slot::Here { bytes, unused_readahead, .. }) = self.chunks.remove(&key) {
                 if unused_readahead {
                     stats.readahead_wasted_bytes.inc_by(bytes.len() as u64);
                 }
-                Some(bytes)
+                dropped.push(bytes);
             }
-            _ => None,
         }
     }
 }
@@ -190,25 +220,40 @@ impl Claim {
     }
 
     /// The bytes of all claimed chunks have come.
-    pub(super) fn fulfil(self, bytes: &Bytes) {
-        let now = Instant::now();
+    pub(super) fn fulfil(mut self, bytes: &Bytes) {
+        self.fulfilled = true;
         let mut state = self.buffers.state.lock();
+        let number = state.next_piece;
+        state.next_piece += 1;
+        // Every slot holds one receiver; whoever waits, another.
+        let awaited = self.done.receiver_count() > self.chunks.len();
         for chunk in self.chunks.clone() {
             let start = ((chunk - self.chunks.start) * CHUNK_BYTES) as usize;
             let end = (start + CHUNK_BYTES as usize).min(bytes.len());
             let slot = Slot::Here {
                 bytes: bytes.slice(start.min(end)..end),
                 unused_readahead: self.purpose == Purpose::Readahead,
-                since: now,
+                piece: number,
             };
             state.chunks.insert((self.block, chunk), slot);
-            state.order.push_back(((self.block, chunk), now));
         }
+        state.pieces.push_back(Piece {
+            number,
+            block: self.block,
+            chunks: self.chunks.clone(),
+            cost: (bytes.len() as u64).max(CHARGE_MIN_BYTES),
+            since: Instant::now(),
+            awaited,
+        });
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        if self.fulfilled {
+            // Its chunks may have left already, and be claimed by somebody else.
+            return;
+        }
         let mut state = self.buffers.state.lock();
         for chunk in self.chunks.clone() {
             if let Some(Slot::Coming(_)) = state.chunks.get(&(self.block, chunk)) {
@@ -266,11 +311,27 @@ mod tests {
         let bytes = Bytes::from(vec![1u8; CHUNK_BYTES as usize]);
         claim(&buffers, 0..1, Purpose::Readahead).fulfil(&bytes);
         claim(&buffers, 1..2, Purpose::Read).fulfil(&bytes);
-        buffers.make_room(1);
+        buffers.make_room(1, Spare::Nothing);
         assert!(matches!(buffers.gather(block(), 1..2, Purpose::Read), Gathered::All(_)));
         assert!(matches!(buffers.gather(block(), 0..1, Purpose::Read), Gathered::Missing(_)));
         assert_eq!(stats.readahead_wasted_bytes.get(), bytes.len() as u64);
         assert!(!buffers.peek(block(), 0..2, |_, _| {}));
         assert!(buffers.peek(block(), 1..2, |_, _| {}));
+    }
+
+    #[tokio::test]
+    async fn what_somebody_waits_for_is_spared_until_it_has_been_read() {
+        let buffers = Buffers::new(Arc::default());
+        let bytes = Bytes::from(vec![1u8; CHUNK_BYTES as usize * 2]);
+        let awaited = claim(&buffers, 0..2, Purpose::Read);
+        let Gathered::Wait(mut done) = buffers.gather(block(), 1..2, Purpose::Read) else { panic!("not claimed") };
+        awaited.fulfil(&bytes);
+        claim(&buffers, 2..4, Purpose::Readahead).fulfil(&bytes);
+        buffers.make_room(u64::MAX, Spare::Awaited);
+        assert!(done.changed().await.is_err());
+        assert!(matches!(buffers.gather(block(), 0..2, Purpose::Read), Gathered::All(_)));
+        assert!(matches!(buffers.gather(block(), 2..4, Purpose::Read), Gathered::Missing(_)));
+        buffers.make_room(1, Spare::Nothing);
+        assert!(buffers.state.lock().chunks.is_empty(), "a piece goes as a whole: only that frees its memory");
     }
 }

@@ -11,7 +11,7 @@ use cavern_proto::{BlockId, ChunkMap};
 
 use super::Core;
 use super::budget::Charge;
-use super::buffers::Purpose;
+use super::buffers::{Claim, Purpose, Spare};
 use super::descriptor_cache::Descriptor;
 use super::span::bytes_of_chunks;
 use crate::error::ClientError;
@@ -203,8 +203,25 @@ impl Core {
         if purpose == Purpose::Readahead {
             return Err(ClientError::Memory { waited_ms: 0 });
         }
-        self.buffers.make_room(bytes);
-        self.budget.charge(bytes, wait).await
+        let waiting = self.budget.want(bytes);
+        // For all who wait, not for this one alone: he may be the one for whom a piece was spared.
+        self.give_up(Spare::Nothing);
+        waiting.charge(wait).await
+    }
+
+    /// Puts what was fetched where all who want it find it. While others wait for memory it does not stay longer than
+    /// somebody waits for it; nor does anything else.
+    pub(super) fn keep(&self, claim: Claim, bytes: &Bytes) {
+        claim.fulfil(bytes);
+        self.give_up(Spare::Awaited);
+    }
+
+    /// Lets go of buffers, should anybody wait for memory.
+    pub(super) fn give_up(&self, spare: Spare) {
+        let wanted = self.budget.wanted_bytes();
+        if wanted > 0 {
+            self.buffers.make_room(wanted, spare);
+        }
     }
 
     fn report_corrupt(&self, want: &Want, worker: u64, chunk: u32) {

@@ -12,7 +12,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Core;
-use super::buffers::{Gathered, Purpose};
+use super::budget::Charge;
+use super::buffers::{Gathered, Purpose, Spare};
 use super::descriptor_cache::Descriptor;
 use super::fetch::{Piece, Want};
 use super::readahead::Readahead;
@@ -48,6 +49,26 @@ struct File {
     recent: RwLock<[Option<RecentBlock>; 2]>,
     readahead: Mutex<Readahead>,
     closed: CancellationToken,
+}
+
+/// Whether a read has already waited for a fetch that did not bring all it needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Tries {
+    First,
+    Further,
+}
+
+/// A part of the memory budget; given back on drop.
+#[derive(Debug)]
+pub struct Reservation(#[expect(dead_code, reason = "held for its drop")] Charge);
+
+/// The end of a read, which may have been what a buffer was kept for.
+struct Done<'a>(&'a Core);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.give_up(Spare::Nothing);
+    }
 }
 
 impl Drop for OpenFile {
@@ -96,10 +117,16 @@ impl OpenFile {
         let range = file.clip(offset, length);
         let Some(object) = file.object.as_ref().filter(|_| !range.is_empty()) else { return Ok(Bytes::new()) };
         file.read_ahead_of(object, range.clone());
+        let _done = Done(&file.core);
         match file.read_range(object, range).await {
             Ok(bytes) => Ok(bytes),
             Err(error) => Err(file.core.failed_read(&file.node, error).await),
         }
+    }
+
+    /// Memory of the budget for `length` bytes that the caller reads by itself; `None` when that much is not free now.
+    pub fn reserve(&self, length: usize) -> Option<Reservation> {
+        self.file.core.budget.try_charge(length as u64).map(Reservation)
     }
 
     /// The descriptor of the whole file, when it is one complete local block; for passthrough.
@@ -114,13 +141,16 @@ impl OpenFile {
         let Some(object) = &file.object else { return Ok(()) };
         let deadline = Instant::now() + file.core.read_timeout;
         let span = Span { index: 0, bytes: 0..object.block_length(0) };
+        let _done = Done(&file.core);
+        let mut tries = Tries::First;
         loop {
             if file.descriptor(object, &span).is_some() {
                 return Ok(());
             }
-            if file.next_step(object, &span, deadline).await?.is_some() {
+            if file.next_step(object, &span, tries, deadline).await?.is_some() {
                 return Ok(());
             }
+            tries = Tries::Further;
         }
     }
 
@@ -222,7 +252,8 @@ impl File {
         }
         let length = range.end - range.start;
         let wait = deadline.saturating_duration_since(Instant::now());
-        let charge = self.core.charge(length, Purpose::Read, wait).await?;
+        // The parts wait for memory while this is held: it comes from a share of its own, for which no part waits.
+        let charge = self.core.joining.want(length).charge(wait).await?;
         let mut whole = Vec::with_capacity(length as usize);
         for span in std::iter::once(first).chain(parts) {
             whole.extend_from_slice(&self.read_span(object, &span, deadline).await?);
@@ -231,6 +262,7 @@ impl File {
     }
 
     async fn read_span(&self, object: &ObjectVersion, span: &Span, deadline: Instant) -> Result<Bytes, ClientError> {
+        let mut tries = Tries::First;
         loop {
             if let Some(descriptor) = self.descriptor(object, span) {
                 match self.read_descriptor(&descriptor, span, deadline).await {
@@ -242,11 +274,12 @@ impl File {
                     result => return result,
                 }
             }
-            if let Some(bytes) = self.next_step(object, span, deadline).await? {
+            if let Some(bytes) = self.next_step(object, span, tries, deadline).await? {
                 self.core.stats.buffer_reads.inc();
                 self.core.stats.buffer_bytes.inc_by(bytes.len() as u64);
                 return Ok(bytes);
             }
+            tries = Tries::Further;
         }
     }
 
@@ -256,11 +289,19 @@ impl File {
         &self,
         object: &ObjectVersion,
         span: &Span,
+        tries: Tries,
         deadline: Instant,
     ) -> Result<Option<Bytes>, ClientError> {
         let block = self.block(object, span.index);
         match self.core.buffers.gather(block, span.chunks(), Purpose::Read) {
             Gathered::All(chunks) => self.join_chunks(object, span, chunks, deadline).await,
+            // Memory is short, and what came may have left before it was read: without its neighbours in the buffers a
+            // read depends on nobody, and goes on as soon as its turn to have memory comes.
+            Gathered::Wait(_) | Gathered::Missing(_)
+                if tries == Tries::Further && self.core.budget.wanted_bytes() > 0 =>
+            {
+                self.read_alone(object, span, deadline).await
+            }
             Gathered::Wait(mut done) => match tokio::time::timeout_at(deadline, done.changed()).await {
                 Ok(_ended) => Ok(None),
                 Err(_elapsed) => Err(ClientError::Read {
@@ -278,7 +319,7 @@ impl File {
                         Ok(None)
                     }
                     Piece::Buffer(bytes) => {
-                        claim.fulfil(&bytes);
+                        self.core.keep(claim, &bytes);
                         if chunks != span.chunks() {
                             return Ok(None);
                         }
@@ -287,6 +328,26 @@ impl File {
                         Ok(Some(bytes.slice(start..start + span.length())))
                     }
                 }
+            }
+        }
+    }
+
+    /// Fetches a whole span for this reader only.
+    async fn read_alone(
+        &self,
+        object: &ObjectVersion,
+        span: &Span,
+        deadline: Instant,
+    ) -> Result<Option<Bytes>, ClientError> {
+        let want = Want { object: object.clone(), index: span.index, chunks: span.chunks(), purpose: Purpose::Read };
+        match self.core.obtain(&want, deadline).await? {
+            Piece::Local(descriptor) => {
+                self.remember(span.index, &descriptor);
+                Ok(None)
+            }
+            Piece::Buffer(bytes) => {
+                let start = (span.bytes.start % CHUNK_BYTES) as usize;
+                Ok(Some(bytes.slice(start..start + span.length())))
             }
         }
     }
@@ -463,7 +524,7 @@ impl File {
                     purpose: Purpose::Readahead,
                 };
                 match file.core.obtain(&want, deadline).await? {
-                    Piece::Buffer(bytes) => claim.fulfil(&bytes),
+                    Piece::Buffer(bytes) => file.core.keep(claim, &bytes),
                     Piece::Local(_) => return Ok(()),
                 }
             }
