@@ -28,6 +28,8 @@ use crate::store::{Eviction, Store};
 
 /// Bytes that one connection may have in flight: asked for and not yet sent. Told to clients in the hello.
 pub const MAX_INFLIGHT_BYTES: u32 = 32 << 20;
+/// Buffers that all connections together keep for their next answers, beside the memory budget.
+const SPARES_KIB: usize = 16 << 10;
 /// Notices about evictions that a slow connection may miss without falling behind.
 const EVICTION_FRAMES: usize = 64;
 /// Evictions are gathered for this long, so that a burst of them is one frame.
@@ -100,7 +102,8 @@ impl Server {
     pub async fn serve(self, serving: Serving, stop: CancellationToken) {
         let Serving { store, fills, membership, metrics, memory, memory_kib, evictions } = serving;
         let (frames, _) = broadcast::channel(EVICTION_FRAMES);
-        let service = Service { store, fills, metrics, memory, memory_kib };
+        let spares = Arc::new(Semaphore::new(SPARES_KIB));
+        let service = Service { store, fills, metrics, memory, memory_kib, spares };
         let shared =
             Arc::new(Shared { service: Arc::new(service), membership, evictions: frames.clone(), stop: stop.clone() });
         tokio::join!(

@@ -46,8 +46,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_PENDING: usize = 1024;
 /// Answers are sent when this much has gathered, before further requests are looked at.
 const FLUSH_BYTES: usize = 1 << 20;
-/// Read from the socket at a time, at least.
-const READ_BYTES: usize = 64 << 10;
+/// Read from the socket at a time, at least: some hundred requests. Each connection has a buffer of this size.
+const READ_BYTES: usize = 16 << 10;
 /// Longest first message: nothing is known yet about who sends it.
 const MAX_HELLO_BYTES: u32 = 4096;
 /// Payloads up to this size are read and answered in the loop, if they are in the page cache. What a kernel's FUSE asks
@@ -85,12 +85,13 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(socket: Socket, shared: Arc<Shared>) -> Self {
+        let outgoing = Outgoing::new(shared.service.spares.clone());
         Self {
             socket,
             shared,
-            incoming: BytesMut::with_capacity(READ_BYTES),
+            incoming: BytesMut::new(),
             frame_began: Instant::now(),
-            outgoing: Outgoing::new(),
+            outgoing,
             tasks: JoinSet::new(),
             pending: HashMap::new(),
             pending_bytes: 0,
@@ -159,6 +160,9 @@ impl Connection {
                 _ = watch.tick() => {
                     self.check_patience()?;
                     self.outgoing.rest();
+                    if self.incoming.is_empty() {
+                        self.incoming = BytesMut::new();
+                    }
                     if drain_until.is_some_and(|until| Instant::now() > until) {
                         return Err(io::Error::new(io::ErrorKind::TimedOut, "stopped with requests in flight"));
                     }

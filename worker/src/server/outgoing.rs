@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES};
 use prost::Message;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::socket::Socket;
 use crate::store::Block;
@@ -64,14 +64,26 @@ pub(super) struct Outgoing {
     /// Bytes of the first segment that are sent.
     sent: usize,
     bytes: usize,
+    /// A buffer for the next answers, and its share of what connections may keep.
     spare: Vec<u8>,
+    spare_share: Option<OwnedSemaphorePermit>,
+    spares: Arc<Semaphore>,
     /// When something was last sent, or the queue last became non-empty.
     progress: Instant,
 }
 
 impl Outgoing {
-    pub(super) fn new() -> Self {
-        Self { segments: VecDeque::new(), sent: 0, bytes: 0, spare: Vec::new(), progress: Instant::now() }
+    /// `spares`: what all connections may keep of buffers, in KiB.
+    pub(super) fn new(spares: Arc<Semaphore>) -> Self {
+        Self {
+            segments: VecDeque::new(),
+            sent: 0,
+            bytes: 0,
+            spare: Vec::new(),
+            spare_share: None,
+            spares,
+            progress: Instant::now(),
+        }
     }
 
     /// Bytes that wait.
@@ -105,6 +117,7 @@ impl Outgoing {
         let joins =
             (self.segments.back()).is_some_and(|last| last.descriptors.is_empty() && last.bytes.len() < SEGMENT_BYTES);
         if !joins {
+            self.spare_share = None;
             let bytes = std::mem::take(&mut self.spare);
             self.push(Segment { bytes, descriptors: Vec::new(), memory: None });
         }
@@ -179,13 +192,20 @@ impl Outgoing {
     pub(super) fn rest(&mut self) {
         if self.segments.is_empty() {
             self.spare = Vec::new();
+            self.spare_share = None;
         }
     }
 
     fn keep_spare(&mut self, mut bytes: Vec<u8>) {
-        if bytes.capacity() > self.spare.capacity() && bytes.capacity() <= SPARE_BYTES {
+        if bytes.capacity() <= self.spare.capacity() || bytes.capacity() > SPARE_BYTES {
+            return;
+        }
+        // At most SPARE_BYTES.
+        let kib = bytes.capacity().div_ceil(1024) as u32;
+        if let Ok(share) = self.spares.clone().try_acquire_many_owned(kib) {
             bytes.clear();
             self.spare = bytes;
+            self.spare_share = Some(share);
         }
     }
 }

@@ -14,7 +14,7 @@ use cavern_proto::data::{
     CorruptReply, CorruptRequest, FillReply, FillRequest, FreeReply, FreeRequest, OpenReply, OpenRequest, QueryReply,
     QueryRequest, ReadReply, ReadRequest, Status, open_reply, query_reply, read_reply,
 };
-use cavern_proto::frame::FrameKind;
+use cavern_proto::frame::{FrameKind, HEADER_BYTES};
 use futures::StreamExt;
 use tokio::sync::Semaphore;
 
@@ -38,6 +38,9 @@ const MAX_DEADLINE: Duration = Duration::from_secs(600);
 /// the first chunk.
 const SMALL_BLOCK_BYTES: u32 = 1 << 20;
 
+/// Bytes of one item of an answer to a read, without its checksums.
+const ITEM_BYTES: usize = 16;
+
 /// What requests work with.
 #[derive(Debug)]
 pub(super) struct Service {
@@ -47,6 +50,8 @@ pub(super) struct Service {
     /// In KiB.
     pub memory: Arc<Semaphore>,
     pub memory_kib: u32,
+    /// For buffers that connections keep for their next answers; in KiB.
+    pub spares: Arc<Semaphore>,
 }
 
 /// A block whose wanted chunks can be read, and the bytes that had to be fetched for that.
@@ -282,7 +287,8 @@ impl Service {
             .map(|(item, filled)| (item.range.clone(), filled.map(|(block, _)| block)))
             .collect();
         let (store, request_id) = (self.store.clone(), request.request_id);
-        match tokio::task::spawn_blocking(move || compose_read(&store, request_id, &parts)).await {
+        let room = room_for_read(&parts, request.payload_bytes());
+        match tokio::task::spawn_blocking(move || compose_read(&store, request_id, parts, room)).await {
             Ok(bytes) => Segment { bytes, descriptors: Vec::new(), memory },
             Err(_) => refused_read(request, &Refusal::new(Status::IoError, "reading the blocks failed")),
         }
@@ -400,33 +406,56 @@ fn open_segment(request: &ContentRequest, items: Vec<open_reply::Item>, descript
 }
 
 fn refused_read(request: &ContentRequest, refusal: &Refusal) -> Segment {
-    let item =
-        read_reply::Item { status: refusal.status.into(), message: refusal.message.clone(), ..Default::default() };
-    let reply = ReadReply { items: vec![item; request.items.len()] };
+    let reply = ReadReply { items: vec![refused_item(refusal); request.items.len()] };
     Segment::of(FrameKind::ReadReply, request.request_id, &reply)
 }
 
-/// Reads the ranges from the disk and makes the frame of them. *Blocking*.
-fn compose_read(store: &Store, request_id: u64, parts: &[ReadPart]) -> Vec<u8> {
-    let total: usize = parts.iter().map(|(range, _)| range.len()).sum();
-    let mut payload: Vec<u8> = Vec::with_capacity(total);
-    let mut items = Vec::with_capacity(parts.len());
-    for (range, block) in parts {
-        let at = payload.len();
-        let read = block.as_ref().map_err(Clone::clone).and_then(|block| {
-            payload.resize(at + range.len(), 0);
-            block.read(range.start, &mut payload[at..]).map_err(|source| unreadable(store, block, range, source))?;
-            Ok(read_reply_item(block, range))
-        });
-        items.push(read.unwrap_or_else(|refusal| {
-            payload.truncate(at);
-            read_reply::Item { status: refusal.status.into(), message: refusal.message, ..Default::default() }
-        }));
+/// Room for the answer to a read, for [`compose_read`] to fill. Made by the async threads: a thread that waits for the
+/// disk now and then would keep the memory that it has allocated and that others have freed.
+fn room_for_read(parts: &[ReadPart], payload_bytes: usize) -> Vec<u8> {
+    let checksums = payload_bytes / CHUNK_BYTES as usize + parts.len();
+    Vec::with_capacity(payload_bytes + HEADER_BYTES + parts.len() * ITEM_BYTES + checksums * size_of::<u32>())
+}
+
+/// Reads the ranges from the disk into the frame of the answer. *Blocking*.
+fn compose_read(store: &Store, request_id: u64, mut parts: Vec<ReadPart>, mut frame: Vec<u8>) -> Vec<u8> {
+    // The checksums come before the bytes. A part that turns out to be unreadable becomes one that is refused, and the
+    // answer is begun anew.
+    while let Err((position, refusal)) = try_compose_read(store, request_id, &parts, &mut frame) {
+        parts[position].1 = Err(refusal);
+        frame.clear();
     }
-    let mut frame = Vec::new();
-    append_frame(&mut frame, FrameKind::ReadReply, request_id, &ReadReply { items }, payload.len());
-    frame.extend_from_slice(&payload);
     frame
+}
+
+/// # Errors
+/// The first part that cannot be read, and why.
+fn try_compose_read(
+    store: &Store,
+    request_id: u64,
+    parts: &[ReadPart],
+    frame: &mut Vec<u8>,
+) -> Result<(), (usize, Refusal)> {
+    let items = parts.iter().map(|(range, block)| match block {
+        Ok(block) => read_reply_item(block, range),
+        Err(refusal) => refused_item(refusal),
+    });
+    let reply = ReadReply { items: items.collect() };
+    let payload = reply.items.iter().map(|item| item.length as usize).sum();
+    append_frame(frame, FrameKind::ReadReply, request_id, &reply, payload);
+    for (position, (range, block)) in parts.iter().enumerate() {
+        let Ok(block) = block else { continue };
+        let at = frame.len();
+        frame.resize(at + range.len(), 0);
+        block
+            .read(range.start, &mut frame[at..])
+            .map_err(|source| (position, unreadable(store, block, range, source)))?;
+    }
+    Ok(())
+}
+
+fn refused_item(refusal: &Refusal) -> read_reply::Item {
+    read_reply::Item { status: refusal.status.into(), message: refusal.message.clone(), ..Default::default() }
 }
 
 /// A read failed that should not have.
