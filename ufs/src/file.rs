@@ -7,6 +7,7 @@
 //!
 //! opendal's `fs` service is not used: it trims names, and its listings tell neither inode nor version.
 
+use std::collections::BinaryHeap;
 use std::fs::{File, Metadata};
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -81,43 +82,83 @@ impl FileStore {
         Ok(page.answer)
     }
 
-    /// Adds what lies under `directory`, in key order. False when the page is full.
+    /// Adds what lies under `directory`, in key order. False when the page is full. Of a large directory no more than a
+    /// page is held at a time, and only what may be on it is asked for its attributes.
     fn walk(&self, prefix: &str, directory: &Path, mode: ListMode, page: &mut Page<'_>) -> Result<bool, UfsError> {
+        let mut done: Option<String> = None;
+        loop {
+            let (keys, more) = self.next_keys(prefix, directory, mode, page, done.as_deref())?;
+            for key in &keys {
+                let path = directory.join(key[prefix.len()..].trim_end_matches('/'));
+                let goes_on = match (key.ends_with('/'), mode) {
+                    // What vanished meanwhile, or leads nowhere, is not there.
+                    (false, _) => match std::fs::metadata(&path) {
+                        Ok(metadata) if metadata.is_file() => page.object(described(key.clone(), &metadata)),
+                        _ => true,
+                    },
+                    (true, ListMode::Directory) => page.prefix(key.clone()),
+                    // A link to a directory could lead back up for ever.
+                    (true, ListMode::Recursive) => path.is_symlink() || self.walk(key, &path, mode, page)?,
+                };
+                if !goes_on {
+                    return Ok(false);
+                }
+            }
+            if !more {
+                return Ok(true);
+            }
+            done = keys.into_iter().next_back();
+        }
+    }
+
+    /// The first keys under `directory` that the page may need and that come after `done`, in order: those of directories
+    /// end in `/`. And whether there are more.
+    fn next_keys(
+        &self,
+        prefix: &str,
+        directory: &Path,
+        mode: ListMode,
+        page: &mut Page<'_>,
+        done: Option<&str>,
+    ) -> Result<(Vec<String>, bool), UfsError> {
         let entries = match std::fs::read_dir(directory) {
             Ok(entries) => entries,
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(true),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Ok((Vec::new(), false));
+            }
             Err(error) => return Err(self.failed(Operation::List, prefix, error)),
         };
-        let mut keys = Vec::new();
+        // One more than a page, to see that there is another page.
+        let most = page.limit.saturating_add(1);
+        let (mut keys, mut more) = (BinaryHeap::new(), false);
         for entry in entries {
             let entry = entry.map_err(|error| self.failed(Operation::List, prefix, error))?;
             let Ok(name) = entry.file_name().into_string() else {
                 // Counted once, not again on every page.
-                page.answer.page.hidden += u64::from(page.after.is_none());
+                page.answer.page.hidden += u64::from(page.after.is_none() && done.is_none());
                 continue;
             };
-            // Follows symbolic links; what vanished meanwhile, or leads nowhere, is not there.
-            let Ok(metadata) = std::fs::metadata(entry.path()) else { continue };
-            if metadata.is_dir() {
-                keys.push((format!("{prefix}{name}/"), entry.path(), None));
-            } else if metadata.is_file() {
-                keys.push((format!("{prefix}{name}"), entry.path(), Some(metadata)));
-            }
-        }
-        keys.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        for (key, path, metadata) in keys {
-            let goes_on = match (metadata, mode) {
-                (Some(metadata), _) => page.object(described(key, &metadata)),
-                (None, ListMode::Directory) => page.prefix(key),
-                // A link to a directory could lead back up for ever.
-                (None, ListMode::Recursive) if path.is_symlink() || page.is_past(&key) => true,
-                (None, ListMode::Recursive) => self.walk(&key, &path, mode, page)?,
+            // Follows symbolic links.
+            let is_directory = match entry.file_type() {
+                Ok(kind) if kind.is_symlink() => std::fs::metadata(entry.path()).is_ok_and(|target| target.is_dir()),
+                Ok(kind) => kind.is_dir(),
+                Err(_) => continue,
             };
-            if !goes_on {
-                return Ok(false);
+            let key = format!("{prefix}{name}{}", if is_directory { "/" } else { "" });
+            let told = match (is_directory, mode) {
+                (true, ListMode::Recursive) => page.is_past(&key),
+                _ => page.after.is_some_and(|after| *key <= *after),
+            };
+            if told || done.is_some_and(|done| *key <= *done) {
+                continue;
+            }
+            keys.push(key);
+            if keys.len() > most {
+                keys.pop();
+                more = true;
             }
         }
-        Ok(true)
+        Ok((keys.into_sorted_vec(), more))
     }
 
     fn piece(&self, file: &File, key: &str, etag: &str, range: Range<u64>) -> Result<Bytes, UfsError> {
