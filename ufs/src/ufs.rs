@@ -150,7 +150,7 @@ impl Ufs {
         Ok(self.0.store.get(key, etag, range).await?.stream)
     }
 
-    /// As [`Ufs::get`], collected: exactly the range, or an error. Bytes that arrive in one piece are not copied.
+    /// As [`Ufs::get`], collected: exactly the range, or an error.
     pub async fn get_bytes(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Bytes, UfsError> {
         let length = range.end.saturating_sub(range.start);
         let Ok(capacity) = usize::try_from(length) else {
@@ -159,12 +159,8 @@ impl Ufs {
             return Err(UfsError::Rejected { request, reason, source: None });
         };
         let mut stream = self.get(key, etag, range).await?;
-        let Some(first) = stream.next().await.transpose()? else { return Ok(Bytes::new()) };
-        if first.len() == capacity {
-            return Ok(first);
-        }
+        // A piece may be a small part of a large receive buffer, which it would keep: it is copied even if it is all.
         let mut bytes = BytesMut::with_capacity(capacity);
-        bytes.extend_from_slice(&first);
         while let Some(piece) = stream.next().await {
             bytes.extend_from_slice(&piece?);
         }

@@ -26,6 +26,10 @@ use crate::s3::failure::Failure;
 /// Of an error document at most this much is read.
 const ERROR_DOCUMENT_BYTES: usize = 64 << 10;
 
+/// Each connection has a receive buffer that grows to this, busy or idle: what a worker reads at a time, and no more, since
+/// there are hundreds of connections. Headers must fit as well.
+const RECEIVE_BYTES: usize = 128 << 10;
+
 /// Servers and balancers drop idle connections after a minute or so; we are first.
 const IDLE: Duration = Duration::from_secs(45);
 
@@ -62,6 +66,7 @@ impl Transport {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(connections)
+            .http1_max_buf_size(RECEIVE_BYTES)
             .build(connector.wrap_connector(tcp));
         Ok(Self { client })
     }
