@@ -77,6 +77,8 @@ pub struct Database {
 const WAL_BYTES: u64 = 256 << 20;
 const MEMTABLE_BYTES: usize = 32 << 20;
 const SMALL_MEMTABLE_BYTES: usize = 4 << 20;
+/// All memtables together, of which some wait to be flushed; beyond it the largest is flushed early.
+const MEMTABLES_BYTES: usize = 64 << 20;
 const OPEN_FILES: i32 = 1024;
 
 impl Database {
@@ -95,6 +97,7 @@ impl Database {
         options.create_if_missing(true);
         options.create_missing_column_families(true);
         options.set_max_total_wal_size(WAL_BYTES);
+        options.set_db_write_buffer_size(MEMTABLES_BYTES);
         options.set_max_open_files(OPEN_FILES);
         options.set_keep_log_file_num(4);
         options.set_max_background_jobs(2);
