@@ -138,11 +138,12 @@ impl Inner {
         }
         if handle.file.local_descriptor().is_some()
             && let Ok(slot) = Arc::clone(&self.disk_reads).try_acquire_owned()
+            && let Some(memory) = handle.file.reserve(length)
         {
             let this = Arc::clone(self);
             return reply.defer_blocking(move |reply| {
                 this.read_from_disk(&handle, offset, length, reply);
-                drop(slot);
+                drop((slot, memory));
             });
         }
         let direct = self.direct;
