@@ -10,6 +10,7 @@ mod first_read;
 mod fs_commands;
 mod loads;
 mod local_cluster;
+mod memory;
 mod no_open;
 mod odd_objects;
 mod posix;
