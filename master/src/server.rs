@@ -1,5 +1,7 @@
 //! One master process from its configuration to its orderly end.
 
+mod incoming;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +13,6 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::transport::server::TcpIncoming;
 
 use crate::MasterError;
 use crate::attach;
@@ -43,7 +44,6 @@ const STREAMS_MAX: u32 = 1024;
 /// Whatever keeps the master from serving: a taken port, a data directory that is in use or not writable, a broken
 /// database.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterError> {
-    raise_descriptor_limit();
     let grpc = bind_tcp(&config.master.listen, "master.listen").await?;
     let http = HttpServer::bind(&config.master.http_listen).await?;
     let master = Master::start(config, grpc, Arc::new(PooledFillers)).await?;
@@ -185,7 +185,7 @@ impl Master {
             .http2_keepalive_interval(Some(KEEPALIVE))
             .max_concurrent_streams(STREAMS_MAX);
         let router = services.clone().router(server);
-        let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true));
+        let incoming = incoming::incoming(grpc, raise_descriptor_limit());
         let ended = stop.clone();
         let server =
             tokio::spawn(router.serve_with_incoming_shutdown(incoming, async move { ended.cancelled().await }));

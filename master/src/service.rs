@@ -20,8 +20,11 @@ use crate::raft::{Consensus, Proposer};
 use crate::watch::WatchHub;
 use crate::workers::Workers;
 
-/// Longest message in either direction.
-const MESSAGE_MAX: usize = 16 << 20;
+/// Longest request. What is longest is a mount with all its options; and what is decoded may take a hundred times the bytes that
+/// it had on the wire.
+const REQUEST_MAX: usize = 1 << 20;
+/// Longest answer.
+const ANSWER_MAX: usize = 16 << 20;
 
 /// A stream of answers.
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -49,7 +52,7 @@ impl Services {
         let namespace = NamespaceServer::new(self.clone());
         let cluster = ClusterServer::new(self);
         server
-            .add_service(namespace.max_decoding_message_size(MESSAGE_MAX).max_encoding_message_size(MESSAGE_MAX))
-            .add_service(cluster.max_decoding_message_size(MESSAGE_MAX).max_encoding_message_size(MESSAGE_MAX))
+            .add_service(namespace.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX))
+            .add_service(cluster.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX))
     }
 }

@@ -31,6 +31,7 @@ pub mod record {
     }
 }
 
+pub mod bounded;
 pub mod chunk;
 pub mod content;
 pub mod frame;

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_proto::bounded::decode;
 use cavern_proto::data::{self, Status};
 use cavern_proto::frame::{FrameHeader, FrameKind, PROTOCOL_VERSION, encode_frame};
 use parking_lot::Mutex;
@@ -100,7 +101,7 @@ pub(super) async fn greet(socket: Socket, cluster_id: &str, peer: &str) -> io::R
     let answer = reader.next(&socket, no_payload).await?;
     match answer.header.kind {
         FrameKind::Hello => {
-            let hello = data::Hello::decode(answer.message).map_err(io::Error::other)?;
+            let hello = decode::<data::Hello>(answer.message).map_err(io::Error::other)?;
             if hello.protocol != PROTOCOL_VERSION {
                 let text = format!("it speaks protocol {}, not {PROTOCOL_VERSION}", hello.protocol);
                 return Err(io::Error::other(text));
@@ -108,7 +109,7 @@ pub(super) async fn greet(socket: Socket, cluster_id: &str, peer: &str) -> io::R
             Ok(Greeted { socket, reader, hello })
         }
         FrameKind::Failure => {
-            let failure = data::Failure::decode(answer.message).map_err(io::Error::other)?;
+            let failure = decode::<data::Failure>(answer.message).map_err(io::Error::other)?;
             Err(io::Error::other(failure.message))
         }
         kind => Err(io::Error::other(format!("expected a greeting, got {kind:?}"))),
@@ -274,12 +275,12 @@ impl Connection {
         let Frame { header, message, payload } = frame;
         let descriptors = match header.kind {
             FrameKind::OpenReply => {
-                let reply = data::OpenReply::decode(message.clone()).map_err(|error| error.to_string())?;
+                let reply = decode::<data::OpenReply>(message.clone()).map_err(|error| error.to_string())?;
                 let count = reply.items.iter().filter(|item| item.status() == Status::Ok).count();
                 reader.take_descriptors(count).ok_or("an answer came without its descriptors")?
             }
             FrameKind::Evicted => {
-                let blocks = data::Evicted::decode(message).map_err(|error| error.to_string())?;
+                let blocks = decode::<data::Evicted>(message).map_err(|error| error.to_string())?;
                 if let Some(listener) = evicted {
                     listener(blocks);
                 }
@@ -289,7 +290,7 @@ impl Connection {
         };
         let pending = self.state.lock().pending.remove(&header.request_id);
         if header.kind == FrameKind::Failure {
-            let failure = data::Failure::decode(message).map_err(|error| error.to_string())?;
+            let failure = decode::<data::Failure>(message).map_err(|error| error.to_string())?;
             return match pending {
                 // The asker may have gone: its answer is then dropped here.
                 Some(pending) => {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cavern_conf::schema;
+use cavern_proto::bounded::decode;
 use cavern_proto::data;
 use cavern_proto::frame::FrameKind;
 use cavern_proto::master::{Worker, WorkerTable};
@@ -374,7 +375,7 @@ impl Link {
     }
 
     fn decode<T: Message + Default>(&self, message: Bytes) -> Result<T, ClientError> {
-        T::decode(message).map_err(|error| self.failed(&format!("its answer cannot be read: {error}")))
+        decode::<T>(message).map_err(|error| self.failed(&format!("its answer cannot be read: {error}")))
     }
 }
 

@@ -76,7 +76,7 @@ pub(super) struct Connection {
     outgoing: Outgoing,
     tasks: JoinSet<Answered>,
     pending: HashMap<u64, AbortHandle>,
-    /// Payload bytes of the requests that wait.
+    /// Payload and message bytes of the requests that wait.
     pending_bytes: usize,
     greeted: bool,
     /// Nothing more is read: send what is there and end.
@@ -247,29 +247,31 @@ impl Connection {
     /// The frame is malformed: the connection cannot go on.
     fn handle(&mut self, header: FrameHeader, message: Bytes) -> Result<(), Refusal> {
         let (service, id) = (self.shared.service.clone(), header.request_id);
+        // What waits is counted with its message too: a long list of blocks asks for no payload, but takes memory.
+        let length = message.len();
         match header.kind {
             FrameKind::Hello => self.greet(id, &decode::<Hello>(message)?)?,
-            FrameKind::Read => self.content(id, service.prepare_read(id, decode::<ReadRequest>(message)?)),
+            FrameKind::Read => self.content(id, length, service.prepare_read(id, decode::<ReadRequest>(message)?)),
             FrameKind::Open => {
                 let request = decode::<OpenRequest>(message)?;
                 if self.socket.passes_descriptors() {
-                    self.content(id, service.prepare_open(id, request));
+                    self.content(id, length, service.prepare_open(id, request));
                 } else {
                     self.refuse(id, &Refusal::bad_request("descriptors are handed out over the Unix socket only"));
                 }
             }
-            FrameKind::Fill => self.content(id, service.prepare_fill(id, decode::<FillRequest>(message)?)),
+            FrameKind::Fill => self.content(id, length, service.prepare_fill(id, decode::<FillRequest>(message)?)),
             FrameKind::Query => {
                 let request = decode::<QueryRequest>(message)?;
-                self.wait_for(id, move || Segment::of(FrameKind::QueryReply, id, &service.query(request)));
+                self.wait_for(id, length, move || Segment::of(FrameKind::QueryReply, id, &service.query(request)));
             }
             FrameKind::Free => {
                 let request = decode::<FreeRequest>(message)?;
-                self.wait_for(id, move || Segment::of(FrameKind::FreeReply, id, &service.free(request)));
+                self.wait_for(id, length, move || Segment::of(FrameKind::FreeReply, id, &service.free(request)));
             }
             FrameKind::Corrupt => {
                 let request = decode::<CorruptRequest>(message)?;
-                self.wait_for(id, move || Segment::of(FrameKind::CorruptReply, id, &service.corrupt(request)));
+                self.wait_for(id, length, move || Segment::of(FrameKind::CorruptReply, id, &service.corrupt(request)));
             }
             FrameKind::Cancel => {
                 if let Some(task) = self.pending.get(&decode::<Cancel>(message)?.request_id) {
@@ -312,7 +314,7 @@ impl Connection {
     }
 
     /// Answers a request for block content at once, or begins to wait for it.
-    fn content(&mut self, request_id: u64, prepared: Result<ContentRequest, Refusal>) {
+    fn content(&mut self, request_id: u64, message_bytes: usize, prepared: Result<ContentRequest, Refusal>) {
         let request = match prepared {
             Ok(request) => request,
             Err(refusal) => return self.refuse(request_id, &refusal),
@@ -320,7 +322,7 @@ impl Connection {
         if self.answer_at_once(&request) {
             return;
         }
-        let (service, bytes) = (self.shared.service.clone(), request.payload_bytes());
+        let (service, bytes) = (self.shared.service.clone(), request.payload_bytes() + message_bytes);
         self.pending_bytes += bytes;
         let task = async move { (request_id, bytes, service.answer(request).await) };
         self.pending.insert(request_id, self.tasks.spawn(task));
@@ -352,13 +354,14 @@ impl Connection {
     }
 
     /// Carries out a short request that may wait for the disk.
-    fn wait_for(&mut self, request_id: u64, work: impl FnOnce() -> Segment + Send + 'static) {
+    fn wait_for(&mut self, request_id: u64, bytes: usize, work: impl FnOnce() -> Segment + Send + 'static) {
         let failure =
             Failure { status: cavern_proto::data::Status::IoError.into(), message: "the request failed".into() };
         let task = async move {
             let segment = tokio::task::spawn_blocking(work).await;
-            (request_id, 0, segment.unwrap_or_else(|_| Segment::of(FrameKind::Failure, request_id, &failure)))
+            (request_id, bytes, segment.unwrap_or_else(|_| Segment::of(FrameKind::Failure, request_id, &failure)))
         };
+        self.pending_bytes += bytes;
         self.pending.insert(request_id, self.tasks.spawn(task));
     }
 
@@ -396,7 +399,7 @@ impl Connection {
 }
 
 fn decode<M: Message + Default>(message: Bytes) -> Result<M, Refusal> {
-    M::decode(message).map_err(|error| Refusal::bad_request(format!("the message cannot be decoded: {error}")))
+    cavern_proto::bounded::decode(message).map_err(|error| Refusal::bad_request(error.to_string()))
 }
 
 /// The next frame about evictions; waits for ever on connections that get none.

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_proto::bounded::MAX_ITEMS;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching};
 use cavern_proto::data::{
     CorruptReply, CorruptRequest, FillReply, FillRequest, FreeReply, FreeRequest, OpenReply, OpenRequest, QueryReply,
@@ -28,8 +29,6 @@ use crate::store::{Block, Lookup, Store, Touch};
 
 /// Items of one request that are worked on at a time.
 const ITEMS_AT_A_TIME: usize = 64;
-/// Items of one request at most.
-const MAX_ITEMS: usize = 10_000;
 /// A request that names no deadline gets this one.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
 /// No request waits longer.
@@ -181,6 +180,7 @@ impl Service {
         if item.want.is_empty() && length > 0 {
             wanted.push(if length <= SMALL_BLOCK_BYTES { 0..chunk_count(length) } else { 0..1 });
         }
+        join(&mut wanted);
         self.look_up(source, wanted, 0..0, touch)
     }
 
@@ -374,6 +374,19 @@ impl Service {
     }
 }
 
+/// Sorts ranges and joins those that touch: a request that names the whole block a million times means it once.
+fn join(ranges: &mut Vec<Range<u32>>) {
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|next, last| {
+        let touches = next.start <= last.end;
+        if touches {
+            last.end = last.end.max(next.end);
+        }
+        touches
+    });
+    ranges.shrink_to_fit();
+}
+
 fn read_reply_item(block: &Block, range: &Range<u32>) -> read_reply::Item {
     let touched = chunks_touching(range.start, range.len() as u32);
     let whole = touched.filter(|index| {
@@ -473,3 +486,21 @@ fn unreadable(store: &Store, block: &Block, range: &Range<u32>, source: io::Erro
 
 /// Chunks are what reads are cut into, and no chunk may exceed what one connection has in flight.
 const _: () = assert!(CHUNK_BYTES < MAX_INFLIGHT_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_touch_become_one() {
+        let joined = |ranges: &[Range<u32>]| {
+            let mut ranges = ranges.to_vec();
+            join(&mut ranges);
+            ranges.into_iter().map(|range| (range.start, range.end)).collect::<Vec<_>>()
+        };
+        assert_eq!(joined(&[]), []);
+        assert_eq!(joined(&[5..6, 0..2, 1..4, 4..5]), [(0, 6)]);
+        assert_eq!(joined(&[7..9, 0..2, 1..1]), [(0, 2), (7, 9)]);
+        assert_eq!(joined(&vec![0..512; 100_000]), [(0, 512)]);
+    }
+}

@@ -1,0 +1,172 @@
+//! Accepting connections for gRPC, up to a bound, from peers that speak HTTP/2.
+//!
+//! The library notices a peer that falls silent, by its pings, but only one that has said hello. Until then this does: the
+//! preface must be here in time, or the connection is closed. A peer that opens connections and says nothing has few of
+//! them, and not for long.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures::{Stream, stream};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
+use tonic::transport::server::{Connected, TcpConnectInfo};
+
+/// Connections at a time, if the limit of descriptors allows twice that; more are closed at once. Every client and worker
+/// has a few.
+const CONNECTIONS_MAX: u64 = 32_768;
+/// Bytes with which every HTTP/2 connection begins.
+const PREFACE_BYTES: usize = 24;
+/// How long they may take.
+const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
+/// After a failed accept, which is mostly a lack of descriptors that a moment may mend.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Connections as they come. `descriptor_limit` is that of the process.
+pub fn incoming(listener: TcpListener, descriptor_limit: u64) -> impl Stream<Item = io::Result<Incoming>> {
+    let places = usize::try_from((descriptor_limit / 2).clamp(1, CONNECTIONS_MAX)).unwrap_or(1);
+    let places = Arc::new(Semaphore::new(places));
+    stream::unfold((listener, places), |(listener, places)| async move {
+        let next = accept(&listener, &places).await;
+        Some((Ok(next), (listener, places)))
+    })
+}
+
+async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> Incoming {
+    loop {
+        let accepted = listener.accept().await.and_then(|(stream, _)| {
+            stream.set_nodelay(true)?;
+            Ok(stream)
+        });
+        match accepted {
+            Ok(stream) => match places.clone().try_acquire_owned() {
+                Ok(place) => return Incoming::new(stream, place, PREFACE_TIMEOUT),
+                Err(_) => tracing::debug!("too many connections: one more is closed"),
+            },
+            Err(error) => {
+                tracing::warn!("cannot accept a connection: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// One connection, and its place among those that are allowed.
+pub struct Incoming {
+    stream: TcpStream,
+    /// While the preface is not complete: the bytes that are here, and the end of patience.
+    silence: Option<(usize, Pin<Box<Sleep>>)>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Incoming {
+    fn new(stream: TcpStream, place: OwnedSemaphorePermit, patience: Duration) -> Self {
+        Self { stream, silence: Some((0, Box::pin(tokio::time::sleep(patience)))), _place: place }
+    }
+}
+
+impl Connected for Incoming {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for Incoming {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let Self { stream, silence, .. } = &mut *self;
+        let read = Pin::new(stream).poll_read(cx, buffer);
+        let Some((seen, patience)) = silence else { return read };
+        *seen += buffer.filled().len() - before;
+        if *seen >= PREFACE_BYTES {
+            *silence = None;
+            return read;
+        }
+        if read.is_pending() {
+            ready!(patience.as_mut().poll(cx));
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer did not begin to speak HTTP/2")));
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Incoming {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::StreamExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn there_are_only_so_many_and_a_place_is_given_back() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut incoming = Box::pin(incoming(listener, 2));
+        let _first = TcpStream::connect(address).await.unwrap();
+        let accepted = incoming.next().await.unwrap().unwrap();
+        let mut second = TcpStream::connect(address).await.unwrap();
+        let refused = async {
+            assert_eq!(second.read(&mut [0; 1]).await.unwrap_or(0), 0, "closed without a word");
+        };
+        tokio::select! {
+            _ = incoming.next() => panic!("there was no place"),
+            () = refused => {}
+        }
+        drop(accepted);
+        let _third = TcpStream::connect(address).await.unwrap();
+        incoming.next().await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_says_too_little_is_given_up_and_one_that_began_is_not() {
+        for (said, ends) in [(0, true), (PREFACE_BYTES - 1, true), (PREFACE_BYTES, false)] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+            let patience = Duration::from_millis(200);
+            let mut accepted = Incoming::new(listener.accept().await.unwrap().0, place, patience);
+            peer.write_all(&vec![b'P'; said]).await.unwrap();
+            let mut all = Vec::new();
+            let read = tokio::time::timeout(patience * 5, accepted.read_to_end(&mut all)).await;
+            match read {
+                Ok(Err(error)) => assert!(ends && error.kind() == io::ErrorKind::TimedOut, "{said}: {error}"),
+                Ok(Ok(_)) => panic!("{said}: nobody closed it"),
+                Err(_) => assert!(!ends, "{said}: no end"),
+            }
+            assert_eq!(all.len(), said);
+        }
+    }
+}
