@@ -20,8 +20,23 @@ pub enum MasterError {
     DataDirInUse(PathBuf),
     #[error("cannot use {} ({source}): check its permissions and the disk", path.display())]
     Io { path: PathBuf, source: std::io::Error },
-    #[error("cannot open the database in {} ({source}): check the disk; the log names what is damaged", path.display())]
+    #[error(
+        "cannot open the database in {} ({source}); nothing was changed: check the disk, and restore the directory from a backup if it is damaged",
+        path.display()
+    )]
     OpenDatabase { path: PathBuf, source: rocksdb::Error },
+    /// A master has worked here, but its database is gone.
+    #[error(
+        "{} is no database, but {} shows that a master has worked here; nothing was changed: restore the directory, or move {} away to begin with an empty namespace",
+        path.display(), evidence.display(), data_dir.display()
+    )]
+    DatabaseMissing { path: PathBuf, evidence: PathBuf, data_dir: PathBuf },
+    /// Entries of the log that were acknowledged are not there.
+    #[error(
+        "the database in {} is not whole ({reason}): it was cut off, or replaced by an older copy; nothing was changed: restore the directory from a backup, or delete {} to accept the loss of what an older copy lacks",
+        path.display(), mark.display()
+    )]
+    DatabaseCut { path: PathBuf, reason: String, mark: PathBuf },
     #[error("the database failed ({0}): check the disk of master.data_dir")]
     Database(#[from] rocksdb::Error),
     /// Stored bytes make no sense.

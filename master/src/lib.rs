@@ -1,7 +1,7 @@
 //! The master of a Cavern cluster: it owns the namespace, the mounts, the worker table and the load jobs.
 //!
 //! - [`state`]: the tables in RocksDB, and what each command does to them.
-//! - [`raft`]: the replicated log that commands go through.
+//! - [`raft`]: the replicated log that commands go through; [`recovery`]: what is looked at before the database is opened.
 //! - [`listing`]: from the buckets into the namespace: directories on demand, whole prefixes in the background, single
 //!   names; what is fresh and what is not.
 //! - [`watch`]: sessions of clients, and the stream of invalidations.
@@ -20,6 +20,7 @@ mod lookup;
 mod metrics;
 mod mounts;
 mod raft;
+mod recovery;
 mod secrets;
 mod server;
 mod service;

@@ -20,6 +20,7 @@ mod state_machine;
 mod suite;
 mod types;
 
+pub use log_store::purged;
 pub use node::{Consensus, ConsensusConfig};
 pub use proposer::Proposer;
-pub use state_machine::ChangeListener;
+pub use state_machine::{ChangeListener, read_position};

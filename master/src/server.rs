@@ -9,6 +9,7 @@ use std::time::Duration;
 use cavern_client::WorkerPool;
 use cavern_conf::Config;
 use cavern_conf::process::{HttpServer, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -23,6 +24,7 @@ use crate::lookup::Lookups;
 use crate::metrics::MasterMetrics;
 use crate::mounts::Mounts;
 use crate::raft::{Consensus, ConsensusConfig};
+use crate::recovery::HighWater;
 use crate::secrets::Vault;
 use crate::service::Services;
 use crate::state::{Database, Family, Tables};
@@ -116,11 +118,11 @@ impl Master {
         let data_dir = conf.data_dir.clone();
         let cache_bytes = conf.metadata_cache.bytes();
         let opened = tokio::task::spawn_blocking(move || {
-            let database = Database::open(&data_dir, cache_bytes)?;
-            Ok::<_, MasterError>((Arc::new(database), Vault::open(&data_dir)?))
+            let (database, high_water) = crate::recovery::open(&data_dir, cache_bytes)?;
+            Ok::<_, MasterError>((Arc::new(database), high_water, Vault::open(&data_dir)?))
         });
         let opened = opened.await.map_err(|error| MasterError::Consensus(error.to_string()))?;
-        let (database, vault) = opened?;
+        let (database, high_water, vault) = opened?;
         let watch = Arc::new(WatchHub::new(conf.session_lease.get(), &clock, metrics.clone()));
         let consensus = Consensus::start(
             database.clone(),
@@ -191,7 +193,7 @@ impl Master {
             tokio::spawn(router.serve_with_incoming_shutdown(incoming, async move { ended.cancelled().await }));
         let background = TaskTracker::new();
         let closing = database.closed();
-        background.spawn(keep_time(services.clone(), metrics.clone(), database.clone()));
+        background.spawn(keep_time(services.clone(), metrics.clone(), database.clone(), high_water));
         background.spawn(keep_reaping(services.clone(), database));
         Ok(Self { services, address, metrics, pool, database: closing, server, background, stop })
     }
@@ -225,14 +227,23 @@ impl Master {
     }
 }
 
-/// Ticks, worker timeouts, gauges.
-async fn keep_time(services: Services, metrics: MasterMetrics, database: Arc<Database>) {
+/// Ticks, worker timeouts, gauges, and the high-water mark.
+async fn keep_time(services: Services, metrics: MasterMetrics, database: Arc<Database>, high_water: HighWater) {
+    let high_water = Arc::new(Mutex::new(high_water));
+    let raise = async |applied: u64| {
+        let high_water = high_water.clone();
+        // Without it the next start checks less, that is all.
+        let _ = tokio::task::spawn_blocking(move || high_water.lock().raise(applied)).await;
+    };
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            () = services.stop.cancelled() => return,
+            () = services.stop.cancelled() => {
+                raise(services.consensus.progress().0).await;
+                return;
+            }
         }
         services.watch.tick();
         if let Err(error) = services.workers.expire().await {
@@ -241,7 +252,9 @@ async fn keep_time(services: Services, metrics: MasterMetrics, database: Arc<Dat
         if let Ok(counters) = Tables::new(&database).counters() {
             metrics.gauges.inodes.set(i64::try_from(counters.inodes).unwrap_or(i64::MAX));
         }
-        metrics.gauges.applied_index.set(i64::try_from(services.consensus.progress().0).unwrap_or(i64::MAX));
+        let applied = services.consensus.progress().0;
+        metrics.gauges.applied_index.set(i64::try_from(applied).unwrap_or(i64::MAX));
+        raise(applied).await;
     }
 }
 

@@ -86,9 +86,19 @@ impl LogStore {
     }
 
     fn meta<T: for<'a> serde::Deserialize<'a>>(&self, key: &[u8]) -> Result<Option<T>, MasterError> {
-        let value = self.database.get(Family::RaftMeta, key)?;
-        value.map(|bytes| from_json(&bytes, "a record of the consensus")).transpose()
+        meta(&self.database, key)
     }
+}
+
+fn meta<T: for<'a> serde::Deserialize<'a>>(database: &Database, key: &[u8]) -> Result<Option<T>, MasterError> {
+    let value = database.get(Family::RaftMeta, key)?;
+    value.map(|bytes| from_json(&bytes, "a record of the consensus")).transpose()
+}
+
+/// Index of the last entry that was purged from the log.
+pub fn purged(database: &Database) -> Result<Option<u64>, MasterError> {
+    let purged: Option<LogId<NodeId>> = meta(database, PURGED_KEY)?;
+    Ok(purged.map(|id| id.index))
 }
 
 fn write_loop(database: &Database, mut queue: mpsc::Receiver<Write>, metrics: &RaftMetrics) {

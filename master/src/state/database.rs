@@ -8,8 +8,8 @@ use std::fs::File;
 use std::path::Path;
 
 use rocksdb::{
-    BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType, Options, WriteBatch,
-    WriteOptions,
+    BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType, DBRecoveryMode, Options,
+    WriteBatch, WriteOptions,
 };
 use rustix::fs::{FlockOperation, flock};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -82,18 +82,30 @@ const MEMTABLES_BYTES: usize = 64 << 20;
 const OPEN_FILES: i32 = 1024;
 
 impl Database {
-    /// Opens (or makes) the database in `data_dir/db`; `cache_bytes` bounds RocksDB's block cache.
+    /// Takes the lock of a data directory, for as long as the file is kept.
     ///
     /// # Errors
-    /// [`MasterError::DataDirInUse`] while another process has it open.
-    pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<Self, MasterError> {
-        let lock_path = data_dir.join("lock");
-        let lock = File::create(&lock_path).map_err(MasterError::io(&lock_path))?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Err(MasterError::DataDirInUse(data_dir.to_owned()));
+    /// [`MasterError::DataDirInUse`] while another process has it.
+    pub fn lock(data_dir: &Path) -> Result<File, MasterError> {
+        let path = data_dir.join("lock");
+        let lock = File::create(&path).map_err(MasterError::io(&path))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(lock),
+            Err(_) => Err(MasterError::DataDirInUse(data_dir.to_owned())),
         }
+    }
+
+    /// Opens (or makes) a database without looking at it first.
+    #[cfg(test)]
+    pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<Self, MasterError> {
+        Self::open_locked(data_dir, cache_bytes, Self::lock(data_dir)?)
+    }
+
+    /// Opens (or makes) the database in `data_dir/db`; `cache_bytes` bounds RocksDB's block cache. `crate::recovery` is
+    /// the way to it: RocksDB itself takes a damaged database for an older one, or for none.
+    pub fn open_locked(data_dir: &Path, cache_bytes: u64, lock: File) -> Result<Self, MasterError> {
         let directory = data_dir.join("db");
-        let mut options = Options::default();
+        let mut options = recovery_options();
         options.create_if_missing(true);
         options.create_missing_column_families(true);
         options.set_max_total_wal_size(WAL_BYTES);
@@ -108,10 +120,29 @@ impl Database {
         Ok(Self::new(db, Some(lock)))
     }
 
+    /// Opens a database as it lies there: nothing is changed.
+    ///
+    /// # Errors
+    /// [`MasterError::OpenDatabase`] when a file is missing, cut off or damaged.
+    pub fn open_for_inspection(directory: &Path) -> Result<Self, MasterError> {
+        let failed = |source| MasterError::OpenDatabase { path: directory.to_owned(), source };
+        let mut options = recovery_options();
+        options.set_max_open_files(OPEN_FILES);
+        // A later version may have more families than there are yet; these are as old as the database.
+        let names = DB::list_cf(&options, directory).map_err(failed)?;
+        for family in [Family::RaftLog, Family::RaftMeta, Family::Meta] {
+            if !names.iter().any(|name| name == family.name()) {
+                return Err(MasterError::Corrupt(format!("the list of tables in {}", directory.display())));
+            }
+        }
+        let db = DB::open_cf_for_read_only(&options, directory, names, false).map_err(failed)?;
+        Ok(Self::new(db, None))
+    }
+
     /// Opens a checkpoint, for reading only.
     pub fn open_checkpoint(directory: &Path) -> Result<Self, MasterError> {
         let names = Family::ALL.map(Family::name);
-        let db = DB::open_cf_for_read_only(&Options::default(), directory, names, false)
+        let db = DB::open_cf_for_read_only(&recovery_options(), directory, names, false)
             .map_err(|source| MasterError::OpenDatabase { path: directory.to_owned(), source })?;
         Ok(Self::new(db, None))
     }
@@ -158,6 +189,16 @@ impl Database {
         options.set_sync(true);
         Ok(self.db.write_opt(batch, &options)?)
     }
+}
+
+/// What every opening has in common. An acknowledged write must not be rolled back: only the torn end of a log is
+/// forgiven, and a log that is missing or shorter than when it was closed is not. A database that tracks its logs must be opened
+/// so for reading too: RocksDB would try to end the tracking, and crash.
+fn recovery_options() -> Options {
+    let mut options = Options::default();
+    options.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
+    options.set_track_and_verify_wals_in_manifest(true);
+    options
 }
 
 fn descriptor(family: Family, cache: &Cache) -> ColumnFamilyDescriptor {
