@@ -31,7 +31,10 @@ pub enum WorkerError {
     )]
     ForeignCluster { path: PathBuf, found: String, expected: String },
     /// The block index of a directory cannot be opened, for a reason that setting it aside would not cure.
-    #[error("cannot open the block index {}: {source}", path.display())]
+    #[error(
+        "cannot open the block index {} ({source}): check its permissions and the disk, or move it away to begin with an empty cache",
+        path.display()
+    )]
     Index { path: PathBuf, source: rocksdb::Error },
     /// A port or socket that cannot be taken.
     #[error("cannot listen on {address}: {source}; is another worker running, or the address of another host?")]

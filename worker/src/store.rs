@@ -10,6 +10,7 @@
 mod block;
 mod directory;
 mod eviction;
+mod file_system;
 mod frequency;
 mod index;
 mod open_blocks;
@@ -30,6 +31,7 @@ pub use block::Block;
 use cavern_conf::{ByteSize, DirSpec, Tier};
 use cavern_proto::BlockId;
 use cavern_proto::chunk::chunk_range;
+pub(crate) use file_system::is_out_of_space;
 use parking_lot::Mutex;
 pub(crate) use scrub::scrub;
 use tokio::sync::mpsc;
@@ -60,8 +62,8 @@ pub struct StoreOptions {
 /// Why the store could not keep something. Reading goes on in every case.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// What could be evicted is held by requests, or the block exceeds the capacity.
-    #[error("no room: everything that could be evicted is in use")]
+    /// What could be evicted is held by requests, the block exceeds the capacity, or the file system takes no more bytes.
+    #[error("no room: everything that could be evicted is in use, or the file system is full")]
     Full,
     /// No directory works any more.
     #[error("all data directories have failed")]
@@ -183,7 +185,7 @@ pub fn open(
             cache.insert(entry);
         }
         orphaned.extend(directory.orphaned);
-        directories.push(Directory::new(directory.spec, directory.index, directory.lock));
+        directories.push(Directory::new(directory.spec, directory.capacity_bytes, directory.index, directory.lock));
     }
     let first_incarnation = identity.starts << INCARNATION_BITS;
     let store = Arc::new(Store {
@@ -225,6 +227,11 @@ fn common_identity(opened: &[recovery::Opened]) -> Result<Identity, WorkerError>
 
 fn forget_record(index: &index::Index, entry: &Entry) {
     if let Err(error) = index.remove(&entry.id, entry.incarnation) {
+        if index::is_out_of_space(&error) {
+            // Many of these come together; a record without a file is noticed when the block is asked for.
+            tracing::debug!(block = %entry.id, %error, "cannot remove an index entry");
+            return;
+        }
         warn!(block = %entry.id, %error, "cannot remove an index entry");
     }
 }

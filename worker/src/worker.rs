@@ -26,6 +26,8 @@ const EVICTION_QUEUE: usize = 16_384;
 /// How often directories are looked at for relief and expiry.
 const RELIEF_INTERVAL: Duration = Duration::from_millis(20);
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(30);
+/// How often the free space of the file systems is looked at.
+const SPACE_INTERVAL: Duration = Duration::from_secs(1);
 /// Buffers have at least this budget.
 const MIN_MEMORY_BYTES: u64 = 64 << 20;
 /// Fills that still run when the worker stops may take this long.
@@ -104,13 +106,14 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
     };
     let serving =
         Serving { store: store.clone(), fills: fills.clone(), membership, metrics, memory, memory_kib, evictions };
-    let (result, cleaned, (), (), (), (), ()) = tokio::join!(
+    let (result, cleaned, (), (), (), (), (), ()) = tokio::join!(
         link,
         cleaning,
         server.serve(serving, stop.clone()),
         http.serve(axum::Router::new(), registry, health, stop.clone()),
         store::scrub(store.clone(), config.worker.scrub_rate.bytes(), stop.clone()),
         relieve(store.clone(), stop.clone()),
+        keep_space(store.clone(), stop.clone()),
         expire(store.clone(), mounts, stop.clone()),
     );
     if tokio::time::timeout(FILL_DRAIN, fills.finish()).await.is_err() {
@@ -182,6 +185,16 @@ async fn relieve(store: Arc<Store>, stop: CancellationToken) {
             if tokio::task::spawn_blocking(move || while store.relieve() {}).await.is_err() {
                 return;
             }
+        }
+    }
+}
+
+/// Keeps the capacity of each directory to what its file system has.
+async fn keep_space(store: Arc<Store>, stop: CancellationToken) {
+    while stop.run_until_cancelled(tokio::time::sleep(SPACE_INTERVAL)).await.is_some() {
+        let store = store.clone();
+        if tokio::task::spawn_blocking(move || store.fit_to_file_systems()).await.is_err() {
+            return;
         }
     }
 }

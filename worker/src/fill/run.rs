@@ -1,6 +1,5 @@
 //! One ranged GET from its turn to its last chunk.
 
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +14,7 @@ use tracing::{debug, warn};
 
 use super::{BlockSource, Fills, Progress, Run, bytes_of};
 use crate::refusal::Refusal;
-use crate::store::{Block, Store};
+use crate::store::{Block, Store, is_out_of_space};
 
 /// Memory that a run is charged for at most: pieces of the body are written as they come.
 const MAX_BUFFER_KIB: u64 = 1024;
@@ -44,7 +43,13 @@ impl Fills {
         let ready = run.progress.borrow().ready;
         block.close_writer();
         let result = match result {
-            Ok(()) => self.store.record(&block).map_err(Refusal::from),
+            Ok(()) => {
+                // What was fetched can be read in this run all the same.
+                if let Err(error) = self.store.record(&block) {
+                    debug!(block = %block.id(), %error, "cannot record what was fetched");
+                }
+                Ok(())
+            }
             Err(refusal) => {
                 if ready > run.chunks.start
                     && let Err(error) = self.store.record(&block)
@@ -157,7 +162,7 @@ impl Room {
     fn write_one(&self, index: u32, pieces: &[Bytes]) -> Result<(), Refusal> {
         let (store, block) = (&self.store, &self.block);
         let written = match block.write_chunk(index, pieces) {
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+            Err(error) if is_out_of_space(&error) => {
                 store.out_of_space(block);
                 block.write_chunk(index, pieces)
             }
@@ -170,8 +175,8 @@ impl Room {
                 self.written.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }
-            Err(source) if source.kind() == io::ErrorKind::StorageFull => {
-                Err(Refusal::new(Status::IoError, "no space left on the device, even after eviction"))
+            Err(source) if is_out_of_space(&source) => {
+                Err(Refusal::new(Status::Overloaded, "no space left on the device, even after eviction"))
             }
             Err(source) => Err(store.disk_failed(block, "writing a block file", source).into()),
         }

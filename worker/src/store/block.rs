@@ -18,6 +18,7 @@ use cavern_proto::chunk::{chunk_count, chunk_range};
 use cavern_proto::record::BlockRecord;
 use cavern_proto::{BlockId, ChunkMap};
 use parking_lot::{Mutex, MutexGuard};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 /// What changes about a block while it is in use.
@@ -58,12 +59,22 @@ pub(super) struct BlockPlace {
     pub path: PathBuf,
 }
 
-/// Times of access are of no use here, and each would be a change of the inode to be written.
+/// Times of access are of no use here, and each would be a change of the inode to be written. What is no file is not
+/// opened: a pipe would be waited for, and where a link leads is not ours.
 fn open_to_read(path: &Path) -> io::Result<File> {
-    match File::options().read(true).custom_flags(rustix::fs::OFlags::NOATIME.bits().cast_signed()).open(path) {
+    let open = |more: OFlags| {
+        let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW | more;
+        File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)
+    };
+    let file = match open(OFlags::NOATIME) {
         // Only the owner may do without.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => File::open(path),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => open(OFlags::empty()),
         opened => opened,
+    }?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::new(io::ErrorKind::NotFound, "something that is no file is in its place"))
     }
 }
 

@@ -19,6 +19,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::file_system::Fitted;
 use super::index::SharedIndex;
 use crate::error::WorkerError;
 
@@ -108,6 +109,9 @@ pub(super) fn lock(directory: &Path) -> Result<File, WorkerError> {
 #[derive(Debug)]
 pub(super) struct Directory {
     pub spec: DirSpec,
+    /// What was configured, or reckoned at start. The capacity in force may be less.
+    pub capacity_bytes: u64,
+    pub fitted: Mutex<Fitted>,
     pub index: SharedIndex,
     healthy: AtomicBool,
     errors_in_a_row: AtomicU32,
@@ -116,9 +120,11 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    pub(super) fn new(spec: DirSpec, index: SharedIndex, lock: File) -> Self {
+    pub(super) fn new(spec: DirSpec, capacity_bytes: u64, index: SharedIndex, lock: File) -> Self {
         Self {
             spec,
+            capacity_bytes,
+            fitted: Mutex::default(),
             index,
             healthy: AtomicBool::new(true),
             errors_in_a_row: AtomicU32::new(0),
@@ -183,14 +189,14 @@ pub(super) fn make_folders(directory: &Path) -> Result<(), WorkerError> {
     })
 }
 
-/// Bytes that this user may still write to the file system of a directory.
-pub(super) fn free_bytes(directory: &Path) -> Result<u64, WorkerError> {
+/// Size of the file system of a directory, and what this user may still write there, in bytes.
+pub(super) fn file_system_bytes(directory: &Path) -> Result<(u64, u64), WorkerError> {
     let stat = rustix::fs::statvfs(directory).map_err(|error| WorkerError::Directory {
         action: "ask for the free space of",
         path: directory.to_owned(),
         source: error.into(),
     })?;
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    Ok((stat.f_blocks.saturating_mul(stat.f_frsize), stat.f_bavail.saturating_mul(stat.f_frsize)))
 }
 
 #[cfg(test)]

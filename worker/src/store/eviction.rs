@@ -368,11 +368,10 @@ impl Cache {
         }
     }
 
-    /// Lets the directory shrink to what it holds now less one percent: its file system has less than was configured.
-    pub(super) fn shrink_to_used(&mut self, directory: usize, high: f64, low: f64) {
+    /// Gives the directory another capacity. What exceeds it is still there: make room after.
+    pub(super) fn resize(&mut self, directory: usize, capacity_bytes: u64, high: f64, low: f64) {
         let space = &mut self.spaces[directory];
-        let capacity = space.used() - space.used() / 100;
-        let resized = Space::new(capacity * u64::from(UNIT_BYTES), high, low);
+        let resized = Space::new(capacity_bytes, high, low);
         space.capacity = resized.capacity;
         space.high = resized.high;
         space.low = resized.low;

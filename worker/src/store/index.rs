@@ -29,6 +29,12 @@ pub(super) enum IndexError {
     Unusable(rocksdb::Error),
 }
 
+/// Whether the file system takes no more bytes. RocksDB refuses all writes then, and goes on by itself when it does again.
+pub(super) fn is_out_of_space(error: &rocksdb::Error) -> bool {
+    let text: &str = error.as_ref();
+    text.contains("No space left on device") || text.contains("Disk quota exceeded")
+}
+
 impl From<rocksdb::Error> for IndexError {
     fn from(error: rocksdb::Error) -> Self {
         let text = error.to_string();
@@ -73,6 +79,14 @@ impl Index {
         options.set_max_log_file_size(4 << 20);
         options.set_max_background_jobs(2);
         options.set_allow_mmap_reads(false);
+        if path.exists() && !path.is_dir() {
+            return Err(IndexError::Damaged("it is no directory".to_owned()));
+        }
+        let holds_files = std::fs::read_dir(path).is_ok_and(|mut files| files.next().is_some());
+        if holds_files && !path.join("CURRENT").exists() {
+            // RocksDB would make an empty index here, and delete what there is of the old one.
+            return Err(IndexError::Damaged("it has files, but no CURRENT".to_owned()));
+        }
         let db = DB::open(&options, path)?;
         Ok(Self { db, stripes: (0..STRIPES).map(|_| Mutex::new(())).collect() })
     }

@@ -76,7 +76,7 @@ pub(super) fn open(spec: DirSpec, position: u8, index_cache: ByteSize) -> Result
     let capacity_bytes = match spec.capacity {
         Some(capacity) => capacity.bytes(),
         // What is free and what our own blocks take, less five percent for the index and the file system itself.
-        None => (directory::free_bytes(&path)? + used) / 100 * 95,
+        None => (directory::file_system_bytes(&path)?.1 + used) / 100 * 95,
     };
     let starts_seen = entries.iter().map(|entry| entry.incarnation >> INCARNATION_BITS).max().unwrap_or(0);
     let orphaned = orphaned_folders(&path).map_err(failed("read"))?;

@@ -13,7 +13,7 @@ use cavern_proto::BlockId;
 use super::block::{Block, BlockPlace};
 use super::placement::{self, Candidate};
 use super::table::{Entry, hash_of};
-use super::{Eviction, Lookup, Residents, Store, StoreError, Touch, chunk_units};
+use super::{Eviction, Lookup, Residents, Store, StoreError, Touch, chunk_units, index, is_out_of_space};
 
 /// Blocks evicted per round towards the low watermark, so that no round holds the lock for long.
 const RELIEF_BATCH: usize = 64;
@@ -80,7 +80,9 @@ impl Store {
         match opened {
             Ok(block) => self.keep_open(Arc::new(block)),
             Err(error) => {
-                if error.kind() == io::ErrorKind::NotFound {
+                // A symbolic link is not followed: it is not what we made.
+                let is_link = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+                if error.kind() == io::ErrorKind::NotFound || is_link {
                     self.metrics.corrupt_chunks.inc();
                     tracing::warn!(block = %id, incarnation, "the file or the record of a block is gone: the block is fetched again");
                     self.forget(id, incarnation);
@@ -140,6 +142,10 @@ impl Store {
         let place = BlockPlace { id: *id, incarnation, length, mount_id, directory, path };
         let block = match Block::create(place) {
             Ok(block) => Arc::new(block),
+            Err(source) if is_out_of_space(&source) => {
+                self.directory_out_of_space(directory);
+                return Err(StoreError::Full);
+            }
             Err(source) => {
                 self.directory_failed(directory, "creating a block file", &source);
                 return Err(StoreError::Io { action: "creating a block file", source });
@@ -172,8 +178,11 @@ impl Store {
         let need = u64::from(length.div_ceil(super::UNIT_BYTES));
         let residents = self.residents.lock();
         let healthy = residents.cache.spaces.iter().zip(&self.directories).enumerate();
+        let mut any_healthy = false;
         let candidates: Vec<Candidate> = healthy
-            .filter(|(_, (space, directory))| directory.is_healthy() && space.capacity() > 0)
+            .filter(|(_, (_, directory))| directory.is_healthy())
+            .inspect(|_| any_healthy = true)
+            .filter(|(_, (space, _))| space.capacity() > 0)
             .map(|(position, (space, directory))| Candidate {
                 position,
                 tier: directory.tier(),
@@ -182,7 +191,8 @@ impl Store {
             })
             .collect();
         drop(residents);
-        placement::choose(&candidates, hash_of(id), need).ok_or(StoreError::NoDirectory)
+        let none = if any_healthy { StoreError::Full } else { StoreError::NoDirectory };
+        placement::choose(&candidates, hash_of(id), need).ok_or(none)
     }
 
     /// Accounts for chunks that are about to be written, evicting other blocks if need be. Every chunk must end in
@@ -241,8 +251,12 @@ impl Store {
     /// # Errors
     /// The index cannot be written.
     pub(crate) fn record(&self, block: &Block) -> Result<(), StoreError> {
-        let index = &self.directories[block.directory()].index;
-        index.put(block.id(), || (!block.is_dead()).then(|| block.record())).map_err(|error| {
+        let records = &self.directories[block.directory()].index;
+        records.put(block.id(), || (!block.is_dead()).then(|| block.record())).map_err(|error| {
+            if index::is_out_of_space(&error) {
+                self.directory_out_of_space(block.directory());
+                return StoreError::Full;
+            }
             self.directory_failed(block.directory(), "writing the block index", &error);
             StoreError::Io { action: "writing the block index", source: io::Error::other(error) }
         })
@@ -350,7 +364,7 @@ impl Store {
     }
 
     /// Removes what is left of evicted entries.
-    fn bury(&self, evicted: Vec<Entry>) {
+    pub(super) fn bury(&self, evicted: Vec<Entry>) {
         if evicted.is_empty() {
             return;
         }
@@ -373,7 +387,8 @@ impl Store {
             }
             super::forget_record(&self.directories[place.directory].index, &entry);
             match std::fs::remove_file(&place.path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                // Somebody else's directory in the place of a file is no fault of the disk, and not ours to delete.
+                Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory) => {
                     self.directory_failed(place.directory, "deleting a block file", &error);
                 }
                 _ => {}
@@ -415,24 +430,6 @@ impl Store {
             let _ = self.residents.lock().cache.make_room(position, 0, self.now(), &mut evicted);
             self.bury(evicted);
         }
-    }
-
-    /// The file system of a block's directory has no space although the configured capacity is not reached: from now on
-    /// the capacity is what is there.
-    pub(crate) fn out_of_space(&self, block: &Block) {
-        let (position, now) = (block.directory(), self.now());
-        let mut evicted = Vec::new();
-        let capacity = {
-            let mut residents = self.residents.lock();
-            residents.cache.shrink_to_used(position, self.high_watermark, self.low_watermark);
-            residents.cache.relieve(position, now, usize::MAX, &mut evicted);
-            // Whatever sparing recent blocks left over the capacity goes as well.
-            let _ = residents.cache.make_room(position, 0, now, &mut evicted);
-            residents.cache.spaces[position].capacity() * u64::from(super::UNIT_BYTES)
-        };
-        tracing::warn!(directory = %self.directories[position].spec.path.display(), capacity, evicted = evicted.len(),
-            "no space left on the device: going on with less; set the directory's capacity in worker.dirs below what the file system has");
-        self.bury(evicted);
     }
 
     /// Marks blocks that were unused for longer than their mount's ttl, in seconds; those go first when room is needed.
