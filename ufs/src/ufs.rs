@@ -130,7 +130,7 @@ impl Ufs {
 
     /// A listing of everything under `prefix`, a full key prefix that is empty or ends in `/`. Each page is one LIST.
     pub fn list(&self, prefix: &str, mode: ListMode) -> Lister {
-        Lister { ufs: self.clone(), prefix: prefix.to_owned(), mode, position: Position::Start }
+        Lister { ufs: self.clone(), prefix: prefix.to_owned(), mode, position: Position::Start, empty_pages: 0 }
     }
 
     /// Size, version and time of one object; one HEAD.
@@ -197,6 +197,9 @@ fn refuse_options(options: &HashMap<String, String>, scheme: &str) -> Result<(),
     }
 }
 
+/// Some stores send empty pages while they look for the next key; none needs this many.
+const EMPTY_PAGES_MAX: u32 = 10_000;
+
 /// A listing in progress.
 #[derive(Debug)]
 pub struct Lister {
@@ -204,6 +207,8 @@ pub struct Lister {
     prefix: String,
     mode: ListMode,
     position: Position,
+    /// Empty pages in a row.
+    empty_pages: u32,
 }
 
 #[derive(Debug)]
@@ -224,6 +229,14 @@ impl Lister {
         };
         let request = ListRequest { prefix: &self.prefix, mode: self.mode, token, limit: PAGE_KEYS };
         let answer = self.ufs.0.store.list(request).await?;
+        let is_same = answer.next.is_some() && answer.next.as_deref() == token;
+        let is_empty = answer.page.objects.is_empty() && answer.page.prefixes.is_empty() && answer.page.hidden == 0;
+        self.empty_pages = if is_empty { self.empty_pages + 1 } else { 0 };
+        if is_same || self.empty_pages > EMPTY_PAGES_MAX {
+            let request = Request::new(Operation::List, &Arc::from(self.ufs.store_id()), &self.prefix);
+            let reason = "the listing goes on for ever, but gets no further".to_owned();
+            return Err(UfsError::Malformed { request, reason, source: None });
+        }
         self.position = answer.next.map_or(Position::End, Position::After);
         Ok(Some(answer.page))
     }

@@ -164,3 +164,14 @@ async fn an_endless_error_document_or_listing_is_cut_off() {
     let error = server.ufs().check().await.unwrap_err();
     assert!(error.to_string().contains("length limit"), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_that_gets_no_further_ends() {
+    let page = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>\
+        <Contents><Key>a</Key><Size>1</Size></Contents></ListBucketResult>";
+    let server = Server::answering("HTTP/1.1 200 OK\n", page.as_bytes()).await;
+    let mut list = server.ufs().list("", ListMode::Recursive);
+    assert_eq!(list.next_page().await.unwrap().unwrap().objects.len(), 1);
+    let error = list.next_page().await.unwrap_err();
+    assert!(matches!(error, UfsError::Malformed { .. }) && error.to_string().contains("no further"), "{error}");
+}
