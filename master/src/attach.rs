@@ -106,7 +106,8 @@ fn normalized(path: &str) -> Result<String, MasterError> {
 fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
     let invalid = |reason: String| Err(MasterError::Invalid(reason));
     mount.path = normalized(&mount.path)?;
-    mount.uri.truncate(mount.uri.trim_end_matches('/').len());
+    let scheme = mount.uri.find("://").map_or(0, |at| at + 3);
+    mount.uri.truncate(mount.uri.trim_end_matches('/').len().max(scheme));
     (mount.id, mount.root_inode) = (0, 0);
     if mount.write_type() != WriteType::CacheMode {
         return invalid("this version mounts buckets with --write-type cache_mode only".into());
