@@ -167,7 +167,7 @@ impl Core {
             let bytes = chunk_range(chunk, want.block_length());
             let bytes = &payload[(bytes.start - range.offset) as usize..(bytes.end - range.offset) as usize];
             if crc32c::crc32c(bytes) != *expected {
-                self.report_corrupt(want, worker, chunk);
+                self.report_corrupt(worker, want.object.block(want.index), vec![chunk]);
                 return Err(ClientError::Corrupt { worker, block: want.block().to_string(), chunk });
             }
         }
@@ -224,14 +224,15 @@ impl Core {
         }
     }
 
-    fn report_corrupt(&self, want: &Want, worker: u64, chunk: u32) {
-        self.stats.corrupt_chunks.inc();
-        let (pool, block) = (self.pool.clone(), want.object.block(want.index));
+    /// Has the worker look at chunks that are not what they should be: it drops those that are wrong, and fetches them again.
+    pub(super) fn report_corrupt(&self, worker: u64, block: data::BlockRef, chunks: Vec<u32>) {
+        self.stats.corrupt_chunks.inc_by(chunks.len() as u64);
+        let pool = self.pool.clone();
         let stop = self.stop.clone();
         self.tasks.spawn_on(
             async move {
                 tokio::select! {
-                    reported = pool.report_corrupt(worker, block, vec![chunk]) => {
+                    reported = pool.report_corrupt(worker, block, chunks) => {
                         if let Err(error) = reported {
                             tracing::debug!("a corrupt chunk could not be reported: {error}");
                         }

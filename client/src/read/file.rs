@@ -269,6 +269,9 @@ impl File {
                     Err(ClientError::Io(error)) => {
                         tracing::warn!(key = %object.key, "a local block cannot be read, trying other ways: {error}");
                         self.forget(object, span.index, &descriptor);
+                        // Cut off by somebody, or on a disk that fails: the worker sees for itself.
+                        let block = object.block(span.index);
+                        self.core.report_corrupt(descriptor.worker, block, span.chunks().collect());
                         return self.read_past_descriptors(object, span, deadline).await;
                     }
                     result => return result,
