@@ -74,7 +74,13 @@ fn a_damaged_database_is_refused_and_left_as_it_is() {
         "-c",
         &cluster.bucket_options()[3],
     ]);
-    let mounts = cluster.cv(&["mount", "--json"]).json();
+    // What is recorded of them, apart from how far an index is.
+    let recorded = || {
+        let mut mounts = cluster.cv(&["mount", "--json"]).json();
+        mounts.as_array_mut().unwrap().iter_mut().for_each(|mount| mount["status"] = serde_json::Value::Null);
+        mounts
+    };
+    let mounts = recorded();
     // Nobody can tell of more than the mark, which follows within a second.
     let applied = cluster.cv(&["report", "--json"]).json()["applied_index"].as_u64().unwrap();
     eventually("the high-water mark follows", Duration::from_secs(10), || {
@@ -108,7 +114,7 @@ fn a_damaged_database_is_refused_and_left_as_it_is() {
     let log = last(&whole, ".log");
     cut(&log, fs::metadata(&log).unwrap().len() - 5);
     cluster.start("master");
-    assert_eq!(cluster.cv(&["mount", "--json"]).json(), mounts);
+    assert_eq!(recorded(), mounts);
     cluster.assert_tree("data", "", &tree);
     cluster.assert_tree("again", "", &tree);
     let listed = cluster.cv(&["fs", "ls", "-R", "/data"]).stdout;
