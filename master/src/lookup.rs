@@ -268,6 +268,9 @@ impl Lookups {
         entry.listing_age_ms = self.age_of(&directory.record);
         if directory.mount_id != 0 {
             let mount = self.mounts.get(directory.mount_id)?;
+            if mount.is_fs_mode() {
+                return Ok(entry);
+            }
             entry.key = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(directory.inode))?;
         }
         Ok(entry)
@@ -286,6 +289,9 @@ impl Lookups {
         entry.listing_age_ms = self.age_of(if is_directory { record } else { &directory.record });
         if record.mount_id != 0 {
             let mount = self.mounts.get(record.mount_id)?;
+            if mount.is_fs_mode() {
+                return Ok(entry);
+            }
             let is_mount_root = directory.mount_id == 0;
             entry.key = if is_mount_root {
                 mount.ufs.prefix().to_owned()
@@ -321,6 +327,7 @@ fn plain_entry(parent: u64, name: Bytes, inode: u64, record: &InodeRecord) -> En
         key: String::new(),
         etag: crate::state::records::etag(record),
         listing_age_ms: -1,
+        target: record.target.clone(),
     }
 }
 

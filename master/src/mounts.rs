@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cavern_conf::schema;
-use cavern_proto::master::{Consistency, Mount, MountStatus};
+use cavern_proto::master::{Consistency, Mount, MountStatus, WriteType};
 use cavern_ufs::Ufs;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
@@ -51,6 +51,11 @@ struct Health {
 impl OpenMount {
     pub fn id(&self) -> u32 {
         self.mount.id
+    }
+
+    /// Whether the namespace, not the bucket, says what is in the mount.
+    pub fn is_fs_mode(&self) -> bool {
+        self.mount.write_type() == WriteType::FsMode
     }
 
     /// How long a listing is fresh; `None` when it is trusted until a refresh.

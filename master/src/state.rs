@@ -2,7 +2,8 @@
 //!
 //! [`database`] opens it, [`tables`] reads it, [`transaction`] collects what one log entry changes, and [`apply`] turns a
 //! command into changes: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers and
-//! load jobs, [`orphans`] for what was taken out of the namespace and is deleted in bounded steps.
+//! load jobs, [`posix`] for what programs change in fs-mode mounts, [`orphans`] for what was taken out of the namespace and
+//! is deleted in bounded steps.
 //!
 //! Everything under `apply` is deterministic: no clock, no random number, no hash-map order decides what is written.
 
@@ -11,6 +12,7 @@ pub mod database;
 mod mount;
 pub mod namespace;
 mod orphans;
+mod posix;
 pub mod records;
 mod registry;
 pub mod tables;

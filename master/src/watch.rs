@@ -10,7 +10,8 @@
 //!
 //! To keep floods away, a change is told only where somebody can have seen what it changes: nobody has seen a directory
 //! that no client has asked about since the master started (sessions begin with a `Reset`), and nobody has seen the absence
-//! of a name in a directory that was never listed whole, unless that absence was answered to somebody.
+//! of a name in a directory that was never listed whole, unless that absence was answered to somebody. A session is not told
+//! of what it changed itself: it has the result.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -60,6 +61,8 @@ struct Session {
     queue: VecDeque<Arc<[WatchEvent]>>,
     /// Events in the queue.
     waiting: usize,
+    /// Number of the last event that was put in the queue, ever.
+    told: u64,
     wake: Arc<Notify>,
     acknowledged: u64,
     heard: Instant,
@@ -68,6 +71,7 @@ struct Session {
 impl Session {
     fn push(&mut self, events: &Arc<[WatchEvent]>) {
         self.waiting += events.len();
+        self.told = events.last().map_or(self.told, |event| event.seq);
         self.queue.push_back(events.clone());
         self.wake.notify_one();
     }
@@ -158,6 +162,7 @@ impl WatchHub {
             client: client.chars().take(128).collect(),
             queue: VecDeque::from([self.reset_event(id, seq, cluster_id)]),
             waiting: 1,
+            told: seq,
             wake: wake.clone(),
             acknowledged: 0,
             heard: Instant::now(),
@@ -166,6 +171,11 @@ impl WatchHub {
         state.sessions.insert(id, session);
         self.metrics.gauges.sessions.set(state.sessions.len() as i64);
         Ok(SessionStream { hub: self.clone(), id, wake })
+    }
+
+    /// Whether a session has been heard of within its lease.
+    pub fn is_live(&self, session: u64) -> bool {
+        self.state.lock().sessions.get(&session).is_some_and(|session| session.heard.elapsed() < self.lease)
     }
 
     /// The client of a session has taken in everything up to `seq`.
@@ -225,7 +235,9 @@ impl WatchHub {
             tokio::pin!(changed);
             // Registered before looking, so that no acknowledgement in between is missed.
             changed.as_mut().enable();
-            if self.state.lock().sessions.values().all(|session| session.acknowledged >= seq) {
+            // What a session changed itself it is not told.
+            let has_taken = |session: &Session| session.acknowledged >= seq.min(session.told);
+            if self.state.lock().sessions.values().all(has_taken) {
                 return;
             }
             if tokio::time::timeout_at(deadline, changed).await.is_err() {
@@ -252,7 +264,7 @@ impl WatchHub {
 }
 
 impl ChangeListener for WatchHub {
-    fn changed(&self, changes: Vec<Change>) {
+    fn changed(&self, changes: Vec<Change>, origin: u64) {
         if changes.is_empty() {
             return;
         }
@@ -281,7 +293,7 @@ impl ChangeListener for WatchHub {
         self.metrics.events.inc_by(events.len() as u64);
         let seq = state.seq;
         let events: Arc<[WatchEvent]> = events.into();
-        for (id, session) in &mut state.sessions {
+        for (id, session) in state.sessions.iter_mut().filter(|(id, _)| **id != origin) {
             if session.waiting + events.len() > QUEUE_EVENTS {
                 tracing::warn!(session = id, client = session.client, "too far behind, told to forget everything");
                 session.clear();
@@ -367,8 +379,8 @@ mod tests {
             matches!(&first[0].event, Some(Event::Reset(reset)) if reset.session == session.id() && reset.cluster_id == "c")
         );
         hub.mark_seen(7);
-        hub.changed(vec![entry(7, false), Change::Workers(2), entry(8, false)]);
-        hub.changed(vec![Change::Inode(5)]);
+        hub.changed(vec![entry(7, false), Change::Workers(2), entry(8, false)], 0);
+        hub.changed(vec![Change::Inode(5)], 0);
         let events = next(&mut session).await;
         let kinds: Vec<_> = events.iter().map(|event| event.event.clone().unwrap()).collect();
         assert!(matches!(kinds[..], [Event::Entry(_), Event::WorkersEpoch(2), Event::InodeChanged(5)]), "{kinds:?}");
@@ -382,9 +394,9 @@ mod tests {
         let mut session = hub.open("test").unwrap();
         next(&mut session).await;
         hub.mark_seen(7);
-        hub.changed(vec![entry(7, true)]);
+        hub.changed(vec![entry(7, true)], 0);
         hub.mark_missed(7);
-        hub.changed(vec![entry(7, true)]);
+        hub.changed(vec![entry(7, true)], 0);
         assert_eq!(next(&mut session).await.len(), 1);
     }
 
@@ -394,7 +406,7 @@ mod tests {
         let mut session = hub.open("test").unwrap();
         next(&mut session).await;
         for _ in 0..=QUEUE_EVENTS / 1000 {
-            hub.changed((0..1000).map(Change::Inode).collect());
+            hub.changed((0..1000).map(Change::Inode).collect(), 0);
         }
         let events = next(&mut session).await;
         assert!(matches!(events[0].event, Some(Event::Reset(_))), "{:?}", events[0]);
@@ -403,10 +415,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_session_is_not_told_of_its_own_changes_and_nobody_waits_for_it_to_take_them() {
+        let hub = hub(Duration::from_secs(60));
+        let (mut one, mut other) = (hub.open("one").unwrap(), hub.open("other").unwrap());
+        let begun = [next(&mut one).await, next(&mut other).await];
+        hub.acknowledge(one.id(), begun[0][0].seq);
+        hub.changed(vec![Change::Inode(1)], one.id());
+        let seq = hub.seq();
+        let told = next(&mut other).await;
+        assert_eq!(told[0].event, Some(Event::InodeChanged(1)));
+        hub.acknowledge(other.id(), told[0].seq);
+        tokio::time::timeout(Duration::from_secs(10), hub.wait_acknowledged(seq)).await.unwrap();
+        hub.changed(vec![Change::Inode(2)], other.id());
+        assert_eq!(next(&mut one).await[0].event, Some(Event::InodeChanged(2)));
+    }
+
+    #[tokio::test]
     async fn acknowledgements_are_waited_for_and_the_lapsed_are_not() {
         let hub = hub(Duration::from_millis(300));
         let session = hub.open("lively").unwrap();
-        hub.changed(vec![Change::Inode(1)]);
+        hub.changed(vec![Change::Inode(1)], 0);
         let seq = hub.seq();
         let waiting = tokio::spawn({
             let hub = hub.clone();
@@ -416,7 +444,7 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap();
 
         let mut silent = hub.open("silent").unwrap();
-        hub.changed(vec![Change::Inode(2)]);
+        hub.changed(vec![Change::Inode(2)], 0);
         tokio::time::timeout(Duration::from_secs(10), hub.wait_acknowledged(hub.seq())).await.unwrap();
         let ended = async {
             while silent.next().await.is_some() {

@@ -197,6 +197,7 @@ impl MountView {
             uri: mount.uri.clone(),
             write_type: match mount.write_type() {
                 WriteType::CacheMode => "cache_mode",
+                WriteType::FsMode => "fs_mode",
                 WriteType::Unspecified => "unknown",
             },
             consistency: match mount.consistency() {

@@ -185,6 +185,7 @@ impl FakeMaster {
             key,
             etag: etag.into(),
             listing_age_ms: 0,
+            ..Entry::default()
         };
         state.entries.insert(inode, entry);
         let old = state.names.insert((parent, name.into()), inode).unwrap_or(0);
@@ -347,6 +348,10 @@ impl Namespace for Service {
     }
 
     async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<Counting>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn mutate(&self, _: Request<MutateRequest>) -> Result<Response<MutateReply>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
 }

@@ -51,6 +51,10 @@ impl Appearance {
         match kind {
             Kind::Directory => libc::S_IFDIR | self.dir_mode,
             Kind::Symlink => libc::S_IFLNK | 0o777,
+            Kind::Fifo => libc::S_IFIFO | self.file_mode,
+            Kind::Socket => libc::S_IFSOCK | self.file_mode,
+            Kind::CharacterDevice => libc::S_IFCHR | self.file_mode,
+            Kind::BlockDevice => libc::S_IFBLK | self.file_mode,
             Kind::File | Kind::Unspecified => libc::S_IFREG | self.file_mode,
         }
     }

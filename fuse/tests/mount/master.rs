@@ -82,6 +82,7 @@ impl Tree {
             key,
             etag: object.map(|object| object.etag.clone()).unwrap_or_default(),
             listing_age_ms: 0,
+            ..Entry::default()
         };
         self.entries.insert(inode, entry);
         self.children.entry(parent).or_default().insert(name.to_vec(), inode);
@@ -313,6 +314,10 @@ impl Namespace for Master {
     type UsageStream = Answers<wire::UsageProgress>;
     async fn usage(&self, _: Request<wire::UsageRequest>) -> Result<Response<Self::UsageStream>, Status> {
         Err(Status::unimplemented("usage"))
+    }
+
+    async fn mutate(&self, _: Request<wire::MutateRequest>) -> Result<Response<wire::MutateReply>, Status> {
+        Err(Status::unimplemented("mutate"))
     }
 }
 

@@ -36,6 +36,9 @@ impl Listings {
             return Ok(());
         }
         let mount = self.0.mounts.get(place.mount_id)?;
+        if mount.is_fs_mode() {
+            return Ok(());
+        }
         loop {
             let asked_ns = self.0.clock.now_ns();
             let listed = self.ask(&mount, &place, name).await?;

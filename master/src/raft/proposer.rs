@@ -38,11 +38,38 @@ impl Proposer {
     /// # Errors
     /// [`MasterError::Consensus`] while nothing can be committed; the command may still be applied later.
     pub async fn propose(&self, kind: Kind) -> Result<Outcome, MasterError> {
-        let stopped = || MasterError::Consensus("the master is stopping".into());
+        received(self.enqueue(kind).await?).await
+    }
+
+    /// The same for several commands, which are applied in their order, though others may come in between.
+    ///
+    /// # Errors
+    /// As [`Self::propose`]: any of them may have been applied.
+    pub async fn propose_all(&self, kinds: impl IntoIterator<Item = Kind>) -> Result<Vec<Outcome>, MasterError> {
+        let mut waiting = Vec::new();
+        for kind in kinds {
+            waiting.push(self.enqueue(kind).await?);
+        }
+        let mut outcomes = Vec::with_capacity(waiting.len());
+        for answer in waiting {
+            outcomes.push(received(answer).await?);
+        }
+        Ok(outcomes)
+    }
+
+    async fn enqueue(&self, kind: Kind) -> Result<oneshot::Receiver<Answer>, MasterError> {
         let (answer, receive) = oneshot::channel();
         self.queue.send((Command { command: Some(kind) }, answer)).await.map_err(|_| stopped())?;
-        receive.await.map_err(|_| stopped())?.map_err(MasterError::Consensus)
+        Ok(receive)
     }
+}
+
+async fn received(answer: oneshot::Receiver<Answer>) -> Result<Outcome, MasterError> {
+    answer.await.map_err(|_| stopped())?.map_err(MasterError::Consensus)
+}
+
+fn stopped() -> MasterError {
+    MasterError::Consensus("the master is stopping".into())
 }
 
 async fn serve(raft: Raft, mut waiting: mpsc::Receiver<(Command, oneshot::Sender<Answer>)>, metrics: RaftMetrics) {

@@ -35,7 +35,8 @@ const QUEUE: usize = 16;
 /// Told what each entry changed, in applied order, on the applying thread, before the proposer gets its outcome. Must not
 /// block.
 pub trait ChangeListener: Send + Sync + 'static {
-    fn changed(&self, changes: Vec<Change>);
+    /// `origin` is the session that asked for them, 0 for none.
+    fn changed(&self, changes: Vec<Change>, origin: u64);
     /// The state was replaced as a whole.
     fn replaced(&self);
 }
@@ -164,9 +165,10 @@ impl Applier {
             outcomes.push(apply(&mut transaction, command)?);
             let progress = [index.to_be_bytes(), number.to_be_bytes()].concat();
             transaction.put_bytes(Family::Meta, PROGRESS_KEY, &progress);
+            let origin = transaction.origin;
             let (batch, changes) = transaction.finish();
             self.database.write(batch)?;
-            self.listener.changed(changes);
+            self.listener.changed(changes, origin);
         }
         // Should a crash come before this, every command is skipped by its number.
         let mut batch = WriteBatch::default();
@@ -261,7 +263,7 @@ mod tests {
     struct Silent;
 
     impl ChangeListener for Silent {
-        fn changed(&self, _: Vec<Change>) {}
+        fn changed(&self, _: Vec<Change>, _: u64) {}
         fn replaced(&self) {}
     }
 

@@ -16,7 +16,7 @@ use crate::state::{Change, Database};
 struct Silent;
 
 impl ChangeListener for Silent {
-    fn changed(&self, _: Vec<Change>) {}
+    fn changed(&self, _: Vec<Change>, _: u64) {}
     fn replaced(&self) {}
 }
 

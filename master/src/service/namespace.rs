@@ -5,9 +5,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
-    Entry, GetInodeRequest, Kind, LookupRequest, ReadDirPage, ReadDirRequest, RefreshProgress, RefreshRequest,
-    ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, UsageProgress, UsageRequest, touch_reply,
+    Entry, GetInodeRequest, Kind, LookupRequest, MutateReply, MutateRequest, ReadDirPage, ReadDirRequest,
+    RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, UsageProgress,
+    UsageRequest, touch_reply,
 };
+use cavern_proto::record::Mutate;
+use cavern_proto::record::command::Command;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -15,8 +18,8 @@ use tonic::{Request, Response, Status};
 use super::{Answers, Services};
 use crate::MasterError;
 use crate::listing::{Visit, Walk};
-use crate::state::Directory;
 use crate::state::namespace::ListingCounts;
+use crate::state::{Directory, Outcome};
 
 /// Entries of one page of a directory.
 const PAGE_ENTRIES: usize = 1000;
@@ -26,6 +29,8 @@ const PAGES_AHEAD: usize = 2;
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Directories of one `Touch`.
 const TOUCH_MAX: usize = 10_000;
+/// Changes of one `Mutate`.
+const MUTATIONS_MAX: usize = 1000;
 /// How often progress is told.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -109,6 +114,28 @@ impl Namespace for Services {
             let _ = answers.send(last.map_err(Status::from)).await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+    }
+
+    async fn mutate(&self, request: Request<MutateRequest>) -> Result<Response<MutateReply>, Status> {
+        let MutateRequest { session, mutations, answered } = request.into_inner();
+        if mutations.len() > MUTATIONS_MAX {
+            let reason = format!("{} changes in one call: send at most {MUTATIONS_MAX}", mutations.len());
+            return Err(MasterError::Invalid(reason).into());
+        }
+        if !self.watch.is_live(session) {
+            let reason = format!("session {session} has lapsed: open another, and forget what was cached");
+            return Err(MasterError::Refused(reason).into());
+        }
+        let now_ns = self.lookups.listings.clock().now_ns();
+        let commands = mutations
+            .into_iter()
+            .map(|mutation| Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation) }));
+        let outcomes = self.proposer.propose_all(commands).await?;
+        let results = outcomes.into_iter().map(|outcome| match outcome {
+            Outcome::Mutated(result) => Ok(*result),
+            other => Err(MasterError::Refused(format!("a change was answered by {other:?}"))),
+        });
+        Ok(Response::new(MutateReply { results: results.collect::<Result<_, _>>()? }))
     }
 
     type UsageStream = Answers<UsageProgress>;

@@ -1,7 +1,7 @@
 //! From commands to changes. A command never fails for what it asks: a refusal is an [`Outcome`], told to the proposer and
 //! the same on every replica. Only a broken database is an error, and it stops the state machine.
 
-use cavern_proto::master::Mount;
+use cavern_proto::master::{Mount, MutationResult};
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, InitCluster, PutIndex};
 
@@ -9,7 +9,7 @@ use super::namespace::{ListingCounts, apply_listing, create_root};
 use super::orphans::{Reaped, reap};
 use super::tables::{CLUSTER_KEY, index_key};
 use super::transaction::Transaction;
-use super::{Family, mount, registry};
+use super::{Family, mount, posix, registry};
 use crate::MasterError;
 
 /// What a command did.
@@ -28,6 +28,7 @@ pub enum Outcome {
     },
     Job(u64),
     Reaped(Reaped),
+    Mutated(Box<MutationResult>),
     /// The state does not allow it; a sentence for the one who asked.
     Refused(String),
 }
@@ -46,6 +47,8 @@ pub fn apply(transaction: &mut Transaction<'_>, command: Command) -> Result<Outc
         Some(Kind::PutJob(job)) => registry::put_job(transaction, job),
         Some(Kind::ReapOrphans(limit)) => Ok(Outcome::Reaped(reap(transaction, limit.limit)?)),
         Some(Kind::PutIndex(index)) => put_index(transaction, &index),
+        Some(Kind::Mutate(mutate)) => posix::mutate(transaction, mutate),
+        Some(Kind::EndSession(session)) => posix::end_session(transaction, session),
     }
 }
 

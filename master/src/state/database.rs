@@ -17,7 +17,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::MasterError;
 
 /// Column families. What is in each is told in `record.proto`; `Orphan` holds the inode ids (u64, big-endian) of
-/// directories that are out of the namespace and wait to be deleted, with empty values.
+/// directories that are out of the namespace and wait to be deleted, with empty values, `Unlinked` those of inodes of fs-mode
+/// mounts that have no name any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     RaftLog,
@@ -29,10 +30,15 @@ pub enum Family {
     Worker,
     Job,
     Meta,
+    Link,
+    Xattr,
+    Unlinked,
+    Session,
+    Result,
 }
 
 impl Family {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 14] = [
         Self::RaftLog,
         Self::RaftMeta,
         Self::Inode,
@@ -42,11 +48,28 @@ impl Family {
         Self::Worker,
         Self::Job,
         Self::Meta,
+        Self::Link,
+        Self::Xattr,
+        Self::Unlinked,
+        Self::Session,
+        Self::Result,
     ];
 
     /// The families that a snapshot carries: all but the log's own.
-    pub const STATE: [Self; 7] =
-        [Self::Inode, Self::Dentry, Self::Orphan, Self::Mount, Self::Worker, Self::Job, Self::Meta];
+    pub const STATE: [Self; 12] = [
+        Self::Inode,
+        Self::Dentry,
+        Self::Orphan,
+        Self::Mount,
+        Self::Worker,
+        Self::Job,
+        Self::Meta,
+        Self::Link,
+        Self::Xattr,
+        Self::Unlinked,
+        Self::Session,
+        Self::Result,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -59,6 +82,11 @@ impl Family {
             Self::Worker => "worker",
             Self::Job => "job",
             Self::Meta => "meta",
+            Self::Link => "link",
+            Self::Xattr => "xattr",
+            Self::Unlinked => "unlinked",
+            Self::Session => "session",
+            Self::Result => "result",
         }
     }
 }

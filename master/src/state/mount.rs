@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
-use cavern_proto::master::{Kind, Mount};
+use cavern_proto::master::{Kind, Mount, WriteType};
 use cavern_proto::record::DentryRecord;
 
 use super::database::Family;
@@ -57,6 +57,12 @@ pub fn mount(transaction: &mut Transaction<'_>, mut mount: Mount) -> Result<Outc
     transaction.counters.mount += 1;
     mount.id = transaction.counters.mount;
     mount.root_inode = make_directory(transaction, parent, last, mount.id, mount.created_ns);
+    if mount.write_type() == WriteType::FsMode
+        && let Some(mut root) = transaction.inode(mount.root_inode)?
+    {
+        root.listed_ns = mount.created_ns;
+        transaction.put_inode(mount.root_inode, root);
+    }
     transaction.put(Family::Mount, &mount.id.to_be_bytes(), &mount);
     changed(transaction);
     Ok(Outcome::Mount(Box::new(mount)))

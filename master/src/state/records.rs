@@ -2,7 +2,8 @@
 //!
 //! A file that was never opened costs one `inode` and one `dentry` record, about a hundred bytes together for a name of
 //! ordinary length. What nearly every record would repeat is left out and put back on reading: mode 0644 (0755 for a
-//! directory), owner 0:0, one link, and a change time that equals the modification time.
+//! directory), owner 0:0, one link, and a change time that equals the modification time. In fs-mode mounts, where a mode may
+//! be 0, every mode carries [`MODE_CHOSEN`].
 
 use bytes::Bytes;
 use cavern_proto::master::{Attr, Kind};
@@ -10,6 +11,9 @@ use cavern_proto::record::{InodeRecord, ListedEntry};
 use prost::Message;
 
 use crate::MasterError;
+
+/// In the mode of a record: the permission bits are what they are, none left out.
+pub const MODE_CHOSEN: u32 = 1 << 16;
 
 /// Key of an inode, and prefix of the keys of a directory's entries.
 pub fn inode_key(inode: u64) -> [u8; 8] {
@@ -80,18 +84,41 @@ pub fn etag(record: &InodeRecord) -> String {
 
 /// The attributes that a record stands for.
 pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
-    let is_directory = record.kind() == Kind::Directory;
-    let or = |value: u32, default: u32| if value == 0 { default } else { value };
     Attr {
         inode,
         kind: record.kind,
-        mode: or(record.mode, if is_directory { 0o755 } else { 0o644 }),
+        mode: mode(record),
         uid: record.uid,
         gid: record.gid,
         size: record.size,
         mtime_ns: record.mtime_ns,
         ctime_ns: if record.ctime_ns == 0 { record.mtime_ns } else { record.ctime_ns },
-        nlink: or(record.nlink, if is_directory { 2 } else { 1 }),
+        nlink: if record.unlinked { 0 } else { links(record) },
+        atime_ns: record.atime_ns.unwrap_or(record.mtime_ns),
+        rdev: record.rdev,
+        version: record.version,
+    }
+}
+
+/// Permission bits (07777).
+pub fn mode(record: &InodeRecord) -> u32 {
+    match record.mode {
+        0 if record.kind() == Kind::Directory => 0o755,
+        0 => 0o644,
+        mode => mode & 0o7777,
+    }
+}
+
+pub fn is_directory(record: &InodeRecord) -> bool {
+    record.kind() == Kind::Directory
+}
+
+/// Names of an inode; of a directory its own, its `.`, and the `..` of every directory in it.
+pub fn links(record: &InodeRecord) -> u32 {
+    match record.nlink {
+        0 if record.kind() == Kind::Directory => 2,
+        0 => 1,
+        links => links,
     }
 }
 

@@ -5,11 +5,12 @@ use std::ops::ControlFlow;
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
-use cavern_proto::master::{Job, Kind, Mount};
-use cavern_proto::record::{Counters, DentryRecord, IndexRecord, InodeRecord, WorkerRecord};
+use cavern_proto::master::{Job, Kind, Mount, MutationResult};
+use cavern_proto::record::{Counters, DentryRecord, IndexRecord, InodeRecord, SessionRecord, WorkerRecord};
 use prost::Message;
 use rocksdb::{Direction, IteratorMode, ReadOptions};
 
+use super::posix::result_key;
 use super::records::{decode, dentry_key, inode_key, leading_id};
 use super::{Database, Family};
 use crate::MasterError;
@@ -17,8 +18,10 @@ use crate::MasterError;
 pub const COUNTERS_KEY: &[u8] = b"counters";
 pub const CLUSTER_KEY: &[u8] = b"cluster";
 
-/// Deepest nesting that a walk to the root follows: keys have at most 1,024 bytes.
-const DEPTH_MAX: usize = 1024;
+/// Deepest nesting that a walk to the root follows. There are no loops; this ends walks should there be one.
+pub const DEPTH_MAX: usize = 1 << 16;
+
+type Pair = (Box<[u8]>, Box<[u8]>);
 
 /// An entry of a directory: its name, its inode id and record.
 pub type Listed = (Bytes, u64, InodeRecord);
@@ -118,6 +121,46 @@ impl<'a> Tables<'a> {
 
     pub fn index(&self, mount_id: u32) -> Result<Option<IndexRecord>, MasterError> {
         self.record(Family::Meta, &index_key(mount_id))
+    }
+
+    pub fn session(&self, id: u64) -> Result<Option<SessionRecord>, MasterError> {
+        self.record(Family::Session, &id.to_be_bytes())
+    }
+
+    /// The result of a mutation, while it is kept.
+    pub fn result(&self, session: u64, seq: u64) -> Result<Option<MutationResult>, MasterError> {
+        self.record(Family::Result, &result_key(session, seq))
+    }
+
+    /// One extended attribute.
+    pub fn xattr(&self, inode: u64, name: &[u8]) -> Result<Option<Vec<u8>>, MasterError> {
+        self.database.get(Family::Xattr, &[inode_key(inode).as_slice(), name].concat())
+    }
+
+    /// All extended attributes of an inode, names and values, in the order of their names.
+    pub fn xattrs(&self, inode: u64) -> Result<Vec<(Bytes, Bytes)>, MasterError> {
+        let prefix = inode_key(inode);
+        let items = self.under(Family::Xattr, &prefix);
+        items
+            .map(|item| item.map(|(key, value)| (Bytes::from(key.into_vec()).slice(prefix.len()..), value.into())))
+            .collect()
+    }
+
+    /// Every key of a family that begins with an id.
+    pub fn keys_under(
+        &self,
+        family: Family,
+        id: &[u8; 8],
+    ) -> impl Iterator<Item = Result<Box<[u8]>, MasterError>> + use<'a> {
+        self.under(family, id).map(|item| item.map(|(key, _)| key))
+    }
+
+    fn under(&self, family: Family, id: &[u8; 8]) -> impl Iterator<Item = Result<Pair, MasterError>> + use<'a> {
+        let mut options = ReadOptions::default();
+        options.set_iterate_upper_bound(u64::from_be_bytes(*id).saturating_add(1).to_be_bytes());
+        let mode = IteratorMode::From(id, Direction::Forward);
+        let items = self.database.raw().iterator_cf_opt(self.database.family(family), options, mode);
+        items.map(|item| Ok(item?))
     }
 
     /// Every record of a small family, in key order.

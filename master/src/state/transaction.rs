@@ -40,6 +40,8 @@ pub struct Transaction<'a> {
     dentries: HashMap<Vec<u8>, Option<DentryRecord>>,
     pub counters: Counters,
     pub changes: Vec<Change>,
+    /// The session that asked for the changes, which knows of them by their result; 0 for none.
+    pub origin: u64,
 }
 
 impl<'a> Transaction<'a> {
@@ -53,6 +55,7 @@ impl<'a> Transaction<'a> {
             dentries: HashMap::new(),
             counters: tables.counters()?,
             changes: Vec::new(),
+            origin: 0,
         })
     }
 

@@ -66,6 +66,10 @@ impl EntryView {
         let (kind, letter) = match attr.kind() {
             Kind::Directory => ("directory", 'd'),
             Kind::Symlink => ("symlink", 'l'),
+            Kind::Fifo => ("fifo", 'p'),
+            Kind::Socket => ("socket", 's'),
+            Kind::CharacterDevice => ("character device", 'c'),
+            Kind::BlockDevice => ("block device", 'b'),
             Kind::File | Kind::Unspecified => ("file", '-'),
         };
         Self {

@@ -1,0 +1,169 @@
+//! Changes of names and inodes in fs-mode mounts, as POSIX has them: one file per kind of change.
+//!
+//! Every change checks all that can be wrong before it writes anything, so a refusal leaves no trace. Permissions are not
+//! looked at here: the kernel of the asker has done that, with the owner and mode that it was told.
+//!
+//! A mutation that comes again, because its answer was lost, is answered with the result that it had: results are kept
+//! per session until the session says that it has them.
+
+mod attributes;
+mod create;
+mod link;
+mod remove;
+mod rename;
+mod results;
+mod xattr;
+
+use cavern_proto::NAME_MAX;
+use cavern_proto::master::mutation::Change as Kind;
+use cavern_proto::master::{Attr, MutationResult, WriteType};
+use cavern_proto::record::{InodeRecord, Mutate};
+use rustix::io::Errno;
+
+use super::records::{attributes, is_directory};
+use super::transaction::{Change, Transaction};
+use super::{Outcome, records};
+use crate::MasterError;
+
+pub use results::end_session;
+pub(super) use results::result_key;
+
+/// Why a change is refused.
+#[derive(Debug)]
+struct Refusal {
+    errno: Errno,
+    reason: String,
+}
+
+/// What keeps a change from being made: the state (told to the asker), or a broken database.
+#[derive(Debug)]
+enum Stop {
+    Refused(Refusal),
+    Broken(MasterError),
+}
+
+impl From<MasterError> for Stop {
+    fn from(error: MasterError) -> Self {
+        Self::Broken(error)
+    }
+}
+
+fn refuse<T>(errno: Errno, reason: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Refused(Refusal { errno, reason: reason.into() }))
+}
+
+/// One mutation under way.
+struct Mutating<'t, 'd> {
+    transaction: &'t mut Transaction<'d>,
+    now_ns: i64,
+    /// Owner of what is created.
+    uid: u32,
+    gid: u32,
+    /// Inodes whose attributes changed, in the order of their first change; the record is that of the last.
+    touched: Vec<(u64, InodeRecord)>,
+}
+
+/// Applies a mutation, or finds the result that it had when it was applied.
+pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome, MasterError> {
+    let Some(mutation) = mutate.mutation else { return Ok(Outcome::Refused("an empty mutation".into())) };
+    if let Some(known) = results::find(transaction, mutate.session, mutation.seq)? {
+        return Ok(Outcome::Mutated(Box::new(known)));
+    }
+    transaction.origin = mutate.session;
+    let mut mutating =
+        Mutating { transaction, now_ns: mutate.now_ns, uid: mutation.uid, gid: mutation.gid, touched: Vec::new() };
+    let done = match mutation.change {
+        None => refuse(Errno::NOSYS, "a change of a kind that this master does not know"),
+        Some(Kind::Create(create)) => mutating.create(create),
+        Some(Kind::Link(link)) => mutating.link(&link),
+        Some(Kind::Remove(remove)) => mutating.remove(&remove),
+        Some(Kind::Rename(rename)) => mutating.rename(&rename),
+        Some(Kind::SetAttr(set)) => mutating.set_attributes(&set),
+        Some(Kind::SetXattr(set)) => mutating.set_xattr(&set),
+        Some(Kind::RemoveXattr(remove)) => mutating.remove_xattr(&remove),
+    };
+    let result = match done {
+        Ok(inode) => MutationResult { inode, attributes: mutating.attributes(), ..MutationResult::default() },
+        Err(Stop::Refused(Refusal { errno, reason })) => {
+            MutationResult { errno: errno.raw_os_error(), reason, ..MutationResult::default() }
+        }
+        Err(Stop::Broken(error)) => return Err(error),
+    };
+    results::keep(transaction, mutate.session, mutate.answered, mutation.seq, &result)?;
+    Ok(Outcome::Mutated(Box::new(result)))
+}
+
+impl Mutating<'_, '_> {
+    /// A directory in which names may be changed.
+    fn directory(&mut self, inode: u64) -> Result<InodeRecord, Stop> {
+        let record = self.inode(inode)?;
+        if !is_directory(&record) {
+            return refuse(Errno::NOTDIR, format!("inode {inode} is not a directory"));
+        }
+        if record.unlinked {
+            return refuse(Errno::NOENT, format!("directory inode {inode} has been removed"));
+        }
+        Ok(record)
+    }
+
+    /// An inode of an fs-mode mount.
+    fn inode(&mut self, inode: u64) -> Result<InodeRecord, Stop> {
+        let Some(record) = self.transaction.inode(inode)? else {
+            return refuse(Errno::STALE, format!("inode {inode} is no longer there"));
+        };
+        let mount = match record.mount_id {
+            0 => None,
+            id => self.transaction.before().mount(id)?,
+        };
+        match mount {
+            Some(mount) if mount.write_type() == WriteType::FsMode => Ok(record),
+            Some(mount) => refuse(Errno::ROFS, format!("{} is mounted in cache-mode", mount.path)),
+            None => refuse(Errno::ROFS, format!("inode {inode} is in no mount: only mounts can be changed")),
+        }
+    }
+
+    /// Stores an inode whose attributes changed, and has everybody told.
+    fn put(&mut self, inode: u64, record: InodeRecord) {
+        self.transaction.put_inode(inode, record.clone());
+        self.touch(inode, record);
+        self.transaction.changes.push(Change::Inode(inode));
+    }
+
+    fn touch(&mut self, inode: u64, record: InodeRecord) {
+        match self.touched.iter_mut().find(|(known, _)| *known == inode) {
+            Some((_, known)) => *known = record,
+            None => self.touched.push((inode, record)),
+        }
+    }
+
+    fn attributes(&self) -> Vec<Attr> {
+        self.touched.iter().map(|(inode, record)| attributes(*inode, record)).collect()
+    }
+
+    /// A directory whose entries changed: its times, and its links where a directory came (1) or went (-1).
+    fn directory_changed(&mut self, inode: u64, mut record: InodeRecord, directories: i32) {
+        record.mtime_ns = self.now_ns;
+        record.ctime_ns = self.now_ns;
+        record.nlink = records::links(&record).saturating_add_signed(directories);
+        self.put(inode, record);
+    }
+
+    fn name_changed(&mut self, parent: u64, name: &bytes::Bytes, old_inode: u64, new_inode: u64) {
+        let name = name.clone();
+        self.transaction.changes.push(Change::Entry { parent, name, old_inode, new_inode, first_fill: false });
+    }
+}
+
+/// A name that a directory can hold.
+fn check_name(name: &[u8]) -> Result<(), Stop> {
+    if name.len() > NAME_MAX {
+        return refuse(Errno::NAMETOOLONG, format!("a name of {} bytes: {NAME_MAX} are the most", name.len()));
+    }
+    if name.is_empty() || name == b"." || name == b".." || name.contains(&0) || name.contains(&b'/') {
+        return refuse(Errno::INVAL, format!("{:?} cannot be a name", String::from_utf8_lossy(name)));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,24 @@
+//! chmod, chown, utimensat.
+
+use cavern_proto::master::{SetAttr, Time};
+
+use super::{Mutating, Stop};
+use crate::state::records::MODE_CHOSEN;
+
+impl Mutating<'_, '_> {
+    pub(super) fn set_attributes(&mut self, set: &SetAttr) -> Result<u64, Stop> {
+        let mut record = self.inode(set.inode)?;
+        let now_ns = self.now_ns;
+        let time = |time: Time| if time.now { now_ns } else { time.ns };
+        if let Some(mode) = set.mode {
+            record.mode = mode & 0o7777 | MODE_CHOSEN;
+        }
+        record.uid = set.uid.unwrap_or(record.uid);
+        record.gid = set.gid.unwrap_or(record.gid);
+        record.atime_ns = set.atime.map(time).or(record.atime_ns);
+        record.mtime_ns = set.mtime.map_or(record.mtime_ns, time);
+        record.ctime_ns = now_ns;
+        self.put(set.inode, record);
+        Ok(set.inode)
+    }
+}

@@ -1,0 +1,63 @@
+//! mkdir, mknod, open with `O_CREAT`, symlink.
+
+use cavern_proto::master::{CreateInode, Kind};
+use cavern_proto::record::{DentryRecord, InodeRecord};
+use rustix::io::Errno;
+
+use super::{Mutating, Stop, check_name, refuse};
+use crate::state::records::{MODE_CHOSEN, mode};
+
+/// Longest target of a symlink, as Linux has it (`PATH_MAX` without its NUL).
+const TARGET_MAX: usize = 4095;
+
+const SET_GROUP_ID: u32 = 0o2000;
+
+impl Mutating<'_, '_> {
+    pub(super) fn create(&mut self, create: CreateInode) -> Result<u64, Stop> {
+        check_name(&create.name)?;
+        let kind = create.kind();
+        match (kind, create.target.len()) {
+            (Kind::Unspecified, _) => return refuse(Errno::INVAL, "an inode of no kind"),
+            (Kind::Symlink, 0) => return refuse(Errno::NOENT, "a symlink that leads nowhere"),
+            (Kind::Symlink, length) if length > TARGET_MAX => {
+                return refuse(Errno::NAMETOOLONG, format!("a symlink's target of {length} bytes"));
+            }
+            (Kind::Symlink, _) | (_, 0) => {}
+            _ => return refuse(Errno::INVAL, "only a symlink has a target"),
+        }
+        let directory = self.directory(create.parent)?;
+        if self.transaction.dentry(create.parent, &create.name)?.is_some() {
+            return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
+        }
+        let mut permissions = if kind == Kind::Symlink { 0o777 } else { create.mode & 0o7777 };
+        let mut gid = self.gid;
+        if mode(&directory) & SET_GROUP_ID != 0 {
+            gid = directory.gid;
+            permissions |= if kind == Kind::Directory { SET_GROUP_ID } else { 0 };
+        }
+        let record = InodeRecord {
+            kind: create.kind,
+            mode: permissions | MODE_CHOSEN,
+            uid: self.uid,
+            gid,
+            size: create.target.len() as u64,
+            atime_ns: Some(self.now_ns),
+            mtime_ns: self.now_ns,
+            ctime_ns: self.now_ns,
+            parent: create.parent,
+            name: create.name.clone(),
+            mount_id: directory.mount_id,
+            // The namespace is the truth of what is in it, from its first moment on.
+            listed_ns: if kind == Kind::Directory { self.now_ns } else { 0 },
+            rdev: if matches!(kind, Kind::CharacterDevice | Kind::BlockDevice) { create.rdev } else { 0 },
+            target: create.target,
+            ..InodeRecord::default()
+        };
+        let inode = self.transaction.create_inode(record.clone());
+        self.transaction.put_dentry(create.parent, &create.name, DentryRecord { inode, kind: create.kind });
+        self.touch(inode, record);
+        self.name_changed(create.parent, &create.name, 0, inode);
+        self.directory_changed(create.parent, directory, i32::from(kind == Kind::Directory));
+        Ok(inode)
+    }
+}

@@ -1,0 +1,136 @@
+//! Hard links.
+//!
+//! An inode's record says one of its names: enough to find its path and to tell who caches it. The names of an inode that
+//! has several are all in the family `link` as well, so that another takes its place when that one goes.
+
+use bytes::Bytes;
+use cavern_proto::master::LinkInode;
+use cavern_proto::record::{DentryRecord, InodeRecord};
+use rustix::io::Errno;
+
+use super::{Mutating, Stop, check_name, refuse};
+use crate::MasterError;
+use crate::state::records::{dentry_key, inode_key, is_directory, links};
+use crate::state::{Family, Transaction};
+
+/// As ext4 has it.
+const LINKS_MAX: u32 = 65_000;
+
+impl Mutating<'_, '_> {
+    pub(super) fn link(&mut self, link: &LinkInode) -> Result<u64, Stop> {
+        check_name(&link.name)?;
+        let directory = self.directory(link.parent)?;
+        let mut record = self.inode(link.inode)?;
+        if self.transaction.dentry(link.parent, &link.name)?.is_some() {
+            return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&link.name)));
+        }
+        if record.mount_id != directory.mount_id {
+            return refuse(Errno::XDEV, "a link cannot lead from one mount into another");
+        }
+        if is_directory(&record) {
+            return refuse(Errno::PERM, "a directory has one name only");
+        }
+        if record.unlinked {
+            return refuse(Errno::NOENT, format!("inode {} has been removed", link.inode));
+        }
+        let count = links(&record);
+        if count >= LINKS_MAX {
+            return refuse(Errno::MLINK, format!("inode {} has {count} names", link.inode));
+        }
+        if count == 1 {
+            put_link(self.transaction, link.inode, record.parent, &record.name);
+        }
+        put_link(self.transaction, link.inode, link.parent, &link.name);
+        self.transaction.put_dentry(link.parent, &link.name, DentryRecord { inode: link.inode, kind: record.kind });
+        record.nlink = count + 1;
+        record.ctime_ns = self.now_ns;
+        self.put(link.inode, record);
+        self.name_changed(link.parent, &link.name, 0, link.inode);
+        self.directory_changed(link.parent, directory, 0);
+        Ok(link.inode)
+    }
+
+    /// Takes one name off an inode that is no directory; the last one leaves it unlinked.
+    pub(super) fn drop_name(
+        &mut self,
+        inode: u64,
+        mut record: InodeRecord,
+        parent: u64,
+        name: &[u8],
+    ) -> Result<(), Stop> {
+        record.ctime_ns = self.now_ns;
+        match links(&record) {
+            0 | 1 => {
+                record.unlinked = true;
+                self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);
+            }
+            count => {
+                let others = other_names(self.transaction, inode, parent, name)?;
+                let Some((other_parent, other_name)) = others.first() else {
+                    return Err(MasterError::Corrupt(format!("inode {inode}, which lacks names,")).into());
+                };
+                (record.parent, record.name) = (*other_parent, other_name.clone());
+                record.nlink = count - 1;
+                delete_link(self.transaction, inode, parent, name);
+                if count == 2 {
+                    delete_link(self.transaction, inode, *other_parent, other_name);
+                }
+            }
+        }
+        self.put(inode, record);
+        Ok(())
+    }
+
+    /// Lets an inode have another name in the place of one. The caller stores the record.
+    pub(super) fn exchange_name(
+        &mut self,
+        inode: u64,
+        record: &mut InodeRecord,
+        old: (u64, &Bytes),
+        new: (u64, &Bytes),
+    ) {
+        if !is_directory(record) && links(record) > 1 {
+            delete_link(self.transaction, inode, old.0, old.1);
+            put_link(self.transaction, inode, new.0, new.1);
+            if (record.parent, &record.name) != old {
+                return;
+            }
+        }
+        (record.parent, record.name) = (new.0, new.1.clone());
+    }
+}
+
+fn link_key(inode: u64, parent: u64, name: &[u8]) -> Vec<u8> {
+    [inode_key(inode).as_slice(), &dentry_key(parent, name)].concat()
+}
+
+fn put_link(transaction: &mut Transaction<'_>, inode: u64, parent: u64, name: &[u8]) {
+    transaction.put_bytes(Family::Link, &link_key(inode, parent, name), &[]);
+}
+
+fn delete_link(transaction: &mut Transaction<'_>, inode: u64, parent: u64, name: &[u8]) {
+    transaction.delete(Family::Link, &link_key(inode, parent, name));
+}
+
+/// Up to two names of an inode beside one of them.
+fn other_names(
+    transaction: &Transaction<'_>,
+    inode: u64,
+    parent: u64,
+    name: &[u8],
+) -> Result<Vec<(u64, Bytes)>, MasterError> {
+    let this = dentry_key(parent, name);
+    let mut others = Vec::new();
+    for key in transaction.before().keys_under(Family::Link, &inode_key(inode)) {
+        let key = key?;
+        let Some((parent, name)) = key.get(8..).filter(|key| *key != this).and_then(<[u8]>::split_first_chunk::<8>)
+        else {
+            continue;
+        };
+        others.push((u64::from_be_bytes(*parent), Bytes::copy_from_slice(name)));
+        if others.len() == 2 {
+            break;
+        }
+    }
+    Ok(others)
+}

@@ -1,0 +1,52 @@
+//! unlink and rmdir.
+
+use bytes::Bytes;
+use cavern_proto::master::RemoveName;
+use cavern_proto::record::InodeRecord;
+use rustix::io::Errno;
+
+use super::{Mutating, Stop, check_name, refuse};
+use crate::state::Family;
+use crate::state::records::{inode_key, is_directory};
+
+impl Mutating<'_, '_> {
+    pub(super) fn remove(&mut self, remove: &RemoveName) -> Result<u64, Stop> {
+        check_name(&remove.name)?;
+        let directory = self.directory(remove.parent)?;
+        let Some(dentry) = self.transaction.dentry(remove.parent, &remove.name)? else {
+            return refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(&remove.name)));
+        };
+        let record = self.inode(dentry.inode)?;
+        match (remove.directory, is_directory(&record)) {
+            (true, false) => return refuse(Errno::NOTDIR, "rmdir is for directories"),
+            (false, true) => return refuse(Errno::ISDIR, "a directory is removed by rmdir"),
+            (true, true) if !self.transaction.before().is_empty(dentry.inode)? => {
+                return refuse(Errno::NOTEMPTY, "the directory is not empty");
+            }
+            _ => {}
+        }
+        self.transaction.delete_dentry(remove.parent, &remove.name);
+        self.let_go(dentry.inode, record, remove.parent, &remove.name)?;
+        self.name_changed(remove.parent, &remove.name, dentry.inode, 0);
+        self.directory_changed(remove.parent, directory, -i32::from(remove.directory));
+        Ok(dentry.inode)
+    }
+
+    /// What becomes of an inode (an empty directory, or anything else) when a name of it is gone.
+    pub(super) fn let_go(
+        &mut self,
+        inode: u64,
+        mut record: InodeRecord,
+        parent: u64,
+        name: &Bytes,
+    ) -> Result<(), Stop> {
+        if !is_directory(&record) {
+            return self.drop_name(inode, record, parent, name);
+        }
+        record.unlinked = true;
+        record.ctime_ns = self.now_ns;
+        self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);
+        self.put(inode, record);
+        Ok(())
+    }
+}

@@ -1,0 +1,145 @@
+//! rename, with `RENAME_NOREPLACE` and `RENAME_EXCHANGE`: one step, whatever lies below a directory.
+
+use cavern_proto::ROOT_INODE;
+use cavern_proto::master::{Kind, RenameMode, RenameName};
+use cavern_proto::record::{DentryRecord, InodeRecord};
+use rustix::io::Errno;
+
+use super::{Mutating, Stop, check_name, refuse};
+use crate::state::records::is_directory;
+use crate::state::tables::DEPTH_MAX;
+
+impl Mutating<'_, '_> {
+    pub(super) fn rename(&mut self, rename: &RenameName) -> Result<u64, Stop> {
+        check_name(&rename.name)?;
+        check_name(&rename.new_name)?;
+        let from = self.directory(rename.parent)?;
+        let to = self.directory(rename.new_parent)?;
+        let Some(dentry) = self.transaction.dentry(rename.parent, &rename.name)? else {
+            return refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(&rename.name)));
+        };
+        if from.mount_id != to.mount_id {
+            return refuse(Errno::XDEV, "a name cannot move from one mount into another");
+        }
+        let moved = self.inode(dentry.inode)?;
+        let target = self.transaction.dentry(rename.new_parent, &rename.new_name)?;
+        match (rename.mode(), &target) {
+            (RenameMode::NoReplace, Some(_)) => {
+                return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&rename.new_name)));
+            }
+            (RenameMode::Exchange, None) => {
+                return refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(&rename.new_name)));
+            }
+            _ => {}
+        }
+        if is_directory(&moved) && self.is_above(dentry.inode, rename.new_parent)? {
+            return refuse(Errno::INVAL, "a directory cannot move below itself");
+        }
+        if let Some(target) = &target
+            && target.kind() == Kind::Directory
+            && self.is_above(target.inode, rename.parent)?
+        {
+            let errno = if rename.mode() == RenameMode::Exchange { Errno::INVAL } else { Errno::NOTEMPTY };
+            return refuse(errno, "what is renamed lies below the directory that it would replace");
+        }
+        match (rename.mode(), target) {
+            // Two names of one inode: nothing happens, not even to the times.
+            (_, Some(target)) if target.inode == dentry.inode => Ok(dentry.inode),
+            (RenameMode::Exchange, Some(target)) => self.exchange(rename, (dentry, moved), target),
+            (_, target) => self.replace(rename, (dentry, moved), target),
+        }
+    }
+
+    /// Whether a directory is another, or lies above it.
+    fn is_above(&mut self, directory: u64, other: u64) -> Result<bool, Stop> {
+        let mut at = other;
+        for _ in 0..DEPTH_MAX {
+            if at == directory {
+                return Ok(true);
+            }
+            if at <= ROOT_INODE {
+                return Ok(false);
+            }
+            at = self.transaction.inode(at)?.map_or(0, |record| record.parent);
+        }
+        refuse(Errno::LOOP, "the directory is nested too deeply")
+    }
+
+    fn replace(
+        &mut self,
+        rename: &RenameName,
+        (dentry, mut moved): (DentryRecord, InodeRecord),
+        target: Option<DentryRecord>,
+    ) -> Result<u64, Stop> {
+        let moves_directory = is_directory(&moved);
+        let mut replaced = None;
+        if let Some(target) = target {
+            let record = self.inode(target.inode)?;
+            match (moves_directory, is_directory(&record)) {
+                (true, false) => return refuse(Errno::NOTDIR, "a directory cannot replace what is none"),
+                (false, true) => return refuse(Errno::ISDIR, "only a directory can replace a directory"),
+                (true, true) if !self.transaction.before().is_empty(target.inode)? => {
+                    return refuse(Errno::NOTEMPTY, "the directory to be replaced is not empty");
+                }
+                _ => replaced = Some((target.inode, record)),
+            }
+        }
+        let replaced_inode = replaced.as_ref().map_or(0, |(inode, _)| *inode);
+        let replaces_directory = replaced.as_ref().is_some_and(|(_, record)| is_directory(record));
+        if let Some((inode, record)) = replaced {
+            self.let_go(inode, record, rename.new_parent, &rename.new_name)?;
+        }
+        self.transaction.delete_dentry(rename.parent, &rename.name);
+        self.transaction.put_dentry(rename.new_parent, &rename.new_name, dentry);
+        self.exchange_name(
+            dentry.inode,
+            &mut moved,
+            (rename.parent, &rename.name),
+            (rename.new_parent, &rename.new_name),
+        );
+        moved.ctime_ns = self.now_ns;
+        self.put(dentry.inode, moved);
+        self.name_changed(rename.parent, &rename.name, dentry.inode, 0);
+        self.name_changed(rename.new_parent, &rename.new_name, replaced_inode, dentry.inode);
+        let goes = i32::from(moves_directory);
+        let comes = goes - i32::from(replaces_directory);
+        self.parents_changed(rename, -goes, comes)?;
+        Ok(dentry.inode)
+    }
+
+    fn exchange(
+        &mut self,
+        rename: &RenameName,
+        (dentry, mut moved): (DentryRecord, InodeRecord),
+        target: DentryRecord,
+    ) -> Result<u64, Stop> {
+        let mut other = self.inode(target.inode)?;
+        let (here, there) = ((rename.parent, &rename.name), (rename.new_parent, &rename.new_name));
+        self.transaction.put_dentry(there.0, there.1, dentry);
+        self.transaction.put_dentry(here.0, here.1, target);
+        self.exchange_name(dentry.inode, &mut moved, here, there);
+        self.exchange_name(target.inode, &mut other, there, here);
+        let change = i32::from(is_directory(&other)) - i32::from(is_directory(&moved));
+        moved.ctime_ns = self.now_ns;
+        other.ctime_ns = self.now_ns;
+        self.put(dentry.inode, moved);
+        self.put(target.inode, other);
+        self.name_changed(here.0, here.1, dentry.inode, target.inode);
+        self.name_changed(there.0, there.1, target.inode, dentry.inode);
+        self.parents_changed(rename, change, -change)?;
+        Ok(dentry.inode)
+    }
+
+    /// Both directories of a rename, which may be one, with the directories that they lost or gained.
+    fn parents_changed(&mut self, rename: &RenameName, from: i32, to: i32) -> Result<(), Stop> {
+        let record = self.directory(rename.parent)?;
+        if rename.parent == rename.new_parent {
+            self.directory_changed(rename.parent, record, from + to);
+            return Ok(());
+        }
+        self.directory_changed(rename.parent, record, from);
+        let record = self.directory(rename.new_parent)?;
+        self.directory_changed(rename.new_parent, record, to);
+        Ok(())
+    }
+}

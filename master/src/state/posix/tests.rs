@@ -1,0 +1,378 @@
+//! The namespace against a file system of this host: the same changes, the same answers, the same tree.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{
+    CreateInode, Kind as InodeKind, LinkInode, Mount, Mutation, RemoveName, RemoveXattr, RenameMode, RenameName,
+    SetAttr, SetXattr, XattrMode,
+};
+use cavern_proto::record::command::Command as Kind;
+use cavern_proto::record::{Command, InitCluster};
+use proptest::prelude::*;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, XattrFlags};
+
+use super::*;
+use crate::state::{Database, Tables, apply};
+
+/// A name: a directory, by its number among those there are, and a letter.
+type Place = (usize, u8);
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create { at: Place, kind: u8, mode: u32 },
+    Symlink { at: Place },
+    Link { from: Place, to: Place },
+    Remove { at: Place, directory: bool },
+    Rename { from: Place, to: Place, mode: u8 },
+    Chmod { at: Place, mode: u32 },
+    SetXattr { at: Place, name: u8, mode: u8 },
+    RemoveXattr { at: Place, name: u8 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let place = || (0usize..6, 0u8..4);
+    prop_oneof![
+        4 => (place(), 0u8..3, 0u32..0o2000).prop_map(|(at, kind, mode)| Step::Create { at, kind, mode }),
+        1 => place().prop_map(|at| Step::Symlink { at }),
+        2 => (place(), place()).prop_map(|(from, to)| Step::Link { from, to }),
+        3 => (place(), any::<bool>()).prop_map(|(at, directory)| Step::Remove { at, directory }),
+        4 => (place(), place(), 0u8..3).prop_map(|(from, to, mode)| Step::Rename { from, to, mode }),
+        1 => (place(), 0u32..0o2000).prop_map(|(at, mode)| Step::Chmod { at, mode }),
+        1 => (place(), 0u8..3, 0u8..3).prop_map(|(at, name, mode)| Step::SetXattr { at, name, mode }),
+        1 => (place(), 0u8..3).prop_map(|(at, name)| Step::RemoveXattr { at, name }),
+    ]
+}
+
+/// What both sides must show of one name.
+#[derive(Debug, PartialEq, Eq)]
+struct Shown {
+    kind: InodeKind,
+    mode: u32,
+    links: u32,
+    target: Vec<u8>,
+    xattrs: BTreeMap<String, Vec<u8>>,
+    /// The first path, in their order, of the same inode.
+    first: PathBuf,
+}
+
+struct Bench {
+    database: Database,
+    root: u64,
+    local: PathBuf,
+    seq: u64,
+    _dir: tempfile::TempDir,
+}
+
+fn run(database: &Database, command: Kind) -> Outcome {
+    let mut transaction = Transaction::new(database).unwrap();
+    let outcome = apply(&mut transaction, Command { command: Some(command) }).unwrap();
+    database.write(transaction.finish().0).unwrap();
+    outcome
+}
+
+impl Bench {
+    fn new() -> Self {
+        // Not /tmp, which may lack extended attributes.
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let database = Database::open(dir.path(), 1 << 20).unwrap();
+        run(&database, Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+        let write_type = WriteType::FsMode as i32;
+        let mount = Mount { path: "/m".into(), uri: "memory://m".into(), write_type, ..Mount::default() };
+        let Outcome::Mount(mount) = run(&database, Kind::Mount(mount)) else { panic!("no mount") };
+        let local = dir.path().join("local");
+        std::fs::create_dir(&local).unwrap();
+        Self { database, root: mount.root_inode, local, seq: 0, _dir: dir }
+    }
+
+    fn change(&mut self, change: Change) -> MutationResult {
+        self.seq += 1;
+        self.repeat(self.seq, change)
+    }
+
+    fn repeat(&self, seq: u64, change: Change) -> MutationResult {
+        let mutation = Mutation { seq, uid: 0, gid: 0, change: Some(change) };
+        let now_ns = i64::try_from(self.seq).unwrap();
+        let mutate = Mutate { session: 7, answered: seq.saturating_sub(3), now_ns, mutation: Some(mutation) };
+        match run(&self.database, Kind::Mutate(mutate)) {
+            Outcome::Mutated(result) => *result,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Every path below the mount, with its inode and record.
+    fn tree(&self) -> BTreeMap<PathBuf, (u64, InodeRecord)> {
+        let (tables, mut tree) = (Tables::new(&self.database), BTreeMap::new());
+        let mut waiting = vec![(self.root, PathBuf::new())];
+        while let Some((directory, path)) = waiting.pop() {
+            for (name, inode, record) in tables.page(directory, None, usize::MAX).unwrap().0 {
+                let path = path.join(std::str::from_utf8(&name).unwrap());
+                if is_directory(&record) {
+                    waiting.push((inode, path.clone()));
+                }
+                tree.insert(path, (inode, record));
+            }
+        }
+        tree
+    }
+
+    /// The inode and the path of a directory, by number.
+    fn directory(&self, number: usize) -> (u64, PathBuf) {
+        let tree = self.tree();
+        let below = tree.iter().filter(|(_, (_, record))| is_directory(record));
+        let all: Vec<_> = std::iter::once((self.root, PathBuf::new()))
+            .chain(below.map(|(path, (inode, _))| (*inode, path.clone())))
+            .collect();
+        all[number % all.len()].clone()
+    }
+
+    fn place(&self, (directory, letter): Place) -> (u64, Bytes, PathBuf) {
+        let (inode, path) = self.directory(directory);
+        let name = ["a", "b", "c", "d"][usize::from(letter)];
+        (inode, Bytes::from_static(name.as_bytes()), self.local.join(path).join(name))
+    }
+
+    /// The inode of a place, or one that never existed.
+    fn inode_at(&self, place: Place) -> u64 {
+        let (parent, name, _) = self.place(place);
+        Tables::new(&self.database).dentry(parent, &name).unwrap().map_or(0, |dentry| dentry.inode)
+    }
+
+    /// Makes a step on both sides; gives both errors.
+    fn step(&mut self, step: &Step) -> (i32, i32) {
+        let (change, local) = match step {
+            Step::Create { at, kind, mode } => {
+                let (parent, name, path) = self.place(*at);
+                let kinds = [InodeKind::File, InodeKind::Directory, InodeKind::Fifo];
+                let kind = kinds[usize::from(*kind)];
+                let create = CreateInode { parent, name, kind: kind as i32, mode: *mode, ..CreateInode::default() };
+                let mode = Mode::from_raw_mode(*mode);
+                let local = match kind {
+                    InodeKind::Directory => rustix::fs::mkdirat(CWD, &path, mode),
+                    InodeKind::Fifo => rustix::fs::mknodat(CWD, &path, FileType::Fifo, mode, 0),
+                    _ => rustix::fs::mknodat(CWD, &path, FileType::RegularFile, mode, 0),
+                };
+                (Change::Create(create), local)
+            }
+            Step::Symlink { at } => {
+                let (parent, name, path) = self.place(*at);
+                let (kind, target) = (InodeKind::Symlink as i32, Bytes::from_static(b"../nowhere"));
+                let create = CreateInode { parent, name, kind, target, ..CreateInode::default() };
+                (Change::Create(create), rustix::fs::symlinkat("../nowhere", CWD, &path))
+            }
+            Step::Link { from, to } => {
+                let (_, _, source) = self.place(*from);
+                let (parent, name, path) = self.place(*to);
+                let inode = self.inode_at(*from);
+                let local = rustix::fs::linkat(CWD, &source, CWD, &path, AtFlags::empty());
+                if inode == 0 {
+                    return (libc_noent(), local.map_or_else(|error| error.raw_os_error(), |()| 0));
+                }
+                (Change::Link(LinkInode { inode, parent, name }), local)
+            }
+            Step::Remove { at, directory } => {
+                let (parent, name, path) = self.place(*at);
+                let flags = if *directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+                let remove = RemoveName { parent, name, directory: *directory };
+                (Change::Remove(remove), rustix::fs::unlinkat(CWD, &path, flags))
+            }
+            Step::Rename { from, to, mode } => {
+                let (parent, name, source) = self.place(*from);
+                let (new_parent, new_name, path) = self.place(*to);
+                let (mode, flags) = [
+                    (RenameMode::Replace, RenameFlags::empty()),
+                    (RenameMode::NoReplace, RenameFlags::NOREPLACE),
+                    (RenameMode::Exchange, RenameFlags::EXCHANGE),
+                ][usize::from(*mode)];
+                let local = rustix::fs::renameat_with(CWD, &source, CWD, &path, flags);
+                (Change::Rename(RenameName { parent, name, new_parent, new_name, mode: mode as i32 }), local)
+            }
+            Step::Chmod { at, mode } => {
+                let (_, _, path) = self.place(*at);
+                let inode = self.inode_at(*at);
+                if inode == 0 || path.is_symlink() {
+                    return (0, 0);
+                }
+                let set = SetAttr { inode, mode: Some(*mode), ..SetAttr::default() };
+                let local = rustix::fs::chmodat(CWD, &path, Mode::from_raw_mode(*mode), AtFlags::empty());
+                (Change::SetAttr(set), local)
+            }
+            Step::SetXattr { at, name, mode } => {
+                let (_, _, path) = self.place(*at);
+                let inode = self.inode_at(*at);
+                if !path.symlink_metadata().is_ok_and(|data| data.is_dir() || data.is_file()) {
+                    return (0, 0);
+                }
+                let (mode, flags) = [
+                    (XattrMode::Any, XattrFlags::empty()),
+                    (XattrMode::Create, XattrFlags::CREATE),
+                    (XattrMode::Replace, XattrFlags::REPLACE),
+                ][usize::from(*mode)];
+                let (name, value) = (format!("user.{name}"), vec![b'v'; usize::from(*name) * 10]);
+                let local = rustix::fs::setxattr(&path, &name, &value, flags);
+                (Change::SetXattr(SetXattr { inode, name: name.into(), value: value.into(), mode: mode as i32 }), local)
+            }
+            Step::RemoveXattr { at, name } => {
+                let (_, _, path) = self.place(*at);
+                let inode = self.inode_at(*at);
+                if !path.symlink_metadata().is_ok_and(|data| data.is_dir() || data.is_file()) {
+                    return (0, 0);
+                }
+                let name = format!("user.{name}");
+                let local = rustix::fs::removexattr(&path, &name);
+                (Change::RemoveXattr(RemoveXattr { inode, name: name.into() }), local)
+            }
+        };
+        let result = self.change(change.clone());
+        // As after a lost answer.
+        assert_eq!(self.repeat(self.seq, change), result);
+        (result.errno, local.map_or_else(|error| error.raw_os_error(), |()| 0))
+    }
+
+    fn shown(&self) -> BTreeMap<PathBuf, Shown> {
+        let (tree, mut first) = (self.tree(), HashMap::new());
+        let shown = tree.into_iter().map(|(path, (inode, record))| {
+            let xattrs = Tables::new(&self.database).xattrs(inode).unwrap();
+            assert_eq!(record.has_xattrs, !xattrs.is_empty());
+            let shown = Shown {
+                kind: record.kind(),
+                mode: records::mode(&record),
+                links: records::links(&record),
+                target: record.target.to_vec(),
+                xattrs: (xattrs.into_iter())
+                    .map(|(name, value)| (String::from_utf8(name.to_vec()).unwrap(), value.to_vec()))
+                    .collect(),
+                first: first.entry(inode).or_insert_with(|| path.clone()).clone(),
+            };
+            (path, shown)
+        });
+        shown.collect()
+    }
+}
+
+fn libc_noent() -> i32 {
+    Errno::NOENT.raw_os_error()
+}
+
+fn shown_locally(top: &Path) -> BTreeMap<PathBuf, Shown> {
+    let (mut paths, mut waiting) = (Vec::new(), vec![top.to_owned()]);
+    while let Some(directory) = waiting.pop() {
+        for entry in std::fs::read_dir(&directory).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_dir() {
+                waiting.push(entry.path());
+            }
+            paths.push(entry.path());
+        }
+    }
+    paths.sort();
+    let mut first = HashMap::new();
+    let shown = paths.into_iter().map(|path| {
+        let data = path.symlink_metadata().unwrap();
+        let kind = match data.file_type() {
+            kind if kind.is_dir() => InodeKind::Directory,
+            kind if kind.is_symlink() => InodeKind::Symlink,
+            kind if kind.is_fifo() => InodeKind::Fifo,
+            _ => InodeKind::File,
+        };
+        let target = std::fs::read_link(&path)
+            .map_or_else(|_| Vec::new(), |target| target.into_os_string().into_encoded_bytes());
+        let below = path.strip_prefix(top).unwrap().to_owned();
+        let mut xattrs = BTreeMap::new();
+        for name in ["user.0", "user.1", "user.2"] {
+            let mut value = [0u8; 64];
+            if let Ok(length) = rustix::fs::lgetxattr(&path, name, &mut value[..]) {
+                xattrs.insert(name.to_owned(), value[..length].to_vec());
+            }
+        }
+        let shown = Shown {
+            kind,
+            mode: data.mode() & 0o7777,
+            links: u32::try_from(data.nlink()).unwrap(),
+            target,
+            xattrs,
+            first: first.entry(data.ino()).or_insert_with(|| below.clone()).clone(),
+        };
+        (below, shown)
+    });
+    shown.collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    #[test]
+    fn behaves_like_a_local_file_system(steps in prop::collection::vec(step(), 1..120)) {
+        // Modes are as asked for on both sides.
+        rustix::process::umask(Mode::empty());
+        let mut bench = Bench::new();
+        for step in &steps {
+            let (ours, theirs) = bench.step(step);
+            prop_assert_eq!(ours, theirs, "{:?}", step);
+        }
+        prop_assert_eq!(bench.shown(), shown_locally(&bench.local));
+        // Every inode has a name, or is known to have none.
+        let tables = Tables::new(&bench.database);
+        let named: std::collections::HashSet<u64> = bench.tree().values().map(|(inode, _)| *inode).collect();
+        for inode in bench.root + 1..=tables.counters().unwrap().inode {
+            let record = tables.inode(inode).unwrap().unwrap();
+            prop_assert_eq!(record.unlinked, !named.contains(&inode), "inode {}", inode);
+        }
+    }
+}
+
+#[test]
+fn only_fs_mode_mounts_can_be_changed() {
+    let mut bench = Bench::new();
+    let write_type = WriteType::CacheMode as i32;
+    let mount = Mount { path: "/c".into(), uri: "memory://c".into(), write_type, ..Mount::default() };
+    let Outcome::Mount(mount) = run(&bench.database, Kind::Mount(mount)) else { panic!("no mount") };
+    let create = |parent| {
+        let kind = InodeKind::File as i32;
+        Change::Create(CreateInode { parent, name: "a".into(), kind, ..CreateInode::default() })
+    };
+    for parent in [mount.root_inode, cavern_proto::ROOT_INODE] {
+        assert_eq!(bench.change(create(parent)).errno, Errno::ROFS.raw_os_error());
+    }
+    assert_eq!(bench.change(create(999)).errno, Errno::STALE.raw_os_error());
+    assert_eq!(bench.change(create(bench.root)).errno, 0);
+}
+
+#[test]
+fn a_result_is_kept_until_the_session_has_it_and_no_longer() {
+    let mut bench = Bench::new();
+    let create = |name: &str| {
+        let (kind, name) = (InodeKind::File as i32, Bytes::copy_from_slice(name.as_bytes()));
+        Change::Create(CreateInode { parent: bench.root, name, kind, ..CreateInode::default() })
+    };
+    let (first, changes) = (create("0"), (1..10).map(|n| create(&n.to_string())).collect::<Vec<_>>());
+    let result = bench.change(first.clone());
+    assert_eq!((result.errno, bench.repeat(1, first.clone())), (0, result));
+    for change in changes {
+        bench.change(change);
+    }
+    // Not applied again, whatever became of the name.
+    assert_eq!(bench.repeat(1, first).errno, Errno::STALE.raw_os_error());
+    assert_eq!(bench.tree().len(), 10);
+    assert_eq!(run(&bench.database, Kind::EndSession(7)), Outcome::Done);
+    let tables = Tables::new(&bench.database);
+    assert!(tables.session(7).unwrap().is_none() && tables.result(7, bench.seq).unwrap().is_none());
+}
+
+#[test]
+fn a_set_group_id_directory_hands_its_group_on() {
+    let mut bench = Bench::new();
+    let make = |parent, name: &'static str, kind: InodeKind, mode| {
+        let name = Bytes::from_static(name.as_bytes());
+        Change::Create(CreateInode { parent, name, kind: kind as i32, mode, ..CreateInode::default() })
+    };
+    let top = bench.change(make(bench.root, "top", InodeKind::Directory, 0o2775)).inode;
+    bench.change(Change::SetAttr(SetAttr { inode: top, gid: Some(55), ..SetAttr::default() }));
+    let directory = bench.change(make(top, "d", InodeKind::Directory, 0o700));
+    let file = bench.change(make(top, "f", InodeKind::File, 0o600));
+    let attributes = |result: &MutationResult| (result.attributes[0].gid, result.attributes[0].mode);
+    assert_eq!(attributes(&directory), (55, 0o2700));
+    assert_eq!(attributes(&file), (55, 0o600));
+}
