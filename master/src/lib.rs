@@ -24,6 +24,7 @@ mod recovery;
 mod secrets;
 mod server;
 mod service;
+mod sessions;
 mod state;
 #[cfg(test)]
 mod tests;

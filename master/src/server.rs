@@ -27,6 +27,7 @@ use crate::raft::{Consensus, ConsensusConfig};
 use crate::recovery::HighWater;
 use crate::secrets::Vault;
 use crate::service::Services;
+use crate::sessions;
 use crate::state::{Database, Family, Tables};
 use crate::watch::WatchHub;
 use crate::workers::Workers;
@@ -267,6 +268,9 @@ async fn keep_reaping(services: Services, database: Arc<Database>) {
             _ = ticks.tick() => {}
             () = services.stop.cancelled() => return,
         }
+        if let Err(error) = tidy(&services, &database).await {
+            tracing::warn!("what sessions left behind is not cleaned up: {error}");
+        }
         let has_orphans = crate::state::tables::first_id(&database, Family::Orphan);
         if !matches!(has_orphans, Ok(None)) {
             tokio::select! {
@@ -276,6 +280,14 @@ async fn keep_reaping(services: Services, database: Arc<Database>) {
                 () = services.stop.cancelled() => return,
             }
         }
+    }
+}
+
+async fn tidy(services: &Services, database: &Arc<Database>) -> Result<(), MasterError> {
+    sessions::end_lapsed(services).await?;
+    tokio::select! {
+        reaped = sessions::reap_unlinked(services, database) => reaped,
+        () = services.stop.cancelled() => Ok(()),
     }
 }
 

@@ -3,6 +3,7 @@
 mod harness;
 mod load;
 mod model;
+mod mutations;
 mod namespace;
 mod replay;
 mod restart;

@@ -1,6 +1,6 @@
 //! Sessions of clients, and the stream of invalidations.
 //!
-//! A session is one `Watch` stream; it is also the client's lease. Changes come from the applying thread, in applied
+//! A session is a client's `Watch` stream, and those that follow it when it breaks; it is also the client's lease. Changes come from the applying thread, in applied
 //! order, get the next sequence number and are appended to the queue of every session. The queue is bounded: a session that
 //! falls too far behind loses it and is told to forget everything (`Reset`), which is always right. A tick each second
 //! carries the current number, so a client that hears ticks knows that it has missed nothing.
@@ -49,14 +49,32 @@ struct State {
     seq: u64,
     next_session: u64,
     sessions: HashMap<u64, Session>,
+    /// Sessions whose stream broke, and when: for a lease they may be taken up again.
+    broken: HashMap<u64, Instant>,
+    /// Sessions of before this master's start may be taken up for a lease, too.
+    started: Instant,
     /// Directories that a client asked about, and those of which a client was told that a name is not there.
     seen: Seen,
     missed: Seen,
     closed: bool,
+    /// Streams opened so far.
+    streams: u64,
+}
+
+impl State {
+    /// Whether a session without a stream may get one.
+    fn may_return(&self, session: u64, is_recorded: bool, lease: Duration) -> bool {
+        match self.broken.get(&session) {
+            Some(since) => since.elapsed() < lease,
+            None => is_recorded && self.started.elapsed() < lease,
+        }
+    }
 }
 
 struct Session {
     client: String,
+    /// Which of its streams this is.
+    stream: u64,
     /// Events that came together, shared with the other sessions.
     queue: VecDeque<Arc<[WatchEvent]>>,
     /// Events in the queue.
@@ -112,9 +130,12 @@ impl WatchHub {
             seq,
             next_session: seq,
             sessions: HashMap::new(),
+            broken: HashMap::new(),
+            started: Instant::now(),
             seen: Seen::default(),
             missed: Seen::default(),
             closed: false,
+            streams: 0,
         };
         Self { state: Mutex::new(state), progress: Notify::new(), lease, cluster_id: Mutex::default(), metrics }
     }
@@ -143,8 +164,9 @@ impl WatchHub {
         self.state.lock().missed.add(directory);
     }
 
-    /// Opens a session whose first event is `Reset`.
-    pub fn open(self: &Arc<Self>, client: &str) -> Result<SessionStream, MasterError> {
+    /// Opens a session whose first event is `Reset`, or takes up `earlier`, which its client had before, if its lease is not
+    /// over. `is_recorded` says whether the state knows of that one.
+    pub fn open(self: &Arc<Self>, client: &str, earlier: u64, is_recorded: bool) -> Result<SessionStream, MasterError> {
         let cluster_id = self.cluster_id.lock().clone();
         let wake = Arc::new(Notify::new());
         let mut state = self.state.lock();
@@ -156,10 +178,16 @@ impl WatchHub {
                 "there are {SESSIONS_MAX} sessions already: stop some clients"
             )));
         }
-        state.next_session += 1;
-        let (id, seq) = (state.next_session, state.seq);
+        // A stream that is broken may not have been noticed here yet: the newer one takes its place.
+        let goes_on = state.sessions.contains_key(&earlier) || state.may_return(earlier, is_recorded, self.lease);
+        state.next_session += u64::from(!goes_on);
+        let (id, seq) = (if goes_on { earlier } else { state.next_session }, state.seq);
+        state.broken.remove(&id);
+        state.streams += 1;
+        let stream = state.streams;
         let session = Session {
             client: client.chars().take(128).collect(),
+            stream,
             queue: VecDeque::from([self.reset_event(id, seq, cluster_id)]),
             waiting: 1,
             told: seq,
@@ -167,15 +195,29 @@ impl WatchHub {
             acknowledged: 0,
             heard: Instant::now(),
         };
-        tracing::info!(session = id, client = session.client, "a client's session begins");
-        state.sessions.insert(id, session);
+        tracing::info!(session = id, client = session.client, goes_on, "a client's session begins");
+        if let Some(older) = state.sessions.insert(id, session) {
+            older.wake.notify_one();
+        }
         self.metrics.gauges.sessions.set(state.sessions.len() as i64);
-        Ok(SessionStream { hub: self.clone(), id, wake })
+        Ok(SessionStream { hub: self.clone(), id, stream, wake })
     }
 
     /// Whether a session has been heard of within its lease.
     pub fn is_live(&self, session: u64) -> bool {
         self.state.lock().sessions.get(&session).is_some_and(|session| session.heard.elapsed() < self.lease)
+    }
+
+    /// Whether no session is on its way to another stream.
+    pub fn has_settled(&self) -> bool {
+        let state = self.state.lock();
+        state.started.elapsed() >= self.lease && state.broken.values().all(|since| since.elapsed() >= self.lease)
+    }
+
+    /// Whether a session is over: it has no stream, and may not have another.
+    pub fn is_over(&self, session: u64) -> bool {
+        let state = self.state.lock();
+        !state.sessions.contains_key(&session) && !state.may_return(session, true, self.lease)
     }
 
     /// The client of a session has taken in everything up to `seq`.
@@ -208,6 +250,7 @@ impl WatchHub {
                 session.push(&tick);
             }
         }
+        state.broken.retain(|_, since| since.elapsed() < lease);
         let after = state.sessions.len();
         drop(state);
         self.metrics.gauges.sessions.set(after as i64);
@@ -227,8 +270,8 @@ impl WatchHub {
         self.progress.notify_waiters();
     }
 
-    /// Returns when every session that is live has acknowledged `seq`, at the latest after one lease.
-    pub async fn wait_acknowledged(&self, seq: u64) {
+    /// Returns when every session that is live has acknowledged `seq`, at the latest after one lease; whether all have.
+    pub async fn wait_acknowledged(&self, seq: u64) -> bool {
         let deadline = tokio::time::Instant::now() + self.lease;
         loop {
             let changed = self.progress.notified();
@@ -238,10 +281,10 @@ impl WatchHub {
             // What a session changed itself it is not told.
             let has_taken = |session: &Session| session.acknowledged >= seq.min(session.told);
             if self.state.lock().sessions.values().all(has_taken) {
-                return;
+                return true;
             }
             if tokio::time::timeout_at(deadline, changed).await.is_err() {
-                return;
+                return false;
             }
         }
     }
@@ -281,6 +324,7 @@ impl ChangeListener for WatchHub {
                     Event::Entry(EntryChanged { parent, name, old_inode, new_inode })
                 }
                 Change::Inode(inode) => Event::InodeChanged(inode),
+                Change::Unlinked(inode) => Event::Unlinked(inode),
                 Change::Workers(epoch) => Event::WorkersEpoch(epoch),
                 Change::Mounts(epoch) => Event::MountsEpoch(epoch),
             };
@@ -293,14 +337,21 @@ impl ChangeListener for WatchHub {
         self.metrics.events.inc_by(events.len() as u64);
         let seq = state.seq;
         let events: Arc<[WatchEvent]> = events.into();
-        for (id, session) in state.sessions.iter_mut().filter(|(id, _)| **id != origin) {
+        // Whoever changed something knows it, but that it must hold what it has open.
+        let own = events.iter().filter(|event| matches!(event.event, Some(Event::Unlinked(_)))).cloned();
+        let own: Arc<[WatchEvent]> = if origin == 0 { Arc::default() } else { own.collect() };
+        for (id, session) in &mut state.sessions {
+            let events = if *id == origin { &own } else { &events };
+            if events.is_empty() {
+                continue;
+            }
             if session.waiting + events.len() > QUEUE_EVENTS {
                 tracing::warn!(session = id, client = session.client, "too far behind, told to forget everything");
                 session.clear();
                 session.push(&self.reset_event(*id, seq, self.cluster_id.lock().clone()));
                 self.metrics.resets.inc();
             } else {
-                session.push(&events);
+                session.push(events);
             }
         }
     }
@@ -310,10 +361,11 @@ impl ChangeListener for WatchHub {
     }
 }
 
-/// The events of one session. Dropping it ends the session.
+/// The events of one session. After it is dropped the session may be taken up again for a lease.
 pub struct SessionStream {
     hub: Arc<WatchHub>,
     id: u64,
+    stream: u64,
     wake: Arc<Notify>,
 }
 
@@ -327,7 +379,7 @@ impl SessionStream {
         loop {
             {
                 let mut state = self.hub.state.lock();
-                let session = state.sessions.get_mut(&self.id)?;
+                let session = state.sessions.get_mut(&self.id).filter(|session| session.stream == self.stream)?;
                 if !session.queue.is_empty() {
                     session.waiting = 0;
                     return Some(session.queue.drain(..).collect());
@@ -341,8 +393,10 @@ impl SessionStream {
 impl Drop for SessionStream {
     fn drop(&mut self) {
         let mut state = self.hub.state.lock();
-        if state.sessions.remove(&self.id).is_some() {
-            tracing::info!(session = self.id, "a client's session ends");
+        if state.sessions.get(&self.id).is_some_and(|session| session.stream == self.stream) {
+            tracing::info!(session = self.id, "the stream of a client's session ends");
+            state.sessions.remove(&self.id);
+            state.broken.insert(self.id, Instant::now());
         }
         self.hub.metrics.gauges.sessions.set(state.sessions.len() as i64);
         drop(state);
@@ -373,7 +427,7 @@ mod tests {
     #[tokio::test]
     async fn a_session_begins_with_a_reset_and_sees_changes_in_order() {
         let hub = hub(Duration::from_secs(5));
-        let mut session = hub.open("test").unwrap();
+        let mut session = hub.open("test", 0, false).unwrap();
         let first = next(&mut session).await;
         assert!(
             matches!(&first[0].event, Some(Event::Reset(reset)) if reset.session == session.id() && reset.cluster_id == "c")
@@ -391,7 +445,7 @@ mod tests {
     #[tokio::test]
     async fn the_first_fill_is_told_only_where_an_absence_was() {
         let hub = hub(Duration::from_secs(5));
-        let mut session = hub.open("test").unwrap();
+        let mut session = hub.open("test", 0, false).unwrap();
         next(&mut session).await;
         hub.mark_seen(7);
         hub.changed(vec![entry(7, true)], 0);
@@ -403,7 +457,7 @@ mod tests {
     #[tokio::test]
     async fn a_session_that_falls_behind_is_reset() {
         let hub = hub(Duration::from_secs(5));
-        let mut session = hub.open("test").unwrap();
+        let mut session = hub.open("test", 0, false).unwrap();
         next(&mut session).await;
         for _ in 0..=QUEUE_EVENTS / 1000 {
             hub.changed((0..1000).map(Change::Inode).collect(), 0);
@@ -417,7 +471,7 @@ mod tests {
     #[tokio::test]
     async fn a_session_is_not_told_of_its_own_changes_and_nobody_waits_for_it_to_take_them() {
         let hub = hub(Duration::from_secs(60));
-        let (mut one, mut other) = (hub.open("one").unwrap(), hub.open("other").unwrap());
+        let (mut one, mut other) = (hub.open("one", 0, false).unwrap(), hub.open("other", 0, false).unwrap());
         let begun = [next(&mut one).await, next(&mut other).await];
         hub.acknowledge(one.id(), begun[0][0].seq);
         hub.changed(vec![Change::Inode(1)], one.id());
@@ -431,9 +485,47 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_broken_session_goes_on_within_its_lease_and_no_longer() {
+        let hub = hub(Duration::from_millis(300));
+        let first = hub.open("a", 0, false).unwrap();
+        let id = first.id();
+        // Before the broken stream was noticed, and after.
+        let mut second = hub.open("a", id, false).unwrap();
+        assert_eq!(second.id(), id);
+        drop(first);
+        assert!(hub.is_live(id) && matches!(next(&mut second).await[0].event, Some(Event::Reset(_))));
+        drop(second);
+        assert!(!hub.is_live(id) && !hub.is_over(id));
+        let third = hub.open("a", id, false).unwrap();
+        assert_eq!(third.id(), id);
+        drop(third);
+        while !hub.is_over(id) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_ne!(hub.open("a", id, true).unwrap().id(), id);
+    }
+
+    #[tokio::test]
+    async fn sessions_of_before_a_restart_go_on_when_they_are_recorded() {
+        let hub = hub(Duration::from_secs(60));
+        assert_eq!(hub.open("a", 7, true).unwrap().id(), 7);
+        assert_ne!(hub.open("b", 8, false).unwrap().id(), 8);
+    }
+
+    #[tokio::test]
+    async fn the_loss_of_a_last_name_is_told_to_everybody() {
+        let hub = hub(Duration::from_secs(60));
+        let mut session = hub.open("a", 0, false).unwrap();
+        next(&mut session).await;
+        hub.changed(vec![Change::Inode(1), Change::Unlinked(2)], session.id());
+        let events = next(&mut session).await;
+        assert_eq!(events.iter().map(|event| event.event.clone().unwrap()).collect::<Vec<_>>(), [Event::Unlinked(2)]);
+    }
+
+    #[tokio::test]
     async fn acknowledgements_are_waited_for_and_the_lapsed_are_not() {
         let hub = hub(Duration::from_millis(300));
-        let session = hub.open("lively").unwrap();
+        let session = hub.open("lively", 0, false).unwrap();
         hub.changed(vec![Change::Inode(1)], 0);
         let seq = hub.seq();
         let waiting = tokio::spawn({
@@ -443,7 +535,7 @@ mod tests {
         hub.acknowledge(session.id(), seq);
         tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap();
 
-        let mut silent = hub.open("silent").unwrap();
+        let mut silent = hub.open("silent", 0, false).unwrap();
         hub.changed(vec![Change::Inode(2)], 0);
         tokio::time::timeout(Duration::from_secs(10), hub.wait_acknowledged(hub.seq())).await.unwrap();
         let ended = async {

@@ -15,11 +15,18 @@ pub(super) struct SessionLease {
     /// Milliseconds since `start` at which the lease ends; 0 before the first event.
     until_ms: AtomicU64,
     applied: watch::Sender<u64>,
+    /// Of the last stream; 0 before the first.
+    session: AtomicU64,
 }
 
 impl SessionLease {
     pub(super) fn new() -> Self {
-        Self { start: Instant::now(), until_ms: AtomicU64::new(0), applied: watch::Sender::new(0) }
+        Self {
+            start: Instant::now(),
+            until_ms: AtomicU64::new(0),
+            applied: watch::Sender::new(0),
+            session: AtomicU64::new(0),
+        }
     }
 
     /// An event came: the lease runs anew from now.
@@ -32,8 +39,14 @@ impl SessionLease {
         (self.start.elapsed().as_millis() as u64) < self.until_ms.load(Ordering::Relaxed)
     }
 
+    /// The session of the last stream, for the next to take up.
+    pub(super) fn session(&self) -> u64 {
+        self.session.load(Ordering::Relaxed)
+    }
+
     /// A stream begins: its numbers have nothing to do with the ones before.
-    pub(super) fn restart(&self, seq: u64) {
+    pub(super) fn restart(&self, session: u64, seq: u64) {
+        self.session.store(session, Ordering::Relaxed);
         self.applied.send_replace(seq);
     }
 
@@ -74,7 +87,8 @@ mod tests {
             lease.applied(5);
         });
         assert!(caught_up);
-        lease.restart(1);
+        lease.restart(9, 1);
+        assert_eq!(lease.session(), 9);
         assert!(!lease.catch_up(2).await);
     }
 }

@@ -56,7 +56,7 @@ enum Ended {
 
 async fn follow(inner: &Inner, name: &str, sink: &dyn InvalidationSink) -> Ended {
     let (acknowledge, requests) = mpsc::channel(ACKNOWLEDGEMENTS);
-    let first = WatchRequest { client: name.to_owned(), acknowledged_seq: 0 };
+    let first = WatchRequest { client: name.to_owned(), session: inner.lease.session(), ..WatchRequest::default() };
     if acknowledge.try_send(first).is_err() {
         return Ended::Refused;
     }
@@ -102,7 +102,7 @@ async fn follow(inner: &Inner, name: &str, sink: &dyn InvalidationSink) -> Ended
             continue;
         }
         // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
-        let _queued = acknowledge.try_send(WatchRequest { client: String::new(), acknowledged_seq: last });
+        let _queued = acknowledge.try_send(WatchRequest { acknowledged_seq: last, ..WatchRequest::default() });
         if broken {
             break;
         }
@@ -137,7 +137,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.recent.reset();
             inner.cache.clear();
             inner.directories.clear();
-            inner.lease.restart(event.seq);
+            inner.lease.restart(reset.session, event.seq);
             inner.stats.watch_resets.inc();
             inner.stats.metadata_entries.set(0);
             sink.reset();
@@ -165,6 +165,11 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
         }
         Some(Event::MountsEpoch(epoch)) => {
             inner.tables.mounts_changed(epoch);
+            false
+        }
+        Some(Event::Unlinked(inode)) => {
+            inner.recent.inode(inode);
+            inner.cache.forget_inode(inode);
             false
         }
         Some(Event::Tick(_)) | None => false,

@@ -31,11 +31,12 @@ impl Cluster for Services {
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
         let mut incoming = request.into_inner();
         let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await;
-        let client = match first.ok().flatten() {
-            Some(first) => first?.client,
+        let WatchRequest { client, session: earlier, .. } = match first.ok().flatten() {
+            Some(first) => first?,
             None => return Err(MasterError::Invalid("the first message of a session names the client".into()).into()),
         };
-        let mut session = self.watch.open(&client)?;
+        let recorded = self.lookups.listings.read(move |tables| tables.session(earlier)).await?.is_some();
+        let mut session = self.watch.open(&client, earlier, recorded)?;
         let id = session.id();
         let (answers, stream) = mpsc::channel(EVENTS_AHEAD);
         let (watch, stop) = (self.watch.clone(), self.stop.clone());

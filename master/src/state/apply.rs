@@ -49,6 +49,7 @@ pub fn apply(transaction: &mut Transaction<'_>, command: Command) -> Result<Outc
         Some(Kind::PutIndex(index)) => put_index(transaction, &index),
         Some(Kind::Mutate(mutate)) => posix::mutate(transaction, mutate),
         Some(Kind::EndSession(session)) => posix::end_session(transaction, session),
+        Some(Kind::ReapUnlinked(inode)) => posix::reap(transaction, inode),
     }
 }
 

@@ -35,10 +35,11 @@ pub enum Family {
     Unlinked,
     Session,
     Result,
+    Hold,
 }
 
 impl Family {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::RaftLog,
         Self::RaftMeta,
         Self::Inode,
@@ -53,10 +54,11 @@ impl Family {
         Self::Unlinked,
         Self::Session,
         Self::Result,
+        Self::Hold,
     ];
 
     /// The families that a snapshot carries: all but the log's own.
-    pub const STATE: [Self; 12] = [
+    pub const STATE: [Self; 13] = [
         Self::Inode,
         Self::Dentry,
         Self::Orphan,
@@ -69,6 +71,7 @@ impl Family {
         Self::Unlinked,
         Self::Session,
         Self::Result,
+        Self::Hold,
     ];
 
     fn name(self) -> &'static str {
@@ -87,6 +90,7 @@ impl Family {
             Self::Unlinked => "unlinked",
             Self::Session => "session",
             Self::Result => "result",
+            Self::Hold => "hold",
         }
     }
 }

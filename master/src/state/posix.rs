@@ -8,6 +8,7 @@
 
 mod attributes;
 mod create;
+mod hold;
 mod link;
 mod remove;
 mod rename;
@@ -20,11 +21,12 @@ use cavern_proto::master::{Attr, MutationResult, WriteType};
 use cavern_proto::record::{InodeRecord, Mutate};
 use rustix::io::Errno;
 
-use super::records::{attributes, is_directory};
+use super::records::{attributes, inode_key, is_directory};
 use super::transaction::{Change, Transaction};
-use super::{Outcome, records};
+use super::{Family, Outcome, records};
 use crate::MasterError;
 
+pub use hold::reap;
 pub use results::end_session;
 pub(super) use results::result_key;
 
@@ -81,6 +83,8 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         Some(Kind::SetAttr(set)) => mutating.set_attributes(&set),
         Some(Kind::SetXattr(set)) => mutating.set_xattr(&set),
         Some(Kind::RemoveXattr(remove)) => mutating.remove_xattr(&remove),
+        Some(Kind::Hold(inode)) => mutating.hold(inode, mutate.session),
+        Some(Kind::LetGo(inode)) => mutating.release(inode, mutate.session),
     };
     let result = match done {
         Ok(inode) => MutationResult { inode, attributes: mutating.attributes(), ..MutationResult::default() },
@@ -146,6 +150,15 @@ impl Mutating<'_, '_> {
         record.ctime_ns = self.now_ns;
         record.nlink = records::links(&record).saturating_add_signed(directories);
         self.put(inode, record);
+    }
+
+    /// Marks an inode that has lost its last name, and stores it.
+    fn unlink(&mut self, inode: u64, mut record: InodeRecord) {
+        record.unlinked = true;
+        record.ctime_ns = self.now_ns;
+        self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);
+        self.put(inode, record);
+        self.transaction.changes.push(Change::Unlinked(inode));
     }
 
     fn name_changed(&mut self, parent: u64, name: &bytes::Bytes, old_inode: u64, new_inode: u64) {

@@ -123,6 +123,11 @@ impl<'a> Tables<'a> {
         self.record(Family::Meta, &index_key(mount_id))
     }
 
+    /// The sessions that have changed something.
+    pub fn session_ids(&self) -> Result<Vec<u64>, MasterError> {
+        self.keys(Family::Session).map(|key| Ok(leading_id(&key?).unwrap_or_default())).collect()
+    }
+
     pub fn session(&self, id: u64) -> Result<Option<SessionRecord>, MasterError> {
         self.record(Family::Session, &id.to_be_bytes())
     }
@@ -153,6 +158,12 @@ impl<'a> Tables<'a> {
         id: &[u8; 8],
     ) -> impl Iterator<Item = Result<Box<[u8]>, MasterError>> + use<'a> {
         self.under(family, id).map(|item| item.map(|(key, _)| key))
+    }
+
+    /// Every key of a small family, in order.
+    pub fn keys(&self, family: Family) -> impl Iterator<Item = Result<Box<[u8]>, MasterError>> + use<'a> {
+        let items = self.database.raw().iterator_cf(self.database.family(family), IteratorMode::Start);
+        items.map(|item| Ok(item?.0))
     }
 
     fn under(&self, family: Family, id: &[u8; 8]) -> impl Iterator<Item = Result<Pair, MasterError>> + use<'a> {

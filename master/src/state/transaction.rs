@@ -28,6 +28,8 @@ pub enum Change {
     },
     /// The attributes of an inode changed, its content did not.
     Inode(u64),
+    /// An inode has lost its last name.
+    Unlinked(u64),
     Workers(u64),
     Mounts(u64),
 }

@@ -27,7 +27,7 @@ async fn a_refresh_ends_when_the_client_has_heard_of_the_changes() {
     let mut cluster = ClusterClient::connect(endpoint.clone()).await.unwrap();
     let mut names = NamespaceClient::connect(endpoint).await.unwrap();
     let (acknowledge, requests) = mpsc::channel(16);
-    acknowledge.send(WatchRequest { client: "test".into(), acknowledged_seq: 0 }).await.unwrap();
+    acknowledge.send(WatchRequest { client: "test".into(), ..WatchRequest::default() }).await.unwrap();
     let mut events = cluster.watch(ReceiverStream::new(requests)).await.unwrap().into_inner();
     let first = events.message().await.unwrap().unwrap();
     assert!(matches!(first.event, Some(Event::Reset(_))));
@@ -52,14 +52,16 @@ async fn a_refresh_ends_when_the_client_has_heard_of_the_changes() {
         let event = tokio::time::timeout(PATIENCE, events.message()).await.unwrap().unwrap().unwrap();
         match event.event {
             Some(Event::Entry(entry)) => changed.push((entry, event.seq)),
-            _ => acknowledge.send(WatchRequest { client: String::new(), acknowledged_seq: event.seq }).await.unwrap(),
+            _ => {
+                acknowledge.send(WatchRequest { acknowledged_seq: event.seq, ..WatchRequest::default() }).await.unwrap()
+            }
         }
         assert!(!finished.is_finished(), "the refresh ended before the changes were acknowledged");
     }
     assert_eq!(changed[0].0.name, name("a"));
     assert_eq!(changed[0].0.old_inode, old.attr.unwrap().inode);
     assert_eq!((changed[1].0.name.clone(), changed[1].0.old_inode), (name("b"), 0));
-    acknowledge.send(WatchRequest { client: String::new(), acknowledged_seq: changed[1].1 }).await.unwrap();
+    acknowledge.send(WatchRequest { acknowledged_seq: changed[1].1, ..WatchRequest::default() }).await.unwrap();
     let last = tokio::time::timeout(PATIENCE, finished).await.unwrap().unwrap();
     assert_eq!((last.changed, last.added, last.removed, last.done), (1, 1, 0, true));
     tokio::time::timeout(PATIENCE, master.master.stop()).await.unwrap();

@@ -58,25 +58,21 @@ impl Mutating<'_, '_> {
         parent: u64,
         name: &[u8],
     ) -> Result<(), Stop> {
-        record.ctime_ns = self.now_ns;
-        match links(&record) {
-            0 | 1 => {
-                record.unlinked = true;
-                self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);
-            }
-            count => {
-                let others = other_names(self.transaction, inode, parent, name)?;
-                let Some((other_parent, other_name)) = others.first() else {
-                    return Err(MasterError::Corrupt(format!("inode {inode}, which lacks names,")).into());
-                };
-                (record.parent, record.name) = (*other_parent, other_name.clone());
-                record.nlink = count - 1;
-                delete_link(self.transaction, inode, parent, name);
-                if count == 2 {
-                    delete_link(self.transaction, inode, *other_parent, other_name);
-                }
-            }
+        let count = links(&record);
+        if count <= 1 {
+            self.unlink(inode, record);
+            return Ok(());
         }
+        let Some((other_parent, other_name)) = other_name(self.transaction, inode, parent, name)? else {
+            return Err(MasterError::Corrupt(format!("inode {inode}, which lacks names,")).into());
+        };
+        delete_link(self.transaction, inode, parent, name);
+        if count == 2 {
+            delete_link(self.transaction, inode, other_parent, &other_name);
+        }
+        (record.parent, record.name) = (other_parent, other_name);
+        record.nlink = count - 1;
+        record.ctime_ns = self.now_ns;
         self.put(inode, record);
         Ok(())
     }
@@ -112,25 +108,20 @@ fn delete_link(transaction: &mut Transaction<'_>, inode: u64, parent: u64, name:
     transaction.delete(Family::Link, &link_key(inode, parent, name));
 }
 
-/// Up to two names of an inode beside one of them.
-fn other_names(
+/// A name of an inode beside one of them.
+fn other_name(
     transaction: &Transaction<'_>,
     inode: u64,
     parent: u64,
     name: &[u8],
-) -> Result<Vec<(u64, Bytes)>, MasterError> {
+) -> Result<Option<(u64, Bytes)>, MasterError> {
     let this = dentry_key(parent, name);
-    let mut others = Vec::new();
     for key in transaction.before().keys_under(Family::Link, &inode_key(inode)) {
         let key = key?;
-        let Some((parent, name)) = key.get(8..).filter(|key| *key != this).and_then(<[u8]>::split_first_chunk::<8>)
-        else {
-            continue;
-        };
-        others.push((u64::from_be_bytes(*parent), Bytes::copy_from_slice(name)));
-        if others.len() == 2 {
-            break;
+        let other = key.get(8..).filter(|key| *key != this).and_then(<[u8]>::split_first_chunk::<8>);
+        if let Some((parent, name)) = other {
+            return Ok(Some((u64::from_be_bytes(*parent), Bytes::copy_from_slice(name))));
         }
     }
-    Ok(others)
+    Ok(None)
 }

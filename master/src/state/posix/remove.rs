@@ -6,8 +6,7 @@ use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
 use super::{Mutating, Stop, check_name, refuse};
-use crate::state::Family;
-use crate::state::records::{inode_key, is_directory};
+use crate::state::records::is_directory;
 
 impl Mutating<'_, '_> {
     pub(super) fn remove(&mut self, remove: &RemoveName) -> Result<u64, Stop> {
@@ -33,20 +32,11 @@ impl Mutating<'_, '_> {
     }
 
     /// What becomes of an inode (an empty directory, or anything else) when a name of it is gone.
-    pub(super) fn let_go(
-        &mut self,
-        inode: u64,
-        mut record: InodeRecord,
-        parent: u64,
-        name: &Bytes,
-    ) -> Result<(), Stop> {
+    pub(super) fn let_go(&mut self, inode: u64, record: InodeRecord, parent: u64, name: &Bytes) -> Result<(), Stop> {
         if !is_directory(&record) {
             return self.drop_name(inode, record, parent, name);
         }
-        record.unlinked = true;
-        record.ctime_ns = self.now_ns;
-        self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);
-        self.put(inode, record);
+        self.unlink(inode, record);
         Ok(())
     }
 }

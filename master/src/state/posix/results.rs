@@ -4,6 +4,7 @@ use cavern_proto::master::MutationResult;
 use cavern_proto::record::SessionRecord;
 use rustix::io::Errno;
 
+use super::hold;
 use crate::MasterError;
 use crate::state::transaction::Transaction;
 use crate::state::{Family, Outcome};
@@ -51,13 +52,14 @@ pub(super) fn keep(
     Ok(())
 }
 
-/// Forgets a session and its results.
+/// Forgets a session, its results and what it holds.
 pub fn end_session(transaction: &mut Transaction<'_>, session: u64) -> Result<Outcome, MasterError> {
     transaction.delete(Family::Session, &session.to_be_bytes());
     for key in transaction.before().keys_under(Family::Result, &session.to_be_bytes()) {
         let key = key?;
         transaction.delete(Family::Result, &key);
     }
+    hold::release_all(transaction, session)?;
     Ok(Outcome::Done)
 }
 

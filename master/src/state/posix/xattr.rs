@@ -62,6 +62,6 @@ impl Mutating<'_, '_> {
     }
 }
 
-fn xattr_key(inode: u64, name: &[u8]) -> Vec<u8> {
+pub(super) fn xattr_key(inode: u64, name: &[u8]) -> Vec<u8> {
     [inode_key(inode).as_slice(), name].concat()
 }

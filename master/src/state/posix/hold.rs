@@ -1,0 +1,54 @@
+//! Inodes without names: kept while somebody holds them, then deleted.
+
+use super::{Mutating, Outcome, Stop};
+use crate::MasterError;
+use crate::state::orphans::Reaped;
+use crate::state::posix::xattr::xattr_key;
+use crate::state::records::inode_key;
+use crate::state::{Family, Transaction};
+
+impl Mutating<'_, '_> {
+    /// Of an inode that has a name nothing is recorded: its removal will be told to all who may hold it then.
+    pub(super) fn hold(&mut self, inode: u64, session: u64) -> Result<u64, Stop> {
+        if self.inode(inode)?.unlinked {
+            self.transaction.put_bytes(Family::Hold, &hold_key(inode, session), &[]);
+        }
+        Ok(inode)
+    }
+
+    pub(super) fn release(&mut self, inode: u64, session: u64) -> Result<u64, Stop> {
+        self.transaction.delete(Family::Hold, &hold_key(inode, session));
+        Ok(inode)
+    }
+}
+
+/// Deletes an inode, if it has no name and nobody holds it.
+pub fn reap(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, MasterError> {
+    let tables = transaction.before();
+    let is_held = tables.keys_under(Family::Hold, &inode_key(inode)).next().transpose()?.is_some();
+    let is_unlinked = tables.inode(inode)?.is_some_and(|record| record.unlinked);
+    if is_held || !is_unlinked {
+        return Ok(Outcome::Reaped(Reaped::default()));
+    }
+    for (name, _) in tables.xattrs(inode)? {
+        transaction.delete(Family::Xattr, &xattr_key(inode, &name));
+    }
+    transaction.delete(Family::Unlinked, &inode_key(inode));
+    transaction.delete_inode(inode);
+    Ok(Outcome::Reaped(Reaped { inodes: 1, more: false }))
+}
+
+/// Lets go of all that a session holds. Few are held at a time, by all sessions together.
+pub(super) fn release_all(transaction: &mut Transaction<'_>, session: u64) -> Result<(), MasterError> {
+    for key in transaction.before().keys(Family::Hold) {
+        let key = key?;
+        if key.ends_with(&session.to_be_bytes()) {
+            transaction.delete(Family::Hold, &key);
+        }
+    }
+    Ok(())
+}
+
+fn hold_key(inode: u64, session: u64) -> Vec<u8> {
+    [inode.to_be_bytes(), session.to_be_bytes()].concat()
+}

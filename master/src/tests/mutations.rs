@@ -1,0 +1,144 @@
+//! Changes of an fs-mode mount over the service, across restarts of the master, and what becomes of removed inodes.
+
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::namespace_server::Namespace;
+use cavern_proto::master::{
+    CreateInode, Kind, Mount, MutateRequest, Mutation, MutationResult, ReadDirRequest, RemoveName, WriteType,
+};
+use cavern_proto::record::command::Command;
+use futures::StreamExt;
+use tonic::{Code, Request, Status};
+
+use super::harness::{TestMaster, eventually, name, new_bucket};
+use crate::state::Outcome;
+use crate::watch::SessionStream;
+
+async fn mount(master: &TestMaster) -> Mount {
+    let (_, uri) = new_bucket();
+    let write_type = WriteType::FsMode as i32;
+    let mount = Mount { path: "/m".into(), uri, write_type, created_ns: 5, block_size: 1 << 20, ..Mount::default() };
+    match master.services().proposer.propose(Command::Mount(mount)).await.unwrap() {
+        Outcome::Mount(mount) => *mount,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn mutate(
+    master: &TestMaster,
+    session: u64,
+    first: u64,
+    changes: Vec<Change>,
+) -> Result<Vec<MutationResult>, Status> {
+    let numbered = changes.into_iter().zip(first..);
+    let mutations = numbered.map(|(change, seq)| Mutation { seq, uid: 1, gid: 2, change: Some(change) }).collect();
+    let request = MutateRequest { session, mutations, answered: first - 1 };
+    Ok(master.services().mutate(Request::new(request)).await?.into_inner().results)
+}
+
+fn create(parent: u64, text: &str, kind: Kind) -> Change {
+    Change::Create(CreateInode { parent, name: name(text), kind: kind as i32, mode: 0o600, ..CreateInode::default() })
+}
+
+fn remove(parent: u64, text: &str) -> Change {
+    Change::Remove(RemoveName { parent, name: name(text), directory: false })
+}
+
+async fn names(master: &TestMaster, inode: u64) -> Vec<String> {
+    let request = ReadDirRequest { inode, ..ReadDirRequest::default() };
+    let mut pages = master.services().read_dir(Request::new(request)).await.unwrap().into_inner();
+    let mut names = Vec::new();
+    while let Some(page) = pages.next().await {
+        let entries = page.unwrap().entries;
+        names.extend(entries.into_iter().map(|entry| String::from_utf8(entry.name.to_vec()).unwrap()));
+    }
+    names
+}
+
+/// Takes in, and acknowledges, what there is; gives the inodes that lost their last name.
+async fn take_in(master: &TestMaster, session: &mut SessionStream) -> Vec<u64> {
+    let mut unlinked = Vec::new();
+    for events in session.next().await.unwrap() {
+        for event in events.iter() {
+            if let Some(cavern_proto::master::watch_event::Event::Unlinked(inode)) = event.event {
+                unlinked.push(inode);
+            }
+            master.services().watch.acknowledge(session.id(), event.seq);
+        }
+    }
+    unlinked
+}
+
+#[tokio::test]
+async fn changes_are_seen_at_once_and_a_retry_after_a_restart_applies_nothing_twice() {
+    let master = TestMaster::new().await;
+    let root = mount(&master).await.root_inode;
+    let session = master.services().watch.open("test", 0, false).unwrap();
+    let id = session.id();
+    let changes =
+        || vec![create(root, "d", Kind::Directory), create(root, "f", Kind::File), create(root, "f", Kind::File)];
+    let results = mutate(&master, id, 1, changes()).await.unwrap();
+    assert_eq!(results.iter().map(|result| result.errno).collect::<Vec<_>>(), [0, 0, libc_exist()]);
+    assert_eq!(names(&master, root).await, ["d", "f"]);
+    let entry = master.services().lookups.lookup(root, &name("f")).await.unwrap();
+    let attr = entry.attr.unwrap();
+    assert_eq!((attr.inode, attr.uid, attr.gid, attr.mode), (results[1].inode, 1, 2, 0o600));
+    drop(session);
+
+    let master = master.restart().await;
+    let refused = mutate(&master, id, 1, changes()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    let session = master.services().watch.open("test", id, true).unwrap();
+    assert_eq!(session.id(), id);
+    assert_eq!(mutate(&master, id, 1, changes()).await.unwrap(), results);
+    assert_eq!(names(&master, root).await, ["d", "f"]);
+    drop(session);
+    master.master.stop().await;
+}
+
+#[tokio::test]
+async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
+    let mut config = cavern_conf::Config::default();
+    config.master.session_lease = cavern_conf::Interval::millis(1500);
+    let dir = std::sync::Arc::new(tempfile::tempdir().unwrap());
+    let master = TestMaster::with(config, dir, std::sync::Arc::new(super::harness::NoWorkers)).await.unwrap();
+    let root = mount(&master).await.root_inode;
+    let mut holder = master.services().watch.open("holder", 0, false).unwrap();
+    let id = holder.id();
+    let created = mutate(&master, id, 1, vec![create(root, "a", Kind::File), create(root, "b", Kind::File)]).await;
+    let inodes: Vec<u64> = created.unwrap().iter().map(|result| result.inode).collect();
+    mutate(&master, id, 3, vec![remove(root, "a"), remove(root, "b")]).await.unwrap();
+    let here = |inode| {
+        let listings = master.services().lookups.listings.clone();
+        async move { listings.read(move |tables| tables.inode(inode)).await.unwrap().is_some() }
+    };
+
+    // Told of both, it holds one, and goes on living.
+    let mut unlinked = Vec::new();
+    while unlinked.len() < 2 {
+        let told = take_in(&master, &mut holder).await;
+        if told.contains(&inodes[0]) {
+            mutate(&master, id, 5, vec![Change::Hold(inodes[0])]).await.unwrap();
+        }
+        unlinked.extend(told);
+    }
+    let alive = async {
+        loop {
+            take_in(&master, &mut holder).await;
+        }
+    };
+    let reaped = eventually(|| async { !here(inodes[1]).await });
+    tokio::select! {
+        () = alive => {}
+        () = reaped => {}
+    }
+    assert!(here(inodes[0]).await);
+
+    // Its lease ends, and with it what it holds.
+    drop(holder);
+    eventually(|| async { !here(inodes[0]).await }).await;
+    master.master.stop().await;
+}
+
+fn libc_exist() -> i32 {
+    rustix::io::Errno::EXIST.raw_os_error()
+}
