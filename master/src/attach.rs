@@ -40,7 +40,9 @@ impl Services {
                 let open = self.mounts.get(recorded.id)?;
                 tracing::info!(mount = recorded.path, uri = recorded.uri, "a bucket is mounted");
                 let recorded = open.mount.clone();
-                self.lookups.listings.start_index(open);
+                if !open.is_fs_mode() {
+                    self.lookups.listings.start_index(open);
+                }
                 Ok(recorded)
             }
             Outcome::MountExists(existing) => {
@@ -109,8 +111,11 @@ fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
     let scheme = mount.uri.find("://").map_or(0, |at| at + 3);
     mount.uri.truncate(mount.uri.trim_end_matches('/').len().max(scheme));
     (mount.id, mount.root_inode) = (0, 0);
-    if mount.write_type() != WriteType::CacheMode {
-        return invalid("this version mounts buckets with --write-type cache_mode only".into());
+    match mount.write_type() {
+        WriteType::CacheMode => {}
+        // What is there is what the namespace says, whatever the bucket has.
+        WriteType::FsMode => mount.consistency = Consistency::Never as i32,
+        WriteType::Unspecified => return invalid("the write type is neither cache_mode nor fs_mode".into()),
     }
     if mount.options.len() > OPTIONS_MAX
         || mount.options.iter().any(|(name, value)| name.len() + value.len() > OPTION_BYTES_MAX)

@@ -180,6 +180,7 @@ impl Master {
         services.loads.resume().await?;
         for mount in Tables::new(&database).mounts()? {
             match services.mounts.get(mount.id) {
+                Ok(open) if open.is_fs_mode() => {}
                 Ok(open) => services.lookups.listings.start_index(open),
                 Err(error) => tracing::error!(mount = mount.path, "the mount cannot be used: {error}"),
             }

@@ -354,6 +354,10 @@ impl Namespace for Service {
     async fn mutate(&self, _: Request<MutateRequest>) -> Result<Response<MutateReply>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
+
+    async fn get_layout(&self, _: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
 }
 
 #[tonic::async_trait]

@@ -319,6 +319,10 @@ impl Namespace for Master {
     async fn mutate(&self, _: Request<wire::MutateRequest>) -> Result<Response<wire::MutateReply>, Status> {
         Err(Status::unimplemented("mutate"))
     }
+
+    async fn get_layout(&self, _: Request<wire::GetLayoutRequest>) -> Result<Response<wire::Layout>, Status> {
+        Err(Status::unimplemented("get_layout"))
+    }
 }
 
 #[tonic::async_trait]

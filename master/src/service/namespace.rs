@@ -5,9 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
-    Entry, GetInodeRequest, Kind, LookupRequest, MutateReply, MutateRequest, ReadDirPage, ReadDirRequest,
-    RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, UsageProgress,
-    UsageRequest, touch_reply,
+    Entry, GetInodeRequest, GetLayoutRequest, Kind, Layout, LookupRequest, MutateReply, MutateRequest, ReadDirPage,
+    ReadDirRequest, RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest,
+    UsageProgress, UsageRequest, touch_reply,
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
@@ -19,6 +19,7 @@ use super::{Answers, Services};
 use crate::MasterError;
 use crate::listing::{Visit, Walk};
 use crate::state::namespace::ListingCounts;
+use crate::state::records::attributes;
 use crate::state::{Directory, Outcome};
 
 /// Entries of one page of a directory.
@@ -136,6 +137,17 @@ impl Namespace for Services {
             other => Err(MasterError::Refused(format!("a change was answered by {other:?}"))),
         });
         Ok(Response::new(MutateReply { results: results.collect::<Result<_, _>>()? }))
+    }
+
+    async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
+        let GetLayoutRequest { inode } = request.into_inner();
+        let layout = self.lookups.listings.read(move |tables| {
+            let Some(record) = tables.inode(inode)? else { return Ok(None) };
+            let block_size = tables.mount(record.mount_id)?.map_or(0, |mount| mount.block_size);
+            Ok(Some(Layout { attr: Some(attributes(inode, &record)), block_size, extents: tables.extents(inode, 0)? }))
+        });
+        let layout = layout.await?;
+        Ok(Response::new(layout.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?))
     }
 
     type UsageStream = Answers<UsageProgress>;

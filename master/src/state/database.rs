@@ -36,10 +36,12 @@ pub enum Family {
     Session,
     Result,
     Hold,
+    Extent,
+    Garbage,
 }
 
 impl Family {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::RaftLog,
         Self::RaftMeta,
         Self::Inode,
@@ -55,10 +57,12 @@ impl Family {
         Self::Session,
         Self::Result,
         Self::Hold,
+        Self::Extent,
+        Self::Garbage,
     ];
 
     /// The families that a snapshot carries: all but the log's own.
-    pub const STATE: [Self; 13] = [
+    pub const STATE: [Self; 15] = [
         Self::Inode,
         Self::Dentry,
         Self::Orphan,
@@ -72,6 +76,8 @@ impl Family {
         Self::Session,
         Self::Result,
         Self::Hold,
+        Self::Extent,
+        Self::Garbage,
     ];
 
     fn name(self) -> &'static str {
@@ -91,6 +97,8 @@ impl Family {
             Self::Session => "session",
             Self::Result => "result",
             Self::Hold => "hold",
+            Self::Extent => "extent",
+            Self::Garbage => "garbage",
         }
     }
 }
@@ -241,7 +249,7 @@ fn descriptor(family: Family, cache: &Cache) -> ColumnFamilyDescriptor {
     let mut options = Options::default();
     options.set_compression_type(DBCompressionType::Lz4);
     match family {
-        Family::Inode | Family::Dentry => {
+        Family::Inode | Family::Dentry | Family::Extent => {
             table.set_bloom_filter(10.0, false);
             options.set_write_buffer_size(MEMTABLE_BYTES);
         }

@@ -7,6 +7,7 @@
 //! per session until the session says that it has them.
 
 mod attributes;
+mod content;
 mod create;
 mod hold;
 mod link;
@@ -26,6 +27,7 @@ use super::transaction::{Change, Transaction};
 use super::{Family, Outcome, records};
 use crate::MasterError;
 
+pub(super) use content::extent_key;
 pub use hold::reap;
 pub use results::end_session;
 pub(super) use results::result_key;
@@ -83,6 +85,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         Some(Kind::SetAttr(set)) => mutating.set_attributes(&set),
         Some(Kind::SetXattr(set)) => mutating.set_xattr(&set),
         Some(Kind::RemoveXattr(remove)) => mutating.remove_xattr(&remove),
+        Some(Kind::Commit(commit)) => mutating.commit(&commit),
         Some(Kind::Hold(inode)) => mutating.hold(inode, mutate.session),
         Some(Kind::LetGo(inode)) => mutating.release(inode, mutate.session),
     };

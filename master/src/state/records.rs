@@ -97,6 +97,7 @@ pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
         atime_ns: record.atime_ns.unwrap_or(record.mtime_ns),
         rdev: record.rdev,
         version: record.version,
+        generation: record.generation,
     }
 }
 

@@ -5,12 +5,14 @@ use std::ops::ControlFlow;
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
-use cavern_proto::master::{Job, Kind, Mount, MutationResult};
-use cavern_proto::record::{Counters, DentryRecord, IndexRecord, InodeRecord, SessionRecord, WorkerRecord};
+use cavern_proto::master::{Extent, Job, Kind, Mount, MutationResult};
+use cavern_proto::record::{
+    Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, SessionRecord, WorkerRecord,
+};
 use prost::Message;
 use rocksdb::{Direction, IteratorMode, ReadOptions};
 
-use super::posix::result_key;
+use super::posix::{extent_key, result_key};
 use super::records::{decode, dentry_key, inode_key, leading_id};
 use super::{Database, Family};
 use crate::MasterError;
@@ -140,6 +142,25 @@ impl<'a> Tables<'a> {
     /// One extended attribute.
     pub fn xattr(&self, inode: u64, name: &[u8]) -> Result<Option<Vec<u8>>, MasterError> {
         self.database.get(Family::Xattr, &[inode_key(inode).as_slice(), name].concat())
+    }
+
+    /// The blocks of a file from one index on.
+    pub fn extents(&self, inode: u64, from: u32) -> Result<Vec<Extent>, MasterError> {
+        let mut extents = Vec::new();
+        for item in self.under(Family::Extent, &inode_key(inode)) {
+            let (key, value) = item?;
+            let index = key.get(8..).and_then(|index| Some(u32::from_be_bytes(index.try_into().ok()?)));
+            let index = index.ok_or_else(|| MasterError::Corrupt(format!("a block of inode {inode}")))?;
+            if index >= from {
+                let record: ExtentRecord = decode(&value, || format!("block {index} of inode {inode}"))?;
+                extents.push(Extent { index, generation: record.generation, workers: record.workers });
+            }
+        }
+        Ok(extents)
+    }
+
+    pub fn extent(&self, inode: u64, index: u32) -> Result<Option<ExtentRecord>, MasterError> {
+        self.record(Family::Extent, &extent_key(inode, index))
     }
 
     /// All extended attributes of an inode, names and values, in the order of their names.

@@ -1,4 +1,4 @@
-//! chmod, chown, utimensat.
+//! chmod, chown, truncate, utimensat.
 
 use cavern_proto::master::{SetAttr, Time};
 
@@ -12,6 +12,9 @@ impl Mutating<'_, '_> {
         let time = |time: Time| if time.now { now_ns } else { time.ns };
         if let Some(mode) = set.mode {
             record.mode = mode & 0o7777 | MODE_CHOSEN;
+        }
+        if let Some(length) = set.size {
+            self.set_length(set.inode, &mut record, length)?;
         }
         record.uid = set.uid.unwrap_or(record.uid);
         record.gid = set.gid.unwrap_or(record.gid);

@@ -1,5 +1,6 @@
 //! Inodes without names: kept while somebody holds them, then deleted.
 
+use super::content::drop_extents;
 use super::{Mutating, Outcome, Stop};
 use crate::MasterError;
 use crate::state::orphans::Reaped;
@@ -32,6 +33,9 @@ pub fn reap(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, Ma
     }
     for (name, _) in tables.xattrs(inode)? {
         transaction.delete(Family::Xattr, &xattr_key(inode, &name));
+    }
+    if let Some(record) = tables.inode(inode)? {
+        drop_extents(transaction, inode, record.mount_id, 0)?;
     }
     transaction.delete(Family::Unlinked, &inode_key(inode));
     transaction.delete_inode(inode);

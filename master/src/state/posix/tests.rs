@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    CreateInode, Kind as InodeKind, LinkInode, Mount, Mutation, RemoveName, RemoveXattr, RenameMode, RenameName,
-    SetAttr, SetXattr, XattrMode,
+    CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Mutation, RemoveName, RemoveXattr,
+    RenameMode, RenameName, SetAttr, SetXattr, XattrMode,
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, InitCluster};
@@ -81,7 +81,8 @@ impl Bench {
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         run(&database, Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
         let write_type = WriteType::FsMode as i32;
-        let mount = Mount { path: "/m".into(), uri: "memory://m".into(), write_type, ..Mount::default() };
+        let mount =
+            Mount { path: "/m".into(), uri: "memory://m".into(), write_type, block_size: 1 << 20, ..Mount::default() };
         let Outcome::Mount(mount) = run(&database, Kind::Mount(mount)) else { panic!("no mount") };
         let local = dir.path().join("local");
         std::fs::create_dir(&local).unwrap();
@@ -359,6 +360,51 @@ fn a_result_is_kept_until_the_session_has_it_and_no_longer() {
     assert_eq!(run(&bench.database, Kind::EndSession(7)), Outcome::Done);
     let tables = Tables::new(&bench.database);
     assert!(tables.session(7).unwrap().is_none() && tables.result(7, bench.seq).unwrap().is_none());
+}
+
+#[test]
+fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
+    let mut bench = Bench::new();
+    let kind = InodeKind::File as i32;
+    let file = Change::Create(CreateInode { parent: bench.root, name: "f".into(), kind, ..CreateInode::default() });
+    let inode = bench.change(file).inode;
+    let commit = |grow_to, made: &[(u32, u32)]| {
+        let made =
+            made.iter().map(|(index, generation)| Extent { index: *index, generation: *generation, workers: vec![3] });
+        Change::Commit(CommitContent { inode, grow_to, made: made.collect(), changed: true })
+    };
+    let cut = |size| Change::SetAttr(SetAttr { inode, size: Some(size), ..SetAttr::default() });
+    let extents = |bench: &Bench| {
+        let extents = Tables::new(&bench.database).extents(inode, 0).unwrap();
+        extents.iter().map(|extent| (extent.index, extent.generation)).collect::<Vec<_>>()
+    };
+    let attributes = |result: &MutationResult| {
+        let attributes = &result.attributes[0];
+        (attributes.size, attributes.version, attributes.generation)
+    };
+    // Blocks of 1 MiB.
+    let written = bench.change(commit(5 << 19, &[(0, 0), (2, 0)]));
+    assert_eq!((attributes(&written), extents(&bench)), ((5 << 19, 1, 0), vec![(0, 0), (2, 0)]));
+    assert_eq!(attributes(&bench.change(commit(1, &[]))), (5 << 19, 2, 0));
+    assert_eq!(attributes(&bench.change(cut((1 << 20) + 1))), ((1 << 20) + 1, 3, 1));
+    assert_eq!(extents(&bench), [(0, 0)]);
+    // A writer that has not heard of the cut.
+    assert_eq!(bench.change(commit(5 << 19, &[(2, 0)])).errno, Errno::STALE.raw_os_error());
+    bench.change(commit(5 << 19, &[(0, 0), (2, 1)]));
+    assert_eq!(extents(&bench), [(0, 0), (2, 1)]);
+    assert_eq!(attributes(&bench.change(cut(3 << 20))), (3 << 20, 5, 1));
+    assert_eq!(attributes(&bench.change(cut(0))), (0, 6, 2));
+    assert_eq!(extents(&bench), []);
+    assert_eq!(bench.change(cut((1 << 44) + 1)).errno, Errno::FBIG.raw_os_error());
+    let root = SetAttr { inode: bench.root, size: Some(0), ..SetAttr::default() };
+    assert_eq!(bench.change(Change::SetAttr(root)).errno, Errno::ISDIR.raw_os_error());
+
+    bench.change(commit(1, &[(0, 2)]));
+    bench.change(Change::Remove(RemoveName { parent: bench.root, name: "f".into(), directory: false }));
+    run(&bench.database, Kind::ReapUnlinked(inode));
+    let tables = Tables::new(&bench.database);
+    assert!(tables.inode(inode).unwrap().is_none() && extents(&bench).is_empty());
+    assert_eq!(tables.counters().unwrap().garbage, 3);
 }
 
 #[test]
