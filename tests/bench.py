@@ -8,7 +8,8 @@ Needs root (it drops the kernel's caches), fio, and the release build of `cv`, `
 
 Baselines: the local file system that also holds the workers' data; `plainfs`, a minimal FUSE file system that
 answers reads from that local file system; `s3get`, a plain client of the same bucket with the same requests in
-flight; `load_s3.py`, the same loop as `load_img.py` over boto3. Every figure stands beside its ratio to a baseline of the same run, since the machine's own speed drifts.
+flight; `load_s3.py`, the same loop as `load_img.py` over boto3. Every figure stands beside its ratio to a baseline of the same
+run, since the machine's own speed drifts.
 """
 
 import argparse
@@ -134,11 +135,15 @@ class Bench:
         text = run(VENV / "bin/python", HERE / "load_s3.py", s3["endpoint"], name, "--num_workers", 8, env=environment)
         return float(text.split()[0])
 
-    def restart_fuse(self, **settings):
-        """A new FUSE client, whose configuration is overridden by `settings`."""
+    def restart_fuse(self, no_open):
+        """A new FUSE client with this setting in the cluster's file."""
         self.cv("local", "stop", "fuse", "--dir", self.cluster)
-        environment = dict(os.environ, **settings)
-        run(TARGET / "cv", "local", "start", "fuse", "--dir", self.cluster, env=environment)
+        conf = self.cluster / "cluster.toml"
+        before = conf.read_text()
+        after = before.replace(f"no_open = {'false' if no_open else 'true'}", f"no_open = {'true' if no_open else 'false'}")
+        assert after != before, f"{conf} has no such setting"
+        conf.write_text(after)
+        self.cv("local", "start", "fuse", "--dir", self.cluster)
 
     def images_section(self):
         self.attach("images")
@@ -168,11 +173,11 @@ class Bench:
             ("warm, page cache", figures["ours-pages"], "plainfs", figures["plain-pages"]),
             ("", figures["ours-pages"], "local disk", figures["disk-pages"]),
         ]
-        self.restart_fuse(CV_FUSE__NO_OPEN="true")
+        self.restart_fuse(no_open=True)
         drop_caches()
         figures["no-open"] = self.load(ours, "--raw")
         figures["no-open-pages"] = statistics.median(self.load(ours, "--raw") for _ in range(3))
-        self.restart_fuse()
+        self.restart_fuse(no_open=False)
         rows += [
             ("`fuse.no_open`, warm in the worker", figures["no-open"], "plainfs", figures["plain"]),
             ("`fuse.no_open`, page cache", figures["no-open-pages"], "plainfs", figures["plain-pages"]),
@@ -260,6 +265,7 @@ class Bench:
 
     def memory_section(self):
         rows = []
+        self.status = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))
         for role, children in (("master", self.status["masters"]), ("worker", self.status["workers"]),
                                ("fuse", self.status["fuse"])):
             for child in children:
