@@ -26,6 +26,19 @@ impl ContentId {
         Self(id)
     }
 
+    /// The content id of one generation of a file of an fs-mode mount: a new generation begins when a file is cut to nothing.
+    pub fn of_inode(cluster_id: &str, inode: u64, generation: u32) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(b"fs-mode");
+        hasher.update(&(cluster_id.len() as u64).to_le_bytes());
+        hasher.update(cluster_id.as_bytes());
+        hasher.update(&inode.to_le_bytes());
+        hasher.update(&generation.to_le_bytes());
+        let mut id = [0; 16];
+        id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        Self(id)
+    }
+
     /// From the 16 bytes of a message; `None` for any other length.
     pub fn from_slice(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)

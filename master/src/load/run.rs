@@ -375,6 +375,7 @@ impl Batches {
                 key: file.key.clone(),
                 etag: file.etag.clone(),
                 object_length: file.length,
+                data: false,
             };
             for (rank, worker) in placement.candidates(content, index, replicas).iter().enumerate() {
                 let item =
