@@ -147,8 +147,8 @@ impl Fills {
         let mut fetched_bytes = 0;
         for _ in 0..MAX_ROUNDS {
             let block = self.open(source, touch).await?;
-            if block.length() != source.length() {
-                return Err(Refusal::bad_request("the content id stands for a block of another length"));
+            if block.length() != source.length() || block.is_data() {
+                return Err(Refusal::bad_request("the content id stands for another block"));
             }
             self.verify(&block, wanted).await?;
             if wanted.iter().all(|range| block.has(range.clone())) {

@@ -30,6 +30,10 @@ pub struct WorkerMetrics {
     pub admissions_rejected: Counter,
     pub corrupt_chunks: Counter,
     pub scrubbed_bytes: Counter,
+    /// Bytes of fs-mode files that were written over the data plane (not those through descriptors).
+    pub written_bytes: Counter,
+    /// Blocks of fs-mode files that were synced.
+    pub syncs: Counter,
     pub connections: Gauge,
     pub connections_refused: Counter,
     pub malformed_frames: Counter,
@@ -63,6 +67,11 @@ impl WorkerMetrics {
                 "Chunks dropped because their checksum was wrong or their file gone",
             ),
             scrubbed_bytes: counter("scrubbed_bytes", "Bytes whose checksum the scrubber verified"),
+            written_bytes: counter(
+                "written_bytes",
+                "Bytes of fs-mode files received and written (not those that clients wrote through descriptors)",
+            ),
+            syncs: counter("syncs", "Blocks of fs-mode files synced to disk"),
             connections: gauge("connections", "Connections of the data plane"),
             connections_refused: counter("connections_refused", "Connections refused because there were too many"),
             malformed_frames: counter("malformed_frames", "Frames that could not be understood"),
@@ -91,8 +100,11 @@ impl Collector for StoreCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let usage = self.store.usage();
         type Read = fn(&DirectoryUsage) -> u64;
-        let gauges: [(&str, &str, Read); 4] = [
+        let gauges: [(&str, &str, Read); 5] = [
             ("cavern_worker_used_bytes", "Bytes of blocks, in units of 4 KiB", |disk| disk.used_bytes),
+            ("cavern_worker_data_bytes", "Bytes of blocks of fs-mode files, which are never evicted", |disk| {
+                disk.data_bytes
+            }),
             ("cavern_worker_capacity_bytes", "Bytes that blocks may take", |disk| disk.capacity_bytes),
             ("cavern_worker_blocks", "Blocks in the store", |disk| disk.blocks),
             ("cavern_worker_directory_healthy", "1 while the directory works", |disk| u64::from(disk.healthy)),

@@ -58,6 +58,9 @@ impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
         let status = match &error {
             StoreError::Full | StoreError::Dropped => Status::Overloaded,
+            StoreError::NoSpace => Status::NoSpace,
+            StoreError::NoSuchBlock => Status::NoSuchBlock,
+            StoreError::Mismatch(_) => Status::BadRequest,
             StoreError::NoDirectory | StoreError::Io { .. } => Status::IoError,
         };
         Self::new(status, error.to_string())

@@ -1,13 +1,14 @@
 //! The block store: files and an index per data directory, and in memory what placement and eviction need.
 //!
 //! A block becomes visible to this process chunk by chunk as its bytes are written, and to the next start when its index
-//! entry is put. Eviction removes the index entry first and the file after it, and never touches the bytes of a file:
+//! entry is put (blocks of fs-mode files are kept otherwise: see `data`). Eviction removes the index entry first and the file after it, and never touches the bytes of a file:
 //! whoever holds a descriptor goes on reading what it promised.
 //!
 //! All methods may be called from any thread. Those marked *blocking* wait for a disk; the others take short locks and
 //! make at most one unlink or page-cache write.
 
 mod block;
+mod data;
 mod directory;
 mod eviction;
 mod file_system;
@@ -31,6 +32,7 @@ pub use block::Block;
 use cavern_conf::{ByteSize, DirSpec, Tier};
 use cavern_proto::BlockId;
 use cavern_proto::chunk::chunk_range;
+pub use data::DataTarget;
 pub(crate) use file_system::is_out_of_space;
 use parking_lot::Mutex;
 pub(crate) use scrub::scrub;
@@ -45,6 +47,9 @@ use self::recovery::INCARNATION_BITS;
 use self::table::{Entry, UNIT_BYTES};
 use crate::error::WorkerError;
 use crate::metrics::WorkerMetrics;
+
+/// Locks that keep the making and the freeing of one data block apart.
+const STRIPES: usize = 64;
 
 /// How a store is set up.
 #[derive(Clone, Debug)]
@@ -71,6 +76,15 @@ pub enum StoreError {
     /// The block was evicted or dropped meanwhile.
     #[error("the block was dropped meanwhile")]
     Dropped,
+    /// A block of an fs-mode file cannot grow: what remains is data like it, or in use.
+    #[error("no space: nothing is left that could be evicted for it")]
+    NoSpace,
+    /// A block of an fs-mode file is asked for that is not here.
+    #[error("the block is not here")]
+    NoSuchBlock,
+    /// The block is not what the request takes it for.
+    #[error("{0}")]
+    Mismatch(String),
     #[error("{action} failed: {source}")]
     Io { action: &'static str, source: io::Error },
 }
@@ -111,6 +125,8 @@ pub struct DirectoryUsage {
     pub tier: Tier,
     pub capacity_bytes: u64,
     pub used_bytes: u64,
+    /// Of these, what blocks of fs-mode files take.
+    pub data_bytes: u64,
     pub blocks: u64,
     pub healthy: bool,
     pub error: String,
@@ -128,6 +144,8 @@ struct Residents {
 pub struct Store {
     directories: Vec<Directory>,
     residents: Mutex<Residents>,
+    /// See `data`.
+    stripes: Vec<Mutex<()>>,
     identity: Mutex<Identity>,
     high_watermark: f64,
     low_watermark: f64,
@@ -153,7 +171,7 @@ pub fn open(
     metrics: WorkerMetrics,
     evictions: mpsc::Sender<Eviction>,
 ) -> Result<(Arc<Store>, Cleanup), WorkerError> {
-    let opened: Vec<recovery::Opened> = std::thread::scope(|scope| {
+    let mut opened: Vec<recovery::Opened> = std::thread::scope(|scope| {
         let threads: Vec<_> = (options.directories.iter().cloned().zip(0u8..))
             .map(|(spec, position)| scope.spawn(move || recovery::open(spec, position, options.index_cache)))
             .collect();
@@ -174,6 +192,7 @@ pub fn open(
         .map(|directory| Space::new(directory.capacity_bytes, options.high_watermark, options.low_watermark))
         .collect();
     let mut cache = Cache::new(spaces);
+    insert_data(&mut cache, &mut opened);
     let (mut directories, mut orphaned) = (Vec::new(), Vec::new());
     for directory in opened {
         for entry in directory.entries {
@@ -191,6 +210,7 @@ pub fn open(
     let store = Arc::new(Store {
         directories,
         residents: Mutex::new(Residents { cache, open: OpenBlocks::new(options.max_open_blocks) }),
+        stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
         identity: Mutex::new(identity),
         high_watermark: options.high_watermark,
         low_watermark: options.low_watermark,
@@ -202,6 +222,23 @@ pub fn open(
     });
     store.fit_capacity();
     Ok((store.clone(), Cleanup { store, orphaned }))
+}
+
+/// Takes in the data blocks of all directories. Of a block that is there twice (its directory was taken out of the
+/// configuration for a while, or a power failure undid a deletion) the later file counts; the other is not for us to delete.
+fn insert_data(cache: &mut Cache, opened: &mut [recovery::Opened]) {
+    let mut data: Vec<Entry> = opened.iter_mut().flat_map(|directory| std::mem::take(&mut directory.data)).collect();
+    data.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.incarnation));
+    for entry in data {
+        if cache.table.find(&entry.id).is_none() {
+            cache.insert(entry);
+            continue;
+        }
+        let directory = &opened[usize::from(entry.directory)].spec.path;
+        let file = directory::data_path(directory, &entry.id, entry.incarnation, entry.mount_id);
+        warn!(block = %entry.id, file = %file.display(),
+            "a block of an fs-mode file is there twice: the later file is served, this one is left alone; delete it if nothing of it is missing");
+    }
 }
 
 /// The identity that all directories get: the first one found, counted up.
@@ -304,6 +341,7 @@ impl Store {
                 tier: directory.tier(),
                 capacity_bytes: space.capacity() * u64::from(UNIT_BYTES),
                 used_bytes: space.used() * u64::from(UNIT_BYTES),
+                data_bytes: space.data() * u64::from(UNIT_BYTES),
                 blocks: space.blocks(),
                 healthy: directory.is_healthy(),
                 error: directory.last_error(),

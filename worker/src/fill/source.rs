@@ -5,6 +5,7 @@ use cavern_proto::data::BlockRef;
 use cavern_proto::{BlockId, ContentId};
 
 use crate::refusal::Refusal;
+use crate::store::DataTarget;
 
 /// Largest block. Its checksums and bitmap must stay small beside it.
 const MAX_BLOCK_BYTES: u64 = 1 << 30;
@@ -23,6 +24,7 @@ pub struct BlockSource {
     etag: String,
     object_length: u64,
     block_size: u64,
+    data: bool,
 }
 
 impl BlockSource {
@@ -40,7 +42,14 @@ impl BlockSource {
         if block.key.len() > MAX_KEY_BYTES || block.etag.len() > MAX_ETAG_BYTES {
             return Err(Refusal::bad_request("the key or the etag is too long"));
         }
-        let length = block_length(block.object_length, block.block_size, block.index);
+        if block.data && !(block.key.is_empty() && block.etag.is_empty()) {
+            return Err(Refusal::bad_request("a block of an fs-mode file has neither key nor etag"));
+        }
+        let length = match block.data {
+            // At most MAX_BLOCK_BYTES.
+            true => block.block_size as u32,
+            false => block_length(block.object_length, block.block_size, block.index),
+        };
         if length == 0 {
             let message =
                 format!("block {} lies past the end of an object of {} bytes", block.index, block.object_length);
@@ -54,7 +63,23 @@ impl BlockSource {
             etag: block.etag,
             object_length: block.object_length,
             block_size: block.block_size,
+            data: block.data,
         })
+    }
+
+    /// The block as the store names it, if it is one of an fs-mode file.
+    pub fn data(&self) -> Option<DataTarget> {
+        self.data.then_some(DataTarget { id: self.id, length: self.length, mount_id: self.mount_id })
+    }
+
+    /// Checks a reference to a block of an fs-mode file.
+    ///
+    /// # Errors
+    /// What makes no sense, or that it is none.
+    pub fn parse_data(block: BlockRef) -> Result<DataTarget, Refusal> {
+        Self::parse(block)?
+            .data()
+            .ok_or_else(|| Refusal::bad_request("only blocks of fs-mode files are written: set data"))
     }
 
     pub fn id(&self) -> &BlockId {
@@ -107,6 +132,7 @@ mod tests {
             key: "k".into(),
             etag: "e".into(),
             object_length: 100,
+            data: false,
         }
     }
 
@@ -124,6 +150,20 @@ mod tests {
             BlockRef { key: "x".repeat(5000), ..reference() },
         ] {
             assert!(BlockSource::parse(wrong).is_err());
+        }
+        assert_eq!(BlockSource::parse(reference()).unwrap().data(), None);
+        assert!(BlockSource::parse_data(reference()).is_err());
+        let data = BlockRef { data: true, key: String::new(), etag: String::new(), object_length: 0, ..reference() };
+        let target = BlockSource::parse_data(BlockRef { index: u32::MAX, ..data.clone() }).unwrap();
+        assert_eq!((target.id.index, target.length, target.mount_id), (u32::MAX, 64, 1));
+        for wrong in [
+            BlockRef { key: "k".into(), ..data.clone() },
+            BlockRef { etag: "e".into(), ..data.clone() },
+            BlockRef { block_size: 0, ..data.clone() },
+            BlockRef { block_size: (1 << 30) + 1, ..data.clone() },
+            BlockRef { content_id: vec![0; 17].into(), ..data.clone() },
+        ] {
+            assert!(BlockSource::parse_data(wrong).is_err());
         }
     }
 }

@@ -21,6 +21,8 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::data::DataState;
+
 /// What changes about a block while it is in use.
 #[derive(Debug)]
 pub(crate) struct BlockState {
@@ -42,9 +44,11 @@ pub struct Block {
     path: PathBuf,
     /// Read only, because it is handed to clients.
     file: File,
-    /// Open while fills run.
+    /// Open while fills run; of data blocks, once somebody writes.
     writer: Mutex<Option<Arc<File>>>,
     state: Mutex<BlockState>,
+    /// Of blocks of fs-mode files.
+    data: Option<Arc<DataState>>,
     dead: AtomicBool,
 }
 
@@ -61,7 +65,7 @@ pub(super) struct BlockPlace {
 
 /// Times of access are of no use here, and each would be a change of the inode to be written. What is no file is not
 /// opened: a pipe would be waited for, and where a link leads is not ours.
-fn open_to_read(path: &Path) -> io::Result<File> {
+pub(super) fn open_to_read(path: &Path) -> io::Result<File> {
     let open = |more: OFlags| {
         let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW | more;
         File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)
@@ -94,7 +98,7 @@ impl Block {
             verified: ChunkMap::new(),
             crcs: vec![0; chunk_count(place.length) as usize],
         };
-        Ok(Self::assemble(place, file, Some(Arc::new(writer)), state))
+        Ok(Self::assemble(place, file, Some(Arc::new(writer)), state, None))
     }
 
     /// Opens the file of a block that the index knows. With `verified` all its chunks have been verified earlier in
@@ -109,10 +113,16 @@ impl Block {
             present.remove(beyond);
         }
         let state = BlockState { verified: if verified { present.clone() } else { ChunkMap::new() }, present, crcs };
-        Ok(Self::assemble(place, file, None, state))
+        Ok(Self::assemble(place, file, None, state, None))
     }
 
-    fn assemble(place: BlockPlace, file: File, writer: Option<Arc<File>>, state: BlockState) -> Self {
+    pub(super) fn assemble(
+        place: BlockPlace,
+        file: File,
+        writer: Option<Arc<File>>,
+        state: BlockState,
+        data: Option<Arc<DataState>>,
+    ) -> Self {
         Self {
             id: place.id,
             incarnation: place.incarnation,
@@ -123,6 +133,7 @@ impl Block {
             file,
             writer: Mutex::new(writer),
             state: Mutex::new(state),
+            data,
             dead: AtomicBool::new(false),
         }
     }
@@ -145,6 +156,15 @@ impl Block {
     /// Where its file is, or was.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether it is a block of an fs-mode file.
+    pub fn is_data(&self) -> bool {
+        self.data.is_some()
+    }
+
+    pub(super) fn data(&self) -> Option<&Arc<DataState>> {
+        self.data.as_ref()
     }
 
     pub(super) fn directory(&self) -> usize {
@@ -230,13 +250,14 @@ impl Block {
         }
     }
 
-    /// The descriptor that fills write through, opened when there is none.
-    fn writer(&self) -> io::Result<Arc<File>> {
+    /// The descriptor that fills write through, opened when there is none. That of a data block can be read too, because
+    /// it is handed to clients.
+    pub(crate) fn writer(&self) -> io::Result<Arc<File>> {
         let mut writer = self.writer.lock();
         if let Some(file) = &*writer {
             return Ok(file.clone());
         }
-        let file = Arc::new(File::options().write(true).open(&self.path)?);
+        let file = Arc::new(File::options().read(self.is_data()).write(true).open(&self.path)?);
         *writer = Some(file.clone());
         Ok(file)
     }

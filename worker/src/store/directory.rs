@@ -4,7 +4,8 @@
 //!   lock                    held (flock) by the worker that works here
 //!   worker.json             format, worker uuid, cluster id, number of starts
 //!   index/                  RocksDB: block id → record
-//!   blocks/xx/CONTENT.BLOCK.INCARNATION    one plain file per block
+//!   blocks/xx/CONTENT.BLOCK.INCARNATION    one plain file per cached block
+//!   data/xx/CONTENT.BLOCK.INCARNATION.MOUNT    one plain file per block of an fs-mode file
 //! ```
 
 use std::fs::File;
@@ -163,11 +164,29 @@ impl Directory {
     pub(super) fn block_path(&self, id: &BlockId, incarnation: u64) -> PathBuf {
         block_path(&self.spec.path, id, incarnation)
     }
+
+    /// Where the file of a data block is.
+    pub(super) fn data_path(&self, id: &BlockId, incarnation: u64, mount_id: u32) -> PathBuf {
+        data_path(&self.spec.path, id, incarnation, mount_id)
+    }
 }
 
 /// Where the file of a block is below a data directory.
 pub(super) fn block_path(directory: &Path, id: &BlockId, incarnation: u64) -> PathBuf {
     directory.join(format!("blocks/{:02x}/{}.{}.{incarnation}", id.content.as_bytes()[0], id.content, id.index))
+}
+
+/// Where the file of a data block is below a data directory. With the file's length the name says all there is to say.
+pub(super) fn data_path(directory: &Path, id: &BlockId, incarnation: u64, mount_id: u32) -> PathBuf {
+    let folder = id.content.as_bytes()[0];
+    directory.join(format!("data/{folder:02x}/{}.{}.{incarnation}.{mount_id}", id.content, id.index))
+}
+
+/// The block, incarnation and mount that the name of a data block's file says; `None` for names that are not ours.
+pub(super) fn parse_data_name(name: &str) -> Option<(BlockId, u64, u32)> {
+    let (block, mount_id) = name.rsplit_once('.')?;
+    let (id, incarnation) = parse_block_name(block)?;
+    Some((id, incarnation, mount_id.parse().ok()?))
 }
 
 /// The block and incarnation that a file's name says; `None` for names that are not ours.
@@ -181,11 +200,22 @@ pub(super) fn parse_block_name(name: &str) -> Option<(BlockId, u64)> {
     Some((BlockId { content, index: index.parse().ok()? }, incarnation.parse().ok()?))
 }
 
-/// Makes `blocks` and its 256 folders.
+/// Makes `blocks` and `data` with their 256 folders each. Those of `data` are on disk when this returns: what is in them must
+/// be found after a power failure.
 pub(super) fn make_folders(directory: &Path) -> Result<(), WorkerError> {
-    (0..=255u8).try_for_each(|folder| {
-        let path = directory.join(format!("blocks/{folder:02x}"));
-        std::fs::create_dir_all(&path).map_err(|source| WorkerError::Directory { action: "create", path, source })
+    let failed = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| WorkerError::Directory { action, path, source }
+    };
+    for kind in ["blocks", "data"] {
+        for folder in 0..=255u8 {
+            let path = directory.join(format!("{kind}/{folder:02x}"));
+            std::fs::create_dir_all(&path).map_err(failed("create", &path))?;
+        }
+    }
+    [&directory.join("data"), directory].into_iter().try_for_each(|path| {
+        let synced = File::open(path).and_then(|folder| folder.sync_all());
+        synced.map_err(failed("sync", path))
     })
 }
 
@@ -210,6 +240,11 @@ mod tests {
         let name = path.file_name().unwrap().to_str().unwrap();
         assert_eq!(parse_block_name(name), Some((id, 99)));
         assert!(path.starts_with(format!("/d/blocks/{:02x}", id.content.as_bytes()[0])));
+        let path = data_path(Path::new("/d"), &id, 99, 7);
+        let data_name = path.file_name().unwrap().to_str().unwrap();
+        assert_eq!(parse_data_name(data_name), Some((id, 99, 7)));
+        assert_eq!((parse_data_name(name), parse_block_name(data_name)), (None, None), "the kinds are told apart");
+        assert!(path.starts_with(format!("/d/data/{:02x}", id.content.as_bytes()[0])));
         for wrong in ["", "x", "a.b.c", &format!("{name}.1"), &name[1..], "+f000000000000000000000000000000.1.1"] {
             assert_eq!(parse_block_name(wrong), None, "{wrong}");
         }

@@ -74,6 +74,8 @@ pub(super) struct Space {
     window_target: u64,
     window: List,
     main: List,
+    /// Blocks of fs-mode files. They take room like all others, and are no part of any contest.
+    data: List,
     blocks: u64,
 }
 
@@ -89,12 +91,18 @@ impl Space {
             window_target: share(0.01).max(MIN_WINDOW_UNITS.min(share(0.02))),
             window: List::EMPTY,
             main: List::EMPTY,
+            data: List::EMPTY,
             blocks: 0,
         }
     }
 
     pub(super) fn used(&self) -> u64 {
-        self.window.units + self.main.units
+        self.window.units + self.main.units + self.data.units
+    }
+
+    /// Units that no eviction can free.
+    pub(super) fn data(&self) -> u64 {
+        self.data.units
     }
 
     pub(super) fn capacity(&self) -> u64 {
@@ -111,13 +119,14 @@ impl Space {
     }
 
     fn main_limit(&self) -> u64 {
-        self.low.saturating_sub(self.window_target)
+        self.low.saturating_sub(self.window_target).saturating_sub(self.data.units)
     }
 
     fn list(&mut self, segment: Segment) -> &mut List {
         match segment {
             Segment::Window => &mut self.window,
             Segment::Main => &mut self.main,
+            Segment::Data => &mut self.data,
         }
     }
 }
@@ -156,7 +165,7 @@ impl Cache {
 
     /// Marks an entry as unused beyond its time: it is the first to go when room is needed.
     pub(super) fn expire(&mut self, slot: u32) {
-        let Some(entry) = self.table.at_mut(slot) else { return };
+        let Some(entry) = self.table.at_mut(slot).filter(|entry| !entry.is_data()) else { return };
         entry.expired = true;
         let (directory, segment) = (usize::from(entry.directory), entry.segment);
         self.table.unlink(self.spaces[directory].list(segment), slot);
@@ -166,12 +175,12 @@ impl Cache {
         self.table.push_tail(&mut self.spaces[directory].main, slot);
     }
 
-    /// Adds an entry as a newcomer (at start: straight to main while there is room). Its units count at once: make room
-    /// before.
+    /// Adds an entry as a newcomer (at start: straight to main while there is room), or as data. Its units count at once:
+    /// make room before.
     pub(super) fn insert(&mut self, entry: Entry) -> u32 {
-        let directory = usize::from(entry.directory);
+        let (directory, segment) = (usize::from(entry.directory), entry.segment);
         let slot = self.table.insert(entry);
-        self.table.push_head(&mut self.spaces[directory].window, slot);
+        self.table.push_head(self.spaces[directory].list(segment), slot);
         self.spaces[directory].blocks += 1;
         self.sketch.grow_to(self.table.len());
         self.settle(directory);

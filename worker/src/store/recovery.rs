@@ -1,7 +1,7 @@
 //! What happens to a data directory at start: lock, identity, index, the walk over its records, and afterwards, in the
 //! background, the deletion of files that no record names.
 //!
-//! No block file is touched before the worker serves. A record is believed to exist, its bytes are not: they are checked
+//! No file of a cached block is touched before the worker serves. A record is believed to exist, its bytes are not: they are checked
 //! when they are first asked for (see `block`).
 
 use std::fs::File;
@@ -32,6 +32,8 @@ pub(super) struct Opened {
     pub lock: File,
     pub identity: Option<Identity>,
     pub entries: Vec<Entry>,
+    /// Blocks of fs-mode files, which no index can lose.
+    pub data: Vec<Entry>,
     /// Folder of block files that no index knows, to be deleted.
     pub orphaned: Vec<PathBuf>,
     /// Highest start whose incarnations were seen.
@@ -71,17 +73,18 @@ pub(super) fn open(spec: DirSpec, position: u8, index_cache: ByteSize) -> Result
         Err(IndexError::Unusable(source)) => return Err(WorkerError::Index { path: path.join("index"), source }),
     };
     directory::make_folders(&path)?;
+    let data = super::data::scan(&path, position).map_err(failed("read the data blocks of"))?;
 
-    let used: u64 = entries.iter().map(|entry| u64::from(entry.units) * u64::from(UNIT_BYTES)).sum();
+    let used: u64 = entries.iter().chain(&data).map(|entry| u64::from(entry.units) * u64::from(UNIT_BYTES)).sum();
     let capacity_bytes = match spec.capacity {
         Some(capacity) => capacity.bytes(),
         // What is free and what our own blocks take, less five percent for the index and the file system itself.
         None => (directory::file_system_bytes(&path)?.1 + used) / 100 * 95,
     };
-    let starts_seen = entries.iter().map(|entry| entry.incarnation >> INCARNATION_BITS).max().unwrap_or(0);
+    let starts_seen = entries.iter().chain(&data).map(|entry| entry.incarnation >> INCARNATION_BITS).max().unwrap_or(0);
     let orphaned = orphaned_folders(&path).map_err(failed("read"))?;
-    info!(directory = %path.display(), blocks = entries.len(), used_bytes = used, capacity_bytes, "opened a data directory");
-    Ok(Opened { spec, capacity_bytes, index: Arc::new(index), lock, identity, entries, orphaned, starts_seen })
+    info!(directory = %path.display(), blocks = entries.len(), data_blocks = data.len(), used_bytes = used, capacity_bytes, "opened a data directory");
+    Ok(Opened { spec, capacity_bytes, index: Arc::new(index), lock, identity, entries, data, orphaned, starts_seen })
 }
 
 fn open_index(path: &Path, position: u8, cache_bytes: usize) -> Result<(Index, Vec<Entry>), IndexError> {

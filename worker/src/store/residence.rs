@@ -64,6 +64,11 @@ impl Store {
             if let Some(block) = &entry.open {
                 return Some(block.clone());
             }
+            if entry.is_data() {
+                drop(residents);
+                // Why not, if it cannot be opened, is in the log.
+                return self.load_data(id).ok().flatten();
+            }
             (self.place(entry), entry.verified)
         };
         let directory = &self.directories[place.directory];
@@ -94,15 +99,20 @@ impl Store {
         }
     }
 
-    fn place(&self, entry: &Entry) -> BlockPlace {
+    pub(super) fn place(&self, entry: &Entry) -> BlockPlace {
         let directory = usize::from(entry.directory);
+        let path = if entry.is_data() {
+            self.directories[directory].data_path(&entry.id, entry.incarnation, entry.mount_id)
+        } else {
+            self.directories[directory].block_path(&entry.id, entry.incarnation)
+        };
         BlockPlace {
             id: entry.id,
             incarnation: entry.incarnation,
             length: entry.length,
             mount_id: entry.mount_id,
             directory,
-            path: self.directories[directory].block_path(&entry.id, entry.incarnation),
+            path,
         }
     }
 
@@ -290,6 +300,9 @@ impl Store {
 
     /// Checks chunks that somebody found to be wrong; those that are, are dropped. *Blocking*.
     pub fn recheck(&self, block: &Block, chunks: &[u32]) -> Result<(), StoreError> {
+        if block.is_data() {
+            return Ok(());
+        }
         {
             let mut state = block.state();
             chunks.iter().for_each(|index| state.verified.remove(*index));
@@ -299,7 +312,7 @@ impl Store {
 
     /// Forgets chunks whose bytes are not what they should be; they are fetched again when asked for.
     pub(crate) fn drop_chunks(&self, block: &Block, chunks: &[u32]) {
-        if chunks.is_empty() {
+        if chunks.is_empty() || block.is_data() {
             return;
         }
         let (dropped, empty) = {
@@ -340,11 +353,12 @@ impl Store {
         }
     }
 
-    /// Drops a block on request; gives the bytes that it took.
+    /// Drops a cached block on request; gives the bytes that it took.
     pub fn remove(&self, id: &BlockId) -> Option<u64> {
         let removed = {
             let mut residents = self.residents.lock();
-            let slot = residents.cache.table.find(id)?;
+            let table = &residents.cache.table;
+            let slot = table.find(id).filter(|slot| table.at(*slot).is_some_and(|entry| !entry.is_data()))?;
             residents.cache.remove(slot)?
         };
         let bytes = u64::from(removed.units) * u64::from(super::UNIT_BYTES);
@@ -441,7 +455,10 @@ impl Store {
             let mut residents = self.residents.lock();
             let until = residents.cache.table.slot_count().min(from + WALK_BATCH);
             for slot in from..until {
-                let Some(entry) = residents.cache.table.at(slot).filter(|entry| !entry.expired) else { continue };
+                let Some(entry) = residents.cache.table.at(slot) else { continue };
+                if entry.expired || entry.is_data() {
+                    continue;
+                }
                 let old = ttl_of(entry.mount_id).is_some_and(|ttl| now.saturating_sub(entry.last_used) > ttl);
                 if old && !entry.busy() {
                     residents.cache.expire(slot);
@@ -454,7 +471,8 @@ impl Store {
         }
     }
 
-    /// Forgets all blocks of a directory that failed; gives how many.
+    /// Forgets all cached blocks of a directory that failed; gives how many. Data blocks stay known: what can still be read
+    /// of them is, and nobody must take them for blocks that never were.
     pub(super) fn forget_directory(&self, position: usize) -> u64 {
         let (mut from, mut forgotten) = (0, 0);
         loop {
@@ -463,7 +481,8 @@ impl Store {
             let cache = &mut residents.cache;
             let until = cache.table.slot_count().min(from + WALK_BATCH);
             for slot in from..until {
-                if cache.table.at(slot).is_some_and(|entry| usize::from(entry.directory) == position) {
+                let entry = cache.table.at(slot).filter(|entry| !entry.is_data());
+                if entry.is_some_and(|entry| usize::from(entry.directory) == position) {
                     removed.extend(cache.remove(slot));
                 }
             }

@@ -1,4 +1,4 @@
-//! Every cached block in memory: a slab of small entries, a hash table of slots over it, and the intrusive lists in
+//! Every block in memory: a slab of small entries, a hash table of slots over it, and the intrusive lists in
 //! which eviction keeps them.
 //!
 //! Ten million blocks must fit, so an entry is 80 bytes and holds what placement and eviction need and nothing else;
@@ -10,6 +10,7 @@ use cavern_proto::BlockId;
 use hashbrown::HashTable;
 
 use super::block::Block;
+use super::data::DataState;
 
 /// No slot: the end of a list.
 pub(super) const NIL: u32 = u32::MAX;
@@ -24,9 +25,11 @@ pub(super) enum Segment {
     Window,
     /// What has proved itself, or came while there was room.
     Main,
+    /// Blocks of fs-mode files: never evicted.
+    Data,
 }
 
-/// One cached block.
+/// One block.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub id: BlockId,
@@ -50,6 +53,8 @@ pub(super) struct Entry {
     pub verified: bool,
     /// In memory with its file open.
     pub open: Option<Arc<Block>>,
+    /// Of data blocks that were open once in this run.
+    pub data: Option<Arc<DataState>>,
     previous: u32,
     next: u32,
 }
@@ -70,9 +75,15 @@ impl Entry {
             shared: false,
             verified: false,
             open: None,
+            data: None,
             previous: NIL,
             next: NIL,
         }
+    }
+
+    /// Whether it is a block of an fs-mode file.
+    pub(super) fn is_data(&self) -> bool {
+        self.segment == Segment::Data
     }
 
     /// Whether a request or a fill holds the block at this moment.

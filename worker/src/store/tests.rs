@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 
 pub(super) fn options(dirs: &[(&Path, u64)]) -> StoreOptions {
     StoreOptions {
@@ -27,18 +27,18 @@ pub(super) fn options(dirs: &[(&Path, u64)]) -> StoreOptions {
     }
 }
 
-fn open_store(dir: &Path, capacity: u64) -> Arc<Store> {
+pub(super) fn open_store(dir: &Path, capacity: u64) -> Arc<Store> {
     try_open(dir, capacity).unwrap()
 }
 
-fn try_open(dir: &Path, capacity: u64) -> Result<Arc<Store>, WorkerError> {
+pub(super) fn try_open(dir: &Path, capacity: u64) -> Result<Arc<Store>, WorkerError> {
     let metrics = WorkerMetrics::new(&Metrics::new("worker"));
     let (store, cleanup) = open(options(&[(dir, capacity)]), metrics, mpsc::channel(64).0)?;
     cleanup.run(&CancellationToken::new());
     Ok(store)
 }
 
-fn id(value: u64) -> BlockId {
+pub(super) fn id(value: u64) -> BlockId {
     BlockId { content: ContentId::of_object("s", &value.to_string(), "e", 1, 1), index: 0 }
 }
 
@@ -50,7 +50,7 @@ fn content(id: &BlockId, index: u32, length: u32) -> Vec<u8> {
 }
 
 /// Fills chunks that are missing, as the fill engine does.
-fn fill(store: &Store, id: &BlockId, length: u32, chunks: Range<u32>) -> Result<(), StoreError> {
+pub(super) fn fill(store: &Store, id: &BlockId, length: u32, chunks: Range<u32>) -> Result<(), StoreError> {
     let block = store.create(id, length, 1, Touch::None)?;
     for index in chunks {
         store.verify(&block, index..index + 1)?;
@@ -67,7 +67,7 @@ fn fill(store: &Store, id: &BlockId, length: u32, chunks: Range<u32>) -> Result<
     store.record(&block)
 }
 
-fn find(store: &Store, id: &BlockId) -> Option<Arc<Block>> {
+pub(super) fn find(store: &Store, id: &BlockId) -> Option<Arc<Block>> {
     match store.get(id, Touch::Open) {
         Lookup::Open(block) => Some(block),
         Lookup::Closed => store.load(id),
@@ -90,17 +90,17 @@ fn readable(store: &Store, id: &BlockId, length: u32) -> Vec<u32> {
     verified
 }
 
-fn used(store: &Store) -> u64 {
+pub(super) fn used(store: &Store) -> u64 {
     store.residents.lock().cache.check_sums();
     store.usage()[0].used_bytes
 }
 
-fn block_files(dir: &Path) -> Vec<PathBuf> {
+pub(super) fn block_files(dir: &Path) -> Vec<PathBuf> {
     let folders = fs::read_dir(dir.join("blocks")).unwrap().map(|folder| folder.unwrap().path());
     folders.flat_map(|folder| fs::read_dir(folder).unwrap().map(|file| file.unwrap().path())).collect()
 }
 
-fn copy_tree(from: &Path, to: &Path) {
+pub(super) fn copy_tree(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for item in fs::read_dir(from).unwrap().map(Result::unwrap) {
         let target = to.join(item.file_name());

@@ -1,0 +1,47 @@
+//! The data blocks of a directory, found by their files.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use tracing::warn;
+
+use crate::store::directory::parse_data_name;
+use crate::store::table::{Entry, Segment, UNIT_BYTES};
+
+/// Bytes of what `stat` counts as one block.
+const STAT_BLOCK_BYTES: u64 = 512;
+
+/// Every data block of the directory at `position`, each with what it takes of the disk. Files that are not ours are left alone.
+pub(in crate::store) fn scan(directory: &Path, position: u8) -> io::Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    let mut strange = (0u64, None);
+    for folder in 0..=255u8 {
+        for item in std::fs::read_dir(directory.join(format!("data/{folder:02x}")))? {
+            let item = item?;
+            let stat = item.metadata()?;
+            let name = item.file_name();
+            let ours = name.to_str().and_then(parse_data_name).filter(|_| stat.is_file());
+            let length = u32::try_from(stat.len()).ok();
+            match ours.zip(length) {
+                // The worker died before the file had its length, and so before anything was answered.
+                Some((_, 0)) => std::fs::remove_file(item.path())?,
+                Some(((id, incarnation, mount_id), length)) => {
+                    let mut entry = Entry::new(id, incarnation, length, mount_id, position);
+                    entry.segment = Segment::Data;
+                    let units = (stat.blocks() * STAT_BLOCK_BYTES).div_ceil(u64::from(UNIT_BYTES));
+                    entry.units = u32::try_from(units).unwrap_or(u32::MAX);
+                    entries.push(entry);
+                }
+                None => {
+                    strange.0 += 1;
+                    strange.1.get_or_insert_with(|| item.path());
+                }
+            }
+        }
+    }
+    if let (files, Some(first)) = strange {
+        warn!(files, first = %first.display(), "files among the data blocks that are none: left alone");
+    }
+    Ok(entries)
+}

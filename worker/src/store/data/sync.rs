@@ -1,0 +1,61 @@
+//! What "on disk" takes: the bytes of a data block, and its name.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{DataState, DataTarget};
+use crate::store::block::Block;
+use crate::store::{Store, StoreError, Touch};
+
+impl Store {
+    /// Returns when everything written to these blocks is on disk, and their existence with it. *Blocking*.
+    ///
+    /// # Errors
+    /// One of them is not here, or the disk failed.
+    pub fn sync_data(&self, targets: &[DataTarget]) -> Result<(), StoreError> {
+        let find = |target| self.find_data(target, Touch::None);
+        let blocks: Vec<Arc<Block>> = targets.iter().map(find).collect::<Result<_, _>>()?;
+        self.sync_blocks(&blocks)
+    }
+
+    /// The same for blocks at hand. *Blocking*.
+    pub(crate) fn sync_blocks(&self, blocks: &[Arc<Block>]) -> Result<(), StoreError> {
+        let mut unnamed: Vec<(&Block, &DataState)> = Vec::new();
+        for block in blocks {
+            let Some(data) = block.data() else { return Err(StoreError::NoSuchBlock) };
+            if data.syncs_fail() {
+                let source = io::Error::other("an earlier sync of this block failed, and what was lost cannot be told");
+                return Err(StoreError::Io { action: "syncing a data block", source });
+            }
+            if let Err(source) = rustix::fs::fdatasync(block.descriptor()) {
+                data.fail_syncs();
+                tracing::error!(block = %block.id(), file = %block.path().display(), error = %source,
+                    "a block of an fs-mode file could not be synced: what was written to it may be lost on this disk");
+                return Err(self.disk_failed(block, "syncing a data block", source.into()));
+            }
+            if !data.name_synced.load(Ordering::Acquire) {
+                unnamed.push((&**block, &**data));
+            }
+        }
+        let folders: BTreeSet<&Path> = unnamed.iter().filter_map(|(block, _)| block.path().parent()).collect();
+        for folder in folders {
+            if let Err(source) = File::open(folder).and_then(|folder| folder.sync_all()) {
+                tracing::error!(folder = %folder.display(), error = %source, "a folder of data blocks could not be synced");
+                let action = "syncing a folder of data blocks";
+                return Err(match unnamed.iter().find(|(block, _)| block.path().parent() == Some(folder)) {
+                    Some((block, _)) => self.disk_failed(block, action, source),
+                    None => StoreError::Io { action, source },
+                });
+            }
+        }
+        self.metrics.syncs.inc_by(blocks.len() as u64);
+        for (_, data) in unnamed {
+            data.name_synced.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+}

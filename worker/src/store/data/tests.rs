@@ -1,0 +1,412 @@
+//! Data blocks against a model, with restarts, crashes, descriptors, cached neighbours and a disk that is full.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cavern_proto::ContentId;
+use proptest::prelude::*;
+
+use super::*;
+use crate::store::tests::{MIB, block_files, copy_tree, fill, find, id, open_store, used};
+use crate::store::{Lookup, Store, StoreError, Touch};
+
+/// Two whole chunks and a short one.
+const LENGTH: u32 = 2 * CHUNK_BYTES + 5000;
+
+fn target(value: u64) -> DataTarget {
+    let content = ContentId::of_inode("cluster", value, 1);
+    DataTarget { id: BlockId { content, index: value as u32 % 3 }, length: LENGTH, mount_id: 7 }
+}
+
+fn bytes_of(store: &Store, target: &DataTarget) -> Vec<u8> {
+    let block = store.find_data(target, Touch::Open).unwrap();
+    let mut bytes = vec![0; target.length as usize];
+    block.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn is_here(store: &Store, target: &DataTarget) -> bool {
+    match store.find_data(target, Touch::None) {
+        Ok(_) => true,
+        Err(StoreError::NoSuchBlock) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn data_files(dir: &Path) -> Vec<PathBuf> {
+    let folders = fs::read_dir(dir.join("data")).unwrap().map(|folder| folder.unwrap().path());
+    folders.flat_map(|folder| fs::read_dir(folder).unwrap().map(|file| file.unwrap().path())).collect()
+}
+
+fn noise(seed: u64, length: usize) -> Vec<u8> {
+    (0..length as u64).map(|at| (seed.wrapping_add(at).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 41) as u8 | 1).collect()
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Reserve {
+        block: u64,
+        range: Range<u32>,
+    },
+    Write {
+        block: u64,
+        range: Range<u32>,
+        zero: Option<Range<u32>>,
+    },
+    /// Through a descriptor, what was reserved for it.
+    Through {
+        block: u64,
+        range: Range<u32>,
+    },
+    Sync {
+        block: u64,
+    },
+    Free {
+        block: u64,
+    },
+    /// A cached block comes, and others may have to go.
+    Fill {
+        block: u64,
+    },
+    /// What must not touch data.
+    Threats {
+        block: u64,
+    },
+    /// With `crash`, the directory as it is at that moment is opened instead, nothing having been flushed.
+    Restart {
+        crash: bool,
+    },
+}
+
+fn range() -> impl Strategy<Value = Range<u32>> {
+    (0..=LENGTH, 0..=LENGTH).prop_map(|(one, other)| one.min(other)..one.max(other))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let block = 0u64..10;
+    prop_oneof![
+        2 => (block.clone(), range()).prop_map(|(block, range)| Step::Reserve { block, range }),
+        6 => (block.clone(), range(), prop::option::of(range()))
+            .prop_map(|(block, range, zero)| Step::Write { block, range, zero }),
+        3 => (block.clone(), range()).prop_map(|(block, range)| Step::Through { block, range }),
+        1 => block.clone().prop_map(|block| Step::Sync { block }),
+        2 => block.clone().prop_map(|block| Step::Free { block }),
+        3 => (0u64..20).prop_map(|block| Step::Fill { block }),
+        1 => block.prop_map(|block| Step::Threats { block }),
+        1 => any::<bool>().prop_map(|crash| Step::Restart { crash }),
+    ]
+}
+
+/// Whether a store says that there is room; anything else but "no space" is a failure.
+fn has_room<T>(result: Result<T, StoreError>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(StoreError::NoSpace) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn run_steps(steps: Vec<Step>) {
+    let home = tempfile::tempdir().unwrap();
+    // Seven data blocks fit.
+    let capacity = 2 * MIB;
+    let (mut generation, mut seed) = (0, 0);
+    let mut dir = home.path().join("0");
+    let mut store = open_store(&dir, capacity);
+    let mut model: HashMap<u64, Vec<u8>> = HashMap::new();
+    for step in steps {
+        seed += 1000;
+        match step {
+            Step::Reserve { block, range } => {
+                if has_room(store.reserve_data(&target(block), std::slice::from_ref(&range))).is_some() {
+                    model.entry(block).or_insert_with(|| vec![0; LENGTH as usize]);
+                }
+            }
+            Step::Write { block, range, zero } => {
+                let bytes = noise(seed, range.len());
+                let zeros = zero.as_slice();
+                if has_room(store.write_data(&target(block), range.start, &bytes, zeros)).is_some() {
+                    let known = model.entry(block).or_insert_with(|| vec![0; LENGTH as usize]);
+                    for zero in zeros {
+                        known[zero.start as usize..zero.end as usize].fill(0);
+                    }
+                    known[range.start as usize..range.end as usize].copy_from_slice(&bytes);
+                }
+            }
+            Step::Through { block, range } => {
+                let reserved = has_room(store.reserve_data(&target(block), std::slice::from_ref(&range)));
+                if let Some(reserved) = reserved {
+                    let file = reserved.writer().unwrap();
+                    let bytes = noise(seed, range.len());
+                    file.write_all_at(&bytes, u64::from(range.start)).unwrap();
+                    let known = model.entry(block).or_insert_with(|| vec![0; LENGTH as usize]);
+                    known[range.start as usize..range.end as usize].copy_from_slice(&bytes);
+                }
+            }
+            Step::Sync { block } => {
+                let synced = store.sync_data(&[target(block)]);
+                match model.contains_key(&block) {
+                    true => synced.unwrap(),
+                    false => assert!(matches!(synced, Err(StoreError::NoSuchBlock))),
+                }
+            }
+            Step::Free { block } => {
+                assert_eq!(store.free_data(&target(block).id).is_some(), model.remove(&block).is_some());
+            }
+            Step::Fill { block } => match fill(&store, &id(block), 2 * CHUNK_BYTES, 0..2) {
+                Ok(()) | Err(StoreError::Full | StoreError::Dropped) => {}
+                Err(error) => panic!("{error}"),
+            },
+            Step::Threats { block } => {
+                let id = target(block).id;
+                assert_eq!(store.remove(&id), None, "only freed by name");
+                store.scrub_block(&id);
+                if let Some(block) = find(&store, &id) {
+                    store.recheck(&block, &[0, 1, 2]).unwrap();
+                    store.drop_chunks(&block, &[0, 1, 2]);
+                    store.forget_if_empty(&block);
+                    assert!(block.has(0..3));
+                }
+                store.expire(|_| Some(0));
+                while store.relieve() {}
+            }
+            Step::Restart { crash } => {
+                if crash {
+                    generation += 1;
+                    let next = home.path().join(generation.to_string());
+                    copy_tree(&dir, &next);
+                    dir = next;
+                }
+                drop(store);
+                store = open_store(&dir, capacity);
+            }
+        }
+        for block in 0..10 {
+            match model.get(&block) {
+                Some(known) => assert!(bytes_of(&store, &target(block)) == *known, "block {block} has wrong bytes"),
+                None => assert!(!is_here(&store, &target(block))),
+            }
+        }
+        let usage = &store.usage()[0];
+        assert!(used(&store) <= capacity.max(usage.data_bytes), "{usage:?}");
+        assert_eq!(data_files(&dir).len(), model.len(), "one file per block");
+        assert!(usage.blocks as usize >= model.len());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+    #[test]
+    fn behaves_like_its_model(steps in prop::collection::vec(step(), 1..50)) {
+        run_steps(steps);
+    }
+}
+
+#[test]
+fn cached_blocks_go_first_then_there_is_no_space_and_nothing_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), MIB);
+    (0..4).for_each(|value| fill(&store, &id(value), 2 * CHUNK_BYTES, 0..2).unwrap());
+    let whole = DataTarget { length: CHUNK_BYTES, ..target(0) };
+    let block = |value| DataTarget { id: target(value).id, ..whole };
+    for value in 0..8 {
+        let bytes = noise(value, CHUNK_BYTES as usize);
+        store.write_data(&block(value), 0, &bytes, &[]).unwrap();
+    }
+    assert!(block_files(dir.path()).is_empty(), "cached blocks made room");
+    let usage = store.usage();
+    assert_eq!((usage[0].used_bytes, usage[0].data_bytes), (MIB, MIB));
+    // Neither new blocks nor cached ones, and nothing is left behind by the attempt.
+    assert!(matches!(store.write_data(&block(8), 0, &[1], &[]), Err(StoreError::NoSpace)));
+    assert!(matches!(store.reserve_data(&block(8), std::slice::from_ref(&(0..1))), Err(StoreError::NoSpace)));
+    assert!(fill(&store, &id(100), CHUNK_BYTES, 0..1).is_err());
+    assert_eq!(data_files(dir.path()).len(), 8);
+    // What is there may be written again, and is there after a start.
+    store.write_data(&block(3), 10, b"again", &[]).unwrap();
+    drop(store);
+    let store = open_store(dir.path(), MIB);
+    for value in 0..8 {
+        let mut bytes = noise(value, CHUNK_BYTES as usize);
+        if value == 3 {
+            bytes[10..15].copy_from_slice(b"again");
+        }
+        assert!(bytes_of(&store, &block(value)) == bytes);
+    }
+    // Room that is given back can be used again: by freeing, or by zeroing.
+    assert_eq!(store.free_data(&block(5).id), Some(u64::from(CHUNK_BYTES)));
+    store.write_data(&block(8), 0, &[1], &[]).unwrap();
+    assert!(matches!(store.write_data(&block(9), 0, &[1], &[]), Err(StoreError::NoSpace)));
+    store.write_data(&block(6), 0, &[], std::slice::from_ref(&(0..CHUNK_BYTES))).unwrap();
+    store.write_data(&block(9), 0, &[1], &[]).unwrap();
+    assert!(bytes_of(&store, &block(6)).iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_growing_block_that_finds_no_room_stays_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 2 * u64::from(CHUNK_BYTES));
+    let big = target(1);
+    store.write_data(&big, 0, b"one", &[]).unwrap();
+    store.write_data(&big, CHUNK_BYTES, b"two", &[]).unwrap();
+    let across = noise(1, 1000);
+    let failed = store.write_data(&big, 2 * CHUNK_BYTES - 500, &across, std::slice::from_ref(&(0..10)));
+    assert!(matches!(failed, Err(StoreError::NoSpace)));
+    let bytes = bytes_of(&store, &big);
+    assert_eq!((&bytes[..3], &bytes[CHUNK_BYTES as usize..][..3]), (&b"one"[..], &b"two"[..]));
+    assert_eq!(store.usage()[0].data_bytes, 2 * u64::from(CHUNK_BYTES));
+}
+
+#[test]
+fn what_is_reserved_stays_reserved_while_the_block_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 64 * MIB);
+    store.reserve_data(&target(0), std::slice::from_ref(&(0..LENGTH))).unwrap();
+    let charged = store.usage()[0].data_bytes;
+    // Four blocks are kept open.
+    (1..20).for_each(|value| drop(store.reserve_data(&target(value), &[]).unwrap()));
+    assert!(matches!(store.get(&target(0).id, Touch::None), Lookup::Closed));
+    store.reserve_data(&target(0), std::slice::from_ref(&(0..LENGTH))).unwrap();
+    assert_eq!(store.usage()[0].data_bytes, charged);
+}
+
+#[test]
+fn a_damaged_index_takes_no_data_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    let bytes = noise(5, LENGTH as usize);
+    store.write_data(&target(1), 0, &bytes, &[]).unwrap();
+    (0..3).for_each(|value| fill(&store, &id(value), 200_000, 0..2).unwrap());
+    store.flush();
+    drop(store);
+    for file in fs::read_dir(dir.path().join("index")).unwrap().map(|file| file.unwrap().path()) {
+        if file.file_name().unwrap().to_str().unwrap().starts_with("MANIFEST") {
+            fs::File::options().write(true).open(&file).unwrap().set_len(20).unwrap();
+        }
+    }
+    let store = open_store(dir.path(), 4 * MIB);
+    assert!(dir.path().join("index.damaged-1").is_dir());
+    assert!(bytes_of(&store, &target(1)) == bytes);
+    assert_eq!((block_files(dir.path()).len(), store.usage()[0].blocks), (0, 1));
+}
+
+#[test]
+fn a_start_tells_blocks_from_what_is_left_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    store.write_data(&target(1), 0, b"one", &[]).unwrap();
+    let newer = store.find_data(&target(1), Touch::None).unwrap();
+    let (path, incarnation) = (newer.path().to_owned(), newer.incarnation());
+    drop(newer);
+    drop(store);
+    let other = |incarnation| {
+        let path = crate::store::directory::data_path(dir.path(), &target(1).id, incarnation, 7);
+        assert!(!path.exists());
+        path
+    };
+    // A deletion that a power failure undid, a file that was never finished, one that is not ours.
+    let (older, empty, stray) = (other(incarnation - 1), other(incarnation + 1), path.with_file_name("notes.txt"));
+    fs::copy(&path, &older).unwrap();
+    fs::write(&older, vec![9; LENGTH as usize]).unwrap();
+    fs::write(&empty, b"").unwrap();
+    fs::write(&stray, b"mine").unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    assert!(bytes_of(&store, &target(1)).starts_with(b"one"));
+    assert_eq!((older.exists(), empty.exists(), stray.exists()), (true, false, true));
+    assert_eq!(store.usage()[0].data_bytes, u64::from(CHUNK_BYTES), "the sum is that of the files");
+    let new = store.write_data(&target(2), 0, b"two", &[]).unwrap();
+    assert!(new.incarnation() > incarnation);
+}
+
+#[test]
+fn a_freed_block_goes_on_behind_its_descriptors() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    let block = store.reserve_data(&target(1), std::slice::from_ref(&(0..10))).unwrap();
+    let file = block.writer().unwrap();
+    file.write_all_at(b"before", 0).unwrap();
+    assert!(store.free_data(&target(1).id).is_some());
+    assert!(store.free_data(&target(1).id).is_none());
+    file.write_all_at(b"after", 0).unwrap();
+    let mut bytes = [0; 6];
+    block.read(0, &mut bytes).unwrap();
+    assert_eq!((&bytes, block.is_dead()), (b"aftere", true));
+    assert!(matches!(store.sync_data(&[target(1)]), Err(StoreError::NoSuchBlock)));
+    // The same name begins anew.
+    let again = store.write_data(&target(1), 1, b"x", &[]).unwrap();
+    assert_ne!(again.incarnation(), block.incarnation());
+    assert!(bytes_of(&store, &target(1)).starts_with(b"\0x\0"));
+}
+
+#[test]
+fn requests_that_do_not_fit_the_block_are_told_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    store.write_data(&target(1), 0, b"data", &[]).unwrap();
+    fill(&store, &id(1), 1000, 0..1).unwrap();
+    let cached = DataTarget { id: id(1), length: 1000, mount_id: 7 };
+    let longer = DataTarget { length: LENGTH + 1, ..target(1) };
+    for wrong in [cached, longer] {
+        assert!(matches!(store.write_data(&wrong, 0, b"x", &[]), Err(StoreError::Mismatch(_))));
+        assert!(matches!(store.reserve_data(&wrong, &[]), Err(StoreError::Mismatch(_))));
+        assert!(matches!(store.find_data(&wrong, Touch::Open), Err(StoreError::Mismatch(_))));
+    }
+    assert_eq!(store.free_data(&id(1)), None);
+    assert!(find(&store, &id(1)).is_some());
+}
+
+#[test]
+fn many_writers_of_one_block_and_many_who_make_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 16 * MIB);
+    std::thread::scope(|scope| {
+        for writer in 0..8u32 {
+            let store = &store;
+            scope.spawn(move || {
+                for value in 0..20 {
+                    let bytes = vec![writer as u8 + 1; 1000];
+                    store.write_data(&target(value), writer * 1000, &bytes, &[]).unwrap();
+                }
+            });
+        }
+    });
+    for value in 0..20 {
+        let bytes = bytes_of(&store, &target(value));
+        (0..8).for_each(|writer| assert!(bytes[writer * 1000..][..1000].iter().all(|byte| *byte == writer as u8 + 1)));
+    }
+    assert_eq!(data_files(dir.path()).len(), 20);
+    assert_eq!(used(&store), 20 * u64::from(CHUNK_BYTES));
+}
+
+#[test]
+fn a_directory_that_is_given_up_says_so_and_forgets_no_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 16 * MIB);
+    let block = store.write_data(&target(1), 0, b"data", &[]).unwrap();
+    for _ in 0..5 {
+        store.disk_failed(&block, "writing a data block", io::Error::other("the disk is on fire"));
+    }
+    assert!(!store.usage()[0].healthy);
+    assert!(bytes_of(&store, &target(1)).starts_with(b"data"), "what can be read is");
+    let error = store.write_data(&target(1), 0, b"x", &[]).unwrap_err();
+    assert!(error.to_string().contains("the disk is on fire"), "{error}");
+    assert!(matches!(store.write_data(&target(2), 0, b"x", &[]), Err(StoreError::NoDirectory)));
+    // A file that is gone is no block that never was.
+    drop(block);
+    drop(store);
+    let store = open_store(dir.path(), 16 * MIB);
+    fs::remove_file(&data_files(dir.path())[0]).unwrap();
+    assert!(matches!(store.write_data(&target(1), 0, b"x", &[]), Err(StoreError::Io { .. })));
+    assert!(matches!(store.find_data(&target(1), Touch::Open), Err(StoreError::Io { .. })));
+}
+
+#[test]
+fn a_sync_that_failed_once_fails_for_good() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 16 * MIB);
+    let block = store.write_data(&target(1), 0, b"data", &[]).unwrap();
+    store.sync_data(&[target(1)]).unwrap();
+    block.data().unwrap().fail_syncs();
+    let error = store.sync_data(&[target(1)]).unwrap_err();
+    assert!(error.to_string().contains("earlier sync"), "{error}");
+}
