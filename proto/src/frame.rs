@@ -18,6 +18,8 @@ pub const HEADER_BYTES: usize = 24;
 pub const MAX_MESSAGE_BYTES: u32 = 4 << 20;
 /// Longest payload that a peer accepts.
 pub const MAX_PAYLOAD_BYTES: u32 = 64 << 20;
+/// Longest payload of a write, the one request that has a payload.
+pub const MAX_WRITE_BYTES: u32 = 8 << 20;
 /// Version of the frames and messages, exchanged in `Hello`.
 pub const PROTOCOL_VERSION: u32 = 1;
 
@@ -43,10 +45,16 @@ pub enum FrameKind {
     Evicted = 14,
     Cancel = 15,
     Failure = 16,
+    Reserve = 17,
+    ReserveReply = 18,
+    Write = 19,
+    WriteReply = 20,
+    Sync = 21,
+    SyncReply = 22,
 }
 
 impl FrameKind {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 22] = [
         Self::Hello,
         Self::Read,
         Self::ReadReply,
@@ -63,6 +71,12 @@ impl FrameKind {
         Self::Evicted,
         Self::Cancel,
         Self::Failure,
+        Self::Reserve,
+        Self::ReserveReply,
+        Self::Write,
+        Self::WriteReply,
+        Self::Sync,
+        Self::SyncReply,
     ];
 }
 

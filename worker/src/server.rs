@@ -5,6 +5,8 @@ mod listen;
 mod outgoing;
 mod requests;
 mod socket;
+mod upload;
+mod writes;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

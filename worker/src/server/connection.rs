@@ -8,7 +8,8 @@
 //! What can be answered from memory is answered in the loop that reads the frames: no task, no wake-up, and the answers to
 //! a burst leave in one system call. What has to wait for the disk or the bucket gets a task of its own and is answered out
 //! of order. The loop reads no further while too many bytes or requests are in flight, so that a client that does not read its answers,
-//! or asks for more than its share, slows down itself only. Tasks end with the connection.
+//! or asks for more than its share, slows down itself only. Tasks end with the connection. The payload of a write is taken before
+//! the next frame is looked at (see `upload`).
 
 use std::collections::HashMap;
 use std::io;
@@ -18,8 +19,9 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes, BytesMut};
 use cavern_proto::data::{
     Cancel, CorruptRequest, Failure, FillRequest, FreeRequest, Hello, OpenRequest, QueryRequest, ReadRequest,
+    ReserveRequest, Status, SyncRequest, WriteRequest,
 };
-use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, PROTOCOL_VERSION};
+use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, MAX_WRITE_BYTES, PROTOCOL_VERSION};
 use prost::Message;
 use tokio::io::Interest;
 use tokio::sync::broadcast;
@@ -28,9 +30,11 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::outgoing::{Outgoing, Segment};
+use super::outgoing::{Outgoing, Passed, Segment};
 use super::requests::{ContentRequest, Service};
 use super::socket::Socket;
+use super::upload::{Fate, Upload, memory_for};
+use super::writes::{Asker, Write, refused_write};
 use super::{MAX_INFLIGHT_BYTES, Membership};
 use crate::refusal::Refusal;
 
@@ -64,18 +68,27 @@ pub(super) struct Shared {
     pub stop: CancellationToken,
 }
 
-/// The answer of a task: which request, how many bytes it was counted with, and the answer itself.
-type Answered = (u64, usize, Segment);
+/// The answer of a task, and to which request.
+type Answered = (u64, Segment);
+
+/// A request that waits for its task.
+struct Pending {
+    task: AbortHandle,
+    /// What it was counted with.
+    bytes: usize,
+}
 
 pub(super) struct Connection {
     socket: Socket,
     shared: Arc<Shared>,
     incoming: BytesMut,
-    /// When the frame that is incomplete began to arrive.
+    /// The payload that comes before the next frame.
+    upload: Option<Upload>,
+    /// When the frame that is incomplete began to arrive, or more of a payload came.
     frame_began: Instant,
     outgoing: Outgoing,
     tasks: JoinSet<Answered>,
-    pending: HashMap<u64, AbortHandle>,
+    pending: HashMap<u64, Pending>,
     /// Payload and message bytes of the requests that wait.
     pending_bytes: usize,
     greeted: bool,
@@ -90,6 +103,7 @@ impl Connection {
             socket,
             shared,
             incoming: BytesMut::new(),
+            upload: None,
             frame_began: Instant::now(),
             outgoing,
             tasks: JoinSet::new(),
@@ -127,7 +141,7 @@ impl Connection {
             if idle && (self.closing || drain_until.is_some()) {
                 return Ok(());
             }
-            let interest = match (self.may_read() && drain_until.is_none(), !self.outgoing.is_empty()) {
+            let interest = match (self.wants_input() && drain_until.is_none(), !self.outgoing.is_empty()) {
                 (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
                 (true, false) => Some(Interest::READABLE),
                 (false, true) => Some(Interest::WRITABLE),
@@ -145,8 +159,14 @@ impl Connection {
                 }
                 Some(answered) = self.tasks.join_next() => {
                     // A task that was cancelled has nothing to say.
-                    if let Ok((request_id, bytes, segment)) = answered {
-                        self.answered(request_id, bytes, segment);
+                    if let Ok((request_id, segment)) = answered {
+                        self.answered(request_id, segment);
+                    }
+                }
+                memory = memory_for(&mut self.upload) => {
+                    if let (Some(upload), Ok(memory)) = (&mut self.upload, memory) {
+                        upload.keep(memory);
+                        self.frame_began = Instant::now();
                     }
                 }
                 frame = next_eviction(&mut evictions) => {
@@ -159,6 +179,7 @@ impl Connection {
                 }
                 _ = watch.tick() => {
                     self.check_patience()?;
+                    self.give_up_upload();
                     self.outgoing.rest();
                     if self.incoming.is_empty() {
                         self.incoming = BytesMut::new();
@@ -172,7 +193,11 @@ impl Connection {
     }
 
     fn check_patience(&self) -> io::Result<()> {
-        let waits_for_frame = !self.greeted || (!self.incoming.is_empty() && self.may_read());
+        let waits_for_bytes = match &self.upload {
+            Some(upload) => !upload.waits_for_memory(),
+            None => !self.incoming.is_empty() && self.may_read(),
+        };
+        let waits_for_frame = !self.greeted || waits_for_bytes;
         if waits_for_frame && self.frame_began.elapsed() > FRAME_TIMEOUT {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "the client did not finish a frame"));
         }
@@ -190,13 +215,27 @@ impl Connection {
             && self.pending_bytes + self.outgoing.bytes() < MAX_INFLIGHT_BYTES as usize
     }
 
+    /// Whether what arrives is taken: frames, or the rest of a payload.
+    fn wants_input(&self) -> bool {
+        match &self.upload {
+            Some(upload) => !self.closing && !upload.waits_for_memory(),
+            None => self.may_read(),
+        }
+    }
+
     /// Reads what has arrived; `false` at the end of the stream.
     fn receive(&mut self) -> io::Result<bool> {
-        self.incoming.reserve(READ_BYTES);
-        if self.incoming.is_empty() {
+        if self.incoming.is_empty() || self.upload.is_some() {
             self.frame_began = Instant::now();
         }
-        match self.socket.try_read(&mut self.incoming) {
+        let received = match self.upload.as_mut().and_then(|upload| upload.receive(&self.socket)) {
+            Some(received) => received,
+            None => {
+                self.incoming.reserve(READ_BYTES);
+                self.socket.try_read(&mut self.incoming)
+            }
+        };
+        match received {
             Ok(0) => Ok(false),
             Ok(_) => Ok(true),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(true),
@@ -206,7 +245,17 @@ impl Connection {
 
     /// Takes all complete frames, as far as limits allow; says whether there is none left.
     fn take_frames(&mut self) -> bool {
-        while self.may_read() {
+        loop {
+            if let Some(upload) = &mut self.upload {
+                upload.take(&mut self.incoming);
+                if upload.missing > 0 || upload.waits_for_memory() {
+                    return true;
+                }
+                self.uploaded();
+            }
+            if !self.may_read() {
+                return false;
+            }
             match self.next_frame() {
                 Ok(Some((header, message))) => {
                     if let Err(refusal) = self.handle(header, message) {
@@ -222,14 +271,17 @@ impl Connection {
                 return false;
             }
         }
-        false
     }
 
     fn next_frame(&mut self) -> Result<Option<(FrameHeader, Bytes)>, Refusal> {
         let Some(head) = self.incoming.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let header = FrameHeader::decode(head).map_err(|error| Refusal::bad_request(error.to_string()))?;
-        if header.payload_bytes > 0 {
-            return Err(Refusal::bad_request("no request has a payload"));
+        if header.payload_bytes > 0 && header.kind != FrameKind::Write {
+            return Err(Refusal::bad_request("no request but a write has a payload"));
+        }
+        if header.payload_bytes > MAX_WRITE_BYTES {
+            let message = format!("a payload of {} bytes, {MAX_WRITE_BYTES} are the most", header.payload_bytes);
+            return Err(Refusal::bad_request(message));
         }
         if !self.greeted && (header.kind != FrameKind::Hello || header.message_bytes > MAX_HELLO_BYTES) {
             return Err(Refusal::bad_request("the first frame of a connection is a hello"));
@@ -273,9 +325,29 @@ impl Connection {
                 let request = decode::<CorruptRequest>(message)?;
                 self.wait_for(id, length, move || Segment::of(FrameKind::CorruptReply, id, &service.corrupt(request)));
             }
+            FrameKind::Reserve => {
+                let request = decode::<ReserveRequest>(message)?;
+                let asker = if self.socket.passes_descriptors() { Asker::SameHost } else { Asker::Elsewhere };
+                self.wait_for(id, length, move || {
+                    let (reply, file) = service.reserve(request, asker);
+                    let mut segment = Segment::of(FrameKind::ReserveReply, id, &reply);
+                    segment.descriptors.extend(file.map(Passed::File));
+                    segment
+                });
+            }
+            FrameKind::Write => {
+                let write = Write::parse(decode::<WriteRequest>(message)?, header.payload_bytes);
+                self.upload(id, header.payload_bytes, write);
+            }
+            FrameKind::Sync => {
+                let request = decode::<SyncRequest>(message)?;
+                let answer = async move { Segment::of(FrameKind::SyncReply, id, &service.sync(request).await) };
+                self.begin(id, length, answer);
+            }
             FrameKind::Cancel => {
-                if let Some(task) = self.pending.get(&decode::<Cancel>(message)?.request_id) {
+                if let Some(Pending { task, bytes }) = self.pending.remove(&decode::<Cancel>(message)?.request_id) {
                     task.abort();
+                    self.pending_bytes -= bytes;
                 }
             }
             FrameKind::ReadReply
@@ -284,6 +356,9 @@ impl Connection {
             | FrameKind::QueryReply
             | FrameKind::FreeReply
             | FrameKind::CorruptReply
+            | FrameKind::ReserveReply
+            | FrameKind::WriteReply
+            | FrameKind::SyncReply
             | FrameKind::Evicted
             | FrameKind::Failure => return Err(Refusal::bad_request("a client sends requests, not answers")),
         }
@@ -323,9 +398,64 @@ impl Connection {
             return;
         }
         let (service, bytes) = (self.shared.service.clone(), request.payload_bytes() + message_bytes);
+        self.begin(request_id, bytes, async move { service.answer(request).await });
+    }
+
+    /// Begins to wait for an answer; the request is counted with `bytes` until then.
+    fn begin(&mut self, request_id: u64, bytes: usize, answer: impl Future<Output = Segment> + Send + 'static) {
+        if self.pending.contains_key(&request_id) {
+            let refusal = Refusal::bad_request(format!("request id {request_id} is in flight already"));
+            return self.refuse_and_close(request_id, &refusal);
+        }
         self.pending_bytes += bytes;
-        let task = async move { (request_id, bytes, service.answer(request).await) };
-        self.pending.insert(request_id, self.tasks.spawn(task));
+        let task = self.tasks.spawn(async move { (request_id, answer.await) });
+        self.pending.insert(request_id, Pending { task, bytes });
+    }
+
+    /// Begins to take the payload of a write, as soon as there is memory for it.
+    fn upload(&mut self, request_id: u64, payload_bytes: u32, write: Result<Write, Refusal>) {
+        let missing = payload_bytes as usize;
+        let fate = match write {
+            Ok(write) => {
+                let service = &self.shared.service;
+                let kib = payload_bytes.div_ceil(1024).min(service.memory_kib);
+                match service.memory.clone().try_acquire_many_owned(kib) {
+                    Ok(memory) => Fate::Kept { write, payload: BytesMut::with_capacity(missing), memory },
+                    Err(_) => {
+                        let share = Box::pin(service.memory.clone().acquire_many_owned(kib));
+                        Fate::Waits { write, share, since: Instant::now() }
+                    }
+                }
+            }
+            Err(refusal) => {
+                self.send(Segment::of(FrameKind::WriteReply, request_id, &refused_write(refusal)));
+                Fate::Skipped
+            }
+        };
+        self.upload = Some(Upload { request_id, missing, fate });
+    }
+
+    /// Carries out a write whose payload is here.
+    fn uploaded(&mut self) {
+        let Some(Upload { request_id, fate: Fate::Kept { write, payload, memory }, .. }) = self.upload.take() else {
+            return;
+        };
+        let service = self.shared.service.clone();
+        self.wait_for(request_id, payload.len(), move || {
+            let reply = service.write(&write, &payload);
+            drop((payload, memory));
+            Segment::of(FrameKind::WriteReply, request_id, &reply)
+        });
+    }
+
+    /// Refuses a write for which there was no memory in time.
+    fn give_up_upload(&mut self) {
+        let Some(upload) = self.upload.as_mut().filter(|upload| upload.waited_too_long()) else { return };
+        upload.fate = Fate::Skipped;
+        let request_id = upload.request_id;
+        let refusal = Refusal::new(Status::Overloaded, "the memory budget of the worker is used up");
+        self.frame_began = Instant::now();
+        self.send(Segment::of(FrameKind::WriteReply, request_id, &refused_write(refusal)));
     }
 
     fn answer_at_once(&mut self, request: &ContentRequest) -> bool {
@@ -355,20 +485,20 @@ impl Connection {
 
     /// Carries out a short request that may wait for the disk.
     fn wait_for(&mut self, request_id: u64, bytes: usize, work: impl FnOnce() -> Segment + Send + 'static) {
-        let failure =
-            Failure { status: cavern_proto::data::Status::IoError.into(), message: "the request failed".into() };
+        let failure = Failure { status: Status::IoError.into(), message: "the request failed".into() };
         let task = async move {
             let segment = tokio::task::spawn_blocking(work).await;
-            (request_id, bytes, segment.unwrap_or_else(|_| Segment::of(FrameKind::Failure, request_id, &failure)))
+            segment.unwrap_or_else(|_| Segment::of(FrameKind::Failure, request_id, &failure))
         };
-        self.pending_bytes += bytes;
-        self.pending.insert(request_id, self.tasks.spawn(task));
+        self.begin(request_id, bytes, task);
     }
 
-    fn answered(&mut self, request_id: u64, bytes: usize, segment: Segment) {
-        self.pending.remove(&request_id);
-        self.pending_bytes -= bytes;
-        self.send(segment);
+    fn answered(&mut self, request_id: u64, segment: Segment) {
+        // Nobody waits for a request that was cancelled while its answer was on its way.
+        if let Some(Pending { bytes, .. }) = self.pending.remove(&request_id) {
+            self.pending_bytes -= bytes;
+            self.send(segment);
+        }
     }
 
     fn send(&mut self, segment: Segment) {

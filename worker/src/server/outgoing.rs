@@ -4,8 +4,9 @@
 //! call. An answer with descriptors is a segment of its own, because they are attached to its first byte.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{self, IoSlice};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,12 +24,30 @@ const SPARE_BYTES: usize = (1 << 20) + SEGMENT_BYTES;
 /// Segments written by one system call at most.
 const MAX_SLICES: usize = 16;
 
+/// A file whose descriptor goes with an answer.
+#[derive(Debug)]
+pub(super) enum Passed {
+    /// To be read only.
+    Block(Arc<Block>),
+    /// To be read and written.
+    File(Arc<File>),
+}
+
+impl AsFd for Passed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Block(block) => block.descriptor(),
+            Self::File(file) => file.as_fd(),
+        }
+    }
+}
+
 /// An answer, encoded; and what must live until it is sent.
 #[derive(Debug, Default)]
 pub(super) struct Segment {
     pub bytes: Vec<u8>,
-    /// Blocks whose descriptors go with the first byte.
-    pub descriptors: Vec<Arc<Block>>,
+    /// Files whose descriptors go with the first byte.
+    pub descriptors: Vec<Passed>,
     /// Share of the memory budget.
     pub memory: Option<OwnedSemaphorePermit>,
 }
@@ -152,8 +171,7 @@ impl Outgoing {
     pub(super) fn flush(&mut self, socket: &Socket) -> io::Result<()> {
         while let Some(first) = self.segments.front() {
             let written = if self.sent == 0 && !first.descriptors.is_empty() {
-                let descriptors: Vec<BorrowedFd<'_>> =
-                    first.descriptors.iter().map(|block| block.descriptor()).collect();
+                let descriptors: Vec<BorrowedFd<'_>> = first.descriptors.iter().map(Passed::as_fd).collect();
                 socket.try_write_with(&first.bytes, &descriptors)
             } else {
                 let mut slices = [IoSlice::new(&[]); MAX_SLICES];

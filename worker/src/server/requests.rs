@@ -20,7 +20,7 @@ use futures::StreamExt;
 use tokio::sync::Semaphore;
 
 use super::MAX_INFLIGHT_BYTES;
-use super::outgoing::{Segment, append_frame};
+use super::outgoing::{Passed, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills};
 use crate::metrics::WorkerMetrics;
@@ -83,7 +83,8 @@ impl Prepared {
     /// The block, if all that is wanted of it can be had at once.
     fn at_hand(&self) -> Option<&Arc<Block>> {
         let (source, block) = (self.source.as_ref().ok()?, self.block.as_ref()?);
-        let all = block.length() == source.length() && self.wanted.iter().all(|chunks| block.has(chunks.clone()));
+        let same = block.length() == source.length() && block.is_data() == source.data().is_some();
+        let all = same && self.wanted.iter().all(|chunks| block.has(chunks.clone()));
         all.then_some(block)
     }
 
@@ -107,7 +108,7 @@ impl ContentRequest {
     }
 }
 
-fn deadline_of(deadline_ms: u32) -> Duration {
+pub(super) fn deadline_of(deadline_ms: u32) -> Duration {
     if deadline_ms == 0 { DEFAULT_DEADLINE } else { Duration::from_millis(u64::from(deadline_ms)).min(MAX_DEADLINE) }
 }
 
@@ -235,7 +236,7 @@ impl Service {
     pub(super) fn open_at_hand(&self, request: &ContentRequest, blocks: &[&Arc<Block>]) -> Segment {
         let items = blocks.iter().map(|block| open_reply_item(block, 0)).collect();
         let descriptors = if request.kind == FrameKind::Open {
-            blocks.iter().map(|block| (*block).clone()).collect()
+            blocks.iter().map(|block| Passed::Block((*block).clone())).collect()
         } else {
             Vec::new()
         };
@@ -262,7 +263,7 @@ impl Service {
                 Ok((block, fetched_bytes)) => {
                     items.push(open_reply_item(&block, fetched_bytes));
                     if request.kind == FrameKind::Open {
-                        descriptors.push(block);
+                        descriptors.push(Passed::Block(block));
                     }
                 }
                 Err(Refusal { status, message }) => {
@@ -310,6 +311,14 @@ impl Service {
             }
             return Ok((block.clone(), 0));
         }
+        if let Some(target) = source.data() {
+            let block = self.open_data(target, item.touch, until).await?;
+            if counted {
+                self.metrics.hits.inc();
+                self.metrics.hit_bytes.inc_by(item.wanted_bytes());
+            }
+            return Ok((block, 0));
+        }
         let fill = self.fills.ensure(source, &item.wanted, item.touch);
         let filled =
             tokio::time::timeout_at(until, Box::pin(fill)).await.unwrap_or_else(|_| Err(Refusal::deadline()))?;
@@ -350,7 +359,11 @@ impl Service {
     /// Drops blocks. *Blocking*.
     pub(super) fn free(&self, request: FreeRequest) -> FreeReply {
         let sources = request.blocks.into_iter().filter_map(|block| BlockSource::parse(block).ok());
-        let freed: Vec<u64> = sources.filter_map(|source| self.store.remove(source.id())).collect();
+        let free = |source: BlockSource| match source.data() {
+            Some(target) => self.store.free_data(&target.id),
+            None => self.store.remove(source.id()),
+        };
+        let freed: Vec<u64> = sources.filter_map(free).collect();
         FreeReply { blocks: freed.len() as u64, bytes: freed.iter().sum() }
     }
 
@@ -409,7 +422,7 @@ fn open_reply_item(block: &Block, fetched_bytes: u64) -> open_reply::Item {
     }
 }
 
-fn open_segment(request: &ContentRequest, items: Vec<open_reply::Item>, descriptors: Vec<Arc<Block>>) -> Segment {
+fn open_segment(request: &ContentRequest, items: Vec<open_reply::Item>, descriptors: Vec<Passed>) -> Segment {
     let mut segment = match request.kind {
         FrameKind::Open => Segment::of(FrameKind::OpenReply, request.request_id, &OpenReply { items }),
         _ => Segment::of(FrameKind::FillReply, request.request_id, &FillReply { items }),
@@ -475,6 +488,9 @@ fn refused_item(refusal: &Refusal) -> read_reply::Item {
 fn unreadable(store: &Store, block: &Block, range: &Range<u32>, source: io::Error) -> Refusal {
     if source.kind() != io::ErrorKind::UnexpectedEof {
         return store.disk_failed(block, "reading", source).into();
+    }
+    if block.is_data() {
+        return Refusal::new(Status::IoError, "the file of the block is too short: somebody has cut it off");
     }
     // A file that somebody cut off is no fault of the disk: what is missing is dropped, and fetched the next time.
     let chunks: Vec<u32> = chunks_touching(range.start, range.len() as u32).collect();

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use bytes::BytesMut;
+use bytes::BufMut;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
@@ -36,7 +36,7 @@ impl Socket {
     ///
     /// # Errors
     /// `WouldBlock` when nothing has.
-    pub(super) fn try_read(&self, buffer: &mut BytesMut) -> io::Result<usize> {
+    pub(super) fn try_read(&self, buffer: &mut impl BufMut) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_read_buf(buffer),
             Self::Unix(stream) => stream.try_read_buf(buffer),

@@ -33,10 +33,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A worker's data plane with a bucket in memory and no master.
 pub(super) struct Bench {
-    home: tempfile::TempDir,
+    pub(super) home: tempfile::TempDir,
     bucket: MemoryBucket,
     store_id: String,
-    store: Arc<Store>,
+    pub(super) store: Arc<Store>,
+    pub(super) memory: Arc<Semaphore>,
     mounts: Arc<Mounts>,
     metrics: WorkerMetrics,
     address: SocketAddr,
@@ -77,14 +78,14 @@ impl Bench {
             fills,
             membership,
             metrics: metrics.clone(),
-            memory,
+            memory: memory.clone(),
             memory_kib: 64 << 10,
             evictions,
         };
         let task = tokio::spawn(server.serve(serving, stop.clone()));
         let store_id = mounts.ufs(1).await.unwrap().store_id().to_owned();
         let bucket = MemoryBucket::named(&format!("server-{name}"));
-        Self { home, bucket, store_id, store, mounts, metrics, address, socket, stop, task }
+        Self { home, bucket, store_id, store, memory, mounts, metrics, address, socket, stop, task }
     }
 
     pub(super) fn put(&self, key: &str, bytes: &[u8], block_size: u64) -> BlockRef {
@@ -98,6 +99,7 @@ impl Bench {
             key: key.to_owned(),
             etag,
             object_length: bytes.len() as u64,
+            data: false,
         }
     }
 
@@ -129,15 +131,15 @@ enum Stream {
     Unix(UnixStream),
 }
 
-struct Answer {
-    kind: FrameKind,
-    request_id: u64,
+pub(super) struct Answer {
+    pub(super) kind: FrameKind,
+    pub(super) request_id: u64,
     message: Bytes,
     payload: Bytes,
 }
 
 impl Answer {
-    fn decode<M: Message + Default>(&self, kind: FrameKind) -> M {
+    pub(super) fn decode<M: Message + Default>(&self, kind: FrameKind) -> M {
         assert_eq!(self.kind, kind, "{:?}", Failure::decode(self.message.clone()));
         M::decode(self.message.clone()).unwrap()
     }
@@ -146,7 +148,7 @@ impl Answer {
 pub(super) struct Client {
     stream: Stream,
     incoming: BytesMut,
-    descriptors: Vec<OwnedFd>,
+    pub(super) descriptors: Vec<OwnedFd>,
     next_id: u64,
 }
 
@@ -166,22 +168,27 @@ impl Client {
         client
     }
 
-    async fn send_raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+    pub(super) async fn send_raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         match &mut self.stream {
             Stream::Tcp(stream) => stream.write_all(bytes).await,
             Stream::Unix(stream) => stream.write_all(bytes).await,
         }
     }
 
-    async fn send(&mut self, kind: FrameKind, message: &impl Message) -> u64 {
+    pub(super) async fn send(&mut self, kind: FrameKind, message: &impl Message) -> u64 {
+        self.send_with(kind, message, &[]).await
+    }
+
+    pub(super) async fn send_with(&mut self, kind: FrameKind, message: &impl Message, payload: &[u8]) -> u64 {
         self.next_id += 1;
-        let frame = encode_frame(kind, self.next_id, message, 0);
+        let frame = encode_frame(kind, self.next_id, message, payload.len() as u32);
         self.send_raw(&frame).await.unwrap();
+        self.send_raw(payload).await.unwrap();
         self.next_id
     }
 
     /// The next frame; `None` at the end of the stream.
-    async fn receive(&mut self) -> Option<Answer> {
+    pub(super) async fn receive(&mut self) -> Option<Answer> {
         tokio::time::timeout(PATIENCE, self.receive_frame()).await.expect("no answer in time")
     }
 
@@ -438,6 +445,26 @@ async fn answers_overtake_one_another_and_can_be_cancelled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn cancelled_requests_give_back_their_share_of_the_connection() {
+    let bench = Bench::new("cancelled").await;
+    let bytes = noise(MIB as usize);
+    let (slow, fast) = (bench.put("slow", &bytes, MIB), bench.put("fast", &bytes, MIB));
+    let mut client = bench.tcp().await;
+    client.read(vec![(fast.clone(), 0, 1000)]).await;
+    bench.mounts.inject(1, cavern_ufs::Faults { delay: Duration::from_secs(60), ..Default::default() });
+    // Together more than one connection may have in flight.
+    for _ in 0..2 * u64::from(MAX_INFLIGHT_BYTES) / MIB {
+        let range = Some(Range { offset: 0, length: MIB as u32 });
+        let items = vec![read_request::Item { block: Some(slow.clone()), range }];
+        let request_id = client.send(FrameKind::Read, &ReadRequest { items, deadline_ms: 60_000 }).await;
+        client.send(FrameKind::Cancel, &Cancel { request_id }).await;
+    }
+    let (_, payload) = client.read(vec![(fast, 0, 1000)]).await;
+    assert_eq!(payload, bytes[..1000]);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn more_is_in_flight_than_buffers_hold() {
     // 100 requests of 1 MiB each, sent before any answer is read: the worker stops reading, and goes on.
     let bench = Bench::new("flow").await;
@@ -520,7 +547,7 @@ async fn sockets_are_taken_over_from_the_dead_only() {
 fn garbage() -> impl Strategy<Value = Vec<u8>> {
     let any_bytes = prop::collection::vec(any::<u8>(), 0..300);
     let framed =
-        (1u8..=16, any::<u64>(), prop::collection::vec(any::<u8>(), 0..300)).prop_map(|(kind, id, message)| {
+        (1u8..=22, any::<u64>(), prop::collection::vec(any::<u8>(), 0..300)).prop_map(|(kind, id, message)| {
             let mut frame = encode_frame(FrameKind::Hello, id, &(), 0);
             frame[4] = kind;
             frame[16..20].copy_from_slice(&(message.len() as u32).to_le_bytes());
@@ -543,7 +570,23 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
             let open = OpenRequest { items: vec![item], deadline_ms: deadline_ms % 50 + 1 };
             [encode_frame(FrameKind::Read, 1, &read, 0), encode_frame(FrameKind::Open, 2, &open, 0)].concat()
         });
-    prop_oneof![any_bytes, framed, requests]
+    let payload = prop::collection::vec(any::<u8>(), 0..300);
+    let writes = (any::<u32>(), any::<u32>(), any::<u64>(), 0usize..20, payload, 0u32..9 << 20).prop_map(
+        move |(offset, length, block_size, id_bytes, payload, announced)| {
+            let content_id = id.content.as_bytes()[..id_bytes.min(16)].to_vec().into();
+            let block = Some(BlockRef { content_id, block_size, data: true, ..Default::default() });
+            let range = Range { offset, length };
+            let write = WriteRequest { block: block.clone(), offset, zero: vec![range], sync: true, deadline_ms: 10 };
+            // With some of what it announces, or more.
+            let mut frames = encode_frame(FrameKind::Write, 3, &write, announced % 600);
+            frames.extend_from_slice(&payload);
+            let sync = SyncRequest { blocks: block.iter().cloned().collect() };
+            frames.extend(encode_frame(FrameKind::Reserve, 4, &ReserveRequest { block, ranges: vec![range] }, 0));
+            frames.extend(encode_frame(FrameKind::Sync, 5, &sync, announced));
+            frames
+        },
+    );
+    prop_oneof![any_bytes, framed, requests, writes]
 }
 
 #[test]

@@ -1,0 +1,167 @@
+//! Requests that make, change and sync blocks of fs-mode files.
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cavern_proto::bounded::MAX_ITEMS;
+use cavern_proto::data::{
+    Range as WireRange, ReserveReply, ReserveRequest, Status, SyncReply, SyncRequest, WriteReply, WriteRequest,
+};
+
+use super::requests::{Service, deadline_of};
+use crate::fill::BlockSource;
+use crate::refusal::Refusal;
+use crate::store::{Block, DataTarget, Touch};
+
+/// Ranges of one reservation or write at most.
+const MAX_RANGES: usize = 1024;
+/// Blocks of one request that are synced at a time: the disk's journal takes them together.
+const SYNCS_AT_A_TIME: usize = 8;
+
+/// Who asks for room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Asker {
+    /// It takes a descriptor.
+    SameHost,
+    Elsewhere,
+}
+
+/// A write that makes sense.
+#[derive(Debug)]
+pub(super) struct Write {
+    target: DataTarget,
+    offset: u32,
+    zero: Vec<Range<u32>>,
+    sync: bool,
+    until: Instant,
+}
+
+impl Write {
+    /// Checks a write of `payload_bytes` that has just been received.
+    ///
+    /// # Errors
+    /// What makes no sense.
+    pub(super) fn parse(request: WriteRequest, payload_bytes: u32) -> Result<Self, Refusal> {
+        let target = BlockSource::parse_data(request.block.unwrap_or_default())?;
+        let zero = within(&request.zero, target.length)?;
+        let payload = WireRange { offset: request.offset, length: payload_bytes };
+        within(&[payload], target.length)?;
+        let until = Instant::now() + deadline_of(request.deadline_ms);
+        Ok(Self { target, offset: request.offset, zero, sync: request.sync, until })
+    }
+}
+
+/// The ranges, if all lie within a block of `length` bytes.
+fn within(ranges: &[WireRange], length: u32) -> Result<Vec<Range<u32>>, Refusal> {
+    if ranges.len() > MAX_RANGES {
+        return Err(Refusal::bad_request(format!("{} ranges, {MAX_RANGES} are the most", ranges.len())));
+    }
+    let check = |range: &WireRange| match range.offset.checked_add(range.length) {
+        Some(end) if end <= length => Ok(range.offset..end),
+        _ => {
+            let WireRange { offset, length: bytes } = range;
+            Err(Refusal::bad_request(format!("{bytes} bytes at {offset} of a block of {length} bytes")))
+        }
+    };
+    ranges.iter().map(check).collect()
+}
+
+impl Service {
+    /// A block of an fs-mode file that is here.
+    pub(super) async fn open_data(
+        &self,
+        target: DataTarget,
+        touch: Touch,
+        until: tokio::time::Instant,
+    ) -> Result<Arc<Block>, Refusal> {
+        let store = self.store.clone();
+        let found = tokio::task::spawn_blocking(move || store.find_data(&target, touch));
+        match tokio::time::timeout_at(until, found).await {
+            Ok(Ok(found)) => found.map_err(Refusal::from),
+            Ok(Err(_)) => Err(Refusal::new(Status::IoError, "opening the block failed")),
+            Err(_) => Err(Refusal::deadline()),
+        }
+    }
+
+    /// Makes room; with the answer goes the file, for those who can take it. *Blocking*.
+    pub(super) fn reserve(&self, request: ReserveRequest, asker: Asker) -> (ReserveReply, Option<Arc<File>>) {
+        match self.try_reserve(request, asker) {
+            Ok((block, file)) => {
+                let incarnation = block.incarnation();
+                (ReserveReply { status: Status::Ok.into(), message: String::new(), incarnation }, file)
+            }
+            Err(Refusal { status, message }) => (ReserveReply { status: status.into(), message, incarnation: 0 }, None),
+        }
+    }
+
+    fn try_reserve(&self, request: ReserveRequest, asker: Asker) -> Result<(Arc<Block>, Option<Arc<File>>), Refusal> {
+        let target = BlockSource::parse_data(request.block.unwrap_or_default())?;
+        let ranges = within(&request.ranges, target.length)?;
+        let block = self.store.reserve_data(&target, &ranges)?;
+        if asker == Asker::Elsewhere {
+            return Ok((block, None));
+        }
+        // From here on somebody holds a descriptor, and is told when the block goes.
+        self.store.get(&target.id, Touch::Open);
+        let opened = block.writer();
+        let file = opened.map_err(|error| self.store.disk_failed(&block, "opening a data block", error))?;
+        Ok((block, Some(file)))
+    }
+
+    /// Carries out a write. *Blocking*.
+    pub(super) fn write(&self, write: &Write, payload: &[u8]) -> WriteReply {
+        match self.try_write(write, payload) {
+            Ok(block) => {
+                WriteReply { status: Status::Ok.into(), message: String::new(), incarnation: block.incarnation() }
+            }
+            Err(refusal) => refused_write(refusal),
+        }
+    }
+
+    fn try_write(&self, write: &Write, payload: &[u8]) -> Result<Arc<Block>, Refusal> {
+        if Instant::now() > write.until {
+            return Err(Refusal::deadline());
+        }
+        let block = self.store.write_data(&write.target, write.offset, payload, &write.zero)?;
+        self.metrics.written_bytes.inc_by(payload.len() as u64);
+        if write.sync {
+            self.store.sync_blocks(std::slice::from_ref(&block))?;
+        }
+        Ok(block)
+    }
+
+    /// Answers when the blocks are on disk.
+    pub(super) async fn sync(self: Arc<Self>, request: SyncRequest) -> SyncReply {
+        match self.try_sync(request).await {
+            Ok(()) => SyncReply { status: Status::Ok.into(), message: String::new() },
+            Err(Refusal { status, message }) => SyncReply { status: status.into(), message },
+        }
+    }
+
+    async fn try_sync(&self, request: SyncRequest) -> Result<(), Refusal> {
+        if request.blocks.len() > MAX_ITEMS {
+            return Err(Refusal::bad_request(format!("{} blocks in one request", request.blocks.len())));
+        }
+        let targets: Vec<DataTarget> =
+            request.blocks.into_iter().map(BlockSource::parse_data).collect::<Result<_, _>>()?;
+        let share = targets.len().div_ceil(SYNCS_AT_A_TIME).max(1);
+        let syncs = targets.chunks(share).map(|targets| {
+            let (store, targets) = (self.store.clone(), targets.to_vec());
+            tokio::task::spawn_blocking(move || store.sync_data(&targets))
+        });
+        for synced in futures::future::join_all(syncs).await {
+            synced.map_err(|_| Refusal::new(Status::IoError, "syncing the blocks failed"))??;
+        }
+        Ok(())
+    }
+}
+
+/// The answer to a write that is not carried out.
+pub(super) fn refused_write(refusal: Refusal) -> WriteReply {
+    WriteReply { status: refusal.status.into(), message: refusal.message, incarnation: 0 }
+}
+
+#[cfg(test)]
+mod tests;
