@@ -82,6 +82,7 @@ impl ClientError {
             Self::Invalid(_) => Errno::INVAL,
             Self::Ufs(error) if matches!(**error, UfsError::Denied { .. }) => Errno::ACCESS,
             Self::WorkerStatus { status: DataStatus::NotFound | DataStatus::VersionChanged, .. } => Errno::STALE,
+            Self::WorkerStatus { status: DataStatus::NoSpace, .. } => Errno::NOSPC,
             _ => Errno::IO,
         }
         .raw_os_error()
@@ -133,6 +134,8 @@ mod tests {
             (status(DataStatus::VersionChanged), Errno::STALE),
             (status(DataStatus::NotFound), Errno::STALE),
             (status(DataStatus::UfsUnavailable), Errno::IO),
+            (status(DataStatus::NoSpace), Errno::NOSPC),
+            (status(DataStatus::NoSuchBlock), Errno::IO),
             (ClientError::Memory { waited_ms: 1 }, Errno::IO),
             (ClientError::MasterDeadline { call: "Lookup", waited_ms: 1 }, Errno::IO),
         ] {

@@ -33,4 +33,4 @@ pub use placement::Placement;
 pub use read::{Files, OpenFile, Reservation};
 pub use session::Client;
 pub use stats::Stats;
-pub use wire::WorkerPool;
+pub use wire::{Reserved, Route, WorkerPool};

@@ -6,13 +6,13 @@
 //! flight are bounded in bytes, as the worker asks for in its Hello.
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use cavern_proto::bounded::decode;
 use cavern_proto::data::{self, Status};
 use cavern_proto::frame::{FrameHeader, FrameKind, PROTOCOL_VERSION, encode_frame};
@@ -57,7 +57,7 @@ pub(super) struct Connection {
 #[derive(Debug, Default)]
 struct State {
     pending: HashMap<u64, Pending>,
-    outbox: VecDeque<u8>,
+    outbox: VecDeque<Bytes>,
     /// Why the connection cannot be used any more.
     closed: Option<String>,
 }
@@ -87,7 +87,7 @@ pub(super) async fn greet(socket: Socket, cluster_id: &str, peer: &str) -> io::R
     let frame = encode_frame(FrameKind::Hello, 0, &hello, 0);
     let mut sent = 0;
     while sent < frame.len() {
-        match socket.try_send(&frame[sent..]) {
+        match socket.try_send(&[IoSlice::new(&frame[sent..])]) {
             Ok(count) => sent += count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.writable().await?,
             Err(error) => return Err(error),
@@ -159,7 +159,20 @@ impl Connection {
         payload_limit: u32,
         wait: Duration,
     ) -> Result<Answer, ClientError> {
-        match tokio::time::timeout(wait, self.exchange(kind, message, answer, payload_limit)).await {
+        self.upload(kind, message, Bytes::new(), answer, payload_limit, wait).await
+    }
+
+    /// As [`Self::request`], with a payload of its own, which goes out without being copied.
+    pub(super) async fn upload(
+        &self,
+        kind: FrameKind,
+        message: &impl Message,
+        payload: Bytes,
+        answer: FrameKind,
+        payload_limit: u32,
+        wait: Duration,
+    ) -> Result<Answer, ClientError> {
+        match tokio::time::timeout(wait, self.exchange(kind, message, payload, answer, payload_limit)).await {
             Ok(result) => result,
             Err(_elapsed) => Err(ClientError::WorkerDeadline {
                 worker: self.worker,
@@ -173,16 +186,19 @@ impl Connection {
         &self,
         kind: FrameKind,
         message: &impl Message,
+        payload: Bytes,
         answer: FrameKind,
         payload_limit: u32,
     ) -> Result<Answer, ClientError> {
-        let cost = (u64::from(payload_limit) + REQUEST_COST_BYTES) / 1024;
+        let cost = (u64::from(payload_limit) + payload.len() as u64 + REQUEST_COST_BYTES) / 1024;
         let cost = u32::try_from(cost).unwrap_or(u32::MAX).min(self.inflight_limit);
         let _share = self.inflight.acquire_many(cost).await.map_err(|_closed| self.broken())?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let frame = encode_frame(kind, id, message, 0);
+        // The pool lets no payload of more than a write's pass.
+        let payload_bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let frame = encode_frame(kind, id, message, payload_bytes).into();
         let (reply, answered) = oneshot::channel();
-        self.send(&frame, Some((id, Pending { answer, payload_limit, reply })))?;
+        self.send(frame, payload, Some((id, Pending { answer, payload_limit, reply })))?;
         let cancel = CancelOnDrop { connection: self, id };
         let outcome = answered.await;
         drop(cancel);
@@ -198,17 +214,20 @@ impl Connection {
     }
 
     /// Puts a frame on its way, and the request that it belongs to on record.
-    fn send(&self, frame: &[u8], request: Option<(u64, Pending)>) -> Result<(), ClientError> {
+    fn send(&self, mut frame: Bytes, mut payload: Bytes, request: Option<(u64, Pending)>) -> Result<(), ClientError> {
         let mut state = self.state.lock();
         if state.closed.is_some() {
             drop(state);
             return Err(self.broken());
         }
         state.pending.extend(request);
-        let mut sent = 0;
         if state.outbox.is_empty() {
-            match self.socket.try_send(frame) {
-                Ok(count) => sent = count,
+            match self.socket.try_send(&[IoSlice::new(&frame), IoSlice::new(&payload)]) {
+                Ok(sent) => {
+                    let of_frame = sent.min(frame.len());
+                    frame.advance(of_frame);
+                    payload.advance(sent - of_frame);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
                     Self::close(&mut state, error.to_string());
@@ -218,8 +237,10 @@ impl Connection {
                 }
             }
         }
-        if sent < frame.len() {
-            state.outbox.extend(&frame[sent..]);
+        let rest = [frame, payload].into_iter().filter(|part| !part.is_empty());
+        let before = state.outbox.len();
+        state.outbox.extend(rest);
+        if state.outbox.len() > before {
             drop(state);
             self.outbox_filled.notify_one();
         }
@@ -229,12 +250,13 @@ impl Connection {
     /// Sends from the outbox until it is empty or the socket is full.
     fn flush(&self) -> io::Result<()> {
         let mut state = self.state.lock();
-        while !state.outbox.is_empty() {
-            let sent = self.socket.try_send(state.outbox.as_slices().0)?;
-            state.outbox.drain(..sent);
+        while let Some(first) = state.outbox.front_mut() {
+            let sent = self.socket.try_send(&[IoSlice::new(first)])?;
+            first.advance(sent);
+            if first.is_empty() {
+                state.outbox.pop_front();
+            }
         }
-        // A burst of large requests must not pin its memory.
-        state.outbox.shrink_to(64 * 1024);
         Ok(())
     }
 
@@ -279,6 +301,11 @@ impl Connection {
                 let count = reply.items.iter().filter(|item| item.status() == Status::Ok).count();
                 reader.take_descriptors(count).ok_or("an answer came without its descriptors")?
             }
+            FrameKind::ReserveReply if self.socket.passes_descriptors() => {
+                let reply = decode::<data::ReserveReply>(message.clone()).map_err(|error| error.to_string())?;
+                let count = usize::from(reply.status() == Status::Ok);
+                reader.take_descriptors(count).ok_or("an answer came without its descriptor")?
+            }
             FrameKind::Evicted => {
                 let blocks = decode::<data::Evicted>(message).map_err(|error| error.to_string())?;
                 if let Some(listener) = evicted {
@@ -322,7 +349,7 @@ impl Drop for CancelOnDrop<'_> {
         if self.connection.state.lock().pending.remove(&self.id).is_some() {
             let frame = encode_frame(FrameKind::Cancel, 0, &data::Cancel { request_id: self.id }, 0);
             // A connection that broke has nothing left to cancel.
-            drop(self.connection.send(&frame, None));
+            drop(self.connection.send(frame.into(), Bytes::new(), None));
         }
     }
 }

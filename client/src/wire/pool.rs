@@ -11,7 +11,7 @@ use bytes::Bytes;
 use cavern_conf::schema;
 use cavern_proto::bounded::decode;
 use cavern_proto::data;
-use cavern_proto::frame::FrameKind;
+use cavern_proto::frame::{FrameKind, MAX_WRITE_BYTES};
 use cavern_proto::master::{Worker, WorkerTable};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
@@ -42,6 +42,15 @@ pub enum Route {
     Local,
     /// Over TCP.
     Remote,
+}
+
+/// Room in a block of an fs-mode file.
+#[derive(Debug)]
+pub struct Reserved {
+    /// Names the block's file: another one means that the block was freed, or lost, and made anew.
+    pub incarnation: u64,
+    /// The file, open for reading and writing; from a worker on this host only.
+    pub descriptor: Option<OwnedFd>,
 }
 
 /// Connections to the workers of the current table, made when needed and shared by everyone.
@@ -226,11 +235,68 @@ impl WorkerPool {
         self.control(worker, FrameKind::Query, &request, FrameKind::QueryReply, wait).await
     }
 
-    /// Drops blocks of the worker.
+    /// Drops blocks of the worker; those of fs-mode files, which have `data` set, for good.
     pub async fn free(&self, worker: u64, blocks: Vec<data::BlockRef>) -> Result<data::FreeReply, ClientError> {
         let request = data::FreeRequest { blocks };
         let wait = self.conf.worker_timeout.get();
         self.control(worker, FrameKind::Free, &request, FrameKind::FreeReply, wait).await
+    }
+
+    /// Makes room for ranges of a block of an fs-mode file, and the block where it is not there yet. A worker on this host
+    /// hands out the block's file, through which what was reserved may be written.
+    ///
+    /// # Errors
+    /// [`ClientError::WorkerStatus`] with `NoSpace`: nothing was changed.
+    pub async fn reserve(
+        &self,
+        worker: u64,
+        block: data::BlockRef,
+        ranges: Vec<data::Range>,
+        deadline: Duration,
+    ) -> Result<Reserved, ClientError> {
+        let link = self.link(worker)?;
+        let connection = self.nearest(&link, 0).await?;
+        let request = data::ReserveRequest { block: Some(block), ranges };
+        let answer =
+            connection.request(FrameKind::Reserve, &request, FrameKind::ReserveReply, 0, deadline + GRACE).await?;
+        let reply: data::ReserveReply = link.decode(answer.message)?;
+        link.check(reply.status(), reply.message)?;
+        Ok(Reserved { incarnation: reply.incarnation, descriptor: answer.descriptors.into_iter().next() })
+    }
+
+    /// Writes to a block of an fs-mode file, made where it is not there yet; gives its incarnation. The request's own deadline is
+    /// set from `deadline`.
+    ///
+    /// # Errors
+    /// A payload over [`MAX_WRITE_BYTES`] is refused here. After any other error the block may hold the bytes, or a part of them.
+    pub async fn write(
+        &self,
+        worker: u64,
+        mut request: data::WriteRequest,
+        payload: Bytes,
+        deadline: Duration,
+    ) -> Result<u64, ClientError> {
+        let bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        if bytes > MAX_WRITE_BYTES {
+            let text = format!("a write of {} bytes to a worker, {MAX_WRITE_BYTES} are the most", payload.len());
+            return Err(ClientError::Invalid(text));
+        }
+        request.deadline_ms = milliseconds(deadline);
+        let link = self.link(worker)?;
+        let connection = self.nearest(&link, bytes).await?;
+        let wait = deadline + GRACE;
+        let answer = connection.upload(FrameKind::Write, &request, payload, FrameKind::WriteReply, 0, wait).await?;
+        let reply: data::WriteReply = link.decode(answer.message)?;
+        link.check(reply.status(), reply.message)?;
+        Ok(reply.incarnation)
+    }
+
+    /// Returns when everything that was written to these blocks before, through descriptors too, is on the worker's disk.
+    pub async fn sync(&self, worker: u64, blocks: Vec<data::BlockRef>, deadline: Duration) -> Result<(), ClientError> {
+        let request = data::SyncRequest { blocks };
+        let reply: data::SyncReply =
+            self.control(worker, FrameKind::Sync, &request, FrameKind::SyncReply, deadline).await?;
+        self.link(worker)?.check(reply.status(), reply.message)
     }
 
     /// Tells the worker which chunks do not match their checksums.
@@ -268,12 +334,17 @@ impl WorkerPool {
         deadline: Duration,
     ) -> Result<Reply, ClientError> {
         let link = self.link(worker)?;
-        let connection = match self.local(&link).await {
-            Some(connection) => connection,
-            None => self.remote(&link, 0).await?,
-        };
+        let connection = self.nearest(&link, 0).await?;
         let Answer { message, .. } = connection.request(kind, request, answer, 0, deadline + GRACE).await?;
         link.decode(message)
+    }
+
+    /// The connection over the Unix socket, or one over TCP that suits the size of the payload.
+    async fn nearest(&self, link: &Arc<Link>, payload_bytes: u32) -> Result<Arc<Connection>, ClientError> {
+        match self.local(link).await {
+            Some(connection) => Ok(connection),
+            None => self.remote(link, payload_bytes).await,
+        }
     }
 
     async fn remote(&self, link: &Arc<Link>, payload_bytes: u32) -> Result<Arc<Connection>, ClientError> {
@@ -372,6 +443,14 @@ impl Link {
 
     fn failed(&self, cause: &str) -> ClientError {
         ClientError::WorkerConnection { worker: self.id, address: self.address.clone(), cause: cause.to_owned() }
+    }
+
+    /// An answer's status as a result.
+    fn check(&self, status: data::Status, message: String) -> Result<(), ClientError> {
+        match status {
+            data::Status::Ok => Ok(()),
+            status => Err(ClientError::WorkerStatus { worker: self.id, status, message }),
+        }
     }
 
     fn decode<T: Message + Default>(&self, message: Bytes) -> Result<T, ClientError> {

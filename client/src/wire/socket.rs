@@ -1,7 +1,7 @@
 //! A stream socket of either family, driven without blocking.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -20,6 +20,11 @@ pub(super) enum Socket {
 }
 
 impl Socket {
+    /// Whether descriptors come over it.
+    pub(super) fn passes_descriptors(&self) -> bool {
+        matches!(self, Self::Unix(_))
+    }
+
     pub(super) async fn readable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.readable().await,
@@ -35,10 +40,10 @@ impl Socket {
     }
 
     /// Sends what fits into the socket's buffer; `WouldBlock` when nothing does.
-    pub(super) fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
+    pub(super) fn try_send(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => stream.try_write(bytes),
-            Self::Unix(stream) => stream.try_write(bytes),
+            Self::Tcp(stream) => stream.try_write_vectored(parts),
+            Self::Unix(stream) => stream.try_write_vectored(parts),
         }
     }
 
