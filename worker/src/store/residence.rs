@@ -11,6 +11,7 @@ use std::sync::Arc;
 use cavern_proto::BlockId;
 
 use super::block::{Block, BlockPlace};
+use super::eviction::Cache;
 use super::placement::{self, Candidate};
 use super::table::{Entry, hash_of};
 use super::{Eviction, Lookup, Residents, Store, StoreError, Touch, chunk_units, index, is_out_of_space};
@@ -218,7 +219,7 @@ impl Store {
             let mut residents = self.residents.lock();
             let cache = &mut residents.cache;
             let room = cache.make_room(block.directory(), u64::from(units), now, &mut evicted);
-            let slot = cache.table.find(block.id()).filter(|slot| owns(cache.table.at(*slot), block));
+            let slot = slot_of(cache, block);
             match (room, slot) {
                 (Ok(()), Some(slot)) => {
                     cache.charge(slot, units);
@@ -241,7 +242,7 @@ impl Store {
     fn discharge(&self, block: &Block, units: u32) {
         let mut residents = self.residents.lock();
         let cache = &mut residents.cache;
-        if let Some(slot) = cache.table.find(block.id()).filter(|slot| owns(cache.table.at(*slot), block)) {
+        if let Some(slot) = slot_of(cache, block) {
             cache.discharge(slot, units);
         }
     }
@@ -344,7 +345,7 @@ impl Store {
             let removed = {
                 let mut residents = self.residents.lock();
                 let cache = &mut residents.cache;
-                let slot = cache.table.find(block.id()).filter(|slot| owns(cache.table.at(*slot), block));
+                let slot = slot_of(cache, block);
                 // Units are those of other fills of the same block that still run.
                 let idle = slot.filter(|slot| cache.table.at(*slot).is_some_and(|entry| entry.units == 0));
                 idle.and_then(|slot| cache.remove(slot))
@@ -498,6 +499,8 @@ impl Store {
     }
 }
 
-fn owns(entry: Option<&Entry>, block: &Block) -> bool {
-    entry.is_some_and(|entry| entry.incarnation == block.incarnation())
+/// The slot of a block, unless it was dropped, or dropped and made again.
+pub(super) fn slot_of(cache: &Cache, block: &Block) -> Option<u32> {
+    let slot = cache.table.find(block.id())?;
+    cache.table.at(slot).is_some_and(|entry| entry.incarnation == block.incarnation()).then_some(slot)
 }

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use super::{DataTarget, Zeroed, chunks_of, units_of_chunks};
 use crate::store::block::{Block, BlockPlace};
 use crate::store::placement::{self, Candidate};
+use crate::store::residence::slot_of;
 use crate::store::table::{Entry, Segment, UNIT_BYTES, hash_of};
 use crate::store::{Eviction, Lookup, Residents, Store, StoreError, Touch, is_out_of_space};
 
@@ -215,10 +216,7 @@ impl Store {
         let mut evicted = Vec::new();
         let charge = |residents: &mut Residents, evicted: &mut Vec<Entry>| -> Result<ChunkMap, StoreError> {
             let cache = &mut residents.cache;
-            let slot = cache.table.find(block.id());
-            let owned =
-                |slot: &u32| cache.table.at(*slot).is_some_and(|entry| entry.incarnation == block.incarnation());
-            let slot = slot.filter(owned).ok_or(StoreError::Dropped)?;
+            let slot = slot_of(cache, block).ok_or(StoreError::Dropped)?;
             let mut charged = data.charged.lock();
             let mut fresh = ChunkMap::new();
             chunks.iter().filter(|index| !charged.contains(*index)).for_each(|index| {
@@ -249,9 +247,7 @@ impl Store {
         let Some(data) = block.data() else { return };
         let mut residents = self.residents.lock();
         let cache = &mut residents.cache;
-        let slot = cache.table.find(block.id());
-        let owned = |slot: &u32| cache.table.at(*slot).is_some_and(|entry| entry.incarnation == block.incarnation());
-        let Some(slot) = slot.filter(owned) else { return };
+        let Some(slot) = slot_of(cache, block) else { return };
         let mut charged = data.charged.lock();
         let mut units = 0;
         for index in chunks {
