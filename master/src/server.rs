@@ -269,8 +269,11 @@ async fn keep_reaping(services: Services, database: Arc<Database>) {
             _ = ticks.tick() => {}
             () = services.stop.cancelled() => return,
         }
-        if let Err(error) = tidy(&services, &database).await {
-            tracing::warn!("what sessions left behind is not cleaned up: {error}");
+        tokio::select! {
+            tidied = tidy(&services) => if let Err(error) = tidied {
+                tracing::warn!("what sessions left behind is not cleaned up: {error}");
+            },
+            () = services.stop.cancelled() => return,
         }
         let has_orphans = crate::state::tables::first_id(&database, Family::Orphan);
         if !matches!(has_orphans, Ok(None)) {
@@ -284,12 +287,9 @@ async fn keep_reaping(services: Services, database: Arc<Database>) {
     }
 }
 
-async fn tidy(services: &Services, database: &Arc<Database>) -> Result<(), MasterError> {
+async fn tidy(services: &Services) -> Result<(), MasterError> {
     sessions::end_lapsed(services).await?;
-    tokio::select! {
-        reaped = sessions::reap_unlinked(services, database) => reaped,
-        () = services.stop.cancelled() => Ok(()),
-    }
+    sessions::reap_unlinked(services).await
 }
 
 fn new_cluster_id() -> String {

@@ -1,19 +1,16 @@
 //! What sessions leave behind: results and held inodes of those that are over, and inodes without names that nobody holds.
 
-use std::sync::Arc;
-
 use cavern_proto::record::command::Command;
 
 use crate::MasterError;
 use crate::service::Services;
-use crate::state::{Database, Family, Tables};
 
 /// Inodes deleted in one round.
 const REAP_MAX: usize = 1000;
 
 /// Ends, in the log, the sessions whose lease is over.
 pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
-    let recorded = services.lookups.listings.read(|tables| Tables::session_ids(&tables)).await?;
+    let recorded = services.lookups.listings.read(|tables| tables.session_ids()).await?;
     for session in recorded {
         if services.watch.is_over(session) {
             services.proposer.propose(Command::EndSession(session)).await?;
@@ -23,17 +20,13 @@ pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
 }
 
 /// Deletes inodes that had lost their last name when every session had taken in that they had.
-pub async fn reap_unlinked(services: &Services, database: &Arc<Database>) -> Result<(), MasterError> {
+pub async fn reap_unlinked(services: &Services) -> Result<(), MasterError> {
     // Who has an inode open and was away may come back for a lease.
     if !services.watch.has_settled() {
         return Ok(());
     }
     let seq = services.watch.seq();
-    let unlinked: Vec<u64> = {
-        let keys = Tables::new(database).keys(Family::Unlinked).take(REAP_MAX);
-        let ids = keys.map(|key| Ok(crate::state::records::leading_id(&key?).unwrap_or_default()));
-        ids.collect::<Result<_, MasterError>>()?
-    };
+    let unlinked = services.lookups.listings.read(|tables| tables.unheld(REAP_MAX)).await?;
     if unlinked.is_empty() || !services.watch.wait_acknowledged(seq).await {
         return Ok(());
     }

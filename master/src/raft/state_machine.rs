@@ -191,7 +191,7 @@ impl Applier {
 
     fn copy_state(&mut self, checkpoint: &Checkpoint) -> Result<(), MasterError> {
         let source = Database::open_checkpoint(&checkpoint.directory)?;
-        for family in Family::STATE {
+        for &family in Family::STATE {
             let target = self.database.family(family);
             let mut batch = WriteBatch::default();
             // No key is longer than an id and a name.

@@ -61,24 +61,8 @@ impl Family {
         Self::Garbage,
     ];
 
-    /// The families that a snapshot carries: all but the log's own.
-    pub const STATE: [Self; 15] = [
-        Self::Inode,
-        Self::Dentry,
-        Self::Orphan,
-        Self::Mount,
-        Self::Worker,
-        Self::Job,
-        Self::Meta,
-        Self::Link,
-        Self::Xattr,
-        Self::Unlinked,
-        Self::Session,
-        Self::Result,
-        Self::Hold,
-        Self::Extent,
-        Self::Garbage,
-    ];
+    /// The families that a snapshot carries: all but the log's own, which come first.
+    pub const STATE: &[Self] = Self::ALL.split_at(2).1;
 
     fn name(self) -> &'static str {
         match self {

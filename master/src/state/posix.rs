@@ -27,10 +27,8 @@ use super::transaction::{Change, Transaction};
 use super::{Family, Outcome, records};
 use crate::MasterError;
 
-pub(super) use content::extent_key;
 pub use hold::reap;
 pub use results::end_session;
-pub(super) use results::result_key;
 
 /// Why a change is refused.
 #[derive(Debug)]
@@ -63,6 +61,8 @@ struct Mutating<'t, 'd> {
     /// Owner of what is created.
     uid: u32,
     gid: u32,
+    /// A mount that was found to be in fs-mode.
+    mount: u32,
     /// Inodes whose attributes changed, in the order of their first change; the record is that of the last.
     touched: Vec<(u64, InodeRecord)>,
 }
@@ -74,8 +74,14 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         return Ok(Outcome::Mutated(Box::new(known)));
     }
     transaction.origin = mutate.session;
-    let mut mutating =
-        Mutating { transaction, now_ns: mutate.now_ns, uid: mutation.uid, gid: mutation.gid, touched: Vec::new() };
+    let mut mutating = Mutating {
+        transaction,
+        now_ns: mutate.now_ns,
+        uid: mutation.uid,
+        gid: mutation.gid,
+        mount: 0,
+        touched: Vec::new(),
+    };
     let done = match mutation.change {
         None => refuse(Errno::NOSYS, "a change of a kind that this master does not know"),
         Some(Kind::Create(create)) => mutating.create(create),
@@ -120,10 +126,14 @@ impl Mutating<'_, '_> {
         };
         let mount = match record.mount_id {
             0 => None,
+            id if id == self.mount => return Ok(record),
             id => self.transaction.before().mount(id)?,
         };
         match mount {
-            Some(mount) if mount.write_type() == WriteType::FsMode => Ok(record),
+            Some(mount) if mount.write_type() == WriteType::FsMode => {
+                self.mount = mount.id;
+                Ok(record)
+            }
             Some(mount) => refuse(Errno::ROFS, format!("{} is mounted in cache-mode", mount.path)),
             None => refuse(Errno::ROFS, format!("inode {inode} is in no mount: only mounts can be changed")),
         }

@@ -28,6 +28,27 @@ pub fn dentry_key(parent: u64, name: &[u8]) -> Vec<u8> {
     key
 }
 
+/// Key of an extended attribute: inode ‖ name.
+pub fn xattr_key(inode: u64, name: &[u8]) -> Vec<u8> {
+    [inode_key(inode).as_slice(), name].concat()
+}
+
+/// Key of a block of a file: inode ‖ index.
+pub fn extent_key(inode: u64, index: u32) -> [u8; 12] {
+    let mut key = [0; 12];
+    key[..8].copy_from_slice(&inode_key(inode));
+    key[8..].copy_from_slice(&index.to_be_bytes());
+    key
+}
+
+/// Key of the result of a mutation: session ‖ number.
+pub fn result_key(session: u64, seq: u64) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&session.to_be_bytes());
+    key[8..].copy_from_slice(&seq.to_be_bytes());
+    key
+}
+
 /// The id in the first eight bytes of a key.
 pub fn leading_id(key: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(key.get(..8)?.try_into().ok()?))

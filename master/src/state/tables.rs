@@ -12,8 +12,7 @@ use cavern_proto::record::{
 use prost::Message;
 use rocksdb::{Direction, IteratorMode, ReadOptions};
 
-use super::posix::{extent_key, result_key};
-use super::records::{decode, dentry_key, inode_key, leading_id};
+use super::records::{decode, dentry_key, extent_key, inode_key, leading_id, result_key, xattr_key};
 use super::{Database, Family};
 use crate::MasterError;
 
@@ -125,6 +124,26 @@ impl<'a> Tables<'a> {
         self.record(Family::Meta, &index_key(mount_id))
     }
 
+    /// Up to `limit` inodes that have lost their last name and that nobody holds.
+    pub fn unheld(&self, limit: usize) -> Result<Vec<u64>, MasterError> {
+        let mut unheld = Vec::new();
+        for key in self.keys(Family::Unlinked) {
+            let inode = leading_id(&key?).unwrap_or_default();
+            if !self.is_held(inode)? {
+                unheld.push(inode);
+                if unheld.len() == limit {
+                    break;
+                }
+            }
+        }
+        Ok(unheld)
+    }
+
+    /// Whether a session holds an inode that has no name.
+    pub fn is_held(&self, inode: u64) -> Result<bool, MasterError> {
+        Ok(self.keys_under(Family::Hold, &inode_key(inode)).next().transpose()?.is_some())
+    }
+
     /// The sessions that have changed something.
     pub fn session_ids(&self) -> Result<Vec<u64>, MasterError> {
         self.keys(Family::Session).map(|key| Ok(leading_id(&key?).unwrap_or_default())).collect()
@@ -141,7 +160,7 @@ impl<'a> Tables<'a> {
 
     /// One extended attribute.
     pub fn xattr(&self, inode: u64, name: &[u8]) -> Result<Option<Vec<u8>>, MasterError> {
-        self.database.get(Family::Xattr, &[inode_key(inode).as_slice(), name].concat())
+        self.database.get(Family::Xattr, &xattr_key(inode, name))
     }
 
     /// The blocks of a file from one index on.

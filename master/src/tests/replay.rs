@@ -72,7 +72,7 @@ fn replay(commands: &[Kind]) -> (Vec<Outcome>, Vec<Change>, Dump) {
     }
     check_invariants(&database);
     let mut dump = Vec::new();
-    for family in Family::STATE {
+    for &family in Family::STATE {
         for item in database.raw().iterator_cf(database.family(family), IteratorMode::Start) {
             let (key, value) = item.unwrap();
             dump.push((key.to_vec(), value.to_vec()));

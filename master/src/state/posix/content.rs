@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::{Mutating, Stop, refuse};
 use crate::MasterError;
-use crate::state::records::inode_key;
+use crate::state::records::extent_key;
 use crate::state::{Family, Transaction};
 
 /// 16 TiB, as ext4 has it.
@@ -92,14 +92,6 @@ pub(super) fn drop_extents(
         transaction.put(Family::Garbage, &key, &GarbageRecord { inode, mount_id, extents });
     }
     Ok(())
-}
-
-/// Key of a block of a file: inode ‖ index.
-pub(in crate::state) fn extent_key(inode: u64, index: u32) -> [u8; 12] {
-    let mut key = [0; 12];
-    key[..8].copy_from_slice(&inode_key(inode));
-    key[8..].copy_from_slice(&index.to_be_bytes());
-    key
 }
 
 fn check_file(record: &InodeRecord) -> Result<(), Stop> {

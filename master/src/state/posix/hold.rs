@@ -4,8 +4,7 @@ use super::content::drop_extents;
 use super::{Mutating, Outcome, Stop};
 use crate::MasterError;
 use crate::state::orphans::Reaped;
-use crate::state::posix::xattr::xattr_key;
-use crate::state::records::inode_key;
+use crate::state::records::{inode_key, xattr_key};
 use crate::state::{Family, Transaction};
 
 impl Mutating<'_, '_> {
@@ -26,17 +25,16 @@ impl Mutating<'_, '_> {
 /// Deletes an inode, if it has no name and nobody holds it.
 pub fn reap(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, MasterError> {
     let tables = transaction.before();
-    let is_held = tables.keys_under(Family::Hold, &inode_key(inode)).next().transpose()?.is_some();
-    let is_unlinked = tables.inode(inode)?.is_some_and(|record| record.unlinked);
-    if is_held || !is_unlinked {
+    let Some(record) = tables.inode(inode)?.filter(|record| record.unlinked) else {
+        return Ok(Outcome::Reaped(Reaped::default()));
+    };
+    if tables.is_held(inode)? {
         return Ok(Outcome::Reaped(Reaped::default()));
     }
     for (name, _) in tables.xattrs(inode)? {
         transaction.delete(Family::Xattr, &xattr_key(inode, &name));
     }
-    if let Some(record) = tables.inode(inode)? {
-        drop_extents(transaction, inode, record.mount_id, 0)?;
-    }
+    drop_extents(transaction, inode, record.mount_id, 0)?;
     transaction.delete(Family::Unlinked, &inode_key(inode));
     transaction.delete_inode(inode);
     Ok(Outcome::Reaped(Reaped { inodes: 1, more: false }))

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 
 use super::hold;
 use crate::MasterError;
+use crate::state::records::result_key;
 use crate::state::transaction::Transaction;
 use crate::state::{Family, Outcome};
 
@@ -61,12 +62,4 @@ pub fn end_session(transaction: &mut Transaction<'_>, session: u64) -> Result<Ou
     }
     hold::release_all(transaction, session)?;
     Ok(Outcome::Done)
-}
-
-/// Key of a result: session ‖ number.
-pub(in crate::state) fn result_key(session: u64, seq: u64) -> [u8; 16] {
-    let mut key = [0; 16];
-    key[..8].copy_from_slice(&session.to_be_bytes());
-    key[8..].copy_from_slice(&seq.to_be_bytes());
-    key
 }

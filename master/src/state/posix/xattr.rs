@@ -5,7 +5,7 @@ use rustix::io::Errno;
 
 use super::{Mutating, Stop, refuse};
 use crate::state::Family;
-use crate::state::records::inode_key;
+use crate::state::records::xattr_key;
 
 /// As the kernel has them: bytes of a name, of a value, and of all names of an inode with their NULs.
 const NAME_BYTES_MAX: usize = 255;
@@ -60,8 +60,4 @@ impl Mutating<'_, '_> {
         self.put(remove.inode, record);
         Ok(remove.inode)
     }
-}
-
-pub(super) fn xattr_key(inode: u64, name: &[u8]) -> Vec<u8> {
-    [inode_key(inode).as_slice(), name].concat()
 }
