@@ -355,8 +355,8 @@ impl File {
         }
     }
 
-    /// The bytes of a span out of its chunks: a slice of the chunk when it is one, else a copy. `None` when the chunks
-    /// left while this waited for memory.
+    /// The bytes of a span out of its chunks: a slice of the chunk when it is one, else a copy. Chunks that left while
+    /// this waited for memory are fetched once more, for this reader only.
     async fn join_chunks(
         &self,
         object: &ObjectVersion,
@@ -368,7 +368,7 @@ impl File {
             let start = (span.bytes.start % CHUNK_BYTES) as usize;
             return Ok(Some(chunk.slice(start..start + span.length())));
         }
-        let bytes = span.length() as u64;
+        let (block, bytes) = (self.block(object, span.index), span.length() as u64);
         let charge = match self.core.budget.try_charge(bytes) {
             Some(charge) => charge,
             None => {
@@ -376,10 +376,17 @@ impl File {
                 drop(chunks);
                 let wait = deadline.saturating_duration_since(Instant::now());
                 let charge = self.core.charge(bytes, Purpose::Read, wait).await?;
-                match self.core.buffers.gather(self.block(object, span.index), span.chunks(), Purpose::Read) {
-                    Gathered::All(again) => chunks = again,
-                    Gathered::Wait(_) | Gathered::Missing(_) => return Ok(None),
-                }
+                let again = match self.core.buffers.gather(block, span.chunks(), Purpose::Read) {
+                    Gathered::All(again) => Some(again),
+                    Gathered::Wait(_) | Gathered::Missing(_) => None,
+                };
+                let Some(again) = again else {
+                    // Chunks and their copy together may be more than the budget: they would be fetched, and leave for
+                    // the copy, again and again.
+                    drop(charge);
+                    return self.read_alone(object, span, deadline).await;
+                };
+                chunks = again;
                 charge
             }
         };
