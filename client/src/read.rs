@@ -41,8 +41,6 @@ pub use file::{OpenFile, Reservation};
 
 /// Files up to this size are made present when they are opened.
 const EAGER_BYTES: u64 = 1 << 20;
-/// Replacements of an object that one open follows at most.
-const SUCCESSORS: usize = 4;
 /// Requests of read-ahead in flight, of all handles.
 const AHEAD_REQUESTS: usize = 256;
 /// What reads that are put together from several may take of the memory budget: this fraction, and this much at most.
@@ -123,10 +121,8 @@ impl Files {
     }
 
     /// Opens a file for reading. A small file (up to 1 MiB) is made present at once, so that a version that is gone
-    /// shows here as `Stale`; a larger one needs no I/O. When it is `Stale`, the name leads to the new version by then,
-    /// and a small one is present: whoever looks the name up again can open it, even if the object has been replaced once
-    /// more. Each attempt is bounded by `client.read_timeout`, and each question whether the version is current by
-    /// `client.metadata_timeout`.
+    /// shows here as `Stale`; a larger one needs no I/O. When it is `Stale`, the name leads to the new version by then.
+    /// Bounded by `client.read_timeout`, and each question whether the version is current by `client.metadata_timeout`.
     pub async fn open(&self, node: &Arc<Node>) -> Result<Arc<OpenFile>, ClientError> {
         check_file(node)?;
         if node.is_always_checked() {
@@ -136,19 +132,12 @@ impl Files {
                 current => current.map_err(|error| self.core.failed(node, error))?,
             };
             if current.inode != node.inode {
-                self.core.make_ready(Some(current)).await;
                 return Err(ClientError::Stale(node.to_string()));
             }
         }
-        let opened = self.core.open(node).await;
-        if let Err(error) = &opened
-            && error.is_version_gone()
-        {
-            self.core.make_ready(self.core.successor(node).await).await;
-        }
-        match opened {
-            Err(error) => Err(self.core.failed(node, error)),
-            opened => opened.map(Arc::new),
+        match self.core.open(node).await {
+            Ok(file) => Ok(Arc::new(file)),
+            Err(error) => Err(self.core.failed_read(node, error).await),
         }
     }
 
@@ -201,20 +190,6 @@ impl Core {
         Ok(file)
     }
 
-    /// Makes the version that follows one that is gone present, where it is small. A kernel whose open was answered with
-    /// `ESTALE` looks the name up and opens it once more, and no third time: an object that is replaced again between
-    /// those two would show its reader an error, so it is followed here until a version stays long enough to be kept.
-    async fn make_ready(self: &Arc<Self>, mut successor: Option<Arc<Node>>) {
-        for _ in 0..SUCCESSORS {
-            let Some(node) = successor.take().filter(|node| !node.is_directory()) else { return };
-            match self.open(&node).await {
-                Err(error) if error.is_version_gone() => successor = self.successor(&node).await,
-                // Any other failure shows again when it is opened.
-                _ => return,
-            }
-        }
-    }
-
     /// What the name of a version that is gone leads to by now; in the metadata cache from then on. `None` when it leads
     /// nowhere or to the same version still, or when nobody answered.
     async fn successor(self: &Arc<Self>, node: &Arc<Node>) -> Option<Arc<Node>> {
@@ -227,7 +202,7 @@ impl Core {
         self.successors.join(node.inode, asked).await
     }
 
-    /// A failed read. When the version is gone, the name is asked anew before the caller hears of it, so that whoever
+    /// A failed read or open. When the version is gone, the name is asked anew before the caller hears of it, so that whoever
     /// looks it up again finds the new version.
     async fn failed_read(self: &Arc<Self>, node: &Arc<Node>, error: ClientError) -> ClientError {
         if error.is_version_gone() {

@@ -15,12 +15,14 @@ mod listings;
 mod lookup;
 mod open;
 mod root;
+mod second_opens;
 mod statfs;
 mod unopened;
 mod xattr;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use cavern_client::{Client, Node};
 use cavern_conf::schema;
@@ -37,6 +39,7 @@ use directory::DirectoryHandle;
 use failure::Failures;
 use handles::{Handles, OpenInodes};
 use open::FileHandle;
+use second_opens::SecondOpens;
 use unopened::Unopened;
 
 /// The mount of one namespace path.
@@ -54,6 +57,7 @@ struct Inner {
     open_inodes: OpenInodes,
     /// `fuse.no_open`: files are read by inode.
     unopened: Option<Unopened>,
+    second_opens: SecondOpens,
     failures: Failures,
     /// `fuse.direct`: no pages are kept.
     direct: bool,
@@ -67,6 +71,8 @@ struct Inner {
 
 /// See `Inner::disk_reads`: more than enough for one disk's queue.
 const DISK_READS: usize = 32;
+/// How often what nobody uses any more is looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// What is open now, and how it was opened.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +95,7 @@ impl Namespace {
             directories: Handles::default(),
             open_inodes: OpenInodes::default(),
             unopened: conf.no_open.then(Unopened::default),
+            second_opens: SecondOpens::default(),
             failures: Failures::default(),
             direct: conf.direct,
             passthrough: AtomicBool::new(conf.passthrough && !conf.direct),
@@ -102,8 +109,11 @@ impl Namespace {
     pub fn sweep(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + 'static {
         let inner = Arc::clone(&self.inner);
         async move {
-            if let Some(unopened) = &inner.unopened {
-                unopened.sweep(stop).await;
+            while stop.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
+                inner.second_opens.sweep();
+                if let Some(unopened) = &inner.unopened {
+                    unopened.sweep();
+                }
             }
         }
     }

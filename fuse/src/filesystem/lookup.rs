@@ -10,10 +10,17 @@ use super::Inner;
 use super::attributes::FORGOTTEN_SOON;
 use crate::kernel::Reply;
 
+/// Replacements of an object that one lookup follows at most.
+const REPLACEMENTS: usize = 8;
+
 impl Inner {
     pub(super) fn lookup(self: &Arc<Self>, kernel_parent: u64, name: &[u8], reply: Reply) {
         if name.len() > NAME_MAX {
             return reply.error(libc::ENAMETOOLONG);
+        }
+        if self.second_opens.are_expected() {
+            let (this, name) = (Arc::clone(self), name.to_vec());
+            return reply.defer(move |reply| async move { this.open_by_name(kernel_parent, &name, reply).await });
         }
         let parent = self.root.to_namespace(kernel_parent);
         let changes = self.invalidations.listings().changes();
@@ -30,6 +37,38 @@ impl Inner {
             }
         }
         self.repeat_if_changed(changes, kernel_parent, name);
+    }
+
+    /// The lookup before the second open of a path: see [`SecondOpens`](super::second_opens::SecondOpens). It follows
+    /// replacements until it has opened a version, which the kernel then finds open.
+    async fn open_by_name(self: &Arc<Self>, kernel_parent: u64, name: &[u8], reply: Reply) {
+        let parent = self.root.to_namespace(kernel_parent);
+        for _ in 0..REPLACEMENTS {
+            let node = match self.client.metadata().cached_lookup(parent, name) {
+                CachedLookup::Hit(node) => node,
+                CachedLookup::Miss => match self.client.metadata().lookup(parent, name).await {
+                    Ok(node) => node,
+                    Err(_) => break,
+                },
+                CachedLookup::Negative => break,
+            };
+            if node.is_directory() {
+                break;
+            }
+            match self.client.files().open(&node).await {
+                Ok(file) => {
+                    // With `consistency = always` every open asks for itself.
+                    if !node.is_always_checked() {
+                        self.second_opens.keep(file);
+                    }
+                    return reply.entry(&self.entry_of(&node));
+                }
+                Err(error) if error.is_version_gone() => {}
+                // It shows again when it is opened.
+                Err(_) => break,
+            }
+        }
+        self.ask_for_name(kernel_parent, name, reply).await;
     }
 
     async fn ask_for_name(&self, kernel_parent: u64, name: &[u8], reply: Reply) {

@@ -44,6 +44,9 @@ impl Inner {
         if self.unopened.is_some() {
             return reply.error(libc::ENOSYS);
         }
+        if let Some(file) = self.second_opens.file(self.root.to_namespace(kernel_node)) {
+            return self.opened(file, flags, reply);
+        }
         let node = self.known_node(kernel_node);
         if let Some(node) = &node
             && let Some(file) = self.client.files().open_cached(node)
@@ -56,17 +59,22 @@ impl Inner {
                 Some(node) => node,
                 None => match this.node(kernel_node).await {
                     Ok(node) => node,
-                    Err(error) if error.is_version_gone() => return reply.error(libc::ESTALE),
+                    Err(error) if error.is_version_gone() => return this.refuse_stale_open(reply),
                     Err(error) => return this.failures.answer(reply, "open", &error),
                 },
             };
             match this.client.files().open(&node).await {
                 Ok(file) => this.opened(file, flags, reply),
-                Err(error) if error.is_version_gone() => reply.error(libc::ESTALE),
+                Err(error) if error.is_version_gone() => this.refuse_stale_open(reply),
                 // The client has logged what it tried.
                 Err(error) => reply.error(error.errno()),
             }
         });
+    }
+
+    fn refuse_stale_open(&self, reply: Reply) {
+        self.second_opens.expect();
+        reply.error(libc::ESTALE);
     }
 
     fn opened(&self, file: Arc<OpenFile>, flags: i32, reply: Reply) {

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use quick_cache::sync::Cache;
-use tokio_util::sync::CancellationToken;
 
 use super::open::FileHandle;
 
@@ -18,7 +17,6 @@ use super::open::FileHandle;
 const HANDLES_MAX: usize = 512;
 /// A handle that nobody used for this long is dropped: it may hold the space of evicted blocks.
 const IDLE: Duration = Duration::from_secs(30);
-const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 struct Recent {
@@ -57,11 +55,9 @@ impl Unopened {
         self.handles.len()
     }
 
-    /// Drops idle handles, until `stop`.
-    pub async fn sweep(&self, stop: CancellationToken) {
-        while stop.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
-            self.drop_idle(IDLE);
-        }
+    /// Drops idle handles.
+    pub fn sweep(&self) {
+        self.drop_idle(IDLE);
     }
 
     fn drop_idle(&self, idle: Duration) {
