@@ -35,6 +35,12 @@ pub enum ClientError {
     /// The master answered with an error.
     #[error("{message}")]
     Master { code: tonic::Code, message: String },
+    /// The master does not make a change, as POSIX has it.
+    #[error("{reason}")]
+    Refused { errno: i32, reason: String },
+    /// A change was sent to the master, and whether it was made will never be known.
+    #[error("a change may have been made or not: {cause}")]
+    OutcomeUnknown { cause: String },
     /// A worker could not be reached, or its connection broke.
     #[error("worker {worker} at {address}: {cause}")]
     WorkerConnection { worker: u64, address: String, cause: String },
@@ -74,6 +80,7 @@ impl ClientError {
     /// The errno that a system call answers.
     pub fn errno(&self) -> i32 {
         match self {
+            Self::Refused { errno, .. } => return *errno,
             Self::NotFound(_) => Errno::NOENT,
             Self::Stale(_) => Errno::STALE,
             Self::NotADirectory(_) => Errno::NOTDIR,
@@ -136,6 +143,8 @@ mod tests {
             (status(DataStatus::UfsUnavailable), Errno::IO),
             (status(DataStatus::NoSpace), Errno::NOSPC),
             (status(DataStatus::NoSuchBlock), Errno::IO),
+            (ClientError::Refused { errno: Errno::NOTEMPTY.raw_os_error(), reason: name() }, Errno::NOTEMPTY),
+            (ClientError::OutcomeUnknown { cause: name() }, Errno::IO),
             (ClientError::Memory { waited_ms: 1 }, Errno::IO),
             (ClientError::MasterDeadline { call: "Lookup", waited_ms: 1 }, Errno::IO),
         ] {

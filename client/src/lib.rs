@@ -27,7 +27,7 @@ mod tables;
 
 pub use error::ClientError;
 pub use master_channel::MasterChannel;
-pub use metadata::{CachedLookup, DirPage, InvalidationSink, Metadata, NoSink, Node};
+pub use metadata::{CachedLookup, Changed, DirPage, InvalidationSink, Metadata, NoSink, Node, OpenInode, Posix};
 pub use mounts::{MountView, Mounts, ObjectVersion};
 pub use placement::Placement;
 pub use read::{Files, OpenFile, Reservation};

@@ -171,6 +171,38 @@ impl MasterChannel {
         self.inner.breaker.is_silent()
     }
 
+    /// Whether calls fail at once, until a probe finds a master that answers.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.inner.breaker.open_cause().is_some()
+    }
+
+    /// `client.metadata_timeout`.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.inner.timeout
+    }
+
+    /// As `call`, but waits for a master that cannot be reached now, for as long as a call may take: for what has no
+    /// answer but the master's.
+    pub(crate) async fn call_patiently<T, F>(
+        &self,
+        name: &'static str,
+        request: impl Fn(Stubs) -> F,
+    ) -> Result<T, ClientError>
+    where
+        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    {
+        let deadline = Instant::now() + self.inner.timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let answer = self.call_within(name, left, &request).await;
+            match &answer {
+                Err(error) if error.is_master_silent() && Instant::now() + PAUSE_FIRST < deadline => {}
+                _ => return answer,
+            }
+            tokio::time::sleep(PAUSE_FIRST).await;
+        }
+    }
+
     /// The master gave a sign of life.
     pub(crate) fn heard(&self) {
         self.inner.breaker.close();

@@ -3,14 +3,18 @@
 //!
 //! `cache` holds the nodes, `directory` the listings and their ages, `freshness` decides whether what is cached may be
 //! used, `recent` keeps answers that an invalidation has overtaken out of the cache, `watch` takes the invalidations
-//! in, `touch` asks for new listings, `ask` puts the questions to the master.
+//! in, `touch` asks for new listings, `ask` puts the questions to the master. `changes` carries changes to the master,
+//! `changed` what they leave in the caches, and `open_inodes` keeps what is open here from being deleted.
 
 mod ask;
 mod cache;
+mod changed;
+mod changes;
 mod directory;
 mod freshness;
 mod lease;
 mod node;
+mod open_inodes;
 mod recent;
 mod touch;
 mod watch;
@@ -24,7 +28,9 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-pub use node::Node;
+pub use changes::Changed;
+pub use node::{Node, Posix};
+pub use open_inodes::OpenInode;
 
 use crate::error::ClientError;
 use crate::flights::Flights;
@@ -33,9 +39,11 @@ use crate::mounts::Mounts;
 use crate::stats::Stats;
 use crate::tables::Tables;
 use cache::{Cache, Found};
+use changes::ChangeQueue;
 use directory::Directories;
 use freshness::{Lease, Proof, Use};
 use lease::SessionLease;
+use open_inodes::OpenInodes;
 use recent::Recent;
 use touch::SlowBuckets;
 
@@ -109,6 +117,8 @@ struct Inner {
     cache: Cache,
     directories: Directories,
     recent: Recent,
+    changes: ChangeQueue,
+    open: OpenInodes,
     lease: SessionLease,
     slow: SlowBuckets,
     touch_queue: mpsc::Sender<u64>,
@@ -138,6 +148,8 @@ impl Metadata {
                 cache: Cache::new(entries),
                 directories: Directories::new(entries),
                 recent: Recent::default(),
+                changes: ChangeQueue::default(),
+                open: OpenInodes::default(),
                 lease: SessionLease::new(),
                 slow: SlowBuckets::default(),
                 touch_queue,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cavern_conf::schema;
 use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
-use cavern_proto::master::{Consistency, Mount, MountTable};
+use cavern_proto::master::{Consistency, Mount, MountTable, WriteType};
 use cavern_ufs::Ufs;
 
 use crate::error::ClientError;
@@ -51,6 +51,11 @@ impl MountView {
     /// Workers that hold a block; at least 1.
     pub fn replicas(&self) -> usize {
         self.mount.replicas.max(1) as usize
+    }
+
+    /// Whether the namespace is the truth of what is in it, and may be changed by its clients.
+    pub fn is_fs_mode(&self) -> bool {
+        self.mount.write_type() == WriteType::FsMode
     }
 
     pub fn consistency(&self) -> Consistency {

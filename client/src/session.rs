@@ -53,6 +53,8 @@ impl Client {
         client.tables.fetch().await?;
         let watch = (client.metadata.clone(), name.to_owned(), stop.clone());
         tasks.spawn(async move { watch.0.watch(watch.1, sink, watch.2).await });
+        let changes = (client.metadata.clone(), stop.clone());
+        tasks.spawn(async move { changes.0.send_changes(changes.1).await });
         let fresh = (client.metadata.clone(), stop.clone());
         tasks.spawn(async move { fresh.0.keep_fresh(fresh.1).await });
         let current = (client.tables.clone(), client.metadata.clone(), stop.clone());

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{
-    Entry, GetInodeRequest, Kind, LookupRequest, ReadDirRequest, ResolveRequest, RevalidateRequest,
+    Entry, GetInodeRequest, GetXattrsRequest, Kind, LookupRequest, ReadDirRequest, ResolveRequest, RevalidateRequest,
+    Xattr,
 };
 use tokio_stream::StreamExt;
 
 use super::recent::Mark;
-use super::{DirPage, Metadata, Node};
+use super::{DirPage, Inner, Metadata, Node};
 use crate::error::ClientError;
 use crate::master_channel::{Stubs, from_status};
 use crate::mounts::MountView;
@@ -25,11 +26,15 @@ impl Metadata {
         let asked = async move {
             let mark = metadata.inner.recent.mark();
             let name = bytes::Bytes::from(name);
-            let answer = metadata.inner.master.call("Lookup", |mut stubs: Stubs| {
+            let ask = |mut stubs: Stubs| {
                 let request = LookupRequest { parent, name: name.clone() };
                 async move { stubs.namespace.lookup(request).await }
-            });
-            match answer.await {
+            };
+            let answer = match metadata.inner.is_fs_mode(parent) {
+                true => metadata.inner.master.call_patiently("Lookup", ask).await,
+                false => metadata.inner.master.call("Lookup", ask).await,
+            };
+            match answer {
                 Ok(entry) => metadata.take_in(entry, mark).await,
                 Err(ClientError::NotFound(_)) => {
                     let inner = &metadata.inner;
@@ -48,10 +53,12 @@ impl Metadata {
         let metadata = self.clone();
         let asked = async move {
             let mark = metadata.inner.recent.mark();
-            let answer = metadata.inner.master.call("GetInode", |mut stubs: Stubs| async move {
-                stubs.namespace.get_inode(GetInodeRequest { inode }).await
-            });
-            match answer.await {
+            let ask = |mut stubs: Stubs| async move { stubs.namespace.get_inode(GetInodeRequest { inode }).await };
+            let answer = match metadata.inner.is_fs_mode(inode) {
+                true => metadata.inner.master.call_patiently("GetInode", ask).await,
+                false => metadata.inner.master.call("GetInode", ask).await,
+            };
+            match answer {
                 Ok(entry) => metadata.take_in(entry, mark).await,
                 Err(ClientError::NotFound(_)) => {
                     metadata.inner.cache.forget_inode(inode);
@@ -118,7 +125,11 @@ impl Metadata {
             let request = ReadDirRequest { inode, after_name: name.clone(), limit: limit as u64 };
             async move { stubs.namespace.read_dir(request).await }
         };
-        let mut stream = match inner.master.call("ReadDir", ask).await {
+        let asked = match inner.is_fs_mode(inode) {
+            true => inner.master.call_patiently("ReadDir", ask).await,
+            false => inner.master.call("ReadDir", ask).await,
+        };
+        let mut stream = match asked {
             Err(ClientError::NotFound(_)) => return Err(ClientError::Stale(format!("directory inode {inode}"))),
             stream => stream?,
         };
@@ -230,11 +241,23 @@ impl Metadata {
             }
         }
         let node = Arc::new(Node::new(&entry, &attr, mount, location));
-        if inner.caching && !inner.recent.since(mark).touch(node.parent, &node.name, node.inode) {
+        // What is removed has no name to be found under.
+        if inner.caching && !node.is_removed() && !inner.recent.since(mark).touch(node.parent, &node.name, node.inode) {
             inner.cache.insert(std::slice::from_ref(&node));
             inner.stats.metadata_entries.set(inner.cache.len() as i64);
         }
         Ok(node)
+    }
+
+    /// Every extended attribute of an inode of an fs-mode mount. `Stale` when it is gone.
+    pub async fn xattrs(&self, inode: u64) -> Result<Vec<Xattr>, ClientError> {
+        let answer = self.inner.master.call_patiently("GetXattrs", |mut stubs: Stubs| async move {
+            stubs.namespace.get_xattrs(GetXattrsRequest { inode }).await
+        });
+        match answer.await {
+            Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
+            answer => Ok(answer?.xattrs),
+        }
     }
 
     async fn mount_of(&self, entry: &Entry) -> Result<Option<Arc<MountView>>, ClientError> {
@@ -242,6 +265,14 @@ impl Metadata {
             0 => Ok(None),
             id => self.inner.tables.mount(id).await.map(Some),
         }
+    }
+}
+
+impl Inner {
+    /// Whether a directory is known to be one of an fs-mode mount: there, only the master can say what is not cached.
+    fn is_fs_mode(&self, directory: u64) -> bool {
+        let known = self.directories.get(directory);
+        known.is_some_and(|known| known.mount.as_ref().is_some_and(|mount| mount.is_fs_mode()))
     }
 }
 

@@ -99,14 +99,21 @@ impl Cache {
         }
     }
 
-    /// The nodes of consecutive entries of a listing, given as inodes in name order: up to `limit` after the name
-    /// `after`, and whether they reach the listing's end. `None` when one of the nodes is not here any more.
-    pub(super) fn page(&self, listing: &[u64], after: &[u8], limit: usize) -> Option<(Vec<Arc<Node>>, bool)> {
+    /// The nodes of consecutive entries of a directory's listing, given as inodes in name order: up to `limit` after the name
+    /// `after`, and whether they reach the listing's end. `None` when one of the nodes is not here any more, or here under a
+    /// name in another directory.
+    pub(super) fn page(
+        &self,
+        directory: u64,
+        listing: &[u64],
+        after: &[u8],
+        limit: usize,
+    ) -> Option<(Vec<Arc<Node>>, bool)> {
         let table = self.table.read();
         let find = |inode: u64| {
             let slot = *table.inodes.find(self.hasher.hash_one(inode), |slot| table.is_inode(*slot, inode))?;
             match table.used(slot)? {
-                Found::Node(node) => Some(node),
+                Found::Node(node) => (node.parent == directory).then_some(node),
                 Found::Absent(_) => None,
             }
         };
@@ -301,7 +308,7 @@ pub(super) mod tests {
         let nodes: Vec<_> = ["a", "b", "c", "d"].iter().zip(10..).map(|(name, inode)| node(inode, 1, name)).collect();
         cache.insert(&nodes);
         let names = |after: &str, limit| {
-            let (nodes, end) = cache.page(&[10, 11, 12, 13], after.as_bytes(), limit)?;
+            let (nodes, end) = cache.page(1, &[10, 11, 12, 13], after.as_bytes(), limit)?;
             let names: Vec<_> = nodes.iter().map(|node| String::from_utf8_lossy(&node.name).into_owned()).collect();
             Some((names.concat(), end))
         };
@@ -309,6 +316,7 @@ pub(super) mod tests {
         assert_eq!(names("b", 2), Some(("cd".into(), true)));
         assert_eq!(names("bb", 1), Some(("c".into(), false)));
         assert_eq!(names("d", 5), Some((String::new(), true)));
+        assert!(cache.page(2, &[10], b"", 1).is_none(), "a name of another directory");
         cache.forget_inode(12);
         assert_eq!(names("", 4), None);
     }

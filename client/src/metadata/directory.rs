@@ -34,6 +34,7 @@ struct ListingBudget {
 
 #[derive(Debug)]
 pub(super) struct Directory {
+    inode: u64,
     pub mount: Option<Arc<MountView>>,
     /// Key prefix of what is in it.
     pub location: Arc<str>,
@@ -80,6 +81,7 @@ impl Directories {
             return known;
         }
         let directory = Arc::new(Directory {
+            inode,
             mount: mount.cloned(),
             location: location.into(),
             state: Mutex::default(),
@@ -134,7 +136,7 @@ impl Directory {
     /// when the next entries are not known.
     pub(super) fn page(&self, cache: &Cache, after: &[u8], limit: usize) -> Option<(Vec<Arc<Node>>, bool)> {
         let state = self.state.lock();
-        let (nodes, reached) = cache.page(&state.inodes, after, limit)?;
+        let (nodes, reached) = cache.page(self.inode, &state.inodes, after, limit)?;
         let end = reached && state.complete;
         (end || !nodes.is_empty()).then_some((nodes, end))
     }
@@ -153,6 +155,10 @@ impl Directory {
         let mut state = self.state.lock();
         if state.epoch != epoch.0 || state.too_large {
             return;
+        }
+        // The cache knows an inode under one name: listings of names that share theirs are not kept.
+        if nodes.iter().any(|node| node.nlink > 1 && !node.is_directory()) {
+            return self.drop_listing(&mut state);
         }
         if after.is_empty() {
             self.drop_listing(&mut state);

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// Longest wait for an invalidation that the master says is on its way.
 const CATCH_UP_WAIT: Duration = Duration::from_secs(1);
@@ -17,6 +17,9 @@ pub(super) struct SessionLease {
     applied: watch::Sender<u64>,
     /// Of the last stream; 0 before the first.
     session: AtomicU64,
+    abandoned: Notify,
+    /// The session that was given up last: a stream that was being opened meanwhile may still take it up.
+    given_up: AtomicU64,
 }
 
 impl SessionLease {
@@ -26,6 +29,8 @@ impl SessionLease {
             until_ms: AtomicU64::new(0),
             applied: watch::Sender::new(0),
             session: AtomicU64::new(0),
+            abandoned: Notify::new(),
+            given_up: AtomicU64::new(0),
         }
     }
 
@@ -44,8 +49,26 @@ impl SessionLease {
         self.session.load(Ordering::Relaxed)
     }
 
+    /// The session is not to be taken up again, nor its stream followed any longer: what it may still change must be told
+    /// to the next.
+    pub(super) fn abandon(&self) {
+        let session = self.session.swap(0, Ordering::Relaxed);
+        if session != 0 {
+            self.given_up.store(session, Ordering::Relaxed);
+        }
+        self.abandoned.notify_one();
+    }
+
+    /// Completes when the session has been given up.
+    pub(super) async fn abandoned(&self) {
+        self.abandoned.notified().await;
+    }
+
     /// A stream begins: its numbers have nothing to do with the ones before.
     pub(super) fn restart(&self, session: u64, seq: u64) {
+        if session == self.given_up.load(Ordering::Relaxed) {
+            return self.abandon();
+        }
         self.session.store(session, Ordering::Relaxed);
         self.applied.send_replace(seq);
     }
@@ -89,6 +112,9 @@ mod tests {
         assert!(caught_up);
         lease.restart(9, 1);
         assert_eq!(lease.session(), 9);
+        lease.abandon();
+        lease.abandoned().await;
+        assert_eq!(lease.session(), 0);
         assert!(!lease.catch_up(2).await);
     }
 }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Attr, Consistency, Entry, Kind};
+use rustix::io::Errno;
 
 use crate::error::ClientError;
 use crate::mounts::{MountView, ObjectVersion};
 
-/// One inode: its attributes, and where the bucket has it. In a cache-mode mount an inode is one version of one
-/// object, so a node never changes; it can only be replaced.
+/// One inode: its attributes, and where the bucket has it. A node never changes; it can only be replaced: in a cache-mode
+/// mount an inode is one version of one object, and in an fs-mode mount a node is what its inode was at one time.
 #[derive(Debug)]
 pub struct Node {
     pub inode: u64,
@@ -34,10 +35,41 @@ pub struct Node {
     pub gid: u32,
     pub nlink: u32,
     pub kind: Kind,
+    /// In fs-mode mounts.
+    posix: Option<Box<Posix>>,
+}
+
+/// What only inodes of fs-mode mounts have.
+#[derive(Clone, Debug)]
+pub struct Posix {
+    /// Nanoseconds since the epoch.
+    pub atime_ns: i64,
+    /// Of files: grows with every change of the content.
+    pub version: u64,
+    /// Of files: that of the blocks that are made next.
+    pub generation: u32,
+    /// Of devices, as the kernel encodes it.
+    pub rdev: u32,
+    pub has_xattrs: bool,
+    /// Of symlinks: where it leads.
+    pub target: Box<[u8]>,
+}
+
+impl Posix {
+    fn new(attr: &Attr, target: &[u8]) -> Self {
+        Self {
+            atime_ns: attr.atime_ns,
+            version: attr.version,
+            generation: attr.generation,
+            rdev: attr.rdev,
+            has_xattrs: attr.has_xattrs,
+            target: target.into(),
+        }
+    }
 }
 
 /// An ETag, in 24 bytes where it is an MD5 as usual.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Etag {
     Md5([u8; 16]),
     Text(Box<str>),
@@ -66,7 +98,9 @@ impl Node {
     /// From an entry of the master. `location` is the key prefix of the directory that holds it (of the mount's root
     /// itself, for that root).
     pub(crate) fn new(entry: &Entry, attr: &Attr, mount: Option<Arc<MountView>>, location: Arc<str>) -> Self {
+        let is_fs_mode = mount.as_ref().is_some_and(|mount| mount.is_fs_mode());
         Self {
+            posix: is_fs_mode.then(|| Box::new(Posix::new(attr, &entry.target))),
             inode: attr.inode,
             parent: if attr.inode == ROOT_INODE { ROOT_INODE } else { entry.parent },
             size: attr.size,
@@ -82,6 +116,48 @@ impl Node {
             nlink: attr.nlink,
             kind: attr.kind(),
         }
+    }
+
+    /// An inode of a mount of which only the attributes are known: nothing to be found by a name.
+    pub fn nameless(attr: &Attr, mount: Option<Arc<MountView>>) -> Self {
+        Self::new(&Entry::default(), attr, mount, "".into())
+    }
+
+    /// The same inode with the attributes that it has now.
+    pub fn with_attributes(&self, attr: &Attr) -> Self {
+        let posix = self.posix.as_ref().map(|posix| Box::new(Posix::new(attr, &posix.target)));
+        Self {
+            inode: self.inode,
+            parent: self.parent,
+            size: attr.size,
+            mtime_ns: attr.mtime_ns,
+            ctime_ns: attr.ctime_ns,
+            name: self.name.clone(),
+            mount: self.mount.clone(),
+            location: self.location.clone(),
+            etag: self.etag.clone(),
+            mode: attr.mode,
+            uid: attr.uid,
+            gid: attr.gid,
+            nlink: attr.nlink,
+            kind: self.kind,
+            posix,
+        }
+    }
+
+    /// What it has as an inode of an fs-mode mount; `None` for any other.
+    pub fn posix(&self) -> Option<&Posix> {
+        self.posix.as_deref()
+    }
+
+    /// Whether it is of an fs-mode mount: its attributes are its own, and may change.
+    pub fn is_fs_mode(&self) -> bool {
+        self.posix.is_some()
+    }
+
+    /// Whether no name leads to it any more: it is there only for those who have it open.
+    pub fn is_removed(&self) -> bool {
+        self.is_fs_mode() && self.nlink == 0
     }
 
     /// Whether every open asks the bucket for the current version: `consistency = always` of its mount.
@@ -121,9 +197,13 @@ impl Node {
         key
     }
 
-    /// The object version behind a file.
+    /// The object version behind a file of a cache-mode mount.
     pub fn object(&self) -> Result<ObjectVersion, ClientError> {
         let mount = self.mount.clone().ok_or_else(|| ClientError::Invalid(format!("{self} is in no mount")))?;
+        if self.is_fs_mode() {
+            let reason = format!("{self} is a file of an fs-mode mount, not an object of a bucket");
+            return Err(ClientError::Refused { errno: Errno::OPNOTSUPP.raw_os_error(), reason });
+        }
         ObjectVersion::new(mount, &self.key(), &self.etag(), self.size)
     }
 
@@ -136,6 +216,9 @@ impl Node {
 impl std::fmt::Display for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.mount {
+            Some(mount) if self.is_fs_mode() => {
+                write!(f, "{}: inode {} ({})", mount.path(), self.inode, String::from_utf8_lossy(&self.name))
+            }
             Some(mount) => write!(f, "{}:{}", mount.path(), self.key()),
             None => write!(f, "inode {} ({})", self.inode, String::from_utf8_lossy(&self.name)),
         }

@@ -1,7 +1,8 @@
 //! Which names were invalidated lately.
 //!
 //! An answer of the master may be overtaken by an invalidation: read before the change, received after it. Whoever
-//! asks takes a mark first, and what was invalidated since that mark is not cached from the answer.
+//! asks takes a mark first, and what was invalidated since that mark is not cached from the answer. Changes of our own count
+//! as well; only the answers to them are held against the changes of others alone.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -29,6 +30,13 @@ struct Changed {
     parent: u64,
     name: Box<[u8]>,
     inode: u64,
+    origin: Origin,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Own,
+    Foreign,
 }
 
 /// A point in the order of invalidations.
@@ -50,9 +58,23 @@ impl Recent {
 
     /// A name was invalidated, and with it the inode that it led to (0 for none).
     pub(super) fn entry(&self, parent: u64, name: &[u8], inode: u64) {
+        self.add(Changed { parent, name: name.into(), inode, origin: Origin::Foreign });
+    }
+
+    /// A name leads to that inode (0 for none) by a change of our own.
+    pub(super) fn own_entry(&self, parent: u64, name: &[u8], inode: u64) {
+        self.add(Changed { parent, name: name.into(), inode, origin: Origin::Own });
+    }
+
+    /// A change of our own touched an inode.
+    pub(super) fn own_inode(&self, inode: u64) {
+        self.own_entry(0, b"", inode);
+    }
+
+    fn add(&self, changed: Changed) {
         let mut ring = self.ring.lock();
         ring.next += 1;
-        ring.entries.push_back(Changed { parent, name: name.into(), inode });
+        ring.entries.push_back(changed);
         if ring.entries.len() > REMEMBERED {
             ring.entries.pop_front();
             ring.floor = ring.next - REMEMBERED as u64;
@@ -73,10 +95,20 @@ impl Recent {
     }
 
     pub(super) fn since(&self, mark: Mark) -> Changes {
+        self.changes(mark, |_| true)
+    }
+
+    /// Without those of our own.
+    pub(super) fn foreign_since(&self, mark: Mark) -> Changes {
+        self.changes(mark, |changed| changed.origin == Origin::Foreign)
+    }
+
+    fn changes(&self, mark: Mark, counts: impl Fn(&Changed) -> bool) -> Changes {
         let ring = self.ring.lock();
         let everything = mark.0 < ring.floor;
         let count = usize::try_from(ring.next - mark.0).unwrap_or(usize::MAX).min(ring.entries.len());
-        let entries = || ring.entries.iter().rev().take(if everything { 0 } else { count });
+        let entries =
+            || ring.entries.iter().rev().take(if everything { 0 } else { count }).filter(|changed| counts(changed));
         Changes {
             everything,
             names: entries().map(|changed| (changed.parent, changed.name.clone())).collect(),
@@ -114,6 +146,20 @@ mod tests {
         let changes = recent.since(mark);
         assert!(changes.touch(1, b"a", 8) && changes.touch(2, b"z", 7) && changes.touch(2, b"z", 9));
         assert!(!changes.touch(1, b"before", 5) && !changes.touch(2, b"a", 6));
+    }
+
+    #[test]
+    fn changes_of_our_own_are_told_from_those_of_others() {
+        let recent = Recent::default();
+        let mark = recent.mark();
+        recent.own_entry(1, b"a", 7);
+        recent.own_inode(9);
+        assert!(recent.foreign_since(mark).none());
+        let all = recent.since(mark);
+        assert!(all.touch(1, b"a", 0) && all.touch(2, b"b", 9));
+        recent.inode(9);
+        let foreign = recent.foreign_since(mark);
+        assert!(foreign.touch(2, b"b", 9) && !foreign.touch(1, b"a", 7));
     }
 
     #[test]

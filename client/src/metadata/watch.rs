@@ -1,7 +1,8 @@
 //! Takes the master's stream of events in: invalidations in applied order, new tables, and signs of life.
 //!
 //! Events that have arrived together are applied together, passed on to the sink, and acknowledged once the sink says
-//! that it has passed them on: `cv refresh` waits for that acknowledgement. The stream is the lease.
+//! that it has passed them on: `cv refresh` waits for that acknowledgement. So does the deletion of inodes that have lost
+//! their last name, which is acknowledged once those that are open here are held. The stream is the lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +76,12 @@ async fn follow(inner: &Inner, name: &str, sink: &dyn InvalidationSink) -> Ended
         }
     };
     let mut lease = FIRST_LEASE;
-    while let Some(event) = next_event(inner, &mut events, lease).await {
+    loop {
+        let event = tokio::select! {
+            event = next_event(inner, &mut events, lease) => event,
+            () = inner.lease.abandoned() => None,
+        };
+        let Some(event) = event else { break };
         inner.master.heard();
         let mut batch = vec![event];
         let mut broken = false;
@@ -90,12 +96,29 @@ async fn follow(inner: &Inner, name: &str, sink: &dyn InvalidationSink) -> Ended
             }
         }
         let last = batch.last().map_or(0, |event| event.seq);
-        let mut passed_on = false;
+        let (mut passed_on, mut to_hold) = (false, Vec::new());
         for event in batch {
+            match &event.event {
+                Some(Event::Reset(_)) => to_hold = inner.open_inodes(),
+                Some(Event::Unlinked(inode)) => to_hold.push(*inode),
+                _ => {}
+            }
             passed_on |= apply(inner, sink, event, &mut lease);
         }
         inner.lease.extend(lease);
         inner.lease.applied(last);
+        // What is open must be held before its removal is acknowledged; the next stream begins with another attempt.
+        match timeout(lease / 2, inner.hold(to_hold)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!("what is open here could not be held: {error}");
+                break;
+            }
+            Err(_elapsed) => {
+                tracing::warn!("what is open here could not be held in time");
+                break;
+            }
+        }
         // A sink that is stuck must not end the lease; what it did not pass on is not acknowledged.
         if passed_on && timeout(lease / 2, sink.barrier()).await.is_err() {
             tracing::warn!("invalidations up to {last} could not be passed on in time");

@@ -18,6 +18,8 @@ use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
+use super::mutate::Mutations;
+
 pub const ROOT: u64 = 1;
 pub const MOUNT_ROOT: u64 = 2;
 const LEASE_MS: u32 = 1000;
@@ -52,18 +54,21 @@ impl Drop for FakeMaster {
 type Server = tokio::runtime::Runtime;
 
 #[derive(Default)]
-struct State {
+pub struct State {
     mount: Mount,
     workers: Vec<Worker>,
     workers_epoch: u64,
-    entries: HashMap<u64, Entry>,
-    names: BTreeMap<(u64, Vec<u8>), u64>,
+    pub entries: HashMap<u64, Entry>,
+    pub names: BTreeMap<(u64, Vec<u8>), u64>,
     ages_ms: HashMap<u64, i64>,
     /// What a Touch makes of a listing's age; `None` leaves it.
     age_after_touch_ms: Option<i64>,
-    next_inode: u64,
+    pub next_inode: u64,
     seq: u64,
-    watchers: Vec<mpsc::Sender<Result<WatchEvent, Status>>>,
+    /// Of the last stream that began without one, or with one that is over.
+    pub session: u64,
+    pub mutations: Mutations,
+    pub watchers: Vec<mpsc::Sender<Result<WatchEvent, Status>>>,
     acknowledged: u64,
     counts: HashMap<&'static str, u64>,
 }
@@ -211,6 +216,23 @@ impl FakeMaster {
         self.service.state.lock().age_after_touch_ms = age_ms;
     }
 
+    /// Makes the mount one whose names can be changed.
+    pub fn fs_mode(&self) {
+        self.configure(|mount| {
+            mount.write_type = WriteType::FsMode.into();
+            mount.consistency = Consistency::Never.into();
+        });
+    }
+
+    /// Looks at the changes that were asked for, or decides about the next.
+    pub fn mutations<T>(&self, look: impl FnOnce(&mut Mutations) -> T) -> T {
+        look(&mut self.service.state.lock().mutations)
+    }
+
+    pub fn announce(&self, event: Event) {
+        self.service.state.lock().announce(event);
+    }
+
     /// How often a call was made.
     pub fn count(&self, call: &str) -> u64 {
         self.service.state.lock().counts.get(call).copied().unwrap_or(0)
@@ -240,7 +262,7 @@ impl State {
         self.entries.get(&directory).map(|entry| entry.key.clone()).unwrap_or_default()
     }
 
-    fn announce(&mut self, event: Event) {
+    pub fn announce(&mut self, event: Event) {
         self.seq += 1;
         let event = WatchEvent { seq: self.seq, event: Some(event) };
         self.watchers.retain(|watcher| watcher.try_send(Ok(event.clone())).is_ok());
@@ -351,7 +373,12 @@ impl Namespace for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
-    async fn mutate(&self, _: Request<MutateRequest>) -> Result<Response<MutateReply>, Status> {
+    async fn mutate(&self, request: Request<MutateRequest>) -> Result<Response<MutateReply>, Status> {
+        self.enter("Mutate").await;
+        self.state.lock().mutate(request.into_inner()).map(Response::new)
+    }
+
+    async fn get_xattrs(&self, _: Request<GetXattrsRequest>) -> Result<Response<Xattrs>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
 
@@ -367,14 +394,20 @@ impl Cluster for Service {
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Events>, Status> {
         self.enter("Watch").await;
         let (sender, events) = mpsc::channel(10_000);
-        {
+        let mut requests = request.into_inner();
+        let earlier = requests.next().await.transpose()?.unwrap_or_default().session;
+        let session = {
             let mut state = self.state.lock();
-            let reset = Reset { session: 1, lease_ms: LEASE_MS, cluster_id: "fake".into() };
+            if earlier == 0 || earlier != state.session {
+                state.session += 1;
+            }
+            let reset = Reset { session: state.session, lease_ms: LEASE_MS, cluster_id: "fake".into() };
             let first = WatchEvent { seq: state.seq, event: Some(Event::Reset(reset)) };
             sender.try_send(Ok(first)).unwrap();
             state.watchers.push(sender.clone());
-        }
-        let (master, mut requests) = (self.clone(), request.into_inner());
+            state.session
+        };
+        let master = self.clone();
         tokio::spawn(async move {
             let mut tick = tokio::time::interval(TICK);
             loop {
@@ -387,7 +420,13 @@ impl Cluster for Service {
                         _ => return,
                     },
                     _ = tick.tick() => {
-                        let event = WatchEvent { seq: master.state.lock().seq, event: Some(Event::Tick(true)) };
+                        let event = {
+                            let state = master.state.lock();
+                            if state.session != session {
+                                return;
+                            }
+                            WatchEvent { seq: state.seq, event: Some(Event::Tick(true)) }
+                        };
                         if !master.hung.load(Ordering::Relaxed) && sender.try_send(Ok(event)).is_err() {
                             return;
                         }

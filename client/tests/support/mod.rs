@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its own part")]
 
 pub mod master;
+pub mod mutate;
 pub mod worker;
 
 use std::sync::Arc;

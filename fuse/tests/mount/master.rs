@@ -320,6 +320,10 @@ impl Namespace for Master {
         Err(Status::unimplemented("mutate"))
     }
 
+    async fn get_xattrs(&self, _: Request<wire::GetXattrsRequest>) -> Result<Response<wire::Xattrs>, Status> {
+        Err(Status::unimplemented("get_xattrs"))
+    }
+
     async fn get_layout(&self, _: Request<wire::GetLayoutRequest>) -> Result<Response<wire::Layout>, Status> {
         Err(Status::unimplemented("get_layout"))
     }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
-    Entry, GetInodeRequest, GetLayoutRequest, Kind, Layout, LookupRequest, MutateReply, MutateRequest, ReadDirPage,
-    ReadDirRequest, RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest,
-    UsageProgress, UsageRequest, touch_reply,
+    Entry, GetInodeRequest, GetLayoutRequest, GetXattrsRequest, Kind, Layout, LookupRequest, MutateReply,
+    MutateRequest, ReadDirPage, ReadDirRequest, RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest,
+    TouchReply, TouchRequest, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
@@ -137,6 +137,17 @@ impl Namespace for Services {
             other => Err(MasterError::Refused(format!("a change was answered by {other:?}"))),
         });
         Ok(Response::new(MutateReply { results: results.collect::<Result<_, _>>()? }))
+    }
+
+    async fn get_xattrs(&self, request: Request<GetXattrsRequest>) -> Result<Response<Xattrs>, Status> {
+        let GetXattrsRequest { inode } = request.into_inner();
+        let xattrs = self.lookups.listings.read(move |tables| {
+            let Some(record) = tables.inode(inode)? else { return Ok(None) };
+            Ok(Some(if record.has_xattrs { tables.xattrs(inode)? } else { Vec::new() }))
+        });
+        let xattrs = xattrs.await?.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?;
+        let xattrs = xattrs.into_iter().map(|(name, value)| Xattr { name, value }).collect();
+        Ok(Response::new(Xattrs { xattrs }))
     }
 
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {

@@ -119,6 +119,7 @@ pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
         rdev: record.rdev,
         version: record.version,
         generation: record.generation,
+        has_xattrs: record.has_xattrs,
     }
 }
 

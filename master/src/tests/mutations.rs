@@ -3,7 +3,8 @@
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
-    CreateInode, Kind, Mount, MutateRequest, Mutation, MutationResult, ReadDirRequest, RemoveName, WriteType,
+    CreateInode, GetXattrsRequest, Kind, Mount, MutateRequest, Mutation, MutationResult, ReadDirRequest, RemoveName,
+    SetXattr, WriteType, Xattr,
 };
 use cavern_proto::record::command::Command;
 use futures::StreamExt;
@@ -91,6 +92,32 @@ async fn changes_are_seen_at_once_and_a_retry_after_a_restart_applies_nothing_tw
     assert_eq!(session.id(), id);
     assert_eq!(mutate(&master, id, 1, changes()).await.unwrap(), results);
     assert_eq!(names(&master, root).await, ["d", "f"]);
+    drop(session);
+    master.master.stop().await;
+}
+
+#[tokio::test]
+async fn extended_attributes_are_read_as_they_were_set() {
+    let master = TestMaster::new().await;
+    let root = mount(&master).await.root_inode;
+    let session = master.services().watch.open("test", 0, false).unwrap();
+    let xattrs = |inode| {
+        let services = master.services().clone();
+        async move {
+            services.get_xattrs(Request::new(GetXattrsRequest { inode })).await.map(|xattrs| xattrs.into_inner().xattrs)
+        }
+    };
+    let inode = mutate(&master, session.id(), 1, vec![create(root, "f", Kind::File)]).await.unwrap()[0].inode;
+    assert_eq!(xattrs(inode).await.unwrap(), []);
+    let set = |name: &str, value: &str| {
+        let (name, value) = (name.to_owned().into(), value.to_owned().into());
+        Change::SetXattr(SetXattr { inode, name, value, ..SetXattr::default() })
+    };
+    let results = mutate(&master, session.id(), 2, vec![set("user.b", "2"), set("user.a", "1")]).await.unwrap();
+    assert!(results.iter().all(|result| result.errno == 0 && result.attributes[0].has_xattrs));
+    let xattr = |name: &str, value: &str| Xattr { name: name.to_owned().into(), value: value.to_owned().into() };
+    assert_eq!(xattrs(inode).await.unwrap(), [xattr("user.a", "1"), xattr("user.b", "2")]);
+    assert_eq!(xattrs(999).await.unwrap_err().code(), Code::NotFound);
     drop(session);
     master.master.stop().await;
 }

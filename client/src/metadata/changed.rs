@@ -1,0 +1,110 @@
+//! What a change of our own leaves in the caches.
+//!
+//! The master does not tell a session what it changed itself, so the result must leave nothing outdated behind: names lead
+//! where it says, the attributes of every inode that it touched are replaced, and listings of the directories are dropped.
+//! An answer to a question that was under way meanwhile is kept out by the marks that are set here; and what somebody else
+//! has changed since the call was sent is forgotten, since nobody knows which came first.
+
+use std::sync::Arc;
+
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{Attr, Entry, Kind, MutationResult, RenameMode};
+
+use super::recent::Mark;
+use super::{Inner, Node};
+
+/// A name, and the inode that it leads to now (0 for none).
+struct Place {
+    parent: u64,
+    name: bytes::Bytes,
+    inode: u64,
+}
+
+impl Inner {
+    /// Takes a change that was made into the caches; gives the node of the result's inode.
+    pub(super) fn take_in_change(&self, change: &Change, result: &MutationResult, mark: Mark) -> Option<Arc<Node>> {
+        // Nothing has changed: an inode is held, or renamed to another name of its own.
+        if result.attributes.is_empty() {
+            return None;
+        }
+        let places = places(change, result);
+        for place in &places {
+            self.recent.own_entry(place.parent, &place.name, place.inode);
+            self.cache.forget_name(place.parent, &place.name);
+            if let Some(directory) = self.directories.get(place.parent) {
+                directory.forget_listing();
+            }
+        }
+        let mut nodes = Vec::with_capacity(result.attributes.len());
+        for attr in &result.attributes {
+            self.recent.own_inode(attr.inode);
+            // Its name may have been forgotten above; then it has another place now, or is gone.
+            let known = self.cache.node(attr.inode);
+            self.cache.forget_inode(attr.inode);
+            if attr.nlink == 0 {
+                self.directories.forget(attr.inode);
+                continue;
+            }
+            let place = places.iter().find(|place| place.inode == attr.inode);
+            nodes.extend(match (place, known) {
+                (Some(place), _) => self.node_at(change, attr, place),
+                (None, Some(known)) => Some(Arc::new(known.with_attributes(attr))),
+                (None, None) => None,
+            });
+        }
+        if self.caching {
+            self.cache.insert(&nodes);
+            let absent = places.iter().filter(|place| place.inode == 0 && self.keeps_absences(place.parent));
+            absent.for_each(|place| self.cache.insert_absent(place.parent, &place.name));
+            // After they are in: what comes later than this look takes them out itself.
+            let foreign = self.recent.foreign_since(mark);
+            if !foreign.none() {
+                let overtaken = nodes.iter().filter(|node| foreign.touch(node.parent, &node.name, node.inode));
+                overtaken.for_each(|node| self.cache.forget_inode(node.inode));
+                let overtaken = places.iter().filter(|place| foreign.touch(place.parent, &place.name, place.inode));
+                overtaken.for_each(|place| self.cache.forget_name(place.parent, &place.name));
+            }
+        }
+        nodes.into_iter().find(|node| node.inode == result.inode)
+    }
+
+    /// The node of an inode at a name that it has got.
+    fn node_at(&self, change: &Change, attr: &Attr, place: &Place) -> Option<Arc<Node>> {
+        let mount = self.directories.get(place.parent)?.mount.clone()?;
+        let target = match change {
+            Change::Create(create) => create.target.clone(),
+            // Where an old symlink leads is asked again.
+            _ if attr.kind() == Kind::Symlink => return None,
+            _ => bytes::Bytes::new(),
+        };
+        if attr.kind() == Kind::Directory {
+            let directory = self.directories.ensure(attr.inode, Some(&mount), "");
+            if matches!(change, Change::Create(_)) {
+                directory.record(directory.listing_epoch(), b"", &[], true);
+            }
+        }
+        let entry = Entry { name: place.name.clone(), parent: place.parent, target, ..Entry::default() };
+        Some(Arc::new(Node::new(&entry, attr, Some(mount), "".into())))
+    }
+}
+
+/// The names that a change is about, as they are after it.
+fn places(change: &Change, result: &MutationResult) -> Vec<Place> {
+    let place = |parent: u64, name: &bytes::Bytes, inode: u64| Place { parent, name: name.clone(), inode };
+    match change {
+        Change::Create(create) => vec![place(create.parent, &create.name, result.inode)],
+        Change::Link(link) => vec![place(link.parent, &link.name, result.inode)],
+        Change::Remove(remove) => vec![place(remove.parent, &remove.name, 0)],
+        Change::Rename(rename) => {
+            let left = if rename.mode() == RenameMode::Exchange {
+                let others = [result.inode, rename.parent, rename.new_parent];
+                let touched = result.attributes.iter().map(|attr| attr.inode);
+                touched.into_iter().find(|inode| !others.contains(inode)).unwrap_or(0)
+            } else {
+                0
+            };
+            vec![place(rename.parent, &rename.name, left), place(rename.new_parent, &rename.new_name, result.inode)]
+        }
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,350 @@
+//! Changes of names and inodes of fs-mode mounts, on their way to the master.
+//!
+//! Whoever makes a change waits in a queue; one task takes what has gathered there and sends it in one call, so that many
+//! changes share a round trip and a sync of the log. One call is under way at a time, which keeps the order of answers that
+//! of the changes.
+//!
+//! Each change has a number of its session and is sent again under it until it is answered, over broken connections and a
+//! restart of the master: the master answers a number that it knows with the result that it had. When the session is over
+//! while nobody knows whether the change was made, the answer says so. When the time of a change is up before its answer
+//! came, the session is given up as well: the change may still be made, and only another session is told of it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{MutateRequest, Mutation, MutationResult};
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{Inner, Metadata, Node};
+use crate::error::ClientError;
+use crate::master_channel::Stubs;
+
+/// What the master takes in one call, and what it is given at most.
+const MUTATIONS_MAX: usize = 1000;
+const CALL_BYTES_MAX: usize = 512 << 10;
+/// Changes that wait at a time; who comes later waits for room.
+const WAITING_MAX: usize = 4096;
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A change that was made.
+#[derive(Clone, Debug)]
+pub struct Changed {
+    pub result: MutationResult,
+    /// The node of `result.inode` as it is now; `None` where too little is known to make one.
+    pub node: Option<Arc<Node>>,
+}
+
+type Answer = Result<Changed, ClientError>;
+
+/// A change that waits to be answered.
+struct Pending {
+    change: Change,
+    uid: u32,
+    gid: u32,
+    deadline: Instant,
+    /// `None`: nobody waits.
+    asker: Option<oneshot::Sender<Answer>>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+impl Pending {
+    fn answer(self, answer: Answer) {
+        if let Some(asker) = self.asker {
+            // Who no longer waits is told nothing.
+            let _gone = asker.send(answer);
+        }
+    }
+}
+
+/// The changes that wait to be sent, in their order.
+pub(super) struct ChangeQueue {
+    state: Mutex<State>,
+    filled: Notify,
+    room: Arc<Semaphore>,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Pending>,
+    closed: bool,
+}
+
+impl Default for ChangeQueue {
+    fn default() -> Self {
+        Self { state: Mutex::default(), filled: Notify::new(), room: Arc::new(Semaphore::new(WAITING_MAX)) }
+    }
+}
+
+impl ChangeQueue {
+    fn push(&self, pending: Pending) {
+        let mut state = self.state.lock();
+        if state.closed {
+            drop(state);
+            return pending.answer(Err(ClientError::Shutdown));
+        }
+        state.waiting.push_back(pending);
+        drop(state);
+        self.filled.notify_one();
+    }
+
+    /// What goes into one call.
+    fn take(&self) -> Vec<Pending> {
+        let mut state = self.state.lock();
+        let (mut taken, mut bytes) = (0, 0);
+        for pending in state.waiting.iter().take(MUTATIONS_MAX) {
+            bytes += numbered(pending, u64::MAX).encoded_len() + 8;
+            // One that is too long for any call is the master's to refuse.
+            if bytes > CALL_BYTES_MAX && taken > 0 {
+                break;
+            }
+            taken += 1;
+        }
+        state.waiting.drain(..taken).collect()
+    }
+
+    fn close(&self) {
+        let waiting = {
+            let mut state = self.state.lock();
+            state.closed = true;
+            std::mem::take(&mut state.waiting)
+        };
+        waiting.into_iter().for_each(|pending| pending.answer(Err(ClientError::Shutdown)));
+    }
+}
+
+fn numbered(pending: &Pending, seq: u64) -> Mutation {
+    Mutation { seq, uid: pending.uid, gid: pending.gid, change: Some(pending.change.clone()) }
+}
+
+impl Metadata {
+    /// Makes a change, in the name of the user and the group that own what it creates. What is refused is
+    /// [`ClientError::Refused`] with the errno. The caches know of the change when this returns. Bounded by
+    /// `client.metadata_timeout`; a call that is dropped may be carried out or not.
+    pub async fn change(&self, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
+        let inner = &self.inner;
+        let deadline = Instant::now() + inner.master.timeout();
+        let room = tokio::time::timeout_at(deadline, inner.changes.room.clone().acquire_owned());
+        let room = match room.await {
+            Ok(Ok(room)) => room,
+            Ok(Err(_closed)) => return Err(ClientError::Shutdown),
+            Err(_elapsed) => return Err(inner.late()),
+        };
+        let answer = inner.push_change(change, (uid, gid), deadline, Some(room));
+        answer.await.unwrap_or(Err(ClientError::Shutdown))
+    }
+
+    /// Sends what changes until `stop`.
+    pub(crate) async fn send_changes(&self, stop: CancellationToken) {
+        let mut sender = Sender { inner: self.inner.clone(), session: 0, last: 0 };
+        let sending = async {
+            loop {
+                sender.inner.changes.filled.notified().await;
+                loop {
+                    let batch = sender.inner.changes.take();
+                    if batch.is_empty() {
+                        break;
+                    }
+                    sender.deliver(batch).await;
+                }
+            }
+        };
+        let _stopped = stop.run_until_cancelled(sending).await;
+        self.inner.changes.close();
+    }
+}
+
+impl Inner {
+    fn push_change(
+        &self,
+        change: Change,
+        (uid, gid): (u32, u32),
+        deadline: Instant,
+        room: Option<OwnedSemaphorePermit>,
+    ) -> oneshot::Receiver<Answer> {
+        let (asker, answer) = oneshot::channel();
+        self.changes.push(Pending { change, uid, gid, deadline, asker: Some(asker), _room: room });
+        answer
+    }
+
+    /// Has the session hold an inode. There are not more of these than inodes open here.
+    pub(super) fn push_hold(&self, inode: u64) -> impl Future<Output = Result<(), ClientError>> + use<> {
+        let answer = self.push_change(Change::Hold(inode), (0, 0), Instant::now() + self.master.timeout(), None);
+        async move { answer.await.unwrap_or(Err(ClientError::Shutdown)).map(drop) }
+    }
+
+    pub(super) fn push_let_go(&self, inode: u64) {
+        let deadline = Instant::now() + self.master.timeout();
+        let change = Change::LetGo(inode);
+        self.changes.push(Pending { change, uid: 0, gid: 0, deadline, asker: None, _room: None });
+    }
+
+    fn late(&self) -> ClientError {
+        ClientError::MasterDeadline { call: "Mutate", waited_ms: self.master.timeout().as_millis() as u64 }
+    }
+}
+
+/// What an error of a call says about the changes in it.
+enum Verdict {
+    /// None was made: the session is not (yet) alive there.
+    NotMade,
+    /// They may have been made.
+    Unknown,
+    /// None was made, nor ever will be.
+    Refused,
+}
+
+impl Verdict {
+    fn of(error: &ClientError) -> Self {
+        match error {
+            ClientError::Master { code: tonic::Code::FailedPrecondition, .. } => Self::NotMade,
+            ClientError::Invalid(_) | ClientError::Master { code: tonic::Code::Unimplemented, .. } => Self::Refused,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+struct Sender {
+    inner: Arc<Inner>,
+    /// The numbers are those of this session.
+    session: u64,
+    /// Of the last change that was sent; all up to it have been answered.
+    last: u64,
+}
+
+impl Sender {
+    /// Sends a batch until it is answered or its time is up.
+    async fn deliver(&mut self, mut batch: Vec<Pending>) {
+        let inner = self.inner.clone();
+        let (mut mark, mut numbered_for, mut maybe_made) = (inner.recent.mark(), 0, false);
+        loop {
+            let now = Instant::now();
+            if maybe_made && batch.iter().any(|pending| pending.deadline <= now) {
+                inner.lease.abandon();
+                let waited = inner.master.timeout().as_millis();
+                return unknown(batch, &format!("the master did not answer within {waited} ms"));
+            }
+            let (late, rest): (Vec<_>, Vec<_>) = batch.into_iter().partition(|pending| pending.deadline <= now);
+            batch = rest;
+            late.into_iter().for_each(|pending| pending.answer(Err(inner.late())));
+            let Some(deadline) = batch.iter().map(|pending| pending.deadline).min() else { return };
+
+            let session = inner.lease.session();
+            if session == 0 || inner.master.is_given_up() {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+            if session != numbered_for {
+                if maybe_made {
+                    return unknown(batch, "the session with the master has ended meanwhile");
+                }
+                if session != self.session {
+                    (self.session, self.last) = (session, 0);
+                }
+                (numbered_for, mark) = (session, inner.recent.mark());
+            }
+            let mutations = batch.iter().zip(self.last + 1..).map(|(pending, seq)| numbered(pending, seq)).collect();
+            let request = MutateRequest { session, answered: self.last, mutations };
+            let call = inner.master.call_within("Mutate", deadline - now, |mut stubs: Stubs| {
+                let request = request.clone();
+                async move { stubs.namespace.mutate(request).await }
+            });
+            let error = match call.await {
+                Ok(reply) if reply.results.len() == batch.len() => {
+                    self.last += batch.len() as u64;
+                    return inner.answer_changes(batch, reply.results, mark);
+                }
+                Ok(reply) => {
+                    inner.lease.abandon();
+                    let (changes, results) = (batch.len(), reply.results.len());
+                    return unknown(batch, &format!("the master gave {results} results for {changes} changes"));
+                }
+                Err(error) => error,
+            };
+            match Verdict::of(&error) {
+                Verdict::NotMade => {}
+                Verdict::Unknown => maybe_made = true,
+                Verdict::Refused if !maybe_made => {
+                    return batch.into_iter().for_each(|pending| pending.answer(Err(error.clone())));
+                }
+                Verdict::Refused => {
+                    inner.lease.abandon();
+                    return unknown(batch, &error.to_string());
+                }
+            }
+            tracing::debug!(changes = batch.len(), "sent again soon: {error}");
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+fn unknown(batch: Vec<Pending>, cause: &str) {
+    for pending in batch {
+        pending.answer(Err(ClientError::OutcomeUnknown { cause: cause.to_owned() }));
+    }
+}
+
+impl Inner {
+    /// Takes the results into the caches and hands them out.
+    fn answer_changes(&self, batch: Vec<Pending>, results: Vec<MutationResult>, mark: super::recent::Mark) {
+        for (pending, result) in batch.into_iter().zip(results) {
+            let answer = if result.errno == 0 {
+                let node = self.take_in_change(&pending.change, &result, mark);
+                Ok(Changed { result, node })
+            } else {
+                Err(ClientError::Refused { errno: result.errno, reason: result.reason })
+            };
+            pending.answer(answer);
+        }
+        self.stats.metadata_entries.set(self.cache.len() as i64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::master::{RemoveXattr, SetXattr};
+
+    use super::*;
+
+    fn pending(change: Change) -> Pending {
+        Pending { change, uid: 0, gid: 0, deadline: Instant::now(), asker: None, _room: None }
+    }
+
+    #[test]
+    fn a_call_has_a_bounded_number_of_changes_and_of_bytes() {
+        let queue = ChangeQueue::default();
+        let small = |inode| Change::RemoveXattr(RemoveXattr { inode, name: "user.a".into() });
+        (0..2500).for_each(|inode| queue.push(pending(small(inode))));
+        assert_eq!([queue.take().len(), queue.take().len(), queue.take().len()], [1000, 1000, 500]);
+        let value = bytes::Bytes::from(vec![0; 64 << 10]);
+        for inode in 0..20 {
+            let set = SetXattr { inode, name: "user.a".into(), value: value.clone(), mode: 0 };
+            queue.push(pending(Change::SetXattr(set)));
+        }
+        assert_eq!([queue.take().len(), queue.take().len(), queue.take().len()], [7, 7, 6]);
+        let huge = SetXattr { value: vec![0; 1 << 20].into(), ..SetXattr::default() };
+        queue.push(pending(Change::SetXattr(huge)));
+        assert_eq!((queue.take().len(), queue.take().len()), (1, 0));
+    }
+
+    #[tokio::test]
+    async fn what_waits_at_the_end_and_what_comes_after_it_is_told_so() {
+        let queue = ChangeQueue::default();
+        let waiting = || {
+            let (asker, answer) = oneshot::channel();
+            queue.push(Pending { asker: Some(asker), ..pending(Change::Hold(1)) });
+            answer
+        };
+        let before = waiting();
+        queue.close();
+        for answer in [before, waiting()] {
+            assert!(matches!(answer.await, Ok(Err(ClientError::Shutdown))));
+        }
+    }
+}

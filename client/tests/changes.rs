@@ -1,0 +1,241 @@
+//! Changes of an fs-mode mount against a master that loses answers, restarts, and ends sessions.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what fails here fails the test")]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cavern_client::{CachedLookup, Changed, Client, ClientError};
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::watch_event::Event;
+use cavern_proto::master::{CreateInode, Kind, RemoveName, RenameName, SetAttr};
+use futures::future::join_all;
+use support::master::MOUNT_ROOT;
+use support::{FakeMaster, config, connect, until};
+
+const EIO: i32 = 5;
+
+fn make(name: &str, kind: Kind) -> Change {
+    let name = name.to_owned().into();
+    Change::Create(CreateInode { parent: MOUNT_ROOT, name, kind: kind.into(), mode: 0o750, ..CreateInode::default() })
+}
+
+async fn started(name: &str) -> (FakeMaster, Arc<Client>) {
+    let master = FakeMaster::start(name).await;
+    master.fs_mode();
+    let client = connect(&config(&master)).await;
+    // The directory is known, as it is when a kernel asks for something in it.
+    client.metadata().resolve("/m").await.unwrap();
+    (master, client)
+}
+
+async fn create(client: &Client, name: &str) -> Result<Changed, ClientError> {
+    client.metadata().change(make(name, Kind::File), 11, 12).await
+}
+
+fn cached(client: &Client, name: &str) -> Option<u64> {
+    match client.metadata().cached_lookup(MOUNT_ROOT, name.as_bytes()) {
+        CachedLookup::Hit(node) => Some(node.inode),
+        CachedLookup::Negative => Some(0),
+        CachedLookup::Miss => None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_that_wait_go_together_under_numbers_without_gaps() {
+    let (master, client) = started("together").await;
+    let names: Vec<String> = (0..300).map(|number| number.to_string()).collect();
+    let made = join_all(names.iter().map(|name| create(&client, name))).await;
+    let inodes: Vec<u64> = made.into_iter().map(|made| made.unwrap().result.inode).collect();
+    let calls = master.mutations(|mutations| mutations.calls.clone());
+    assert!(calls.len() < 100, "{} calls", calls.len());
+    let mut last = 0;
+    for call in &calls {
+        assert_eq!((call.session, call.answered), (calls[0].session, last));
+        assert_eq!(call.numbers, (last + 1..=last + call.numbers.len() as u64).collect::<Vec<_>>());
+        last = *call.numbers.last().unwrap();
+    }
+    assert_eq!(last, 300);
+    for (name, inode) in names.iter().zip(inodes) {
+        assert_eq!(cached(&client, name), Some(inode));
+    }
+    assert_eq!(master.count("Lookup"), 0);
+    client.shutdown().await;
+    assert!(matches!(create(&client, "later").await, Err(ClientError::Shutdown)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_leaves_the_caches_as_the_master_has_it() {
+    let (master, client) = started("caches").await;
+    let metadata = client.metadata();
+    let parent = metadata.cached_node(MOUNT_ROOT).unwrap();
+    let made = metadata.change(make("a", Kind::Directory), 11, 12).await.unwrap();
+    let node = made.node.unwrap();
+    assert_eq!((node.uid, node.gid, node.mode, node.is_directory(), node.is_fs_mode()), (11, 12, 0o750, true, true));
+    let touched = metadata.cached_node(MOUNT_ROOT).unwrap();
+    assert_eq!((touched.mtime_ns, &touched.name), (parent.mtime_ns + 1, &parent.name));
+    // A new directory is known to be empty, and whose listing had been read is read anew.
+    assert!(metadata.cached_dir_page(node.inode, b"", 10).unwrap().entries.is_empty());
+    assert_eq!(metadata.read_dir(MOUNT_ROOT, b"", 10).await.unwrap().entries.len(), 1);
+    assert!(metadata.cached_dir_page(MOUNT_ROOT, b"", 10).is_some());
+
+    let set = SetAttr { inode: node.inode, mode: Some(0o700), ..SetAttr::default() };
+    let set = metadata.change(Change::SetAttr(set), 0, 0).await.unwrap();
+    assert_eq!(set.node.unwrap().mode, 0o700);
+    assert_eq!(metadata.cached_node(node.inode).unwrap().mode, 0o700);
+    assert_eq!(metadata.cached_dir_page(MOUNT_ROOT, b"", 10).unwrap().entries[0].mode, 0o700);
+
+    let replaced = create(&client, "b").await.unwrap().result.inode;
+    let rename = RenameName {
+        parent: MOUNT_ROOT,
+        name: "a".into(),
+        new_parent: MOUNT_ROOT,
+        new_name: "b".into(),
+        ..RenameName::default()
+    };
+    metadata.change(Change::Rename(rename), 0, 0).await.unwrap();
+    assert_eq!((cached(&client, "a"), cached(&client, "b")), (Some(0), Some(node.inode)));
+    assert!(metadata.cached_node(replaced).is_none());
+    assert!(metadata.cached_dir_page(MOUNT_ROOT, b"", 10).is_none());
+
+    let remove = RemoveName { parent: MOUNT_ROOT, name: "b".into(), directory: true };
+    metadata.change(Change::Remove(remove.clone()), 0, 0).await.unwrap();
+    assert_eq!(cached(&client, "b"), Some(0));
+    let again = metadata.change(Change::Remove(remove), 0, 0).await.unwrap_err();
+    assert_eq!((again.errno(), master.count("Lookup")), (2, 0));
+    let taken = [create(&client, "c").await.map(drop), create(&client, "c").await.map(drop)];
+    assert_eq!(taken.map(|taken| taken.map_err(|error| error.errno())), [Ok(()), Err(17)]);
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_else_changed_meanwhile_is_not_cached_from_the_answer() {
+    let (master, client) = started("meanwhile").await;
+    master.mutations(|mutations| mutations.meanwhile = Some(MOUNT_ROOT));
+    // The answer may come before the event or after it; either way, the event takes what it is about out.
+    create(&client, "a").await.unwrap();
+    until("the directory is forgotten", || client.metadata().cached_node(MOUNT_ROOT).is_none()).await;
+    assert!(cached(&client, "a").is_some());
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_is_asked_for_again_and_nothing_is_made_twice() {
+    let (master, client) = started("lost").await;
+    master.mutations(|mutations| mutations.lose = 3);
+    create(&client, "a").await.unwrap();
+    create(&client, "b").await.unwrap();
+    let (made, numbers) = master.mutations(|mutations| {
+        (mutations.made, mutations.calls.iter().flat_map(|call| call.numbers.clone()).collect::<Vec<_>>())
+    });
+    assert_eq!((made, numbers), (2, vec![1, 1, 1, 1, 2]));
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_wait_for_a_master_that_restarts() {
+    let (master, client) = started("restart").await;
+    create(&client, "a").await.unwrap();
+    master.mutations(|mutations| mutations.lose = 1);
+    master.kill();
+    let (changes, ()) = futures::join!(
+        join_all((0..20).map(|number| {
+            let client = client.clone();
+            async move { create(&client, &format!("n{number}")).await }
+        })),
+        async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            master.restart().await;
+        }
+    );
+    changes.into_iter().for_each(|change| drop(change.unwrap()));
+    assert_eq!(master.mutations(|mutations| mutations.made), 21);
+    let sessions = master.mutations(|mutations| mutations.calls.iter().map(|call| call.session).collect::<Vec<_>>());
+    assert!(sessions.iter().all(|session| *session == sessions[0]), "{sessions:?}");
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_was_not_made_goes_on_with_the_next_session() {
+    let (master, client) = started("refused").await;
+    create(&client, "a").await.unwrap();
+    master.mutations(|mutations| (mutations.refuse, mutations.end_session) = (1, true));
+    create(&client, "b").await.unwrap();
+    let calls = master.mutations(|mutations| mutations.calls.clone());
+    assert_eq!(calls[1].session, calls[0].session + 2, "the ended one, and the next");
+    assert_eq!((calls[1].numbers.clone(), calls[1].answered), (vec![1], 0));
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_ends_leaves_its_changes_unknown_and_numbers_begin_anew() {
+    let (master, client) = started("ended").await;
+    create(&client, "a").await.unwrap();
+    master.mutations(|mutations| (mutations.lose, mutations.end_session) = (1, true));
+    let lost = create(&client, "b").await.unwrap_err();
+    assert!(matches!(lost, ClientError::OutcomeUnknown { .. }), "{lost}");
+    assert_eq!(lost.errno(), EIO);
+    create(&client, "c").await.unwrap();
+    let last = master.mutations(|mutations| mutations.calls.last().cloned().unwrap());
+    assert_eq!((last.numbers, last.answered), (vec![1], 0));
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_whose_time_is_up_ends_the_session_that_may_still_make_it() {
+    let (master, client) = started("late").await;
+    create(&client, "a").await.unwrap();
+    let first = master.mutations(|mutations| mutations.calls[0].session);
+    master.hang(true);
+    let began = Instant::now();
+    let late = create(&client, "b").await.unwrap_err();
+    assert_eq!(late.errno(), EIO);
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    master.hang(false);
+    // Within its own time, once there is a session again.
+    until("a session begins", || client.metadata().cached_node(MOUNT_ROOT).is_none()).await;
+    let mut made = create(&client, "c").await;
+    for _ in 0..10 {
+        if made.is_ok() {
+            break;
+        }
+        made = create(&client, "c").await;
+    }
+    made.unwrap();
+    assert!(master.mutations(|mutations| mutations.calls.last().unwrap().session) > first);
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_inode_is_held_before_its_removal_is_acknowledged() {
+    let (master, client) = started("held").await;
+    let metadata = client.metadata();
+    let [open, closed] = [create(&client, "a").await.unwrap(), create(&client, "b").await.unwrap()];
+    let (open, closed) = (open.node.unwrap(), closed.node.unwrap());
+    let kept = [metadata.keep_open_cached(&open).unwrap(), metadata.keep_open(&open).await.unwrap()];
+    assert!(metadata.keep_open_cached(&closed).is_some());
+    let seq = master.seq();
+    master.announce(Event::Unlinked(open.inode));
+    master.announce(Event::Unlinked(closed.inode));
+    until("the removal is acknowledged", || master.acknowledged() > seq).await;
+    assert!(master.mutations(|mutations| mutations.held.contains(&open.inode)));
+    master.settled().await;
+    assert!(master.mutations(|mutations| !mutations.held.contains(&closed.inode)));
+
+    // Another session holds it again, whether or not it heard of the removal.
+    master.mutations(|mutations| {
+        mutations.held.clear();
+        (mutations.refuse, mutations.end_session) = (1, true);
+    });
+    create(&client, "c").await.unwrap();
+    until("it is held again", || master.mutations(|mutations| mutations.held.contains(&open.inode))).await;
+    let [one, other] = kept;
+    drop(one);
+    create(&client, "d").await.unwrap();
+    assert!(master.mutations(|mutations| mutations.held.contains(&open.inode)));
+    drop(other);
+    until("it is let go of", || master.mutations(|mutations| mutations.held.is_empty())).await;
+    client.shutdown().await;
+}

@@ -1,0 +1,147 @@
+//! Changes as the fake master makes them: names and permissions, as much as tests of the client need; and what it does to
+//! those who ask.
+
+use std::collections::{BTreeSet, HashMap};
+
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::*;
+
+use super::master::State;
+
+const ENOENT: i32 = 2;
+const EEXIST: i32 = 17;
+
+/// What was asked, and what becomes of the next questions.
+#[derive(Default)]
+pub struct Mutations {
+    /// Session, numbers and `answered` of every call that was not refused.
+    pub calls: Vec<Call>,
+    results: HashMap<(u64, u64), MutationResult>,
+    /// How often a change was made: once for each number, or something is wrong.
+    pub made: u64,
+    pub held: BTreeSet<u64>,
+    /// Calls whose changes are made, and whose answers get lost.
+    pub lose: u32,
+    /// Calls that are refused, because the session is said to be over.
+    pub refuse: u32,
+    /// With the next loss or refusal the session ends.
+    pub end_session: bool,
+    /// Told to the client before the answer to the next call: somebody else has changed this inode.
+    pub meanwhile: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    pub session: u64,
+    pub numbers: Vec<u64>,
+    pub answered: u64,
+}
+
+impl State {
+    pub fn mutate(&mut self, request: MutateRequest) -> Result<MutateReply, tonic::Status> {
+        let session = request.session;
+        if self.mutations.refuse > 0 || session != self.session {
+            self.mutations.refuse = self.mutations.refuse.saturating_sub(1);
+            self.maybe_end_session();
+            return Err(tonic::Status::failed_precondition("the session has lapsed"));
+        }
+        let numbers = request.mutations.iter().map(|mutation| mutation.seq).collect();
+        self.mutations.calls.push(Call { session, numbers, answered: request.answered });
+        let results = request.mutations.into_iter().map(|mutation| self.mutate_once(session, mutation)).collect();
+        if let Some(inode) = self.mutations.meanwhile.take() {
+            self.announce(watch_event::Event::InodeChanged(inode));
+        }
+        if self.mutations.lose > 0 {
+            self.mutations.lose -= 1;
+            self.maybe_end_session();
+            return Err(tonic::Status::unavailable("the answer is lost"));
+        }
+        Ok(MutateReply { results })
+    }
+
+    fn maybe_end_session(&mut self) {
+        if std::mem::take(&mut self.mutations.end_session) {
+            self.session += 1;
+            self.watchers.clear();
+        }
+    }
+
+    fn mutate_once(&mut self, session: u64, mutation: Mutation) -> MutationResult {
+        if let Some(known) = self.mutations.results.get(&(session, mutation.seq)) {
+            return known.clone();
+        }
+        self.mutations.made += 1;
+        let result = match mutation.change.unwrap() {
+            Change::Create(create) => self.create(create, mutation.uid, mutation.gid),
+            Change::Remove(remove) => self.remove_name(&remove),
+            Change::Rename(rename) => self.rename(&rename),
+            Change::SetAttr(set) => self.set_attr(&set),
+            Change::Hold(inode) => {
+                self.mutations.held.insert(inode);
+                MutationResult { inode, ..MutationResult::default() }
+            }
+            Change::LetGo(inode) => {
+                self.mutations.held.remove(&inode);
+                MutationResult { inode, ..MutationResult::default() }
+            }
+            other => panic!("not in these tests: {other:?}"),
+        };
+        self.mutations.results.insert((session, mutation.seq), result.clone());
+        result
+    }
+
+    fn create(&mut self, create: CreateInode, uid: u32, gid: u32) -> MutationResult {
+        let key = (create.parent, create.name.to_vec());
+        if self.names.contains_key(&key) {
+            return refused(EEXIST);
+        }
+        let inode = self.next_inode;
+        self.next_inode += 1;
+        let (kind, mode) = (create.kind, create.mode);
+        let attr = Attr { inode, kind, mode, uid, gid, nlink: 1, mtime_ns: 5, ..Attr::default() };
+        let (name, target) = (create.name, create.target);
+        let entry = Entry { name, attr: Some(attr), parent: create.parent, mount_id: 1, target, ..Entry::default() };
+        self.entries.insert(inode, entry);
+        self.names.insert(key, inode);
+        MutationResult { inode, attributes: vec![attr, self.touched(create.parent)], ..MutationResult::default() }
+    }
+
+    fn remove_name(&mut self, remove: &RemoveName) -> MutationResult {
+        let Some(inode) = self.names.remove(&(remove.parent, remove.name.to_vec())) else { return refused(ENOENT) };
+        let attr = Attr { nlink: 0, ..self.entries.remove(&inode).unwrap().attr.unwrap() };
+        MutationResult { inode, attributes: vec![attr, self.touched(remove.parent)], ..MutationResult::default() }
+    }
+
+    fn rename(&mut self, rename: &RenameName) -> MutationResult {
+        let Some(inode) = self.names.remove(&(rename.parent, rename.name.to_vec())) else { return refused(ENOENT) };
+        let mut attributes = Vec::new();
+        let to = (rename.new_parent, rename.new_name.to_vec());
+        if let Some(replaced) = self.names.insert(to, inode) {
+            let attr = self.entries.remove(&replaced).unwrap().attr.unwrap();
+            attributes.push(Attr { nlink: 0, ..attr });
+        }
+        let entry = self.entries.get_mut(&inode).unwrap();
+        (entry.parent, entry.name) = (rename.new_parent, rename.new_name.clone());
+        attributes.push(entry.attr.unwrap());
+        attributes.push(self.touched(rename.parent));
+        MutationResult { inode, attributes, ..MutationResult::default() }
+    }
+
+    fn set_attr(&mut self, set: &SetAttr) -> MutationResult {
+        let Some(entry) = self.entries.get_mut(&set.inode) else { return refused(116) };
+        let attr = entry.attr.as_mut().unwrap();
+        attr.mode = set.mode.unwrap_or(attr.mode);
+        MutationResult { inode: set.inode, attributes: vec![*attr], ..MutationResult::default() }
+    }
+
+    /// A directory whose entries have changed.
+    fn touched(&mut self, directory: u64) -> Attr {
+        let attr = self.entries.get_mut(&directory).unwrap().attr.as_mut().unwrap();
+        attr.mtime_ns += 1;
+        *attr
+    }
+}
+
+fn refused(errno: i32) -> MutationResult {
+    MutationResult { errno, reason: format!("errno {errno}"), ..MutationResult::default() }
+}
