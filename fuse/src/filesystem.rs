@@ -2,11 +2,14 @@
 //! the request to a task of the runtime for whatever must be waited for.
 //!
 //! A FUSE node id is the namespace's inode id, but for the root of the mount, which the kernel calls 1 whatever part of
-//! the namespace is shown. Since one inode is one version of one object, attributes of files never change and their
-//! pages never expire: a replaced object is another inode under the old name. Nothing is remembered per inode that the
+//! the namespace is shown. Since one inode of a cache-mode mount is one version of one object, attributes of its files never
+//! change and their pages never expire: a replaced object is another inode under the old name. What an fs-mode mount shows
+//! can be changed: one file per family of changes, all by way of [`changes`]. Nothing is remembered per inode that the
 //! kernel knows; what the client's cache has dropped is asked of the master again, by id.
 
 mod attributes;
+mod changes;
+mod create;
 mod directory;
 mod failed_reads;
 mod failure;
@@ -14,9 +17,13 @@ mod handles;
 mod listings;
 mod lookup;
 mod open;
+mod remove;
+mod rename;
 mod root;
 mod second_opens;
+mod setattr;
 mod statfs;
+mod symlink;
 mod unopened;
 mod xattr;
 
@@ -34,7 +41,7 @@ pub use listings::{KernelListings, Listing};
 pub use root::Root;
 
 use crate::invalidation::Invalidations;
-use crate::kernel::{Filesystem, Operation, Reply};
+use crate::kernel::{Caller, Filesystem, Operation, Reply};
 use directory::DirectoryHandle;
 use failure::Failures;
 use handles::{Handles, OpenInodes};
@@ -130,7 +137,7 @@ impl Namespace {
 }
 
 impl Filesystem for Namespace {
-    fn dispatch(&self, node: u64, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
+    fn dispatch(&self, node: u64, caller: Caller, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
         let inner = &self.inner;
         match operation {
             Operation::Lookup { name } => inner.lookup(node, name, reply),
@@ -145,23 +152,35 @@ impl Filesystem for Namespace {
             }
             Operation::Releasedir { fh } => inner.releasedir(fh, reply),
             Operation::Statfs => inner.statfs(reply),
-            Operation::Access { mask } => access(mask, reply),
-            // The bucket knows no symlinks: none of our inodes is one.
-            Operation::Readlink => reply.error(libc::EINVAL),
+            Operation::Access { mask } => inner.access(node, mask, reply),
+            Operation::Readlink => inner.readlink(node, reply),
             Operation::Getxattr { name, size } => inner.getxattr(node, name, size, reply),
-            Operation::Listxattr { size } => inner.listxattr(node, size, reply),
+            Operation::Listxattr { size } => inner.listxattr(node, caller, size, reply),
+            Operation::Mknod { name, mode, rdev } => inner.mknod(node, caller, name, mode, rdev, reply),
+            Operation::Mkdir { name, mode } => inner.mkdir(node, caller, name, mode, reply),
+            Operation::Symlink { name, target } => inner.symlink(node, caller, name, target, reply),
+            Operation::Link { inode, name } => inner.link(inode, caller, (node, name), reply),
+            Operation::Unlink { name } => inner.unlink(node, caller, name, reply),
+            Operation::Rmdir { name } => inner.rmdir(node, caller, name, reply),
+            Operation::Rename { name, new_parent, new_name, flags } => {
+                inner.rename(caller, (node, name), (new_parent, new_name), flags, reply);
+            }
+            Operation::Setattr(set) => inner.setattr(node, caller, set, reply),
+            Operation::Setxattr { name, value, flags } => inner.setxattr(node, caller, name, value, flags, reply),
+            Operation::Removexattr { name } => inner.removexattr(node, caller, name, reply),
+            Operation::Create { .. } => inner.create(node, reply),
             // The event loop answers the others.
             _ => reply.error(libc::ENOSYS),
         }
     }
 }
 
-/// The kernel checks permissions itself (`default_permissions`); what remains is that nothing can be written.
-fn access(mask: u32, reply: Reply) {
-    if mask & libc::W_OK.unsigned_abs() != 0 { reply.error(libc::EROFS) } else { reply.done() }
-}
-
 impl Inner {
+    /// Whether anything that can be changed is mounted in the namespace.
+    fn has_fs_mode(&self) -> bool {
+        self.client.mounts().iter().any(|mount| mount.is_fs_mode())
+    }
+
     /// A node that the kernel knows, from the cache or from an open handle of it.
     fn known_node(&self, kernel_node: u64) -> Option<Arc<Node>> {
         self.client.metadata().cached_node(self.root.to_namespace(kernel_node))

@@ -11,7 +11,7 @@ use cavern_client::InvalidationSink;
 use cavern_fuse::filesystem::Root;
 use cavern_fuse::invalidation::{Invalidations, NotifierThread};
 use cavern_fuse::kernel::abi::{self, InHeader, OutHeader, notify, opcode};
-use cavern_fuse::kernel::{Filesystem, Operation, Reply, Session, SessionOptions};
+use cavern_fuse::kernel::{Caller, Filesystem, Operation, Reply, Session, SessionOptions};
 use futures::FutureExt;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
@@ -24,7 +24,7 @@ const ROOT: u64 = 500;
 struct Nothing;
 
 impl Filesystem for Nothing {
-    fn dispatch(&self, _node: u64, _operation: Operation<'_>, reply: Reply, _payload: &mut [u8]) {
+    fn dispatch(&self, _node: u64, _caller: Caller, _operation: Operation<'_>, reply: Reply, _payload: &mut [u8]) {
         reply.error(libc::ENOSYS);
     }
 }

@@ -10,25 +10,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cavern_fuse::kernel::abi::{self, InHeader, OutHeader, opcode};
-use cavern_fuse::kernel::{Filesystem, Operation, Reply, Session, SessionOptions};
+use cavern_fuse::kernel::{Caller, Filesystem, Operation, Reply, Session, SessionOptions};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use tokio::runtime::Runtime;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// GETATTR waits for ever, OPEN is dropped, STATFS panics, LISTXATTR has four bytes, everything else succeeds.
+/// GETATTR waits for ever, UNLINK for the name `go` to be looked up, OPEN is dropped, STATFS panics, LISTXATTR has four
+/// bytes, everything else succeeds.
 #[derive(Default)]
 struct Stub {
     forgotten: AtomicU64,
+    go: Arc<tokio::sync::Notify>,
 }
 
 impl Filesystem for Stub {
-    fn dispatch(&self, _node: u64, operation: Operation<'_>, reply: Reply, _payload: &mut [u8]) {
+    fn dispatch(&self, _node: u64, _caller: Caller, operation: Operation<'_>, reply: Reply, _payload: &mut [u8]) {
         match operation {
             Operation::Getattr => reply.defer(|reply| async move {
                 std::future::pending::<()>().await;
                 reply.done();
             }),
+            Operation::Unlink { .. } => {
+                let go = Arc::clone(&self.go);
+                reply.carry_out(|reply| async move {
+                    go.notified().await;
+                    reply.done();
+                });
+            }
+            Operation::Lookup { name: b"go" } => {
+                self.go.notify_one();
+                reply.done();
+            }
             Operation::Open { .. } => drop(reply),
             Operation::Statfs => panic!("a defect"),
             Operation::Listxattr { size } => reply.xattr(b"blue", size),
@@ -132,6 +145,22 @@ fn a_signal_ends_a_waiting_request_at_once() {
 }
 
 #[test]
+fn a_signal_does_not_end_what_is_being_carried_out() {
+    let kernel = Kernel::new();
+    kernel.request(opcode::UNLINK, 14, b"name\0");
+    kernel.request(opcode::INTERRUPT, 15, interrupt(14).as_bytes());
+    kernel.request(opcode::ACCESS, 16, abi::AccessIn::default().as_bytes());
+    kernel.expect(16, 0);
+    kernel.request(opcode::LOOKUP, 18, b"go\0");
+    kernel.expect(18, 0);
+    kernel.expect(14, 0);
+    // One that comes first ends the request before anything has been done.
+    kernel.request(opcode::INTERRUPT, 21, interrupt(20).as_bytes());
+    kernel.request(opcode::UNLINK, 20, b"name\0");
+    kernel.expect(20, libc::EINTR);
+}
+
+#[test]
 fn an_interrupt_that_overtakes_its_request_is_remembered() {
     let kernel = Kernel::new();
     kernel.request(opcode::INTERRUPT, 21, interrupt(20).as_bytes());
@@ -173,13 +202,14 @@ fn a_panic_costs_one_request() {
 fn what_is_not_served_is_refused_by_name() {
     let kernel = Kernel::new();
     for (number, error) in [
-        (opcode::MKDIR, libc::EROFS),
+        (opcode::FALLOCATE, libc::EROFS),
         (opcode::WRITE, libc::EROFS),
         (opcode::COPY_FILE_RANGE, libc::EROFS),
         (25, libc::ENOSYS),
         (9999, libc::ENOSYS),
         (opcode::INIT, libc::EIO),
         (opcode::READ, libc::EIO),
+        (opcode::MKDIR, libc::EIO),
         (opcode::DESTROY, 0),
     ] {
         kernel.request(number, 50, &[]);

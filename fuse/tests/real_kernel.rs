@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use cavern_fuse::kernel::abi::{AttrOut, EntryOut, ROOT_NODE, StatfsOut, fopen};
 use cavern_fuse::kernel::directory::{Added, DirectoryEntry};
 use cavern_fuse::kernel::{
-    Backing, DirectoryPage, Filesystem, Mount, MountError, MountOptions, Notifier, Operation, READ_MAX, Reply, Session,
-    SessionOptions,
+    Backing, Caller, DirectoryPage, Filesystem, Mount, MountError, MountOptions, Notifier, Operation, READ_MAX, Reply,
+    Session, SessionOptions,
 };
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
@@ -126,7 +126,7 @@ impl Drop for Waiting {
 }
 
 impl Filesystem for Memory {
-    fn dispatch(&self, node: u64, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
+    fn dispatch(&self, node: u64, _caller: Caller, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
         match operation {
             Operation::Lookup { name } if node == BIG_DIRECTORY => {
                 let number: Option<u64> =
@@ -256,7 +256,7 @@ impl Drop for Mounted {
 }
 
 fn options() -> MountOptions {
-    MountOptions { allow_other: true }
+    MountOptions { allow_other: true, read_only: true }
 }
 
 fn errno<T>(result: io::Result<T>) -> i32 {

@@ -226,7 +226,18 @@ impl Cluster {
     /// Mounts `uri` of the object store that `options` (`-c`) reach, waiting as [`Self::mount`] does.
     #[track_caller]
     pub fn mount_from(&self, options: &[String], uri: &str, path: &str, more: &[&str]) {
-        let mut arguments = vec!["mount", uri, path, "--write-type", "cache_mode"];
+        self.mount_as("cache_mode", options, uri, path, more);
+    }
+
+    /// Mounts `uri` of the cluster's object store at `path` in fs-mode, waiting as [`Self::mount`] does.
+    #[track_caller]
+    pub fn mount_fs_mode(&self, uri: &str, path: &str) {
+        self.mount_as("fs_mode", &self.bucket_options(), uri, path, &[]);
+    }
+
+    #[track_caller]
+    fn mount_as(&self, write_type: &str, options: &[String], uri: &str, path: &str, more: &[&str]) {
+        let mut arguments = vec!["mount", uri, path, "--write-type", write_type];
         arguments.extend(options.iter().flat_map(|option| ["-c", option.as_str()]));
         arguments.extend(more);
         self.cv(&arguments);

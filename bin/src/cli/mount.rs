@@ -71,6 +71,9 @@ enum WriteTypeArg {
     /// The bucket is the truth; Cavern caches it.
     #[value(name = "cache_mode")]
     CacheMode,
+    /// The namespace is the truth. Files of such a mount cannot be written yet.
+    #[value(name = "fs_mode", hide = true)]
+    FsMode,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -95,12 +98,12 @@ impl MountArgs {
         let (Some(uri), Some(path)) = (self.uri.take(), self.path.take()) else {
             return self.list().await;
         };
-        if self.write_type.is_none() {
+        let Some(write_type) = self.write_type else {
             let text = "say which side is the truth: --write-type cache_mode (the bucket; Cavern caches it)";
             return Err(CliError::Usage(text.to_owned()));
-        }
+        };
         let check_only = self.check;
-        let request = MountRequest { mount: Some(self.mount(uri, path)?), check_only };
+        let request = MountRequest { mount: Some(self.mount(uri, path, write_type)?), check_only };
         let reply = self.cluster.connect().await?.cluster.mount(request).await?.into_inner();
         let view = MountView::new(&reply.mount.unwrap_or_default(), None);
         if self.json {
@@ -110,7 +113,7 @@ impl MountArgs {
         console::line(format_args!("{} {done} {}", view.uri, view.path))
     }
 
-    fn mount(&self, uri: String, path: String) -> Result<Mount, CliError> {
+    fn mount(&self, uri: String, path: String, write_type: WriteTypeArg) -> Result<Mount, CliError> {
         let mut options = HashMap::new();
         for (key, value) in &self.options {
             if options.insert(key.clone(), value.clone()).is_some() {
@@ -126,7 +129,10 @@ impl MountArgs {
         Ok(Mount {
             path,
             uri,
-            write_type: WriteType::CacheMode.into(),
+            write_type: match write_type {
+                WriteTypeArg::CacheMode => WriteType::CacheMode.into(),
+                WriteTypeArg::FsMode => WriteType::FsMode.into(),
+            },
             options,
             block_size: self.block_size.bytes(),
             replicas: self.replicas,

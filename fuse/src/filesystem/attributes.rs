@@ -1,9 +1,10 @@
-//! How nodes look: owner, permissions, times, and for how long the kernel may believe them.
+//! How nodes look: owner, permissions, times, and for how long the kernel may believe them. In cache-mode mounts the
+//! configuration decides about owners and permissions, in fs-mode mounts the namespace.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::Node;
+use cavern_client::{Node, Posix};
 use cavern_conf::schema;
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::master::Kind;
@@ -60,6 +61,9 @@ impl Appearance {
     }
 
     fn attr(&self, node: &Node, ino: u64) -> Attr {
+        if let Some(posix) = node.posix() {
+            return self.posix_attr(node, posix, ino);
+        }
         let (mtime, mtimensec) = time(node.mtime_ns);
         let (ctime, ctimensec) = time(node.ctime_ns);
         Attr {
@@ -78,6 +82,31 @@ impl Appearance {
             gid: self.gid,
             rdev: 0,
             // What programs take as their buffer size; a larger one costs every small file an allocation.
+            blksize: CHUNK_BYTES,
+            flags: 0,
+        }
+    }
+
+    /// Inodes of fs-mode mounts look as the namespace says.
+    fn posix_attr(&self, node: &Node, posix: &Posix, ino: u64) -> Attr {
+        let (atime, atimensec) = time(posix.atime_ns);
+        let (mtime, mtimensec) = time(node.mtime_ns);
+        let (ctime, ctimensec) = time(node.ctime_ns);
+        Attr {
+            ino,
+            size: node.size,
+            blocks: node.size.div_ceil(512),
+            atime,
+            mtime,
+            ctime,
+            atimensec,
+            mtimensec,
+            ctimensec,
+            mode: self.mode(node.kind) & libc::S_IFMT | node.mode & 0o7777,
+            nlink: node.nlink,
+            uid: node.uid,
+            gid: node.gid,
+            rdev: posix.rdev,
             blksize: CHUNK_BYTES,
             flags: 0,
         }
@@ -121,7 +150,7 @@ impl Inner {
         }
     }
 
-    fn attributes_of(&self, node: &Node) -> AttrOut {
+    pub(super) fn attributes_of(&self, node: &Node) -> AttrOut {
         let valid = self.appearance.attr_timeout.min(self.client.metadata().trust(node));
         AttrOut {
             attr_valid: valid.as_secs(),

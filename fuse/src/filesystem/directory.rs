@@ -9,7 +9,7 @@ mod cursor;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cavern_client::{ClientError, Node};
+use cavern_client::{ClientError, Node, OpenInode};
 use parking_lot::Mutex;
 
 use super::Inner;
@@ -38,6 +38,8 @@ pub enum Form {
 pub struct DirectoryHandle {
     inode: u64,
     parent: u64,
+    /// In fs-mode mounts.
+    kept: Option<OpenInode>,
     /// For the kernel's own cache of the listing.
     begun: Begun,
     cursor: Mutex<Cursor>,
@@ -61,19 +63,26 @@ struct Answer {
 
 impl Inner {
     pub(super) fn opendir(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
-        if let Some(node) = self.known_node(kernel_node) {
-            return self.opened_directory(&node, reply);
+        if let Some(node) = self.known_node(kernel_node)
+            && let Some(kept) = self.kept_now(&node)
+        {
+            return self.opened_directory(&node, kept, reply);
         }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
-            match this.node(kernel_node).await {
-                Ok(node) => this.opened_directory(&node, reply),
+            let opened = async {
+                let node = this.node(kernel_node).await?;
+                let kept = this.kept(&node).await?;
+                Ok::<_, ClientError>((node, kept))
+            };
+            match opened.await {
+                Ok((node, kept)) => this.opened_directory(&node, kept, reply),
                 Err(error) => this.failures.answer(reply, "opendir", &error),
             }
         });
     }
 
-    fn opened_directory(&self, node: &Node, reply: Reply) {
+    fn opened_directory(&self, node: &Arc<Node>, kept: Option<OpenInode>, reply: Reply) {
         if !node.is_directory() {
             return reply.error(libc::ENOTDIR);
         }
@@ -86,11 +95,14 @@ impl Inner {
                 flags |= fopen::KEEP_CACHE;
             }
         }
-        let handle =
-            DirectoryHandle { inode: node.inode, parent: node.parent, begun, cursor: Mutex::new(Cursor::default()) };
+        if kept.is_some() {
+            self.open_inodes.opened(node, || None);
+        }
+        let cursor = Mutex::new(Cursor::default());
+        let handle = DirectoryHandle { inode: node.inode, parent: node.parent, kept, begun, cursor };
         let number = self.directories.insert(Arc::new(handle));
         if reply.opened(number, flags) == Delivery::Refused {
-            self.directories.remove(number);
+            self.closed_directory(number);
         }
     }
 
@@ -208,7 +220,15 @@ impl Inner {
     }
 
     pub(super) fn releasedir(&self, fh: u64, reply: Reply) {
-        self.directories.remove(fh);
+        self.closed_directory(fh);
         reply.done();
+    }
+
+    fn closed_directory(&self, number: u64) {
+        if let Some(handle) = self.directories.remove(number)
+            && handle.kept.is_some()
+        {
+            self.open_inodes.closed(handle.inode);
+        }
     }
 }

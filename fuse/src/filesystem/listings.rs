@@ -16,14 +16,18 @@ const DIRECTORIES_MAX: usize = 65_536;
 /// The directories, by inode of the namespace.
 #[derive(Debug, Default)]
 pub struct KernelListings {
-    /// Written only under the lock of `kept`.
+    /// Changes that the kernel was told of, and those that it made itself. Written only under the lock of `kept`.
     changes: AtomicU64,
+    own: AtomicU64,
     kept: Mutex<HashSet<u64>>,
 }
 
 /// Says how things stood when a reading was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Begun(u64);
+pub struct Begun {
+    changes: u64,
+    own: u64,
+}
 
 /// What the kernel has of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,13 +43,13 @@ impl KernelListings {
     pub fn begin(&self, directory: u64) -> (Begun, Listing) {
         let kept = self.kept.lock();
         let listing = if kept.contains(&directory) { Listing::Current } else { Listing::Unknown };
-        (Begun(self.changes()), listing)
+        (self.now(), listing)
     }
 
     /// The listing has been read to its end.
     pub fn complete(&self, directory: u64, begun: Begun) {
         let mut kept = self.kept.lock();
-        if self.changes() != begun.0 {
+        if self.now() != begun {
             return;
         }
         if kept.len() >= DIRECTORIES_MAX {
@@ -61,6 +65,13 @@ impl KernelListings {
         kept.remove(&directory);
     }
 
+    /// A name in the directory has changed, by this kernel: no answer to it can have been overtaken.
+    pub fn changed_here(&self, directory: u64) {
+        let mut kept = self.kept.lock();
+        self.own.fetch_add(1, Ordering::SeqCst);
+        kept.remove(&directory);
+    }
+
     /// Anything may have changed.
     pub fn reset(&self) {
         let mut kept = self.kept.lock();
@@ -68,7 +79,11 @@ impl KernelListings {
         kept.clear();
     }
 
-    /// How many changes of the namespace there have been.
+    fn now(&self) -> Begun {
+        Begun { changes: self.changes(), own: self.own.load(Ordering::SeqCst) }
+    }
+
+    /// How many changes of the namespace by others there have been.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::SeqCst)
     }
@@ -102,6 +117,22 @@ mod tests {
         listings.reset();
         listings.complete(5, begun);
         assert_eq!(listings.begin(5).1, Listing::Unknown);
+    }
+
+    #[test]
+    fn a_change_of_our_own_voids_a_listing_but_no_answer() {
+        let listings = KernelListings::default();
+        for during in [false, true] {
+            let (begun, _) = listings.begin(5);
+            if during {
+                listings.changed_here(5);
+            }
+            listings.complete(5, begun);
+            assert_eq!(listings.begin(5).1 == Listing::Current, !during);
+            listings.changed_here(5);
+            assert_eq!(listings.begin(5).1, Listing::Unknown);
+        }
+        assert_eq!(listings.changes(), 0);
     }
 
     #[test]

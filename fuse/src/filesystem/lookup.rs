@@ -57,8 +57,8 @@ impl Inner {
             }
             match self.client.files().open(&node).await {
                 Ok(file) => {
-                    // With `consistency = always` every open asks for itself.
-                    if !node.is_always_checked() {
+                    // With `consistency = always` every open asks for itself, and an inode of fs-mode stays what it is.
+                    if !node.is_always_checked() && !node.is_fs_mode() {
                         self.second_opens.keep(file);
                     }
                     return reply.entry(&self.entry_of(&node));

@@ -1,6 +1,9 @@
 //! OPEN, READ and RELEASE of files.
 //!
-//! What a handle reads is one version of one object. When that version is gone at open, the answer is `ESTALE`: the
+//! Of a file of an fs-mode mount only the emptiness can be read: one that has content is not opened, nor any for writing
+//! (`EOPNOTSUPP`). While it is open its inode stays, whatever becomes of its names.
+//!
+//! What a handle of an object reads is one version of one object. When that version is gone at open, the answer is `ESTALE`: the
 //! kernel then looks the path up once more by itself and opens what it leads to. The client has brought its metadata up
 //! to date before it reports such an error, so that this second look finds the new version.
 //!
@@ -12,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use cavern_client::OpenFile;
+use cavern_client::{ClientError, Node, OpenFile, OpenInode};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
@@ -26,12 +29,14 @@ use crate::kernel::{Backing, Delivery, Reply};
 /// An open file as the kernel has it.
 pub struct FileHandle {
     file: Arc<OpenFile>,
+    /// In fs-mode mounts.
+    _kept: Option<OpenInode>,
     failed: FailedReads,
 }
 
 impl FileHandle {
-    fn new(file: Arc<OpenFile>) -> Self {
-        Self { file, failed: FailedReads::default() }
+    fn new(file: Arc<OpenFile>, kept: Option<OpenInode>) -> Self {
+        Self { file, _kept: kept, failed: FailedReads::default() }
     }
 }
 
@@ -39,19 +44,25 @@ impl Inner {
     pub(super) fn open(self: &Arc<Self>, kernel_node: u64, flags: u32, reply: Reply) {
         let flags = flags.cast_signed();
         if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
-            return reply.error(libc::EROFS);
+            if !self.has_fs_mode() {
+                return reply.error(libc::EROFS);
+            }
+            return self.with_node(kernel_node, "open", reply, |_, node, reply| {
+                reply.error(if node.is_fs_mode() { libc::EOPNOTSUPP } else { libc::EROFS });
+            });
         }
         if self.unopened.is_some() {
             return reply.error(libc::ENOSYS);
         }
         if let Some(file) = self.second_opens.file(self.root.to_namespace(kernel_node)) {
-            return self.opened(file, flags, reply);
+            return self.opened(file, None, flags, reply);
         }
         let node = self.known_node(kernel_node);
         if let Some(node) = &node
             && let Some(file) = self.client.files().open_cached(node)
+            && let Some(kept) = self.kept_now(node)
         {
-            return self.opened(file, flags, reply);
+            return self.opened(file, kept, flags, reply);
         }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
@@ -63,8 +74,13 @@ impl Inner {
                     Err(error) => return this.failures.answer(reply, "open", &error),
                 },
             };
+            let kept = match this.kept(&node).await {
+                Ok(kept) => kept,
+                Err(error) if error.is_version_gone() => return reply.error(libc::ESTALE),
+                Err(error) => return this.failures.answer(reply, "open", &error),
+            };
             match this.client.files().open(&node).await {
-                Ok(file) => this.opened(file, flags, reply),
+                Ok(file) => this.opened(file, kept, flags, reply),
                 Err(error) if error.is_version_gone() => this.refuse_stale_open(reply),
                 // The client has logged what it tried.
                 Err(error) => reply.error(error.errno()),
@@ -77,15 +93,26 @@ impl Inner {
         reply.error(libc::ESTALE);
     }
 
-    fn opened(&self, file: Arc<OpenFile>, flags: i32, reply: Reply) {
+    /// Keeps the inode of an fs-mode mount that is being opened, where that takes no question; `None`: use `kept`.
+    pub(super) fn kept_now(&self, node: &Node) -> Option<Option<OpenInode>> {
+        if node.is_fs_mode() { self.client.metadata().keep_open_cached(node).map(Some) } else { Some(None) }
+    }
+
+    pub(super) async fn kept(&self, node: &Node) -> Result<Option<OpenInode>, ClientError> {
+        if node.is_fs_mode() { self.client.metadata().keep_open(node).await.map(Some) } else { Ok(None) }
+    }
+
+    fn opened(&self, file: Arc<OpenFile>, kept: Option<OpenInode>, flags: i32, reply: Reply) {
         let inode = file.node().inode;
+        let is_fs_mode = file.node().is_fs_mode();
         let backing = self.open_inodes.opened(file.node(), || self.backing_of(&file, &reply));
-        let number = self.files.insert(Arc::new(FileHandle::new(file)));
+        let number = self.files.insert(Arc::new(FileHandle::new(file, kept)));
         let delivery = match backing {
             Some(backing) => {
                 self.passthrough_opens.fetch_add(1, Relaxed);
                 reply.opened_passthrough(number, &backing)
             }
+            None if is_fs_mode => reply.opened(number, 0),
             None if self.direct => reply.opened(number, fopen::DIRECT_IO),
             // As a direct file its reads can be interrupted; through the pages' own way for O_DIRECT not even SIGKILL could.
             None if flags & libc::O_DIRECT != 0 => reply.opened(number, fopen::DIRECT_IO | fopen::KEEP_CACHE),
@@ -127,7 +154,13 @@ impl Inner {
         let handle = match &self.unopened {
             None => self.files.get(fh),
             Some(unopened) => {
-                let make = || self.client.files().handle(&self.known_node(kernel_node)?).ok().map(FileHandle::new);
+                let make = || {
+                    self.client
+                        .files()
+                        .handle(&self.known_node(kernel_node)?)
+                        .ok()
+                        .map(|file| FileHandle::new(file, None))
+                };
                 let handle = unopened.get(self.root.to_namespace(kernel_node), make);
                 if handle.is_none() {
                     return self.read_unknown(kernel_node, offset, size, reply);

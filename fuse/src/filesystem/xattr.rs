@@ -1,14 +1,19 @@
-//! Extended attributes: where a file comes from.
+//! Extended attributes.
 //!
-//! `user.cavern.mount` (namespace path of the mount), `user.cavern.key` (object key; of a directory the prefix),
+//! Those of an fs-mode mount are what was set; most inodes have none, which their attributes tell. In a cache-mode mount they
+//! say where a file comes from: `user.cavern.mount` (namespace path of the mount), `user.cavern.key` (object key; of a directory the prefix),
 //! `user.cavern.etag` and `user.cavern.content_id` (files only).
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use cavern_client::Node;
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{RemoveXattr, SetXattr, Xattr, XattrMode};
 
 use super::Inner;
-use crate::kernel::Reply;
+use super::changes::Attempt;
+use crate::kernel::{Caller, Reply};
 
 const PREFIX: &[u8] = b"user.cavern.";
 
@@ -62,34 +67,143 @@ fn names(node: &Node) -> Vec<u8> {
     names
 }
 
+/// Whether a file system keeps attributes of this name: those of `system.` are the kernel's, and it has none here.
+fn is_kept(name: &[u8]) -> bool {
+    [&b"user."[..], b"trusted.", b"security."].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// What the flags of setxattr(2) ask for.
+fn mode_of(flags: u32) -> Option<XattrMode> {
+    match flags.cast_signed() {
+        0 => Some(XattrMode::Any),
+        libc::XATTR_CREATE => Some(XattrMode::Create),
+        libc::XATTR_REPLACE => Some(XattrMode::Replace),
+        _ => None,
+    }
+}
+
 impl Inner {
     pub(super) fn getxattr(self: &Arc<Self>, kernel_node: u64, name: &[u8], size: u32, reply: Reply) {
-        // Programs ask for labels and access lists all the time: those need no node to be answered.
-        let Some(attribute) = Attribute::named(name) else { return reply.error(libc::ENODATA) };
-        self.with_node(kernel_node, "getxattr", reply, move |node, reply| match attribute.of(node) {
-            Some(value) => reply.xattr(value.as_bytes(), size),
-            None => reply.error(libc::ENODATA),
+        // Programs ask for labels and access lists all the time: of objects those need no node to be answered.
+        if Attribute::named(name).is_none() && !self.has_fs_mode() {
+            return reply.error(libc::ENODATA);
+        }
+        let name = name.to_vec();
+        self.with_node(kernel_node, "getxattr", reply, move |this, node, reply| {
+            let Some(posix) = node.posix() else {
+                return match Attribute::named(&name).and_then(|attribute| attribute.of(node)) {
+                    Some(value) => reply.xattr(value.as_bytes(), size),
+                    None => reply.error(libc::ENODATA),
+                };
+            };
+            if !is_kept(&name) {
+                return reply.error(libc::EOPNOTSUPP);
+            }
+            if !posix.has_xattrs {
+                return reply.error(libc::ENODATA);
+            }
+            this.with_xattrs(node.inode, "getxattr", reply, move |xattrs, reply| {
+                match xattrs.iter().find(|xattr| *xattr.name == *name) {
+                    Some(xattr) => reply.xattr(&xattr.value, size),
+                    None => reply.error(libc::ENODATA),
+                }
+            });
         });
     }
 
-    pub(super) fn listxattr(self: &Arc<Self>, kernel_node: u64, size: u32, reply: Reply) {
-        self.with_node(kernel_node, "listxattr", reply, move |node, reply| reply.xattr(&names(node), size));
+    pub(super) fn listxattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, size: u32, reply: Reply) {
+        self.with_node(kernel_node, "listxattr", reply, move |this, node, reply| match node.posix() {
+            None => reply.xattr(&names(node), size),
+            Some(posix) if !posix.has_xattrs => reply.xattr(&[], size),
+            Some(_) => this.with_xattrs(node.inode, "listxattr", reply, move |xattrs, reply| {
+                // As on other file systems, `trusted.` is for the privileged.
+                let is_shown = |xattr: &&Xattr| caller.uid == 0 || !xattr.name.starts_with(b"trusted.");
+                let names: Vec<u8> = xattrs
+                    .iter()
+                    .filter(is_shown)
+                    .flat_map(|xattr| [&xattr.name[..], b"\0"])
+                    .flatten()
+                    .copied()
+                    .collect();
+                reply.xattr(&names, size);
+            }),
+        });
     }
 
-    fn with_node(
+    pub(super) fn setxattr(
+        self: &Arc<Self>,
+        kernel_node: u64,
+        caller: Caller,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        reply: Reply,
+    ) {
+        let Some(mode) = mode_of(flags) else { return reply.error(libc::EINVAL) };
+        let set = SetXattr {
+            inode: self.root.to_namespace(kernel_node),
+            name: Bytes::copy_from_slice(name),
+            value: Bytes::copy_from_slice(value),
+            mode: mode.into(),
+        };
+        self.change_xattr("setxattr", kernel_node, caller, Change::SetXattr(set), is_kept(name), reply);
+    }
+
+    pub(super) fn removexattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, name: &[u8], reply: Reply) {
+        let remove = RemoveXattr { inode: self.root.to_namespace(kernel_node), name: Bytes::copy_from_slice(name) };
+        self.change_xattr("removexattr", kernel_node, caller, Change::RemoveXattr(remove), is_kept(name), reply);
+    }
+
+    fn change_xattr(
+        self: &Arc<Self>,
+        operation: &'static str,
+        on: u64,
+        caller: Caller,
+        change: Change,
+        kept: bool,
+        reply: Reply,
+    ) {
+        if !kept {
+            return self.with_node(on, operation, reply, |_, node, reply| {
+                reply.error(if node.is_fs_mode() { libc::EOPNOTSUPP } else { libc::EROFS });
+            });
+        }
+        let attempt = Attempt { operation, on, with: None, caller, change };
+        self.attempt(attempt, reply, |_, _, _, reply| reply.done());
+    }
+
+    /// Answers with the attributes that were set, which must be asked of the master.
+    fn with_xattrs(
+        self: &Arc<Self>,
+        inode: u64,
+        operation: &'static str,
+        reply: Reply,
+        answer: impl FnOnce(&[Xattr], Reply) + Send + 'static,
+    ) {
+        let this = Arc::clone(self);
+        reply.defer(move |reply| async move {
+            match this.client.metadata().xattrs(inode).await {
+                Ok(xattrs) => answer(&xattrs, reply),
+                Err(error) => this.failures.answer(reply, operation, &error),
+            }
+        });
+    }
+
+    /// Answers with a node, at once if it is known.
+    pub(super) fn with_node(
         self: &Arc<Self>,
         kernel_node: u64,
         operation: &'static str,
         reply: Reply,
-        answer: impl FnOnce(&Node, Reply) + Send + 'static,
+        answer: impl FnOnce(&Arc<Self>, &Node, Reply) + Send + 'static,
     ) {
         if let Some(node) = self.known_node(kernel_node) {
-            return answer(&node, reply);
+            return answer(self, &node, reply);
         }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
             match this.node(kernel_node).await {
-                Ok(node) => answer(&node, reply),
+                Ok(node) => answer(&this, &node, reply),
                 Err(error) => this.failures.answer(reply, operation, &error),
             }
         });
@@ -99,6 +213,17 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_kept_and_how_it_is_set() {
+        assert!(is_kept(b"user.a") && is_kept(b"trusted.overlay") && is_kept(b"security.capability"));
+        assert!(!is_kept(b"system.posix_acl_access") && !is_kept(b"users.a") && !is_kept(b""));
+        assert_eq!(
+            (mode_of(0), mode_of(1), mode_of(2)),
+            (Some(XattrMode::Any), Some(XattrMode::Create), Some(XattrMode::Replace))
+        );
+        assert_eq!((mode_of(3), mode_of(1 << 31)), (None, None));
+    }
 
     #[test]
     fn names_are_recognized() {

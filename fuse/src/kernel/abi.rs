@@ -1,5 +1,5 @@
-//! The kernel's side of the wire: numbers and structures of `include/uapi/linux/fuse.h`, protocol 7.x, as far as a
-//! read-only file system meets them. Everything is in the host's byte order; structures are padded to 64 bits, so
+//! The kernel's side of the wire: numbers and structures of `include/uapi/linux/fuse.h`, protocol 7.x, as far as this
+//! file system meets them. Everything is in the host's byte order; structures are padded to 64 bits, so
 //! `zerocopy` can prove that no padding byte is ever sent. Names follow the header without its prefixes.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -75,6 +75,19 @@ pub mod fopen {
     pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
+/// What a SETATTR sets.
+pub mod fattr {
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const FH: u32 = 1 << 6;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+}
+
 /// Codes of the messages that the file system sends unasked.
 pub mod notify {
     pub const INVAL_INODE: i32 = 2;
@@ -145,6 +158,32 @@ wire! {
     struct ForgetIn { nlookup: u64 }
     struct ForgetOne { node: u64, nlookup: u64 }
     struct BatchForgetIn { count: u32, dummy: u32 }
+    struct SetattrIn {
+        valid: u32,
+        padding: u32,
+        fh: u64,
+        size: u64,
+        lock_owner: u64,
+        atime: u64,
+        mtime: u64,
+        ctime: u64,
+        atimensec: u32,
+        mtimensec: u32,
+        ctimensec: u32,
+        mode: u32,
+        unused4: u32,
+        uid: u32,
+        gid: u32,
+        unused5: u32,
+    }
+    struct MknodIn { mode: u32, rdev: u32, umask: u32, padding: u32 }
+    struct MkdirIn { mode: u32, umask: u32 }
+    struct RenameIn { newdir: u64 }
+    struct Rename2In { newdir: u64, flags: u32, padding: u32 }
+    struct LinkIn { oldnode: u64 }
+    struct CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32 }
+    /// As it is where `SETXATTR_EXT` has not been agreed on.
+    struct SetxattrIn { size: u32, flags: u32 }
     struct OpenIn { flags: u32, open_flags: u32 }
     struct OpenOut { fh: u64, open_flags: u32, backing_id: i32 }
     struct ReleaseIn { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
@@ -207,6 +246,10 @@ mod tests {
         assert_eq!(size_of::<EntryOut>(), 128);
         assert_eq!(size_of::<AttrOut>(), 104);
         assert_eq!(size_of::<ReadIn>(), 40);
+        assert_eq!(size_of::<SetattrIn>(), 88);
+        assert_eq!(size_of::<MknodIn>(), 16);
+        assert_eq!(size_of::<CreateIn>(), 16);
+        assert_eq!(size_of::<Rename2In>(), 16);
         assert_eq!(size_of::<StatfsOut>(), 80);
         assert_eq!(size_of::<InitIn>() + size_of::<InitInExtension>(), 64);
         assert_eq!(size_of::<InitOut>(), 64);

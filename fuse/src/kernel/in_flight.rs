@@ -48,10 +48,20 @@ struct State {
     closed: bool,
 }
 
+/// What a signal does to a request that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signals {
+    /// It is answered with `EINTR`, and its task dropped.
+    End,
+    /// Nothing: the request has been passed on, and only its answer tells what became of it.
+    Wait,
+}
+
 #[derive(Debug)]
 struct Waiting {
     channel: Arc<Channel>,
     kind: Kind,
+    signals: Signals,
     received: Instant,
     abort: Option<AbortHandle>,
 }
@@ -83,19 +93,28 @@ impl InFlight {
     }
 
     /// Enters a request; unless it is admitted, the caller answers it.
-    pub fn register(&self, unique: u64, channel: &Arc<Channel>, kind: Kind, received: Instant) -> Admission {
+    pub fn register(
+        &self,
+        unique: u64,
+        channel: &Arc<Channel>,
+        kind: Kind,
+        signals: Signals,
+        received: Instant,
+    ) -> Admission {
         let mut state = self.state.lock();
         if state.closed {
             return Admission::Closed;
         }
         if let Some(place) = state.early.iter().position(|early| *early == unique) {
             state.early.remove(place);
+            // Nothing has been done yet, whatever the request.
             return Admission::Interrupted;
         }
         if state.waiting.len() >= WAITING_MAX {
             return Admission::Full;
         }
-        state.waiting.insert(unique, Waiting { channel: Arc::clone(channel), kind, received, abort: None });
+        let waiting = Waiting { channel: Arc::clone(channel), kind, signals, received, abort: None };
+        state.waiting.insert(unique, waiting);
         Admission::Waiting
     }
 
@@ -122,10 +141,14 @@ impl InFlight {
         self.state.lock().waiting.remove(&unique).is_some()
     }
 
-    /// A signal has reached the asker: answers `EINTR` and drops the task.
+    /// A signal has reached the asker: answers `EINTR` and drops the task, unless the request is one that signals do not
+    /// end.
     pub fn interrupt(&self, unique: u64) {
         let waiting = {
             let mut state = self.state.lock();
+            if state.waiting.get(&unique).is_some_and(|waiting| waiting.signals == Signals::Wait) {
+                return;
+            }
             let waiting = state.waiting.remove(&unique);
             if waiting.is_none() {
                 if state.early.len() == EARLY_MAX {

@@ -35,6 +35,8 @@ const LEFTOVERS_MAX: usize = 16;
 pub struct MountOptions {
     /// Other users than the mounting one may enter.
     pub allow_other: bool,
+    /// The kernel refuses every change by itself.
+    pub read_only: bool,
 }
 
 /// Why a mount was not made.
@@ -169,7 +171,8 @@ fn mount_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountE
         data.push_str(",allow_other");
     }
     let data = CString::new(data).map_err(|cause| MountError::Device(cause.into()))?;
-    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+    flags.set(MountFlags::RDONLY, options.read_only);
     rustix::mount::mount(SOURCE, path, FILESYSTEM_TYPE, flags, data.as_c_str()).map_err(|cause| {
         let hint = match cause {
             Errno::PERM => ": mounting takes the capability CAP_SYS_ADMIN",

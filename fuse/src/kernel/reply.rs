@@ -13,7 +13,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::abi::{self, AttrOut, EntryOut, OpenOut, StatfsOut, fopen};
 use super::channel::{Backing, Channel};
-use super::in_flight::{Admission, InFlight};
+use super::in_flight::{Admission, InFlight, Signals};
 use super::observation::{Kind, Path};
 
 /// How one request will be answered.
@@ -57,8 +57,25 @@ impl Reply {
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
     {
+        self.spawn(Signals::End, work);
+    }
+
+    /// As `defer`, for what must not be given up half-way: a signal does not end it, so `work` must have a deadline.
+    pub fn carry_out<Work, Task>(self, work: Work)
+    where
+        Work: FnOnce(Self) -> Task,
+        Task: Future<Output = ()> + Send + 'static,
+    {
+        self.spawn(Signals::Wait, work);
+    }
+
+    fn spawn<Work, Task>(self, signals: Signals, work: Work)
+    where
+        Work: FnOnce(Self) -> Task,
+        Task: Future<Output = ()> + Send + 'static,
+    {
         let (in_flight, unique) = (Arc::clone(&self.in_flight), self.unique);
-        if let Some(reply) = self.admitted() {
+        if let Some(reply) = self.admitted(signals) {
             in_flight.spawn(unique, work(reply));
         }
     }
@@ -66,14 +83,14 @@ impl Reply {
     /// Answers from a thread that may block. A signal is answered at once, but `work` goes on to its end.
     pub fn defer_blocking(self, work: impl FnOnce(Self) + Send + 'static) {
         let (in_flight, unique) = (Arc::clone(&self.in_flight), self.unique);
-        if let Some(reply) = self.admitted() {
+        if let Some(reply) = self.admitted(Signals::End) {
             in_flight.spawn_blocking(unique, move || work(reply));
         }
     }
 
     /// The reply of a request that may wait; the others are answered.
-    fn admitted(mut self) -> Option<Self> {
-        match self.in_flight.register(self.unique, &self.channel, self.kind, self.received) {
+    fn admitted(mut self, signals: Signals) -> Option<Self> {
+        match self.in_flight.register(self.unique, &self.channel, self.kind, signals, self.received) {
             Admission::Waiting => {
                 self.path = Path::Deferred;
                 return Some(self);

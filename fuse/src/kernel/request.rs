@@ -3,7 +3,16 @@
 
 use zerocopy::FromBytes;
 
-use super::abi::{self, InHeader, opcode};
+use super::abi::{self, InHeader, fattr, opcode};
+
+const SECOND_NS: i64 = 1_000_000_000;
+
+/// Who asks: user and group as file systems see them (`fsuid`, `fsgid`), in the mount's user namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+}
 
 /// A request with what every request carries.
 #[derive(Clone, Copy, Debug)]
@@ -12,6 +21,7 @@ pub struct Request<'a> {
     pub unique: u64,
     /// The inode that it is about; 0 where it is about none.
     pub node: u64,
+    pub caller: Caller,
     pub operation: Operation<'a>,
 }
 
@@ -73,7 +83,55 @@ pub enum Operation<'a> {
     Listxattr {
         size: u32,
     },
-    /// Any operation that would change something.
+    /// `mode` with the file's type; the caller's umask has been applied, here as in the following.
+    Mknod {
+        name: &'a [u8],
+        mode: u32,
+        rdev: u32,
+    },
+    Mkdir {
+        name: &'a [u8],
+        mode: u32,
+    },
+    Symlink {
+        name: &'a [u8],
+        target: &'a [u8],
+    },
+    /// Another name for the inode `inode`, in the directory that the request is about.
+    Link {
+        inode: u64,
+        name: &'a [u8],
+    },
+    Unlink {
+        name: &'a [u8],
+    },
+    Rmdir {
+        name: &'a [u8],
+    },
+    /// `flags` as of renameat2(2).
+    Rename {
+        name: &'a [u8],
+        new_parent: u64,
+        new_name: &'a [u8],
+        flags: u32,
+    },
+    Setattr(NewAttributes),
+    Setxattr {
+        name: &'a [u8],
+        value: &'a [u8],
+        /// As of setxattr(2).
+        flags: u32,
+    },
+    Removexattr {
+        name: &'a [u8],
+    },
+    /// Makes a regular file and opens it.
+    Create {
+        name: &'a [u8],
+        mode: u32,
+        flags: u32,
+    },
+    /// Any other operation that would change something.
     Mutation {
         opcode: u32,
     },
@@ -81,6 +139,44 @@ pub enum Operation<'a> {
     Unsupported {
         opcode: u32,
     },
+}
+
+/// What a SETATTR sets; the rest stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NewAttributes {
+    /// Permission bits (07777).
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<NewTime>,
+    pub mtime: Option<NewTime>,
+}
+
+/// A time to be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewTime {
+    Now,
+    /// Nanoseconds since the epoch.
+    At(i64),
+}
+
+impl NewAttributes {
+    fn new(set: &abi::SetattrIn) -> Self {
+        let has = |flag| set.valid & flag != 0;
+        let time = |flag, now, seconds: u64, nanoseconds: u32| {
+            let at = || seconds.cast_signed().saturating_mul(SECOND_NS).saturating_add(i64::from(nanoseconds));
+            has(flag).then(|| if has(now) { NewTime::Now } else { NewTime::At(at()) })
+        };
+        Self {
+            mode: has(fattr::MODE).then_some(set.mode & 0o7777),
+            uid: has(fattr::UID).then_some(set.uid),
+            gid: has(fattr::GID).then_some(set.gid),
+            size: has(fattr::SIZE).then_some(set.size),
+            atime: time(fattr::ATIME, fattr::ATIME_NOW, set.atime, set.atimensec),
+            mtime: time(fattr::MTIME, fattr::MTIME_NOW, set.mtime, set.mtimensec),
+        }
+    }
 }
 
 /// A request that is shorter than its kind demands, or whose name has no end.
@@ -116,7 +212,8 @@ impl<'a> Request<'a> {
             .and_then(|length| rest.get(..length))
             .ok_or(malformed)?;
         let operation = Operation::decode(header.opcode, body).ok_or(malformed)?;
-        Ok(Self { unique: header.unique, node: header.node, operation })
+        let caller = Caller { uid: header.uid, gid: header.gid };
+        Ok(Self { unique: header.unique, node: header.node, caller, operation })
     }
 }
 
@@ -164,25 +261,54 @@ impl<'a> Operation<'a> {
                 Self::Getxattr { name: name(rest)?, size: head.size }
             }
             opcode::LISTXATTR => Self::Listxattr { size: take::<abi::GetxattrIn>(body)?.0.size },
-            opcode::SETATTR
-            | opcode::SYMLINK
-            | opcode::MKNOD
-            | opcode::MKDIR
-            | opcode::UNLINK
-            | opcode::RMDIR
-            | opcode::RENAME
-            | opcode::RENAME2
-            | opcode::LINK
-            | opcode::WRITE
-            | opcode::SETXATTR
-            | opcode::REMOVEXATTR
-            | opcode::CREATE
-            | opcode::FALLOCATE
-            | opcode::COPY_FILE_RANGE
-            | opcode::TMPFILE => Self::Mutation { opcode: number },
+            opcode::SETATTR => Self::Setattr(NewAttributes::new(&take::<abi::SetattrIn>(body)?.0)),
+            opcode::SYMLINK => {
+                let (link, rest) = split_name(body)?;
+                Self::Symlink { name: link, target: name(rest)? }
+            }
+            opcode::MKNOD => {
+                let (head, rest) = take::<abi::MknodIn>(body)?;
+                Self::Mknod { name: name(rest)?, mode: head.mode, rdev: head.rdev }
+            }
+            opcode::MKDIR => {
+                let (head, rest) = take::<abi::MkdirIn>(body)?;
+                Self::Mkdir { name: name(rest)?, mode: head.mode }
+            }
+            opcode::UNLINK => Self::Unlink { name: name(body)? },
+            opcode::RMDIR => Self::Rmdir { name: name(body)? },
+            opcode::RENAME => {
+                let (head, rest) = take::<abi::RenameIn>(body)?;
+                Self::rename(head.newdir, 0, rest)?
+            }
+            opcode::RENAME2 => {
+                let (head, rest) = take::<abi::Rename2In>(body)?;
+                Self::rename(head.newdir, head.flags, rest)?
+            }
+            opcode::LINK => {
+                let (head, rest) = take::<abi::LinkIn>(body)?;
+                Self::Link { inode: head.oldnode, name: name(rest)? }
+            }
+            opcode::SETXATTR => {
+                let (head, rest) = take::<abi::SetxattrIn>(body)?;
+                let (attribute, rest) = split_name(rest)?;
+                Self::Setxattr { name: attribute, value: rest.get(..head.size as usize)?, flags: head.flags }
+            }
+            opcode::REMOVEXATTR => Self::Removexattr { name: name(body)? },
+            opcode::CREATE => {
+                let (head, rest) = take::<abi::CreateIn>(body)?;
+                Self::Create { name: name(rest)?, mode: head.mode, flags: head.flags }
+            }
+            opcode::WRITE | opcode::FALLOCATE | opcode::COPY_FILE_RANGE | opcode::TMPFILE => {
+                Self::Mutation { opcode: number }
+            }
             // FLUSH, FSYNC and FSYNCDIR among them: the kernel remembers ENOSYS as success and asks no more.
             _ => Self::Unsupported { opcode: number },
         })
+    }
+
+    fn rename(new_parent: u64, flags: u32, names: &'a [u8]) -> Option<Self> {
+        let (old, rest) = split_name(names)?;
+        Some(Self::Rename { name: old, new_parent, new_name: name(rest)?, flags })
     }
 
     fn init(body: &'a [u8]) -> Option<Self> {
@@ -200,8 +326,13 @@ fn take<T: FromBytes>(body: &[u8]) -> Option<(T, &[u8])> {
 }
 
 fn name(body: &[u8]) -> Option<&[u8]> {
+    Some(split_name(body)?.0)
+}
+
+/// A name, and what follows its terminating zero.
+fn split_name(body: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = body.iter().position(|byte| *byte == 0)?;
-    Some(&body[..end])
+    Some((&body[..end], &body[end + 1..]))
 }
 
 #[cfg(test)]
@@ -213,7 +344,7 @@ mod tests {
 
     fn message(number: u32, body: &[u8]) -> Vec<u8> {
         let len = u32::try_from(size_of::<InHeader>() + body.len()).unwrap();
-        let header = InHeader { len, opcode: number, unique: 42, node: 7, ..InHeader::default() };
+        let header = InHeader { len, opcode: number, unique: 42, node: 7, uid: 3, gid: 4, ..InHeader::default() };
         [header.as_bytes(), body].concat()
     }
 
@@ -221,7 +352,7 @@ mod tests {
     fn a_lookup_is_decoded() {
         let bytes = message(opcode::LOOKUP, b"name\0");
         let request = Request::decode(&bytes).unwrap();
-        assert_eq!((request.unique, request.node), (42, 7));
+        assert_eq!((request.unique, request.node, request.caller), (42, 7, Caller { uid: 3, gid: 4 }));
         assert!(matches!(request.operation, Operation::Lookup { name: b"name" }));
     }
 
@@ -243,8 +374,53 @@ mod tests {
     }
 
     #[test]
-    fn every_mutation_is_recognized_whatever_its_body() {
-        for number in [4, 6, 8, 9, 10, 11, 12, 13, 16, 21, 24, 35, 43, 45, 47, 51] {
+    fn changes_of_names_are_decoded() {
+        let mut rename = abi::Rename2In { newdir: 9, flags: 2, padding: 0 }.as_bytes().to_vec();
+        rename.extend_from_slice(b"old\0new\0");
+        let bytes = message(opcode::RENAME2, &rename);
+        let Operation::Rename { name, new_parent, new_name, flags } = Request::decode(&bytes).unwrap().operation else {
+            panic!("not a rename")
+        };
+        assert_eq!((name, new_parent, new_name, flags), (&b"old"[..], 9, &b"new"[..], 2));
+        rename.pop();
+        assert!(Request::decode(&message(opcode::RENAME2, &rename)).is_err(), "the second name has no end");
+
+        let bytes = message(opcode::SYMLINK, b"link\0../target\0");
+        let Operation::Symlink { name, target } = Request::decode(&bytes).unwrap().operation else {
+            panic!("not a symlink")
+        };
+        assert_eq!((name, target), (&b"link"[..], &b"../target"[..]));
+
+        let mut set = abi::SetxattrIn { size: 3, flags: 1 }.as_bytes().to_vec();
+        set.extend_from_slice(b"user.a\0v\0w");
+        let bytes = message(opcode::SETXATTR, &set);
+        let Operation::Setxattr { name, value, flags } = Request::decode(&bytes).unwrap().operation else {
+            panic!("not a setxattr")
+        };
+        assert_eq!((name, value, flags), (&b"user.a"[..], &b"v\0w"[..], 1));
+        set[0] = 4;
+        assert!(Request::decode(&message(opcode::SETXATTR, &set)).is_err(), "the value is shorter than it says");
+    }
+
+    #[test]
+    fn only_what_is_valid_of_attributes_is_set() {
+        let set = abi::SetattrIn {
+            valid: fattr::MODE | fattr::ATIME | fattr::MTIME | fattr::MTIME_NOW,
+            mode: libc::S_IFREG | 0o4755,
+            uid: 5,
+            atime: (-2i64).cast_unsigned(),
+            atimensec: 999_999_999,
+            ..abi::SetattrIn::default()
+        };
+        let bytes = message(opcode::SETATTR, set.as_bytes());
+        let Operation::Setattr(set) = Request::decode(&bytes).unwrap().operation else { panic!("not a setattr") };
+        let (atime, mtime) = (Some(NewTime::At(-1_000_000_001)), Some(NewTime::Now));
+        assert_eq!(set, NewAttributes { mode: Some(0o4755), atime, mtime, ..NewAttributes::default() });
+    }
+
+    #[test]
+    fn what_is_not_served_is_recognized_whatever_its_body() {
+        for number in [16, 43, 47, 51] {
             let bytes = message(number, &[]);
             assert!(matches!(Request::decode(&bytes).unwrap().operation, Operation::Mutation { .. }), "{number}");
         }

@@ -21,7 +21,7 @@ use super::in_flight::InFlight;
 use super::notify::Notifier;
 use super::observation::{Kind, Observation};
 use super::reply::Reply;
-use super::request::{Malformed, Operation, Request};
+use super::request::{Caller, Malformed, Operation, Request};
 
 /// Bytes of a page; the unit of `max_pages`.
 const PAGE: usize = 4096;
@@ -29,7 +29,7 @@ const PAGE: usize = 4096;
 const READ_PAGES: u16 = 256;
 /// The largest READ that the kernel sends.
 pub const READ_MAX: usize = READ_PAGES as usize * PAGE;
-/// Room for one request. Nothing is ever written, so the longest are SETXATTR (64 KiB and a name) and BATCH_FORGET,
+/// Room for one request. No data is ever written, so the longest are SETXATTR (64 KiB and a name) and BATCH_FORGET,
 /// which fills whatever room there is.
 const REQUEST_BYTES: usize = 128 * 1024;
 
@@ -37,7 +37,7 @@ const REQUEST_BYTES: usize = 128 * 1024;
 pub trait Filesystem: Send + Sync + 'static {
     /// Answers one request, at once or by [`Reply::defer`]. Called on an event loop: it must not block. `payload` is
     /// the loop's own page-aligned buffer of [`READ_MAX`] bytes, with arbitrary content.
-    fn dispatch(&self, node: u64, operation: Operation<'_>, reply: Reply, payload: &mut [u8]);
+    fn dispatch(&self, node: u64, caller: Caller, operation: Operation<'_>, reply: Reply, payload: &mut [u8]);
 
     /// The kernel gives up `nlookup` references to an inode.
     fn forget(&self, node: u64, nlookup: u64) {
@@ -177,7 +177,7 @@ impl Session {
     }
 }
 
-/// INIT: takes the kernel's offer and asks for what a read-only file system of large files wants.
+/// INIT: takes the kernel's offer and asks for what a file system of large files wants that are only read.
 fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, SessionError> {
     const WANTED: u64 = init::ASYNC_READ
         | init::BIG_WRITES
@@ -221,7 +221,7 @@ fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, 
         max_background: options.max_background,
         // The kernel calls the device congested at three quarters of max_background by default too.
         congestion_threshold: options.max_background - options.max_background / 4,
-        // The least that the kernel takes: nothing is ever written.
+        // The least that the kernel takes: no data is ever written.
         max_write: PAGE as u32,
         time_gran: 1,
         max_pages: READ_PAGES,
@@ -310,7 +310,7 @@ impl<F: Filesystem> EventLoop<F> {
                     Operation::Init { .. } => reply.error(libc::EPROTO),
                     Operation::Mutation { .. } => reply.error(libc::EROFS),
                     Operation::Unsupported { .. } => reply.error(libc::ENOSYS),
-                    operation => self.filesystem.dispatch(request.node, operation, reply, payload),
+                    operation => self.filesystem.dispatch(request.node, request.caller, operation, reply, payload),
                 }
             }
         }

@@ -151,7 +151,8 @@ fn a_bucket_looks_like_a_tree_of_files() {
         errno(fs::write(mounted.path("data/new"), "x")),
         errno(fs::remove_file(mounted.path("data/a"))),
         errno(fs::OpenOptions::new().read(true).write(true).open(mounted.path("data/a"))),
-        errno(rustix::fs::access(mounted.path("data/a"), rustix::fs::Access::WRITE_OK).map_err(io::Error::from)),
+        errno(fs::create_dir(mounted.path("new"))),
+        errno(fs::rename(mounted.path("data/a"), mounted.path("data/d/new"))),
     ] {
         assert_eq!(change, libc::EROFS);
     }

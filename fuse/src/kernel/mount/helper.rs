@@ -26,8 +26,9 @@ pub enum Lazily {
 pub fn mount(path: &Path, source: &str, options: &MountOptions) -> Result<OwnedFd, MountError> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .map_err(|cause| MountError::NoHelper(cause.into()))?;
+    let access = if options.read_only { "ro" } else { "rw" };
     let mut words =
-        format!("ro,nosuid,nodev,noatime,fsname={source},subtype=cv,default_permissions,max_read={READ_MAX}");
+        format!("{access},nosuid,nodev,noatime,fsname={source},subtype=cv,default_permissions,max_read={READ_MAX}");
     if options.allow_other {
         words.push_str(",allow_other");
     }
@@ -93,7 +94,7 @@ mod tests {
     fn the_helper_mounts_and_unmounts() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
-        let options = MountOptions { allow_other: false };
+        let options = MountOptions { allow_other: false, read_only: true };
         let device = match mount(&path, "cavern", &options) {
             Ok(device) => device,
             // Not installed: nothing to test.
@@ -111,7 +112,7 @@ mod tests {
     #[test]
     fn what_the_helper_says_reaches_the_reader() {
         let missing = Path::new("/nonexistent/cavern");
-        match mount(missing, "cavern", &MountOptions { allow_other: false }) {
+        match mount(missing, "cavern", &MountOptions { allow_other: false, read_only: true }) {
             Err(MountError::Helper { message, .. }) => assert!(message.contains("/nonexistent"), "{message}"),
             Err(MountError::NoHelper(_)) => {}
             other => panic!("{other:?}"),

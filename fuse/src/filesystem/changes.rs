@@ -1,0 +1,95 @@
+//! The way of every change: the inode or directory that it is about must be of an fs-mode mount, the master makes it, and
+//! the kernel gets its answer. The client's caches know of it then; the kernel's own know what the kernel asked for itself,
+//! but for the question which listings it may keep.
+//!
+//! A change that has been sent is not given up for a signal: only its answer tells whether it was made. It has a deadline.
+
+use std::sync::Arc;
+
+use cavern_client::{Changed, ClientError, Node};
+use cavern_proto::master::Kind;
+use cavern_proto::master::mutation::Change;
+
+use super::Inner;
+use crate::kernel::{Caller, Reply};
+
+/// A change that the kernel asks for.
+pub(super) struct Attempt {
+    /// The system call, for the log.
+    pub operation: &'static str,
+    /// Whose permission counts: the kernel's node of the directory, or of the inode, that is changed.
+    pub on: u64,
+    /// Another directory or inode that must be of the same mount.
+    pub with: Option<u64>,
+    pub caller: Caller,
+    pub change: Change,
+}
+
+/// What a change of a cache-mode mount, or above the mounts, is answered with.
+fn refusal(node: &Node) -> Option<i32> {
+    (!node.is_fs_mode()).then_some(libc::EROFS)
+}
+
+/// The mount of a node; 0 above the mounts.
+fn mount_of(node: &Node) -> u32 {
+    node.mount.as_ref().map_or(0, |mount| mount.id())
+}
+
+impl Inner {
+    /// Makes a change and answers by `answer`, which gets the node that the change was made on (as it was before).
+    pub(super) fn attempt<Answer>(self: &Arc<Self>, attempt: Attempt, reply: Reply, answer: Answer)
+    where
+        Answer: FnOnce(&Self, &Node, &Changed, Reply) + Send + 'static,
+    {
+        // At once, without a task: a mount of objects is asked this by programs that do not look first.
+        if attempt.with.is_none()
+            && let Some(errno) = self.known_node(attempt.on).as_deref().and_then(refusal)
+        {
+            return reply.error(errno);
+        }
+        let this = Arc::clone(self);
+        reply.carry_out(move |reply| async move {
+            let operation = attempt.operation;
+            match this.make(attempt).await {
+                Ok((node, changed)) => answer(&this, &node, &changed, reply),
+                Err(error) => this.failures.answer(reply, operation, &error),
+            }
+        });
+    }
+
+    async fn make(&self, attempt: Attempt) -> Result<(Arc<Node>, Changed), ClientError> {
+        let node = self.node(attempt.on).await?;
+        let refused = |errno| {
+            let reason = format!("{node} cannot be changed");
+            Err(ClientError::Refused { errno, reason })
+        };
+        if let Some(with) = attempt.with {
+            let other = self.node(with).await?;
+            if (node.is_fs_mode() || other.is_fs_mode()) && mount_of(&node) != mount_of(&other) {
+                return refused(libc::EXDEV);
+            }
+        }
+        if let Some(errno) = refusal(&node) {
+            return refused(errno);
+        }
+        let Caller { uid, gid } = attempt.caller;
+        let changed = self.client.metadata().change(attempt.change, uid, gid).await?;
+        // Before the answer: the kernel may open the directory as soon as it has it.
+        for attr in changed.result.attributes.iter().filter(|attr| attr.kind() == Kind::Directory) {
+            self.invalidations.listings().changed_here(attr.inode);
+        }
+        Ok((node, changed))
+    }
+
+    /// Answers what was created or linked.
+    pub(super) fn answer_entry(&self, directory: &Node, changed: &Changed, reply: Reply) {
+        if let Some(node) = &changed.node {
+            return reply.entry(&self.entry_of(node));
+        }
+        // Too little was known to make a node of it: its attributes are enough, for this moment.
+        match changed.result.attributes.iter().find(|attr| attr.inode == changed.result.inode) {
+            Some(attr) => reply.entry(&self.entry_of(&Node::nameless(attr, directory.mount.clone()))),
+            None => reply.error(libc::EIO),
+        }
+    }
+}

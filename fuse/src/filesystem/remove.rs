@@ -1,0 +1,34 @@
+//! UNLINK and RMDIR.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cavern_proto::master::RemoveName;
+use cavern_proto::master::mutation::Change;
+
+use super::Inner;
+use super::changes::Attempt;
+use crate::kernel::{Caller, Reply};
+
+impl Inner {
+    pub(super) fn unlink(self: &Arc<Self>, kernel_parent: u64, caller: Caller, name: &[u8], reply: Reply) {
+        self.remove("unlink", kernel_parent, caller, (name, false), reply);
+    }
+
+    pub(super) fn rmdir(self: &Arc<Self>, kernel_parent: u64, caller: Caller, name: &[u8], reply: Reply) {
+        self.remove("rmdir", kernel_parent, caller, (name, true), reply);
+    }
+
+    fn remove(
+        self: &Arc<Self>,
+        operation: &'static str,
+        on: u64,
+        caller: Caller,
+        (name, directory): (&[u8], bool),
+        reply: Reply,
+    ) {
+        let remove = RemoveName { parent: self.root.to_namespace(on), name: Bytes::copy_from_slice(name), directory };
+        let attempt = Attempt { operation, on, with: None, caller, change: Change::Remove(remove) };
+        self.attempt(attempt, reply, |_, _, _, reply| reply.done());
+    }
+}

@@ -1,0 +1,49 @@
+//! SETATTR: permissions, owner, times, length; and ACCESS.
+//!
+//! Who may do so, and what becomes of set-user-id and set-group-id bits, the kernel has decided (`default_permissions`).
+
+use std::sync::Arc;
+
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{SetAttr, Time};
+
+use super::Inner;
+use super::changes::Attempt;
+use crate::kernel::{Caller, NewAttributes, NewTime, Reply};
+
+fn time(time: NewTime) -> Time {
+    match time {
+        NewTime::Now => Time { now: true, ns: 0 },
+        NewTime::At(ns) => Time { now: false, ns },
+    }
+}
+
+impl Inner {
+    pub(super) fn setattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, set: NewAttributes, reply: Reply) {
+        let set = SetAttr {
+            inode: self.root.to_namespace(kernel_node),
+            mode: set.mode,
+            uid: set.uid,
+            gid: set.gid,
+            atime: set.atime.map(time),
+            mtime: set.mtime.map(time),
+            size: set.size,
+        };
+        let change = Change::SetAttr(set);
+        let attempt = Attempt { operation: "setattr", on: kernel_node, with: None, caller, change };
+        self.attempt(attempt, reply, |this, node, changed, reply| match changed.result.attributes.first() {
+            Some(attr) => reply.attr(&this.attributes_of(&node.with_attributes(attr))),
+            None => reply.error(libc::EIO),
+        });
+    }
+
+    /// The kernel checks permissions itself (`default_permissions`); what remains is what cannot be written at all.
+    pub(super) fn access(self: &Arc<Self>, kernel_node: u64, mask: u32, reply: Reply) {
+        if mask & libc::W_OK.unsigned_abs() == 0 {
+            return reply.done();
+        }
+        self.with_node(kernel_node, "access", reply, |_, node, reply| {
+            if node.is_fs_mode() { reply.done() } else { reply.error(libc::EROFS) }
+        });
+    }
+}

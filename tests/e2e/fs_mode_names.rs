@@ -1,0 +1,459 @@
+//! Names and inodes of fs-mode mounts: as on a local file system, seen by every mount, and neither lost nor made twice when
+//! the master is killed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cavern_tests::{Cluster, Options, eventually};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, Timespec, Timestamps, XattrFlags};
+use rustix::io::Errno;
+
+/// For an invalidation to reach another mount.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn mounted(options: Options) -> Cluster {
+    let cluster = Cluster::up(options);
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs");
+    cluster
+}
+
+#[track_caller]
+fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> Errno {
+    Errno::from_io_error(&result.unwrap_err()).unwrap()
+}
+
+// ------------------------------------------------------------------------------- against a local directory
+
+/// What one operation answered: 0 or an errno, and what else it told.
+type Answer = (i32, String);
+
+fn answer<T: std::fmt::Debug>(result: rustix::io::Result<T>) -> Answer {
+    match result {
+        Ok(value) => (0, format!("{value:?}")),
+        Err(errno) => (errno.raw_os_error(), String::new()),
+    }
+}
+
+/// One operation on names below a directory.
+#[derive(Clone, Debug)]
+enum Step {
+    Mkdir(PathBuf, u32),
+    Mknod(PathBuf, u32, bool),
+    Symlink(PathBuf),
+    Link(PathBuf, PathBuf),
+    Unlink(PathBuf),
+    Rmdir(PathBuf),
+    Rename(PathBuf, PathBuf, u8),
+    Chmod(PathBuf, u32),
+    Chown(PathBuf, u32, u32),
+    Utimes(PathBuf, i64, i64),
+    SetXattr(PathBuf, u8, u8),
+    GetXattr(PathBuf, u8),
+    RemoveXattr(PathBuf, u8),
+    Readlink(PathBuf),
+    Read(PathBuf),
+    List(PathBuf),
+}
+
+impl Step {
+    fn random(random: &mut StdRng) -> Self {
+        // Few names, so that most operations meet something.
+        let path = |random: &mut StdRng| -> PathBuf {
+            (0..random.random_range(1..=3)).map(|_| ["a", "b", "c", "d"][random.random_range(0..4)]).collect()
+        };
+        let at = path(random);
+        let mode = random.random_range(0..0o1000) | 0o700;
+        match random.random_range(0..24) {
+            0..=4 => Self::Mkdir(at, mode),
+            5 | 6 => Self::Mknod(at, mode, random.random()),
+            7 => Self::Symlink(at),
+            8 | 9 => Self::Link(at, path(random)),
+            10 | 11 => Self::Unlink(at),
+            12 => Self::Rmdir(at),
+            13..=16 => Self::Rename(at, path(random), random.random_range(0..3)),
+            17 => Self::Chmod(at, random.random_range(0..0o10000)),
+            18 => Self::Chown(at, random.random_range(0..3), random.random_range(0..3)),
+            19 => Self::Utimes(at, random.random_range(-1000..1_000_000), random.random_range(0..1_000_000_000)),
+            20 => Self::SetXattr(at, random.random_range(0..3), random.random_range(0..3)),
+            21 => match random.random() {
+                true => Self::GetXattr(at, random.random_range(0..3)),
+                false => Self::RemoveXattr(at, random.random_range(0..3)),
+            },
+            22 => match random.random() {
+                true => Self::Readlink(at),
+                false => Self::Read(at),
+            },
+            _ => Self::List(at),
+        }
+    }
+
+    fn run(&self, top: &Path) -> Answer {
+        let at = |path: &Path| top.join(path);
+        match self {
+            Self::Mkdir(path, mode) => answer(rustix::fs::mkdirat(CWD, at(path), Mode::from_raw_mode(*mode))),
+            Self::Mknod(path, mode, fifo) => {
+                let kind = if *fifo { FileType::Fifo } else { FileType::RegularFile };
+                answer(rustix::fs::mknodat(CWD, at(path), kind, Mode::from_raw_mode(*mode), 0))
+            }
+            Self::Symlink(path) => answer(rustix::fs::symlinkat("../somewhere", CWD, at(path))),
+            Self::Link(from, to) => answer(rustix::fs::linkat(CWD, at(from), CWD, at(to), AtFlags::empty())),
+            Self::Unlink(path) => answer(rustix::fs::unlinkat(CWD, at(path), AtFlags::empty())),
+            Self::Rmdir(path) => answer(rustix::fs::unlinkat(CWD, at(path), AtFlags::REMOVEDIR)),
+            Self::Rename(from, to, mode) => {
+                let flags = [RenameFlags::empty(), RenameFlags::NOREPLACE, RenameFlags::EXCHANGE][usize::from(*mode)];
+                answer(rustix::fs::renameat_with(CWD, at(from), CWD, at(to), flags))
+            }
+            Self::Chmod(path, mode) => {
+                if at(path).is_symlink() {
+                    return (0, String::new());
+                }
+                // What root needs to go on.
+                answer(rustix::fs::chmodat(CWD, at(path), Mode::from_raw_mode(*mode | 0o700), AtFlags::empty()))
+            }
+            Self::Chown(path, uid, gid) => answer(rustix::fs::chownat(
+                CWD,
+                at(path),
+                Some(rustix::fs::Uid::from_raw(*uid)),
+                Some(rustix::fs::Gid::from_raw(*gid)),
+                AtFlags::SYMLINK_NOFOLLOW,
+            )),
+            Self::Utimes(path, seconds, nanoseconds) => {
+                let time = Timespec { tv_sec: *seconds, tv_nsec: *nanoseconds };
+                let times = Timestamps { last_access: time, last_modification: time };
+                let set = rustix::fs::utimensat(CWD, at(path), &times, AtFlags::SYMLINK_NOFOLLOW);
+                answer(set.map(|()| {
+                    let data = at(path).symlink_metadata().unwrap();
+                    (data.mtime(), data.mtime_nsec(), data.atime(), data.atime_nsec())
+                }))
+            }
+            Self::SetXattr(path, name, mode) => {
+                let flags = [XattrFlags::empty(), XattrFlags::CREATE, XattrFlags::REPLACE][usize::from(*mode)];
+                let value = vec![b'v'; usize::from(*name) * 100];
+                answer(rustix::fs::lsetxattr(at(path), format!("user.{name}"), &value, flags))
+            }
+            Self::GetXattr(path, name) => {
+                let mut value = [0u8; 150];
+                answer(rustix::fs::lgetxattr(at(path), format!("user.{name}"), &mut value[..]))
+            }
+            Self::RemoveXattr(path, name) => answer(rustix::fs::lremovexattr(at(path), format!("user.{name}"))),
+            Self::Readlink(path) => answer(rustix::fs::readlinkat(CWD, at(path), Vec::new())),
+            Self::Read(path) => {
+                if !at(path).symlink_metadata().is_ok_and(|data| data.is_file()) {
+                    return (0, String::new());
+                }
+                answer(fs::read(at(path)).map_err(|error| Errno::from_io_error(&error).unwrap()))
+            }
+            Self::List(path) => answer(names(&at(path)).map_err(|error| Errno::from_io_error(&error).unwrap())),
+        }
+    }
+}
+
+fn names(directory: &Path) -> io::Result<Vec<String>> {
+    let entries = fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name().into_string().unwrap()));
+    let mut names = entries.collect::<io::Result<Vec<String>>>()?;
+    names.sort();
+    Ok(names)
+}
+
+/// What a name shows, but for what file systems are free to choose.
+#[derive(Debug, PartialEq, Eq)]
+struct Shown {
+    kind: &'static str,
+    mode: u32,
+    owner: (u32, u32),
+    links: u64,
+    target: Option<PathBuf>,
+    xattrs: BTreeMap<String, Vec<u8>>,
+    /// The first path, in their order, of the same inode.
+    first: PathBuf,
+}
+
+fn tree(top: &Path) -> BTreeMap<PathBuf, Shown> {
+    let (mut paths, mut left) = (Vec::new(), vec![top.to_owned()]);
+    while let Some(directory) = left.pop() {
+        for name in names(&directory).unwrap() {
+            let path = directory.join(name);
+            if path.symlink_metadata().unwrap().is_dir() {
+                left.push(path.clone());
+            }
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    let mut first = HashMap::new();
+    let shown = paths.into_iter().map(|path| {
+        let below = path.strip_prefix(top).unwrap().to_owned();
+        let data = path.symlink_metadata().unwrap();
+        let kind = match data.file_type() {
+            kind if kind.is_dir() => "directory",
+            kind if kind.is_symlink() => "symlink",
+            kind if kind.is_fifo() => "fifo",
+            kind if kind.is_file() => "file",
+            _ => "other",
+        };
+        let mut list = [0u8; 1024];
+        let length = rustix::fs::llistxattr(&path, &mut list[..]).unwrap();
+        let listed = list[..length].split(|byte| *byte == 0).filter(|name| name.starts_with(b"user."));
+        let xattrs = listed.map(|name| {
+            let (name, mut value) = (String::from_utf8(name.to_vec()).unwrap(), [0u8; 1024]);
+            let length = rustix::fs::lgetxattr(&path, &name, &mut value[..]).unwrap();
+            (name, value[..length].to_vec())
+        });
+        let shown = Shown {
+            kind,
+            mode: data.mode() & 0o7777,
+            owner: (data.uid(), data.gid()),
+            links: data.nlink(),
+            target: fs::read_link(&path).ok(),
+            xattrs: xattrs.collect(),
+            first: first.entry(data.ino()).or_insert_with(|| below.clone()).clone(),
+        };
+        (below, shown)
+    });
+    shown.collect()
+}
+
+#[test]
+fn random_changes_have_the_results_that_they_have_locally() {
+    let cluster = mounted(Options { more_mounts: vec!["second"], ..Options::default() });
+    // Not /tmp, which may lack extended attributes.
+    let local = tempfile::tempdir_in("/var/tmp").unwrap();
+    for seed in 0..4u64 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let (ours, theirs) = (cluster.path(format!("fs/{seed}")), local.path().join(seed.to_string()));
+        fs::create_dir(&ours).unwrap();
+        fs::create_dir(&theirs).unwrap();
+        for number in 0..700 {
+            let step = Step::random(&mut random);
+            assert_eq!(step.run(&ours), step.run(&theirs), "seed {seed}, step {number}: {step:?}");
+        }
+        assert_eq!(tree(&ours), tree(&theirs), "seed {seed}");
+    }
+    // The other mount, which has seen nothing of all this, and this one after its caches are gone.
+    let second = &cluster.at_start.fuse[1].mount_point;
+    assert_eq!(tree(&second.join("fs")), tree(local.path()));
+    cluster.stop("fuse0");
+    cluster.start("fuse0");
+    assert_eq!(tree(&cluster.path("fs")), tree(local.path()));
+}
+
+// ------------------------------------------------------------------------------------------- two mounts
+
+#[test]
+fn two_mounts_see_each_others_changes() {
+    let cluster = mounted(Options { more_mounts: vec!["second"], ..Options::default() });
+    let mounts = [cluster.path("fs"), cluster.at_start.fuse[1].mount_point.join("fs")];
+    let mut slowest = Duration::ZERO;
+    let mut seen = |what: &str, state: &dyn Fn() -> bool| {
+        let began = Instant::now();
+        eventually(what, PATIENCE, || state().then_some(()));
+        slowest = slowest.max(began.elapsed());
+    };
+    for round in 0..40 {
+        let (here, there) = (&mounts[round % 2], &mounts[1 - round % 2]);
+        let [a, b] = [format!("a{round}"), format!("b{round}")];
+        // Looked for in vain, and listed: kernel and client have cached that.
+        assert!(!there.join(&a).exists());
+        let before = names(there).unwrap();
+        fs::create_dir(here.join(&a)).unwrap();
+        seen("a new directory", &|| there.join(&a).is_dir());
+        seen("a new name in a listing", &|| names(there).unwrap().len() == before.len() + 1);
+        fs::set_permissions(here.join(&a), fs::Permissions::from_mode(0o711)).unwrap();
+        seen("permissions", &|| fs::metadata(there.join(&a)).unwrap().mode() & 0o7777 == 0o711);
+        fs::rename(here.join(&a), here.join(&b)).unwrap();
+        seen("a rename", &|| !there.join(&a).exists() && there.join(&b).is_dir());
+        symlink("x", there.join(&b).join("link")).unwrap();
+        seen("a symlink", &|| fs::read_link(here.join(&b).join("link")).is_ok_and(|target| target == Path::new("x")));
+        fs::hard_link(there.join(&b).join("link"), there.join(&a)).unwrap();
+        seen("two links", &|| here.join(&a).symlink_metadata().is_ok_and(|data| data.nlink() == 2));
+        fs::remove_file(here.join(&b).join("link")).unwrap();
+        seen("one link", &|| there.join(&a).symlink_metadata().unwrap().nlink() == 1);
+        fs::remove_dir(there.join(&b)).unwrap();
+        fs::remove_file(here.join(&a)).unwrap();
+        seen("nothing", &|| !here.join(&b).exists() && there.join(&a).symlink_metadata().is_err());
+        seen("the old listing", &|| names(there).unwrap() == before && names(here).unwrap() == before);
+    }
+    eprintln!("a change was seen by the other mount within {slowest:?}");
+}
+
+#[test]
+fn what_is_open_keeps_its_attributes_when_it_is_removed_elsewhere() {
+    let conf = "[master]\nsession_lease = \"1500ms\"\n".to_owned();
+    let cluster = mounted(Options { more_mounts: vec!["second"], conf, ..Options::default() });
+    let (here, there) = (cluster.path("fs"), cluster.at_start.fuse[1].mount_point.join("fs"));
+    let mknod = |path: PathBuf| rustix::fs::mknodat(CWD, path, FileType::RegularFile, Mode::RUSR, 0).unwrap();
+    mknod(here.join("file"));
+    mknod(here.join("unopened"));
+    fs::create_dir(here.join("directory")).unwrap();
+    let (file, directory) = (File::open(here.join("file")).unwrap(), File::open(here.join("directory")).unwrap());
+    let (of_file, of_directory) = (file.metadata().unwrap(), directory.metadata().unwrap());
+    let inodes = || cluster.cv(&["report", "--json"]).json()["inodes"].as_u64().unwrap();
+    let before = inodes();
+    fs::remove_file(there.join("file")).unwrap();
+    fs::remove_file(there.join("unopened")).unwrap();
+    fs::remove_dir(there.join("directory")).unwrap();
+    // What nobody has open is deleted, and with it anything that nobody holds.
+    eventually("the unopened file is deleted", Duration::from_secs(30), || (inodes() == before - 1).then_some(()));
+    eventually("the loss of the last name is seen", PATIENCE, || (file.metadata().unwrap().nlink() == 0).then_some(()));
+    assert_eq!(directory.metadata().unwrap().ino(), of_directory.ino());
+    // The inode is still there at the master.
+    file.set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
+    let now = file.metadata().unwrap();
+    assert_eq!((now.ino(), now.mode() & 0o7777, now.mtime()), (of_file.ino(), 0o640, of_file.mtime()));
+    assert_eq!(errno(fs::metadata(here.join("file"))), Errno::NOENT);
+    drop((file, directory));
+    eventually("what is closed is deleted", Duration::from_secs(30), || (inodes() == before - 3).then_some(()));
+}
+
+// --------------------------------------------------------------------------------------------- failures
+
+#[test]
+fn a_killed_master_delays_changes_and_none_is_lost_or_made_twice() {
+    const THREADS: usize = 8;
+    let conf = "[client]\nmetadata_timeout = \"30s\"\n".to_owned();
+    let cluster = mounted(Options { conf, alone: true, ..Options::default() });
+    let (done, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let counts: Vec<usize> = thread::scope(|scope| {
+        let writers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (top, done, stop) = (cluster.path(format!("fs/{thread}")), &done, &stop);
+                scope.spawn(move || {
+                    fs::create_dir(&top).unwrap();
+                    let mut count = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        // Made twice, each of these would fail: EEXIST, ENOENT, ENOENT.
+                        let (old, new) = (top.join(format!("old{count}")), top.join(format!("new{count}")));
+                        fs::create_dir(&old).unwrap_or_else(|error| panic!("{}: {error}", old.display()));
+                        fs::rename(&old, &new).unwrap_or_else(|error| panic!("{}: {error}", new.display()));
+                        if count % 3 == 0 {
+                            fs::remove_dir(&new).unwrap_or_else(|error| panic!("{}: {error}", new.display()));
+                        }
+                        count += 1;
+                        done.fetch_add(1, Ordering::Relaxed);
+                    }
+                    count
+                })
+            })
+            .collect();
+        for _ in 0..3 {
+            let before = done.load(Ordering::Relaxed);
+            eventually("changes go on", Duration::from_secs(60), || {
+                (done.load(Ordering::Relaxed) > before + 50 || writers.iter().any(|writer| writer.is_finished()))
+                    .then_some(())
+            });
+            cluster.kill("master");
+            cluster.start("master");
+        }
+        let before = done.load(Ordering::Relaxed);
+        eventually("changes go on", Duration::from_secs(60), || {
+            (done.load(Ordering::Relaxed) > before + 50 || writers.iter().any(|writer| writer.is_finished()))
+                .then_some(())
+        });
+        stop.store(true, Ordering::Relaxed);
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    for (thread, count) in counts.into_iter().enumerate() {
+        let mut expected: Vec<String> =
+            (0..count).filter(|number| number % 3 != 0).map(|number| format!("new{number}")).collect();
+        expected.sort();
+        assert_eq!(names(&cluster.path(format!("fs/{thread}"))).unwrap(), expected);
+    }
+}
+
+#[test]
+fn ten_thousand_directories_are_made_by_sixteen_threads() {
+    const THREADS: usize = 16;
+    const EACH: usize = 625;
+    let cluster = mounted(Options { more_mounts: vec!["second"], alone: true, ..Options::default() });
+    let top = cluster.path("fs");
+    let began = Instant::now();
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let top = &top;
+            scope.spawn(move || {
+                for number in 0..EACH {
+                    fs::create_dir(top.join(format!("{thread}-{number}"))).unwrap();
+                }
+            });
+        }
+    });
+    eprintln!("{:.0} directories made per second", (THREADS * EACH) as f64 / began.elapsed().as_secs_f64());
+    let mut expected: Vec<String> =
+        (0..THREADS).flat_map(|thread| (0..EACH).map(move |number| format!("{thread}-{number}"))).collect();
+    expected.sort();
+    for mount in [&top, &cluster.at_start.fuse[1].mount_point.join("fs")] {
+        assert_eq!(names(mount).unwrap(), expected);
+        assert_eq!(fs::metadata(mount).unwrap().nlink() as usize, 2 + THREADS * EACH);
+    }
+}
+
+// ------------------------------------------------------------------------------------------- the edges
+
+#[test]
+fn what_cannot_be_done_says_so() {
+    let cluster = mounted(Options::default());
+    cluster.s3.put("bucket", "objects/object", "object");
+    cluster.mount("s3://bucket/objects", "/objects", &[]);
+    cluster.mount_fs_mode("s3://bucket/other", "/other");
+    let at = |path: &str| cluster.path(path);
+    let mknod = |path: &str, kind| {
+        let device = rustix::fs::makedev(7, 300);
+        rustix::fs::mknodat(CWD, at(path), kind, Mode::from_raw_mode(0o644), device).unwrap();
+    };
+    mknod("fs/file", FileType::RegularFile);
+    fs::create_dir(at("fs/directory")).unwrap();
+
+    // Between mounts.
+    assert_eq!(errno(fs::rename(at("fs/file"), at("other/file"))), Errno::XDEV);
+    assert_eq!(errno(fs::rename(at("objects/object"), at("other/object"))), Errno::XDEV);
+    assert_eq!(errno(fs::hard_link(at("fs/file"), at("other/file"))), Errno::XDEV);
+    // Neither objects nor what is above the mounts can be changed.
+    assert_eq!(errno(fs::create_dir(at("objects/new"))), Errno::ROFS);
+    assert_eq!(errno(fs::rename(at("objects/object"), at("objects/new"))), Errno::ROFS);
+    assert_eq!(errno(fs::remove_dir(at("fs"))), Errno::ROFS);
+    assert_eq!(errno(fs::create_dir(at("new"))), Errno::ROFS);
+    // Content.
+    assert_eq!(fs::read(at("fs/file")).unwrap(), b"");
+    assert_eq!(errno(OpenOptions::new().write(true).open(at("fs/file"))), Errno::OPNOTSUPP);
+    assert_eq!(errno(File::create(at("fs/new"))), Errno::OPNOTSUPP);
+    assert!(!at("fs/new").exists());
+    let script = "import os,sys\nos.truncate(sys.argv[1], 5)\n";
+    assert!(Command::new("python3").args(["-c", script]).arg(at("fs/file")).status().unwrap().success());
+    assert_eq!(fs::metadata(at("fs/file")).unwrap().len(), 5);
+    assert_eq!(errno(fs::read(at("fs/file"))), Errno::OPNOTSUPP);
+    // Names and targets.
+    assert_eq!(errno(fs::create_dir(at(&format!("fs/{}", "n".repeat(256))))), Errno::NAMETOOLONG);
+    fs::create_dir(at(&format!("fs/{}", "n".repeat(255)))).unwrap();
+    assert_eq!(errno(fs::rename(at("fs/directory"), at("fs/directory/below"))), Errno::INVAL);
+    let target = "t/".repeat(2000);
+    symlink(&target, at("fs/link")).unwrap();
+    assert_eq!(fs::read_link(at("fs/link")).unwrap(), Path::new(&target));
+    assert_eq!(at("fs/link").symlink_metadata().unwrap().len(), 4000);
+    // Devices and sockets.
+    mknod("fs/device", FileType::CharacterDevice);
+    mknod("fs/socket", FileType::Socket);
+    let device = fs::metadata(at("fs/device")).unwrap();
+    assert!(device.file_type().is_char_device() && fs::metadata(at("fs/socket")).unwrap().file_type().is_socket());
+    assert_eq!((rustix::fs::major(device.rdev()), rustix::fs::minor(device.rdev())), (7, 300));
+    // Extended attributes.
+    let (file, none) = (at("fs/file"), XattrFlags::empty());
+    rustix::fs::setxattr(&file, "user.a", &vec![1; 60_000], none).unwrap();
+    rustix::fs::setxattr(&file, "trusted.b", b"", none).unwrap();
+    let mut list = [0u8; 100];
+    let length = rustix::fs::listxattr(&file, &mut list[..]).unwrap();
+    assert_eq!(&list[..length], b"trusted.b\0user.a\0");
+    assert_eq!(rustix::fs::getxattr(&file, "user.a", &mut list[..]), Err(Errno::RANGE));
+    assert_eq!(rustix::fs::getxattr(&file, "user.cavern.key", &mut list[..]), Err(Errno::NODATA));
+    rustix::fs::removexattr(&file, "user.a").unwrap();
+    assert_eq!(rustix::fs::getxattr(&file, "user.a", &mut list[..]), Err(Errno::NODATA));
+}
