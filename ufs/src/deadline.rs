@@ -1,6 +1,7 @@
 //! Deadlines of one attempt.
 //!
 //! - The answer to a request (for LIST and HEAD all of it, for GET its head) must come within `ufs.request_timeout`.
+//! - The answer to a request that sends a body may take longer, by `ufs.io_timeout` per [`STRIDE`] begun.
 //! - A body must gain [`STRIDE`] bytes, or reach its end, per `ufs.io_timeout` of waiting. So a store that drips a byte a
 //!   second is as late as one that is silent, and the time that the reader itself takes is not counted against the store.
 
@@ -13,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 /// Bytes that a body must gain per `io_timeout`.
 pub(crate) const STRIDE: u64 = 1 << 20;
@@ -33,12 +34,22 @@ pub(crate) struct Punctual<S> {
 
 impl<S: ObjectStore> Punctual<S> {
     async fn answer_in_time<T>(&self, operation: Operation, key: &str, answer: Answer<'_, T>) -> Result<T, UfsError> {
-        match timeout(self.request_timeout, answer).await {
+        self.answer_within(self.request_timeout, operation, key, answer).await
+    }
+
+    async fn answer_within<T>(
+        &self,
+        limit: Duration,
+        operation: Operation,
+        key: &str,
+        answer: Answer<'_, T>,
+    ) -> Result<T, UfsError> {
+        match timeout(limit, answer).await {
             Ok(answer) => answer,
             Err(_) => Err(UfsError::Deadline {
                 request: Request::new(operation, &self.store, key),
                 what: "the answer",
-                limit: self.request_timeout,
+                limit,
                 setting: "ufs.request_timeout",
             }),
         }
@@ -68,6 +79,14 @@ impl<S: ObjectStore> ObjectStore for Punctual<S> {
             Ok(Body { etag: body.etag, stream: ByteStream::new(stream::unfold(paced, Paced::next)) })
         }
         .boxed()
+    }
+
+    /// The body, if there is one, is a part of what the answer waits for.
+    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
+        let bytes = request.body_bytes();
+        let body = if bytes > 0 { body_limit(bytes, self.io_timeout) } else { Duration::ZERO };
+        let limit = self.request_timeout + body;
+        self.answer_within(limit, request.operation(), request.key, self.inner.change(request)).boxed()
     }
 }
 

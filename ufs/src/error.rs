@@ -22,6 +22,13 @@ pub enum Operation {
     List,
     Head,
     Get,
+    Put,
+    /// A multipart upload: its beginning, a part, its end, and giving it up.
+    Begin,
+    Part,
+    Complete,
+    Abort,
+    Delete,
 }
 
 impl Operation {
@@ -31,6 +38,12 @@ impl Operation {
             Self::List => "LIST",
             Self::Head => "HEAD",
             Self::Get => "GET",
+            Self::Put => "PUT",
+            Self::Begin => "CREATE MULTIPART",
+            Self::Part => "UPLOAD PART",
+            Self::Complete => "COMPLETE MULTIPART",
+            Self::Abort => "ABORT MULTIPART",
+            Self::Delete => "DELETE",
         }
     }
 }

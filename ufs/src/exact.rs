@@ -8,7 +8,7 @@ use futures::{FutureExt, StreamExt, stream};
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 pub(crate) struct Exact<S> {
     pub inner: S,
@@ -37,6 +37,10 @@ impl<S: ObjectStore> ObjectStore for Exact<S> {
             Ok(Body { etag: body.etag, stream: ByteStream::new(stream::unfold(counted, Counted::next)) })
         }
         .boxed()
+    }
+
+    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
+        self.inner.change(request)
     }
 }
 

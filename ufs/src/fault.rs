@@ -10,7 +10,7 @@ use futures::{FutureExt, StreamExt, future};
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 /// What goes wrong, counted over all requests of one handle, so that a test is the same every time.
 #[derive(Clone, Debug, Default)]
@@ -75,6 +75,14 @@ impl ObjectStore for Faulty {
             let halved = body.stream.take(1).map(|item| item.map(|bytes| bytes.slice(..bytes.len() / 2)));
             let halved = halved.filter(|item| future::ready(!matches!(item, Ok(bytes) if bytes.is_empty())));
             Ok(Body { etag: body.etag, stream: ByteStream::new(halved) })
+        }
+        .boxed()
+    }
+
+    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
+        async move {
+            self.interfere(request.operation(), request.key).await?;
+            self.inner.change(request).await
         }
         .boxed()
     }

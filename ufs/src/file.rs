@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::{FutureExt, stream};
+use futures::{FutureExt, future, stream};
 use tokio::task::spawn_blocking;
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
-use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 /// Bytes that are read at once.
 const PIECE: u64 = 1 << 20;
@@ -280,6 +280,12 @@ impl ObjectStore for FileStore {
             Ok(Body { etag, stream: ByteStream::new(stream::unfold(rest, Rest::next)) })
         }
         .boxed()
+    }
+
+    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
+        let reason = "a directory tree is read only for Cavern: mount s3:// to write".to_owned();
+        let request = Request::new(request.operation(), &self.label, request.key);
+        future::ready(Err(UfsError::Rejected { request, reason, source: None })).boxed()
     }
 }
 

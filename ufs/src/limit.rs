@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 pub(crate) struct Limited<S> {
     pub inner: S,
@@ -68,6 +68,14 @@ impl<S: ObjectStore> ObjectStore for Limited<S> {
                 item
             });
             Ok(Body { etag, stream: ByteStream::new(stream) })
+        }
+        .boxed()
+    }
+
+    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
+        async move {
+            let _permit = self.permit(request.operation(), request.key).await?;
+            self.inner.change(request).await
         }
         .boxed()
     }

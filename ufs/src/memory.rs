@@ -10,8 +10,8 @@ use futures::{FutureExt, future, stream};
 use parking_lot::Mutex;
 
 use crate::error::{Operation, Request, UfsError};
-use crate::object::{ListMode, ObjectMeta};
-use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+use crate::object::{ListMode, Metadata, ObjectMeta, Replaces};
+use crate::store::{Answer, Body, ByteStream, Change, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 static BUCKETS: LazyLock<Mutex<HashMap<String, MemoryBucket>>> = LazyLock::new(Mutex::default);
 
@@ -27,12 +27,38 @@ struct Objects {
     by_key: BTreeMap<String, Object>,
     /// Counts up with every write, so that equal bytes written twice are two versions.
     version: u64,
+    /// Objects on their way, by the id of the upload.
+    uploads: BTreeMap<String, Upload>,
 }
 
 #[derive(Clone, Debug)]
 struct Object {
     bytes: Bytes,
     meta: ObjectMeta,
+    metadata: Metadata,
+}
+
+#[derive(Debug, Default)]
+struct Upload {
+    metadata: Metadata,
+    /// By number.
+    parts: BTreeMap<u32, Bytes>,
+}
+
+impl Objects {
+    fn store(&mut self, key: &str, bytes: Bytes, metadata: Metadata) -> String {
+        self.version += 1;
+        let etag = format!("v{}", self.version);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let meta = ObjectMeta {
+            key: key.to_owned(),
+            size: bytes.len() as u64,
+            etag: etag.clone(),
+            mtime_ns: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX),
+        };
+        self.by_key.insert(key.to_owned(), Object { bytes, meta, metadata });
+        etag
+    }
 }
 
 impl MemoryBucket {
@@ -44,19 +70,23 @@ impl MemoryBucket {
 
     /// Stores an object, replacing one of that key; returns its ETag.
     pub fn put(&self, key: &str, bytes: impl Into<Bytes>) -> String {
-        let bytes = bytes.into();
-        let mut objects = self.objects.lock();
-        objects.version += 1;
-        let etag = format!("v{}", objects.version);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let meta = ObjectMeta {
-            key: key.to_owned(),
-            size: bytes.len() as u64,
-            etag: etag.clone(),
-            mtime_ns: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX),
-        };
-        objects.by_key.insert(key.to_owned(), Object { bytes, meta });
-        etag
+        self.objects.lock().store(key, bytes.into(), Metadata::new())
+    }
+
+    /// The bytes of an object, and what is kept with it.
+    pub fn object(&self, key: &str) -> Option<(Bytes, Metadata)> {
+        let objects = self.objects.lock();
+        objects.by_key.get(key).map(|object| (object.bytes.clone(), object.metadata.clone()))
+    }
+
+    /// All keys, in order.
+    pub fn keys(&self) -> Vec<String> {
+        self.objects.lock().by_key.keys().cloned().collect()
+    }
+
+    /// Uploads that were begun, and neither completed nor aborted.
+    pub fn uploads(&self) -> usize {
+        self.objects.lock().uploads.len()
     }
 
     /// Removes an object; false when there was none.
@@ -118,6 +148,60 @@ impl MemoryBucket {
     }
 }
 
+impl MemoryBucket {
+    fn carry_out(&self, request: ChangeRequest<'_>) -> Result<String, UfsError> {
+        let asked = || Request::new(request.operation(), &self.name, request.key);
+        let missing = || UfsError::NotFound { request: asked() };
+        let objects = &mut *self.objects.lock();
+        let check = |objects: &Objects, replaces: Replaces<'_>| {
+            let changed = |etag: &str| {
+                let reason = "another version has replaced it".to_owned();
+                Err(UfsError::VersionChanged { request: asked(), etag: etag.to_owned(), reason })
+            };
+            match (replaces, objects.by_key.get(request.key)) {
+                (Replaces::Nothing, Some(_)) => changed(""),
+                (Replaces::Version(_), None) => Err(missing()),
+                (Replaces::Version(etag), Some(object)) if object.meta.etag != etag => changed(etag),
+                _ => Ok(()),
+            }
+        };
+        match request.change {
+            Change::Put { body, metadata, replaces } => {
+                check(objects, replaces)?;
+                Ok(objects.store(request.key, body.clone(), metadata.clone()))
+            }
+            Change::Begin { metadata } => {
+                objects.version += 1;
+                let id = format!("u{}", objects.version);
+                objects.uploads.insert(id.clone(), Upload { metadata: metadata.clone(), parts: BTreeMap::new() });
+                Ok(id)
+            }
+            Change::Part { upload, number, body } => {
+                objects.version += 1;
+                let etag = format!("p{}", objects.version);
+                let upload = objects.uploads.get_mut(upload).ok_or_else(missing)?;
+                upload.parts.insert(number, body.clone());
+                Ok(etag)
+            }
+            Change::Complete { upload, replaces, .. } => {
+                check(objects, replaces)?;
+                let Upload { metadata, parts } = objects.uploads.remove(upload).ok_or_else(missing)?;
+                let bytes: Vec<u8> = parts.values().flatten().copied().collect();
+                Ok(objects.store(request.key, bytes.into(), metadata))
+            }
+            Change::Abort { upload } => {
+                objects.uploads.remove(upload);
+                Ok(String::new())
+            }
+            Change::Delete { replaces } => {
+                check(objects, replaces)?;
+                objects.by_key.remove(request.key);
+                Ok(String::new())
+            }
+        }
+    }
+}
+
 impl ObjectStore for MemoryBucket {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         future::ready(Ok(self.page(request))).boxed()
@@ -129,6 +213,10 @@ impl ObjectStore for MemoryBucket {
 
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
         future::ready(self.slice(key, etag, range)).boxed()
+    }
+
+    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
+        future::ready(self.carry_out(request)).boxed()
     }
 }
 

@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 
 use crate::error::{Operation, UfsError};
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StoreLabel {
@@ -42,6 +42,7 @@ struct Families {
     errors: Family<ErrorLabel, Counter>,
     latency: Family<OperationLabel, Histogram, fn() -> Histogram>,
     bytes: Family<StoreLabel, Counter>,
+    written_bytes: Family<StoreLabel, Counter>,
     retries: Family<StoreLabel, Counter>,
     in_flight: Family<StoreLabel, Gauge>,
 }
@@ -51,6 +52,7 @@ static FAMILIES: LazyLock<Families> = LazyLock::new(|| Families {
     errors: Family::default(),
     latency: Family::new_with_constructor(latency_buckets),
     bytes: Family::default(),
+    written_bytes: Family::default(),
     retries: Family::default(),
     in_flight: Family::default(),
 });
@@ -68,6 +70,7 @@ pub fn register(registry: &mut Registry) {
     registry.register("errors", "Requests and bodies that failed, by kind of error", families.errors.clone());
     registry.register("request_seconds", "Time until the store answered, without the body", families.latency.clone());
     registry.register("read_bytes", "Bytes of bodies received", families.bytes.clone());
+    registry.register("written_bytes", "Bytes of bodies that the store took", families.written_bytes.clone());
     registry.register("retries", "Attempts that were repeated", families.retries.clone());
     registry.register("in_flight", "Requests and bodies in flight", families.in_flight.clone());
 }
@@ -79,19 +82,30 @@ pub struct UfsStats {
     pub lists: u64,
     pub heads: u64,
     pub gets: u64,
+    /// Objects and parts sent.
+    pub puts: u64,
+    pub deletes: u64,
     /// Attempts and bodies that failed.
     pub errors: u64,
     pub retries: u64,
-    /// Bytes of bodies received.
+    /// Bytes of bodies received, and of those that the store took.
     pub read_bytes: u64,
+    pub written_bytes: u64,
 }
+
+/// The operations that change a bucket.
+const CHANGES: [Operation; 6] =
+    [Operation::Put, Operation::Begin, Operation::Part, Operation::Complete, Operation::Abort, Operation::Delete];
 
 /// The counters of one store.
 pub(crate) struct StoreMetrics {
     lists: OperationMetrics,
     heads: OperationMetrics,
     gets: OperationMetrics,
+    /// In the order of [`CHANGES`].
+    changes: [OperationMetrics; CHANGES.len()],
     bytes: Counter,
+    written_bytes: Counter,
     in_flight: Gauge,
     pub(crate) retries: Counter,
 }
@@ -141,10 +155,18 @@ impl StoreMetrics {
             lists: OperationMetrics::of(store, Operation::List),
             heads: OperationMetrics::of(store, Operation::Head),
             gets: OperationMetrics::of(store, Operation::Get),
+            changes: CHANGES.map(|operation| OperationMetrics::of(store, operation)),
+            written_bytes: FAMILIES.written_bytes.get_or_create(&label).clone(),
             bytes: FAMILIES.bytes.get_or_create(&label).clone(),
             in_flight: FAMILIES.in_flight.get_or_create(&label).clone(),
             retries: FAMILIES.retries.get_or_create(&label).clone(),
         }
+    }
+
+    fn change(&self, operation: Operation) -> &OperationMetrics {
+        let position = CHANGES.iter().position(|change| *change == operation);
+        // All operations that change something are among them.
+        &self.changes[position.unwrap_or_default()]
     }
 
     pub(crate) fn stats(&self) -> UfsStats {
@@ -152,9 +174,15 @@ impl StoreMetrics {
             lists: self.lists.requests.get(),
             heads: self.heads.requests.get(),
             gets: self.gets.requests.get(),
-            errors: self.lists.errors.get() + self.heads.errors.get() + self.gets.errors.get(),
+            puts: self.change(Operation::Put).requests.get() + self.change(Operation::Part).requests.get(),
+            deletes: self.change(Operation::Delete).requests.get(),
+            errors: self.lists.errors.get()
+                + self.heads.errors.get()
+                + self.gets.errors.get()
+                + self.changes.iter().map(|change| change.errors.get()).sum::<u64>(),
             retries: self.retries.get(),
             read_bytes: self.bytes.get(),
+            written_bytes: self.written_bytes.get(),
         }
     }
 }
@@ -212,6 +240,16 @@ impl<S: ObjectStore> ObjectStore for Instrumented<S> {
                 }
             });
             Ok(Body { etag, stream: ByteStream::new(stream) })
+        }
+        .boxed()
+    }
+
+    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
+        async move {
+            let _flight = InFlight::begin(&self.metrics.in_flight);
+            let changed = self.metrics.change(request.operation()).measure(self.inner.change(request)).await?;
+            self.metrics.written_bytes.inc_by(request.body_bytes());
+            Ok(changed)
         }
         .boxed()
     }

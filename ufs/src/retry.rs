@@ -17,7 +17,7 @@ use futures::{FutureExt, StreamExt, stream};
 use crate::error::UfsError;
 use crate::metrics::StoreMetrics;
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
@@ -113,6 +113,20 @@ impl ObjectStore for Arc<Retrying> {
                 failed,
             };
             Ok(Body { etag: body.etag, stream: ByteStream::new(stream::unfold(resuming, Resuming::next)) })
+        }
+        .boxed()
+    }
+
+    /// A condition may fail because an earlier attempt was carried out although its answer was lost: the caller finds out.
+    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
+        async move {
+            let mut failed = 0;
+            loop {
+                match self.inner.change(request).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) => self.survive(error, &mut failed).await?,
+                }
+            }
         }
         .boxed()
     }

@@ -2,12 +2,14 @@
 //!
 //! Objects are read through opendal's S3 service, one layer below its `Operator`: the operator normalizes paths (it trims
 //! spaces and folds `//`), the service sends the key that it is given. Listings are our own request, for the reasons told
-//! in [`listing`]; both are signed with the same credentials and travel over the same [`transport`].
+//! in [`listing`], and so are all changes, see [`write`]; all are signed with the same credentials and travel over the same
+//! [`transport`].
 
 mod failure;
 mod listing;
 mod options;
 mod transport;
+mod write;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -35,7 +37,7 @@ use crate::s3::listing::{nanoseconds, unquoted};
 use crate::s3::options::{Credentials, S3Options};
 pub(crate) use crate::s3::transport::Transport;
 use crate::shared::SharedStore;
-use crate::store::{Answer, Body, ByteStream, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 /// A page of a thousand keys of 1,024 bytes, each byte percent-encoded, takes half of this.
 const LISTING_BYTES: usize = 8 << 20;
@@ -230,5 +232,9 @@ impl ObjectStore for S3Store {
 
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
         self.open(key, etag, range).boxed()
+    }
+
+    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
+        self.carry_out(request).boxed()
     }
 }

@@ -1,4 +1,5 @@
-//! The three requests that every kind of store answers, and that every decorator passes on.
+//! The requests that every kind of store answers, and that every decorator passes on: three that read, and one for
+//! everything that changes a bucket.
 //!
 //! A decorator is a store around a store. From the outside in, as `stack` builds them:
 //!
@@ -20,8 +21,8 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, Stream};
 
-use crate::error::UfsError;
-use crate::object::{ListMode, ListPage, ObjectMeta};
+use crate::error::{Operation, UfsError};
+use crate::object::{ListMode, ListPage, Metadata, ObjectMeta, Replaces};
 
 pub(crate) type Answer<'a, T> = BoxFuture<'a, Result<T, UfsError>>;
 
@@ -51,11 +52,73 @@ pub(crate) struct Body {
     pub stream: ByteStream,
 }
 
+/// A request that changes a bucket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChangeRequest<'a> {
+    pub key: &'a str,
+    pub change: Change<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change<'a> {
+    /// Answers the object's ETag.
+    Put {
+        body: &'a Bytes,
+        metadata: &'a Metadata,
+        replaces: Replaces<'a>,
+    },
+    /// Answers the id of the upload.
+    Begin {
+        metadata: &'a Metadata,
+    },
+    /// Answers the part's ETag. Numbers begin with 1.
+    Part {
+        upload: &'a str,
+        number: u32,
+        body: &'a Bytes,
+    },
+    /// Answers the object's ETag. `parts` are the ETags of all parts, in order.
+    Complete {
+        upload: &'a str,
+        parts: &'a [String],
+        replaces: Replaces<'a>,
+    },
+    Abort {
+        upload: &'a str,
+    },
+    Delete {
+        replaces: Replaces<'a>,
+    },
+}
+
+impl ChangeRequest<'_> {
+    pub(crate) fn operation(&self) -> Operation {
+        match self.change {
+            Change::Put { .. } => Operation::Put,
+            Change::Begin { .. } => Operation::Begin,
+            Change::Part { .. } => Operation::Part,
+            Change::Complete { .. } => Operation::Complete,
+            Change::Abort { .. } => Operation::Abort,
+            Change::Delete { .. } => Operation::Delete,
+        }
+    }
+
+    /// What is sent beside the headers.
+    pub(crate) fn body_bytes(&self) -> u64 {
+        match self.change {
+            Change::Put { body, .. } | Change::Part { body, .. } => body.len() as u64,
+            _ => 0,
+        }
+    }
+}
+
 pub(crate) trait ObjectStore: Send + Sync + 'static {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage>;
     fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta>;
     /// The range is never empty. `etag` is empty when any version will do.
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body>;
+    /// Answers what [`Change`] says, or an empty text.
+    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String>;
 }
 
 impl<S: ObjectStore + ?Sized> ObjectStore for Arc<S> {
@@ -69,6 +132,10 @@ impl<S: ObjectStore + ?Sized> ObjectStore for Arc<S> {
 
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
         (**self).get(key, etag, range)
+    }
+
+    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
+        (**self).change(request)
     }
 }
 

@@ -180,6 +180,10 @@ impl Ufs {
         pauses.fold(attempt.saturating_mul(attempts), Duration::saturating_add)
     }
 
+    pub(crate) fn store(&self) -> &impl ObjectStore {
+        &self.0.store
+    }
+
     /// What this process has sent to the store so far, over all handles.
     pub fn stats(&self) -> UfsStats {
         self.0.shared.metrics.stats()

@@ -91,9 +91,10 @@ fn classify(status: StatusCode, code: &str, reason: String, request: Request, et
             | "InvalidAccessKeyId"
             | "TokenRefreshRequired",
         ) => UfsError::Denied { request, reason, source: None },
-        (400, "RequestTimeout") | (408 | 429 | 499 | 500 | 502 | 503 | 504, _) => {
-            UfsError::Unavailable { request, reason, source: None }
-        }
+        // Two writes of one key at a time: the second comes again.
+        (409, "ConditionalRequestConflict" | "OperationAborted")
+        | (400, "RequestTimeout")
+        | (408 | 429 | 499 | 500 | 502 | 503 | 504, _) => UfsError::Unavailable { request, reason, source: None },
         (300..=399, _) => {
             let reason = format!("{reason}; the bucket lives elsewhere: check s3.region_name and s3.endpoint_url");
             UfsError::Rejected { request, reason, source: None }

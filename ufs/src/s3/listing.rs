@@ -14,7 +14,7 @@ use crate::object::{ListMode, ObjectMeta};
 use crate::store::{ListRequest, StorePage};
 
 /// Everything but RFC 3986's unreserved characters, as SigV4 canonicalizes a query.
-const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The query of ListObjectsV2, names in order.
 pub(crate) fn query(request: &ListRequest<'_>) -> String {
@@ -130,6 +130,18 @@ pub(crate) fn error_document(document: &[u8]) -> (String, String) {
         _ => {}
     });
     (code, message)
+}
+
+/// The text of the first element with this path.
+pub(crate) fn element(document: &[u8], wanted: &[&str]) -> Option<String> {
+    let mut found = None;
+    walk(document, |path, text| {
+        if path == wanted && found.is_none() {
+            found = text;
+        }
+    })
+    .ok()?;
+    found
 }
 
 /// Elements nested deeper than this are no answer of an S3 endpoint.

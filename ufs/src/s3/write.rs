@@ -1,0 +1,138 @@
+//! Requests that change a bucket, spoken by us: with the metadata and the conditions that opendal does not carry.
+
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+use http::header::{ETAG, IF_MATCH, IF_NONE_MATCH};
+use http::{HeaderValue, Method, Request as HttpRequest, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use opendal::raw::percent_encode_path;
+use percent_encoding::utf8_percent_encode;
+
+use super::failure::{Failure, from_signer};
+use super::listing::{QUERY, element, error_document, unquoted};
+use super::{S3Store, if_match};
+use crate::error::{Request, UfsError};
+use crate::object::{Metadata, Replaces};
+use crate::store::{Change, ChangeRequest};
+
+/// Answers to changes are short.
+const ANSWER_BYTES: usize = 64 << 10;
+
+/// The parts of an answer that say what was made.
+struct Told {
+    etag: String,
+    document: Bytes,
+}
+
+impl S3Store {
+    pub(super) async fn carry_out(&self, request: ChangeRequest<'_>) -> Result<String, UfsError> {
+        let asked = || Request::new(request.operation(), &self.label, request.key);
+        let replaces = replaces_of(&request.change);
+        let expected = if let Replaces::Version(etag) = replaces { etag } else { "" };
+        let mut answer = self.exchange(&request, replaces, &asked).await?;
+        if replaces != Replaces::Anything
+            && matches!(&answer, Err(Failure::Status { status: StatusCode::NOT_IMPLEMENTED, .. }))
+        {
+            // A store that does not know conditions of writes is written to without.
+            answer = self.exchange(&request, Replaces::Anything, &asked).await?;
+        }
+        let made = answer.and_then(|told| made(&request.change, told));
+        made.map_err(|failure| failure.into_ufs(asked(), expected))
+    }
+
+    /// One exchange; the inner result is what the store had to say.
+    async fn exchange(
+        &self,
+        request: &ChangeRequest<'_>,
+        replaces: Replaces<'_>,
+        asked: &impl Fn() -> Request,
+    ) -> Result<Result<Told, Failure>, UfsError> {
+        let senseless = |error: http::Error| Failure::Senseless(error.to_string()).into_ufs(asked(), "");
+        let (method, query, body, metadata) = spoken(&request.change);
+        let url = format!("{}/{}{query}", self.bucket_url, percent_encode_path(request.key));
+        let mut unsigned = HttpRequest::builder().method(method).uri(url);
+        unsigned = match replaces {
+            Replaces::Anything => unsigned,
+            Replaces::Nothing => unsigned.header(IF_NONE_MATCH, HeaderValue::from_static("*")),
+            Replaces::Version(etag) => unsigned.header(IF_MATCH, if_match(etag)),
+        };
+        for (name, value) in metadata.into_iter().flatten() {
+            unsigned = unsigned.header(format!("x-amz-meta-{name}"), value);
+        }
+        let (mut parts, body) = unsigned.body(body).map_err(senseless)?.into_parts();
+        if let Some(signer) = &self.signer {
+            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked(), ""))?;
+        }
+        let response = match self.transport.send(HttpRequest::from_parts(parts, body)).await {
+            Ok(response) => response,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let etag = response.headers().get(ETAG).and_then(|etag| etag.to_str().ok()).unwrap_or_default();
+        let etag = unquoted(etag).to_owned();
+        let document = Limited::new(response.into_body(), ANSWER_BYTES).collect().await.map_err(|error| {
+            UfsError::Unavailable {
+                request: asked(),
+                reason: format!("the answer broke off: {error}"),
+                source: Some(error.into()),
+            }
+        })?;
+        Ok(Ok(Told { etag, document: document.to_bytes() }))
+    }
+}
+
+fn replaces_of<'a>(change: &Change<'a>) -> Replaces<'a> {
+    match change {
+        Change::Put { replaces, .. } | Change::Complete { replaces, .. } | Change::Delete { replaces } => *replaces,
+        Change::Begin { .. } | Change::Part { .. } | Change::Abort { .. } => Replaces::Anything,
+    }
+}
+
+/// Method, query, body and metadata of a change.
+fn spoken<'a>(change: &Change<'a>) -> (Method, String, Bytes, Option<&'a Metadata>) {
+    let of_upload = |upload: &str| format!("uploadId={}", utf8_percent_encode(upload, QUERY));
+    match *change {
+        Change::Put { body, metadata, .. } => (Method::PUT, String::new(), body.clone(), Some(metadata)),
+        Change::Begin { metadata } => (Method::POST, "?uploads=".to_owned(), Bytes::new(), Some(metadata)),
+        Change::Part { upload, number, body } => {
+            (Method::PUT, format!("?partNumber={number}&{}", of_upload(upload)), body.clone(), None)
+        }
+        Change::Complete { upload, parts, .. } => {
+            let mut document = String::from("<CompleteMultipartUpload>");
+            for (number, etag) in (1..).zip(parts) {
+                // An ETag is a name of the store's own making; what XML would not carry is no ETag.
+                let etag = etag.replace('&', "&amp;").replace('<', "&lt;");
+                let _ = write!(document, "<Part><PartNumber>{number}</PartNumber><ETag>\"{etag}\"</ETag></Part>");
+            }
+            document.push_str("</CompleteMultipartUpload>");
+            (Method::POST, format!("?{}", of_upload(upload)), document.into(), None)
+        }
+        Change::Abort { upload } => (Method::DELETE, format!("?{}", of_upload(upload)), Bytes::new(), None),
+        Change::Delete { .. } => (Method::DELETE, String::new(), Bytes::new(), None),
+    }
+}
+
+/// What the answer to a change says was made.
+fn made(change: &Change<'_>, told: Told) -> Result<String, Failure> {
+    let named = |name: Option<String>, what: &str| {
+        name.filter(|name| !name.is_empty()).ok_or_else(|| Failure::Senseless(format!("its answer has no {what}")))
+    };
+    match change {
+        Change::Put { .. } | Change::Part { .. } => named(Some(told.etag), "ETag"),
+        Change::Begin { .. } => {
+            named(element(&told.document, &["InitiateMultipartUploadResult", "UploadId"]), "UploadId")
+        }
+        Change::Complete { .. } => {
+            // The store says 200 before it has made the object, so as to keep the connection alive.
+            let (code, _) = error_document(&told.document);
+            match code.as_str() {
+                "" => {}
+                "PreconditionFailed" => return Err(Failure::status(StatusCode::PRECONDITION_FAILED, &told.document)),
+                _ => return Err(Failure::status(StatusCode::INTERNAL_SERVER_ERROR, &told.document)),
+            }
+            let etag = element(&told.document, &["CompleteMultipartUploadResult", "ETag"]);
+            named(etag.map(|etag| unquoted(etag.trim()).to_owned()), "ETag")
+        }
+        Change::Abort { .. } | Change::Delete { .. } => Ok(String::new()),
+    }
+}

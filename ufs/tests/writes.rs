@@ -1,0 +1,97 @@
+//! Writing to a bucket: whole objects with their metadata, in the place of what is expected there.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop there")]
+
+mod support;
+
+use bytes::Bytes;
+use cavern_dev_s3::{FaultKind, FaultRule};
+use cavern_ufs::{MemoryBucket, Metadata, Replaces, Ufs, UfsError};
+use support::{BUCKET, Bucket, conf, options};
+
+fn metadata(pairs: &[(&str, &str)]) -> Metadata {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+/// What every kind of store that can be written to promises.
+async fn check_conditions(ufs: &Ufs) {
+    let none = Metadata::new();
+    let put =
+        async |body: &'static str, replaces: Replaces<'_>| ufs.put("k", &Bytes::from(body), &none, replaces).await;
+    assert!(matches!(
+        put("x", Replaces::Version("0")).await,
+        Err(UfsError::NotFound { .. } | UfsError::VersionChanged { .. })
+    ));
+    let one = put("one", Replaces::Nothing).await.unwrap();
+    assert_eq!(ufs.head("k").await.unwrap().etag, one);
+    assert!(matches!(put("two", Replaces::Nothing).await, Err(UfsError::VersionChanged { .. })));
+    let two = put("two", Replaces::Version(&one)).await.unwrap();
+    assert!(matches!(put("three", Replaces::Version(&one)).await, Err(UfsError::VersionChanged { .. })));
+    assert_eq!(ufs.get_bytes("k", &two, 0..3).await.unwrap(), "two");
+    put("four", Replaces::Anything).await.unwrap();
+
+    let upload = ufs.begin_multipart("large", &metadata(&[("mode", "33188")])).await.unwrap();
+    let parts = [Bytes::from(vec![1; 5 << 20]), Bytes::from_static(b"end")];
+    // Parts arrive in any order.
+    let second = upload.part(2, &parts[1]).await.unwrap();
+    let first = upload.part(1, &parts[0]).await.unwrap();
+    assert!(matches!(ufs.head("large").await, Err(UfsError::NotFound { .. })));
+    let etag = upload.complete(&[first, second], Replaces::Nothing).await.unwrap();
+    let there = ufs.head("large").await.unwrap();
+    assert_eq!((there.etag, there.size), (etag.clone(), (5 << 20) + 3));
+    let late = ufs.begin_multipart("large", &none).await.unwrap();
+    let part = late.part(1, &parts[1]).await.unwrap();
+    assert!(matches!(late.complete(&[part], Replaces::Nothing).await, Err(UfsError::VersionChanged { .. })));
+    late.abort().await.unwrap();
+    late.abort().await.unwrap();
+    assert!(late.part(1, &parts[1]).await.is_err());
+    assert_eq!(ufs.head("large").await.unwrap().etag, etag);
+
+    assert!(matches!(ufs.delete("large", Replaces::Version(&two)).await, Err(UfsError::VersionChanged { .. })));
+    ufs.delete("large", Replaces::Version(&etag)).await.unwrap();
+    ufs.delete("large", Replaces::Anything).await.unwrap();
+    ufs.delete("large", Replaces::Version(&etag)).await.unwrap();
+    assert!(matches!(ufs.head("large").await, Err(UfsError::NotFound { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s3_keeps_objects_metadata_and_conditions() {
+    let bucket = Bucket::start().await;
+    let ufs = bucket.ufs();
+    check_conditions(&ufs).await;
+    let kept = metadata(&[("mode", "33188"), ("mtime", "1.000000002"), ("xattr", "%7B%22a+b%22%7D")]);
+    for key in ["plain", " odd +%20\u{e9}/\n?#&=;:@", "dir/", "a//b", "line\u{7}"] {
+        ufs.put(key, &Bytes::from_static(b"body"), &kept, Replaces::Nothing).await.unwrap();
+        let object = bucket.s3.store().bucket(BUCKET).unwrap().object(key).unwrap();
+        let stored = object.attributes().unwrap().metadata.clone();
+        assert_eq!(stored.into_iter().collect::<Metadata>(), kept, "{key:?}");
+        ufs.delete(key, Replaces::Version(&object.etag)).await.unwrap();
+    }
+    bucket.s3.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_is_tried_again_when_the_store_is_busy() {
+    let bucket = Bucket::start().await;
+    let ufs = bucket.ufs();
+    let rule = |kind: FaultKind| FaultRule { kind: Some(kind), count: Some(1), ..FaultRule::default() };
+    bucket.s3.faults().add(rule(FaultKind::Unavailable)).unwrap();
+    ufs.put("k", &Bytes::from_static(b"1"), &Metadata::new(), Replaces::Nothing).await.unwrap();
+    bucket.s3.faults().add(rule(FaultKind::Reset)).unwrap();
+    ufs.delete("k", Replaces::Anything).await.unwrap();
+    assert_eq!(ufs.stats().retries, 2);
+    assert_eq!((ufs.stats().puts, ufs.stats().deletes), (2, 2));
+    bucket.s3.stop().await;
+}
+
+#[tokio::test]
+async fn memory_is_written_to_and_a_directory_tree_is_not() {
+    check_conditions(&Ufs::open("memory://written", &options(&[]), &conf()).unwrap()).await;
+    let bucket = MemoryBucket::named("written");
+    assert_eq!((bucket.keys(), bucket.uploads()), (vec!["k".to_owned()], 0));
+    assert_eq!(bucket.object("k").unwrap().0, "four");
+    let tree = tempfile::tempdir().unwrap();
+    let files = Ufs::open(&format!("file://{}", tree.path().display()), &options(&[]), &conf()).unwrap();
+    let refused = files.put("k", &Bytes::new(), &Metadata::new(), Replaces::Anything).await;
+    assert!(matches!(refused, Err(UfsError::Rejected { .. })), "{refused:?}");
+}
