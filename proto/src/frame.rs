@@ -51,10 +51,12 @@ pub enum FrameKind {
     WriteReply = 20,
     Sync = 21,
     SyncReply = 22,
+    Persist = 23,
+    PersistReply = 24,
 }
 
 impl FrameKind {
-    const ALL: [Self; 22] = [
+    const ALL: [Self; 24] = [
         Self::Hello,
         Self::Read,
         Self::ReadReply,
@@ -77,6 +79,8 @@ impl FrameKind {
         Self::WriteReply,
         Self::Sync,
         Self::SyncReply,
+        Self::Persist,
+        Self::PersistReply,
     ];
 }
 

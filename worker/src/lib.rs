@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!   clients ── TCP frames, Unix socket ──► server ──► store   (blocks on disk, index, eviction)
-//!                                             └─────► fill ──► bucket (single-flight ranged GETs)
+//!                                             ├─────► fill ──► bucket (single-flight ranged GETs)
+//!                                             └─────► persist ──► bucket (objects made of the blocks of fs-mode files)
 //!   master ◄── register, heartbeat, mounts ── heartbeat, mounts
 //! ```
 //!
-//! A worker holds nothing that cannot be fetched again. It keeps serving when the master is away, and what it has on
+//! But for the blocks of fs-mode files, a worker holds nothing that cannot be fetched again. It keeps serving when the master is away, and what it has on
 //! disk is good for every later start: blocks are named by content, so no restart and no re-attached bucket can make
 //! them stale.
 
@@ -16,6 +17,7 @@ mod heartbeat;
 mod master_link;
 mod metrics;
 mod mounts;
+mod persist;
 mod refusal;
 mod server;
 mod store;

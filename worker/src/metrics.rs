@@ -34,6 +34,10 @@ pub struct WorkerMetrics {
     pub written_bytes: Counter,
     /// Blocks of fs-mode files that were synced.
     pub syncs: Counter,
+    /// Objects of fs-mode files written to buckets, their bytes, and those that could not be written.
+    pub persisted: Counter,
+    pub persisted_bytes: Counter,
+    pub persist_failures: Counter,
     pub connections: Gauge,
     pub connections_refused: Counter,
     pub malformed_frames: Counter,
@@ -72,6 +76,12 @@ impl WorkerMetrics {
                 "Bytes of fs-mode files received and written (not those that clients wrote through descriptors)",
             ),
             syncs: counter("syncs", "Blocks of fs-mode files synced to disk"),
+            persisted: counter("persisted_objects", "Objects of fs-mode files written to buckets"),
+            persisted_bytes: counter("persisted_bytes", "Bytes of objects of fs-mode files written to buckets"),
+            persist_failures: counter(
+                "persist_failures",
+                "Objects of fs-mode files that could not be written, or not at this time",
+            ),
             connections: gauge("connections", "Connections of the data plane"),
             connections_refused: counter("connections_refused", "Connections refused because there were too many"),
             malformed_frames: counter("malformed_frames", "Frames that could not be understood"),

@@ -26,6 +26,7 @@ use self::requests::Service;
 use crate::error::WorkerError;
 use crate::fill::Fills;
 use crate::metrics::WorkerMetrics;
+use crate::persist::Uploads;
 use crate::store::{Eviction, Store};
 
 /// Bytes that one connection may have in flight: asked for and not yet sent. Told to clients in the hello.
@@ -68,6 +69,7 @@ pub struct Server {
 pub struct Serving {
     pub store: Arc<Store>,
     pub fills: Arc<Fills>,
+    pub uploads: Arc<Uploads>,
     pub membership: Arc<Membership>,
     pub metrics: WorkerMetrics,
     /// Budget for buffers, and its size, in KiB.
@@ -102,10 +104,10 @@ impl Server {
     /// Serves until `stop`; then answers what is in flight, for a few seconds at most, and returns. The socket file is
     /// removed.
     pub async fn serve(self, serving: Serving, stop: CancellationToken) {
-        let Serving { store, fills, membership, metrics, memory, memory_kib, evictions } = serving;
+        let Serving { store, fills, uploads, membership, metrics, memory, memory_kib, evictions } = serving;
         let (frames, _) = broadcast::channel(EVICTION_FRAMES);
         let spares = Arc::new(Semaphore::new(SPARES_KIB));
-        let service = Service { store, fills, metrics, memory, memory_kib, spares };
+        let service = Service { store, fills, uploads, metrics, memory, memory_kib, spares };
         let shared =
             Arc::new(Shared { service: Arc::new(service), membership, evictions: frames.clone(), stop: stop.clone() });
         tokio::join!(

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_client::WorkerPool;
 use cavern_conf::process::{self, HttpServer, Metrics};
 use cavern_conf::{Config, DirSpec, schema};
 use tokio::sync::{Semaphore, mpsc};
@@ -16,6 +17,7 @@ use crate::heartbeat::{Addresses, Heartbeat};
 use crate::master_link::MasterLink;
 use crate::metrics::{StoreCollector, WorkerMetrics};
 use crate::mounts::Mounts;
+use crate::persist::{Peers, UploadParts, Uploads};
 use crate::server::{Membership, Server, Serving};
 use crate::store::{self, Store, StoreOptions};
 
@@ -76,6 +78,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
     let fills = Arc::new(Fills::new(store.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
     let membership = Arc::new(Membership::default());
     membership.set(0, &store.identity().1);
+    let peers = Peers::new(WorkerPool::new(&config.client, "worker"), master.clone(), membership.clone());
+    let uploads = Arc::new(Uploads::new(UploadParts {
+        store: store.clone(),
+        mounts: mounts.clone(),
+        peers,
+        memory: memory.clone(),
+        memory_kib,
+        metrics: metrics.clone(),
+    }));
 
     let endpoints =
         [("data", addresses.data.clone()), ("socket", addresses.socket.clone()), ("http", addresses.http.clone())];
@@ -104,8 +115,16 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
         let store = store.clone();
         move || health_of(&store)
     };
-    let serving =
-        Serving { store: store.clone(), fills: fills.clone(), membership, metrics, memory, memory_kib, evictions };
+    let serving = Serving {
+        store: store.clone(),
+        fills: fills.clone(),
+        uploads: uploads.clone(),
+        membership,
+        metrics,
+        memory,
+        memory_kib,
+        evictions,
+    };
     let (result, cleaned, (), (), (), (), (), ()) = tokio::join!(
         link,
         cleaning,
@@ -118,6 +137,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
     );
     if tokio::time::timeout(FILL_DRAIN, fills.finish()).await.is_err() {
         warn!("stopped while fills were running: what they had not written is fetched again");
+    }
+    if tokio::time::timeout(FILL_DRAIN, uploads.finish()).await.is_err() {
+        warn!("stopped while uploads were given up: the bucket may keep parts of them until it tidies up");
     }
     tokio::task::spawn_blocking(move || store.flush()).await?;
     cleaned?;

@@ -299,6 +299,17 @@ impl WorkerPool {
         self.link(worker)?.check(reply.status(), reply.message)
     }
 
+    /// Has the worker write an object to the bucket of an fs-mode mount. The request's own deadline is set from `deadline`.
+    pub async fn persist(
+        &self,
+        worker: u64,
+        mut request: data::PersistRequest,
+        deadline: Duration,
+    ) -> Result<data::PersistReply, ClientError> {
+        request.deadline_ms = milliseconds(deadline);
+        self.control(worker, FrameKind::Persist, &request, FrameKind::PersistReply, deadline).await
+    }
+
     /// Tells the worker which chunks do not match their checksums.
     pub async fn report_corrupt(
         &self,

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use cavern_proto::data::{
-    Cancel, CorruptRequest, Failure, FillRequest, FreeRequest, Hello, OpenRequest, QueryRequest, ReadRequest,
-    ReserveRequest, Status, SyncRequest, WriteRequest,
+    Cancel, CorruptRequest, Failure, FillRequest, FreeRequest, Hello, OpenRequest, PersistRequest, QueryRequest,
+    ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
 };
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, MAX_WRITE_BYTES, PROTOCOL_VERSION};
 use prost::Message;
@@ -344,6 +344,12 @@ impl Connection {
                 let answer = async move { Segment::of(FrameKind::SyncReply, id, &service.sync(request).await) };
                 self.begin(id, length, answer);
             }
+            FrameKind::Persist => {
+                let request = decode::<PersistRequest>(message)?;
+                let uploads = service.uploads.clone();
+                let answer = async move { Segment::of(FrameKind::PersistReply, id, &uploads.persist(request).await) };
+                self.begin(id, length, answer);
+            }
             FrameKind::Cancel => {
                 if let Some(Pending { task, bytes }) = self.pending.remove(&decode::<Cancel>(message)?.request_id) {
                     task.abort();
@@ -359,6 +365,7 @@ impl Connection {
             | FrameKind::ReserveReply
             | FrameKind::WriteReply
             | FrameKind::SyncReply
+            | FrameKind::PersistReply
             | FrameKind::Evicted
             | FrameKind::Failure => return Err(Refusal::bad_request("a client sends requests, not answers")),
         }

@@ -24,6 +24,7 @@ use super::outgoing::{Passed, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills};
 use crate::metrics::WorkerMetrics;
+use crate::persist::Uploads;
 use crate::refusal::Refusal;
 use crate::store::{Block, Lookup, Store, Touch};
 
@@ -45,6 +46,7 @@ const ITEM_BYTES: usize = 16;
 pub(super) struct Service {
     pub store: Arc<Store>,
     pub fills: Arc<Fills>,
+    pub uploads: Arc<Uploads>,
     pub metrics: WorkerMetrics,
     /// In KiB.
     pub memory: Arc<Semaphore>,
@@ -351,6 +353,7 @@ impl Service {
                 length: block.length(),
                 path: block.path().display().to_string(),
                 incarnation: block.incarnation(),
+                modified_ns: if block.is_data() { block.modified_ns().ok()? } else { 0 },
             })
         });
         QueryReply { items: items.map(Option::unwrap_or_default).collect() }

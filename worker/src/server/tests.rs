@@ -26,7 +26,10 @@ use super::*;
 use crate::fill::FillLimits;
 use crate::master_link::MasterLink;
 use crate::mounts::Mounts;
+use crate::persist::{Peers, UploadParts};
 use crate::store::StoreOptions;
+
+mod persist;
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -34,10 +37,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A worker's data plane with a bucket in memory and no master.
 pub(super) struct Bench {
     pub(super) home: tempfile::TempDir,
-    bucket: MemoryBucket,
+    pub(super) bucket: MemoryBucket,
     store_id: String,
     pub(super) store: Arc<Store>,
     pub(super) memory: Arc<Semaphore>,
+    membership: Arc<Membership>,
+    /// The way to other workers.
+    pool: Arc<cavern_client::WorkerPool>,
+    uploads: Arc<Uploads>,
     mounts: Arc<Mounts>,
     metrics: WorkerMetrics,
     address: SocketAddr,
@@ -73,10 +80,21 @@ impl Bench {
         let membership = Arc::new(Membership::default());
         membership.set(7, "cluster-1");
         let stop = CancellationToken::new();
+        let link = Arc::new(MasterLink::new(&["127.0.0.1:9".to_owned()]).unwrap());
+        let pool = cavern_client::WorkerPool::new(&schema::Client::default(), "test");
+        let uploads = Arc::new(Uploads::new(UploadParts {
+            store: store.clone(),
+            mounts: mounts.clone(),
+            peers: Peers::new(pool.clone(), link, membership.clone()),
+            memory: memory.clone(),
+            memory_kib: 64 << 10,
+            metrics: metrics.clone(),
+        }));
         let serving = Serving {
             store: store.clone(),
             fills,
-            membership,
+            uploads: uploads.clone(),
+            membership: membership.clone(),
             metrics: metrics.clone(),
             memory: memory.clone(),
             memory_kib: 64 << 10,
@@ -85,7 +103,22 @@ impl Bench {
         let task = tokio::spawn(server.serve(serving, stop.clone()));
         let store_id = mounts.ufs(1).await.unwrap().store_id().to_owned();
         let bucket = MemoryBucket::named(&format!("server-{name}"));
-        Self { home, bucket, store_id, store, memory, mounts, metrics, address, socket, stop, task }
+        Self {
+            home,
+            bucket,
+            store_id,
+            store,
+            memory,
+            membership,
+            pool,
+            uploads,
+            mounts,
+            metrics,
+            address,
+            socket,
+            stop,
+            task,
+        }
     }
 
     pub(super) fn put(&self, key: &str, bytes: &[u8], block_size: u64) -> BlockRef {
@@ -112,11 +145,16 @@ impl Bench {
     }
 
     pub(super) async fn tcp(&self) -> Client {
-        Client::greet(Stream::Tcp(TcpStream::connect(self.address).await.unwrap())).await
+        self.tcp_as(7).await
+    }
+
+    /// The same, of a worker with this id.
+    async fn tcp_as(&self, id: u64) -> Client {
+        Client::greet(Stream::Tcp(TcpStream::connect(self.address).await.unwrap()), id).await
     }
 
     pub(super) async fn unix(&self) -> Client {
-        Client::greet(Stream::Unix(UnixStream::connect(&self.socket).await.unwrap())).await
+        Client::greet(Stream::Unix(UnixStream::connect(&self.socket).await.unwrap()), 7).await
     }
 
     pub(super) async fn end(self) {
@@ -157,14 +195,14 @@ impl Client {
         Self { stream, incoming: BytesMut::new(), descriptors: Vec::new(), next_id: 0 }
     }
 
-    async fn greet(stream: Stream) -> Self {
+    async fn greet(stream: Stream, worker_id: u64) -> Self {
         let mut client = Self::new(stream);
         let hello = Hello { protocol: PROTOCOL_VERSION, peer: "test".into(), ..Default::default() };
         let id = client.send(FrameKind::Hello, &hello).await;
         let answer = client.receive().await.unwrap();
         assert_eq!(answer.request_id, id);
         let reply: Hello = answer.decode(FrameKind::Hello);
-        assert_eq!((reply.worker_id, reply.cluster_id.as_str()), (7, "cluster-1"));
+        assert_eq!((reply.worker_id, reply.cluster_id.as_str()), (worker_id, "cluster-1"));
         client
     }
 

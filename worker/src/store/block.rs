@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -233,6 +233,15 @@ impl Block {
     /// As [`Self::read_cached`].
     pub fn read(&self, offset: u32, buffer: &mut [u8]) -> io::Result<()> {
         std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, u64::from(offset))
+    }
+
+    /// When the file was last written to, nanoseconds since the Unix epoch.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn modified_ns(&self) -> io::Result<i64> {
+        let metadata = self.file.metadata()?;
+        Ok(metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()))
     }
 
     /// Reads a whole chunk and says whether its checksum is the recorded one; a file that is too short counts as not.

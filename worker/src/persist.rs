@@ -1,0 +1,229 @@
+//! Writing objects to the buckets of fs-mode mounts, from the blocks of files.
+//!
+//! An object is written whole from one version of its file, or not at all. Clients of this host write through descriptors
+//! without a word to the worker, so the blocks' files are asked when they were last written to, before the first byte is
+//! read and after the last; the object is made only if none has been touched in between. A small object is read, checked and
+//! sent in one request. The parts of a large one are read and sent several at a time, within the memory budget, and the
+//! check comes before the parts become an object.
+//!
+//! What is given up (the asker is gone, the deadline is over, a part failed, the file changed) is aborted at the store too.
+
+mod peers;
+mod plan;
+mod source;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cavern_proto::data::{PersistReply, PersistRequest, Status};
+use cavern_ufs::{MultipartUpload, PARTS_MAX, Replaces, Ufs, UfsError};
+use futures::{StreamExt, TryStreamExt, stream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::task::TaskTracker;
+
+pub use self::peers::Peers;
+use self::plan::{Content, Plan};
+use self::source::Source;
+use crate::metrics::WorkerMetrics;
+use crate::mounts::Mounts;
+use crate::refusal::Refusal;
+use crate::store::Store;
+
+/// Objects up to this size are sent in one request, larger ones in parts of at least this size.
+const PART_BYTES: u64 = 8 << 20;
+/// Parts have whole MiB, as some stores want it: all but the last of one size.
+const PART_GRAIN: u64 = 1 << 20;
+/// Parts of one object in flight.
+const PARTS_AT_A_TIME: usize = 4;
+
+/// What uploads work with.
+#[derive(Debug)]
+pub struct UploadParts {
+    pub store: Arc<Store>,
+    pub mounts: Arc<Mounts>,
+    pub peers: Peers,
+    /// Budget for buffers, and its size, in KiB.
+    pub memory: Arc<Semaphore>,
+    pub memory_kib: u32,
+    pub metrics: WorkerMetrics,
+}
+
+/// Writes objects.
+#[derive(Debug)]
+pub struct Uploads {
+    parts: UploadParts,
+    /// Uploads that are being given up.
+    tasks: TaskTracker,
+}
+
+/// Why an object was not written.
+enum Stop {
+    Refused(Refusal),
+    /// Something else is under the key than was expected.
+    Occupied,
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// A condition that failed is the asker's business; all else is an error.
+fn stopped(error: UfsError) -> Stop {
+    match error {
+        UfsError::VersionChanged { .. } | UfsError::NotFound { .. } => Stop::Occupied,
+        error => Stop::Refused(error.into()),
+    }
+}
+
+impl Uploads {
+    pub fn new(parts: UploadParts) -> Self {
+        Self { parts, tasks: TaskTracker::new() }
+    }
+
+    /// Writes an object, within the request's deadline.
+    pub async fn persist(&self, request: PersistRequest) -> PersistReply {
+        let deadline = Duration::from_millis(u64::from(request.deadline_ms));
+        let length = request.length;
+        let written = tokio::time::timeout(deadline, Box::pin(self.try_persist(request))).await;
+        let metrics = &self.parts.metrics;
+        match written.unwrap_or_else(|_| Err(Refusal::deadline())) {
+            Ok(reply) if reply.status() == Status::Ok => {
+                metrics.persisted.inc();
+                metrics.persisted_bytes.inc_by(length);
+                reply
+            }
+            Ok(reply) => {
+                metrics.persist_failures.inc();
+                reply
+            }
+            Err(Refusal { status, message }) => {
+                metrics.persist_failures.inc();
+                PersistReply { status: status.into(), message, etag: String::new() }
+            }
+        }
+    }
+
+    /// Waits until what was given up is aborted, after the last request has ended.
+    pub async fn finish(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.parts.peers.shutdown().await;
+    }
+
+    async fn try_persist(&self, request: PersistRequest) -> Result<PersistReply, Refusal> {
+        let plan = Plan::parse(request, &self.parts.peers.cluster_id())?;
+        let ufs = self.parts.mounts.ufs(plan.mount_id).await?;
+        match self.write(&ufs, &plan).await {
+            Ok(etag) => Ok(PersistReply { status: Status::Ok.into(), message: String::new(), etag }),
+            Err(Stop::Refused(refusal)) => Err(refusal),
+            Err(Stop::Occupied) => {
+                let etag = match ufs.head(&plan.key).await {
+                    Ok(there) => there.etag,
+                    Err(UfsError::NotFound { .. }) => String::new(),
+                    Err(error) => return Err(error.into()),
+                };
+                let message = format!("another object is under the key \"{}\"", plan.key.escape_debug());
+                Ok(PersistReply { status: Status::VersionChanged.into(), message, etag })
+            }
+        }
+    }
+
+    /// Writes the object; gives its ETag.
+    async fn write(&self, ufs: &Ufs, plan: &Plan) -> Result<String, Stop> {
+        let blocks = match &plan.content {
+            Content::Inline(bytes) => {
+                return ufs.put(&plan.key, bytes, &plan.metadata, plan.replaces()).await.map_err(stopped);
+            }
+            Content::Blocks(blocks) => blocks,
+        };
+        let source = Source::open(&self.parts, plan, blocks).await?;
+        if plan.length <= PART_BYTES {
+            let (bytes, _memory) = self.read(&source, 0, plan.length).await?;
+            source.check_untouched().await?;
+            return ufs.put(&plan.key, &bytes, &plan.metadata, plan.replaces()).await.map_err(stopped);
+        }
+        let upload = ufs.begin_multipart(&plan.key, &plan.metadata).await.map_err(Refusal::from)?;
+        let mut guard = AbortUnlessDone { upload: Some(upload.clone()), tasks: self.tasks.clone() };
+        let etags = self.send_parts(&upload, &source, plan.length).await?;
+        source.check_untouched().await?;
+        let etag = upload.complete(&etags, plan.replaces()).await.map_err(stopped)?;
+        guard.upload = None;
+        Ok(etag)
+    }
+
+    async fn send_parts(
+        &self,
+        upload: &MultipartUpload,
+        source: &Source<'_>,
+        length: u64,
+    ) -> Result<Vec<String>, Refusal> {
+        let part = part_bytes(length);
+        let send = async |(number, start): (u32, u64)| {
+            let (bytes, _memory) = self.read(source, start, part.min(length - start)).await?;
+            upload.part(number, &bytes).await.map_err(Refusal::from)
+        };
+        let starts = (0..length.div_ceil(part)).map(|index| index * part);
+        stream::iter((1..).zip(starts)).map(send).buffered(PARTS_AT_A_TIME).try_collect().await
+    }
+
+    /// Bytes of the file, as soon as there is memory for them.
+    async fn read(
+        &self,
+        source: &Source<'_>,
+        start: u64,
+        length: u64,
+    ) -> Result<(Bytes, OwnedSemaphorePermit), Refusal> {
+        let kib = u32::try_from(length.div_ceil(1024)).unwrap_or(u32::MAX).min(self.parts.memory_kib);
+        let memory = self.parts.memory.clone().acquire_many_owned(kib).await;
+        let memory = memory.map_err(|_| Refusal::new(Status::Overloaded, "the worker is stopping"))?;
+        Ok((source.read(start, length).await?, memory))
+    }
+}
+
+impl Plan {
+    fn replaces(&self) -> Replaces<'_> {
+        if self.replaces.is_empty() { Replaces::Nothing } else { Replaces::Version(&self.replaces) }
+    }
+}
+
+/// Bytes of all parts but the last of an object: as few as there may be parts for.
+fn part_bytes(length: u64) -> u64 {
+    length.div_ceil(PARTS_MAX).next_multiple_of(PART_GRAIN).max(PART_BYTES)
+}
+
+/// Gives an upload up when it is dropped.
+struct AbortUnlessDone {
+    upload: Option<MultipartUpload>,
+    tasks: TaskTracker,
+}
+
+impl Drop for AbortUnlessDone {
+    fn drop(&mut self) {
+        if let Some(upload) = self.upload.take() {
+            self.tasks.spawn(async move {
+                if let Err(error) = upload.abort().await {
+                    tracing::warn!(%error, "an upload was given up, and its parts are still at the store");
+                }
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_object_has_more_parts_than_there_may_be() {
+        assert_eq!(part_bytes(1), PART_BYTES);
+        for gib in [9u64, 78, 79, 1000, 5 << 10, 48 << 10] {
+            let length = (gib << 30) + 1;
+            let part = part_bytes(length);
+            assert!(length.div_ceil(part) <= PARTS_MAX && part.is_multiple_of(PART_GRAIN), "{gib} GiB: {part}");
+            assert!(part == PART_BYTES || (part - PART_GRAIN) * PARTS_MAX < length, "{gib} GiB: {part}");
+        }
+    }
+}

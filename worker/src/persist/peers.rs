@@ -1,0 +1,113 @@
+//! The other workers, for blocks that this one lacks.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cavern_client::{ClientError, WorkerPool};
+use cavern_proto::data::{BlockRef, Range, Status, query_reply, read_request};
+use cavern_proto::master::ListWorkersRequest;
+use tokio::sync::Mutex;
+
+use crate::master_link::MasterLink;
+use crate::refusal::Refusal;
+use crate::server::Membership;
+
+/// The master is asked for the table at most this often.
+const ASK_INTERVAL: Duration = Duration::from_secs(1);
+/// For one read of at most [`READ_BYTES`].
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
+/// Bytes of one read: less than a connection may have in flight.
+pub(super) const READ_BYTES: u32 = 8 << 20;
+
+/// The way to the other workers of the cluster.
+pub struct Peers {
+    pool: Arc<WorkerPool>,
+    master: Arc<MasterLink>,
+    membership: Arc<Membership>,
+    /// When the master was last asked for the table.
+    asked: Mutex<Option<Instant>>,
+}
+
+impl std::fmt::Debug for Peers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peers").field("epoch", &self.pool.placement().epoch()).finish()
+    }
+}
+
+impl Peers {
+    pub fn new(pool: Arc<WorkerPool>, master: Arc<MasterLink>, membership: Arc<Membership>) -> Self {
+        Self { pool, master, membership, asked: Mutex::new(None) }
+    }
+
+    pub(super) fn cluster_id(&self) -> String {
+        self.membership.now().1
+    }
+
+    /// This worker's id; 0 while it has none.
+    pub(super) fn own_id(&self) -> u64 {
+        self.membership.now().0
+    }
+
+    /// When each of these blocks of a worker was last written to, and which file it is.
+    pub(super) async fn query(&self, worker: u64, blocks: Vec<BlockRef>) -> Result<Vec<query_reply::Item>, Refusal> {
+        let count = blocks.len();
+        let ask = async || self.pool.query(worker, blocks.clone()).await;
+        let reply = match ask().await {
+            Err(error) if self.renew(&error).await => ask().await,
+            reply => reply,
+        };
+        let reply = reply.map_err(unreachable)?;
+        if reply.items.len() != count {
+            return Err(Refusal::new(Status::IoError, format!("worker {worker} answered another question")));
+        }
+        Ok(reply.items)
+    }
+
+    /// A range of a block of a worker, of at most [`READ_BYTES`].
+    pub(super) async fn read(&self, worker: u64, block: BlockRef, range: Range) -> Result<Bytes, Refusal> {
+        let items = vec![read_request::Item { block: Some(block), range: Some(range) }];
+        let (reply, payload) = self.pool.read(worker, items, READ_TIMEOUT).await.map_err(unreachable)?;
+        let item = reply.items.into_iter().next().unwrap_or_default();
+        match item.status() {
+            Status::Ok if payload.len() == range.length as usize => Ok(payload),
+            Status::Ok => Err(Refusal::new(Status::IoError, format!("worker {worker} sent too little of a block"))),
+            status => Err(Refusal::new(status, format!("worker {worker}: {}", item.message))),
+        }
+    }
+
+    pub(super) async fn shutdown(&self) {
+        self.pool.shutdown().await;
+    }
+
+    /// Fetches the table when the error says that it may be out of date.
+    async fn renew(&self, error: &ClientError) -> bool {
+        if !matches!(error, ClientError::UnknownWorker(_) | ClientError::WorkerConnection { .. }) {
+            return false;
+        }
+        let mut asked = self.asked.lock().await;
+        if asked.is_some_and(|last| last.elapsed() < ASK_INTERVAL) {
+            // Another has asked a moment ago: what it was told is there to be used.
+            return true;
+        }
+        *asked = Some(Instant::now());
+        let table =
+            self.master.call(|mut client| async move { client.list_workers(ListWorkersRequest {}).await }).await;
+        match table {
+            Ok(table) => {
+                self.pool.set_table(&self.cluster_id(), &table);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+}
+
+/// A peer that does not answer is like a disk that does not.
+fn unreachable(error: ClientError) -> Refusal {
+    let status = match &error {
+        ClientError::WorkerStatus { status, .. } => *status,
+        _ => Status::IoError,
+    };
+    Refusal::new(status, error.to_string())
+}

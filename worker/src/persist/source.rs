@@ -1,0 +1,204 @@
+//! The bytes of a file, from its blocks here and at other workers.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::{Bytes, BytesMut};
+use cavern_proto::BlockId;
+use cavern_proto::data::{BlockRef, Range as WireRange, Status};
+
+use super::UploadParts;
+use super::peers::READ_BYTES;
+use super::plan::{Plan, PlannedBlock};
+use crate::fill::BlockSource;
+use crate::refusal::Refusal;
+use crate::store::{Block, DataTarget, Lookup, Store, Touch};
+
+/// Blocks asked about in one request.
+const QUERY_BLOCKS: usize = 1000;
+/// A file system may tell times to some milliseconds only. A file that was written to less than this ago could be written to
+/// again without its time telling.
+const SETTLED: Duration = Duration::from_millis(20);
+/// A file is waited for so often to come to rest, for [`SETTLED`] each time.
+const ROUNDS: usize = 10;
+
+/// Which file of a block it is, and when it was last written to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Stamp {
+    incarnation: u64,
+    modified_ns: i64,
+}
+
+/// Where a block is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Here(DataTarget),
+    At(u64),
+}
+
+/// A file whose blocks have been found, and were at rest.
+pub(super) struct Source<'a> {
+    parts: &'a UploadParts,
+    block_size: u64,
+    /// By index.
+    blocks: BTreeMap<u32, (&'a PlannedBlock, Place)>,
+    stamps: Vec<Stamp>,
+}
+
+impl<'a> Source<'a> {
+    /// Finds every block: here, or at the first worker that has it.
+    pub(super) async fn open(
+        parts: &'a UploadParts,
+        plan: &Plan,
+        planned: &'a [PlannedBlock],
+    ) -> Result<Self, Refusal> {
+        let mut blocks = BTreeMap::new();
+        for block in planned {
+            let target = BlockSource::parse_data(block.block.clone())?;
+            let is_here = !matches!(parts.store.get(&target.id, Touch::None), Lookup::Absent);
+            let place = match block.workers.iter().find(|worker| **worker != parts.peers.own_id()) {
+                _ if is_here => Place::Here(target),
+                Some(worker) => Place::At(*worker),
+                None => return Err(missing(&target.id)),
+            };
+            blocks.insert(block.block.index, (block, place));
+        }
+        let mut source = Self { parts, block_size: plan.block_size, blocks, stamps: Vec::new() };
+        for _ in 0..ROUNDS {
+            source.stamps = source.look().await?;
+            if source.stamps.iter().all(is_settled) {
+                return Ok(source);
+            }
+            tokio::time::sleep(SETTLED).await;
+        }
+        Err(changed())
+    }
+
+    /// Whether every block is the file that it was, and has not been written to.
+    pub(super) async fn check_untouched(&self) -> Result<(), Refusal> {
+        if self.look().await? == self.stamps { Ok(()) } else { Err(changed()) }
+    }
+
+    /// The stamps of all blocks, in the order of their indexes.
+    async fn look(&self) -> Result<Vec<Stamp>, Refusal> {
+        let mut stamps = BTreeMap::new();
+        let mut elsewhere: BTreeMap<u64, Vec<(u32, BlockRef)>> = BTreeMap::new();
+        let mut here = Vec::new();
+        for (index, (block, place)) in &self.blocks {
+            match place {
+                Place::Here(target) => here.push((*index, *target)),
+                Place::At(worker) => elsewhere.entry(*worker).or_default().push((*index, block.block.clone())),
+            }
+        }
+        if !here.is_empty() {
+            let store = self.parts.store.clone();
+            stamps.extend(blocking(move || look_here(&store, &here)).await?);
+        }
+        for (worker, blocks) in elsewhere {
+            for blocks in blocks.chunks(QUERY_BLOCKS) {
+                let asked = blocks.iter().map(|(_, block)| block.clone()).collect();
+                let items = self.parts.peers.query(worker, asked).await?;
+                for ((index, block), item) in blocks.iter().zip(items) {
+                    if !item.known {
+                        let id = BlockId::of(block);
+                        return Err(id.map_or_else(changed, |id| missing(&id)));
+                    }
+                    stamps.insert(*index, Stamp { incarnation: item.incarnation, modified_ns: item.modified_ns });
+                }
+            }
+        }
+        Ok(stamps.into_values().collect())
+    }
+
+    /// Bytes of the file; holes are zeros.
+    pub(super) async fn read(&self, start: u64, length: u64) -> Result<Bytes, Refusal> {
+        let capacity = usize::try_from(length).map_err(|_| Refusal::bad_request("a part that no memory holds"))?;
+        let mut bytes = BytesMut::zeroed(capacity);
+        let end = start + length;
+        // Indexes are those of a file of at most 2^32 blocks.
+        let first = u32::try_from(start / self.block_size).unwrap_or(u32::MAX);
+        let last = u32::try_from(end.saturating_sub(1) / self.block_size).unwrap_or(u32::MAX);
+        for (index, (block, place)) in self.blocks.range(first..=last) {
+            let block_start = u64::from(*index) * self.block_size;
+            let from = start.max(block_start);
+            let to = end.min(block_start + self.block_size);
+            // Within a block, which has less than 2^32 bytes, and within the part.
+            let within = (from - block_start) as u32..(to - block_start) as u32;
+            let at = (from - start) as usize;
+            match place {
+                Place::Here(target) => {
+                    let (store, target) = (self.parts.store.clone(), *target);
+                    let mut piece = bytes.split_off(at);
+                    let rest = piece.split_off(within.len());
+                    let (read, piece) = blocking(move || {
+                        let mut piece = piece;
+                        Ok((read_here(&store, &target, within.start, &mut piece), piece))
+                    })
+                    .await?;
+                    read?;
+                    bytes.unsplit(piece);
+                    bytes.unsplit(rest);
+                }
+                Place::At(worker) => self.read_there(*worker, &block.block, within, &mut bytes[at..]).await?,
+            }
+        }
+        Ok(bytes.freeze())
+    }
+
+    async fn read_there(
+        &self,
+        worker: u64,
+        block: &BlockRef,
+        range: Range<u32>,
+        into: &mut [u8],
+    ) -> Result<(), Refusal> {
+        let mut at = 0;
+        while at < range.len() {
+            let length = (range.len() - at).min(READ_BYTES as usize);
+            let piece = WireRange { offset: range.start + at as u32, length: length as u32 };
+            let bytes = self.parts.peers.read(worker, block.clone(), piece).await?;
+            into[at..at + length].copy_from_slice(&bytes);
+            at += length;
+        }
+        Ok(())
+    }
+}
+
+fn look_here(store: &Store, blocks: &[(u32, DataTarget)]) -> Result<Vec<(u32, Stamp)>, Refusal> {
+    let look = |(index, target): &(u32, DataTarget)| {
+        let block = store.find_data(target, Touch::None)?;
+        let modified_ns =
+            block.modified_ns().map_err(|source| store.disk_failed(&block, "looking at a data block", source))?;
+        Ok((*index, Stamp { incarnation: block.incarnation(), modified_ns }))
+    };
+    blocks.iter().map(look).collect()
+}
+
+fn read_here(store: &Store, target: &DataTarget, offset: u32, into: &mut [u8]) -> Result<(), Refusal> {
+    let block: Arc<Block> = store.find_data(target, Touch::None)?;
+    let read = block.read(offset, into);
+    read.map_err(|source| store.disk_failed(&block, "reading a data block", source).into())
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Refusal> + Send + 'static) -> Result<T, Refusal> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(Refusal::new(Status::IoError, "reading the blocks failed")))
+}
+
+/// Whether a file's time would tell of another write. One from the future tells nothing, and is taken as it is.
+fn is_settled(stamp: &Stamp) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now_ns = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
+    let settled = i64::try_from(SETTLED.as_nanos()).unwrap_or(i64::MAX);
+    stamp.modified_ns > now_ns || now_ns - stamp.modified_ns >= settled
+}
+
+fn missing(id: &BlockId) -> Refusal {
+    Refusal::new(Status::NoSuchBlock, format!("block {id} is nowhere to be found"))
+}
+
+fn changed() -> Refusal {
+    Refusal::new(Status::Changed, "the file was written to while it was read")
+}

@@ -1,0 +1,214 @@
+//! Objects made of blocks: whole, of one version, in the place of what is expected there, or not at all.
+
+use std::fs::File;
+use std::num::NonZeroU64;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use cavern_proto::master::{Worker, WorkerTable};
+use cavern_ufs::Faults;
+
+use super::*;
+
+const BLOCK: u64 = 8 * MIB;
+
+fn block(inode: u64, index: u32) -> BlockRef {
+    let content = ContentId::of_inode("cluster-1", inode, 0);
+    let content_id = content.as_bytes().to_vec().into();
+    BlockRef { content_id, index, block_size: BLOCK, mount_id: 1, data: true, ..Default::default() }
+}
+
+/// Writes a piece of a block, over as many requests as it takes.
+async fn write(client: &mut Client, block: &BlockRef, bytes: &[u8]) {
+    let request = WriteRequest { block: Some(block.clone()), ..Default::default() };
+    client.send_with(FrameKind::Write, &request, bytes).await;
+    let reply: WriteReply = client.receive().await.unwrap().decode(FrameKind::WriteReply);
+    assert_eq!(reply.status(), Status::Ok, "{}", reply.message);
+}
+
+fn request(key: &str, inode: u64, length: u64, indexes: &[u32], worker: u64) -> PersistRequest {
+    let metadata = vec![MetadataItem { name: "mode".into(), value: "33188".into() }];
+    PersistRequest {
+        mount_id: 1,
+        key: key.into(),
+        length,
+        metadata,
+        inode,
+        block_size: BLOCK,
+        indexes: indexes.to_vec(),
+        generations: vec![0; indexes.len()],
+        copies: vec![1; indexes.len()],
+        workers: vec![worker; indexes.len()],
+        deadline_ms: 20_000,
+        ..Default::default()
+    }
+}
+
+async fn persist(client: &mut Client, request: &PersistRequest) -> PersistReply {
+    client.send(FrameKind::Persist, request).await;
+    client.receive().await.unwrap().decode(FrameKind::PersistReply)
+}
+
+/// Waits until nothing of what was given up is left at the store.
+async fn tidied(bench: &Bench) {
+    let until = Instant::now() + PATIENCE;
+    while bench.bucket.uploads() > 0 {
+        assert!(Instant::now() < until, "{} uploads are left", bench.bucket.uploads());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_file_is_one_object_with_its_metadata() {
+    let bench = Bench::new("persist-small").await;
+    let mut client = bench.tcp().await;
+    let bytes = noise(300_000);
+    write(&mut client, &block(1, 0), &bytes).await;
+    let small = request("p/small", 1, 200_001, &[0], 7);
+    let first = persist(&mut client, &small).await;
+    assert_eq!(first.status(), Status::Ok, "{}", first.message);
+    let (object, metadata) = bench.bucket.object("p/small").unwrap();
+    assert!(object == bytes[..200_001] && metadata["mode"] == "33188");
+
+    // It is there now, which was not expected; what is there is told, and can be replaced.
+    let second = persist(&mut client, &PersistRequest { length: 5, ..small.clone() }).await;
+    assert_eq!((second.status(), &second.etag), (Status::VersionChanged, &first.etag));
+    assert_eq!(bench.bucket.object("p/small").unwrap().0.len(), 200_001);
+    let third = PersistRequest { length: 5, replaces: first.etag.clone(), ..small.clone() };
+    assert_eq!(persist(&mut client, &third).await.status(), Status::Ok);
+    assert_eq!(bench.bucket.object("p/small").unwrap().0, bytes[..5]);
+    bench.bucket.delete("p/small");
+    let fourth = persist(&mut client, &third).await;
+    assert_eq!((fourth.status(), fourth.etag.as_str()), (Status::VersionChanged, ""));
+
+    let hole = persist(&mut client, &request("hole", 1, 70_000, &[], 7)).await;
+    assert_eq!(hole.status(), Status::Ok, "{}", hole.message);
+    assert_eq!(bench.bucket.object("hole").unwrap().0, vec![0; 70_000]);
+    let link = PersistRequest { inline: "target".into(), ..request("link", 1, 6, &[], 7) };
+    assert_eq!(persist(&mut client, &link).await.status(), Status::Ok);
+    assert_eq!(bench.bucket.object("link").unwrap().0, "target");
+
+    let nowhere = persist(&mut client, &request("none", 9, 10, &[0], 7)).await;
+    assert_eq!(nowhere.status(), Status::NoSuchBlock);
+    let senseless = persist(&mut client, &PersistRequest { copies: vec![3], ..small.clone() }).await;
+    assert_eq!(senseless.status(), Status::BadRequest);
+    let unknown = persist(&mut client, &PersistRequest { mount_id: 9, ..small }).await;
+    assert_eq!(unknown.status(), Status::UnknownMount);
+    assert_eq!(bench.bucket.keys(), ["hole", "link"]);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_file_goes_in_parts_which_do_not_stay_when_one_fails() {
+    let bench = Bench::new("persist-large").await;
+    let mut client = bench.unix().await;
+    let bytes = noise(BLOCK as usize);
+    write(&mut client, &block(1, 0), &bytes).await;
+    write(&mut client, &block(1, 2), &bytes[..1000]).await;
+    let length = 2 * BLOCK + 500;
+    let large = request("large", 1, length, &[0, 2], 7);
+    // The beginning, three parts of which the last fails, and the end of it.
+    bench.mounts.inject(1, Faults { fail_every: NonZeroU64::new(4), ..Faults::default() });
+    let failed = persist(&mut client, &large).await;
+    assert_eq!(failed.status(), Status::UfsUnavailable, "{}", failed.message);
+    tidied(&bench).await;
+    assert!(bench.bucket.keys().is_empty());
+    bench.mounts.inject(1, Faults::default());
+    let reply = persist(&mut client, &large).await;
+    assert_eq!(reply.status(), Status::Ok, "{}", reply.message);
+    let (object, metadata) = bench.bucket.object("large").unwrap();
+    assert_eq!((object.len() as u64, metadata["mode"].as_str()), (length, "33188"));
+    assert!(object[..BLOCK as usize] == bytes && object[2 * BLOCK as usize..] == bytes[..500]);
+    assert!(object[BLOCK as usize..2 * BLOCK as usize].iter().all(|byte| *byte == 0));
+    assert_eq!((bench.metrics.persisted.get(), bench.metrics.persisted_bytes.get()), (1, length));
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_written_to_meanwhile_is_not_made_an_object() {
+    let bench = Bench::new("persist-torn").await;
+    let mut client = bench.unix().await;
+    for index in 0..2 {
+        write(&mut client, &block(1, index), &noise(BLOCK as usize)).await;
+    }
+    let ranges = vec![Range { offset: 0, length: 1 << 20 }];
+    client.send(FrameKind::Reserve, &ReserveRequest { block: Some(block(1, 1)), ranges }).await;
+    let reserved: ReserveReply = client.receive().await.unwrap().decode(FrameKind::ReserveReply);
+    assert_eq!(reserved.status(), Status::Ok);
+    let file = File::from(client.descriptors.pop().unwrap());
+    bench.mounts.inject(1, Faults { delay: Duration::from_millis(100), ..Faults::default() });
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = std::thread::spawn({
+        let (stop, file) = (stop.clone(), file.try_clone().unwrap());
+        move || {
+            let mut value = 0u8;
+            while !stop.load(Ordering::Acquire) {
+                value = value.wrapping_add(1);
+                file.write_all_at(&[value; 4096], 4096).unwrap();
+                // Slow enough to look at rest to whoever looks once.
+                std::thread::sleep(Duration::from_millis(60));
+            }
+            value
+        }
+    });
+    let torn = request("torn", 1, 2 * BLOCK, &[0, 1], 7);
+    let reply = persist(&mut client, &torn).await;
+    assert_eq!(reply.status(), Status::Changed, "{}", reply.message);
+    tidied(&bench).await;
+    assert!(bench.bucket.keys().is_empty());
+    stop.store(true, Ordering::Release);
+    let value = writer.join().unwrap();
+    let reply = persist(&mut client, &torn).await;
+    assert_eq!(reply.status(), Status::Ok, "{}", reply.message);
+    let (object, _) = bench.bucket.object("torn").unwrap();
+    let at = BLOCK as usize + 4096;
+    assert!(object[at..at + 4096].iter().all(|byte| *byte == value));
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_waits_for_any_more_is_given_up() {
+    let bench = Bench::new("persist-gone").await;
+    let mut client = bench.tcp().await;
+    write(&mut client, &block(1, 0), &noise(BLOCK as usize)).await;
+    bench.mounts.inject(1, Faults { delay: Duration::from_millis(300), ..Faults::default() });
+    let mut asker = bench.tcp().await;
+    asker.send(FrameKind::Persist, &request("gone", 1, 2 * BLOCK, &[0], 7)).await;
+    let until = Instant::now() + PATIENCE;
+    while bench.bucket.uploads() == 0 {
+        assert!(Instant::now() < until, "the upload does not begin");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop(asker);
+    tidied(&bench).await;
+    assert!(bench.bucket.keys().is_empty());
+    let late = persist(&mut client, &PersistRequest { deadline_ms: 50, ..request("late", 1, 10, &[0], 7) }).await;
+    assert_eq!(late.status(), Status::Deadline);
+    let uploads = bench.uploads.clone();
+    bench.end().await;
+    tokio::time::timeout(PATIENCE, uploads.finish()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_come_from_other_workers_too() {
+    let (here, there) = (Bench::new("persist-here").await, Bench::new("persist-there").await);
+    here.membership.set(8, "cluster-1");
+    let (bytes, more) = (noise(BLOCK as usize), noise(12_345));
+    let (mut near, mut far) = (here.tcp_as(8).await, there.tcp().await);
+    write(&mut near, &block(1, 0), &more).await;
+    write(&mut far, &block(1, 1), &bytes).await;
+    // The table is not there yet, and no master to ask for it.
+    let both = PersistRequest { workers: vec![8, 7], ..request("both", 1, 2 * BLOCK, &[0, 1], 0) };
+    assert_eq!(persist(&mut near, &both).await.status(), Status::IoError);
+    let worker = Worker { id: 7, data_address: there.address().to_string(), ..Default::default() };
+    here.pool.set_table("cluster-1", &WorkerTable { epoch: 1, workers: vec![worker] });
+    let reply = persist(&mut near, &both).await;
+    assert_eq!(reply.status(), Status::Ok, "{}", reply.message);
+    let (object, _) = here.bucket.object("both").unwrap();
+    assert!(object[..12_345] == more && object[BLOCK as usize..] == bytes);
+    there.store.free_data(&BlockId::of(&block(1, 1)).unwrap()).unwrap();
+    assert_eq!(persist(&mut near, &both).await.status(), Status::NoSuchBlock);
+    here.end().await;
+    there.end().await;
+}
