@@ -157,6 +157,8 @@ fn master(config: &Config, rules: &mut Rules<'_>) {
     rules.at_most_ten_years("master.refresh_wait", master.refresh_wait);
     rules.count("master.list_concurrency", master.list_concurrency);
     rules.count("master.load_concurrency", master.load_concurrency);
+    rules.at_most_ten_years("master.persist_delay", master.persist_delay);
+    rules.count("master.persist_concurrency", master.persist_concurrency);
 }
 
 fn worker(config: &Config, rules: &mut Rules<'_>) {

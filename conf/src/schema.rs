@@ -67,6 +67,10 @@ pub struct Master {
     pub list_concurrency: usize,
     /// Blocks of a load job in flight at most.
     pub load_concurrency: usize,
+    /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket.
+    pub persist_delay: Interval,
+    /// Objects written to and deleted from buckets at a time.
+    pub persist_concurrency: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -203,6 +207,8 @@ impl Default for Master {
             refresh_wait: Interval::millis(1000),
             list_concurrency: 32,
             load_concurrency: 32,
+            persist_delay: Interval::millis(1000),
+            persist_concurrency: 64,
         }
     }
 }

@@ -89,6 +89,7 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     ("[master]\ndata_dir = \"data\"\n", 2, "master.data_dir", &["absolute path"]),
     ("[master]\nlist_concurrency = 0\n", 2, "master.list_concurrency", &["from 1 to"]),
     ("[master]\nload_concurrency = 0\n", 2, "master.load_concurrency", &["from 1 to"]),
+    ("[master]\npersist_concurrency = 0\n", 2, "master.persist_concurrency", &["from 1 to"]),
     ("[master]\nsnapshot_entries = 0\n", 2, "master.snapshot_entries", &["at least 1"]),
     ("[master]\nheartbeat = \"0s\"\n", 2, "master.heartbeat", &["at least \"10ms\""]),
     ("[master]\nsession_lease = \"1ms\"\n", 2, "master.session_lease", &["at least \"500ms\""]),

@@ -19,6 +19,7 @@ mod load;
 mod lookup;
 mod metrics;
 mod mounts;
+mod persist;
 mod raft;
 mod recovery;
 mod secrets;

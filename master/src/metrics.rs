@@ -69,6 +69,48 @@ impl ListingMetrics {
     }
 }
 
+/// What the persistence of fs-mode mounts counts.
+#[derive(Clone, Debug)]
+pub struct PersistMetrics {
+    pub uploads: Counter,
+    pub upload_bytes: Counter,
+    pub deletions: Counter,
+    pub failures: Counter,
+    pub freed_blocks: Counter,
+    backlog_files: Gauge,
+    backlog_bytes: Gauge,
+    backlog_deletions: Gauge,
+    oldest_seconds: Gauge,
+}
+
+impl PersistMetrics {
+    fn register(metrics: &Metrics) -> Self {
+        Self {
+            uploads: metrics.counter("master_persist_uploads", "Objects of fs-mode files written to buckets"),
+            upload_bytes: metrics.counter("master_persist_upload_bytes", "Bytes of these objects"),
+            deletions: metrics.counter("master_persist_deletions", "Objects of fs-mode files deleted from buckets"),
+            failures: metrics.counter("master_persist_failures", "Attempts at writing or deleting that failed"),
+            freed_blocks: metrics
+                .counter("master_persist_freed_blocks", "Blocks that no file has any more, freed at workers"),
+            backlog_files: metrics.gauge("master_persist_backlog_files", "Files with changes that their bucket lacks"),
+            backlog_bytes: metrics
+                .gauge("master_persist_backlog_bytes", "Bytes of files whose content their bucket lacks"),
+            backlog_deletions: metrics
+                .gauge("master_persist_backlog_deletions", "Objects that are to be deleted from buckets"),
+            oldest_seconds: metrics
+                .gauge("master_persist_oldest_seconds", "Age of the oldest change that a bucket lacks"),
+        }
+    }
+
+    pub fn set_backlog(&self, files: u64, bytes: u64, deletions: u64, oldest: Duration) {
+        let shown = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        self.backlog_files.set(shown(files));
+        self.backlog_bytes.set(shown(bytes));
+        self.backlog_deletions.set(shown(deletions));
+        self.oldest_seconds.set(shown(oldest.as_secs()));
+    }
+}
+
 /// Values that are set from time to time.
 #[derive(Clone, Debug)]
 pub struct Gauges {
@@ -85,6 +127,7 @@ pub struct MasterMetrics {
     pub registry: Arc<Metrics>,
     pub raft: RaftMetrics,
     pub listing: ListingMetrics,
+    pub persist: PersistMetrics,
     pub gauges: Gauges,
     pub events: Counter,
     pub resets: Counter,
@@ -103,6 +146,7 @@ impl MasterMetrics {
         Self {
             raft: RaftMetrics::register(&registry),
             listing: ListingMetrics::register(&registry),
+            persist: PersistMetrics::register(&registry),
             gauges,
             events: registry.counter("master_events", "Events told to sessions"),
             resets: registry

@@ -23,6 +23,7 @@ use crate::load::{BlockFiller, Loads, PooledWorkers};
 use crate::lookup::Lookups;
 use crate::metrics::MasterMetrics;
 use crate::mounts::Mounts;
+use crate::persist::{ObjectWriter, PersistOptions, Persistence};
 use crate::raft::{Consensus, ConsensusConfig};
 use crate::recovery::HighWater;
 use crate::secrets::Vault;
@@ -66,27 +67,25 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterEr
     Ok(())
 }
 
+/// The way to the workers.
+pub struct WayToWorkers {
+    pub filler: Arc<dyn BlockFiller>,
+    pub writer: Arc<dyn ObjectWriter>,
+    pub pool: Option<Arc<WorkerPool>>,
+}
+
 /// Makes the way to the workers, once these are known; tests have their own.
 pub trait MakeFiller {
-    fn make(
-        &self,
-        config: &Config,
-        workers: Arc<Workers>,
-        cluster_id: &str,
-    ) -> (Arc<dyn BlockFiller>, Option<Arc<WorkerPool>>);
+    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str) -> WayToWorkers;
 }
 
 struct PooledFillers;
 
 impl MakeFiller for PooledFillers {
-    fn make(
-        &self,
-        config: &Config,
-        workers: Arc<Workers>,
-        cluster_id: &str,
-    ) -> (Arc<dyn BlockFiller>, Option<Arc<WorkerPool>>) {
+    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str) -> WayToWorkers {
         let pool = WorkerPool::new(&config.client, "master");
-        (Arc::new(PooledWorkers::new(pool.clone(), workers, cluster_id.to_owned())), Some(pool))
+        let pooled = Arc::new(PooledWorkers::new(pool.clone(), workers, cluster_id.to_owned()));
+        WayToWorkers { filler: pooled.clone(), writer: pooled, pool: Some(pool) }
     }
 }
 
@@ -161,8 +160,11 @@ impl Master {
         ));
         let lookups =
             Lookups { listings, mounts: mounts.clone(), watch: watch.clone(), refresh_wait: conf.refresh_wait.get() };
-        let (filler, pool) = fillers.make(&config, workers.clone(), &cluster_id);
+        let WayToWorkers { filler, writer, pool } = fillers.make(&config, workers.clone(), &cluster_id);
         let loads = Loads::new(lookups.clone(), proposer.clone(), filler, conf.load_concurrency);
+        let options = PersistOptions { delay: conf.persist_delay.get(), concurrency: conf.persist_concurrency };
+        let persistence =
+            Persistence::new(lookups.clone(), proposer.clone(), writer, &cluster_id, &options, metrics.persist.clone());
         let stop = CancellationToken::new();
         let services = Services {
             lookups,
@@ -170,6 +172,7 @@ impl Master {
             watch,
             workers,
             loads,
+            persistence,
             consensus,
             proposer,
             cluster_id: cluster_id.into(),
@@ -178,6 +181,7 @@ impl Master {
             stop: stop.clone(),
         };
         services.loads.resume().await?;
+        services.persistence.start();
         for mount in Tables::new(&database).mounts()? {
             match services.mounts.get(mount.id) {
                 Ok(open) if open.is_fs_mode() => {}
@@ -213,6 +217,7 @@ impl Master {
             let _ = server.await;
         }
         services.loads.shutdown().await;
+        services.persistence.shutdown().await;
         services.lookups.listings.shutdown().await;
         background.close();
         background.wait().await;

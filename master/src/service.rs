@@ -16,6 +16,7 @@ use tonic::Status;
 use crate::load::Loads;
 use crate::lookup::Lookups;
 use crate::mounts::Mounts;
+use crate::persist::Persistence;
 use crate::raft::{Consensus, Proposer};
 use crate::watch::WatchHub;
 use crate::workers::Workers;
@@ -37,6 +38,7 @@ pub struct Services {
     pub watch: Arc<WatchHub>,
     pub workers: Arc<Workers>,
     pub loads: Arc<Loads>,
+    pub persistence: Arc<Persistence>,
     pub consensus: Arc<Consensus>,
     pub proposer: Proposer,
     pub cluster_id: Arc<str>,

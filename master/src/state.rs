@@ -2,13 +2,14 @@
 //!
 //! [`database`] opens it, [`tables`] reads it, [`transaction`] collects what one log entry changes, and [`apply`] turns a
 //! command into changes: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers and
-//! load jobs, [`posix`] for what programs change in fs-mode mounts, [`orphans`] for what was taken out of the namespace and
+//! load jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the bucket is to learn of that, [`orphans`] for what was taken out of the namespace and
 //! is deleted in bounded steps.
 //!
 //! Everything under `apply` is deterministic: no clock, no random number, no hash-map order decides what is written.
 
 pub mod apply;
 pub mod database;
+mod intent;
 mod mount;
 pub mod namespace;
 mod orphans;
@@ -21,5 +22,5 @@ pub mod transaction;
 pub use apply::{Outcome, apply};
 pub use database::{Database, Family};
 pub use records::EntryVersion;
-pub use tables::{Directory, Tables};
+pub use tables::{Directory, Doomed, Tables};
 pub use transaction::{Change, Transaction};

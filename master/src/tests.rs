@@ -5,6 +5,8 @@ mod load;
 mod model;
 mod mutations;
 mod namespace;
+mod persist;
+
 mod replay;
 mod restart;
 mod sessions;

@@ -76,6 +76,7 @@ not_asked! {
     get_job(GetJobRequest) -> Job;
     list_jobs(ListJobsRequest) -> JobList;
     cancel_job(GetJobRequest) -> Job;
+    get_persist_status(PersistStatusRequest) -> PersistStatus;
     status(StatusRequest) -> ClusterStatus;
 }
 

@@ -476,6 +476,10 @@ impl Cluster for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
+    async fn get_persist_status(&self, _: Request<PersistStatusRequest>) -> Result<Response<PersistStatus>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn list_jobs(&self, _: Request<ListJobsRequest>) -> Result<Response<JobList>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }

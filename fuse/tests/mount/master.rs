@@ -402,6 +402,13 @@ impl Cluster for Master {
     async fn get_job(&self, _: Request<wire::GetJobRequest>) -> Result<Response<wire::Job>, Status> {
         Err(Status::unimplemented("get_job"))
     }
+
+    async fn get_persist_status(
+        &self,
+        _: Request<wire::PersistStatusRequest>,
+    ) -> Result<Response<wire::PersistStatus>, Status> {
+        Err(Status::unimplemented("get_persist_status"))
+    }
     async fn list_jobs(&self, _: Request<wire::ListJobsRequest>) -> Result<Response<wire::JobList>, Status> {
         Err(Status::unimplemented("list_jobs"))
     }

@@ -75,6 +75,10 @@ impl PooledWorkers {
     pub fn new(pool: Arc<WorkerPool>, workers: Arc<Workers>, cluster_id: String) -> Self {
         Self { pool, workers, cluster_id }
     }
+
+    pub(crate) fn pool(&self) -> &WorkerPool {
+        &self.pool
+    }
 }
 
 impl BlockFiller for PooledWorkers {

@@ -5,8 +5,9 @@ use std::time::Duration;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     ClusterStatus, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job, JobList, ListJobsRequest, ListMountsRequest,
-    ListWorkersRequest, Mount, MountReply, MountRequest, MountTable, RegisterWorkerReply, RegisterWorkerRequest,
-    StatusRequest, SubmitLoadRequest, UnmountReply, UnmountRequest, WatchEvent, WatchRequest, WorkerTable,
+    ListWorkersRequest, Mount, MountReply, MountRequest, MountTable, PersistStatus, PersistStatusRequest,
+    RegisterWorkerReply, RegisterWorkerRequest, StatusRequest, SubmitLoadRequest, UnmountReply, UnmountRequest,
+    WatchEvent, WatchRequest, WorkerTable,
 };
 use futures::StreamExt;
 use tokio::sync::mpsc;
@@ -118,6 +119,15 @@ impl Cluster for Services {
 
     async fn cancel_job(&self, request: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
         Ok(Response::new(self.loads.cancel(request.into_inner().id).await?))
+    }
+
+    async fn get_persist_status(
+        &self,
+        request: Request<PersistStatusRequest>,
+    ) -> Result<Response<PersistStatus>, Status> {
+        let PersistStatusRequest { path, up_to_change } = request.into_inner();
+        let up_to = if up_to_change == 0 { u64::MAX } else { up_to_change };
+        Ok(Response::new(self.persistence.status(&path, up_to).await?))
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {

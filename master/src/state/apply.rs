@@ -9,7 +9,7 @@ use super::namespace::{ListingCounts, apply_listing, create_root};
 use super::orphans::{Reaped, reap};
 use super::tables::{CLUSTER_KEY, index_key};
 use super::transaction::Transaction;
-use super::{Family, mount, posix, registry};
+use super::{Family, intent, mount, posix, registry};
 use crate::MasterError;
 
 /// What a command did.
@@ -29,6 +29,10 @@ pub enum Outcome {
     Job(u64),
     Reaped(Reaped),
     Mutated(Box<MutationResult>),
+    /// Whether the inode still has a name: what has none is not written to the bucket.
+    Began {
+        is_named: bool,
+    },
     /// The state does not allow it; a sentence for the one who asked.
     Refused(String),
 }
@@ -50,6 +54,11 @@ pub fn apply(transaction: &mut Transaction<'_>, command: Command) -> Result<Outc
         Some(Kind::Mutate(mutate)) => posix::mutate(transaction, mutate),
         Some(Kind::EndSession(session)) => posix::end_session(transaction, session),
         Some(Kind::ReapUnlinked(inode)) => posix::reap(transaction, inode),
+        Some(Kind::SpreadIntent(spread)) => intent::spread(transaction, &spread),
+        Some(Kind::BeginObjects(begin)) => intent::begin(transaction, &begin),
+        Some(Kind::Persisted(persisted)) => intent::persisted(transaction, persisted),
+        Some(Kind::Deleted(deleted)) => intent::deleted(transaction, &deleted),
+        Some(Kind::Freed(freed)) => intent::freed(transaction, &freed),
     }
 }
 

@@ -38,10 +38,13 @@ pub enum Family {
     Hold,
     Extent,
     Garbage,
+    Intent,
+    Object,
+    Deletion,
 }
 
 impl Family {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::RaftLog,
         Self::RaftMeta,
         Self::Inode,
@@ -59,6 +62,9 @@ impl Family {
         Self::Hold,
         Self::Extent,
         Self::Garbage,
+        Self::Intent,
+        Self::Object,
+        Self::Deletion,
     ];
 
     /// The families that a snapshot carries: all but the log's own, which come first.
@@ -83,6 +89,9 @@ impl Family {
             Self::Hold => "hold",
             Self::Extent => "extent",
             Self::Garbage => "garbage",
+            Self::Intent => "intent",
+            Self::Object => "object",
+            Self::Deletion => "deletion",
         }
     }
 }

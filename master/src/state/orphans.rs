@@ -10,6 +10,7 @@ use super::database::Family;
 use super::records::inode_key;
 use super::tables::first_id;
 use super::transaction::Transaction;
+use super::{intent, posix};
 use crate::MasterError;
 
 /// What one reaping step did.
@@ -35,6 +36,7 @@ pub fn add(transaction: &mut Transaction<'_>, directory: u64) -> Result<(), Mast
 pub fn reap(transaction: &mut Transaction<'_>, limit: u32) -> Result<Reaped, MasterError> {
     let tables = transaction.before();
     let Some(orphan) = first_id(tables.database(), Family::Orphan)? else { return Ok(Reaped::default()) };
+    let mount_id = transaction.inode(orphan)?.map_or(0, |record| record.mount_id);
     let limit = limit.max(1) as usize;
     let mut entries = Vec::new();
     let cut = tables.scan(orphan, None, |name, dentry| {
@@ -50,14 +52,23 @@ pub fn reap(transaction: &mut Transaction<'_>, limit: u32) -> Result<Reaped, Mas
         if dentry.kind() == Kind::Directory {
             add(transaction, dentry.inode)?;
         } else {
+            forget(transaction, dentry.inode, mount_id)?;
             transaction.delete_inode(dentry.inode);
             inodes += 1;
         }
     }
     if cut.is_none() {
+        forget(transaction, orphan, mount_id)?;
         transaction.delete_inode(orphan);
         transaction.delete(Family::Orphan, &inode_key(orphan));
         inodes += 1;
     }
     Ok(Reaped { inodes, more: true })
+}
+
+/// What an inode of an fs-mode mount has beside its record goes with it. Its objects stay: a bucket that was detached is not
+/// emptied.
+fn forget(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<(), MasterError> {
+    intent::forget(transaction, inode)?;
+    posix::forget_content(transaction, inode, mount_id)
 }

@@ -22,12 +22,13 @@ use cavern_proto::master::{Attr, MutationResult, WriteType};
 use cavern_proto::record::{InodeRecord, Mutate};
 use rustix::io::Errno;
 
+use super::intent::{self, Reach};
 use super::records::{attributes, inode_key, is_directory};
 use super::transaction::{Change, Transaction};
 use super::{Family, Outcome, records};
 use crate::MasterError;
 
-pub use hold::reap;
+pub use hold::{forget_content, reap};
 pub use results::end_session;
 
 /// Why a change is refused.
@@ -61,10 +62,13 @@ struct Mutating<'t, 'd> {
     /// Owner of what is created.
     uid: u32,
     gid: u32,
-    /// A mount that was found to be in fs-mode.
+    /// A mount that was found to be in fs-mode, and its root.
     mount: u32,
+    mount_root: u64,
     /// Inodes whose attributes changed, in the order of their first change; the record is that of the last.
     touched: Vec<(u64, InodeRecord)>,
+    /// Directories that lie elsewhere now, and with them what is in them.
+    moved: Vec<u64>,
 }
 
 /// Applies a mutation, or finds the result that it had when it was applied.
@@ -80,7 +84,9 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         uid: mutation.uid,
         gid: mutation.gid,
         mount: 0,
+        mount_root: 0,
         touched: Vec::new(),
+        moved: Vec::new(),
     };
     let done = match mutation.change {
         None => refuse(Errno::NOSYS, "a change of a kind that this master does not know"),
@@ -96,7 +102,10 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         Some(Kind::LetGo(inode)) => mutating.release(inode, mutate.session),
     };
     let result = match done {
-        Ok(inode) => MutationResult { inode, attributes: mutating.attributes(), ..MutationResult::default() },
+        Ok(inode) => {
+            mutating.note_intents()?;
+            MutationResult { inode, attributes: mutating.attributes(), ..MutationResult::default() }
+        }
         Err(Stop::Refused(Refusal { errno, reason })) => {
             MutationResult { errno: errno.raw_os_error(), reason, ..MutationResult::default() }
         }
@@ -131,7 +140,7 @@ impl Mutating<'_, '_> {
         };
         match mount {
             Some(mount) if mount.write_type() == WriteType::FsMode => {
-                self.mount = mount.id;
+                (self.mount, self.mount_root) = (mount.id, mount.root_inode);
                 Ok(record)
             }
             Some(mount) => refuse(Errno::ROFS, format!("{} is mounted in cache-mode", mount.path)),
@@ -151,6 +160,19 @@ impl Mutating<'_, '_> {
             Some((_, known)) => *known = record,
             None => self.touched.push((inode, record)),
         }
+    }
+
+    /// What the bucket has to learn of this mutation. The root of a mount has no object.
+    fn note_intents(&mut self) -> Result<(), MasterError> {
+        for (inode, record) in self.touched.iter().filter(|(inode, _)| *inode != self.mount_root) {
+            if record.unlinked {
+                intent::abandon(self.transaction, *inode, record.mount_id, self.now_ns)?;
+            } else {
+                let reach = if self.moved.contains(inode) { Reach::Below } else { Reach::Itself };
+                intent::note(self.transaction, *inode, record.mount_id, reach, self.now_ns)?;
+            }
+        }
+        Ok(())
     }
 
     fn attributes(&self) -> Vec<Attr> {

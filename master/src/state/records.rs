@@ -49,6 +49,16 @@ pub fn result_key(session: u64, seq: u64) -> [u8; 16] {
     key
 }
 
+/// Key of what the bucket has of an inode: inode ‖ key of the object.
+pub fn object_key(inode: u64, key: &str) -> Vec<u8> {
+    [inode_key(inode).as_slice(), key.as_bytes()].concat()
+}
+
+/// Key of an object that is to be deleted: mount ‖ key of the object.
+pub fn deletion_key(mount_id: u32, key: &str) -> Vec<u8> {
+    [mount_id.to_be_bytes().as_slice(), key.as_bytes()].concat()
+}
+
 /// The id in the first eight bytes of a key.
 pub fn leading_id(key: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(key.get(..8)?.try_into().ok()?))

@@ -1,6 +1,10 @@
 //! Typed reads of the state. Every call is one or a few point reads or one bounded scan; none waits for anything but the
 //! disk, so async callers run them on the blocking pool where they read more than a handful of records.
 
+mod bucket;
+
+pub use bucket::Doomed;
+
 use std::ops::ControlFlow;
 
 use bytes::Bytes;

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_client::{Placement, WorkerPool};
+use cavern_client::Placement;
 use cavern_conf::{Config, Interval};
-use cavern_proto::data::open_request;
+use cavern_proto::data::{BlockRef, PersistReply, PersistRequest, open_request};
 use cavern_proto::master::{Kind, Mount, WriteType};
 use cavern_ufs::MemoryBucket;
 use futures::future::BoxFuture;
@@ -16,7 +16,8 @@ use tempfile::TempDir;
 
 use crate::MasterError;
 use crate::load::{BlockFiller, Filled};
-use crate::server::{MakeFiller, Master};
+use crate::persist::ObjectWriter;
+use crate::server::{MakeFiller, Master, WayToWorkers};
 use crate::service::Services;
 use crate::workers::Workers;
 
@@ -35,8 +36,22 @@ pub fn new_bucket() -> (MemoryBucket, String) {
 pub struct NoWorkers;
 
 impl MakeFiller for NoWorkers {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> (Arc<dyn BlockFiller>, Option<Arc<WorkerPool>>) {
-        (Arc::new(Self), None)
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WayToWorkers {
+        WayToWorkers { filler: Arc::new(Self), writer: Arc::new(Self), pool: None }
+    }
+}
+
+impl ObjectWriter for NoWorkers {
+    fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+        Ok(Arc::default())
+    }
+
+    fn persist(&self, _: u64, _: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>> {
+        Box::pin(async { Err("there is no worker".to_owned()) })
+    }
+
+    fn free(&self, _: u64, _: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async { Err("there is no worker".to_owned()) })
     }
 }
 

@@ -4,17 +4,17 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cavern_client::{Placement, WorkerPool};
+use cavern_client::Placement;
 use cavern_conf::Config;
 use cavern_proto::data::open_request;
 use cavern_proto::master::{JobState, Mount, Worker, WorkerState, WorkerTable};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
-use super::harness::{TestMaster, eventually, mount_request, new_bucket};
+use super::harness::{NoWorkers, TestMaster, eventually, mount_request, new_bucket};
 use crate::MasterError;
 use crate::load::{BlockFiller, Filled};
-use crate::server::MakeFiller;
+use crate::server::{MakeFiller, WayToWorkers};
 use crate::workers::Workers;
 
 /// Keys and indexes of blocks.
@@ -28,8 +28,8 @@ struct Counting {
 }
 
 impl MakeFiller for Counting {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> (Arc<dyn BlockFiller>, Option<Arc<WorkerPool>>) {
-        (Arc::new(self.clone()), None)
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WayToWorkers {
+        WayToWorkers { filler: Arc::new(self.clone()), writer: Arc::new(NoWorkers), pool: None }
     }
 }
 

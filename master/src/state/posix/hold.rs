@@ -31,13 +31,18 @@ pub fn reap(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, Ma
     if tables.is_held(inode)? {
         return Ok(Outcome::Reaped(Reaped::default()));
     }
-    for (name, _) in tables.xattrs(inode)? {
-        transaction.delete(Family::Xattr, &xattr_key(inode, &name));
-    }
-    drop_extents(transaction, inode, record.mount_id, 0)?;
+    forget_content(transaction, inode, record.mount_id)?;
     transaction.delete(Family::Unlinked, &inode_key(inode));
     transaction.delete_inode(inode);
     Ok(Outcome::Reaped(Reaped { inodes: 1, more: false }))
+}
+
+/// Deletes what belongs to an inode beside its record: extended attributes, and blocks, which are to be freed.
+pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<(), MasterError> {
+    for (name, _) in transaction.before().xattrs(inode)? {
+        transaction.delete(Family::Xattr, &xattr_key(inode, &name));
+    }
+    drop_extents(transaction, inode, mount_id, 0)
 }
 
 /// Lets go of all that a session holds. Few are held at a time, by all sessions together.

@@ -99,6 +99,7 @@ impl Mutating<'_, '_> {
         );
         moved.ctime_ns = self.now_ns;
         self.put(dentry.inode, moved);
+        self.moved.extend(moves_directory.then_some(dentry.inode));
         self.name_changed(rename.parent, &rename.name, dentry.inode, 0);
         self.name_changed(rename.new_parent, &rename.new_name, replaced_inode, dentry.inode);
         let goes = i32::from(moves_directory);
@@ -120,6 +121,8 @@ impl Mutating<'_, '_> {
         self.exchange_name(dentry.inode, &mut moved, here, there);
         self.exchange_name(target.inode, &mut other, there, here);
         let change = i32::from(is_directory(&other)) - i32::from(is_directory(&moved));
+        self.moved.extend(is_directory(&moved).then_some(dentry.inode));
+        self.moved.extend(is_directory(&other).then_some(target.inode));
         moved.ctime_ns = self.now_ns;
         other.ctime_ns = self.now_ns;
         self.put(dentry.inode, moved);

@@ -1,0 +1,112 @@
+//! Persistence of fs-mode mounts: the leader compares what their buckets are to have with what they have, and has workers
+//! carry out the difference. None of it is on the path of a command; all that it decides goes through the log.
+//!
+//! - [`intents`](self::intents): inodes with changes that the bucket lacks. A file that has just changed is left alone for
+//!   `master.persist_delay`, since it will change again, but for [`PATIENCE`] times that at most. An object that is new under its
+//!   key is noted before it is written; what was written is confirmed by the number of the change.
+//! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up only when the
+//!   object under the new key has been confirmed.
+//! - [`garbage`](self::garbage): blocks of workers that no file has any more.
+//!
+//! **One thing at a time under a key.** Whoever writes or deletes an object claims its key first. What a request of an earlier
+//! master, or of one whose answer was lost, may still do in the store is fended off by the store: each request names the
+//! version that it replaces.
+//!
+//! What fails is tried again for ever, with pauses that grow to [`ledger::PAUSE_MAX`]; while a whole bucket fails, one request at a
+//! time asks whether it is back.
+
+mod deletions;
+mod garbage;
+mod intents;
+mod ledger;
+mod metadata;
+mod plan;
+mod status;
+mod workers;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::ledger::Ledger;
+use self::status::Throughput;
+pub use self::workers::ObjectWriter;
+use crate::lookup::Lookups;
+use crate::metrics::PersistMetrics;
+use crate::raft::Proposer;
+
+/// A file that never comes to rest is written when its oldest change is so many delays old.
+const PATIENCE: u32 = 10;
+/// Records read at a time.
+const PAGE: usize = 500;
+/// Bounds of the pause after a look at all records that found nothing to do.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
+/// After a look that took long the pause is so many times as long.
+const REST: u32 = 10;
+
+/// What persistence works with.
+pub struct Persistence {
+    lookups: Lookups,
+    proposer: Proposer,
+    writer: Arc<dyn ObjectWriter>,
+    cluster_id: Arc<str>,
+    delay: Duration,
+    /// Objects written and deleted at a time.
+    permits: Arc<Semaphore>,
+    ledger: Ledger,
+    throughput: Throughput,
+    metrics: PersistMetrics,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// How persistence goes about it.
+pub struct PersistOptions {
+    /// How long a changed file is left alone.
+    pub delay: Duration,
+    /// Objects written and deleted at a time.
+    pub concurrency: usize,
+}
+
+impl Persistence {
+    pub fn new(
+        lookups: Lookups,
+        proposer: Proposer,
+        writer: Arc<dyn ObjectWriter>,
+        cluster_id: &str,
+        options: &PersistOptions,
+        metrics: PersistMetrics,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            lookups,
+            proposer,
+            writer,
+            cluster_id: cluster_id.into(),
+            delay: options.delay,
+            permits: Arc::new(Semaphore::new(options.concurrency.clamp(1, Semaphore::MAX_PERMITS))),
+            ledger: Ledger::default(),
+            throughput: Throughput::default(),
+            metrics,
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        })
+    }
+
+    /// Begins to work.
+    pub fn start(self: &Arc<Self>) {
+        self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_persisting().await));
+        self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_deleting().await));
+        self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_freeing().await));
+        self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_measuring().await));
+    }
+
+    /// Stops, and waits for what is under way to be given up: it is done again after a restart.
+    pub async fn shutdown(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}

@@ -1,0 +1,154 @@
+//! Deletes objects that belong to no inode any more.
+//!
+//! Whether a name of the namespace has the key is looked at under the claim of the key: a file that gets the name afterwards is
+//! written when the claim is given back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cavern_proto::master::{Kind, Mount};
+use cavern_proto::record::Deleted;
+use cavern_proto::record::command::Command;
+use cavern_ufs::{Replaces, Ufs, UfsError};
+
+use super::ledger::{Blame, Item, Turn};
+use super::{PAGE, Persistence};
+use crate::MasterError;
+use crate::state::{Doomed, Tables};
+
+/// How long the owner of a key is given to be written, before it is looked at again.
+const OWNER_PAUSE: Duration = Duration::from_secs(1);
+
+/// Whose a key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Nobody,
+    /// An inode that will be written under it.
+    Unwritten,
+    /// An inode that has been written under it.
+    Written,
+}
+
+impl Persistence {
+    pub(super) async fn keep_deleting(self: &Arc<Self>) {
+        loop {
+            let began = Instant::now();
+            let mut busy = false;
+            let mut after: Option<(u32, String)> = None;
+            loop {
+                let from = after.take();
+                let page = self.lookups.listings.read(move |tables| {
+                    tables.deletions(from.as_ref().map(|(mount, key)| (*mount, key.as_str())), PAGE)
+                });
+                let page = page.await.unwrap_or_else(|error| {
+                    tracing::warn!("what is to be deleted from buckets cannot be read: {error}");
+                    Vec::new()
+                });
+                let Some(last) = page.last() else { break };
+                after = Some((last.mount_id, last.key.clone()));
+                for doomed in page {
+                    busy |= self.consider_deletion(doomed).await;
+                }
+            }
+            if !busy {
+                tokio::time::sleep(self.pause(began)).await;
+            }
+        }
+    }
+
+    async fn consider_deletion(self: &Arc<Self>, doomed: Doomed) -> bool {
+        // The turn is the claim of the key.
+        let item = Item::Key(doomed.mount_id, doomed.key.clone());
+        let Some(turn) = self.ledger.begin(&item, doomed.mount_id) else { return false };
+        let Ok(permit) = self.permits.clone().acquire_owned().await else { return false };
+        let persistence = self.clone();
+        self.tasks.spawn(self.clone().keep(async move |_| {
+            if let Err(error) = persistence.delete(&doomed, &turn).await {
+                turn.failed(Blame::Item, &error.to_string());
+            }
+            drop(permit);
+        }));
+        true
+    }
+
+    async fn delete(&self, doomed: &Doomed, turn: &Turn) -> Result<(), MasterError> {
+        let mount = match self.lookups.mounts.get(doomed.mount_id) {
+            Ok(mount) => mount,
+            Err(error) if error.is_not_found() => {
+                turn.ended();
+                return self.deleted(doomed).await;
+            }
+            Err(error) => return Err(error),
+        };
+        let (seen, key) = (mount.clone(), doomed.key.clone());
+        let owner =
+            self.lookups.listings.read(move |tables| owner(tables, &seen.mount, seen.ufs.prefix(), &key)).await?;
+        match owner {
+            Owner::Unwritten => {
+                turn.later(OWNER_PAUSE);
+                return Ok(());
+            }
+            Owner::Written => turn.ended(),
+            Owner::Nobody => match delete_object(&mount.ufs, doomed).await {
+                Ok(()) => {
+                    self.metrics.deletions.inc();
+                    turn.succeeded();
+                }
+                Err(error) => {
+                    self.metrics.failures.inc();
+                    let blame = if is_of_bucket(&error) { Blame::Bucket } else { Blame::Item };
+                    turn.failed(blame, &error.to_string());
+                    if blame == Blame::Bucket {
+                        mount.failed(&MasterError::Ufs(error));
+                    }
+                    return Ok(());
+                }
+            },
+        }
+        self.deleted(doomed).await
+    }
+
+    async fn deleted(&self, doomed: &Doomed) -> Result<(), MasterError> {
+        let deleted = Deleted { mount_id: doomed.mount_id, key: doomed.key.clone(), change: doomed.record.change };
+        self.proposer.propose(Command::Deleted(deleted)).await.map(drop)
+    }
+}
+
+fn is_of_bucket(error: &UfsError) -> bool {
+    error.is_temporary() || matches!(error, UfsError::Denied { .. } | UfsError::NoBucket { .. })
+}
+
+/// Deletes the version that is known, or the one that is there instead of it.
+async fn delete_object(ufs: &Ufs, doomed: &Doomed) -> Result<(), UfsError> {
+    let known = doomed.record.etag.as_str();
+    if !known.is_empty() {
+        match ufs.delete(&doomed.key, Replaces::Version(known)).await {
+            Err(UfsError::VersionChanged { .. }) => {}
+            done => return done,
+        }
+    }
+    match ufs.head(&doomed.key).await {
+        Ok(there) => ufs.delete(&doomed.key, Replaces::Version(&there.etag)).await,
+        Err(UfsError::NotFound { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whose a key is at the moment.
+fn owner(tables: Tables<'_>, mount: &Mount, prefix: &str, key: &str) -> Result<Owner, MasterError> {
+    let Some(path) = key.strip_prefix(prefix) else { return Ok(Owner::Nobody) };
+    let (path, is_directory) = path.strip_suffix('/').map_or((path, false), |path| (path, true));
+    let (mut inode, mut kind) = (mount.root_inode, Kind::Directory);
+    for name in path.split('/') {
+        if kind != Kind::Directory {
+            return Ok(Owner::Nobody);
+        }
+        let Some(dentry) = tables.dentry(inode, name.as_bytes())? else { return Ok(Owner::Nobody) };
+        (inode, kind) = (dentry.inode, dentry.kind());
+    }
+    if (kind == Kind::Directory) != is_directory {
+        return Ok(Owner::Nobody);
+    }
+    let is_written = tables.object(inode, key)?.is_some_and(|object| !object.etag.is_empty());
+    Ok(if is_written { Owner::Written } else { Owner::Unwritten })
+}

@@ -1,0 +1,125 @@
+//! Frees blocks that no file has any more, at the workers that have them.
+//!
+//! A record is struck off worker by worker. One that is away keeps its share until it is back, and keeps nobody else waiting;
+//! one that is in the table no more has taken its blocks with it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cavern_client::Placement;
+use cavern_proto::ContentId;
+use cavern_proto::data::BlockRef;
+use cavern_proto::master::WorkerState;
+use cavern_proto::record::command::Command;
+use cavern_proto::record::{Freed, GarbageRecord};
+
+use super::Persistence;
+use crate::MasterError;
+
+/// Records worked off together.
+const RECORDS: usize = 200;
+/// Blocks of one request.
+const BLOCKS: usize = 1000;
+/// Nobody waits for the room to the second.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A worker that fails is left alone for so long.
+const WORKER_PAUSE: Duration = Duration::from_secs(10);
+
+/// Workers that failed, and when to try them again.
+type Away = BTreeMap<u64, Instant>;
+
+impl Persistence {
+    pub(super) async fn keep_freeing(self: &Arc<Self>) {
+        let mut away = Away::new();
+        loop {
+            let mut after = 0;
+            loop {
+                let page = self.lookups.listings.read(move |tables| tables.garbage(after, RECORDS)).await;
+                let page = page.unwrap_or_else(|error| {
+                    tracing::warn!("what is to be freed cannot be read: {error}");
+                    Vec::new()
+                });
+                let Some((last, _)) = page.last() else { break };
+                after = *last;
+                if let Err(error) = self.free(page, &mut away).await {
+                    tracing::warn!("blocks that no file has any more are not freed: {error}");
+                    break;
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn free(&self, records: Vec<(u64, GarbageRecord)>, away: &mut Away) -> Result<(), MasterError> {
+        let placement = self.writer.placement()?;
+        away.retain(|_, until| Instant::now() < *until);
+        let mut blocks: BTreeMap<u64, Vec<BlockRef>> = BTreeMap::new();
+        for (_, record) in &records {
+            // Of a mount that is gone nothing says how long its blocks are, but their workers know them by name.
+            let block_size = self.block_size(record.mount_id).await?;
+            for extent in &record.extents {
+                let content = ContentId::of_inode(&self.cluster_id, record.inode, extent.generation);
+                let block = BlockRef {
+                    content_id: Bytes::copy_from_slice(content.as_bytes()),
+                    index: extent.index,
+                    block_size,
+                    mount_id: record.mount_id,
+                    data: true,
+                    ..BlockRef::default()
+                };
+                for worker in &extent.workers {
+                    blocks.entry(*worker).or_default().push(block.clone());
+                }
+            }
+        }
+        let mut done = Vec::new();
+        for (worker, blocks) in blocks {
+            match fate(&placement, worker, away) {
+                Fate::Gone => done.push(worker),
+                Fate::Away => {}
+                Fate::There => match self.free_at(worker, &blocks).await {
+                    Ok(()) => done.push(worker),
+                    Err(error) => {
+                        tracing::warn!(worker, "blocks that no file has any more are not freed: {error}");
+                        away.insert(worker, Instant::now() + WORKER_PAUSE);
+                    }
+                },
+            }
+        }
+        let touches = |record: &GarbageRecord| {
+            record.extents.iter().any(|extent| extent.workers.iter().any(|worker| done.contains(worker)))
+        };
+        let freed = records.iter().filter(|(_, record)| touches(record));
+        let freed = freed.map(|(number, _)| Command::Freed(Freed { number: *number, workers: done.clone() }));
+        self.proposer.propose_all(freed.collect::<Vec<_>>()).await.map(drop)
+    }
+
+    async fn free_at(&self, worker: u64, blocks: &[BlockRef]) -> Result<(), String> {
+        for blocks in blocks.chunks(BLOCKS) {
+            self.writer.free(worker, blocks.to_vec()).await?;
+            self.metrics.freed_blocks.inc_by(blocks.len() as u64);
+        }
+        Ok(())
+    }
+
+    async fn block_size(&self, mount_id: u32) -> Result<u64, MasterError> {
+        let mount = self.lookups.listings.read(move |tables| tables.mount(mount_id)).await?;
+        Ok(mount.map_or(1, |mount| mount.block_size.max(1)))
+    }
+}
+
+enum Fate {
+    There,
+    Away,
+    Gone,
+}
+
+fn fate(placement: &Placement, worker: u64, away: &Away) -> Fate {
+    match placement.worker(worker) {
+        None => Fate::Gone,
+        Some(known) if known.state() != WorkerState::Live || away.contains_key(&worker) => Fate::Away,
+        Some(_) => Fate::There,
+    }
+}

@@ -1,0 +1,233 @@
+//! Works intents off: one inode at a time, many inodes at once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cavern_proto::ContentId;
+use cavern_proto::data::Status;
+use cavern_proto::record::command::Command;
+use cavern_proto::record::{BeginObjects, IntentRecord, Persisted, PersistedObject, SpreadIntent};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::ledger::{Blame, Claim, Item, Turn};
+use super::plan::{self, Step, Work, Write};
+use super::{PAGE, PATIENCE, PAUSES, Persistence, REST};
+use crate::MasterError;
+use crate::mounts::OpenMount;
+use crate::state::Outcome;
+
+/// Entries of a renamed directory that get intents with one command.
+const SPREAD: u32 = 500;
+/// An object that is in the way under a key is told by the worker; so often it is believed.
+const ROUNDS: usize = 4;
+
+/// How working on an inode ended.
+enum End {
+    /// The bucket has it, or needs nothing.
+    Done,
+    /// The bucket did as it was asked, and there is more to do.
+    Again,
+    Later(Duration),
+    Failed(Blame, String),
+}
+
+impl Persistence {
+    /// Runs something until the end.
+    pub(super) async fn keep(self: Arc<Self>, work: impl AsyncFnOnce(&Arc<Self>)) {
+        let stop = self.stop.clone();
+        tokio::select! {
+            () = work(&self) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    /// The pause after a look at everything that began then.
+    pub(super) fn pause(&self, began: Instant) -> Duration {
+        (self.delay / 4).clamp(PAUSES.0, PAUSES.1).max(began.elapsed() * REST)
+    }
+
+    pub(super) async fn keep_persisting(self: &Arc<Self>) {
+        loop {
+            let began = Instant::now();
+            let mut busy = false;
+            let mut after = 0;
+            loop {
+                let page = self.lookups.listings.read(move |tables| tables.intents(after, PAGE)).await;
+                let page = page.unwrap_or_else(|error| {
+                    tracing::warn!("what is to be persisted cannot be read: {error}");
+                    Vec::new()
+                });
+                let Some((last, _)) = page.last() else { break };
+                after = *last;
+                for (inode, intent) in page {
+                    busy |= self.consider(inode, &intent).await;
+                }
+            }
+            if !busy {
+                tokio::time::sleep(self.pause(began)).await;
+            }
+        }
+    }
+
+    /// Begins to work on an inode if it is due; says whether it has.
+    async fn consider(self: &Arc<Self>, inode: u64, intent: &IntentRecord) -> bool {
+        if !self.is_due(intent) {
+            return false;
+        }
+        let Some(turn) = self.ledger.begin(&Item::Inode(inode), intent.mount_id) else { return false };
+        let Ok(permit) = self.permits.clone().acquire_owned().await else { return false };
+        let (persistence, mount_id) = (self.clone(), intent.mount_id);
+        self.tasks.spawn(self.clone().keep(async move |_| persistence.attend(inode, mount_id, &turn, permit).await));
+        true
+    }
+
+    fn is_due(&self, intent: &IntentRecord) -> bool {
+        let now_ns = self.lookups.listings.clock().now_ns();
+        let is_older = |ns: i64, than: Duration| {
+            u64::try_from(now_ns.saturating_sub(ns)).is_ok_and(|age| Duration::from_nanos(age) >= than)
+        };
+        is_older(intent.changed_ns, self.delay) || is_older(intent.first_ns, self.delay * PATIENCE)
+    }
+
+    async fn attend(&self, inode: u64, mount_id: u32, turn: &Turn, _permit: OwnedSemaphorePermit) {
+        loop {
+            let end = match self.step(inode, mount_id).await {
+                Ok(end) => end,
+                // The log does not take anything at the moment: whatever is begun anew finds things as they are.
+                Err(error) => End::Failed(Blame::Item, error.to_string()),
+            };
+            match end {
+                End::Done => return turn.succeeded(),
+                End::Again => turn.succeeded(),
+                End::Later(pause) => return turn.later(pause),
+                End::Failed(blame, error) => {
+                    self.metrics.failures.inc();
+                    tracing::debug!(inode, mount = mount_id, "not persisted: {error}");
+                    return turn.failed(blame, &error);
+                }
+            }
+        }
+    }
+
+    async fn step(&self, inode: u64, mount_id: u32) -> Result<End, MasterError> {
+        let mount = match self.lookups.mounts.get(mount_id) {
+            Ok(mount) => mount,
+            Err(error) if error.is_not_found() => {
+                let forget = Persisted { inode, change: u64::MAX, ..Persisted::default() };
+                self.proposer.propose(Command::Persisted(forget)).await?;
+                return Ok(End::Done);
+            }
+            Err(error) => return Err(error),
+        };
+        let seen = mount.clone();
+        let planned =
+            self.lookups.listings.read(move |tables| plan::plan(tables, inode, &seen.mount, seen.ufs.prefix()));
+        match planned.await? {
+            Err(unfit) => Ok(End::Failed(Blame::Item, unfit)),
+            Ok(Step::None) => Ok(End::Done),
+            Ok(Step::Spread) => {
+                self.proposer.propose(Command::SpreadIntent(SpreadIntent { inode, limit: SPREAD })).await?;
+                Ok(End::Again)
+            }
+            Ok(Step::Write(work)) => self.carry_out(&mount, *work).await,
+        }
+    }
+
+    async fn carry_out(&self, mount: &OpenMount, work: Work) -> Result<End, MasterError> {
+        let mut claims = Vec::new();
+        for write in &work.writes {
+            match self.ledger.claim(work.mount_id, &write.key) {
+                Some(claim) => claims.push(claim),
+                // It is being deleted, or written for the inode that had the name before.
+                None => return Ok(End::Later(PAUSES.0)),
+            }
+        }
+        let new: Vec<String> = work.writes.iter().filter(|write| write.is_new).map(|write| write.key.clone()).collect();
+        if !new.is_empty() {
+            let begin = BeginObjects { inode: work.inode, keys: new };
+            if let Outcome::Began { is_named: false } = self.proposer.propose(Command::BeginObjects(begin)).await? {
+                return Ok(End::Done);
+            }
+        }
+        let (mut objects, mut failed) = (Vec::new(), None);
+        for write in &work.writes {
+            match self.write(mount, &work, write.clone()).await {
+                Ok(etag) => {
+                    let object = Some(work.content.object(etag));
+                    objects.push(PersistedObject { key: write.key.clone(), object });
+                }
+                Err(end) => {
+                    failed = Some(end);
+                    break;
+                }
+            }
+        }
+        self.confirm(work, objects, failed, claims).await
+    }
+
+    /// Puts what was done into the log; only then others may have the keys.
+    async fn confirm(
+        &self,
+        work: Work,
+        objects: Vec<PersistedObject>,
+        failed: Option<End>,
+        claims: Vec<Claim>,
+    ) -> Result<End, MasterError> {
+        // With one object missing, nothing is given up, and the bucket is behind still.
+        let (change, gone) = if failed.is_none() { (work.change, work.gone) } else { (0, Vec::new()) };
+        if failed.is_none() || !objects.is_empty() {
+            let persisted = Persisted { inode: work.inode, change, objects, gone };
+            self.proposer.propose(Command::Persisted(persisted)).await?;
+        }
+        drop(claims);
+        Ok(failed.unwrap_or(End::Done))
+    }
+
+    /// Has a worker write one object; gives its ETag.
+    async fn write(&self, mount: &OpenMount, work: &Work, mut write: Write) -> Result<String, End> {
+        let worker = self.choose(work, &write)?;
+        for _ in 0..ROUNDS {
+            let request = work.content.request(work, &write);
+            let reply = self.writer.persist(worker, request).await;
+            let reply = reply.map_err(|error| End::Failed(Blame::Item, error))?;
+            let failed = |blame: Blame| {
+                let message = if reply.message.is_empty() { reply.status().as_str_name() } else { &reply.message };
+                End::Failed(blame, message.to_owned())
+            };
+            match reply.status() {
+                Status::Ok => {
+                    self.metrics.uploads.inc();
+                    self.metrics.upload_bytes.inc_by(work.content.length);
+                    self.throughput.add(work.content.length);
+                    return Ok(reply.etag);
+                }
+                // The namespace says what is under the key: what is there goes.
+                Status::VersionChanged if write.replaces != reply.etag => write.replaces = reply.etag,
+                Status::VersionChanged => return Err(failed(Blame::Item)),
+                Status::Changed => return Err(End::Later(self.delay)),
+                Status::UfsUnavailable | Status::Denied => {
+                    mount.failed(&MasterError::Refused(reply.message.clone()));
+                    return Err(failed(Blame::Bucket));
+                }
+                _ => return Err(failed(Blame::Item)),
+            }
+        }
+        Err(End::Later(self.delay))
+    }
+
+    /// A live worker: one that has the first block, or else any, the same for the same object.
+    fn choose(&self, work: &Work, write: &Write) -> Result<u64, End> {
+        let placement = self.writer.placement().map_err(|error| End::Failed(Blame::Item, error.to_string()))?;
+        let is_live = |worker: &u64| {
+            let known = placement.worker(*worker);
+            known.is_some_and(|worker| worker.state() == cavern_proto::master::WorkerState::Live)
+        };
+        let holder = work.content.extents.first().and_then(|first| first.workers.iter().copied().find(is_live));
+        let any = || {
+            let content = ContentId::of_object(&self.cluster_id, &write.key, "", 0, 1);
+            placement.candidates(content, 0, 1).first()
+        };
+        let chosen = holder.or_else(any);
+        chosen.ok_or_else(|| End::Failed(Blame::Item, "no worker is live: start one".to_owned()))
+    }
+}

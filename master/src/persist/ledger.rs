@@ -1,0 +1,243 @@
+//! What is under way, and what has failed: in memory, since a new leader may begin anew.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Pauses after failures: the first, and the longest.
+const PAUSE_FIRST: Duration = Duration::from_millis(500);
+pub(super) const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// The same for a whole bucket, and for what failed only because its bucket did.
+const BUCKET_PAUSE_FIRST: Duration = Duration::from_millis(200);
+const BUCKET_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Failures that are remembered one by one. Beyond it things are tried again at the pace of their bucket.
+const REMEMBERED: usize = 10_000;
+
+/// Something to be done.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Item {
+    Inode(u64),
+    Key(u32, String),
+}
+
+/// Whose fault it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blame {
+    /// Other things of the same bucket may go well.
+    Item,
+    Bucket,
+}
+
+/// What is known of something that failed.
+#[derive(Clone, Debug)]
+struct Failure {
+    count: u32,
+    until: Instant,
+    /// Empty for what only has to wait.
+    error: String,
+    at: Instant,
+}
+
+#[derive(Default)]
+struct State {
+    /// Inodes and keys that are being worked on.
+    busy: HashSet<Item>,
+    failures: HashMap<Item, Failure>,
+    /// Buckets (by mount) that failed last.
+    buckets: HashMap<u32, Failure>,
+    /// Of these, those that are being asked whether they are back.
+    probed: HashSet<u32>,
+}
+
+/// Keeps the books. Cheap to clone.
+#[derive(Clone, Default)]
+pub(super) struct Ledger(Arc<Mutex<State>>);
+
+/// A right to work on an item of a mount; ends when it is dropped.
+pub(super) struct Turn {
+    ledger: Ledger,
+    item: Item,
+    mount_id: u32,
+    probes: bool,
+}
+
+/// A right to change an object; ends when it is dropped.
+pub(super) struct Claim {
+    ledger: Ledger,
+    item: Item,
+}
+
+impl Ledger {
+    /// A turn, unless the item is being worked on, or it or its bucket is to be left alone for now.
+    pub(super) fn begin(&self, item: &Item, mount_id: u32) -> Option<Turn> {
+        let now = Instant::now();
+        let mut state = self.0.lock();
+        let waits = |failure: Option<&Failure>| failure.is_some_and(|failure| now < failure.until);
+        if state.busy.contains(item) || waits(state.failures.get(item)) || waits(state.buckets.get(&mount_id)) {
+            return None;
+        }
+        let probes = state.buckets.contains_key(&mount_id);
+        if probes && !state.probed.insert(mount_id) {
+            return None;
+        }
+        state.busy.insert(item.clone());
+        Some(Turn { ledger: self.clone(), item: item.clone(), mount_id, probes })
+    }
+
+    /// The sole right to an object, unless somebody has it.
+    pub(super) fn claim(&self, mount_id: u32, key: &str) -> Option<Claim> {
+        let item = Item::Key(mount_id, key.to_owned());
+        let claimed = self.0.lock().busy.insert(item.clone());
+        claimed.then(|| Claim { ledger: self.clone(), item })
+    }
+
+    /// Why an item failed last, and when; `None` for one that did not.
+    pub(super) fn error(&self, item: &Item) -> Option<(Instant, String)> {
+        let state = self.0.lock();
+        state
+            .failures
+            .get(item)
+            .filter(|failure| !failure.error.is_empty())
+            .map(|failure| (failure.at, failure.error.clone()))
+    }
+
+    /// Why a bucket failed last, and when; `None` while it works.
+    pub(super) fn bucket_error(&self, mount_id: u32) -> Option<(Instant, String)> {
+        self.0.lock().buckets.get(&mount_id).map(|failure| (failure.at, failure.error.clone()))
+    }
+}
+
+impl Turn {
+    /// The bucket did what it was asked to.
+    pub(super) fn succeeded(&self) {
+        let mut state = self.ledger.0.lock();
+        state.failures.remove(&self.item);
+        state.buckets.remove(&self.mount_id);
+    }
+
+    /// The item needs nothing, or its bucket was not asked.
+    pub(super) fn ended(&self) {
+        self.ledger.0.lock().failures.remove(&self.item);
+    }
+
+    /// Nothing is wrong, but now is not the time.
+    pub(super) fn later(&self, pause: Duration) {
+        let now = Instant::now();
+        let waits = Failure { count: 0, until: now + pause, error: String::new(), at: now };
+        self.ledger.0.lock().remember(&self.item, waits);
+    }
+
+    pub(super) fn failed(&self, blame: Blame, error: &str) {
+        let now = Instant::now();
+        let mut state = self.ledger.0.lock();
+        let count = state.failures.get(&self.item).map_or(0, |failure| failure.count) + 1;
+        let (first, most) = match blame {
+            Blame::Item => (PAUSE_FIRST, PAUSE_MAX),
+            Blame::Bucket => (BUCKET_PAUSE_FIRST, BUCKET_PAUSE_MAX),
+        };
+        let failure =
+            |count: u32| Failure { count, until: now + pause(first, most, count), error: error.to_owned(), at: now };
+        state.remember(&self.item, failure(count));
+        if blame == Blame::Bucket {
+            // What was under way when it failed for the first time says nothing new.
+            let known = state.buckets.get(&self.mount_id).map(|known| known.count);
+            match known {
+                None => state.buckets.insert(self.mount_id, failure(1)),
+                Some(count) if self.probes => state.buckets.insert(self.mount_id, failure(count + 1)),
+                Some(_) => None,
+            };
+        }
+    }
+}
+
+impl State {
+    fn remember(&mut self, item: &Item, failure: Failure) {
+        if self.failures.len() < REMEMBERED || self.failures.contains_key(item) {
+            self.failures.insert(item.clone(), failure);
+            return;
+        }
+        // Make room with what is to be tried again anyway.
+        let now = Instant::now();
+        self.failures.retain(|_, failure| now < failure.until);
+        if self.failures.len() < REMEMBERED {
+            self.failures.insert(item.clone(), failure);
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut state = self.ledger.0.lock();
+        state.busy.remove(&self.item);
+        if self.probes {
+            state.probed.remove(&self.mount_id);
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.ledger.0.lock().busy.remove(&self.item);
+    }
+}
+
+fn pause(first: Duration, most: Duration, failures: u32) -> Duration {
+    let doubled = first.saturating_mul(1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
+    doubled.min(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_claimed_once_and_an_item_has_one_turn() {
+        let ledger = Ledger::default();
+        let claim = ledger.claim(1, "k").unwrap();
+        assert!(ledger.claim(1, "k").is_none() && ledger.begin(&Item::Key(1, "k".into()), 1).is_none());
+        assert!(ledger.claim(2, "k").is_some());
+        drop(claim);
+        assert!(ledger.claim(1, "k").is_some());
+        let turn = ledger.begin(&Item::Inode(5), 1).unwrap();
+        assert!(ledger.begin(&Item::Inode(5), 1).is_none());
+        drop(turn);
+        assert!(ledger.begin(&Item::Inode(5), 1).is_some());
+    }
+
+    #[test]
+    fn a_bucket_that_fails_is_asked_by_one_at_a_time() {
+        let ledger = Ledger::default();
+        let first = ledger.begin(&Item::Inode(1), 1).unwrap();
+        first.failed(Blame::Bucket, "away");
+        drop(first);
+        assert!(ledger.begin(&Item::Inode(2), 1).is_none(), "it is left alone");
+        assert!(ledger.begin(&Item::Inode(3), 2).is_some(), "others are not");
+        assert_eq!(ledger.bucket_error(1).unwrap().1, "away");
+        std::thread::sleep(BUCKET_PAUSE_FIRST);
+        let probe = ledger.begin(&Item::Inode(2), 1).unwrap();
+        assert!(ledger.begin(&Item::Inode(4), 1).is_none());
+        probe.succeeded();
+        drop(probe);
+        assert!(ledger.begin(&Item::Inode(4), 1).is_some() && ledger.bucket_error(1).is_none());
+    }
+
+    #[test]
+    fn failures_pause_longer_and_are_forgotten_with_success() {
+        let ledger = Ledger::default();
+        let item = Item::Inode(1);
+        let turn = ledger.begin(&item, 1).unwrap();
+        turn.failed(Blame::Item, "broken");
+        drop(turn);
+        assert_eq!(ledger.error(&item).unwrap().1, "broken");
+        assert!(ledger.begin(&item, 1).is_none() && ledger.begin(&Item::Inode(2), 1).is_some());
+        std::thread::sleep(PAUSE_FIRST);
+        let turn = ledger.begin(&item, 1).unwrap();
+        turn.succeeded();
+        drop(turn);
+        assert!(ledger.error(&item).is_none() && ledger.begin(&item, 1).is_some());
+        let pauses: Vec<u128> = [1, 2, 3, 40].map(|count| pause(PAUSE_FIRST, PAUSE_MAX, count).as_millis()).into();
+        assert_eq!(pauses, [500, 1000, 2000, 30_000]);
+    }
+}

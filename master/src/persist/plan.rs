@@ -1,0 +1,197 @@
+//! What is to be done about an inode: its names and attributes against what the bucket has of it.
+
+use bytes::Bytes;
+use cavern_proto::data::{MetadataItem, PersistRequest};
+use cavern_proto::master::{Extent, Kind, Mount};
+use cavern_proto::record::{InodeRecord, IntentRecord, ObjectRecord};
+
+use super::metadata;
+use crate::MasterError;
+use crate::state::Tables;
+use crate::state::records::is_directory;
+
+/// Longest key that S3 takes.
+const KEY_BYTES_MAX: usize = 1024;
+
+/// The next step for an inode.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// There is nothing left to do.
+    None,
+    /// A directory's new path is to be handed on to what lies in it.
+    Spread,
+    Write(Box<Work>),
+}
+
+/// Objects to be written, and keys to be given up after that.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub inode: u64,
+    /// The change that the bucket will have seen then.
+    pub change: u64,
+    pub mount_id: u32,
+    pub writes: Vec<Write>,
+    pub gone: Vec<String>,
+    pub content: Content,
+}
+
+/// One object to be written.
+#[derive(Clone, Debug)]
+pub(super) struct Write {
+    pub key: String,
+    /// Nothing says yet that there may be such an object.
+    pub is_new: bool,
+    /// ETag of what is known to be there; empty for nothing.
+    pub replaces: String,
+}
+
+/// What all objects of an inode hold.
+#[derive(Debug)]
+pub(super) struct Content {
+    pub length: u64,
+    pub version: u64,
+    pub metadata: Vec<MetadataItem>,
+    pub metadata_hash: u64,
+    pub inline: Bytes,
+    pub block_size: u64,
+    pub extents: Vec<Extent>,
+}
+
+/// Compares an inode with its objects. The error says why an inode cannot have one: a person has to mend that.
+pub(super) fn plan(
+    tables: Tables<'_>,
+    inode: u64,
+    mount: &Mount,
+    prefix: &str,
+) -> Result<Result<Step, String>, MasterError> {
+    let Some(intent) = tables.intent(inode)? else { return Ok(Ok(Step::None)) };
+    let Some(record) = tables.inode(inode)?.filter(|record| !record.unlinked) else {
+        return Ok(Ok(Step::Write(Box::new(nothing(inode, &intent)))));
+    };
+    if intent.spread {
+        return Ok(Ok(Step::Spread));
+    }
+    let keys = match keys(tables, inode, &record, prefix)? {
+        Ok(keys) => keys,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let objects = tables.objects(inode)?;
+    let xattrs = if record.has_xattrs { tables.xattrs(inode)? } else { Vec::new() };
+    let metadata = metadata::of_inode(&record, &xattrs);
+    let metadata_hash = metadata::hash(&metadata);
+    let is_current = |object: &ObjectRecord| {
+        !object.etag.is_empty() && object.version == record.version && object.metadata == metadata_hash
+    };
+    let mut writes = Vec::new();
+    for key in &keys {
+        let known = objects.iter().find(|(known, _)| known == key).map(|(_, object)| object);
+        if known.is_some_and(is_current) {
+            continue;
+        }
+        let mut replaces = known.map_or_else(String::new, |object| object.etag.clone());
+        if replaces.is_empty() {
+            replaces = tables.deletion(mount.id, key)?.unwrap_or_default().etag;
+        }
+        writes.push(Write { key: key.clone(), is_new: known.is_none(), replaces });
+    }
+    let gone = objects.into_iter().map(|(key, _)| key).filter(|key| !keys.contains(key)).collect();
+    let is_file = record.kind() == Kind::File;
+    let extents = if is_file && !writes.is_empty() { extents(tables, inode, &record, mount)? } else { Vec::new() };
+    let content = Content {
+        length: if is_directory(&record) { 0 } else { record.size },
+        version: record.version,
+        metadata,
+        metadata_hash,
+        inline: record.target,
+        block_size: mount.block_size,
+        extents,
+    };
+    let work = Work { inode, change: intent.change, mount_id: mount.id, writes, gone, content };
+    Ok(Ok(Step::Write(Box::new(work))))
+}
+
+/// An inode that is gone: its intent is to go too.
+pub(super) fn nothing(inode: u64, intent: &IntentRecord) -> Work {
+    let content = Content {
+        length: 0,
+        version: 0,
+        metadata: Vec::new(),
+        metadata_hash: 0,
+        inline: Bytes::new(),
+        block_size: 0,
+        extents: Vec::new(),
+    };
+    let (change, mount_id) = (intent.change, intent.mount_id);
+    Work { inode, change, mount_id, writes: Vec::new(), gone: Vec::new(), content }
+}
+
+/// The blocks within the file's length.
+fn extents(tables: Tables<'_>, inode: u64, record: &InodeRecord, mount: &Mount) -> Result<Vec<Extent>, MasterError> {
+    let mut extents = tables.extents(inode, 0)?;
+    let blocks = record.size.div_ceil(mount.block_size.max(1));
+    extents.retain(|extent| u64::from(extent.index) < blocks);
+    Ok(extents)
+}
+
+/// The keys that an inode is to have objects under: one for each of its names.
+fn keys(
+    tables: Tables<'_>,
+    inode: u64,
+    record: &InodeRecord,
+    prefix: &str,
+) -> Result<Result<Vec<String>, String>, MasterError> {
+    let mut keys = Vec::new();
+    for (parent, name) in tables.names(inode, record)? {
+        // Cut off from the root: a mount that is on its way out.
+        let Some(directory) = tables.directory(parent)? else { continue };
+        let shown = || {
+            format!(
+                "{}/{}",
+                directory.path.iter().map(|name| name.escape_ascii().to_string()).collect::<Vec<_>>().join("/"),
+                name.escape_ascii()
+            )
+        };
+        let (Some(mut key), Ok(name)) = (directory.key_prefix(prefix), std::str::from_utf8(&name)) else {
+            return Ok(Err(format!("{}: the name is not UTF-8, so no key can be made of it: rename it", shown())));
+        };
+        key.push_str(name);
+        if is_directory(record) {
+            key.push('/');
+        }
+        if key.len() > KEY_BYTES_MAX {
+            return Ok(Err(format!(
+                "{key}: a key of {} bytes, {KEY_BYTES_MAX} are the most: shorten the path",
+                key.len()
+            )));
+        }
+        keys.push(key);
+    }
+    Ok(Ok(keys))
+}
+
+impl Content {
+    /// The request for one object.
+    pub(super) fn request(&self, work: &Work, write: &Write) -> PersistRequest {
+        PersistRequest {
+            mount_id: work.mount_id,
+            key: write.key.clone(),
+            length: self.length,
+            metadata: self.metadata.clone(),
+            inline: self.inline.clone(),
+            inode: work.inode,
+            block_size: self.block_size,
+            indexes: self.extents.iter().map(|extent| extent.index).collect(),
+            generations: self.extents.iter().map(|extent| extent.generation).collect(),
+            // At most eight: see `state/posix/content.rs`.
+            copies: self.extents.iter().map(|extent| extent.workers.len() as u32).collect(),
+            workers: self.extents.iter().flat_map(|extent| extent.workers.iter().copied()).collect(),
+            replaces: write.replaces.clone(),
+            deadline_ms: 0,
+        }
+    }
+
+    /// What is noted of an object that was written.
+    pub(super) fn object(&self, etag: String) -> ObjectRecord {
+        ObjectRecord { etag, size: self.length, version: self.version, metadata: self.metadata_hash }
+    }
+}

@@ -1,0 +1,45 @@
+//! The way to the workers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_client::Placement;
+use cavern_proto::data::{BlockRef, PersistReply, PersistRequest};
+use futures::future::BoxFuture;
+
+use crate::MasterError;
+use crate::load::{BlockFiller, PooledWorkers};
+
+/// For an object: so long, and so long for each MiB, slower than any bucket is.
+const OBJECT_TIMEOUT: Duration = Duration::from_secs(120);
+const MIB_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Has workers write objects and free blocks; tests have their own.
+pub trait ObjectWriter: Send + Sync + 'static {
+    /// The workers, live and lost.
+    fn placement(&self) -> Result<Arc<Placement>, MasterError>;
+
+    /// Has a worker write an object. An error is about the worker: nothing is known of the object then.
+    fn persist(&self, worker: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>>;
+
+    /// Has a worker free blocks for good.
+    fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>>;
+}
+
+impl ObjectWriter for PooledWorkers {
+    fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+        BlockFiller::placement(self)
+    }
+
+    fn persist(&self, worker: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>> {
+        Box::pin(async move {
+            let mib = u32::try_from(request.length >> 20).unwrap_or(u32::MAX);
+            let deadline = OBJECT_TIMEOUT.saturating_add(MIB_TIMEOUT.saturating_mul(mib));
+            self.pool().persist(worker, request, deadline).await.map_err(|error| error.to_string())
+        })
+    }
+
+    fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async move { self.pool().free(worker, blocks).await.map(drop).map_err(|error| error.to_string()) })
+    }
+}

@@ -1,0 +1,193 @@
+//! What the bucket of an fs-mode mount is to have, against what it has.
+//!
+//! Every change of an inode leaves an *intent*, in the same transaction: the number of the change, and nothing about what it
+//! was. The leader (see `crate::persist`) compares the inode with its *object* records when it works the intent off, and
+//! confirms by the number: an inode that was changed meanwhile keeps its intent.
+//!
+//! An object record says that the bucket has, or may have, an object of an inode under a key. It is made before the object is
+//! written for the first time, so that no crash can leave an object that nobody knows of. When an inode loses its last name,
+//! or an object of it has been written under its new key, what is under the old key becomes a *deletion*: it is carried out
+//! only while no name of the namespace has the key, and ends as well when the key's new owner has been written.
+//!
+//! A directory that is renamed gets one intent, whatever lies below it. It is spread to the entries later, in commands of
+//! bounded size.
+
+use std::ops::ControlFlow;
+
+use cavern_proto::master::Kind;
+use cavern_proto::record::{
+    BeginObjects, Deleted, DeletionRecord, Freed, GarbageRecord, IntentRecord, ObjectRecord, Persisted, SpreadIntent,
+};
+
+use super::records::{deletion_key, inode_key, object_key};
+use super::{Family, Outcome, Transaction};
+use crate::MasterError;
+
+/// How far an inode's change reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    Itself,
+    /// A directory's path changed, and with it the keys of all that lies below.
+    Below,
+}
+
+/// Notes that the bucket lacks a change of an inode.
+pub(super) fn note(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    mount_id: u32,
+    reach: Reach,
+    now_ns: i64,
+) -> Result<(), MasterError> {
+    transaction.counters.change += 1;
+    let change = transaction.counters.change;
+    let new = IntentRecord { mount_id, first_change: change, first_ns: now_ns, ..IntentRecord::default() };
+    let mut intent = transaction.before().intent(inode)?.unwrap_or(new);
+    (intent.change, intent.changed_ns) = (change, now_ns);
+    if reach == Reach::Below {
+        intent.spread = true;
+        intent.spread_after.clear();
+    }
+    transaction.put(Family::Intent, &inode_key(inode), &intent);
+    Ok(())
+}
+
+/// Gives up what the bucket has of an inode that has no name any more.
+pub(super) fn abandon(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    mount_id: u32,
+    now_ns: i64,
+) -> Result<(), MasterError> {
+    transaction.delete(Family::Intent, &inode_key(inode));
+    for (key, object) in transaction.before().objects(inode)? {
+        transaction.delete(Family::Object, &object_key(inode, &key));
+        put_deletion(transaction, mount_id, &key, object.etag, now_ns);
+    }
+    Ok(())
+}
+
+/// Forgets an inode of a mount that is gone: its bucket is no longer ours to change.
+pub(super) fn forget(transaction: &mut Transaction<'_>, inode: u64) -> Result<(), MasterError> {
+    transaction.delete(Family::Intent, &inode_key(inode));
+    for (key, _) in transaction.before().objects(inode)? {
+        transaction.delete(Family::Object, &object_key(inode, &key));
+    }
+    Ok(())
+}
+
+fn put_deletion(transaction: &mut Transaction<'_>, mount_id: u32, key: &str, etag: String, since_ns: i64) {
+    transaction.counters.change += 1;
+    let deletion = DeletionRecord { change: transaction.counters.change, since_ns, etag };
+    transaction.put(Family::Deletion, &deletion_key(mount_id, key), &deletion);
+}
+
+/// Hands the change of a directory's path on to what lies in it.
+pub(super) fn spread(transaction: &mut Transaction<'_>, spread: &SpreadIntent) -> Result<Outcome, MasterError> {
+    let tables = transaction.before();
+    let Some(mut intent) = tables.intent(spread.inode)?.filter(|intent| intent.spread) else {
+        return Ok(Outcome::Done);
+    };
+    let limit = spread.limit.max(1) as usize;
+    let mut entries = Vec::new();
+    let after = (!intent.spread_after.is_empty()).then_some(&*intent.spread_after);
+    let more = tables.scan(spread.inode, after, |name, dentry| {
+        if entries.len() == limit {
+            return Ok(ControlFlow::Break(()));
+        }
+        entries.push((name.to_vec(), dentry));
+        Ok(ControlFlow::Continue(()))
+    })?;
+    match (more, entries.last()) {
+        (Some(()), Some((name, _))) => intent.spread_after = name.clone().into(),
+        _ => {
+            intent.spread = false;
+            intent.spread_after.clear();
+        }
+    }
+    for (_, dentry) in entries {
+        let reach = if dentry.kind() == Kind::Directory { Reach::Below } else { Reach::Itself };
+        note(transaction, dentry.inode, intent.mount_id, reach, intent.changed_ns)?;
+    }
+    transaction.put(Family::Intent, &inode_key(spread.inode), &intent);
+    Ok(Outcome::Done)
+}
+
+/// Notes that objects of these keys may be there from now on.
+pub(super) fn begin(transaction: &mut Transaction<'_>, begin: &BeginObjects) -> Result<Outcome, MasterError> {
+    let is_named = transaction.inode(begin.inode)?.is_some_and(|record| !record.unlinked);
+    if is_named {
+        for key in &begin.keys {
+            if transaction.before().object(begin.inode, key)?.is_none() {
+                transaction.put(Family::Object, &object_key(begin.inode, key), &ObjectRecord::default());
+            }
+        }
+    }
+    Ok(Outcome::Began { is_named })
+}
+
+/// Takes down what was written to the bucket for an inode.
+pub(super) fn persisted(transaction: &mut Transaction<'_>, persisted: Persisted) -> Result<Outcome, MasterError> {
+    let Persisted { inode, change, objects, gone } = persisted;
+    let tables = transaction.before();
+    let record = transaction.inode(inode)?;
+    let mount = record.as_ref().map_or(Ok(None), |record| tables.mount(record.mount_id))?;
+    let (Some(record), Some(_)) = (record, mount) else {
+        forget(transaction, inode)?;
+        return Ok(Outcome::Done);
+    };
+    let (mount_id, now_ns) = (record.mount_id, record.ctime_ns);
+    for written in objects {
+        let object = written.object.unwrap_or_default();
+        if record.unlinked {
+            put_deletion(transaction, mount_id, &written.key, object.etag, now_ns);
+        } else {
+            transaction.put(Family::Object, &object_key(inode, &written.key), &object);
+            transaction.delete(Family::Deletion, &deletion_key(mount_id, &written.key));
+        }
+    }
+    for key in gone {
+        if let Some(object) = tables.object(inode, &key)? {
+            transaction.delete(Family::Object, &object_key(inode, &key));
+            put_deletion(transaction, mount_id, &key, object.etag, now_ns);
+        }
+    }
+    match tables.intent(inode)? {
+        Some(intent) if intent.change <= change => transaction.delete(Family::Intent, &inode_key(inode)),
+        Some(mut intent) if intent.first_change <= change => {
+            // What came after it is what the bucket lacks now.
+            (intent.first_change, intent.first_ns) = (change + 1, intent.changed_ns);
+            transaction.put(Family::Intent, &inode_key(inode), &intent);
+        }
+        Some(_) | None => {}
+    }
+    Ok(Outcome::Done)
+}
+
+/// Ends a deletion, unless the key has been given up once more since.
+pub(super) fn deleted(transaction: &mut Transaction<'_>, deleted: &Deleted) -> Result<Outcome, MasterError> {
+    let known = transaction.before().deletion(deleted.mount_id, &deleted.key)?;
+    if known.is_some_and(|known| known.change == deleted.change) {
+        transaction.delete(Family::Deletion, &deletion_key(deleted.mount_id, &deleted.key));
+    }
+    Ok(Outcome::Done)
+}
+
+/// Strikes workers off a garbage record; the last one ends it.
+pub(super) fn freed(transaction: &mut Transaction<'_>, freed: &Freed) -> Result<Outcome, MasterError> {
+    let key = freed.number.to_be_bytes();
+    let Some(GarbageRecord { inode, mount_id, mut extents }) = transaction.before().garbage_record(freed.number)?
+    else {
+        return Ok(Outcome::Done);
+    };
+    for extent in &mut extents {
+        extent.workers.retain(|worker| !freed.workers.contains(worker));
+    }
+    extents.retain(|extent| !extent.workers.is_empty());
+    if extents.is_empty() {
+        transaction.delete(Family::Garbage, &key);
+    } else {
+        transaction.put(Family::Garbage, &key, &GarbageRecord { inode, mount_id, extents });
+    }
+    Ok(Outcome::Done)
+}

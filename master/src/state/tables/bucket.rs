@@ -1,0 +1,130 @@
+//! Reads of what the bucket of an fs-mode mount is to have, and of what it has.
+
+use bytes::Bytes;
+use cavern_proto::ROOT_INODE;
+use cavern_proto::record::{DeletionRecord, GarbageRecord, InodeRecord, IntentRecord, ObjectRecord};
+use prost::Message;
+use rocksdb::{Direction, IteratorMode};
+
+use super::{DEPTH_MAX, Tables};
+use crate::MasterError;
+use crate::state::Family;
+use crate::state::records::{decode, deletion_key, inode_key, is_directory, leading_id, links, object_key};
+
+/// A deletion, and which key it is for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Doomed {
+    pub mount_id: u32,
+    pub key: String,
+    pub record: DeletionRecord,
+}
+
+impl Tables<'_> {
+    pub fn intent(&self, inode: u64) -> Result<Option<IntentRecord>, MasterError> {
+        self.record(Family::Intent, &inode_key(inode))
+    }
+
+    pub fn object(&self, inode: u64, key: &str) -> Result<Option<ObjectRecord>, MasterError> {
+        self.record(Family::Object, &object_key(inode, key))
+    }
+
+    pub fn deletion(&self, mount_id: u32, key: &str) -> Result<Option<DeletionRecord>, MasterError> {
+        self.record(Family::Deletion, &deletion_key(mount_id, key))
+    }
+
+    pub fn garbage_record(&self, number: u64) -> Result<Option<GarbageRecord>, MasterError> {
+        self.record(Family::Garbage, &number.to_be_bytes())
+    }
+
+    /// What the bucket has, or may have, of an inode: keys and objects.
+    pub fn objects(&self, inode: u64) -> Result<Vec<(String, ObjectRecord)>, MasterError> {
+        let object = |item: Result<super::Pair, MasterError>| {
+            let (key, value) = item?;
+            let record = decode(&value, || format!("an object of inode {inode}"))?;
+            Ok((text(key.get(8..).unwrap_or_default())?, record))
+        };
+        self.under(Family::Object, &inode_key(inode)).map(object).collect()
+    }
+
+    /// Up to `limit` intents of inodes beyond this one.
+    pub fn intents(&self, after: u64, limit: usize) -> Result<Vec<(u64, IntentRecord)>, MasterError> {
+        self.page_of(Family::Intent, &inode_key(after.saturating_add(1)), limit, |key, record| {
+            Ok((leading_id(key).unwrap_or_default(), record))
+        })
+    }
+
+    /// Up to `limit` garbage records beyond this number.
+    pub fn garbage(&self, after: u64, limit: usize) -> Result<Vec<(u64, GarbageRecord)>, MasterError> {
+        self.page_of(Family::Garbage, &inode_key(after.saturating_add(1)), limit, |key, record| {
+            Ok((leading_id(key).unwrap_or_default(), record))
+        })
+    }
+
+    /// Up to `limit` deletions beyond this one (of all mounts, in the order of mounts and keys).
+    pub fn deletions(&self, after: Option<(u32, &str)>, limit: usize) -> Result<Vec<Doomed>, MasterError> {
+        let start = after.map_or_else(Vec::new, |(mount_id, key)| {
+            let mut start = deletion_key(mount_id, key);
+            start.push(0);
+            start
+        });
+        self.page_of(Family::Deletion, &start, limit, |key, record| {
+            let (mount, key) = key.split_first_chunk().ok_or_else(|| MasterError::Corrupt("a deletion".into()))?;
+            Ok(Doomed { mount_id: u32::from_be_bytes(*mount), key: text(key)?, record })
+        })
+    }
+
+    fn page_of<M: Message + Default, T>(
+        &self,
+        family: Family,
+        start: &[u8],
+        limit: usize,
+        make: impl Fn(&[u8], M) -> Result<T, MasterError>,
+    ) -> Result<Vec<T>, MasterError> {
+        let mode = IteratorMode::From(start, Direction::Forward);
+        let items = self.database.raw().iterator_cf(self.database.family(family), mode).take(limit);
+        let items = items.map(|item| {
+            let (key, value) = item?;
+            make(&key, decode(&value, || format!("a record of {family:?}"))?)
+        });
+        items.collect()
+    }
+
+    /// Every name of an inode: its parent, and the name there.
+    pub fn names(&self, inode: u64, record: &InodeRecord) -> Result<Vec<(u64, Bytes)>, MasterError> {
+        if record.unlinked {
+            return Ok(Vec::new());
+        }
+        if is_directory(record) || links(record) <= 1 {
+            return Ok(vec![(record.parent, record.name.clone())]);
+        }
+        let name = |key: Result<Box<[u8]>, MasterError>| {
+            let key = key?;
+            let (parent, name) = key
+                .get(8..)
+                .and_then(<[u8]>::split_first_chunk::<8>)
+                .ok_or_else(|| MasterError::Corrupt(format!("a name of inode {inode}")))?;
+            Ok((u64::from_be_bytes(*parent), Bytes::copy_from_slice(name)))
+        };
+        self.keys_under(Family::Link, &inode_key(inode)).map(name).collect()
+    }
+
+    /// Whether an inode is another, or lies somewhere below it.
+    pub fn is_below(&self, inode: u64, top: u64) -> Result<bool, MasterError> {
+        let mut at = inode;
+        for _ in 0..DEPTH_MAX {
+            if at == top {
+                return Ok(true);
+            }
+            if at <= ROOT_INODE {
+                return Ok(false);
+            }
+            at = self.inode(at)?.map_or(0, |record| record.parent);
+        }
+        Ok(false)
+    }
+}
+
+/// A key as text: none was written that is not.
+fn text(key: &[u8]) -> Result<String, MasterError> {
+    String::from_utf8(key.to_vec()).map_err(|_| MasterError::Corrupt("the key of an object".into()))
+}
