@@ -41,6 +41,11 @@ pub enum ClientError {
     /// A change was sent to the master, and whether it was made will never be known.
     #[error("a change may have been made or not: {cause}")]
     OutcomeUnknown { cause: String },
+    /// The session that had the locks has ended, and the locks with it.
+    #[error(
+        "the locks of inode {inode} ended with the session that had them: unlock or close the file, and lock it anew"
+    )]
+    LocksLost { inode: u64 },
     /// A worker could not be reached, or its connection broke.
     #[error("worker {worker} at {address}: {cause}")]
     WorkerConnection { worker: u64, address: String, cause: String },
@@ -145,6 +150,7 @@ mod tests {
             (status(DataStatus::NoSuchBlock), Errno::IO),
             (ClientError::Refused { errno: Errno::NOTEMPTY.raw_os_error(), reason: name() }, Errno::NOTEMPTY),
             (ClientError::OutcomeUnknown { cause: name() }, Errno::IO),
+            (ClientError::LocksLost { inode: 1 }, Errno::IO),
             (ClientError::Memory { waited_ms: 1 }, Errno::IO),
             (ClientError::MasterDeadline { call: "Lookup", waited_ms: 1 }, Errno::IO),
         ] {

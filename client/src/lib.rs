@@ -27,7 +27,9 @@ mod tables;
 
 pub use error::ClientError;
 pub use master_channel::MasterChannel;
-pub use metadata::{CachedLookup, Changed, DirPage, InvalidationSink, Metadata, NoSink, Node, OpenInode, Posix};
+pub use metadata::{
+    CachedLookup, Changed, DirPage, InvalidationSink, LOCK_TO_END, Metadata, NoSink, Node, OpenInode, Posix,
+};
 pub use mounts::{MountView, Mounts, ObjectVersion};
 pub use placement::Placement;
 pub use read::{Files, OpenFile, Reservation};

@@ -4,7 +4,8 @@
 //! `cache` holds the nodes, `directory` the listings and their ages, `freshness` decides whether what is cached may be
 //! used, `recent` keeps answers that an invalidation has overtaken out of the cache, `watch` takes the invalidations
 //! in, `touch` asks for new listings, `ask` puts the questions to the master. `changes` carries changes to the master,
-//! `changed` what they leave in the caches, and `open_inodes` keeps what is open here from being deleted.
+//! `changed` what they leave in the caches, `open_inodes` keeps what is open here from being deleted, and `locks` waits for
+//! locks and remembers who has any.
 
 mod ask;
 mod cache;
@@ -13,6 +14,7 @@ mod changes;
 mod directory;
 mod freshness;
 mod lease;
+mod locks;
 mod node;
 mod open_inodes;
 mod recent;
@@ -29,6 +31,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 pub use changes::Changed;
+pub use locks::LOCK_TO_END;
 pub use node::{Node, Posix};
 pub use open_inodes::OpenInode;
 
@@ -43,6 +46,7 @@ use changes::ChangeQueue;
 use directory::Directories;
 use freshness::{Lease, Proof, Use};
 use lease::SessionLease;
+use locks::Locks;
 use open_inodes::OpenInodes;
 use recent::Recent;
 use touch::SlowBuckets;
@@ -119,6 +123,7 @@ struct Inner {
     recent: Recent,
     changes: ChangeQueue,
     open: OpenInodes,
+    locks: Locks,
     lease: SessionLease,
     slow: SlowBuckets,
     touch_queue: mpsc::Sender<u64>,
@@ -150,6 +155,7 @@ impl Metadata {
                 recent: Recent::default(),
                 changes: ChangeQueue::default(),
                 open: OpenInodes::default(),
+                locks: Locks::default(),
                 lease: SessionLease::new(),
                 slow: SlowBuckets::default(),
                 touch_queue,

@@ -21,6 +21,7 @@ pub mod transaction;
 
 pub use apply::{Outcome, apply};
 pub use database::{Database, Family};
+pub use posix::blocking_lock;
 pub use records::EntryVersion;
 pub use tables::{Directory, Doomed, Tables};
 pub use transaction::{Change, Transaction};

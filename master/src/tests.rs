@@ -2,6 +2,7 @@
 
 mod harness;
 mod load;
+mod locks;
 mod model;
 mod mutations;
 mod namespace;

@@ -313,9 +313,13 @@ impl ChangeListener for WatchHub {
         }
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let mut events = Vec::new();
+        let (mut events, mut granted) = (Vec::new(), Vec::new());
         for change in changes {
             let event = match change {
+                Change::LockGranted { session, waiter } => {
+                    granted.push((session, waiter));
+                    continue;
+                }
                 Change::Entry { parent, name, old_inode, new_inode, first_fill } => {
                     let seen = if first_fill { &state.missed } else { &state.seen };
                     if !seen.has(parent) {
@@ -331,33 +335,52 @@ impl ChangeListener for WatchHub {
             state.seq += 1;
             events.push(WatchEvent { seq: state.seq, event: Some(event) });
         }
-        if events.is_empty() {
-            return;
-        }
-        self.metrics.events.inc_by(events.len() as u64);
-        let seq = state.seq;
-        let events: Arc<[WatchEvent]> = events.into();
-        // Whoever changed something knows it, but that it must hold what it has open.
-        let own = events.iter().filter(|event| matches!(event.event, Some(Event::Unlinked(_)))).cloned();
-        let own: Arc<[WatchEvent]> = if origin == 0 { Arc::default() } else { own.collect() };
-        for (id, session) in &mut state.sessions {
-            let events = if *id == origin { &own } else { &events };
-            if events.is_empty() {
-                continue;
-            }
-            if session.waiting + events.len() > QUEUE_EVENTS {
-                tracing::warn!(session = id, client = session.client, "too far behind, told to forget everything");
-                session.clear();
-                session.push(&self.reset_event(*id, seq, self.cluster_id.lock().clone()));
-                self.metrics.resets.inc();
-            } else {
-                session.push(events);
+        self.tell(state, events, origin);
+        // Each to its session alone, whoever freed the lock.
+        for (id, waiter) in granted {
+            state.seq += 1;
+            let events: Arc<[WatchEvent]> =
+                Arc::new([WatchEvent { seq: state.seq, event: Some(Event::LockGranted(waiter)) }]);
+            self.metrics.events.inc();
+            if let Some(session) = state.sessions.get_mut(&id) {
+                self.push(id, session, &events);
             }
         }
     }
 
     fn replaced(&self) {
         self.reset_all(&mut self.state.lock());
+    }
+}
+
+impl WatchHub {
+    /// Puts events in the queue of every session, but for that of `origin`.
+    fn tell(&self, state: &mut State, events: Vec<WatchEvent>, origin: u64) {
+        if events.is_empty() {
+            return;
+        }
+        self.metrics.events.inc_by(events.len() as u64);
+        let events: Arc<[WatchEvent]> = events.into();
+        // Whoever changed something knows it, but that it must hold what it has open.
+        let own = events.iter().filter(|event| matches!(event.event, Some(Event::Unlinked(_)))).cloned();
+        let own: Arc<[WatchEvent]> = if origin == 0 { Arc::default() } else { own.collect() };
+        for (id, session) in &mut state.sessions {
+            let events = if *id == origin { &own } else { &events };
+            if !events.is_empty() {
+                self.push(*id, session, events);
+            }
+        }
+    }
+
+    fn push(&self, id: u64, session: &mut Session, events: &Arc<[WatchEvent]>) {
+        if session.waiting + events.len() <= QUEUE_EVENTS {
+            return session.push(events);
+        }
+        tracing::warn!(session = id, client = session.client, "too far behind, told to forget everything");
+        let seq = events.last().map_or(session.told, |event| event.seq);
+        session.clear();
+        session.push(&self.reset_event(id, seq, self.cluster_id.lock().clone()));
+        self.metrics.resets.inc();
     }
 }
 
@@ -520,6 +543,26 @@ mod tests {
         hub.changed(vec![Change::Inode(1), Change::Unlinked(2)], session.id());
         let events = next(&mut session).await;
         assert_eq!(events.iter().map(|event| event.event.clone().unwrap()).collect::<Vec<_>>(), [Event::Unlinked(2)]);
+    }
+
+    #[tokio::test]
+    async fn a_lock_is_granted_to_its_session_alone() {
+        let hub = hub(Duration::from_secs(60));
+        let (mut one, mut other) = (hub.open("one", 0, false).unwrap(), hub.open("other", 0, false).unwrap());
+        next(&mut one).await;
+        next(&mut other).await;
+        let granted = Change::LockGranted { session: one.id(), waiter: 5 };
+        hub.changed(vec![granted.clone(), Change::Inode(1)], other.id());
+        let events = next(&mut one).await;
+        let kinds: Vec<_> = events.iter().map(|event| event.event.clone().unwrap()).collect();
+        assert_eq!(kinds, [Event::InodeChanged(1), Event::LockGranted(5)]);
+        assert!(events[0].seq < events[1].seq);
+        // Who freed it may have waited itself; and nobody else is there to be waited for.
+        hub.changed(vec![granted], one.id());
+        assert_eq!(next(&mut one).await[0].event, Some(Event::LockGranted(5)));
+        hub.acknowledge(one.id(), hub.seq());
+        hub.changed(vec![Change::Workers(2)], 0);
+        assert_eq!(next(&mut other).await[0].event, Some(Event::WorkersEpoch(2)));
     }
 
     #[tokio::test]

@@ -39,9 +39,11 @@ pub struct Changed {
     pub result: MutationResult,
     /// The node of `result.inode` as it is now; `None` where too little is known to make one.
     pub node: Option<Arc<Node>>,
+    /// The session that made it.
+    pub session: u64,
 }
 
-type Answer = Result<Changed, ClientError>;
+pub(super) type Answer = Result<Changed, ClientError>;
 
 /// A change that waits to be answered.
 struct Pending {
@@ -161,7 +163,7 @@ impl Metadata {
 }
 
 impl Inner {
-    fn push_change(
+    pub(super) fn push_change(
         &self,
         change: Change,
         (uid, gid): (u32, u32),
@@ -258,7 +260,7 @@ impl Sender {
             let error = match call.await {
                 Ok(reply) if reply.results.len() == batch.len() => {
                     self.last += batch.len() as u64;
-                    return inner.answer_changes(batch, reply.results, mark);
+                    return inner.answer_changes(batch, reply.results, mark, session);
                 }
                 Ok(reply) => {
                     inner.lease.abandon();
@@ -292,11 +294,17 @@ fn unknown(batch: Vec<Pending>, cause: &str) {
 
 impl Inner {
     /// Takes the results into the caches and hands them out.
-    fn answer_changes(&self, batch: Vec<Pending>, results: Vec<MutationResult>, mark: super::recent::Mark) {
+    fn answer_changes(
+        &self,
+        batch: Vec<Pending>,
+        results: Vec<MutationResult>,
+        mark: super::recent::Mark,
+        session: u64,
+    ) {
         for (pending, result) in batch.into_iter().zip(results) {
             let answer = if result.errno == 0 {
                 let node = self.take_in_change(&pending.change, &result, mark);
-                Ok(Changed { result, node })
+                Ok(Changed { result, node, session })
             } else {
                 Err(ClientError::Refused { errno: result.errno, reason: result.reason })
             };

@@ -107,6 +107,7 @@ async fn follow(inner: &Inner, name: &str, sink: &dyn InvalidationSink) -> Ended
         }
         inner.lease.extend(lease);
         inner.lease.applied(last);
+        inner.repay_unlocks();
         // What is open must be held before its removal is acknowledged; the next stream begins with another attempt.
         match timeout(lease / 2, inner.hold(to_hold)).await {
             Ok(Ok(())) => {}
@@ -161,6 +162,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.cache.clear();
             inner.directories.clear();
             inner.lease.restart(reset.session, event.seq);
+            inner.locks.ask_again();
             inner.stats.watch_resets.inc();
             inner.stats.metadata_entries.set(0);
             sink.reset();
@@ -193,6 +195,10 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
         Some(Event::Unlinked(inode)) => {
             inner.recent.inode(inode);
             inner.cache.forget_inode(inode);
+            false
+        }
+        Some(Event::LockGranted(waiter)) => {
+            inner.locks.granted(waiter, inner.lease.session());
             false
         }
         Some(Event::Tick(_)) | None => false,

@@ -382,6 +382,11 @@ impl Namespace for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
+    async fn get_lock(&self, request: Request<GetLockRequest>) -> Result<Response<GetLockReply>, Status> {
+        self.enter("GetLock").await;
+        Ok(Response::new(self.state.lock().get_lock(&request.into_inner())))
+    }
+
     async fn get_layout(&self, _: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }

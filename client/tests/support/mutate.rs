@@ -9,6 +9,7 @@ use cavern_proto::master::*;
 use super::master::State;
 
 const ENOENT: i32 = 2;
+const EAGAIN: i32 = 11;
 const EEXIST: i32 = 17;
 
 /// What was asked, and what becomes of the next questions.
@@ -28,6 +29,11 @@ pub struct Mutations {
     pub end_session: bool,
     /// Told to the client before the answer to the next call: somebody else has changed this inode.
     pub meanwhile: Option<u64>,
+    /// The one lock that there is, whatever file and bytes are asked for.
+    pub lock: Option<Lock>,
+    /// Requests about locks, in their order, and the numbers that wait.
+    pub lock_requests: Vec<SetLock>,
+    pub waiting: BTreeSet<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,10 +90,37 @@ impl State {
                 self.mutations.held.remove(&inode);
                 MutationResult { inode, ..MutationResult::default() }
             }
+            Change::SetLock(set) => self.set_lock(session, set),
             other => panic!("not in these tests: {other:?}"),
         };
         self.mutations.results.insert((session, mutation.seq), result.clone());
         result
+    }
+
+    fn set_lock(&mut self, session: u64, set: SetLock) -> MutationResult {
+        let lock = Lock { session, ..set.lock.unwrap() };
+        let mutations = &mut self.mutations;
+        mutations.lock_requests.push(set);
+        mutations.waiting.remove(&set.waiter);
+        let is_own = mutations.lock.is_none_or(|held| (held.session, held.owner) == (session, lock.owner));
+        match (lock.r#type(), is_own) {
+            (LockType::Unlocked, true) => mutations.lock = None,
+            (LockType::Unlocked, false) => {}
+            (_, true) => mutations.lock = Some(lock),
+            (_, false) => {
+                if set.wait {
+                    mutations.waiting.insert(set.waiter);
+                }
+                return refused(EAGAIN);
+            }
+        }
+        MutationResult { inode: set.inode, ..MutationResult::default() }
+    }
+
+    pub fn get_lock(&self, request: &GetLockRequest) -> GetLockReply {
+        let want = request.lock.unwrap();
+        let held = self.mutations.lock;
+        GetLockReply { lock: held.filter(|held| (held.session, held.owner) != (want.session, want.owner)) }
     }
 
     fn create(&mut self, create: CreateInode, uid: u32, gid: u32) -> MutationResult {

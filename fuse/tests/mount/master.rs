@@ -324,6 +324,10 @@ impl Namespace for Master {
         Err(Status::unimplemented("get_xattrs"))
     }
 
+    async fn get_lock(&self, _: Request<wire::GetLockRequest>) -> Result<Response<wire::GetLockReply>, Status> {
+        Err(Status::unimplemented("get_lock"))
+    }
+
     async fn get_layout(&self, _: Request<wire::GetLayoutRequest>) -> Result<Response<wire::Layout>, Status> {
         Err(Status::unimplemented("get_layout"))
     }

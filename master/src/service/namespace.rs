@@ -5,9 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
-    Entry, GetInodeRequest, GetLayoutRequest, GetXattrsRequest, Kind, Layout, LookupRequest, MutateReply,
-    MutateRequest, ReadDirPage, ReadDirRequest, RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest,
-    TouchReply, TouchRequest, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
+    Entry, GetInodeRequest, GetLayoutRequest, GetLockReply, GetLockRequest, GetXattrsRequest, Kind, Layout,
+    LookupRequest, MutateReply, MutateRequest, ReadDirPage, ReadDirRequest, RefreshProgress, RefreshRequest,
+    ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, UsageProgress, UsageRequest, Xattr, Xattrs,
+    touch_reply,
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
@@ -20,7 +21,7 @@ use crate::MasterError;
 use crate::listing::{Visit, Walk};
 use crate::state::namespace::ListingCounts;
 use crate::state::records::attributes;
-use crate::state::{Directory, Outcome};
+use crate::state::{Directory, Outcome, blocking_lock};
 
 /// Entries of one page of a directory.
 const PAGE_ENTRIES: usize = 1000;
@@ -159,6 +160,14 @@ impl Namespace for Services {
         });
         let layout = layout.await?;
         Ok(Response::new(layout.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?))
+    }
+
+    async fn get_lock(&self, request: Request<GetLockRequest>) -> Result<Response<GetLockReply>, Status> {
+        let request = request.into_inner();
+        let lock = self.lookups.listings.read(move |tables| {
+            blocking_lock(tables, request.inode, request.kind(), &request.lock.unwrap_or_default())
+        });
+        Ok(Response::new(GetLockReply { lock: lock.await? }))
     }
 
     type UsageStream = Answers<UsageProgress>;

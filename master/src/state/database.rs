@@ -41,10 +41,12 @@ pub enum Family {
     Intent,
     Object,
     Deletion,
+    Lock,
+    LockSession,
 }
 
 impl Family {
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::RaftLog,
         Self::RaftMeta,
         Self::Inode,
@@ -65,6 +67,8 @@ impl Family {
         Self::Intent,
         Self::Object,
         Self::Deletion,
+        Self::Lock,
+        Self::LockSession,
     ];
 
     /// The families that a snapshot carries: all but the log's own, which come first.
@@ -92,6 +96,8 @@ impl Family {
             Self::Intent => "intent",
             Self::Object => "object",
             Self::Deletion => "deletion",
+            Self::Lock => "lock",
+            Self::LockSession => "lock_session",
         }
     }
 }

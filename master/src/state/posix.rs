@@ -1,6 +1,7 @@
 //! Changes of names and inodes in fs-mode mounts, as POSIX has them: one file per kind of change.
 //!
-//! Every change checks all that can be wrong before it writes anything, so a refusal leaves no trace. Permissions are not
+//! Every change checks all that can be wrong before it writes anything, so a refusal leaves no trace (but for a lock's, whose
+//! request may wait after it). Permissions are not
 //! looked at here: the kernel of the asker has done that, with the owner and mode that it was told.
 //!
 //! A mutation that comes again, because its answer was lost, is answered with the result that it had: results are kept
@@ -11,6 +12,7 @@ mod content;
 mod create;
 mod hold;
 mod link;
+mod lock;
 mod remove;
 mod rename;
 mod results;
@@ -29,6 +31,7 @@ use super::{Family, Outcome, records};
 use crate::MasterError;
 
 pub use hold::{forget_content, reap};
+pub use lock::blocking_lock;
 pub use results::end_session;
 
 /// Why a change is refused.
@@ -100,6 +103,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         Some(Kind::Commit(commit)) => mutating.commit(&commit),
         Some(Kind::Hold(inode)) => mutating.hold(inode, mutate.session),
         Some(Kind::LetGo(inode)) => mutating.release(inode, mutate.session),
+        Some(Kind::SetLock(set)) => mutating.set_lock(set, mutate.session),
     };
     let result = match done {
         Ok(inode) => {

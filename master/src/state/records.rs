@@ -6,7 +6,7 @@
 //! be 0, every mode carries [`MODE_CHOSEN`].
 
 use bytes::Bytes;
-use cavern_proto::master::{Attr, Kind};
+use cavern_proto::master::{Attr, Kind, LockKind};
 use cavern_proto::record::{InodeRecord, ListedEntry};
 use prost::Message;
 
@@ -57,6 +57,26 @@ pub fn object_key(inode: u64, key: &str) -> Vec<u8> {
 /// Key of an object that is to be deleted: mount ‖ key of the object.
 pub fn deletion_key(mount_id: u32, key: &str) -> Vec<u8> {
     [mount_id.to_be_bytes().as_slice(), key.as_bytes()].concat()
+}
+
+/// Key of the locks of one kind of a file: inode ‖ kind.
+pub fn lock_key(inode: u64, kind: LockKind) -> [u8; 9] {
+    let mut key = [kind as u8; 9];
+    key[..8].copy_from_slice(&inode_key(inode));
+    key
+}
+
+/// Key of a session among the locks of a file: session ‖ kind ‖ inode.
+pub fn lock_session_key(session: u64, kind: LockKind, inode: u64) -> [u8; 17] {
+    let mut key = [kind as u8; 17];
+    key[..8].copy_from_slice(&session.to_be_bytes());
+    key[9..].copy_from_slice(&inode_key(inode));
+    key
+}
+
+/// Kind and inode of such a key.
+pub fn locked_by_session(key: &[u8]) -> Option<(LockKind, u64)> {
+    Some((LockKind::try_from(i32::from(*key.get(8)?)).ok()?, leading_id(key.get(9..)?)?))
 }
 
 /// The id in the first eight bytes of a key.

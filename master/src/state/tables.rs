@@ -9,14 +9,16 @@ use std::ops::ControlFlow;
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
-use cavern_proto::master::{Extent, Job, Kind, Mount, MutationResult};
+use cavern_proto::master::{Extent, Job, Kind, LockKind, Mount, MutationResult};
 use cavern_proto::record::{
-    Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, SessionRecord, WorkerRecord,
+    Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, LockRecord, SessionRecord, WorkerRecord,
 };
 use prost::Message;
 use rocksdb::{Direction, IteratorMode, ReadOptions};
 
-use super::records::{decode, dentry_key, extent_key, inode_key, leading_id, result_key, xattr_key};
+use super::records::{
+    decode, dentry_key, extent_key, inode_key, leading_id, lock_key, locked_by_session, result_key, xattr_key,
+};
 use super::{Database, Family};
 use crate::MasterError;
 
@@ -160,6 +162,22 @@ impl<'a> Tables<'a> {
     /// The result of a mutation, while it is kept.
     pub fn result(&self, session: u64, seq: u64) -> Result<Option<MutationResult>, MasterError> {
         self.record(Family::Result, &result_key(session, seq))
+    }
+
+    /// The locks of one kind of a file.
+    pub fn locks(&self, inode: u64, kind: LockKind) -> Result<LockRecord, MasterError> {
+        Ok(self.record(Family::Lock, &lock_key(inode, kind))?.unwrap_or_default())
+    }
+
+    /// Where a session has locks or waits for them: kind, inode, and whether it waits.
+    pub fn locks_of(&self, session: u64) -> Result<Vec<(LockKind, u64, bool)>, MasterError> {
+        let items = self.under(Family::LockSession, &session.to_be_bytes()).map(|item| {
+            let (key, value) = item?;
+            let (kind, inode) =
+                locked_by_session(&key).ok_or_else(|| MasterError::Corrupt(format!("a lock of session {session}")))?;
+            Ok((kind, inode, *value == [1]))
+        });
+        items.collect()
     }
 
     /// One extended attribute.

@@ -30,6 +30,11 @@ pub enum Change {
     Inode(u64),
     /// An inode has lost its last name.
     Unlinked(u64),
+    /// A session has got the lock that it waited for under this number.
+    LockGranted {
+        session: u64,
+        waiter: u64,
+    },
     Workers(u64),
     Mounts(u64),
 }

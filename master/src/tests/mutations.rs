@@ -14,7 +14,7 @@ use super::harness::{TestMaster, eventually, name, new_bucket};
 use crate::state::Outcome;
 use crate::watch::SessionStream;
 
-async fn mount(master: &TestMaster) -> Mount {
+pub(super) async fn mount(master: &TestMaster) -> Mount {
     let (_, uri) = new_bucket();
     let write_type = WriteType::FsMode as i32;
     let mount = Mount { path: "/m".into(), uri, write_type, created_ns: 5, block_size: 1 << 20, ..Mount::default() };
@@ -24,7 +24,7 @@ async fn mount(master: &TestMaster) -> Mount {
     }
 }
 
-async fn mutate(
+pub(super) async fn mutate(
     master: &TestMaster,
     session: u64,
     first: u64,
@@ -36,7 +36,7 @@ async fn mutate(
     Ok(master.services().mutate(Request::new(request)).await?.into_inner().results)
 }
 
-fn create(parent: u64, text: &str, kind: Kind) -> Change {
+pub(super) fn create(parent: u64, text: &str, kind: Kind) -> Change {
     Change::Create(CreateInode { parent, name: name(text), kind: kind as i32, mode: 0o600, ..CreateInode::default() })
 }
 

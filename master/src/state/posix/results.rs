@@ -4,7 +4,7 @@ use cavern_proto::master::MutationResult;
 use cavern_proto::record::SessionRecord;
 use rustix::io::Errno;
 
-use super::hold;
+use super::{hold, lock};
 use crate::MasterError;
 use crate::state::records::result_key;
 use crate::state::transaction::Transaction;
@@ -53,7 +53,7 @@ pub(super) fn keep(
     Ok(())
 }
 
-/// Forgets a session, its results and what it holds.
+/// Forgets a session, its results, what it holds and what it has locked.
 pub fn end_session(transaction: &mut Transaction<'_>, session: u64) -> Result<Outcome, MasterError> {
     transaction.delete(Family::Session, &session.to_be_bytes());
     for key in transaction.before().keys_under(Family::Result, &session.to_be_bytes()) {
@@ -61,5 +61,6 @@ pub fn end_session(transaction: &mut Transaction<'_>, session: u64) -> Result<Ou
         transaction.delete(Family::Result, &key);
     }
     hold::release_all(transaction, session)?;
+    lock::release_all(transaction, session)?;
     Ok(Outcome::Done)
 }

@@ -1,0 +1,346 @@
+//! Locks of files, which the master keeps for our session.
+//!
+//! A lock that must be waited for is asked for under a number of its own; the master tells when it has been granted. What it
+//! told while no stream was open is asked for again: the master knows the number, and answers with how things stand.
+//!
+//! Locks end with the session. Whoever had one is told so (`EIO`) by the next request about locks of that file, until it unlocks
+//! or closes it. What a closed file leaves locked is unlocked sooner or later: with the first attempt, or when the master is
+//! heard of again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{GetLockRequest, Lock, LockKind, LockType, SetLock};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use tokio::sync::Notify;
+use tokio::sync::oneshot::{self, error::TryRecvError};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::changes::Answer;
+use super::{Inner, Metadata};
+use crate::error::ClientError;
+use crate::master_channel::Stubs;
+
+/// The last byte of a lock that reaches to the end of the file, whatever its length.
+pub const LOCK_TO_END: u64 = i64::MAX as u64;
+
+/// An owner and a file that it has locked.
+type Key = (u64, i32, u64);
+
+/// What is locked here. Bounded by the open files of the host, and by its threads that wait.
+#[derive(Default)]
+pub(super) struct Locks {
+    /// The session that has the locks of an owner; 0 before the first is granted.
+    owners: Mutex<HashMap<Key, u64>>,
+    waiting: Mutex<Waiting>,
+    owed: Mutex<Vec<Owed>>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    last: u64,
+    requests: HashMap<u64, Arc<Request>>,
+}
+
+/// A request that waits.
+#[derive(Default)]
+struct Request {
+    /// What the master has told; taken by the one who waits.
+    told: Mutex<Option<Told>>,
+    wake: Notify,
+}
+
+enum Told {
+    /// By this session.
+    Granted(u64),
+    /// The stream of events began anew: the grant may have been lost.
+    AskAgain,
+}
+
+impl Request {
+    fn tell(&self, told: Told) {
+        *self.told.lock() = Some(told);
+        self.wake.notify_one();
+    }
+
+    async fn told(&self) -> Told {
+        loop {
+            self.wake.notified().await;
+            if let Some(told) = self.told.lock().take() {
+                return told;
+            }
+        }
+    }
+}
+
+/// An unlock that must still be made, unless the session ends first.
+struct Owed {
+    session: u64,
+    unlock: SetLock,
+    /// Of the last attempt.
+    answer: Option<oneshot::Receiver<Answer>>,
+}
+
+/// A place among those who wait, given up when dropped.
+struct Place<'l> {
+    locks: &'l Locks,
+    number: u64,
+    request: Arc<Request>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.locks.waiting.lock().requests.remove(&self.number);
+    }
+}
+
+impl Locks {
+    fn place(&self) -> Place<'_> {
+        let mut waiting = self.waiting.lock();
+        waiting.last += 1;
+        let (number, request) = (waiting.last, Arc::new(Request::default()));
+        waiting.requests.insert(number, request.clone());
+        drop(waiting);
+        Place { locks: self, number, request }
+    }
+
+    /// The master has given `session` what it waited for.
+    pub(super) fn granted(&self, waiter: u64, session: u64) {
+        if let Some(request) = self.waiting.lock().requests.get(&waiter) {
+            request.tell(Told::Granted(session));
+        }
+    }
+
+    /// Events may have been lost.
+    pub(super) fn ask_again(&self) {
+        self.waiting.lock().requests.values().for_each(|request| request.tell(Told::AskAgain));
+    }
+
+    /// Notes that an owner may get a lock; refuses it when the ones that it had are lost.
+    fn begin(&self, key: Key, kind: LockType, session: u64) -> Result<(), ClientError> {
+        let mut owners = self.owners.lock();
+        let known = owners.get(&key).copied().unwrap_or_default();
+        if known != 0 && known != session {
+            if kind == LockType::Unlocked {
+                owners.remove(&key);
+            }
+            return Err(ClientError::LocksLost { inode: key.0 });
+        }
+        if kind != LockType::Unlocked {
+            owners.entry(key).or_default();
+        }
+        Ok(())
+    }
+
+    /// The owner has locked something, or unlocked all that it had.
+    fn made(&self, key: Key, lock: &Lock, session: u64) -> Result<(), ClientError> {
+        let mut owners = self.owners.lock();
+        if lock.r#type() == LockType::Unlocked {
+            if lock.start == 0 && lock.end == LOCK_TO_END {
+                owners.remove(&key);
+            }
+            return Ok(());
+        }
+        match owners.entry(key).or_default() {
+            known if *known == 0 || *known == session => {
+                *known = session;
+                Ok(())
+            }
+            // The session has ended meanwhile, and with it what the owner had before.
+            _ => Err(ClientError::LocksLost { inode: key.0 }),
+        }
+    }
+}
+
+impl Metadata {
+    /// Locks bytes of a file of an fs-mode mount for an owner of this host, or unlocks them. `EAGAIN` when they are locked by
+    /// somebody else, `LocksLost` when the owner's locks of the file ended with an earlier session.
+    pub async fn set_lock(&self, inode: u64, kind: LockKind, lock: Lock) -> Result<(), ClientError> {
+        let inner = &self.inner;
+        inner.locks.begin(key(inode, kind, &lock), lock.r#type(), inner.lease.session())?;
+        self.send_lock(SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false }).await
+    }
+
+    /// As `set_lock`, but waits for as long as it takes, or until `give_up` (`EINTR`): a caller that loses interest must say so by
+    /// that, and go on polling. `EDEADLK` when it would wait for itself.
+    pub async fn wait_for_lock(
+        &self,
+        inode: u64,
+        kind: LockKind,
+        lock: Lock,
+        give_up: &CancellationToken,
+    ) -> Result<(), ClientError> {
+        let inner = &self.inner;
+        let key = key(inode, kind, &lock);
+        inner.locks.begin(key, lock.r#type(), inner.lease.session())?;
+        let place = inner.locks.place();
+        let set = SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: place.number, wait: true };
+        let mut is_queued = false;
+        loop {
+            match self.send_lock(set).await {
+                Err(error) if is_would_block(&error) => is_queued = true,
+                made => {
+                    if is_queued {
+                        inner.no_longer_waiting(&made);
+                    }
+                    return made;
+                }
+            }
+            let told = tokio::select! {
+                told = place.request.told() => told,
+                () = give_up.cancelled() => break,
+            };
+            match told {
+                Told::Granted(session) if session == inner.lease.session() => {
+                    return inner.locks.made(key, &lock, session);
+                }
+                Told::Granted(_) | Told::AskAgain => {}
+            }
+        }
+        // The lock may have been granted meanwhile: this tells.
+        match self.send_lock(SetLock { wait: false, ..set }).await {
+            Err(error) if is_would_block(&error) => {
+                let reason = "interrupted while waiting for a lock".to_owned();
+                Err(ClientError::Refused { errno: Errno::INTR.raw_os_error(), reason })
+            }
+            made => {
+                inner.no_longer_waiting(&made);
+                made
+            }
+        }
+    }
+
+    async fn send_lock(&self, set: SetLock) -> Result<(), ClientError> {
+        let lock = set.lock.unwrap_or_default();
+        let made = self.change(Change::SetLock(set), 0, 0).await?;
+        self.inner.locks.made(key(set.inode, set.kind(), &lock), &lock, made.session)
+    }
+
+    /// The first lock of another owner that keeps this one from being had.
+    pub async fn find_lock(&self, inode: u64, kind: LockKind, lock: Lock) -> Result<Option<Lock>, ClientError> {
+        let session = self.inner.lease.session();
+        let request = GetLockRequest { inode, kind: kind.into(), lock: Some(Lock { session, ..lock }) };
+        let answer = self
+            .inner
+            .master
+            .call_patiently("GetLock", |mut stubs: Stubs| async move { stubs.namespace.get_lock(request).await });
+        // A process of another host has no number here.
+        let found = answer.await?.lock;
+        Ok(found.map(|found| if found.session == session { found } else { Lock { pid: 0, ..found } }))
+    }
+
+    /// Whether an owner has locks of a file, or has tried to.
+    pub fn may_have_locked(&self, inode: u64, kind: LockKind, owner: u64) -> bool {
+        self.inner.locks.owners.lock().contains_key(&(inode, kind.into(), owner))
+    }
+
+    /// The owner has closed the file: whatever it had locked of it is unlocked, later if the master cannot be reached now.
+    pub async fn unlock_closed(&self, inode: u64, kind: LockKind, owner: u64) {
+        let Some(owed) = self.inner.owe(inode, kind, owner) else { return };
+        if let Err(error) = self.change(Change::SetLock(owed.unlock), 0, 0).await {
+            tracing::debug!(inode, "a closed file is unlocked later: {error}");
+            self.inner.locks.owed.lock().push(owed);
+        }
+    }
+
+    /// The same without waiting for it.
+    pub fn unlock_closed_soon(&self, inode: u64, kind: LockKind, owner: u64) {
+        if let Some(mut owed) = self.inner.owe(inode, kind, owner) {
+            self.inner.send_owed(&mut owed);
+            self.inner.locks.owed.lock().push(owed);
+        }
+    }
+}
+
+impl Inner {
+    /// A request that waits has come to its end. If the master may not know, and grant a lock that nobody takes, the session
+    /// must go.
+    fn no_longer_waiting(&self, answer: &Result<(), ClientError>) {
+        if answer.as_ref().is_err_and(ClientError::is_master_silent) {
+            self.lease.abandon();
+        }
+    }
+
+    /// Makes the unlocks that are owed; to be called whenever the master is heard of.
+    pub(super) fn repay_unlocks(&self) {
+        let mut owed = std::mem::take(&mut *self.locks.owed.lock());
+        let session = self.lease.session();
+        owed.retain_mut(|owed| {
+            if owed.session != session {
+                return false;
+            }
+            match owed.answer.as_mut().map(oneshot::Receiver::try_recv) {
+                Some(Ok(Ok(_))) => return false,
+                Some(Err(TryRecvError::Empty)) => return true,
+                _ => {}
+            }
+            self.send_owed(owed);
+            true
+        });
+        self.locks.owed.lock().append(&mut owed);
+    }
+
+    /// The unlock that an owner owes, if it may have locked anything.
+    fn owe(&self, inode: u64, kind: LockKind, owner: u64) -> Option<Owed> {
+        self.locks.owners.lock().remove(&(inode, kind.into(), owner))?;
+        let lock = Lock { owner, r#type: LockType::Unlocked.into(), end: LOCK_TO_END, ..Lock::default() };
+        let unlock = SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false };
+        Some(Owed { session: self.lease.session(), unlock, answer: None })
+    }
+
+    fn send_owed(&self, owed: &mut Owed) {
+        let deadline = Instant::now() + self.master.timeout();
+        owed.answer = Some(self.push_change(Change::SetLock(owed.unlock), (0, 0), deadline, None));
+    }
+}
+
+fn key(inode: u64, kind: LockKind, lock: &Lock) -> Key {
+    (inode, kind.into(), lock.owner)
+}
+
+fn is_would_block(error: &ClientError) -> bool {
+    matches!(error, ClientError::Refused { errno, .. } if *errno == Errno::AGAIN.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lock(r#type: LockType, start: u64, end: u64) -> Lock {
+        Lock { owner: 1, r#type: r#type.into(), start, end, ..Lock::default() }
+    }
+
+    #[test]
+    fn who_lost_its_locks_is_told_until_it_unlocks() {
+        let (locks, key) = (Locks::default(), (5, 1, 1));
+        locks.begin(key, LockType::Shared, 7).unwrap();
+        locks.made(key, &lock(LockType::Shared, 0, 9), 7).unwrap();
+        locks.begin(key, LockType::Unlocked, 7).unwrap();
+        locks.made(key, &lock(LockType::Unlocked, 0, 3), 7).unwrap();
+        let is_lost = |result| matches!(result, Err(ClientError::LocksLost { inode: 5 }));
+        assert!(is_lost(locks.begin(key, LockType::Exclusive, 8)), "the rest of it is lost");
+        assert!(is_lost(locks.made(key, &lock(LockType::Shared, 20, 30), 8)));
+        assert!(is_lost(locks.begin(key, LockType::Unlocked, 8)));
+        locks.begin(key, LockType::Exclusive, 8).unwrap();
+        locks.made(key, &lock(LockType::Exclusive, 0, 9), 8).unwrap();
+        locks.made(key, &lock(LockType::Unlocked, 0, LOCK_TO_END), 8).unwrap();
+        assert!(locks.owners.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_is_told_before_somebody_listens_is_not_missed() {
+        let locks = Locks::default();
+        let place = locks.place();
+        locks.granted(place.number, 7);
+        assert!(matches!(place.request.told().await, Told::Granted(7)));
+        locks.ask_again();
+        assert!(matches!(place.request.told().await, Told::AskAgain));
+        let number = place.number;
+        drop(place);
+        locks.granted(number, 7);
+        assert!(locks.waiting.lock().requests.is_empty());
+    }
+}

@@ -1,0 +1,193 @@
+//! Locks of files: held by sessions, in the state, so that they outlive a master and end with their session.
+//!
+//! A request that must wait is refused with `EAGAIN` and recorded; when nothing stands in its way any more it is granted, in the
+//! same change that removed the last obstacle, and its session is told.
+
+mod rules;
+
+use std::collections::{BTreeMap, HashSet};
+
+use cavern_proto::master::{Kind, Lock, LockKind, LockType, SetLock};
+use cavern_proto::record::{LockRecord, WaitingLock};
+use rustix::io::Errno;
+
+use super::{Mutating, Stop, refuse};
+use crate::MasterError;
+use crate::state::Family;
+use crate::state::records::{lock_key, lock_session_key};
+use crate::state::tables::Tables;
+use crate::state::transaction::{Change, Transaction};
+use rules::{LAST_BYTE, Owner, conflicts, grant, owner, place};
+
+/// Locks of one kind on one file, held or waited for: their record is written anew with each change.
+const LOCKS_MAX: usize = 4096;
+/// Owners that a search for a deadlock looks at. A longer chain of processes that wait for each other is not followed.
+const SEARCHED_MAX: usize = 10_000;
+
+/// The locks of one kind on one file, under way.
+struct Locks {
+    inode: u64,
+    kind: LockKind,
+    record: LockRecord,
+    /// Sessions in the record as it was read, and whether they waited.
+    sessions: BTreeMap<u64, bool>,
+}
+
+impl Locks {
+    fn read(tables: Tables<'_>, inode: u64, kind: LockKind) -> Result<Self, MasterError> {
+        let record = tables.locks(inode, kind)?;
+        let sessions = sessions(&record);
+        Ok(Self { inode, kind, record, sessions })
+    }
+
+    /// Grants what can be granted, has the sessions told, and writes what there is then.
+    fn settle(mut self, transaction: &mut Transaction<'_>) {
+        for granted in grant(&mut self.record) {
+            let (waiter, lock) = (granted.waiter, granted.lock.unwrap_or_default());
+            transaction.changes.push(Change::LockGranted { session: lock.session, waiter });
+        }
+        let key = lock_key(self.inode, self.kind);
+        if self.record.held.is_empty() && self.record.waiting.is_empty() {
+            transaction.delete(Family::Lock, &key);
+        } else {
+            transaction.put(Family::Lock, &key, &self.record);
+        }
+        let now = sessions(&self.record);
+        for (session, waits) in &now {
+            if self.sessions.get(session) != Some(waits) {
+                let key = lock_session_key(*session, self.kind, self.inode);
+                transaction.put_bytes(Family::LockSession, &key, &[u8::from(*waits)]);
+            }
+        }
+        for session in self.sessions.keys().filter(|session| !now.contains_key(session)) {
+            transaction.delete(Family::LockSession, &lock_session_key(*session, self.kind, self.inode));
+        }
+    }
+}
+
+/// The sessions of a record, and whether they wait.
+fn sessions(record: &LockRecord) -> BTreeMap<u64, bool> {
+    let held = record.held.iter().map(|lock| (lock.session, false));
+    let waiting = record.waiting.iter().map(|waiting| (waiting.lock.unwrap_or_default().session, true));
+    // Who does both waits.
+    held.chain(waiting).collect()
+}
+
+impl Mutating<'_, '_> {
+    pub(super) fn set_lock(&mut self, set: SetLock, session: u64) -> Result<u64, Stop> {
+        let (inode, kind) = (set.inode, set.kind());
+        let lock = check(set.lock, kind, session)?;
+        if lock.r#type() != LockType::Unlocked && self.inode(inode)?.kind() != Kind::File {
+            return refuse(Errno::INVAL, format!("inode {inode} is not a file"));
+        }
+        let mut locks = Locks::read(self.transaction.before(), inode, kind)?;
+        let decision = self.decide(&mut locks, lock, &set);
+        locks.settle(self.transaction);
+        decision.map(|()| inode)
+    }
+
+    fn decide(&mut self, locks: &mut Locks, lock: Lock, set: &SetLock) -> Result<(), Stop> {
+        let is_it = |waiting: &WaitingLock| {
+            set.waiter != 0
+                && waiting.waiter == set.waiter
+                && waiting.lock.is_some_and(|waiting| waiting.session == lock.session)
+        };
+        let waits = locks.record.waiting.iter().any(is_it);
+        if waits && set.wait {
+            return refuse(Errno::AGAIN, "the lock is still waited for");
+        }
+        locks.record.waiting.retain(|waiting| !is_it(waiting));
+        // As on a local file system, one kind of flock becomes the other by way of none.
+        let held = &mut locks.record.held;
+        let has_other = |known: &Lock| owner(known) == owner(&lock) && known.r#type != lock.r#type;
+        if locks.kind == LockKind::Flock && held.iter().any(has_other) {
+            place(held, Lock { r#type: LockType::Unlocked.into(), ..lock });
+            for granted in grant(&mut locks.record) {
+                let session = granted.lock.unwrap_or_default().session;
+                self.transaction.changes.push(Change::LockGranted { session, waiter: granted.waiter });
+            }
+        }
+        if lock.r#type() == LockType::Unlocked {
+            place(&mut locks.record.held, lock);
+            return Ok(());
+        }
+        if locks.record.held.len() + locks.record.waiting.len() >= LOCKS_MAX {
+            return refuse(Errno::NOLCK, format!("inode {} has {LOCKS_MAX} locks already", locks.inode));
+        }
+        let Some(obstacle) = conflicts(&locks.record.held, &lock).next() else {
+            place(&mut locks.record.held, lock);
+            return Ok(());
+        };
+        let reason = format!("a lock of session {} stands in the way", obstacle.session);
+        if set.wait && set.waiter != 0 {
+            if locks.kind == LockKind::Posix && waits_for_itself(self.transaction.before(), locks, &lock)? {
+                return refuse(Errno::DEADLK, "the owner of the lock waits for whoever asks");
+            }
+            locks.record.waiting.push(WaitingLock { waiter: set.waiter, lock: Some(lock) });
+        }
+        refuse(Errno::AGAIN, reason)
+    }
+}
+
+/// A lock that makes sense.
+fn check(lock: Option<Lock>, kind: LockKind, session: u64) -> Result<Lock, Stop> {
+    let lock = Lock { session, ..lock.unwrap_or_default() };
+    if LockType::try_from(lock.r#type).is_err() {
+        return refuse(Errno::INVAL, "a lock of a type that this master does not know");
+    }
+    match kind {
+        LockKind::Unspecified => refuse(Errno::INVAL, "a lock of a kind that this master does not know"),
+        LockKind::Flock => Ok(Lock { start: 0, end: LAST_BYTE, ..lock }),
+        LockKind::Posix if lock.start > lock.end || lock.end > LAST_BYTE => {
+            refuse(Errno::INVAL, format!("bytes {} to {} cannot be locked", lock.start, lock.end))
+        }
+        LockKind::Posix => Ok(lock),
+    }
+}
+
+/// Whether whoever holds what stands in the way of `want` waits for its owner, by way of others perhaps.
+fn waits_for_itself(tables: Tables<'_>, here: &Locks, want: &Lock) -> Result<bool, MasterError> {
+    let mut to_visit: Vec<Owner> = conflicts(&here.record.held, want).map(owner).collect();
+    let mut visited = HashSet::new();
+    while let Some(next) = to_visit.pop() {
+        if next == owner(want) {
+            return Ok(true);
+        }
+        if visited.len() == SEARCHED_MAX || !visited.insert(next) {
+            continue;
+        }
+        for (kind, inode, waits) in tables.locks_of(next.0)? {
+            if kind != LockKind::Posix || !waits {
+                continue;
+            }
+            let elsewhere = if inode == here.inode { None } else { Some(tables.locks(inode, kind)?) };
+            let record = elsewhere.as_ref().unwrap_or(&here.record);
+            let waiting = record.waiting.iter().filter_map(|waiting| waiting.lock.as_ref());
+            for waiting in waiting.filter(|waiting| owner(waiting) == next) {
+                to_visit.extend(conflicts(&record.held, waiting).map(owner));
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Frees all that a session has locked, and ends its waiting.
+pub(super) fn release_all(transaction: &mut Transaction<'_>, session: u64) -> Result<(), MasterError> {
+    let tables = transaction.before();
+    for (kind, inode, _) in tables.locks_of(session)? {
+        let mut locks = Locks::read(tables, inode, kind)?;
+        locks.record.held.retain(|lock| lock.session != session);
+        locks.record.waiting.retain(|waiting| waiting.lock.is_some_and(|lock| lock.session != session));
+        locks.settle(transaction);
+    }
+    Ok(())
+}
+
+/// The first lock that stands in the way of another.
+pub fn blocking_lock(tables: Tables<'_>, inode: u64, kind: LockKind, want: &Lock) -> Result<Option<Lock>, MasterError> {
+    let record = tables.locks(inode, kind)?;
+    Ok(conflicts(&record.held, want).next().copied())
+}
+
+#[cfg(test)]
+mod tests;
