@@ -15,6 +15,7 @@ mod failed_reads;
 mod failure;
 mod handles;
 mod listings;
+mod locks;
 mod lookup;
 mod open;
 mod remove;
@@ -45,6 +46,7 @@ use crate::kernel::{Caller, Filesystem, Operation, Reply};
 use directory::DirectoryHandle;
 use failure::Failures;
 use handles::{Handles, OpenInodes};
+use locks::HandleLocks;
 use open::FileHandle;
 use second_opens::SecondOpens;
 use unopened::Unopened;
@@ -62,6 +64,7 @@ struct Inner {
     files: Handles<FileHandle>,
     directories: Handles<DirectoryHandle>,
     open_inodes: OpenInodes,
+    locks: HandleLocks,
     /// `fuse.no_open`: files are read by inode.
     unopened: Option<Unopened>,
     second_opens: SecondOpens,
@@ -101,6 +104,7 @@ impl Namespace {
             files: Handles::default(),
             directories: Handles::default(),
             open_inodes: OpenInodes::default(),
+            locks: HandleLocks::default(),
             unopened: conf.no_open.then(Unopened::default),
             second_opens: SecondOpens::default(),
             failures: Failures::default(),
@@ -144,7 +148,10 @@ impl Filesystem for Namespace {
             Operation::Getattr => inner.getattr(node, reply),
             Operation::Open { flags } => inner.open(node, flags, reply),
             Operation::Read { fh, offset, size } => inner.read(node, fh, offset, size, reply, payload),
-            Operation::Release { fh } => inner.release(fh, reply),
+            Operation::Release { fh, flock_owner } => {
+                inner.released(node, fh, flock_owner);
+                inner.release(fh, reply);
+            }
             Operation::Opendir => inner.opendir(node, reply),
             Operation::Readdir { fh, offset, size } => inner.readdir(fh, offset, size, directory::Form::Names, reply),
             Operation::Readdirplus { fh, offset, size } => {
@@ -169,6 +176,9 @@ impl Filesystem for Namespace {
             Operation::Setxattr { name, value, flags } => inner.setxattr(node, caller, name, value, flags, reply),
             Operation::Removexattr { name } => inner.removexattr(node, caller, name, reply),
             Operation::Create { .. } => inner.create(node, reply),
+            Operation::Flush { lock_owner, .. } => inner.flush(node, lock_owner, reply),
+            Operation::Getlk(request) => inner.getlk(node, request, reply),
+            Operation::Setlk { request, wait } => inner.setlk(node, request, wait, reply),
             // The event loop answers the others.
             _ => reply.error(libc::ENOSYS),
         }

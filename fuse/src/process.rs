@@ -123,6 +123,8 @@ async fn begin(config: &Config, namespace: Arc<Namespace>) -> Result<(Mount, Ses
             max_background: fuse.max_background,
             max_readahead: u32::try_from(readahead).unwrap_or(u32::MAX),
             async_dio: !fuse.no_open,
+            // Without closes nobody would know when they end.
+            locks: !fuse.no_open,
             passthrough: fuse.passthrough && !fuse.direct,
         };
         let session = Session::start(device, &options, namespace, runtime)?;

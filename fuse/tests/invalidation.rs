@@ -47,8 +47,14 @@ impl Kernel {
         let head = InHeader { len, opcode: opcode::INIT, unique: 2, ..InHeader::default() };
         send(&socket, &[head.as_bytes(), init.as_bytes()].concat(), SendFlags::empty()).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let options =
-            SessionOptions { threads: 1, max_background: 16, max_readahead: 0, async_dio: true, passthrough: false };
+        let options = SessionOptions {
+            threads: 1,
+            max_background: 16,
+            max_readahead: 0,
+            async_dio: true,
+            locks: false,
+            passthrough: false,
+        };
         let session = Session::start(device, &options, Arc::new(Nothing), runtime.handle().clone()).unwrap();
         let sink = Invalidations::new();
         let mut kernel = Self { socket, sink, notifier: None, session: Some(session), runtime };

@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use tokio::runtime::Runtime;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// GETATTR waits for ever, UNLINK for the name `go` to be looked up, OPEN is dropped, STATFS panics, LISTXATTR has four
+/// GETATTR waits for ever, SETLKW for a signal, UNLINK for the name `go` to be looked up, OPEN is dropped, STATFS panics, LISTXATTR has four
 /// bytes, everything else succeeds.
 #[derive(Default)]
 struct Stub {
@@ -38,6 +38,10 @@ impl Filesystem for Stub {
                     reply.done();
                 });
             }
+            Operation::Setlk { .. } => reply.carry_out_until_interrupted(|reply, interrupted| async move {
+                interrupted.cancelled().await;
+                reply.error(libc::EDEADLK);
+            }),
             Operation::Lookup { name: b"go" } => {
                 self.go.notify_one();
                 reply.done();
@@ -73,6 +77,7 @@ impl Kernel {
                 max_background: 16,
                 max_readahead: 1 << 20,
                 async_dio: true,
+                locks: true,
                 passthrough: false,
             },
         );
@@ -161,6 +166,18 @@ fn a_signal_does_not_end_what_is_being_carried_out() {
 }
 
 #[test]
+fn a_signal_is_told_to_what_answers_it_by_itself() {
+    let kernel = Kernel::new();
+    let ask = abi::LkIn::default();
+    kernel.request(opcode::SETLKW, 30, ask.as_bytes());
+    kernel.request(opcode::INTERRUPT, 31, interrupt(30).as_bytes());
+    kernel.expect(30, libc::EDEADLK);
+    kernel.request(opcode::INTERRUPT, 33, interrupt(32).as_bytes());
+    kernel.request(opcode::SETLKW, 32, ask.as_bytes());
+    kernel.expect(32, libc::EINTR);
+}
+
+#[test]
 fn an_interrupt_that_overtakes_its_request_is_remembered() {
     let kernel = Kernel::new();
     kernel.request(opcode::INTERRUPT, 21, interrupt(20).as_bytes());
@@ -205,7 +222,8 @@ fn what_is_not_served_is_refused_by_name() {
         (opcode::FALLOCATE, libc::EROFS),
         (opcode::WRITE, libc::EROFS),
         (opcode::COPY_FILE_RANGE, libc::EROFS),
-        (25, libc::ENOSYS),
+        (opcode::FLUSH, libc::EIO),
+        (20, libc::ENOSYS),
         (9999, libc::ENOSYS),
         (opcode::INIT, libc::EIO),
         (opcode::READ, libc::EIO),

@@ -230,6 +230,7 @@ impl Mounted {
             max_background: 64,
             max_readahead: 1 << 20,
             async_dio: true,
+            locks: false,
             passthrough: true,
         };
         let session = Session::start(device, &session_options, filesystem, runtime.handle().clone()).unwrap();
@@ -511,8 +512,14 @@ fn a_dead_mount_is_replaced_and_a_live_one_is_not() {
     assert_eq!(errno(fs::metadata(&point)), libc::ENOTCONN);
     let (second, device) = Mount::make(&point, &options()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let session_options =
-        SessionOptions { threads: 1, max_background: 16, max_readahead: 0, async_dio: true, passthrough: false };
+    let session_options = SessionOptions {
+        threads: 1,
+        max_background: 16,
+        max_readahead: 0,
+        async_dio: true,
+        locks: false,
+        passthrough: false,
+    };
     let session = Session::start(device, &session_options, Memory::new(0, 10), runtime.handle().clone()).unwrap();
     let third = Mount::make(&point, &options());
     assert!(matches!(&third, Err(MountError::Busy { .. })), "{third:?}");

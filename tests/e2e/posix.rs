@@ -109,12 +109,16 @@ fn files_are_mapped_read_directly_locked_and_described() {
     direct.read_exact_at(&mut bytes, 299_000).unwrap();
     assert!(bytes.iter().all(|byte| *byte == b'f'));
 
-    // Locks are this host's: two descriptors on one mount exclude each other.
+    // Locks are this mount's: two descriptors exclude each other.
     let (one, two) = (File::open(&path).unwrap(), File::open(&path).unwrap());
     rustix::fs::flock(&one, FlockOperation::LockExclusive).unwrap();
     assert_eq!(rustix::fs::flock(&two, FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK));
     drop(one);
     rustix::fs::flock(&two, FlockOperation::NonBlockingLockExclusive).unwrap();
+    // Nobody can write, so whoever may read is in nobody's way.
+    rustix::fs::fcntl_lock(&two, FlockOperation::NonBlockingLockShared).unwrap();
+    assert_eq!(rustix::fs::fcntl_lock(&two, FlockOperation::NonBlockingLockExclusive), Err(Errno::BADF));
+    rustix::fs::fcntl_lock(&two, FlockOperation::Unlock).unwrap();
 
     let attribute = |path: &Path, name: &str| {
         let mut value = vec![0; 1024];

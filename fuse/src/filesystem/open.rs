@@ -113,11 +113,13 @@ impl Inner {
                 reply.opened_passthrough(number, &backing)
             }
             None if is_fs_mode => reply.opened(number, 0),
-            None if self.direct => reply.opened(number, fopen::DIRECT_IO),
+            None if self.direct => reply.opened(number, fopen::DIRECT_IO | fopen::NOFLUSH),
             // As a direct file its reads can be interrupted; through the pages' own way for O_DIRECT not even SIGKILL could.
-            None if flags & libc::O_DIRECT != 0 => reply.opened(number, fopen::DIRECT_IO | fopen::KEEP_CACHE),
+            None if flags & libc::O_DIRECT != 0 => {
+                reply.opened(number, fopen::DIRECT_IO | fopen::KEEP_CACHE | fopen::NOFLUSH)
+            }
             // An inode is one version for ever: its pages stay right for as long as the kernel has room for them.
-            None => reply.opened(number, fopen::KEEP_CACHE),
+            None => reply.opened(number, fopen::KEEP_CACHE | fopen::NOFLUSH),
         };
         if delivery == Delivery::Refused {
             self.files.remove(number);

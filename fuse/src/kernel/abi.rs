@@ -36,10 +36,14 @@ pub mod opcode {
     pub const GETXATTR: u32 = 22;
     pub const LISTXATTR: u32 = 23;
     pub const REMOVEXATTR: u32 = 24;
+    pub const FLUSH: u32 = 25;
     pub const INIT: u32 = 26;
     pub const OPENDIR: u32 = 27;
     pub const READDIR: u32 = 28;
     pub const RELEASEDIR: u32 = 29;
+    pub const GETLK: u32 = 31;
+    pub const SETLK: u32 = 32;
+    pub const SETLKW: u32 = 33;
     pub const ACCESS: u32 = 34;
     pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
@@ -55,7 +59,9 @@ pub mod opcode {
 /// Flags of INIT; bits 32 and up travel in `flags2`.
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
+    pub const POSIX_LOCKS: u64 = 1 << 1;
     pub const BIG_WRITES: u64 = 1 << 5;
+    pub const FLOCK_LOCKS: u64 = 1 << 10;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
@@ -72,7 +78,18 @@ pub mod fopen {
     pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
     pub const CACHE_DIR: u32 = 1 << 3;
+    pub const NOFLUSH: u32 = 1 << 5;
     pub const PASSTHROUGH: u32 = 1 << 7;
+}
+
+/// Flags of RELEASE.
+pub mod release {
+    pub const FLOCK_UNLOCK: u32 = 1 << 1;
+}
+
+/// Flags of GETLK, SETLK and SETLKW.
+pub mod lk {
+    pub const FLOCK: u32 = 1 << 0;
 }
 
 /// What a SETATTR sets.
@@ -187,6 +204,11 @@ wire! {
     struct OpenIn { flags: u32, open_flags: u32 }
     struct OpenOut { fh: u64, open_flags: u32, backing_id: i32 }
     struct ReleaseIn { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
+    struct FlushIn { fh: u64, unused: u32, padding: u32, lock_owner: u64 }
+    /// A lock, or what stands in its way; `end` is the last byte.
+    struct FileLock { start: u64, end: u64, kind: u32, pid: u32 }
+    struct LkIn { fh: u64, owner: u64, lock: FileLock, lk_flags: u32, padding: u32 }
+    struct LkOut { lock: FileLock }
     struct ReadIn { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
     struct StatfsOut {
         blocks: u64,
@@ -246,6 +268,8 @@ mod tests {
         assert_eq!(size_of::<EntryOut>(), 128);
         assert_eq!(size_of::<AttrOut>(), 104);
         assert_eq!(size_of::<ReadIn>(), 40);
+        assert_eq!(size_of::<FlushIn>(), 24);
+        assert_eq!((size_of::<LkIn>(), size_of::<LkOut>()), (48, 24));
         assert_eq!(size_of::<SetattrIn>(), 88);
         assert_eq!(size_of::<MknodIn>(), 16);
         assert_eq!(size_of::<CreateIn>(), 16);

@@ -18,6 +18,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::error;
 
@@ -49,12 +50,14 @@ struct State {
 }
 
 /// What a signal does to a request that waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Signals {
     /// It is answered with `EINTR`, and its task dropped.
     End,
     /// Nothing: the request has been passed on, and only its answer tells what became of it.
     Wait,
+    /// Its task is told, and answers.
+    Tell(CancellationToken),
 }
 
 #[derive(Debug)]
@@ -142,12 +145,19 @@ impl InFlight {
     }
 
     /// A signal has reached the asker: answers `EINTR` and drops the task, unless the request is one that signals do not
-    /// end.
+    /// end, or not so.
     pub fn interrupt(&self, unique: u64) {
         let waiting = {
             let mut state = self.state.lock();
-            if state.waiting.get(&unique).is_some_and(|waiting| waiting.signals == Signals::Wait) {
-                return;
+            if let Some(waiting) = state.waiting.get(&unique) {
+                match &waiting.signals {
+                    Signals::End => {}
+                    Signals::Wait => return,
+                    Signals::Tell(interrupted) => {
+                        self.observation.kind(waiting.kind).interrupted.fetch_add(1, Relaxed);
+                        return interrupted.cancel();
+                    }
+                }
             }
             let waiting = state.waiting.remove(&unique);
             if waiting.is_none() {

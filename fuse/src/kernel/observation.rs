@@ -33,13 +33,15 @@ pub enum Kind {
     Setxattr,
     Removexattr,
     Create,
+    Flush,
+    Lock,
     Refused,
     Other,
 }
 
 impl Kind {
     /// All, in the order of their numbers.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 28] = [
         Self::Lookup,
         Self::Getattr,
         Self::Readlink,
@@ -64,6 +66,8 @@ impl Kind {
         Self::Setxattr,
         Self::Removexattr,
         Self::Create,
+        Self::Flush,
+        Self::Lock,
         Self::Refused,
         Self::Other,
     ];
@@ -95,6 +99,8 @@ impl Kind {
             Operation::Setxattr { .. } => Self::Setxattr,
             Operation::Removexattr { .. } => Self::Removexattr,
             Operation::Create { .. } => Self::Create,
+            Operation::Flush { .. } => Self::Flush,
+            Operation::Getlk(_) | Operation::Setlk { .. } => Self::Lock,
             Operation::Mutation { .. } => Self::Refused,
             _ => Self::Other,
         }
@@ -127,6 +133,8 @@ impl Kind {
             Self::Setxattr => "setxattr",
             Self::Removexattr => "removexattr",
             Self::Create => "create",
+            Self::Flush => "flush",
+            Self::Lock => "lock",
             Self::Refused => "refused",
             Self::Other => "other",
         }

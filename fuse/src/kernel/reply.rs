@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 use zerocopy::{Immutable, IntoBytes};
 
@@ -67,6 +68,16 @@ impl Reply {
         Task: Future<Output = ()> + Send + 'static,
     {
         self.spawn(Signals::Wait, work);
+    }
+
+    /// As `carry_out`, for what may take for ever: a signal is passed on, after which `work` must come to its end soon.
+    pub fn carry_out_until_interrupted<Work, Task>(self, work: Work)
+    where
+        Work: FnOnce(Self, CancellationToken) -> Task,
+        Task: Future<Output = ()> + Send + 'static,
+    {
+        let interrupted = CancellationToken::new();
+        self.spawn(Signals::Tell(interrupted.clone()), |reply| work(reply, interrupted));
     }
 
     fn spawn<Work, Task>(self, signals: Signals, work: Work)
@@ -150,11 +161,16 @@ impl Reply {
     }
 
     /// Answers OPEN: the kernel reads `backing` by itself. All handles of an inode that are open at a time must have
-    /// the same backing file, or none.
+    /// the same backing file, or none. Closing it asks for nothing.
     pub fn opened_passthrough(mut self, fh: u64, backing: &Backing) -> Delivery {
         // Numbers are small; the structure has it signed.
         let backing_id = backing.number().cast_signed();
-        self.send(0, OpenOut { fh, open_flags: fopen::PASSTHROUGH, backing_id }.as_bytes())
+        self.send(0, OpenOut { fh, open_flags: fopen::PASSTHROUGH | fopen::NOFLUSH, backing_id }.as_bytes())
+    }
+
+    /// Answers GETLK.
+    pub fn lock(self, lock: abi::FileLock) {
+        self.structure(&abi::LkOut { lock });
     }
 
     pub fn statfs(self, totals: &StatfsOut) {

@@ -57,6 +57,8 @@ pub enum Operation<'a> {
     },
     Release {
         fh: u64,
+        /// Who may have locked the file by flock(2), and does so no longer.
+        flock_owner: Option<u64>,
     },
     Opendir,
     Readdir {
@@ -131,6 +133,18 @@ pub enum Operation<'a> {
         mode: u32,
         flags: u32,
     },
+    /// A descriptor of the file is closed: one of several, perhaps.
+    Flush {
+        fh: u64,
+        /// Whose locks of fcntl(2) end with that.
+        lock_owner: u64,
+    },
+    Getlk(LockRequest),
+    Setlk {
+        request: LockRequest,
+        /// For as long as somebody else has it locked.
+        wait: bool,
+    },
     /// Any other operation that would change something.
     Mutation {
         opcode: u32,
@@ -139,6 +153,24 @@ pub enum Operation<'a> {
     Unsupported {
         opcode: u32,
     },
+}
+
+/// A lock that is asked for, or about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockRequest {
+    pub fh: u64,
+    /// A process; of flock(2) an open file description.
+    pub owner: u64,
+    pub lock: abi::FileLock,
+    /// By flock(2) rather than fcntl(2).
+    pub is_flock: bool,
+}
+
+impl LockRequest {
+    fn decode(body: &[u8]) -> Option<Self> {
+        let (ask, _) = take::<abi::LkIn>(body)?;
+        Some(Self { fh: ask.fh, owner: ask.owner, lock: ask.lock, is_flock: ask.lk_flags & abi::lk::FLOCK != 0 })
+    }
 }
 
 /// What a SETATTR sets; the rest stays.
@@ -240,7 +272,11 @@ impl<'a> Operation<'a> {
                 let read = take::<abi::ReadIn>(body)?.0;
                 Self::Read { fh: read.fh, offset: read.offset, size: read.size }
             }
-            opcode::RELEASE => Self::Release { fh: take::<abi::ReleaseIn>(body)?.0.fh },
+            opcode::RELEASE => {
+                let release = take::<abi::ReleaseIn>(body)?.0;
+                let unlocks = release.release_flags & abi::release::FLOCK_UNLOCK != 0;
+                Self::Release { fh: release.fh, flock_owner: unlocks.then_some(release.lock_owner) }
+            }
             opcode::OPENDIR => {
                 take::<abi::OpenIn>(body)?;
                 Self::Opendir
@@ -298,10 +334,18 @@ impl<'a> Operation<'a> {
                 let (head, rest) = take::<abi::CreateIn>(body)?;
                 Self::Create { name: name(rest)?, mode: head.mode, flags: head.flags }
             }
+            opcode::FLUSH => {
+                let flush = take::<abi::FlushIn>(body)?.0;
+                Self::Flush { fh: flush.fh, lock_owner: flush.lock_owner }
+            }
+            opcode::GETLK => Self::Getlk(LockRequest::decode(body)?),
+            opcode::SETLK | opcode::SETLKW => {
+                Self::Setlk { request: LockRequest::decode(body)?, wait: number == opcode::SETLKW }
+            }
             opcode::WRITE | opcode::FALLOCATE | opcode::COPY_FILE_RANGE | opcode::TMPFILE => {
                 Self::Mutation { opcode: number }
             }
-            // FLUSH, FSYNC and FSYNCDIR among them: the kernel remembers ENOSYS as success and asks no more.
+            // FSYNC and FSYNCDIR among them: the kernel remembers ENOSYS as success and asks no more.
             _ => Self::Unsupported { opcode: number },
         })
     }
@@ -424,6 +468,30 @@ mod tests {
             let bytes = message(number, &[]);
             assert!(matches!(Request::decode(&bytes).unwrap().operation, Operation::Mutation { .. }), "{number}");
         }
+    }
+
+    #[test]
+    fn locks_and_their_ends_are_decoded() {
+        let lock = abi::FileLock { start: 5, end: 9, kind: 1, pid: 77 };
+        let ask = abi::LkIn { fh: 3, owner: 4, lock, lk_flags: abi::lk::FLOCK, padding: 0 };
+        for (number, waits) in [(opcode::SETLK, false), (opcode::SETLKW, true)] {
+            let bytes = message(number, ask.as_bytes());
+            let Operation::Setlk { request, wait } = Request::decode(&bytes).unwrap().operation else {
+                panic!("not a lock")
+            };
+            assert_eq!((request, wait), (LockRequest { fh: 3, owner: 4, lock, is_flock: true }, waits));
+        }
+        assert!(Request::decode(&message(opcode::GETLK, &ask.as_bytes()[..40])).is_err());
+        let mut release = abi::ReleaseIn { fh: 3, lock_owner: 4, ..abi::ReleaseIn::default() };
+        for (release_flags, owner) in [(1, None), (3, Some(4))] {
+            release.release_flags = release_flags;
+            let bytes = message(opcode::RELEASE, release.as_bytes());
+            let operation = Request::decode(&bytes).unwrap().operation;
+            assert!(matches!(operation, Operation::Release { fh: 3, flock_owner } if flock_owner == owner));
+        }
+        let flush = abi::FlushIn { fh: 3, lock_owner: 4, ..abi::FlushIn::default() };
+        let bytes = message(opcode::FLUSH, flush.as_bytes());
+        assert!(matches!(Request::decode(&bytes).unwrap().operation, Operation::Flush { fh: 3, lock_owner: 4 }));
     }
 
     proptest! {

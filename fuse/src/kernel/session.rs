@@ -57,6 +57,8 @@ pub struct SessionOptions {
     /// Reads of `libaio` and the like with `O_DIRECT` do not wait for each other. A plain `read` with `O_DIRECT` of a file that
     /// was not opened with `FOPEN_DIRECT_IO` is then not interrupted by any signal.
     pub async_dio: bool,
+    /// Locks of files are asked of us; otherwise the kernel keeps them among the processes of this host.
+    pub locks: bool,
     /// Files may be opened with a backing file, where the kernel can (Linux 6.9 and later, CAP_SYS_ADMIN).
     pub passthrough: bool,
 }
@@ -208,6 +210,9 @@ fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, 
     let mut wanted = WANTED;
     if options.passthrough {
         wanted |= init::PASSTHROUGH;
+    }
+    if options.locks {
+        wanted |= init::POSIX_LOCKS | init::FLOCK_LOCKS;
     }
     if options.async_dio {
         wanted |= init::ASYNC_DIO;

@@ -1,0 +1,190 @@
+//! GETLK, SETLK, SETLKW and FLUSH, and what a RELEASE unlocks.
+//!
+//! Locks of files of fs-mode mounts are the master's. Those of objects, which only change as a whole and never by us, stay on
+//! this host: flock(2) excludes the processes of this mount from each other, and the shared locks of fcntl(2), which are
+//! the only ones that a file that cannot be written has, are in nobody's way.
+//!
+//! A process loses its fcntl(2) locks of a file when it closes any descriptor of it: FLUSH waits for that. An open file
+//! description loses its locks when it is released, of which the kernel tells without waiting.
+
+mod local;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_client::{ClientError, LOCK_TO_END};
+use cavern_proto::master::{Lock, LockKind, LockType};
+use parking_lot::Mutex;
+
+use super::Inner;
+use crate::kernel::abi::FileLock;
+use crate::kernel::{LockRequest, Reply};
+use local::LocalFlocks;
+
+/// For so long an object that seems to be locked is tried again: the RELEASE of a descriptor that was closed before may be read
+/// by another event loop after the request.
+const RELEASE_LAG: Duration = Duration::from_millis(20);
+
+/// Who has locked something.
+#[derive(Default)]
+pub struct HandleLocks {
+    objects: LocalFlocks,
+    /// Owners of fcntl(2) locks by the handle by which they got them: open file descriptions are such owners, too, and only
+    /// their RELEASE tells of their end.
+    owners: Mutex<HashMap<u64, Vec<u64>>>,
+}
+
+impl HandleLocks {
+    fn locking(&self, fh: u64, owner: u64) {
+        let mut owners = self.owners.lock();
+        let known = owners.entry(fh).or_default();
+        if !known.contains(&owner) {
+            known.push(owner);
+        }
+    }
+}
+
+/// What the kernel asks for, as the master has it; `None` for what makes no sense.
+fn wanted(request: &LockRequest) -> Option<Lock> {
+    let FileLock { start, end, kind, pid } = request.lock;
+    let r#type = match kind.cast_signed() {
+        libc::F_UNLCK => LockType::Unlocked,
+        libc::F_RDLCK => LockType::Shared,
+        libc::F_WRLCK => LockType::Exclusive,
+        _ => return None,
+    };
+    let (start, end) = if request.is_flock { (0, LOCK_TO_END) } else { (start, end) };
+    Some(Lock { session: 0, owner: request.owner, pid, r#type: r#type.into(), start, end })
+}
+
+/// What stands in the way, as the kernel has it.
+fn found(lock: Option<&Lock>, asked: FileLock) -> FileLock {
+    let kind = |kind: i32| kind.cast_unsigned();
+    match lock {
+        None => FileLock { kind: kind(libc::F_UNLCK), ..asked },
+        Some(lock) => FileLock {
+            start: lock.start,
+            end: lock.end,
+            kind: kind(if lock.r#type() == LockType::Exclusive { libc::F_WRLCK } else { libc::F_RDLCK }),
+            pid: lock.pid,
+        },
+    }
+}
+
+fn kind_of(request: &LockRequest) -> LockKind {
+    if request.is_flock { LockKind::Flock } else { LockKind::Posix }
+}
+
+impl Inner {
+    pub(super) fn getlk(self: &Arc<Self>, kernel_node: u64, request: LockRequest, reply: Reply) {
+        let Some(lock) = wanted(&request) else { return reply.error(libc::EINVAL) };
+        self.with_node(kernel_node, "getlk", reply, move |this, node, reply| {
+            if !node.is_fs_mode() {
+                return reply.lock(found(None, request.lock));
+            }
+            let (this, inode) = (Arc::clone(this), node.inode);
+            reply.defer(move |reply| async move {
+                match this.client.metadata().find_lock(inode, kind_of(&request), lock).await {
+                    Ok(lock) => reply.lock(found(lock.as_ref(), request.lock)),
+                    Err(error) => this.failures.answer(reply, "getlk", &error),
+                }
+            });
+        });
+    }
+
+    pub(super) fn setlk(self: &Arc<Self>, kernel_node: u64, request: LockRequest, wait: bool, reply: Reply) {
+        let Some(lock) = wanted(&request) else { return reply.error(libc::EINVAL) };
+        self.with_node(kernel_node, "lock", reply, move |this, node, reply| {
+            let inode = node.inode;
+            if !node.is_fs_mode() {
+                return this.lock_object(inode, &request, &lock, wait, reply);
+            }
+            if !request.is_flock {
+                this.locks.locking(request.fh, request.owner);
+            }
+            let (this, kind) = (Arc::clone(this), kind_of(&request));
+            reply.carry_out_until_interrupted(move |reply, interrupted| async move {
+                let metadata = this.client.metadata();
+                let made = match wait && lock.r#type() != LockType::Unlocked {
+                    true => metadata.wait_for_lock(inode, kind, lock, &interrupted).await,
+                    false => metadata.set_lock(inode, kind, lock).await,
+                };
+                this.answer_lock(made, reply);
+            });
+        });
+    }
+
+    fn answer_lock(&self, made: Result<(), ClientError>, reply: Reply) {
+        match made {
+            Ok(()) => reply.done(),
+            Err(error) => self.failures.answer(reply, "lock", &error),
+        }
+    }
+
+    fn lock_object(self: &Arc<Self>, inode: u64, request: &LockRequest, lock: &Lock, wait: bool, reply: Reply) {
+        let (owner, kind) = (request.owner, lock.r#type());
+        if !request.is_flock {
+            return if kind == LockType::Exclusive { reply.error(libc::EBADF) } else { reply.done() };
+        }
+        if self.locks.objects.try_lock(inode, owner, kind) {
+            return reply.done();
+        }
+        let this = Arc::clone(self);
+        reply.carry_out_until_interrupted(move |reply, interrupted| async move {
+            let lag =
+                async { if wait { interrupted.cancelled().await } else { tokio::time::sleep(RELEASE_LAG).await } };
+            tokio::select! {
+                () = this.locks.objects.lock(inode, owner, kind) => reply.done(),
+                () = lag => reply.error(if wait { libc::EINTR } else { libc::EAGAIN }),
+            }
+        });
+    }
+
+    /// A descriptor is closed.
+    pub(super) fn flush(self: &Arc<Self>, kernel_node: u64, lock_owner: u64, reply: Reply) {
+        if self.unopened.is_some() {
+            return reply.error(libc::ENOSYS);
+        }
+        let inode = self.root.to_namespace(kernel_node);
+        if !self.client.metadata().may_have_locked(inode, LockKind::Posix, lock_owner) {
+            return reply.done();
+        }
+        let this = Arc::clone(self);
+        reply.carry_out(move |reply| async move {
+            this.client.metadata().unlock_closed(inode, LockKind::Posix, lock_owner).await;
+            reply.done();
+        });
+    }
+
+    /// An open file description is gone, and with it what it had locked.
+    pub(super) fn released(&self, kernel_node: u64, fh: u64, flock_owner: Option<u64>) {
+        let inode = self.root.to_namespace(kernel_node);
+        if let Some(owner) = flock_owner {
+            self.locks.objects.unlock(inode, owner);
+            self.client.metadata().unlock_closed_soon(inode, LockKind::Flock, owner);
+        }
+        let owners = self.locks.owners.lock().remove(&fh).unwrap_or_default();
+        for owner in owners {
+            self.client.metadata().unlock_closed_soon(inode, LockKind::Posix, owner);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_are_told_as_the_kernel_has_them() {
+        let asked = FileLock { start: 5, end: 9, kind: libc::F_WRLCK.cast_unsigned(), pid: 7 };
+        let request = LockRequest { fh: 1, owner: 2, lock: asked, is_flock: false };
+        let lock = wanted(&request).unwrap();
+        assert_eq!((lock.start, lock.end, lock.pid, lock.owner, lock.r#type()), (5, 9, 7, 2, LockType::Exclusive));
+        assert_eq!(found(Some(&lock), FileLock::default()), asked);
+        assert_eq!(found(None, asked), FileLock { kind: libc::F_UNLCK.cast_unsigned(), ..asked });
+        let whole = wanted(&LockRequest { is_flock: true, ..request }).unwrap();
+        assert_eq!((whole.start, whole.end), (0, LOCK_TO_END));
+        assert!(wanted(&LockRequest { lock: FileLock { kind: 9, ..asked }, ..request }).is_none());
+    }
+}

@@ -1,0 +1,232 @@
+//! Locks of files in fs-mode mounts: of flock(2) and fcntl(2), between processes and between mounts, however they end.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use cavern_tests::{Cluster, Options, eventually};
+use rustix::fs::{CWD, FileType, Mode};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// For what must come; and for what must not.
+const PATIENCE: Duration = Duration::from_secs(20);
+const A_WHILE: Duration = Duration::from_millis(400);
+
+const SHARED: i32 = 1;
+const EXCLUSIVE: i32 = 2;
+const AT_ONCE: i32 = 4;
+const UNLOCK: i32 = 8;
+
+const EAGAIN: &str = "errno 11";
+
+/// Carries out one command of a line, and says how it went.
+const LOCKER: &str = r#"
+import fcntl, os, struct, sys
+files = {}
+for line in sys.stdin:
+    command, name, *rest = line.split()
+    done = "ok"
+    try:
+        if command == "open":
+            files[name] = os.open(rest[0], os.O_RDONLY)
+        elif command == "close":
+            os.close(files.pop(name))
+        elif command == "flock":
+            fcntl.flock(files[name], int(rest[0]))
+        elif command == "lockf":
+            fcntl.lockf(files[name], int(rest[0]), int(rest[2]), int(rest[1]))
+        elif command == "find":
+            asked = struct.pack("hhqqi", int(rest[0]), 0, 0, 0, 0)
+            kind, _, start, length, pid = struct.unpack("hhqqi", fcntl.fcntl(files[name], fcntl.F_GETLK, asked))
+            done = "nothing" if kind == fcntl.F_UNLCK else f"{kind} {start} {length} {pid}"
+    except OSError as error:
+        done = f"errno {error.errno}"
+    print(done, flush=True)
+"#;
+
+/// A process that locks files.
+struct Locker {
+    child: Child,
+    commands: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Locker {
+    /// Has the file open, under the name `f`.
+    fn with(path: &Path) -> Self {
+        let mut child = Command::new("python3")
+            .args(["-c", LOCKER])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let (commands, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let (answer, answers) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if answer.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut locker = Self { child, commands, answers };
+        assert_eq!(locker.ask(&format!("open f {}", path.display())), "ok");
+        locker
+    }
+
+    fn send(&mut self, command: &str) {
+        writeln!(self.commands, "{command}").unwrap();
+    }
+
+    fn answer(&self) -> String {
+        self.answers.recv_timeout(PATIENCE).expect("an answer")
+    }
+
+    fn ask(&mut self, command: &str) -> String {
+        self.send(command);
+        self.answer()
+    }
+
+    fn flock(&mut self, operation: i32) -> String {
+        self.ask(&format!("flock f {operation}"))
+    }
+
+    /// Asks for a lock that somebody else has, and waits.
+    fn wait(&mut self, command: &str) {
+        self.send(command);
+        assert_eq!(self.answers.recv_timeout(A_WHILE), Err(RecvTimeoutError::Timeout), "{command}");
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        let began = Instant::now();
+        self.child.wait().unwrap();
+        assert!(began.elapsed() < Duration::from_secs(5), "died {:?} after the signal", began.elapsed());
+    }
+}
+
+impl Drop for Locker {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A cluster with two mounts, and a file in both of them.
+fn mounted() -> (Cluster, PathBuf, PathBuf) {
+    let conf = "[master]\nsession_lease = \"2s\"\n[client]\nmetadata_timeout = \"30s\"\n".to_owned();
+    let cluster = Cluster::up(Options { more_mounts: vec!["second"], conf, ..Options::default() });
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs");
+    let (here, there) = (cluster.path("fs/file"), cluster.at_start.fuse[1].mount_point.join("fs/file"));
+    rustix::fs::mknodat(CWD, &here, FileType::RegularFile, Mode::from_raw_mode(0o644), 0).unwrap();
+    eventually("the file is seen by the other mount", PATIENCE, || there.exists().then_some(()));
+    (cluster, here, there)
+}
+
+/// A descriptor that was closed is released a moment later.
+fn until_locked(locker: &mut Locker) {
+    eventually("the lock is free", PATIENCE, || (locker.flock(EXCLUSIVE | AT_ONCE) == "ok").then_some(()));
+    assert_eq!(locker.flock(UNLOCK), "ok");
+}
+
+#[test]
+fn a_lock_of_one_mount_is_one_of_the_other_and_whoever_waits_is_woken() {
+    let (_cluster, here, there) = mounted();
+    let (mut one, mut neighbour, mut other) = (Locker::with(&here), Locker::with(&here), Locker::with(&there));
+    assert_eq!(one.flock(EXCLUSIVE), "ok");
+    for locker in [&mut neighbour, &mut other] {
+        assert_eq!(locker.flock(SHARED | AT_ONCE), EAGAIN);
+    }
+    // By an unlock, in the order of arrival.
+    other.wait(&format!("flock f {EXCLUSIVE}"));
+    neighbour.wait(&format!("flock f {EXCLUSIVE}"));
+    let began = Instant::now();
+    assert_eq!(one.flock(UNLOCK), "ok");
+    assert_eq!(other.answer(), "ok");
+    eprintln!("a lock went to the other mount within {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(1));
+    assert_eq!(neighbour.answers.recv_timeout(A_WHILE), Err(RecvTimeoutError::Timeout));
+    // By a close, and by the death of the process.
+    assert_eq!(other.ask("close f"), "ok");
+    assert_eq!(neighbour.answer(), "ok");
+    one.wait(&format!("flock f {SHARED}"));
+    neighbour.signal(Signal::KILL);
+    assert_eq!(one.answer(), "ok");
+    // Two share it, and none of them is alone.
+    let mut third = Locker::with(&there);
+    assert_eq!(third.flock(SHARED), "ok");
+    assert_eq!(third.flock(EXCLUSIVE | AT_ONCE), EAGAIN);
+    drop(one);
+    until_locked(&mut third);
+}
+
+#[test]
+fn who_is_interrupted_waits_no_more() {
+    let (_cluster, here, there) = mounted();
+    let (mut holder, mut third) = (Locker::with(&here), Locker::with(&there));
+    for signal in [Signal::INT, Signal::KILL] {
+        assert_eq!(holder.flock(EXCLUSIVE), "ok");
+        for path in [&here, &there] {
+            let mut waiter = Locker::with(path);
+            waiter.wait(&format!("flock f {EXCLUSIVE}"));
+            waiter.signal(signal);
+        }
+        assert_eq!(holder.flock(UNLOCK), "ok");
+        assert_eq!(third.flock(EXCLUSIVE | AT_ONCE), "ok");
+        assert_eq!(third.flock(UNLOCK), "ok");
+    }
+}
+
+#[test]
+fn shared_locks_of_bytes_are_found_by_those_who_ask_and_end_with_any_close() {
+    let (_cluster, here, there) = mounted();
+    let (mut one, mut neighbour, mut other) = (Locker::with(&here), Locker::with(&here), Locker::with(&there));
+    let (read, write) = (0, 1);
+    assert_eq!(one.ask(&format!("lockf f {SHARED} 10 5")), "ok");
+    assert_eq!(one.ask(&format!("find f {write}")), "nothing", "its own is not in its way");
+    assert_eq!(neighbour.ask(&format!("find f {write}")), format!("{read} 10 5 {}", one.child.id()));
+    assert_eq!(other.ask(&format!("find f {write}")), format!("{read} 10 5 0"), "a process of another host");
+    assert_eq!(other.ask(&format!("find f {read}")), "nothing");
+    // flock(2) is another world.
+    assert_eq!(other.flock(EXCLUSIVE | AT_ONCE), "ok");
+    assert_eq!(one.flock(SHARED | AT_ONCE), EAGAIN);
+    // The process has the file open twice, and closes what it has not locked by.
+    assert_eq!(one.ask(&format!("open g {}", here.display())), "ok");
+    assert_eq!(one.ask("close g"), "ok");
+    assert_eq!(neighbour.ask(&format!("find f {write}")), "nothing");
+    assert_eq!(one.ask(&format!("lockf f {SHARED} 0 0")), "ok");
+    one.signal(Signal::KILL);
+    eventually("the lock is gone", PATIENCE, || (other.ask(&format!("find f {write}")) == "nothing").then_some(()));
+}
+
+#[test]
+fn a_killed_master_forgets_no_lock_and_nobody_who_waits() {
+    let (cluster, here, there) = mounted();
+    let (mut holder, mut waiter, mut third) = (Locker::with(&here), Locker::with(&there), Locker::with(&there));
+    assert_eq!(holder.flock(EXCLUSIVE), "ok");
+    waiter.wait(&format!("flock f {EXCLUSIVE}"));
+    cluster.kill("master");
+    cluster.start("master");
+    assert_eq!(third.flock(EXCLUSIVE | AT_ONCE), EAGAIN);
+    assert_eq!(waiter.answers.recv_timeout(A_WHILE), Err(RecvTimeoutError::Timeout));
+    assert_eq!(holder.flock(UNLOCK), "ok");
+    assert_eq!(waiter.answer(), "ok");
+}
+
+#[test]
+fn the_locks_of_a_mount_that_is_killed_end_with_its_lease() {
+    let (cluster, here, there) = mounted();
+    let (mut holder, mut waiter) = (Locker::with(&here), Locker::with(&there));
+    assert_eq!(holder.flock(EXCLUSIVE), "ok");
+    waiter.wait(&format!("flock f {EXCLUSIVE}"));
+    let killed = Instant::now();
+    cluster.kill("fuse0");
+    assert_eq!(waiter.answer(), "ok");
+    let took = killed.elapsed();
+    assert!(took > Duration::from_secs(1) && took < Duration::from_secs(10), "a lease of 2 s ended after {took:?}");
+}
