@@ -7,6 +7,7 @@ mod gen_images;
 mod load;
 mod local;
 mod mount;
+mod persist;
 mod process;
 mod refresh;
 mod report;
@@ -69,6 +70,9 @@ enum Command {
     Fs(fs::FsCommand),
     /// Warm a file or a directory into the workers.
     Load(load::LoadArgs),
+    /// How far the buckets of fs-mode mounts are behind the namespace.
+    #[command(subcommand)]
+    Persist(persist::PersistCommand),
     /// List the bucket again and apply what has changed, at once and everywhere.
     Refresh(refresh::RefreshArgs),
     /// Show the cluster: workers, cache, mounts, jobs.
@@ -98,6 +102,7 @@ impl Cli {
             Command::Umount(args) => block_on(args.run()),
             Command::Fs(command) => block_on(command.run()),
             Command::Load(args) => block_on(args.run()),
+            Command::Persist(command) => block_on(command.run()),
             Command::Refresh(args) => block_on(args.run()),
             Command::Report(args) => block_on(args.run()),
             Command::Node(command) => block_on(command.run()),

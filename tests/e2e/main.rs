@@ -16,6 +16,7 @@ mod local_cluster;
 mod memory;
 mod no_open;
 mod odd_objects;
+mod persist;
 mod posix;
 mod quiet_logs;
 mod random_reads;

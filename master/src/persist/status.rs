@@ -176,7 +176,7 @@ impl Persistence {
             after = Some((last.mount_id, last.key.clone()));
             for doomed in page {
                 let is_below = scope.mount_id == doomed.mount_id && doomed.key.starts_with(&scope.key);
-                if doomed.record.change > up_to || !(is_below || within.has_mount(tables, doomed.mount_id)?) {
+                if doomed.record.first_change > up_to || !(is_below || within.has_mount(tables, doomed.mount_id)?) {
                     continue;
                 }
                 backlog.deletions += 1;

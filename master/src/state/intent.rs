@@ -39,11 +39,24 @@ pub(super) fn note(
     reach: Reach,
     now_ns: i64,
 ) -> Result<(), MasterError> {
+    let first_change = transaction.counters.change + 1;
+    note_since(transaction, inode, mount_id, reach, (first_change, now_ns), now_ns)
+}
+
+/// The same for a change that goes back to an earlier one.
+fn note_since(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    mount_id: u32,
+    reach: Reach,
+    first: (u64, i64),
+    now_ns: i64,
+) -> Result<(), MasterError> {
     transaction.counters.change += 1;
-    let change = transaction.counters.change;
-    let new = IntentRecord { mount_id, first_change: change, first_ns: now_ns, ..IntentRecord::default() };
+    let new = IntentRecord { mount_id, first_change: first.0, first_ns: first.1, ..IntentRecord::default() };
     let mut intent = transaction.before().intent(inode)?.unwrap_or(new);
-    (intent.change, intent.changed_ns) = (change, now_ns);
+    (intent.first_change, intent.first_ns) = (intent.first_change.min(first.0), intent.first_ns.min(first.1));
+    (intent.change, intent.changed_ns) = (transaction.counters.change, now_ns);
     if reach == Reach::Below {
         intent.spread = true;
         intent.spread_after.clear();
@@ -62,7 +75,8 @@ pub(super) fn abandon(
     transaction.delete(Family::Intent, &inode_key(inode));
     for (key, object) in transaction.before().objects(inode)? {
         transaction.delete(Family::Object, &object_key(inode, &key));
-        put_deletion(transaction, mount_id, &key, object.etag, now_ns);
+        let first_change = transaction.counters.change + 1;
+        put_deletion(transaction, mount_id, &key, object.etag, (first_change, now_ns))?;
     }
     Ok(())
 }
@@ -76,10 +90,24 @@ pub(super) fn forget(transaction: &mut Transaction<'_>, inode: u64) -> Result<()
     Ok(())
 }
 
-fn put_deletion(transaction: &mut Transaction<'_>, mount_id: u32, key: &str, etag: String, since_ns: i64) {
+/// Has a key deleted; it has been given up since a change, made at that time.
+fn put_deletion(
+    transaction: &mut Transaction<'_>,
+    mount_id: u32,
+    key: &str,
+    etag: String,
+    (first_change, since_ns): (u64, i64),
+) -> Result<(), MasterError> {
     transaction.counters.change += 1;
-    let deletion = DeletionRecord { change: transaction.counters.change, since_ns, etag };
+    let known = transaction.before().deletion(mount_id, key)?;
+    let deletion = DeletionRecord {
+        change: transaction.counters.change,
+        since_ns: known.as_ref().map_or(since_ns, |known| known.since_ns.min(since_ns)),
+        first_change: known.map_or(first_change, |known| known.first_change.min(first_change)),
+        etag,
+    };
     transaction.put(Family::Deletion, &deletion_key(mount_id, key), &deletion);
+    Ok(())
 }
 
 /// Hands the change of a directory's path on to what lies in it.
@@ -107,7 +135,8 @@ pub(super) fn spread(transaction: &mut Transaction<'_>, spread: &SpreadIntent) -
     }
     for (_, dentry) in entries {
         let reach = if dentry.kind() == Kind::Directory { Reach::Below } else { Reach::Itself };
-        note(transaction, dentry.inode, intent.mount_id, reach, intent.changed_ns)?;
+        let first = (intent.first_change, intent.first_ns);
+        note_since(transaction, dentry.inode, intent.mount_id, reach, first, intent.changed_ns)?;
     }
     transaction.put(Family::Intent, &inode_key(spread.inode), &intent);
     Ok(Outcome::Done)
@@ -136,11 +165,13 @@ pub(super) fn persisted(transaction: &mut Transaction<'_>, persisted: Persisted)
         forget(transaction, inode)?;
         return Ok(Outcome::Done);
     };
-    let (mount_id, now_ns) = (record.mount_id, record.ctime_ns);
+    let mount_id = record.mount_id;
+    let intent = tables.intent(inode)?;
+    let since = intent.as_ref().map_or((change, record.ctime_ns), |intent| (intent.first_change, intent.first_ns));
     for written in objects {
         let object = written.object.unwrap_or_default();
         if record.unlinked {
-            put_deletion(transaction, mount_id, &written.key, object.etag, now_ns);
+            put_deletion(transaction, mount_id, &written.key, object.etag, since)?;
         } else {
             transaction.put(Family::Object, &object_key(inode, &written.key), &object);
             transaction.delete(Family::Deletion, &deletion_key(mount_id, &written.key));
@@ -149,10 +180,10 @@ pub(super) fn persisted(transaction: &mut Transaction<'_>, persisted: Persisted)
     for key in gone {
         if let Some(object) = tables.object(inode, &key)? {
             transaction.delete(Family::Object, &object_key(inode, &key));
-            put_deletion(transaction, mount_id, &key, object.etag, now_ns);
+            put_deletion(transaction, mount_id, &key, object.etag, since)?;
         }
     }
-    match tables.intent(inode)? {
+    match intent {
         Some(intent) if intent.change <= change => transaction.delete(Family::Intent, &inode_key(inode)),
         Some(mut intent) if intent.first_change <= change => {
             // What came after it is what the bucket lacks now.

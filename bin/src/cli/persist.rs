@@ -1,0 +1,139 @@
+//! `cv persist`: how far the buckets of fs-mode mounts are behind.
+
+mod wait;
+
+use cavern_conf::Interval;
+use cavern_proto::master::{PersistStatus, PersistStatusRequest};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use self::wait::Wait;
+use super::connect::ClusterArgs;
+use crate::console;
+use crate::error::CliError;
+
+#[derive(Subcommand)]
+pub enum PersistCommand {
+    /// Show what the buckets lack.
+    Status(StatusArgs),
+    /// Wait until the buckets have what is in the namespace now.
+    Wait(WaitArgs),
+}
+
+impl PersistCommand {
+    pub async fn run(self) -> Result<(), CliError> {
+        match self {
+            Self::Status(args) => args.run().await,
+            Self::Wait(args) => args.run().await,
+        }
+    }
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cv persist status              all fs-mode mounts
+  cv persist status /work/run1   a directory and what lies below it, or a file
+  cv persist status --json
+
+Files, directories and links count as files; bytes are those of files whose content the bucket lacks.")]
+pub struct StatusArgs {
+    /// File or directory of the namespace.
+    #[arg(value_name = "PATH", default_value = "/")]
+    path: String,
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cv persist wait /work/run1                 until the bucket has it
+  cv persist wait /work/run1 --timeout 5m    for five minutes at most
+
+Waits for the changes that were made before it began, not for those that come meanwhile. What fails is tried again for
+ever, so without --timeout the wait for a bucket that is away has no end. Draws a bar on a terminal, prints lines
+elsewhere and one JSON object per line with --json. Exit code 1 when the time is over.")]
+pub struct WaitArgs {
+    /// File or directory of the namespace.
+    #[arg(value_name = "PATH")]
+    path: String,
+    /// Longest wait, as 30s or 5m.
+    #[arg(long, value_name = "DURATION")]
+    timeout: Option<Interval>,
+    /// Progress as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// The backlog as it is shown.
+#[derive(Debug, Serialize)]
+struct BacklogView {
+    path: String,
+    files: u64,
+    bytes: u64,
+    deletions: u64,
+    oldest_seconds: f64,
+    files_per_second: u64,
+    bytes_per_second: u64,
+    last_error: String,
+}
+
+impl BacklogView {
+    fn new(path: &str, status: PersistStatus) -> Self {
+        Self {
+            path: path.to_owned(),
+            files: status.files,
+            bytes: status.bytes,
+            deletions: status.deletions,
+            oldest_seconds: status.oldest_age_ms as f64 / 1000.0,
+            files_per_second: status.files_per_second,
+            bytes_per_second: status.bytes_per_second,
+            last_error: status.last_error,
+        }
+    }
+
+    /// Files and objects that are to be dealt with.
+    fn left(&self) -> u64 {
+        self.files + self.deletions
+    }
+
+    fn line(&self) -> String {
+        if self.left() == 0 {
+            return format!("{}: the bucket has everything", self.path);
+        }
+        let error =
+            if self.last_error.is_empty() { String::new() } else { format!("; the last error: {}", self.last_error) };
+        format!(
+            "{}: {} files ({}) to write, {} objects to delete, the oldest change {:.0} s ago; {} files/s, {}/s{error}",
+            self.path,
+            self.files,
+            console::size(self.bytes),
+            self.deletions,
+            self.oldest_seconds,
+            self.files_per_second,
+            console::size(self.bytes_per_second)
+        )
+    }
+}
+
+impl StatusArgs {
+    async fn run(self) -> Result<(), CliError> {
+        let mut connection = self.cluster.connect().await?;
+        let request = PersistStatusRequest { path: self.path.clone(), up_to_change: 0 };
+        let status = connection.cluster.get_persist_status(request).await?.into_inner();
+        let view = BacklogView::new(&self.path, status);
+        if self.json { console::json(&view) } else { console::line(view.line()) }
+    }
+}
+
+impl WaitArgs {
+    async fn run(self) -> Result<(), CliError> {
+        let connection = self.cluster.connect().await?;
+        let timeout = self.timeout.map(Interval::get);
+        Wait { cluster: self.cluster, connection, path: self.path, json: self.json }.run(timeout).await
+    }
+}

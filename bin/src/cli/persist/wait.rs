@@ -1,0 +1,111 @@
+//! Waits until the bucket has what was in the namespace when the wait began, also over the restart of a master.
+
+use std::time::{Duration, Instant};
+
+use cavern_proto::master::{PersistStatus, PersistStatusRequest};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::BacklogView;
+use crate::cli::connect::{ClusterArgs, Connection};
+use crate::console;
+use crate::error::{CliError, Context as _};
+
+/// How often the backlog is asked for, and how often a line tells of it where no bar is drawn.
+const POLL_PERIOD: Duration = Duration::from_millis(200);
+const LINE_PERIOD: Duration = Duration::from_secs(2);
+/// How long a master may take to answer one question.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long no master may answer.
+const MASTER_PATIENCE: Duration = Duration::from_secs(300);
+
+pub struct Wait {
+    pub cluster: ClusterArgs,
+    pub connection: Connection,
+    pub path: String,
+    pub json: bool,
+}
+
+impl Wait {
+    /// Waits, for `timeout` at most.
+    ///
+    /// # Errors
+    /// The time is over, there is no such path, or no master answered for long.
+    pub async fn run(mut self, timeout: Option<Duration>) -> Result<(), CliError> {
+        let began = Instant::now();
+        let bar = if self.json { ProgressBar::hidden() } else { progress_bar()? };
+        let first = self.ask(0).await?;
+        // What is changed from here on is not waited for.
+        let up_to = first.change;
+        let mut view = BacklogView::new(&self.path, first);
+        let mut most = 0;
+        let mut said = Instant::now();
+        while view.left() > 0 {
+            most = most.max(view.left());
+            bar.set_length(most);
+            bar.set_position(most - view.left());
+            bar.set_message(format!("{} left{}", console::size(view.bytes), error_of(&view)));
+            if bar.is_hidden() && said.elapsed() >= LINE_PERIOD {
+                said = Instant::now();
+                self.say(&view)?;
+            }
+            if timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
+                bar.finish_and_clear();
+                return Err(CliError::Failed(format!(
+                    "the time is over; {}; `cv persist status {}` tells how it goes on",
+                    view.line(),
+                    self.path
+                )));
+            }
+            tokio::time::sleep(POLL_PERIOD).await;
+            let status = self.ask(up_to).await?;
+            view = BacklogView::new(&self.path, status);
+        }
+        bar.finish_and_clear();
+        self.say(&view)
+    }
+
+    fn say(&self, view: &BacklogView) -> Result<(), CliError> {
+        if self.json { console::json_line(view) } else { console::line(view.line()) }
+    }
+
+    /// The backlog of changes up to a number, from the first master that answers within [`MASTER_PATIENCE`].
+    async fn ask(&mut self, up_to_change: u64) -> Result<PersistStatus, CliError> {
+        let mut away: Option<Instant> = None;
+        loop {
+            let request = PersistStatusRequest { path: self.path.clone(), up_to_change };
+            let answer = tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.get_persist_status(request));
+            let cause = match answer.await {
+                Ok(Ok(status)) => return Ok(status.into_inner()),
+                Ok(Err(status)) => match CliError::from(status) {
+                    CliError::Unreachable(cause) => cause,
+                    error => return Err(error),
+                },
+                Err(_) => format!("the master does not answer within {} s", ANSWER_TIMEOUT.as_secs()),
+            };
+            let since = *away.get_or_insert_with(|| {
+                console::remark(format_args!("{cause}; waiting for a master, persistence goes on when there is one"));
+                Instant::now()
+            });
+            if since.elapsed() >= MASTER_PATIENCE {
+                return Err(CliError::Unreachable(format!(
+                    "no master has answered for {} s ({cause}): persistence goes on when one is started",
+                    MASTER_PATIENCE.as_secs()
+                )));
+            }
+            tokio::time::sleep(POLL_PERIOD).await;
+            // One that cannot be reached yet is tried again with the next round.
+            if let Ok(connection) = self.cluster.connect().await {
+                self.connection = connection;
+            }
+        }
+    }
+}
+
+fn error_of(view: &BacklogView) -> String {
+    if view.last_error.is_empty() { String::new() } else { format!(", {}", view.last_error) }
+}
+
+fn progress_bar() -> Result<ProgressBar, CliError> {
+    let style = ProgressStyle::with_template("{bar:40} {percent}% {pos}/{len} {msg}");
+    Ok(ProgressBar::new(0).with_style(style.context("the progress bar's template")?))
+}
