@@ -55,6 +55,9 @@ pub enum ClientError {
     /// A worker answered that it cannot serve this block.
     #[error("worker {worker}: {} ({message})", .status.as_str_name())]
     WorkerStatus { worker: u64, status: DataStatus, message: String },
+    /// There is no live worker that could hold a new block.
+    #[error("no live worker has room for a new block; `cv node list` shows the workers")]
+    NoWorkers,
     /// The worker table has no such worker.
     #[error("worker {0} is not in the worker table")]
     UnknownWorker(u64),
@@ -95,6 +98,7 @@ impl ClientError {
             Self::Ufs(error) if matches!(**error, UfsError::Denied { .. }) => Errno::ACCESS,
             Self::WorkerStatus { status: DataStatus::NotFound | DataStatus::VersionChanged, .. } => Errno::STALE,
             Self::WorkerStatus { status: DataStatus::NoSpace, .. } => Errno::NOSPC,
+            Self::Io(error) if error.kind() == io::ErrorKind::StorageFull => Errno::NOSPC,
             _ => Errno::IO,
         }
         .raw_os_error()

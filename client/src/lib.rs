@@ -11,6 +11,7 @@
 //! [`Client`] ties them together for a process that reads files. The master and the command line use the parts:
 //! [`MasterChannel`] for calls, [`Placement`] and [`WorkerPool`] for blocks.
 
+pub mod content;
 pub mod error;
 pub mod master_channel;
 pub mod metadata;
@@ -25,6 +26,7 @@ mod flights;
 mod session;
 mod tables;
 
+pub use content::{Content, Contents, Seek, Unsettled};
 pub use error::ClientError;
 pub use master_channel::MasterChannel;
 pub use metadata::{

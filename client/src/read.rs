@@ -14,7 +14,7 @@ mod file;
 mod hedge;
 mod ladder;
 mod readahead;
-mod span;
+pub(crate) mod span;
 
 use std::sync::Arc;
 use std::time::Duration;

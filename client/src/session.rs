@@ -7,6 +7,7 @@ use cavern_conf::Config;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::content::Contents;
 use crate::error::ClientError;
 use crate::master_channel::MasterChannel;
 use crate::metadata::{InvalidationSink, Metadata};
@@ -26,6 +27,7 @@ pub struct Client {
     tables: Arc<Tables>,
     metadata: Metadata,
     files: Files,
+    contents: Contents,
     pool: Arc<WorkerPool>,
     stats: Arc<Stats>,
     tasks: TaskTracker,
@@ -46,9 +48,19 @@ impl Client {
         let tables = Arc::new(Tables::new(master.clone(), pool.clone(), &config.ufs));
         let metadata = Metadata::new(master.clone(), tables.clone(), stats.clone(), config);
         let files = Files::new(metadata.clone(), pool.clone(), stats.clone(), config);
+        let contents = Contents::new(metadata.clone(), pool.clone(), stats.clone(), &config.client);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let client =
-            Arc::new(Self { master, tables, metadata, files, pool, stats, tasks: tasks.clone(), stop: stop.clone() });
+        let client = Arc::new(Self {
+            master,
+            tables,
+            metadata,
+            files,
+            contents,
+            pool,
+            stats,
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+        });
         // The tables come before the session, so that the first entry finds its mount; the session tells of changes.
         client.tables.fetch().await?;
         let watch = (client.metadata.clone(), name.to_owned(), stop.clone());
@@ -82,6 +94,11 @@ impl Client {
 
     pub fn files(&self) -> &Files {
         &self.files
+    }
+
+    /// Contents of files of fs-mode mounts.
+    pub fn contents(&self) -> &Contents {
+        &self.contents
     }
 
     pub fn master(&self) -> &MasterChannel {

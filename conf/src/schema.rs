@@ -124,7 +124,7 @@ pub struct Client {
     pub connect_timeout: Interval,
     /// One metadata call, retries included.
     pub metadata_timeout: Interval,
-    /// One read, every fallback included; then EIO.
+    /// One read, write or sync of a file, every fallback included; then EIO.
     pub read_timeout: Interval,
     /// One attempt at one worker; then the next source.
     pub worker_timeout: Interval,

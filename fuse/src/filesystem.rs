@@ -9,6 +9,7 @@
 
 mod attributes;
 mod changes;
+mod content;
 mod create;
 mod directory;
 mod failed_reads;
@@ -43,11 +44,12 @@ pub use root::Root;
 
 use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
+use content::KernelPages;
 use directory::DirectoryHandle;
 use failure::Failures;
 use handles::{Handles, OpenInodes};
 use locks::HandleLocks;
-use open::FileHandle;
+use open::OpenHandle;
 use second_opens::SecondOpens;
 use unopened::Unopened;
 
@@ -61,13 +63,14 @@ struct Inner {
     root: Arc<Root>,
     appearance: Appearance,
     invalidations: Arc<Invalidations>,
-    files: Handles<FileHandle>,
+    files: Handles<OpenHandle>,
     directories: Handles<DirectoryHandle>,
     open_inodes: OpenInodes,
     locks: HandleLocks,
     /// `fuse.no_open`: files are read by inode.
     unopened: Option<Unopened>,
     second_opens: SecondOpens,
+    pages: KernelPages,
     failures: Failures,
     /// `fuse.direct`: no pages are kept.
     direct: bool,
@@ -107,6 +110,7 @@ impl Namespace {
             locks: HandleLocks::default(),
             unopened: conf.no_open.then(Unopened::default),
             second_opens: SecondOpens::default(),
+            pages: KernelPages::default(),
             failures: Failures::default(),
             direct: conf.direct,
             passthrough: AtomicBool::new(conf.passthrough && !conf.direct),
@@ -175,10 +179,16 @@ impl Filesystem for Namespace {
             Operation::Setattr(set) => inner.setattr(node, caller, set, reply),
             Operation::Setxattr { name, value, flags } => inner.setxattr(node, caller, name, value, flags, reply),
             Operation::Removexattr { name } => inner.removexattr(node, caller, name, reply),
-            Operation::Create { .. } => inner.create(node, reply),
-            Operation::Flush { lock_owner, .. } => inner.flush(node, lock_owner, reply),
+            Operation::Create { name, mode, flags } => inner.create(node, caller, name, (mode, flags), reply),
+            Operation::Write { fh, offset, data, flags } => inner.write(fh, offset, data, flags, reply),
+            Operation::Flush { fh, lock_owner } => inner.flush(node, fh, lock_owner, reply),
             Operation::Getlk(request) => inner.getlk(node, request, reply),
             Operation::Setlk { request, wait } => inner.setlk(node, request, wait, reply),
+            Operation::Fsync { fh } => inner.fsync(fh, reply),
+            // A change of names is on disk when it is answered.
+            Operation::Fsyncdir => reply.done(),
+            Operation::Fallocate { fh, offset, length, mode } => inner.fallocate(fh, offset, length, mode, reply),
+            Operation::Lseek { fh, offset, whence } => inner.lseek(fh, offset, whence, reply),
             // The event loop answers the others.
             _ => reply.error(libc::ENOSYS),
         }

@@ -150,6 +150,13 @@ impl WatchHub {
         self.state.lock().seq
     }
 
+    /// Number of the last event that a session is told of: those of its own changes it would wait for in vain. Of any event, for
+    /// a session that is not there.
+    pub fn told(&self, session: u64) -> u64 {
+        let state = self.state.lock();
+        state.sessions.get(&session).map_or(state.seq, |session| session.told)
+    }
+
     pub fn sessions(&self) -> u64 {
         self.state.lock().sessions.len() as u64
     }
@@ -499,6 +506,7 @@ mod tests {
         hub.acknowledge(one.id(), begun[0][0].seq);
         hub.changed(vec![Change::Inode(1)], one.id());
         let seq = hub.seq();
+        assert_eq!([hub.told(one.id()), hub.told(other.id()), hub.told(99)], [begun[0][0].seq, seq, seq]);
         let told = next(&mut other).await;
         assert_eq!(told[0].event, Some(Event::InodeChanged(1)));
         hub.acknowledge(other.id(), told[0].seq);

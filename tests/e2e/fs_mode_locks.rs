@@ -121,7 +121,7 @@ fn mounted() -> (Cluster, PathBuf, PathBuf) {
     let conf = "[master]\nsession_lease = \"2s\"\n[client]\nmetadata_timeout = \"30s\"\n".to_owned();
     let cluster = Cluster::up(Options { more_mounts: vec!["second"], conf, ..Options::default() });
     cluster.s3.create_bucket("bucket");
-    cluster.mount_fs_mode("s3://bucket/fs", "/fs");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
     let (here, there) = (cluster.path("fs/file"), cluster.at_start.fuse[1].mount_point.join("fs/file"));
     rustix::fs::mknodat(CWD, &here, FileType::RegularFile, Mode::from_raw_mode(0o644), 0).unwrap();
     eventually("the file is seen by the other mount", PATIENCE, || there.exists().then_some(()));

@@ -9,6 +9,7 @@ mod deleted;
 mod epochs;
 mod first_read;
 mod fs_commands;
+mod fs_mode_content;
 mod fs_mode_locks;
 mod fs_mode_names;
 mod loads;

@@ -231,8 +231,8 @@ impl Cluster {
 
     /// Mounts `uri` of the cluster's object store at `path` in fs-mode, waiting as [`Self::mount`] does.
     #[track_caller]
-    pub fn mount_fs_mode(&self, uri: &str, path: &str) {
-        self.mount_as("fs_mode", &self.bucket_options(), uri, path, &[]);
+    pub fn mount_fs_mode(&self, uri: &str, path: &str, options: &[&str]) {
+        self.mount_as("fs_mode", &self.bucket_options(), uri, path, options);
     }
 
     #[track_caller]

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{
-    Entry, GetInodeRequest, GetXattrsRequest, Kind, LookupRequest, ReadDirRequest, ResolveRequest, RevalidateRequest,
-    Xattr,
+    Entry, GetInodeRequest, GetLayoutRequest, GetXattrsRequest, Kind, Layout, LookupRequest, ReadDirRequest,
+    ResolveRequest, RevalidateRequest, Xattr,
 };
 use tokio_stream::StreamExt;
 
@@ -120,9 +120,9 @@ impl Metadata {
         let inner = &self.inner;
         let mark = inner.recent.mark();
         let epoch = inner.directories.get(inode).map(|directory| directory.listing_epoch());
-        let name = bytes::Bytes::copy_from_slice(after);
+        let (name, session) = (bytes::Bytes::copy_from_slice(after), inner.lease.session());
         let ask = |mut stubs: Stubs| {
-            let request = ReadDirRequest { inode, after_name: name.clone(), limit: limit as u64 };
+            let request = ReadDirRequest { inode, after_name: name.clone(), limit: limit as u64, session };
             async move { stubs.namespace.read_dir(request).await }
         };
         let asked = match inner.is_fs_mode(inode) {
@@ -247,6 +247,17 @@ impl Metadata {
             inner.stats.metadata_entries.set(inner.cache.len() as i64);
         }
         Ok(node)
+    }
+
+    /// Which blocks a file of an fs-mode mount has, and its attributes of the same moment. `Stale` when it is gone.
+    pub async fn layout(&self, inode: u64) -> Result<Layout, ClientError> {
+        let answer = self.inner.master.call_patiently("GetLayout", |mut stubs: Stubs| async move {
+            stubs.namespace.get_layout(GetLayoutRequest { inode }).await
+        });
+        match answer.await {
+            Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
+            answer => answer,
+        }
     }
 
     /// Every extended attribute of an inode of an fs-mode mount. `Stale` when it is gone.

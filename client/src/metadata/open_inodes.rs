@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::future::join_all;
 use parking_lot::Mutex;
@@ -23,11 +24,30 @@ struct Open {
     handles: u32,
     /// The master has been asked to keep it.
     held: bool,
+    /// How often somebody else has changed it since it was opened.
+    changes: Arc<AtomicU64>,
 }
 
 impl OpenInodes {
-    fn opened(&self, inode: u64) {
-        self.0.lock().entry(inode).or_default().handles += 1;
+    fn opened(&self, inode: u64) -> Arc<AtomicU64> {
+        let mut inodes = self.0.lock();
+        let open = inodes.entry(inode).or_default();
+        open.handles += 1;
+        open.changes.clone()
+    }
+
+    /// Somebody else has changed the inode.
+    pub(super) fn changed(&self, inode: u64) {
+        if let Some(open) = self.0.lock().get(&inode) {
+            open.changes.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Whatever is open may have been changed.
+    pub(super) fn all_changed(&self) {
+        for open in self.0.lock().values() {
+            open.changes.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// True when the inode is to be let go of.
@@ -59,6 +79,14 @@ impl OpenInodes {
 pub struct OpenInode {
     inner: Arc<Inner>,
     inode: u64,
+    changes: Arc<AtomicU64>,
+}
+
+impl OpenInode {
+    /// A number that grows whenever somebody else changes the inode: what was asked for before may be outdated then.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
 }
 
 impl std::fmt::Debug for OpenInode {
@@ -93,8 +121,8 @@ impl Metadata {
     }
 
     fn register_open(&self, inode: u64) -> OpenInode {
-        self.inner.open.opened(inode);
-        OpenInode { inner: self.inner.clone(), inode }
+        let changes = self.inner.open.opened(inode);
+        OpenInode { inner: self.inner.clone(), inode, changes }
     }
 }
 
@@ -128,8 +156,12 @@ mod tests {
     #[test]
     fn what_was_held_is_let_go_of_with_the_last_handle() {
         let open = OpenInodes::default();
+        let changes = open.opened(5);
         open.opened(5);
-        open.opened(5);
+        open.changed(5);
+        open.changed(6);
+        open.all_changed();
+        assert_eq!(changes.load(Ordering::Relaxed), 2);
         assert!(open.hold(5) && !open.hold(6));
         assert_eq!(open.all(), [5]);
         assert!(!open.closed(5) && open.closed(5) && !open.closed(5));

@@ -52,7 +52,7 @@ impl Inner {
     /// Has the master renew the listings, waits for the invalidations that this brings, and notes the new ages.
     async fn touch(&self, directories: Vec<u64>) {
         let asked = self.master.call_within("Touch", self.touch_wait, |mut stubs: Stubs| {
-            let request = TouchRequest { directories: directories.clone(), wait: true };
+            let request = TouchRequest { directories: directories.clone(), wait: true, session: self.lease.session() };
             async move { stubs.namespace.touch(request).await }
         });
         let reply = match asked.await {

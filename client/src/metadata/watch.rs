@@ -161,6 +161,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.recent.reset();
             inner.cache.clear();
             inner.directories.clear();
+            inner.open.all_changed();
             inner.lease.restart(reset.session, event.seq);
             inner.locks.ask_again();
             inner.stats.watch_resets.inc();
@@ -177,6 +178,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
         Some(Event::InodeChanged(inode)) => {
             inner.recent.inode(inode);
             inner.cache.forget_inode(inode);
+            inner.open.changed(inode);
             if let Some(directory) = inner.directories.get(inode) {
                 directory.forget_listing();
             }

@@ -6,7 +6,7 @@ use cavern_proto::chunk::{chunk_range, chunks_touching};
 
 /// A byte range within one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Span {
+pub(crate) struct Span {
     /// The block.
     pub index: u32,
     /// Bytes, as offsets in the block.
@@ -19,7 +19,7 @@ impl Span {
         chunks_touching(self.bytes.start, self.bytes.end - self.bytes.start)
     }
 
-    pub(super) fn length(&self) -> usize {
+    pub(crate) fn length(&self) -> usize {
         (self.bytes.end - self.bytes.start) as usize
     }
 }
@@ -31,7 +31,7 @@ pub(super) fn bytes_of_chunks(chunks: &Range<u32>, length: u32) -> Range<u32> {
 }
 
 /// Cuts a byte range of a file at the boundaries of its blocks, and at multiples of `piece` bytes.
-pub(super) fn spans(range: Range<u64>, block_size: u64, piece: u64) -> impl Iterator<Item = Span> {
+pub(crate) fn spans(range: Range<u64>, block_size: u64, piece: u64) -> impl Iterator<Item = Span> {
     let mut at = range.start;
     std::iter::from_fn(move || {
         if at >= range.end {

@@ -142,6 +142,11 @@ impl WorkerPool {
         current.placement = Arc::new(Placement::new(table));
     }
 
+    /// The cluster's id; empty before the first table.
+    pub fn cluster_id(&self) -> String {
+        self.table.read().cluster_id.clone()
+    }
+
     /// The workers of the current table.
     pub fn placement(&self) -> Arc<Placement> {
         self.table.read().placement.clone()

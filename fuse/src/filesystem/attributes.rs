@@ -146,8 +146,23 @@ impl Inner {
             entry_valid_nsec: entry.subsec_nanos(),
             attr_valid: attr.as_secs(),
             attr_valid_nsec: attr.subsec_nanos(),
-            attr: looks.attr(node, ino),
+            attr: self.attr_of(node, ino),
         }
+    }
+
+    /// With what was written here that the master does not know yet.
+    fn attr_of(&self, node: &Node, ino: u64) -> Attr {
+        let mut attr = self.appearance.attr(node, ino);
+        if node.is_fs_mode()
+            && node.kind == Kind::File
+            && let Some(unsettled) = self.client.contents().get(node.inode).and_then(|content| content.unsettled())
+        {
+            attr.size = unsettled.size;
+            attr.blocks = unsettled.size.div_ceil(512);
+            (attr.mtime, attr.mtimensec) = time(unsettled.written_ns);
+            (attr.ctime, attr.ctimensec) = (attr.mtime, attr.mtimensec);
+        }
+        attr
     }
 
     pub(super) fn attributes_of(&self, node: &Node) -> AttrOut {
@@ -156,7 +171,7 @@ impl Inner {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),
             dummy: 0,
-            attr: self.appearance.attr(node, self.root.to_kernel(node.inode)),
+            attr: self.attr_of(node, self.root.to_kernel(node.inode)),
         }
     }
 

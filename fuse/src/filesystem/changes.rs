@@ -41,10 +41,7 @@ impl Inner {
     where
         Answer: FnOnce(&Self, &Node, &Changed, Reply) + Send + 'static,
     {
-        // At once, without a task: a mount of objects is asked this by programs that do not look first.
-        if attempt.with.is_none()
-            && let Some(errno) = self.known_node(attempt.on).as_deref().and_then(refusal)
-        {
+        if let Some(errno) = self.refused_at_once(&attempt) {
             return reply.error(errno);
         }
         let this = Arc::clone(self);
@@ -57,7 +54,14 @@ impl Inner {
         });
     }
 
-    async fn make(&self, attempt: Attempt) -> Result<(Arc<Node>, Changed), ClientError> {
+    /// The answer to a change that cannot be made, where that is known without a question: a mount of objects is asked this by
+    /// programs that do not look first.
+    pub(super) fn refused_at_once(&self, attempt: &Attempt) -> Option<i32> {
+        let node = self.known_node(attempt.on).filter(|_| attempt.with.is_none())?;
+        refusal(&node)
+    }
+
+    pub(super) async fn make(&self, attempt: Attempt) -> Result<(Arc<Node>, Changed), ClientError> {
         let node = self.node(attempt.on).await?;
         let refused = |errno| {
             let reason = format!("{node} cannot be changed");

@@ -1,4 +1,4 @@
-//! MKNOD, MKDIR, LINK and CREATE: new names.
+//! MKNOD, MKDIR and LINK: new names.
 
 use std::sync::Arc;
 
@@ -76,25 +76,5 @@ impl Inner {
         let change = Change::Link(link);
         let attempt = Attempt { operation: "link", on: kernel_parent, with: Some(kernel_node), caller, change };
         self.attempt(attempt, reply, |this, directory, changed, reply| this.answer_entry(directory, changed, reply));
-    }
-
-    /// Files of fs-mode mounts cannot be opened for writing, so none is made by opening it.
-    pub(super) fn create(self: &Arc<Self>, kernel_parent: u64, reply: Reply) {
-        self.with_node(kernel_parent, "create", reply, |_, directory, reply| {
-            reply.error(if directory.is_fs_mode() { libc::EOPNOTSUPP } else { libc::EROFS });
-        });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_type_has_its_kind() {
-        assert_eq!(kind_of(0o644), Some(Kind::File));
-        assert_eq!(kind_of(libc::S_IFREG | 0o644), Some(Kind::File));
-        assert_eq!(kind_of(libc::S_IFBLK), Some(Kind::BlockDevice));
-        assert_eq!((kind_of(libc::S_IFDIR), kind_of(libc::S_IFLNK)), (None, None));
     }
 }

@@ -82,6 +82,15 @@ impl Inner {
         });
     }
 
+    /// Keeps the directory of an fs-mode mount that is being opened, where that takes no question; `None`: use `kept`.
+    fn kept_now(&self, node: &Node) -> Option<Option<OpenInode>> {
+        if node.is_fs_mode() { self.client.metadata().keep_open_cached(node).map(Some) } else { Some(None) }
+    }
+
+    async fn kept(&self, node: &Node) -> Result<Option<OpenInode>, ClientError> {
+        if node.is_fs_mode() { self.client.metadata().keep_open(node).await.map(Some) } else { Ok(None) }
+    }
+
     fn opened_directory(&self, node: &Arc<Node>, kept: Option<OpenInode>, reply: Reply) {
         if !node.is_directory() {
             return reply.error(libc::ENOTDIR);

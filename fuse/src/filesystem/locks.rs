@@ -141,20 +141,13 @@ impl Inner {
         });
     }
 
-    /// A descriptor is closed.
-    pub(super) fn flush(self: &Arc<Self>, kernel_node: u64, lock_owner: u64, reply: Reply) {
-        if self.unopened.is_some() {
-            return reply.error(libc::ENOSYS);
-        }
-        let inode = self.root.to_namespace(kernel_node);
-        if !self.client.metadata().may_have_locked(inode, LockKind::Posix, lock_owner) {
-            return reply.done();
-        }
-        let this = Arc::clone(self);
-        reply.carry_out(move |reply| async move {
-            this.client.metadata().unlock_closed(inode, LockKind::Posix, lock_owner).await;
-            reply.done();
-        });
+    /// Whether the owner may have locks of fcntl(2) on an inode of the namespace, which end with the close of any descriptor.
+    pub(super) fn may_have_locked(&self, inode: u64, lock_owner: u64) -> bool {
+        self.client.metadata().may_have_locked(inode, LockKind::Posix, lock_owner)
+    }
+
+    pub(super) async fn unlock_closed(&self, inode: u64, lock_owner: u64) {
+        self.client.metadata().unlock_closed(inode, LockKind::Posix, lock_owner).await;
     }
 
     /// An open file description is gone, and with it what it had locked.

@@ -18,11 +18,11 @@ impl Inner {
         if name.len() > NAME_MAX {
             return reply.error(libc::ENAMETOOLONG);
         }
-        if self.second_opens.are_expected() {
+        let parent = self.root.to_namespace(kernel_parent);
+        if self.second_opens.is_expected(parent, name) {
             let (this, name) = (Arc::clone(self), name.to_vec());
             return reply.defer(move |reply| async move { this.open_by_name(kernel_parent, &name, reply).await });
         }
-        let parent = self.root.to_namespace(kernel_parent);
         let changes = self.invalidations.listings().changes();
         match self.client.metadata().cached_lookup(parent, name) {
             CachedLookup::Hit(node) if self.is_checked_by_lookup(&node) => {

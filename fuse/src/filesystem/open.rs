@@ -1,9 +1,6 @@
 //! OPEN, READ and RELEASE of files.
 //!
-//! Of a file of an fs-mode mount only the emptiness can be read: one that has content is not opened, nor any for writing
-//! (`EOPNOTSUPP`). While it is open its inode stays, whatever becomes of its names.
-//!
-//! What a handle of an object reads is one version of one object. When that version is gone at open, the answer is `ESTALE`: the
+//! Files of fs-mode mounts are [`content`](super::content)'s; this is about objects, which are never opened for writing. What a handle of an object reads is one version of one object. When that version is gone at open, the answer is `ESTALE`: the
 //! kernel then looks the path up once more by itself and opens what it leads to. The client has brought its metadata up
 //! to date before it reports such an error, so that this second look finds the new version.
 //!
@@ -15,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use cavern_client::{ClientError, Node, OpenFile, OpenInode};
+use bytes::Bytes;
+use cavern_client::{ClientError, Content, Node, OpenFile};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
@@ -27,42 +25,48 @@ use crate::kernel::abi::fopen;
 use crate::kernel::{Backing, Delivery, Reply};
 
 /// An open file as the kernel has it.
+pub(super) enum OpenHandle {
+    Object(Arc<FileHandle>),
+    /// Of an fs-mode mount.
+    Content(Arc<Content>),
+}
+
+/// An open object.
 pub struct FileHandle {
-    file: Arc<OpenFile>,
-    /// In fs-mode mounts.
-    _kept: Option<OpenInode>,
+    pub(super) file: Arc<OpenFile>,
     failed: FailedReads,
 }
 
 impl FileHandle {
-    fn new(file: Arc<OpenFile>, kept: Option<OpenInode>) -> Self {
-        Self { file, _kept: kept, failed: FailedReads::default() }
+    fn new(file: Arc<OpenFile>) -> Self {
+        Self { file, failed: FailedReads::default() }
     }
 }
 
 impl Inner {
     pub(super) fn open(self: &Arc<Self>, kernel_node: u64, flags: u32, reply: Reply) {
         let flags = flags.cast_signed();
-        if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
-            if !self.has_fs_mode() {
-                return reply.error(libc::EROFS);
-            }
-            return self.with_node(kernel_node, "open", reply, |_, node, reply| {
-                reply.error(if node.is_fs_mode() { libc::EOPNOTSUPP } else { libc::EROFS });
-            });
+        let is_to_write = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
+        if is_to_write && !self.has_fs_mode() {
+            return reply.error(libc::EROFS);
         }
         if self.unopened.is_some() {
             return reply.error(libc::ENOSYS);
         }
         if let Some(file) = self.second_opens.file(self.root.to_namespace(kernel_node)) {
-            return self.opened(file, None, flags, reply);
+            return self.opened(file, flags, reply);
         }
         let node = self.known_node(kernel_node);
+        if let Some(node) = node.as_ref().filter(|node| node.is_fs_mode()) {
+            return self.open_content(Arc::clone(node), flags, reply);
+        }
+        if is_to_write && node.is_some() {
+            return reply.error(libc::EROFS);
+        }
         if let Some(node) = &node
             && let Some(file) = self.client.files().open_cached(node)
-            && let Some(kept) = self.kept_now(node)
         {
-            return self.opened(file, kept, flags, reply);
+            return self.opened(file, flags, reply);
         }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
@@ -70,49 +74,39 @@ impl Inner {
                 Some(node) => node,
                 None => match this.node(kernel_node).await {
                     Ok(node) => node,
-                    Err(error) if error.is_version_gone() => return this.refuse_stale_open(reply),
+                    Err(error) if error.is_version_gone() => return this.refuse_stale_open(None, reply),
                     Err(error) => return this.failures.answer(reply, "open", &error),
                 },
             };
-            let kept = match this.kept(&node).await {
-                Ok(kept) => kept,
-                Err(error) if error.is_version_gone() => return reply.error(libc::ESTALE),
-                Err(error) => return this.failures.answer(reply, "open", &error),
-            };
+            if node.is_fs_mode() {
+                return this.open_content(node, flags, reply);
+            }
+            if is_to_write {
+                return reply.error(libc::EROFS);
+            }
             match this.client.files().open(&node).await {
-                Ok(file) => this.opened(file, kept, flags, reply),
-                Err(error) if error.is_version_gone() => this.refuse_stale_open(reply),
+                Ok(file) => this.opened(file, flags, reply),
+                Err(error) if error.is_version_gone() => this.refuse_stale_open(Some(&node), reply),
                 // The client has logged what it tried.
                 Err(error) => reply.error(error.errno()),
             }
         });
     }
 
-    fn refuse_stale_open(&self, reply: Reply) {
-        self.second_opens.expect();
+    fn refuse_stale_open(&self, node: Option<&Node>, reply: Reply) {
+        self.second_opens.expect(node);
         reply.error(libc::ESTALE);
     }
 
-    /// Keeps the inode of an fs-mode mount that is being opened, where that takes no question; `None`: use `kept`.
-    pub(super) fn kept_now(&self, node: &Node) -> Option<Option<OpenInode>> {
-        if node.is_fs_mode() { self.client.metadata().keep_open_cached(node).map(Some) } else { Some(None) }
-    }
-
-    pub(super) async fn kept(&self, node: &Node) -> Result<Option<OpenInode>, ClientError> {
-        if node.is_fs_mode() { self.client.metadata().keep_open(node).await.map(Some) } else { Ok(None) }
-    }
-
-    fn opened(&self, file: Arc<OpenFile>, kept: Option<OpenInode>, flags: i32, reply: Reply) {
+    fn opened(&self, file: Arc<OpenFile>, flags: i32, reply: Reply) {
         let inode = file.node().inode;
-        let is_fs_mode = file.node().is_fs_mode();
         let backing = self.open_inodes.opened(file.node(), || self.backing_of(&file, &reply));
-        let number = self.files.insert(Arc::new(FileHandle::new(file, kept)));
+        let number = self.files.insert(Arc::new(OpenHandle::Object(Arc::new(FileHandle::new(file)))));
         let delivery = match backing {
             Some(backing) => {
                 self.passthrough_opens.fetch_add(1, Relaxed);
                 reply.opened_passthrough(number, &backing)
             }
-            None if is_fs_mode => reply.opened(number, 0),
             None if self.direct => reply.opened(number, fopen::DIRECT_IO | fopen::NOFLUSH),
             // As a direct file its reads can be interrupted; through the pages' own way for O_DIRECT not even SIGKILL could.
             None if flags & libc::O_DIRECT != 0 => {
@@ -154,15 +148,13 @@ impl Inner {
         payload: &mut [u8],
     ) {
         let handle = match &self.unopened {
-            None => self.files.get(fh),
+            None => match self.files.get(fh).as_deref() {
+                Some(OpenHandle::Object(handle)) => Some(Arc::clone(handle)),
+                Some(OpenHandle::Content(content)) => return self.read_content(content, offset, size, reply, payload),
+                None => None,
+            },
             Some(unopened) => {
-                let make = || {
-                    self.client
-                        .files()
-                        .handle(&self.known_node(kernel_node)?)
-                        .ok()
-                        .map(|file| FileHandle::new(file, None))
-                };
+                let make = || self.client.files().handle(&self.known_node(kernel_node)?).ok().map(FileHandle::new);
                 let handle = unopened.get(self.root.to_namespace(kernel_node), make);
                 if handle.is_none() {
                     return self.read_unknown(kernel_node, offset, size, reply);
@@ -204,20 +196,25 @@ impl Inner {
         });
     }
 
-    /// A read without an open, of an inode that the client has forgotten: the master is asked for it first.
+    /// A read without an open, of an inode that the client has forgotten, or of a file of an fs-mode mount.
     fn read_unknown(self: &Arc<Self>, kernel_node: u64, offset: u64, size: u32, reply: Reply) {
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
-            let file = match this.node(kernel_node).await.and_then(|node| this.client.files().handle(&node)) {
-                Ok(file) => file,
-                Err(error) if error.is_version_gone() => return reply.error(libc::ESTALE),
-                Err(error) => return this.failures.answer(reply, "read", &error),
-            };
-            match file.read(offset, size as usize).await {
+            match this.read_inode(kernel_node, offset, size as usize).await {
                 Ok(bytes) => reply.bytes(&bytes),
-                Err(error) => reply.error(error.errno()),
+                Err(error) if error.is_version_gone() => reply.error(libc::ESTALE),
+                Err(error) => this.failures.answer(reply, "read", &error),
             }
         });
+    }
+
+    async fn read_inode(&self, kernel_node: u64, offset: u64, size: usize) -> Result<Bytes, ClientError> {
+        let node = self.node(kernel_node).await?;
+        if node.is_fs_mode() {
+            let content = self.client.contents().open(&node).await?;
+            return Ok(content.read(offset, size).await?.into());
+        }
+        self.client.files().handle(&node)?.read(offset, size).await
     }
 
     /// Reads the file's one local block, whose pages are not in memory. The client could do it too, but every change
@@ -242,13 +239,17 @@ impl Inner {
         }
     }
 
-    pub(super) fn release(&self, fh: u64, reply: Reply) {
-        // Answered first: nobody waits for what dropping the file may take.
+    pub(super) fn release(self: &Arc<Self>, fh: u64, reply: Reply) {
         let handle = self.files.remove(fh);
-        if let Some(handle) = &handle {
-            self.open_inodes.closed(handle.file.node().inode);
+        match handle.as_deref() {
+            Some(OpenHandle::Content(content)) => self.release_content(content, reply),
+            Some(OpenHandle::Object(handle)) => {
+                self.open_inodes.closed(handle.file.node().inode);
+                // Answered first: nobody waits for what dropping the file may take.
+                reply.done();
+            }
+            None => reply.done(),
         }
-        reply.done();
         drop(handle);
     }
 }

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use cavern_client::{Changed, Node};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{SetAttr, Time};
 
@@ -29,12 +30,19 @@ impl Inner {
             mtime: set.mtime.map(time),
             size: set.size,
         };
+        if self.is_about_content(&set) {
+            return self.set_content_attributes(kernel_node, caller, set, reply);
+        }
         let change = Change::SetAttr(set);
         let attempt = Attempt { operation: "setattr", on: kernel_node, with: None, caller, change };
-        self.attempt(attempt, reply, |this, node, changed, reply| match changed.result.attributes.first() {
-            Some(attr) => reply.attr(&this.attributes_of(&node.with_attributes(attr))),
+        self.attempt(attempt, reply, |this, node, changed, reply| this.answer_attributes(node, changed, reply));
+    }
+
+    pub(super) fn answer_attributes(&self, node: &Node, changed: &Changed, reply: Reply) {
+        match changed.result.attributes.iter().find(|attr| attr.inode == node.inode) {
+            Some(attr) => reply.attr(&self.attributes_of(&node.with_attributes(attr))),
             None => reply.error(libc::EIO),
-        });
+        }
     }
 
     /// The kernel checks permissions itself (`default_permissions`); what remains is what cannot be written at all.

@@ -33,6 +33,7 @@ pub mod opcode {
     pub const STATFS: u32 = 17;
     pub const RELEASE: u32 = 18;
     pub const SETXATTR: u32 = 21;
+    pub const FSYNC: u32 = 20;
     pub const GETXATTR: u32 = 22;
     pub const LISTXATTR: u32 = 23;
     pub const REMOVEXATTR: u32 = 24;
@@ -41,6 +42,7 @@ pub mod opcode {
     pub const OPENDIR: u32 = 27;
     pub const READDIR: u32 = 28;
     pub const RELEASEDIR: u32 = 29;
+    pub const FSYNCDIR: u32 = 30;
     pub const GETLK: u32 = 31;
     pub const SETLK: u32 = 32;
     pub const SETLKW: u32 = 33;
@@ -52,6 +54,7 @@ pub mod opcode {
     pub const FALLOCATE: u32 = 43;
     pub const READDIRPLUS: u32 = 44;
     pub const RENAME2: u32 = 45;
+    pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
     pub const TMPFILE: u32 = 51;
 }
@@ -210,6 +213,13 @@ wire! {
     struct LkIn { fh: u64, owner: u64, lock: FileLock, lk_flags: u32, padding: u32 }
     struct LkOut { lock: FileLock }
     struct ReadIn { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
+    /// The bytes follow.
+    struct WriteIn { fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
+    struct WriteOut { size: u32, padding: u32 }
+    struct FsyncIn { fh: u64, fsync_flags: u32, padding: u32 }
+    struct FallocateIn { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 }
+    struct LseekIn { fh: u64, offset: u64, whence: u32, padding: u32 }
+    struct LseekOut { offset: u64 }
     struct StatfsOut {
         blocks: u64,
         bfree: u64,
@@ -268,8 +278,11 @@ mod tests {
         assert_eq!(size_of::<EntryOut>(), 128);
         assert_eq!(size_of::<AttrOut>(), 104);
         assert_eq!(size_of::<ReadIn>(), 40);
-        assert_eq!(size_of::<FlushIn>(), 24);
         assert_eq!((size_of::<LkIn>(), size_of::<LkOut>()), (48, 24));
+        assert_eq!(size_of::<WriteIn>(), 40);
+        assert_eq!(size_of::<FlushIn>(), 24);
+        assert_eq!(size_of::<FallocateIn>(), 32);
+        assert_eq!(size_of::<LseekIn>(), 24);
         assert_eq!(size_of::<SetattrIn>(), 88);
         assert_eq!(size_of::<MknodIn>(), 16);
         assert_eq!(size_of::<CreateIn>(), 16);

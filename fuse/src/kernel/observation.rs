@@ -33,15 +33,18 @@ pub enum Kind {
     Setxattr,
     Removexattr,
     Create,
+    Write,
     Flush,
+    Fsync,
+    Fallocate,
+    Lseek,
     Lock,
-    Refused,
     Other,
 }
 
 impl Kind {
     /// All, in the order of their numbers.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 31] = [
         Self::Lookup,
         Self::Getattr,
         Self::Readlink,
@@ -66,9 +69,12 @@ impl Kind {
         Self::Setxattr,
         Self::Removexattr,
         Self::Create,
+        Self::Write,
         Self::Flush,
+        Self::Fsync,
+        Self::Fallocate,
+        Self::Lseek,
         Self::Lock,
-        Self::Refused,
         Self::Other,
     ];
 
@@ -99,9 +105,12 @@ impl Kind {
             Operation::Setxattr { .. } => Self::Setxattr,
             Operation::Removexattr { .. } => Self::Removexattr,
             Operation::Create { .. } => Self::Create,
+            Operation::Write { .. } => Self::Write,
             Operation::Flush { .. } => Self::Flush,
+            Operation::Fsync { .. } | Operation::Fsyncdir => Self::Fsync,
+            Operation::Fallocate { .. } => Self::Fallocate,
+            Operation::Lseek { .. } => Self::Lseek,
             Operation::Getlk(_) | Operation::Setlk { .. } => Self::Lock,
-            Operation::Mutation { .. } => Self::Refused,
             _ => Self::Other,
         }
     }
@@ -133,9 +142,12 @@ impl Kind {
             Self::Setxattr => "setxattr",
             Self::Removexattr => "removexattr",
             Self::Create => "create",
+            Self::Write => "write",
             Self::Flush => "flush",
+            Self::Fsync => "fsync",
+            Self::Fallocate => "fallocate",
+            Self::Lseek => "lseek",
             Self::Lock => "lock",
-            Self::Refused => "refused",
             Self::Other => "other",
         }
     }
@@ -172,6 +184,8 @@ pub struct Observation {
     kinds: [KindCounts; Kind::ALL.len()],
     /// Bytes answered to READ.
     pub read_bytes: AtomicU64,
+    /// Bytes of answered WRITEs.
+    pub written_bytes: AtomicU64,
     /// Requests that could not be decoded.
     pub malformed: AtomicU64,
 }

@@ -155,6 +155,23 @@ impl Reply {
         self.send(0, OpenOut { fh, open_flags, backing_id: 0 }.as_bytes())
     }
 
+    /// Answers CREATE: a new name, and its file, which is open.
+    pub fn created(mut self, entry: &EntryOut, fh: u64, open_flags: u32) -> Delivery {
+        let opened = OpenOut { fh, open_flags, backing_id: 0 };
+        self.send(0, &[entry.as_bytes(), opened.as_bytes()].concat())
+    }
+
+    /// Answers WRITE.
+    pub fn written(self, size: u32) {
+        self.in_flight.observation().written_bytes.fetch_add(u64::from(size), Relaxed);
+        self.structure(&abi::WriteOut { size, padding: 0 });
+    }
+
+    /// Answers LSEEK.
+    pub fn at(self, offset: u64) {
+        self.structure(&abi::LseekOut { offset });
+    }
+
     /// Registers a file for [`Reply::opened_passthrough`].
     pub fn register(&self, file: BorrowedFd<'_>) -> Result<Backing, Errno> {
         Backing::register(&self.channel, file)

@@ -133,21 +133,41 @@ pub enum Operation<'a> {
         mode: u32,
         flags: u32,
     },
-    /// A descriptor of the file is closed: one of several, perhaps.
-    Flush {
-        fh: u64,
-        /// Whose locks of fcntl(2) end with that.
-        lock_owner: u64,
-    },
     Getlk(LockRequest),
     Setlk {
         request: LockRequest,
         /// For as long as somebody else has it locked.
         wait: bool,
     },
-    /// Any other operation that would change something.
-    Mutation {
-        opcode: u32,
+    /// `flags` as of open(2), as the file has them now.
+    Write {
+        fh: u64,
+        offset: u64,
+        data: &'a [u8],
+        flags: u32,
+    },
+    /// A descriptor of the file is closed: one of several, perhaps.
+    Flush {
+        fh: u64,
+        /// Whose locks of fcntl(2) end with that.
+        lock_owner: u64,
+    },
+    Fsync {
+        fh: u64,
+    },
+    Fsyncdir,
+    /// `mode` as of fallocate(2).
+    Fallocate {
+        fh: u64,
+        offset: u64,
+        length: u64,
+        mode: u32,
+    },
+    /// SEEK_DATA and SEEK_HOLE of lseek(2).
+    Lseek {
+        fh: u64,
+        offset: u64,
+        whence: u32,
     },
     /// An operation that this file system leaves to the kernel, or that is newer than it.
     Unsupported {
@@ -334,6 +354,11 @@ impl<'a> Operation<'a> {
                 let (head, rest) = take::<abi::CreateIn>(body)?;
                 Self::Create { name: name(rest)?, mode: head.mode, flags: head.flags }
             }
+            opcode::WRITE => {
+                let (head, rest) = take::<abi::WriteIn>(body)?;
+                let data = rest.get(..head.size as usize)?;
+                Self::Write { fh: head.fh, offset: head.offset, data, flags: head.flags }
+            }
             opcode::FLUSH => {
                 let flush = take::<abi::FlushIn>(body)?.0;
                 Self::Flush { fh: flush.fh, lock_owner: flush.lock_owner }
@@ -342,10 +367,18 @@ impl<'a> Operation<'a> {
             opcode::SETLK | opcode::SETLKW => {
                 Self::Setlk { request: LockRequest::decode(body)?, wait: number == opcode::SETLKW }
             }
-            opcode::WRITE | opcode::FALLOCATE | opcode::COPY_FILE_RANGE | opcode::TMPFILE => {
-                Self::Mutation { opcode: number }
+            opcode::FSYNC => Self::Fsync { fh: take::<abi::FsyncIn>(body)?.0.fh },
+            opcode::FSYNCDIR => Self::Fsyncdir,
+            opcode::FALLOCATE => {
+                let allocate = take::<abi::FallocateIn>(body)?.0;
+                let (fh, offset) = (allocate.fh, allocate.offset);
+                Self::Fallocate { fh, offset, length: allocate.length, mode: allocate.mode }
             }
-            // FSYNC and FSYNCDIR among them: the kernel remembers ENOSYS as success and asks no more.
+            opcode::LSEEK => {
+                let seek = take::<abi::LseekIn>(body)?.0;
+                Self::Lseek { fh: seek.fh, offset: seek.offset, whence: seek.whence }
+            }
+            // COPY_FILE_RANGE and TMPFILE among them: the kernel copies by itself, and knows that there are no such files.
             _ => Self::Unsupported { opcode: number },
         })
     }
@@ -464,9 +497,9 @@ mod tests {
 
     #[test]
     fn what_is_not_served_is_recognized_whatever_its_body() {
-        for number in [16, 43, 47, 51] {
+        for number in [opcode::COPY_FILE_RANGE, opcode::TMPFILE, 999] {
             let bytes = message(number, &[]);
-            assert!(matches!(Request::decode(&bytes).unwrap().operation, Operation::Mutation { .. }), "{number}");
+            assert!(matches!(Request::decode(&bytes).unwrap().operation, Operation::Unsupported { .. }), "{number}");
         }
     }
 
@@ -492,6 +525,20 @@ mod tests {
         let flush = abi::FlushIn { fh: 3, lock_owner: 4, ..abi::FlushIn::default() };
         let bytes = message(opcode::FLUSH, flush.as_bytes());
         assert!(matches!(Request::decode(&bytes).unwrap().operation, Operation::Flush { fh: 3, lock_owner: 4 }));
+    }
+
+    #[test]
+    fn a_write_has_as_many_bytes_as_it_says() {
+        let mut write = abi::WriteIn { fh: 3, offset: 1 << 40, size: 4, flags: 2, ..abi::WriteIn::default() };
+        let body = [write.as_bytes(), b"data and more"].concat();
+        let bytes = message(opcode::WRITE, &body);
+        let Operation::Write { fh, offset, data, flags } = Request::decode(&bytes).unwrap().operation else {
+            panic!("not a write")
+        };
+        assert_eq!((fh, offset, data, flags), (3, 1 << 40, &b"data"[..], 2));
+        write.size = 5;
+        let body = [write.as_bytes(), b"data"].concat();
+        assert!(Request::decode(&message(opcode::WRITE, &body)).is_err());
     }
 
     proptest! {

@@ -29,9 +29,10 @@ const PAGE: usize = 4096;
 const READ_PAGES: u16 = 256;
 /// The largest READ that the kernel sends.
 pub const READ_MAX: usize = READ_PAGES as usize * PAGE;
-/// Room for one request. No data is ever written, so the longest are SETXATTR (64 KiB and a name) and BATCH_FORGET,
-/// which fills whatever room there is.
-const REQUEST_BYTES: usize = 128 * 1024;
+/// The largest WRITE that the kernel sends.
+const WRITE_MAX: usize = READ_MAX;
+/// Room for one request: the longest is a WRITE. BATCH_FORGET fills whatever room there is.
+const REQUEST_BYTES: usize = WRITE_MAX + PAGE;
 
 /// What serves the requests.
 pub trait Filesystem: Send + Sync + 'static {
@@ -179,7 +180,7 @@ impl Session {
     }
 }
 
-/// INIT: takes the kernel's offer and asks for what a file system of large files wants that are only read.
+/// INIT: takes the kernel's offer and asks for what a file system of large files wants.
 fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, SessionError> {
     const WANTED: u64 = init::ASYNC_READ
         | init::BIG_WRITES
@@ -226,8 +227,7 @@ fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, 
         max_background: options.max_background,
         // The kernel calls the device congested at three quarters of max_background by default too.
         congestion_threshold: options.max_background - options.max_background / 4,
-        // The least that the kernel takes: no data is ever written.
-        max_write: PAGE as u32,
+        max_write: WRITE_MAX as u32,
         time_gran: 1,
         max_pages: READ_PAGES,
         flags2: (agreement.flags >> 32) as u32,
@@ -313,7 +313,6 @@ impl<F: Filesystem> EventLoop<F> {
                     // The connection ends with ENODEV, not with this message, which only some mounts send.
                     Operation::Destroy => reply.done(),
                     Operation::Init { .. } => reply.error(libc::EPROTO),
-                    Operation::Mutation { .. } => reply.error(libc::EROFS),
                     Operation::Unsupported { .. } => reply.error(libc::ENOSYS),
                     operation => self.filesystem.dispatch(request.node, request.caller, operation, reply, payload),
                 }

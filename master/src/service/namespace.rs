@@ -77,7 +77,7 @@ impl Namespace for Services {
     }
 
     async fn touch(&self, request: Request<TouchRequest>) -> Result<Response<TouchReply>, Status> {
-        let TouchRequest { directories, wait } = request.into_inner();
+        let TouchRequest { directories, wait, session } = request.into_inner();
         if directories.len() > TOUCH_MAX {
             let reason = format!("{} directories in one call: send at most {TOUCH_MAX}", directories.len());
             return Err(MasterError::Invalid(reason).into());
@@ -92,7 +92,7 @@ impl Namespace for Services {
             gone: touched.gone,
         });
         // After the ages were read: every change that made them is numbered by now.
-        Ok(Response::new(TouchReply { directories: directories.collect(), event_seq: self.watch.seq() }))
+        Ok(Response::new(TouchReply { directories: directories.collect(), event_seq: self.watch.told(session) }))
     }
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
@@ -204,7 +204,7 @@ impl Services {
         let mut after = (!request.after_name.is_empty()).then_some(request.after_name);
         loop {
             // Before the read: what changes after it has a greater number.
-            let event_seq = self.watch.seq();
+            let event_seq = self.watch.told(request.session);
             let (from, count) = (after.clone(), left.min(PAGE_ENTRIES));
             let (page, end) =
                 self.lookups.listings.read(move |tables| tables.page(inode, from.as_deref(), count)).await?;

@@ -15,7 +15,7 @@ use super::harness::{NoWorkers, TestMaster, eventually, mount_request, name, new
 use crate::MasterError;
 
 async fn read_dir(master: &TestMaster, inode: u64, after: &str, limit: u64) -> Vec<ReadDirPage> {
-    let request = ReadDirRequest { inode, after_name: name(after), limit };
+    let request = ReadDirRequest { inode, after_name: name(after), limit, ..ReadDirRequest::default() };
     let stream = master.services().read_dir(Request::new(request)).await.unwrap().into_inner();
     stream.map(|page| page.unwrap()).collect().await
 }

@@ -299,7 +299,7 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
         let request = LookupRequest { parent: inode, name };
         master.refused("an unknown parent", async { namespace().lookup(request).await });
         master.refused("an unknown inode", async { namespace().get_inode(GetInodeRequest { inode }).await });
-        let request = ReadDirRequest { inode, after_name: vec![0xff; 1000].into(), limit: u64::MAX };
+        let request = ReadDirRequest { inode, after_name: vec![0xff; 1000].into(), limit: u64::MAX, session: 0 };
         master.refused("an unknown directory", async { namespace().read_dir(request).await });
     }
     let paths = [String::new(), "relative".to_owned(), "/a/../b".to_owned(), "/a".repeat(1100), "/x".repeat(500_000)];
@@ -316,7 +316,9 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
         master.refused(&what, async { calls().submit_load(SubmitLoadRequest { path }).await });
     }
     let directories = vec![u64::MAX; 20_000];
-    master.refused("many directories", async { namespace().touch(TouchRequest { directories, wait: true }).await });
+    master.refused("many directories", async {
+        namespace().touch(TouchRequest { directories, wait: true, session: u64::MAX }).await
+    });
     master.refused("a mount of nothing", async { calls().mount(MountRequest::default()).await });
     let mount = Mount { path: "/x".into(), uri: "s3://b".into(), write_type: 77, ..Mount::default() };
     let request = MountRequest { mount: Some(mount), check_only: false };

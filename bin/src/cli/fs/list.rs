@@ -133,7 +133,7 @@ impl LsArgs {
         path: &str,
         inode: u64,
     ) -> Result<Vec<(String, u64)>, CliError> {
-        let request = ReadDirRequest { inode, after_name: Default::default(), limit: 0 };
+        let request = ReadDirRequest { inode, ..ReadDirRequest::default() };
         let mut pages = connection.namespace.read_dir(request).await?.into_inner();
         let mut directories = Vec::new();
         while let Some(page) = pages.message().await? {

@@ -66,7 +66,7 @@ impl DuArgs {
         let mut views = Vec::new();
         let root = resolve(&mut connection, &path).await?.attr.unwrap_or_default();
         if !self.summary && root.kind() == Kind::Directory {
-            let request = ReadDirRequest { inode: root.inode, after_name: Default::default(), limit: 0 };
+            let request = ReadDirRequest { inode: root.inode, ..ReadDirRequest::default() };
             let mut pages = connection.clone().namespace.read_dir(request).await?.into_inner();
             while let Some(page) = pages.message().await? {
                 for entry in &page.entries {

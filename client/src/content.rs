@@ -1,0 +1,268 @@
+//! The content of files of fs-mode mounts: read and written at the workers, and made known to the master.
+//!
+//! A file that is open here has one [`Content`], whoever has it open. What is written goes to every worker of its block at
+//! once, through a descriptor where the worker is on this host; the master is told of new blocks, and of a new length, when
+//! a file is flushed, synced, or given other attributes ([`commit`](Content::commit)). `layout` knows the file without
+//! I/O, `block` one block at its workers, `blocks` opens them, `read`, `write` and `cut` do what their names say.
+//!
+//! A write that overlaps another client's cut of the same file either comes before it or after it.
+
+mod block;
+mod blocks;
+mod commit;
+mod cut;
+mod layout;
+mod read;
+mod write;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime};
+
+use cavern_conf::schema;
+use cavern_proto::master::Attr;
+use parking_lot::Mutex;
+use tokio::sync::RwLock;
+
+use crate::error::ClientError;
+use crate::metadata::{Metadata, Node, OpenInode};
+use crate::mounts::MountView;
+use crate::stats::Stats;
+use crate::wire::WorkerPool;
+use block::OpenBlock;
+use layout::Layout;
+pub use read::Seek;
+
+/// As much as ext4 has it.
+pub const FILE_BYTES_MAX: u64 = 1 << 44;
+
+/// The contents that are open in this process. Cheap to clone.
+#[derive(Clone)]
+pub struct Contents {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    metadata: Metadata,
+    pool: Arc<WorkerPool>,
+    stats: Arc<Stats>,
+    /// One read or write, every attempt included.
+    timeout: Duration,
+    /// One attempt at one worker.
+    worker_timeout: Duration,
+    /// By inode.
+    open: Mutex<HashMap<u64, Weak<Content>>>,
+}
+
+/// The content of one open file, shared by all who have it open here. What is not committed when the last of them drops it
+/// is lost: commit first.
+pub struct Content {
+    shared: Arc<Shared>,
+    kept: OpenInode,
+    inode: u64,
+    mount: Arc<MountView>,
+    state: Mutex<State>,
+    /// Writes share it; a cut has it alone.
+    gate: RwLock<()>,
+    opening: tokio::sync::Mutex<()>,
+    committing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// `None` until it is needed.
+    layout: Option<Layout>,
+    /// How often somebody else had changed the inode when the layout was asked for.
+    seen: u64,
+    blocks: HashMap<u32, Arc<OpenBlock>>,
+}
+
+/// What of a file's attributes the master does not know yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsettled {
+    /// Bytes.
+    pub size: u64,
+    /// When it was written last, in nanoseconds since the epoch.
+    pub written_ns: i64,
+}
+
+impl Contents {
+    pub(crate) fn new(metadata: Metadata, pool: Arc<WorkerPool>, stats: Arc<Stats>, conf: &schema::Client) -> Self {
+        let shared = Shared {
+            metadata,
+            pool,
+            stats,
+            timeout: conf.read_timeout.get(),
+            worker_timeout: conf.worker_timeout.get(),
+            open: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The content of a file that is open here.
+    pub fn get(&self, inode: u64) -> Option<Arc<Content>> {
+        self.shared.open.lock().get(&inode).and_then(Weak::upgrade)
+    }
+
+    /// Opens a file without I/O; `None` when the master must be asked whether it is still there: use `open`.
+    pub fn open_cached(&self, node: &Node) -> Option<Arc<Content>> {
+        if let Some(content) = self.get(node.inode) {
+            return Some(content);
+        }
+        let kept = self.shared.metadata.keep_open_cached(node)?;
+        self.enter(node, kept, None).ok()
+    }
+
+    /// Opens a file, which stays until the content is dropped, whatever becomes of its names. `Stale` when it is gone.
+    pub async fn open(&self, node: &Node) -> Result<Arc<Content>, ClientError> {
+        if let Some(content) = self.open_cached(node) {
+            return Ok(content);
+        }
+        let kept = self.shared.metadata.keep_open(node).await?;
+        self.enter(node, kept, None)
+    }
+
+    /// Opens a file that has just been made here, of which nobody has written anything.
+    pub async fn open_new(&self, node: &Node, attr: &Attr) -> Result<Arc<Content>, ClientError> {
+        let kept = match self.shared.metadata.keep_open_cached(node) {
+            Some(kept) => kept,
+            None => self.shared.metadata.keep_open(node).await?,
+        };
+        self.enter(node, kept, Some(Layout::new(attr, Vec::new())))
+    }
+
+    fn enter(&self, node: &Node, kept: OpenInode, layout: Option<Layout>) -> Result<Arc<Content>, ClientError> {
+        if node.is_directory() {
+            return Err(ClientError::IsADirectory(node.to_string()));
+        }
+        let mount = node.mount.clone().filter(|mount| mount.is_fs_mode());
+        let mount = mount.ok_or_else(|| ClientError::Invalid(format!("{node} is no file of an fs-mode mount")))?;
+        let seen = kept.changes();
+        let mut open = self.shared.open.lock();
+        // Another may have been faster.
+        if let Some(content) = open.get(&node.inode).and_then(Weak::upgrade) {
+            return Ok(content);
+        }
+        let content = Arc::new(Content {
+            shared: self.shared.clone(),
+            kept,
+            inode: node.inode,
+            mount,
+            state: Mutex::new(State { layout, seen, blocks: HashMap::new() }),
+            gate: RwLock::new(()),
+            opening: tokio::sync::Mutex::new(()),
+            committing: tokio::sync::Mutex::new(()),
+        });
+        open.insert(node.inode, Arc::downgrade(&content));
+        Ok(content)
+    }
+}
+
+impl Drop for Content {
+    fn drop(&mut self) {
+        let mut open = self.shared.open.lock();
+        // Another may have taken its place since its last owner let go of it.
+        if open.get(&self.inode).is_some_and(|content| content.strong_count() == 0) {
+            open.remove(&self.inode);
+        }
+    }
+}
+
+impl Content {
+    pub fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// What the master does not know of the file's attributes.
+    pub fn unsettled(&self) -> Option<Unsettled> {
+        let state = self.state.lock();
+        let layout = state.layout.as_ref()?;
+        let written_ns = layout.written_ns()?;
+        Some(Unsettled { size: layout.size(), written_ns })
+    }
+
+    /// Whether the master knows all that was written here.
+    pub fn is_committed(&self) -> bool {
+        self.state.lock().layout.as_ref().is_none_or(Layout::is_committed)
+    }
+
+    /// Grows with every commit; `None` while the layout is not known.
+    pub fn version(&self) -> Option<u64> {
+        self.with_layout(|layout, _| layout.version())
+    }
+
+    fn block_size(&self) -> u64 {
+        self.mount.block_size()
+    }
+
+    /// Looks at the layout, if it is known and nobody else has changed the file since.
+    fn with_layout<T>(&self, look: impl FnOnce(&mut Layout, &mut HashMap<u32, Arc<OpenBlock>>) -> T) -> Option<T> {
+        let mut state = self.state.lock();
+        let State { layout, seen, blocks } = &mut *state;
+        let layout = layout.as_mut().filter(|_| *seen == self.kept.changes())?;
+        Some(look(layout, blocks))
+    }
+
+    /// The same, asking the master where needed. While no master answers, what was known goes on being used.
+    async fn use_layout<T>(
+        &self,
+        look: impl FnOnce(&mut Layout, &mut HashMap<u32, Arc<OpenBlock>>) -> T,
+    ) -> Result<T, ClientError> {
+        if !self.is_current() {
+            self.load().await?;
+        }
+        let mut state = self.state.lock();
+        let State { layout, blocks, .. } = &mut *state;
+        let layout = layout.as_mut().ok_or_else(|| ClientError::Stale(format!("inode {}", self.inode)))?;
+        Ok(look(layout, blocks))
+    }
+
+    fn is_current(&self) -> bool {
+        let state = self.state.lock();
+        state.layout.is_some() && state.seen == self.kept.changes()
+    }
+
+    /// Asks the master which blocks the file has, when it has heard of those that it is being told of.
+    async fn load(&self) -> Result<(), ClientError> {
+        let _one = self.committing.lock().await;
+        if self.is_current() { Ok(()) } else { self.load_now().await }
+    }
+
+    async fn load_now(&self) -> Result<(), ClientError> {
+        // What changes while the master answers is asked again.
+        let seen = self.kept.changes();
+        let answer = self.shared.metadata.layout(self.inode).await;
+        let mut state = self.state.lock();
+        let answer = match answer {
+            Err(error) if error.is_master_silent() && state.layout.is_some() => return Ok(()),
+            answer => answer?,
+        };
+        if answer.block_size != self.block_size() {
+            let reason = format!("{}: the master has blocks of another size", self.inode);
+            return Err(ClientError::Invalid(reason));
+        }
+        let fresh = Layout::new(&answer.attr.unwrap_or_default(), answer.extents);
+        let State { layout, blocks, .. } = &mut *state;
+        let layout = layout.get_or_insert_with(Layout::default);
+        let lost = layout.rebase(fresh);
+        if !lost.is_empty() {
+            let blocks = lost.len();
+            tracing::warn!(
+                inode = self.inode,
+                blocks,
+                "another client has cut the file: what was written here is gone"
+            );
+        }
+        blocks.retain(|index, open| {
+            let known = layout.block(*index);
+            known.is_some_and(|known| known.generation == open.generation && known.workers == open.workers())
+        });
+        state.seen = seen;
+        Ok(())
+    }
+}
+
+fn now_ns() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,115 @@
+//! One block of an fs-mode file as it is open here: at each of its workers, by descriptor where that is on this host.
+
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cavern_proto::chunk::chunks_touching;
+use cavern_proto::data::{self, BlockRef};
+use cavern_proto::{ChunkMap, ContentId};
+use parking_lot::Mutex;
+use rustix::fs::SeekFrom;
+use rustix::io::{Errno, ReadWriteFlags};
+
+/// See the module. Immutable but for the room: other replicas are another open block.
+#[derive(Debug)]
+pub(super) struct OpenBlock {
+    pub name: BlockRef,
+    pub generation: u32,
+    pub replicas: Vec<Replica>,
+    /// It may be written: room is reserved at every replica.
+    pub is_writable: bool,
+    /// Chunks for which every replica has made room.
+    pub reserved: Mutex<ChunkMap>,
+}
+
+/// A block at one worker.
+#[derive(Clone, Debug)]
+pub(super) struct Replica {
+    pub worker: u64,
+    /// Names the block's file there.
+    pub incarnation: u64,
+    /// Where the worker is on this host.
+    pub file: Option<Arc<File>>,
+}
+
+/// Names a block of a file.
+pub(super) fn block_name(
+    cluster_id: &str,
+    inode: u64,
+    generation: u32,
+    index: u32,
+    block_size: u64,
+    mount_id: u32,
+) -> BlockRef {
+    let content = ContentId::of_inode(cluster_id, inode, generation);
+    BlockRef {
+        content_id: Bytes::copy_from_slice(content.as_bytes()),
+        index,
+        block_size,
+        mount_id,
+        data: true,
+        ..BlockRef::default()
+    }
+}
+
+pub(super) fn wire_range(bytes: &Range<u32>) -> data::Range {
+    data::Range { offset: bytes.start, length: bytes.end - bytes.start }
+}
+
+impl OpenBlock {
+    /// Whether bytes may be written through descriptors.
+    pub(super) fn has_room(&self, bytes: &Range<u32>) -> bool {
+        self.is_writable && self.reserved.lock().contains_all(chunks_touching(bytes.start, bytes.len() as u32))
+    }
+
+    /// Whether all replicas are on this host.
+    pub(super) fn is_local(&self) -> bool {
+        self.replicas.iter().all(|replica| replica.file.is_some())
+    }
+
+    pub(super) fn workers(&self) -> Vec<u64> {
+        self.replicas.iter().map(|replica| replica.worker).collect()
+    }
+
+    /// A descriptor to read through.
+    pub(super) fn file(&self) -> Option<&Arc<File>> {
+        self.replicas.iter().find_map(|replica| replica.file.as_ref())
+    }
+
+    /// Fills `buffer` without waiting for a disk; false when that cannot be done.
+    pub(super) fn read_now(&self, offset: u32, buffer: &mut [u8]) -> bool {
+        let Some(file) = self.file() else { return false };
+        let length = buffer.len();
+        let buffers = &mut [IoSliceMut::new(buffer)];
+        let read = rustix::io::preadv2(&**file, buffers, u64::from(offset), ReadWriteFlags::NOWAIT);
+        read.is_ok_and(|read| read == length)
+    }
+}
+
+/// Where bytes that are not zeros by nature begin or end in a block's file, from an offset on; `None` when there are none.
+pub(super) fn seek_data(file: &File, from: u32) -> io::Result<Option<u32>> {
+    seek(file, SeekFrom::Data(u64::from(from)))
+}
+
+pub(super) fn seek_hole(file: &File, from: u32) -> io::Result<Option<u32>> {
+    seek(file, SeekFrom::Hole(u64::from(from)))
+}
+
+fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u32>> {
+    match rustix::fs::seek(file, to) {
+        Ok(at) => Ok(u32::try_from(at).ok()),
+        Err(Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Reads up to `length` bytes; *blocking*.
+pub(super) fn read_blocking(file: &File, offset: u32, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, u64::from(offset))?;
+    Ok(bytes)
+}

@@ -1,0 +1,284 @@
+//! Opening blocks at their workers, to read and to write, and what becomes of a replica that fails.
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+
+use cavern_proto::chunk::{chunk_count, chunk_range, chunks_touching};
+use cavern_proto::data::{self, BlockRef, Status, open_request};
+use cavern_proto::{ChunkMap, ContentId};
+use parking_lot::Mutex;
+
+use super::Content;
+use super::block::{OpenBlock, Replica, block_name, wire_range};
+use crate::error::ClientError;
+use crate::wire::Route;
+
+/// Chunks that are reserved ahead of a writer at most: 8 MiB.
+const AHEAD_CHUNKS: u32 = 64;
+
+/// Whether the failure is the worker's: another one may be able to.
+pub(super) fn is_of_worker(error: &ClientError) -> bool {
+    match error {
+        ClientError::WorkerConnection { .. } | ClientError::WorkerDeadline { .. } | ClientError::UnknownWorker(_) => {
+            true
+        }
+        ClientError::WorkerStatus { status, .. } => !matches!(status, Status::BadRequest),
+        _ => false,
+    }
+}
+
+fn no_space(error: &ClientError) -> bool {
+    matches!(error, ClientError::WorkerStatus { status: Status::NoSpace, .. })
+}
+
+impl Content {
+    pub(super) fn name_of(&self, index: u32, generation: u32) -> BlockRef {
+        let cluster = self.shared.pool.cluster_id();
+        block_name(&cluster, self.inode, generation, index, self.block_size(), self.mount.id())
+    }
+
+    /// A block to read from; `None` for a hole.
+    pub(super) async fn block_to_read(&self, index: u32) -> Result<Option<Arc<OpenBlock>>, ClientError> {
+        let look = |layout: &mut super::Layout, blocks: &mut std::collections::HashMap<u32, Arc<OpenBlock>>| {
+            (blocks.get(&index).cloned(), layout.block(index).cloned())
+        };
+        let known = match self.use_layout(look).await? {
+            (Some(open), _) => return Ok(Some(open)),
+            (None, None) => return Ok(None),
+            (None, Some(known)) => known,
+        };
+        let name = self.name_of(index, known.generation);
+        let (mut replicas, mut failure) = (Vec::new(), None);
+        for worker in known.workers.iter().copied() {
+            match self.open_replica(worker, &name).await {
+                Ok(replica) => replicas.push(replica),
+                Err(error) => failure = Some(error),
+            }
+        }
+        if replicas.is_empty() {
+            let none = || ClientError::Invalid(format!("block {index} of inode {} has no worker", self.inode));
+            return Err(failure.unwrap_or_else(none));
+        }
+        let reserved = Mutex::new(ChunkMap::new());
+        let generation = known.generation;
+        let open = Arc::new(OpenBlock { name, generation, replicas, is_writable: false, reserved });
+        self.remember(index, &open);
+        Ok(Some(open))
+    }
+
+    async fn open_replica(&self, worker: u64, name: &BlockRef) -> Result<Replica, ClientError> {
+        if self.shared.pool.route(worker).await? == Route::Remote {
+            return Ok(Replica { worker, incarnation: 0, file: None });
+        }
+        let item = open_request::Item { block: Some(name.clone()), want: Vec::new() };
+        let (reply, files) = self.shared.pool.open(worker, vec![item], self.shared.worker_timeout).await?;
+        let refused = |status, message| ClientError::WorkerStatus { worker, status, message };
+        match reply.items.into_iter().next().zip(files.into_iter().next()) {
+            Some((item, file)) if item.status() == Status::Ok => {
+                Ok(Replica { worker, incarnation: item.incarnation, file: Some(Arc::new(File::from(file))) })
+            }
+            Some((item, _)) => Err(refused(item.status(), item.message)),
+            None => Err(refused(Status::NoSuchBlock, "it has no such block".to_owned())),
+        }
+    }
+
+    /// A block with room for bytes at each of its workers, made where it is not there yet.
+    pub(super) async fn block_to_write(&self, index: u32, bytes: &Range<u32>) -> Result<Arc<OpenBlock>, ClientError> {
+        let open = |blocks: &std::collections::HashMap<u32, Arc<OpenBlock>>| {
+            blocks.get(&index).filter(|open| open.has_room(bytes)).cloned()
+        };
+        if let Some(open) = self.use_layout(|_, blocks| open(blocks)).await? {
+            return Ok(open);
+        }
+        let _one = self.opening.lock().await;
+        let (known, open, generation) = self
+            .use_layout(|layout, blocks| {
+                (layout.block(index).cloned(), blocks.get(&index).cloned(), layout.generation())
+            })
+            .await?;
+        if let Some(open) = open.as_ref().filter(|open| open.has_room(bytes)) {
+            return Ok(open.clone());
+        }
+        let known_reserved = open.as_ref().filter(|open| open.is_writable).map(|open| open.reserved.lock().clone());
+        let generous = self.with_room_ahead(bytes, known_reserved.as_ref());
+        let made = match &known {
+            Some(known) => {
+                let name = self.name_of(index, known.generation);
+                let is_known = open.filter(|open| open.is_writable);
+                match self.reserve_all(&name, known.generation, &known.workers, is_known.as_deref(), &generous).await {
+                    Err(error) if no_space(&error) && generous != *bytes => {
+                        self.reserve_all(&name, known.generation, &known.workers, is_known.as_deref(), bytes).await
+                    }
+                    made => made,
+                }?
+            }
+            None => self.make(index, generation, bytes).await?,
+        };
+        if let Some(before) = known_reserved {
+            let mut now = made.reserved.lock();
+            for chunk in before.iter() {
+                now.insert(chunk);
+            }
+        }
+        let made = Arc::new(made);
+        let workers = made.workers();
+        self.use_layout(|layout, blocks| {
+            if known.is_none_or(|known| known.workers != workers) {
+                layout.made(index, workers);
+            }
+            blocks.insert(index, made.clone());
+        })
+        .await?;
+        Ok(made)
+    }
+
+    /// As much again as a writer has reserved already, so that a stream asks ever more rarely.
+    fn with_room_ahead(&self, bytes: &Range<u32>, reserved: Option<&ChunkMap>) -> Range<u32> {
+        let length = self.block_length();
+        let touched = chunks_touching(bytes.start, bytes.len() as u32);
+        let ahead = reserved.map_or(0, |reserved| reserved.count().min(AHEAD_CHUNKS));
+        let last = (touched.end + ahead).min(chunk_count(length)).max(1) - 1;
+        bytes.start..chunk_range(last, length).end.max(bytes.end)
+    }
+
+    pub(super) fn block_length(&self) -> u32 {
+        u32::try_from(self.block_size()).unwrap_or(u32::MAX)
+    }
+
+    /// Makes a block of which the master knows nothing, at the workers that placement names, or at the next ones.
+    async fn make(&self, index: u32, generation: u32, bytes: &Range<u32>) -> Result<OpenBlock, ClientError> {
+        let name = self.name_of(index, generation);
+        let content = ContentId::from_slice(&name.content_id).unwrap_or_else(|| unreachable!("it was made above"));
+        let wanted = self.mount.replicas();
+        let candidates = self.shared.pool.placement().candidates(content, index, crate::placement::MAX_CANDIDATES);
+        let (mut replicas, mut failure) = (Vec::new(), None);
+        for worker in candidates.iter() {
+            if replicas.len() == wanted {
+                break;
+            }
+            match self.reserve(worker, &name, bytes).await {
+                Ok(replica) => replicas.push(replica),
+                Err(error) if is_of_worker(&error) => {
+                    tracing::debug!(inode = self.inode, index, "a block goes to another worker: {error}");
+                    failure = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if replicas.is_empty() {
+            return Err(failure.unwrap_or(ClientError::NoWorkers));
+        }
+        Ok(writable(name, generation, replicas, bytes))
+    }
+
+    /// Reserves at every worker of a block that is there. Workers that cannot be reached are left out, unless all are.
+    async fn reserve_all(
+        &self,
+        name: &BlockRef,
+        generation: u32,
+        workers: &[u64],
+        open: Option<&OpenBlock>,
+        bytes: &Range<u32>,
+    ) -> Result<OpenBlock, ClientError> {
+        let (mut replicas, mut failure) = (Vec::new(), None);
+        for worker in workers.iter().copied() {
+            let known = open.and_then(|open| open.replicas.iter().find(|replica| replica.worker == worker));
+            let reserved = match known {
+                Some(known) => self.reserve_again(known, name, bytes).await,
+                None => self.reserve_existing(worker, name, bytes).await,
+            };
+            match reserved {
+                Ok(replica) => replicas.push(replica),
+                // Both have the same bytes to store: the writer hears of it.
+                Err(error) if no_space(&error) => return Err(error),
+                Err(error) if is_of_worker(&error) => {
+                    tracing::warn!(inode = self.inode, index = name.index, "a replica is given up: {error}");
+                    failure = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match failure {
+            Some(error) if replicas.is_empty() => Err(error),
+            _ => Ok(writable(name.clone(), generation, replicas, bytes)),
+        }
+    }
+
+    /// Reserves in a block that must be there: one that is made anew by the request has lost what the file had.
+    async fn reserve_existing(&self, worker: u64, name: &BlockRef, bytes: &Range<u32>) -> Result<Replica, ClientError> {
+        let reply = self.shared.pool.query(worker, vec![name.clone()]).await?;
+        let lost = || ClientError::WorkerStatus {
+            worker,
+            status: Status::NoSuchBlock,
+            message: format!("it has lost block {} of inode {}", name.index, self.inode),
+        };
+        let before = reply.items.first().filter(|item| item.known).map(|item| item.incarnation).ok_or_else(lost)?;
+        let replica = self.reserve(worker, name, bytes).await?;
+        if replica.incarnation == before { Ok(replica) } else { Err(lost()) }
+    }
+
+    async fn reserve_again(
+        &self,
+        known: &Replica,
+        name: &BlockRef,
+        bytes: &Range<u32>,
+    ) -> Result<Replica, ClientError> {
+        let replica = self.reserve(known.worker, name, bytes).await?;
+        if replica.incarnation == known.incarnation {
+            return Ok(replica);
+        }
+        let message = format!("it has lost block {} of inode {}", name.index, self.inode);
+        Err(ClientError::WorkerStatus { worker: known.worker, status: Status::NoSuchBlock, message })
+    }
+
+    async fn reserve(&self, worker: u64, name: &BlockRef, bytes: &Range<u32>) -> Result<Replica, ClientError> {
+        let ranges: Vec<data::Range> = vec![wire_range(bytes)];
+        let wait = self.shared.worker_timeout;
+        let reserved = self.shared.pool.reserve(worker, name.clone(), ranges, wait).await?;
+        let file = reserved.descriptor.map(|descriptor| Arc::new(File::from(descriptor)));
+        Ok(Replica { worker, incarnation: reserved.incarnation, file })
+    }
+
+    fn remember(&self, index: u32, open: &Arc<OpenBlock>) {
+        let mut state = self.state.lock();
+        let is_known =
+            |layout: &super::Layout| layout.block(index).is_some_and(|known| known.generation == open.generation);
+        if state.layout.as_ref().is_some_and(is_known) {
+            state.blocks.entry(index).or_insert_with(|| open.clone());
+        }
+    }
+
+    /// Goes on without the replicas of a block that have failed; the master hears of it with the next commit.
+    pub(super) async fn give_up_replicas(
+        &self,
+        index: u32,
+        open: &Arc<OpenBlock>,
+        failed: &[u64],
+    ) -> Result<(), ClientError> {
+        let left: Vec<Replica> =
+            open.replicas.iter().filter(|replica| !failed.contains(&replica.worker)).cloned().collect();
+        let workers: Vec<u64> = left.iter().map(|replica| replica.worker).collect();
+        tracing::warn!(inode = self.inode, index, ?failed, left = ?workers, "writing goes on with fewer replicas");
+        let fewer = OpenBlock {
+            name: open.name.clone(),
+            generation: open.generation,
+            replicas: left,
+            is_writable: open.is_writable,
+            reserved: Mutex::new(open.reserved.lock().clone()),
+        };
+        self.use_layout(|layout, blocks| {
+            layout.made(index, workers);
+            blocks.insert(index, Arc::new(fewer));
+        })
+        .await
+    }
+}
+
+fn writable(name: BlockRef, generation: u32, replicas: Vec<Replica>, bytes: &Range<u32>) -> OpenBlock {
+    let mut reserved = ChunkMap::new();
+    for chunk in chunks_touching(bytes.start, bytes.len() as u32) {
+        reserved.insert(chunk);
+    }
+    OpenBlock { name, generation, replicas, is_writable: true, reserved: Mutex::new(reserved) }
+}

@@ -1,0 +1,128 @@
+//! Making what was written known to the master, and durable at the workers.
+
+use std::collections::HashMap;
+
+use cavern_proto::data::BlockRef;
+use cavern_proto::master::CommitContent;
+use cavern_proto::master::mutation::Change;
+use futures::future::join_all;
+use rustix::io::Errno;
+use tokio::time::Instant;
+
+use super::Content;
+use super::blocks::is_of_worker;
+use super::read::PAUSE;
+use crate::error::ClientError;
+
+impl Content {
+    /// Tells the master of what was written: new blocks, the new length. Returns at once when it knows.
+    ///
+    /// # Errors
+    /// What could not be told is told with the next commit; but what was written to blocks that another client has cut off
+    /// meanwhile is lost, and said to be once.
+    pub async fn commit(&self) -> Result<(), ClientError> {
+        if self.is_committed() {
+            return Ok(());
+        }
+        let _one = self.committing.lock().await;
+        match self.try_commit().await {
+            Err(ClientError::Refused { errno, reason }) if errno == Errno::STALE.raw_os_error() => {
+                tracing::debug!(inode = self.inode, "a commit is based on an old layout: {reason}");
+                self.load_now().await?;
+            }
+            result => return result,
+        }
+        let result = self.try_commit().await;
+        if let Err(ClientError::Refused { reason, .. }) = &result {
+            tracing::warn!(inode = self.inode, "what was written is given up: {reason}");
+            if let Some(layout) = self.state.lock().layout.as_mut() {
+                layout.forget_uncommitted();
+            }
+            return Err(ClientError::OutcomeUnknown { cause: reason.clone() });
+        }
+        result
+    }
+
+    async fn try_commit(&self) -> Result<(), ClientError> {
+        let begun = self.state.lock().layout.as_mut().and_then(|layout| layout.begin_commit());
+        let Some((uncommitted, made)) = begun else { return Ok(()) };
+        let (inode, grow_to, changed) = (self.inode, uncommitted.grow_to, uncommitted.changed);
+        let commit = CommitContent { inode, grow_to, made, changed };
+        let result = self.shared.metadata.change(Change::Commit(commit), 0, 0).await;
+        let mut state = self.state.lock();
+        let Some(layout) = state.layout.as_mut() else { return result.map(drop) };
+        match result {
+            Ok(changed) => {
+                let attr = changed.result.attributes.iter().find(|attr| attr.inode == inode);
+                if !attr.is_some_and(|attr| layout.committed(&uncommitted, attr)) {
+                    state.seen = u64::MAX;
+                }
+                Ok(())
+            }
+            Err(error) => {
+                layout.commit_failed(uncommitted);
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns when everything that was written before is on the disks of its workers, and known to the master. Bounded by
+    /// `client.read_timeout`.
+    pub async fn sync(&self) -> Result<(), ClientError> {
+        let deadline = Instant::now() + self.shared.timeout;
+        let blocks = self.state.lock().layout.as_mut().map_or_else(Vec::new, |layout| layout.begin_sync());
+        if let Err(error) = self.sync_blocks(&blocks, deadline).await {
+            if let Some(layout) = self.state.lock().layout.as_mut() {
+                layout.sync_failed(&blocks);
+            }
+            return Err(error);
+        }
+        self.commit().await
+    }
+
+    async fn sync_blocks(&self, blocks: &[u32], deadline: Instant) -> Result<(), ClientError> {
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let mut at_workers: HashMap<u64, Vec<BlockRef>> = HashMap::new();
+        let known: Vec<_> = {
+            let state = self.state.lock();
+            let layout = state.layout.as_ref();
+            blocks.iter().filter_map(|index| Some((*index, layout?.block(*index)?.clone()))).collect()
+        };
+        for (index, known) in &known {
+            for worker in &known.workers {
+                at_workers.entry(*worker).or_default().push(self.name_of(*index, known.generation));
+            }
+        }
+        let syncs = at_workers
+            .into_iter()
+            .map(|(worker, names)| async move { (worker, self.sync_at(worker, names, deadline).await) });
+        let failed: HashMap<u64, ClientError> =
+            join_all(syncs).await.into_iter().filter_map(|(worker, result)| Some((worker, result.err()?))).collect();
+        for (index, known) in known {
+            let lost: Vec<u64> = known.workers.iter().copied().filter(|worker| failed.contains_key(worker)).collect();
+            if let Some(error) = lost.first().and_then(|worker| failed.get(worker)) {
+                if lost.len() == known.workers.len() || !is_of_worker(error) {
+                    return Err(error.clone());
+                }
+                let open = self.state.lock().blocks.get(&index).cloned();
+                self.give_up_replicas(index, &open.ok_or_else(|| error.clone())?, &lost).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries again while the worker may come back: what it has in its page cache survives its death.
+    async fn sync_at(&self, worker: u64, names: Vec<BlockRef>, deadline: Instant) -> Result<(), ClientError> {
+        loop {
+            let synced = self.shared.pool.sync(worker, names.clone(), self.shared.timeout).await;
+            let Err(error) = synced else { return Ok(()) };
+            let may_pass = matches!(error, ClientError::WorkerConnection { .. } | ClientError::WorkerDeadline { .. });
+            if !may_pass || Instant::now() + PAUSE >= deadline {
+                return Err(error);
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}

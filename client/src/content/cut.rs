@@ -1,0 +1,50 @@
+//! Other attributes for a file whose content may have changed here: another length among them.
+
+use cavern_proto::master::SetAttr;
+use cavern_proto::master::mutation::Change;
+use tokio::time::Instant;
+
+use super::layout::Layout;
+use super::write::too_large;
+use super::{Content, FILE_BYTES_MAX};
+use crate::error::ClientError;
+use crate::metadata::Changed;
+
+impl Content {
+    /// Sets attributes after everything that was written before, so that a time that is set stays. No write of this client
+    /// runs meanwhile.
+    pub async fn set_attributes(&self, set: SetAttr, uid: u32, gid: u32) -> Result<Changed, ClientError> {
+        let _alone = self.gate.write().await;
+        let deadline = Instant::now() + self.shared.timeout;
+        match set.size {
+            Some(size) if size > FILE_BYTES_MAX => return Err(too_large()),
+            // Only a file that grows has something to be zeroed.
+            Some(size) if size > 0 => self.zero_behind_end(size, deadline).await?,
+            _ => {}
+        }
+        self.commit().await?;
+        let changed = self.shared.metadata.change(Change::SetAttr(set), uid, gid).await?;
+        let attr = changed.result.attributes.iter().find(|attr| attr.inode == self.inode);
+        if let (Some(size), Some(attr)) = (set.size, attr) {
+            let mut state = self.state.lock();
+            let super::State { layout, seen, blocks } = &mut *state;
+            match layout {
+                Some(layout) => {
+                    let is_next = layout.cut(attr, self.block_size());
+                    // Otherwise somebody else has changed it, too.
+                    *seen = if is_next { *seen } else { u64::MAX };
+                }
+                // Nothing of it is left.
+                None if size == 0 => {
+                    *layout = Some(Layout::new(attr, Vec::new()));
+                    *seen = self.kept.changes();
+                }
+                None => {}
+            }
+            if let Some(layout) = layout {
+                blocks.retain(|index, _| layout.block(*index).is_some());
+            }
+        }
+        Ok(changed)
+    }
+}

@@ -1,0 +1,166 @@
+//! Reading: holes are zeros, blocks are read through descriptors or over the network.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_proto::data::{Status, read_request};
+use tokio::time::Instant;
+
+use super::Content;
+use super::block::{OpenBlock, read_blocking, seek_data, seek_hole, wire_range};
+use super::blocks::is_of_worker;
+use crate::error::ClientError;
+use crate::read::span::{Span, spans};
+
+/// Between two attempts to reach a worker.
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
+
+/// What lseek(2) looks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seek {
+    Data,
+    Hole,
+}
+
+impl Content {
+    /// Bytes of the file, asking the master where that is not known.
+    pub async fn size(&self) -> Result<u64, ClientError> {
+        self.use_layout(|layout, _| layout.size()).await
+    }
+
+    /// Reads without waiting, for event loops: holes, and what is in the page cache of this host. `None` when that is not
+    /// possible for the whole range: use `read`. Fewer bytes than asked only at the end of the file.
+    pub fn read_now(&self, offset: u64, buffer: &mut [u8]) -> Option<usize> {
+        let parts = self.with_layout(|layout, blocks| {
+            let range = clip(layout.size(), offset, buffer.len());
+            let part = |span: Span| match (blocks.get(&span.index), layout.block(span.index)) {
+                (Some(open), _) => Some((span, Some(open.clone()))),
+                (None, None) => Some((span, None)),
+                (None, Some(_)) => None,
+            };
+            spans(range, self.block_size(), u64::MAX).map(part).collect::<Option<Vec<_>>>()
+        });
+        let mut done = 0;
+        for (span, block) in parts?? {
+            let part = &mut buffer[done..done + span.length()];
+            match block {
+                None => part.fill(0),
+                Some(open) if open.read_now(span.bytes.start, part) => {}
+                Some(_) => return None,
+            }
+            done += span.length();
+        }
+        self.shared.stats.descriptor_reads.inc();
+        self.shared.stats.descriptor_bytes.inc_by(done as u64);
+        Some(done)
+    }
+
+    /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`.
+    pub async fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, ClientError> {
+        let deadline = Instant::now() + self.shared.timeout;
+        let range = clip(self.size().await?, offset, length);
+        let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+        for span in spans(range, self.block_size(), u64::MAX) {
+            match self.block_to_read(span.index).await? {
+                Some(open) => bytes.extend_from_slice(&self.read_span(&open, &span, deadline).await?),
+                None => bytes.resize(bytes.len() + span.length(), 0),
+            }
+        }
+        Ok(bytes)
+    }
+
+    async fn read_span(&self, open: &Arc<OpenBlock>, span: &Span, deadline: Instant) -> Result<Vec<u8>, ClientError> {
+        let stats = &self.shared.stats;
+        if let Some(file) = open.file().cloned() {
+            let (offset, length) = (span.bytes.start, span.length());
+            let read = tokio::task::spawn_blocking(move || read_blocking(&file, offset, length)).await;
+            match read {
+                Ok(Ok(bytes)) => {
+                    stats.descriptor_reads.inc();
+                    stats.descriptor_bytes.inc_by(bytes.len() as u64);
+                    return Ok(bytes);
+                }
+                Ok(Err(error)) => {
+                    tracing::warn!(inode = self.inode, span.index, "a local block cannot be read: {error}")
+                }
+                Err(_stopped) => return Err(ClientError::Shutdown),
+            }
+        }
+        loop {
+            let mut failure = None;
+            for replica in &open.replicas {
+                match self.read_remote(replica.worker, open, &span.bytes).await {
+                    Ok(bytes) => return Ok(bytes),
+                    Err(error) => failure = Some(error),
+                }
+            }
+            let failure = failure.unwrap_or(ClientError::NoWorkers);
+            if !self.may_come_back(open, &failure) || Instant::now() + PAUSE >= deadline {
+                return Err(failure);
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn read_remote(&self, worker: u64, open: &OpenBlock, bytes: &Range<u32>) -> Result<Vec<u8>, ClientError> {
+        let range = wire_range(bytes);
+        let item = read_request::Item { block: Some(open.name.clone()), range: Some(range) };
+        let (reply, payload) = self.shared.pool.read(worker, vec![item], self.shared.worker_timeout).await?;
+        let refused = |status, message| ClientError::WorkerStatus { worker, status, message };
+        match reply.items.into_iter().next() {
+            Some(item) if item.status() != Status::Ok => Err(refused(item.status(), item.message)),
+            Some(_) if payload.len() == bytes.len() => {
+                self.shared.stats.remote_reads.inc();
+                self.shared.stats.remote_bytes.inc_by(payload.len() as u64);
+                Ok(payload.to_vec())
+            }
+            _ => Err(refused(Status::IoError, "the answer has fewer bytes than were asked for".to_owned())),
+        }
+    }
+
+    /// Whether a worker of the block may be back soon: it counts as live still, and did not answer that it cannot.
+    pub(super) fn may_come_back(&self, open: &OpenBlock, failure: &ClientError) -> bool {
+        let answered = matches!(failure, ClientError::WorkerStatus { status, .. } if *status != Status::Overloaded);
+        let placement = self.shared.pool.placement();
+        let live = cavern_proto::master::WorkerState::Live;
+        let mut workers = open.replicas.iter().filter_map(|replica| placement.worker(replica.worker));
+        is_of_worker(failure) && !answered && workers.any(|worker| worker.state() == live)
+    }
+
+    /// Where data, or a hole, begins from `offset` on: as lseek(2), to the block, and finer where it is on this host. `None`
+    /// behind the end, and where no data follows.
+    pub async fn seek(&self, offset: u64, what: Seek) -> Result<Option<u64>, ClientError> {
+        let size = self.size().await?;
+        if offset >= size {
+            return Ok(None);
+        }
+        for span in spans(offset..size, self.block_size(), u64::MAX) {
+            let start = u64::from(span.index) * self.block_size();
+            let found = match self.block_to_read(span.index).await? {
+                None => (what == Seek::Hole).then_some(span.bytes.start),
+                Some(open) => match open.file().cloned() {
+                    None => (what == Seek::Data).then_some(span.bytes.start),
+                    Some(file) => {
+                        let from = span.bytes.start;
+                        let sought = tokio::task::spawn_blocking(move || match what {
+                            Seek::Data => seek_data(&file, from),
+                            Seek::Hole => seek_hole(&file, from),
+                        });
+                        sought.await.map_err(|_stopped| ClientError::Shutdown)??
+                    }
+                },
+            };
+            if let Some(found) = found.filter(|found| *found < span.bytes.end) {
+                return Ok(Some(start + u64::from(found)));
+            }
+        }
+        // The end of a file counts as a hole.
+        Ok((what == Seek::Hole).then_some(size))
+    }
+}
+
+fn clip(size: u64, offset: u64, length: usize) -> Range<u64> {
+    let start = offset.min(size);
+    start..start.saturating_add(length as u64).min(size)
+}

@@ -1,0 +1,200 @@
+//! Writing: to every replica of a block, in place.
+
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cavern_proto::chunk::chunks_touching;
+use cavern_proto::data::WriteRequest;
+use cavern_proto::frame::MAX_WRITE_BYTES;
+use futures::future::join_all;
+use rustix::io::Errno;
+use tokio::time::Instant;
+
+use super::block::{OpenBlock, Replica, wire_range};
+use super::blocks::is_of_worker;
+use super::read::PAUSE;
+use super::{Content, FILE_BYTES_MAX, now_ns};
+use crate::error::ClientError;
+use crate::read::span::{Span, spans};
+
+/// What is done to a range of a block.
+#[derive(Clone, Debug)]
+enum Deed {
+    Write(Bytes),
+    Zero,
+}
+
+impl Content {
+    /// Writes without asking anybody, for event loops: where the room is reserved already, and every replica is on this
+    /// host. `None` when that is not so, and nothing (or a part, with the same bytes) was written: use `write`.
+    pub fn write_now(&self, offset: u64, bytes: &[u8]) -> Option<()> {
+        let _writing = self.gate.try_read().ok()?;
+        let end = end_of(offset, bytes.len()).ok()?;
+        let parts = self.with_layout(|layout, blocks| {
+            // What lies between the end and the offset may have to be zeroed.
+            if offset > layout.size() {
+                return None;
+            }
+            let part = |span: Span| {
+                let open = blocks.get(&span.index).filter(|open| open.is_local() && open.has_room(&span.bytes))?;
+                Some((span, open.clone()))
+            };
+            spans(offset..end, self.block_size(), u64::MAX).map(part).collect::<Option<Vec<_>>>()
+        });
+        let parts = parts??;
+        let mut rest = bytes;
+        for (span, open) in &parts {
+            let (part, after) = rest.split_at(span.length());
+            for file in open.replicas.iter().filter_map(|replica| replica.file.as_ref()) {
+                file.write_all_at(part, u64::from(span.bytes.start)).ok()?;
+            }
+            rest = after;
+        }
+        let now = now_ns();
+        self.with_layout(|layout, _| parts.iter().for_each(|(span, _)| layout.wrote(span.index, end, now)))
+    }
+
+    /// Writes all of `bytes` at `offset`. Bounded by `client.read_timeout`. After an error a part may have been written.
+    pub async fn write(&self, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
+        let _writing = self.gate.read().await;
+        let deadline = Instant::now() + self.shared.timeout;
+        let end = end_of(offset, bytes.len())?;
+        self.zero_behind_end(offset, deadline).await?;
+        let mut at = 0;
+        for span in spans(offset..end, self.block_size(), u64::from(MAX_WRITE_BYTES)) {
+            let part = bytes.slice(at..at + span.length());
+            at += span.length();
+            self.do_to_block(span.index, &span.bytes, Deed::Write(part), deadline).await?;
+            self.use_layout(|layout, _| layout.wrote(span.index, offset + at as u64, now_ns())).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a range of the file zeros, up to its end; what lies behind it is not touched.
+    pub async fn zero(&self, range: Range<u64>) -> Result<(), ClientError> {
+        let _writing = self.gate.read().await;
+        let deadline = Instant::now() + self.shared.timeout;
+        let size = self.size().await?;
+        self.zero_range(range.start..range.end.min(size), deadline).await
+    }
+
+    /// Makes room for a range; the file grows to its end if `grow`.
+    pub async fn allocate(&self, range: Range<u64>, grow: bool) -> Result<(), ClientError> {
+        let _writing = self.gate.read().await;
+        let deadline = Instant::now() + self.shared.timeout;
+        if range.end > FILE_BYTES_MAX {
+            return Err(too_large());
+        }
+        if grow {
+            self.zero_behind_end(range.end, deadline).await?;
+        }
+        for span in spans(range.clone(), self.block_size(), u64::MAX) {
+            self.block_to_write(span.index, &span.bytes).await?;
+        }
+        if grow && range.end > self.size().await? {
+            self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
+        }
+        Ok(())
+    }
+
+    /// What lies behind the end of the file, in its last block, is of no content, and may be what was cut off once: it
+    /// becomes zeros before the file reaches to `to`.
+    pub(super) async fn zero_behind_end(&self, to: u64, deadline: Instant) -> Result<(), ClientError> {
+        let size = self.size().await?;
+        let block = size / self.block_size();
+        let end = to.min((block + 1) * self.block_size());
+        if size.is_multiple_of(self.block_size()) || end <= size {
+            return Ok(());
+        }
+        self.zero_range(size..end, deadline).await
+    }
+
+    async fn zero_range(&self, range: Range<u64>, deadline: Instant) -> Result<(), ClientError> {
+        for span in spans(range, self.block_size(), u64::MAX) {
+            if self.use_layout(|layout, _| layout.block(span.index).is_none()).await? {
+                continue;
+            }
+            self.do_to_block(span.index, &span.bytes, Deed::Zero, deadline).await?;
+            self.use_layout(|layout, _| layout.wrote(span.index, 0, now_ns())).await?;
+        }
+        Ok(())
+    }
+
+    /// Does it at every replica; those that fail are given up as long as one is left.
+    async fn do_to_block(&self, index: u32, at: &Range<u32>, deed: Deed, deadline: Instant) -> Result<(), ClientError> {
+        loop {
+            let failure = match self.try_block(index, at, &deed).await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let answered = matches!(failure, ClientError::WorkerStatus { .. });
+            if answered || !is_of_worker(&failure) || Instant::now() + PAUSE >= deadline {
+                return Err(failure);
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn try_block(&self, index: u32, at: &Range<u32>, deed: &Deed) -> Result<(), ClientError> {
+        let open = self.block_to_write(index, at).await?;
+        let results = join_all(open.replicas.iter().map(|replica| self.do_to_replica(&open, replica, at, deed))).await;
+        let (mut failed, mut failure) = (Vec::new(), None);
+        for (replica, result) in open.replicas.iter().zip(results) {
+            if let Err(error) = result {
+                tracing::debug!(inode = self.inode, index, worker = replica.worker, "writing failed: {error}");
+                failed.push(replica.worker);
+                failure = Some(error);
+            }
+        }
+        let Some(failure) = failure else { return Ok(()) };
+        if failed.len() == open.replicas.len() || failure.errno() == Errno::NOSPC.raw_os_error() {
+            return Err(failure);
+        }
+        self.give_up_replicas(index, &open, &failed).await
+    }
+
+    async fn do_to_replica(
+        &self,
+        open: &OpenBlock,
+        replica: &Replica,
+        at: &Range<u32>,
+        deed: &Deed,
+    ) -> Result<(), ClientError> {
+        let payload = match (deed, &replica.file) {
+            (Deed::Write(bytes), Some(file)) => {
+                let (file, bytes, offset) = (Arc::clone(file), bytes.clone(), u64::from(at.start));
+                let written = tokio::task::spawn_blocking(move || file.write_all_at(&bytes, offset)).await;
+                return written.map_err(|_stopped| ClientError::Shutdown)?.map_err(ClientError::from);
+            }
+            (Deed::Write(bytes), None) => bytes.clone(),
+            (Deed::Zero, _) => Bytes::new(),
+        };
+        let mut request = WriteRequest { block: Some(open.name.clone()), offset: at.start, ..WriteRequest::default() };
+        if matches!(deed, Deed::Zero) {
+            request.offset = 0;
+            request.zero = vec![wire_range(at)];
+            // The room of what is zeroed wholly is given back.
+            let mut reserved = open.reserved.lock();
+            chunks_touching(at.start, at.len() as u32).for_each(|chunk| reserved.remove(chunk));
+        }
+        let wait = self.shared.worker_timeout;
+        let incarnation = self.shared.pool.write(replica.worker, request, payload, wait).await?;
+        if incarnation == replica.incarnation {
+            return Ok(());
+        }
+        let message = format!("it has lost block {} of inode {}", open.name.index, self.inode);
+        let status = cavern_proto::data::Status::NoSuchBlock;
+        Err(ClientError::WorkerStatus { worker: replica.worker, status, message })
+    }
+}
+
+fn end_of(offset: u64, length: usize) -> Result<u64, ClientError> {
+    offset.checked_add(length as u64).filter(|end| *end <= FILE_BYTES_MAX).ok_or_else(too_large)
+}
+
+pub(super) fn too_large() -> ClientError {
+    let reason = format!("a file has {FILE_BYTES_MAX} bytes at most");
+    ClientError::Refused { errno: Errno::FBIG.raw_os_error(), reason }
+}

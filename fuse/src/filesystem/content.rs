@@ -1,0 +1,346 @@
+//! Files of fs-mode mounts, open: CREATE, READ, WRITE, FLUSH, FSYNC, FALLOCATE, LSEEK.
+//!
+//! What a write brings goes to the workers before it is answered, on the event loop's own thread where that takes no
+//! question; what the master must know of it is told with the close. The kernel keeps pages from one open to the next while
+//! nobody else has changed the content: `pages` remembers which version they are of.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cavern_client::{ClientError, Content, Node, Seek};
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{CreateInode, Kind, SetAttr};
+use quick_cache::sync::Cache;
+
+use super::Inner;
+use super::changes::Attempt;
+use super::open::OpenHandle;
+use crate::kernel::abi::fopen;
+use crate::kernel::{Caller, Delivery, Reply};
+
+/// Inodes whose pages are remembered; of any other they are read anew when it is opened.
+const PAGES_OF: usize = 100_000;
+
+/// Versions of contents by inode, of which all pages are that the kernel has.
+pub(super) struct KernelPages(Cache<u64, u64>);
+
+impl Default for KernelPages {
+    fn default() -> Self {
+        Self(Cache::new(PAGES_OF))
+    }
+}
+
+impl KernelPages {
+    /// The file is opened: whether the kernel may keep its pages.
+    fn opened(&self, inode: u64, version: u64) -> bool {
+        let are_current = self.0.get(&inode) == Some(version);
+        if !are_current {
+            self.0.insert(inode, version);
+        }
+        are_current
+    }
+
+    /// What was written by way of these pages has become another version; `None` when somebody else has changed it too.
+    fn moved_on(&self, inode: u64, from: Option<u64>, to: Option<u64>) {
+        match to {
+            Some(to) if from.is_some() && self.0.get(&inode) == from => self.0.insert(inode, to),
+            _ => drop(self.0.remove(&inode)),
+        }
+    }
+}
+
+impl Inner {
+    /// Opens a file of an fs-mode mount; what it is opened for, the kernel has checked.
+    pub(super) fn open_content(self: &Arc<Self>, node: Arc<Node>, flags: i32, reply: Reply) {
+        if let Some(content) = self.client.contents().open_cached(&node) {
+            return self.opened_content(&node, content, flags, reply);
+        }
+        let this = Arc::clone(self);
+        reply.defer(move |reply| async move {
+            match this.client.contents().open(&node).await {
+                Ok(content) => this.opened_content(&node, content, flags, reply),
+                Err(error) => this.failures.answer(reply, "open", &error),
+            }
+        });
+    }
+
+    fn opened_content(&self, node: &Node, content: Arc<Content>, flags: i32, reply: Reply) {
+        let open_flags = self.open_flags(node, &content, flags);
+        let number = self.files.insert(Arc::new(OpenHandle::Content(content)));
+        if reply.opened(number, open_flags) == Delivery::Refused {
+            self.files.remove(number);
+        }
+    }
+
+    fn open_flags(&self, node: &Node, content: &Content, flags: i32) -> u32 {
+        let version = content.version().or_else(|| node.posix().map(|posix| posix.version));
+        let keep = version.is_some_and(|version| self.pages.opened(node.inode, version));
+        let direct = self.direct || flags & libc::O_DIRECT != 0;
+        (if keep { fopen::KEEP_CACHE } else { 0 }) | (if direct { fopen::DIRECT_IO } else { 0 })
+    }
+
+    pub(super) fn create(
+        self: &Arc<Self>,
+        kernel_parent: u64,
+        caller: Caller,
+        name: &[u8],
+        (mode, flags): (u32, u32),
+        reply: Reply,
+    ) {
+        let flags = flags.cast_signed();
+        let create = CreateInode { mode: mode & 0o7777, ..self.new_inode(kernel_parent, name, Kind::File) };
+        let change = Change::Create(create);
+        let attempt = Attempt { operation: "create", on: kernel_parent, with: None, caller, change };
+        if let Some(errno) = self.refused_at_once(&attempt) {
+            return reply.error(errno);
+        }
+        let this = Arc::clone(self);
+        reply.carry_out(move |reply| async move {
+            match this.create_content(attempt).await {
+                Ok((node, content)) => {
+                    let entry = this.entry_of(&node);
+                    let open_flags = this.open_flags(&node, &content, flags);
+                    let handle = OpenHandle::Content(content);
+                    let number = this.files.insert(Arc::new(handle));
+                    if reply.created(&entry, number, open_flags) == Delivery::Refused {
+                        this.files.remove(number);
+                    }
+                }
+                // Somebody else was faster: the kernel looks again, and opens what it finds if the caller may do so.
+                Err(error) if error.errno() == libc::EEXIST && flags & libc::O_EXCL == 0 => reply.error(libc::ESTALE),
+                Err(error) => this.failures.answer(reply, "create", &error),
+            }
+        });
+    }
+
+    async fn create_content(&self, attempt: Attempt) -> Result<(Arc<Node>, Arc<Content>), ClientError> {
+        let (directory, changed) = self.make(attempt).await?;
+        let attr = changed.result.attributes.iter().find(|attr| attr.inode == changed.result.inode);
+        let attr = attr.ok_or_else(|| ClientError::Invalid("the master says nothing of what was created".into()))?;
+        let node = match changed.node {
+            Some(node) => node,
+            None => Arc::new(Node::nameless(attr, directory.mount.clone())),
+        };
+        let content = self.client.contents().open_new(&node, attr).await?;
+        Ok((node, content))
+    }
+
+    pub(super) fn read_content(
+        self: &Arc<Self>,
+        content: &Arc<Content>,
+        offset: u64,
+        size: u32,
+        reply: Reply,
+        payload: &mut [u8],
+    ) {
+        let length = payload.len().min(size as usize);
+        if let Some(read) = content.read_now(offset, &mut payload[..length]) {
+            return reply.bytes(&payload[..read]);
+        }
+        let (this, content) = (Arc::clone(self), Arc::clone(content));
+        reply.defer(move |reply| async move {
+            match content.read(offset, length).await {
+                Ok(bytes) => reply.bytes(&bytes),
+                Err(error) => this.failures.answer(reply, "read", &error),
+            }
+        });
+    }
+
+    pub(super) fn write(self: &Arc<Self>, fh: u64, offset: u64, data: &[u8], flags: u32, reply: Reply) {
+        let Some(content) = self.content_of(fh) else { return reply.error(libc::EBADF) };
+        // At most what one request holds.
+        let size = data.len() as u32;
+        let is_sync = flags.cast_signed() & libc::O_DSYNC != 0;
+        if content.write_now(offset, data).is_some() && !is_sync {
+            return reply.written(size);
+        }
+        let (this, data) = (Arc::clone(self), Bytes::copy_from_slice(data));
+        reply.carry_out(move |reply| async move {
+            let mut written = content.write(offset, data).await;
+            if is_sync && written.is_ok() {
+                written = this.sync(&content).await;
+            }
+            match written {
+                Ok(()) => reply.written(size),
+                Err(error) => this.failures.answer(reply, "write", &error),
+            }
+        });
+    }
+
+    /// The file of an fs-mode mount that is open under a number.
+    fn content_of(&self, fh: u64) -> Option<Arc<Content>> {
+        match &*self.files.get(fh)? {
+            OpenHandle::Content(content) => Some(Arc::clone(content)),
+            OpenHandle::Object(_) => None,
+        }
+    }
+
+    /// A descriptor is closed: what was written is committed before the locks that guarded it end.
+    pub(super) fn flush(self: &Arc<Self>, kernel_node: u64, fh: u64, lock_owner: u64, reply: Reply) {
+        if self.unopened.is_some() {
+            return reply.error(libc::ENOSYS);
+        }
+        let inode = self.root.to_namespace(kernel_node);
+        let content = self.content_of(fh).filter(|content| !content.is_committed());
+        let has_locks = self.may_have_locked(inode, lock_owner);
+        if content.is_none() && !has_locks {
+            return reply.done();
+        }
+        let this = Arc::clone(self);
+        reply.carry_out(move |reply| async move {
+            let committed = match content {
+                Some(content) => this.commit(&content).await,
+                None => Ok(()),
+            };
+            if has_locks {
+                this.unlock_closed(inode, lock_owner).await;
+            }
+            match committed {
+                Ok(()) => reply.done(),
+                Err(error) => this.failures.answer(reply, "close", &error),
+            }
+        });
+    }
+
+    pub(super) fn fsync(self: &Arc<Self>, fh: u64, reply: Reply) {
+        let Some(content) = self.content_of(fh) else { return reply.done() };
+        let this = Arc::clone(self);
+        reply.carry_out(move |reply| async move {
+            match this.sync(&content).await {
+                Ok(()) => reply.done(),
+                Err(error) => this.failures.answer(reply, "fsync", &error),
+            }
+        });
+    }
+
+    /// The last descriptor is closed. What a mapping wrote after the last flush is committed now.
+    pub(super) fn release_content(self: &Arc<Self>, content: &Arc<Content>, reply: Reply) {
+        if content.is_committed() {
+            return reply.done();
+        }
+        let (this, content) = (Arc::clone(self), Arc::clone(content));
+        reply.carry_out(move |reply| async move {
+            if let Err(error) = this.commit(&content).await {
+                tracing::warn!(inode = content.inode(), "what was written last is lost: {error}");
+            }
+            reply.done();
+        });
+    }
+
+    async fn commit(&self, content: &Content) -> Result<(), ClientError> {
+        let before = content.version();
+        let committed = content.commit().await;
+        self.moved_on(content, before);
+        committed
+    }
+
+    async fn sync(&self, content: &Content) -> Result<(), ClientError> {
+        let before = content.version();
+        let synced = content.sync().await;
+        self.moved_on(content, before);
+        synced
+    }
+
+    fn moved_on(&self, content: &Content, before: Option<u64>) {
+        let now = content.version();
+        if now != before {
+            self.pages.moved_on(content.inode(), before, now);
+        }
+    }
+
+    pub(super) fn fallocate(self: &Arc<Self>, fh: u64, offset: u64, length: u64, mode: u32, reply: Reply) {
+        const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE.cast_unsigned();
+        const PUNCH_HOLE: u32 = libc::FALLOC_FL_PUNCH_HOLE.cast_unsigned() | KEEP_SIZE;
+        const ZERO_RANGE: u32 = libc::FALLOC_FL_ZERO_RANGE.cast_unsigned();
+        const ZERO_RANGE_KEEP: u32 = ZERO_RANGE | KEEP_SIZE;
+        let Some(content) = self.content_of(fh) else { return reply.error(libc::EBADF) };
+        let Some(end) = offset.checked_add(length).filter(|_| length > 0) else { return reply.error(libc::EINVAL) };
+        let range = offset..end;
+        let (zero, allocate, grow) = match mode {
+            0 => (false, true, true),
+            KEEP_SIZE => (false, true, false),
+            PUNCH_HOLE => (true, false, false),
+            ZERO_RANGE => (true, true, true),
+            ZERO_RANGE_KEEP => (true, true, false),
+            _ => return reply.error(libc::EOPNOTSUPP),
+        };
+        let this = Arc::clone(self);
+        reply.carry_out(move |reply| async move {
+            let mut done = Ok(());
+            if zero {
+                done = content.zero(range.clone()).await;
+            }
+            if allocate && done.is_ok() {
+                done = content.allocate(range, grow).await;
+            }
+            match done {
+                Ok(()) => reply.done(),
+                Err(error) => this.failures.answer(reply, "fallocate", &error),
+            }
+        });
+    }
+
+    pub(super) fn lseek(self: &Arc<Self>, fh: u64, offset: u64, whence: u32, reply: Reply) {
+        let what = match whence.cast_signed() {
+            libc::SEEK_DATA => Seek::Data,
+            libc::SEEK_HOLE => Seek::Hole,
+            _ => return reply.error(libc::EINVAL),
+        };
+        let content = match self.files.get(fh).as_deref() {
+            Some(OpenHandle::Content(content)) => Arc::clone(content),
+            // An object is data from its beginning to its end.
+            Some(OpenHandle::Object(handle)) => {
+                let size = handle.file.node().size;
+                return match what {
+                    _ if offset >= size => reply.error(libc::ENXIO),
+                    Seek::Data => reply.at(offset),
+                    Seek::Hole => reply.at(size),
+                };
+            }
+            None => return reply.error(libc::EBADF),
+        };
+        let this = Arc::clone(self);
+        reply.defer(move |reply| async move {
+            match content.seek(offset, what).await {
+                Ok(Some(at)) => reply.at(at),
+                Ok(None) => reply.error(libc::ENXIO),
+                Err(error) => this.failures.answer(reply, "lseek", &error),
+            }
+        });
+    }
+
+    /// Whether attributes must be set by way of the content: its length is among them, or the master does not know all that
+    /// was written yet, so that a time that is set now would not stay.
+    pub(super) fn is_about_content(&self, set: &SetAttr) -> bool {
+        let open = || self.client.contents().get(set.inode);
+        set.size.is_some() || open().is_some_and(|content| !content.is_committed())
+    }
+
+    pub(super) fn set_content_attributes(
+        self: &Arc<Self>,
+        kernel_node: u64,
+        caller: Caller,
+        set: SetAttr,
+        reply: Reply,
+    ) {
+        let this = Arc::clone(self);
+        reply.carry_out(move |reply| async move {
+            let changed = async {
+                let node = this.node(kernel_node).await?;
+                if !node.is_fs_mode() {
+                    let reason = format!("{node} cannot be changed");
+                    return Err(ClientError::Refused { errno: libc::EROFS, reason });
+                }
+                let content = this.client.contents().open(&node).await?;
+                let before = content.version();
+                let changed = content.set_attributes(set, caller.uid, caller.gid).await;
+                this.moved_on(&content, before);
+                Ok((node, changed?))
+            };
+            match changed.await {
+                Ok((node, changed)) => this.answer_attributes(&node, &changed, reply),
+                Err(error) => this.failures.answer(reply, "setattr", &error),
+            }
+        });
+    }
+}
