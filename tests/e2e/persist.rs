@@ -21,7 +21,7 @@ fn mounted(workers: usize) -> Cluster {
     let conf = "[master]\npersist_delay = \"100ms\"\n".to_owned();
     let cluster = Cluster::up(Options { workers, conf, ..Options::default() });
     cluster.s3.create_bucket("bucket");
-    cluster.mount_fs_mode("s3://bucket/fs", "/fs");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
     cluster
 }
 
