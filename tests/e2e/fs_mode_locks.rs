@@ -30,7 +30,7 @@ for line in sys.stdin:
     done = "ok"
     try:
         if command == "open":
-            files[name] = os.open(rest[0], os.O_RDONLY)
+            files[name] = os.open(rest[0], os.O_RDWR)
         elif command == "close":
             os.close(files.pop(name))
         elif command == "flock":
@@ -41,6 +41,12 @@ for line in sys.stdin:
             asked = struct.pack("hhqqi", int(rest[0]), 0, 0, 0, 0)
             kind, _, start, length, pid = struct.unpack("hhqqi", fcntl.fcntl(files[name], fcntl.F_GETLK, asked))
             done = "nothing" if kind == fcntl.F_UNLCK else f"{kind} {start} {length} {pid}"
+        elif command == "count":
+            for _ in range(int(rest[0])):
+                fcntl.lockf(files[name], fcntl.LOCK_EX)
+                number = int(os.pread(files[name], 20, 0) or b"0")
+                os.pwrite(files[name], b"%d" % (number + 1), 0)
+                fcntl.lockf(files[name], fcntl.LOCK_UN)
     except OSError as error:
         done = f"errno {error.errno}"
     print(done, flush=True)
@@ -202,6 +208,49 @@ fn shared_locks_of_bytes_are_found_by_those_who_ask_and_end_with_any_close() {
     assert_eq!(one.ask(&format!("lockf f {SHARED} 0 0")), "ok");
     one.signal(Signal::KILL);
     eventually("the lock is gone", PATIENCE, || (other.ask(&format!("find f {write}")) == "nothing").then_some(()));
+}
+
+#[test]
+fn exclusive_locks_of_bytes_are_split_and_waited_for() {
+    let (_cluster, here, there) = mounted();
+    let (mut one, mut other) = (Locker::with(&here), Locker::with(&there));
+    assert_eq!(one.ask(&format!("lockf f {EXCLUSIVE} 0 100")), "ok");
+    // A hole in the middle.
+    assert_eq!(one.ask(&format!("lockf f {UNLOCK} 40 20")), "ok");
+    assert_eq!(other.ask(&format!("lockf f {} 50 5", EXCLUSIVE | AT_ONCE)), "ok");
+    for start in [39, 60, 99] {
+        assert_eq!(other.ask(&format!("lockf f {} {start} 1", SHARED | AT_ONCE)), EAGAIN);
+    }
+    assert_eq!(other.ask(&format!("lockf f {} 100 0", SHARED | AT_ONCE)), "ok");
+    other.wait(&format!("lockf f {EXCLUSIVE} 60 10"));
+    assert_eq!(one.ask("close f"), "ok");
+    assert_eq!(other.answer(), "ok");
+}
+
+#[test]
+fn who_would_wait_for_each_other_is_told_so_across_mounts() {
+    let (_cluster, here, there) = mounted();
+    let (mut one, mut other) = (Locker::with(&here), Locker::with(&there));
+    assert_eq!(one.ask(&format!("lockf f {EXCLUSIVE} 0 1")), "ok");
+    assert_eq!(other.ask(&format!("lockf f {EXCLUSIVE} 1 1")), "ok");
+    one.wait(&format!("lockf f {EXCLUSIVE} 1 1"));
+    assert_eq!(other.ask(&format!("lockf f {EXCLUSIVE} 0 1")), "errno 35");
+    assert_eq!(other.ask(&format!("lockf f {UNLOCK} 0 0")), "ok");
+    assert_eq!(one.answer(), "ok");
+}
+
+#[test]
+fn a_number_that_is_counted_up_under_a_lock_counts_everybody() {
+    const EACH: usize = 50;
+    let (_cluster, here, there) = mounted();
+    let mut lockers: Vec<Locker> = [&here, &there, &here, &there].map(|path| Locker::with(path)).into();
+    lockers.iter_mut().for_each(|locker| locker.send(&format!("count f {EACH}")));
+    for locker in &lockers {
+        assert_eq!(locker.answer(), "ok");
+    }
+    for path in [&here, &there] {
+        assert_eq!(std::fs::read_to_string(path).unwrap(), (4 * EACH).to_string());
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{MutateRequest, Mutation, MutationResult};
+use cavern_proto::master::{MutateReply, MutateRequest, Mutation, MutationResult};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
@@ -39,8 +39,9 @@ pub struct Changed {
     pub result: MutationResult,
     /// The node of `result.inode` as it is now; `None` where too little is known to make one.
     pub node: Option<Arc<Node>>,
-    /// The session that made it.
+    /// The session that made it, and the last event that it had been told of by then.
     pub session: u64,
+    pub event_seq: u64,
 }
 
 pub(super) type Answer = Result<Changed, ClientError>;
@@ -260,7 +261,7 @@ impl Sender {
             let error = match call.await {
                 Ok(reply) if reply.results.len() == batch.len() => {
                     self.last += batch.len() as u64;
-                    return inner.answer_changes(batch, reply.results, mark, session);
+                    return inner.answer_changes(batch, reply, mark, session);
                 }
                 Ok(reply) => {
                     inner.lease.abandon();
@@ -294,17 +295,11 @@ fn unknown(batch: Vec<Pending>, cause: &str) {
 
 impl Inner {
     /// Takes the results into the caches and hands them out.
-    fn answer_changes(
-        &self,
-        batch: Vec<Pending>,
-        results: Vec<MutationResult>,
-        mark: super::recent::Mark,
-        session: u64,
-    ) {
-        for (pending, result) in batch.into_iter().zip(results) {
+    fn answer_changes(&self, batch: Vec<Pending>, reply: MutateReply, mark: super::recent::Mark, session: u64) {
+        for (pending, result) in batch.into_iter().zip(reply.results) {
             let answer = if result.errno == 0 {
                 let node = self.take_in_change(&pending.change, &result, mark);
-                Ok(Changed { result, node, session })
+                Ok(Changed { result, node, session, event_seq: reply.event_seq })
             } else {
                 Err(ClientError::Refused { errno: result.errno, reason: result.reason })
             };

@@ -216,7 +216,12 @@ impl Metadata {
     async fn send_lock(&self, set: SetLock) -> Result<(), ClientError> {
         let lock = set.lock.unwrap_or_default();
         let made = self.change(Change::SetLock(set), 0, 0).await?;
-        self.inner.locks.made(key(set.inode, set.kind(), &lock), &lock, made.session)
+        self.inner.locks.made(key(set.inode, set.kind(), &lock), &lock, made.session)?;
+        // What others did before they unlocked is known here when we have locked. (A grant that is waited for is an event itself.)
+        if lock.r#type() != LockType::Unlocked && !self.inner.lease.catch_up(made.event_seq).await {
+            tracing::warn!(inode = set.inode, "a lock was got before the changes of others were told");
+        }
+        Ok(())
     }
 
     /// The first lock of another owner that keeps this one from being had.

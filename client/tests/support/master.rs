@@ -64,7 +64,7 @@ pub struct State {
     /// What a Touch makes of a listing's age; `None` leaves it.
     age_after_touch_ms: Option<i64>,
     pub next_inode: u64,
-    seq: u64,
+    pub seq: u64,
     /// Of the last stream that began without one, or with one that is over.
     pub session: u64,
     pub mutations: Mutations,

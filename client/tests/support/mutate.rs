@@ -62,7 +62,7 @@ impl State {
             self.maybe_end_session();
             return Err(tonic::Status::unavailable("the answer is lost"));
         }
-        Ok(MutateReply { results })
+        Ok(MutateReply { results, event_seq: self.seq })
     }
 
     fn maybe_end_session(&mut self) {

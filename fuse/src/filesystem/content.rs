@@ -168,7 +168,7 @@ impl Inner {
     }
 
     /// The file of an fs-mode mount that is open under a number.
-    fn content_of(&self, fh: u64) -> Option<Arc<Content>> {
+    pub(super) fn content_of(&self, fh: u64) -> Option<Arc<Content>> {
         match &*self.files.get(fh)? {
             OpenHandle::Content(content) => Some(Arc::clone(content)),
             OpenHandle::Object(_) => None,
@@ -227,7 +227,7 @@ impl Inner {
         });
     }
 
-    async fn commit(&self, content: &Content) -> Result<(), ClientError> {
+    pub(super) async fn commit(&self, content: &Content) -> Result<(), ClientError> {
         let before = content.version();
         let committed = content.commit().await;
         self.moved_on(content, before);

@@ -1,4 +1,4 @@
-//! GETLK, SETLK, SETLKW and FLUSH, and what a RELEASE unlocks.
+//! GETLK, SETLK and SETLKW, and what a FLUSH or a RELEASE unlocks.
 //!
 //! Locks of files of fs-mode mounts are the master's. Those of objects, which only change as a whole and never by us, stay on
 //! this host: flock(2) excludes the processes of this mount from each other, and the shared locks of fcntl(2), which are
@@ -6,6 +6,8 @@
 //!
 //! A process loses its fcntl(2) locks of a file when it closes any descriptor of it: FLUSH waits for that. An open file
 //! description loses its locks when it is released, of which the kernel tells without waiting.
+//!
+//! Locks order what hosts do: what was written under one is committed before it ends, and who gets the next has heard of it.
 
 mod local;
 
@@ -13,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{ClientError, LOCK_TO_END};
+use cavern_client::{ClientError, InvalidationSink, LOCK_TO_END};
 use cavern_proto::master::{Lock, LockKind, LockType};
 use parking_lot::Mutex;
 
@@ -25,6 +27,9 @@ use local::LocalFlocks;
 /// For so long an object that seems to be locked is tried again: the RELEASE of a descriptor that was closed before may be read
 /// by another event loop after the request.
 const RELEASE_LAG: Duration = Duration::from_millis(20);
+
+/// The kernel is waited for so long: it forgets at once, unless it is reading what it is to forget.
+const CATCH_UP: Duration = Duration::from_secs(1);
 
 /// Who has locked something.
 #[derive(Default)]
@@ -106,13 +111,34 @@ impl Inner {
             let (this, kind) = (Arc::clone(this), kind_of(&request));
             reply.carry_out_until_interrupted(move |reply, interrupted| async move {
                 let metadata = this.client.metadata();
-                let made = match wait && lock.r#type() != LockType::Unlocked {
-                    true => metadata.wait_for_lock(inode, kind, lock, &interrupted).await,
-                    false => metadata.set_lock(inode, kind, lock).await,
+                let made = match lock.r#type() {
+                    LockType::Unlocked => this.unlock(request.fh, inode, kind, lock).await,
+                    _ if wait => metadata.wait_for_lock(inode, kind, lock, &interrupted).await,
+                    _ => metadata.set_lock(inode, kind, lock).await,
                 };
+                if made.is_ok() && lock.r#type() != LockType::Unlocked {
+                    this.forget_what_changed().await;
+                }
                 this.answer_lock(made, reply);
             });
         });
+    }
+
+    /// What was written under a lock is committed before it ends, so that the next to have it sees that.
+    async fn unlock(&self, fh: u64, inode: u64, kind: LockKind, lock: Lock) -> Result<(), ClientError> {
+        let committed = match self.content_of(fh).filter(|content| !content.is_committed()) {
+            Some(content) => self.commit(&content).await,
+            None => Ok(()),
+        };
+        self.client.metadata().set_lock(inode, kind, lock).await?;
+        committed
+    }
+
+    /// What others changed before they unlocked a file must be out of the kernel's caches before somebody here has it locked.
+    async fn forget_what_changed(&self) {
+        if tokio::time::timeout(CATCH_UP, self.invalidations.barrier()).await.is_err() {
+            tracing::warn!("a lock was got before the kernel had forgotten what others changed");
+        }
     }
 
     fn answer_lock(&self, made: Result<(), ClientError>, reply: Reply) {

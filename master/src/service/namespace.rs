@@ -137,7 +137,8 @@ impl Namespace for Services {
             Outcome::Mutated(result) => Ok(*result),
             other => Err(MasterError::Refused(format!("a change was answered by {other:?}"))),
         });
-        Ok(Response::new(MutateReply { results: results.collect::<Result<_, _>>()? }))
+        let event_seq = self.watch.told(session);
+        Ok(Response::new(MutateReply { results: results.collect::<Result<_, _>>()?, event_seq }))
     }
 
     async fn get_xattrs(&self, request: Request<GetXattrsRequest>) -> Result<Response<Xattrs>, Status> {
