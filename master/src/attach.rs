@@ -69,8 +69,14 @@ impl Services {
     }
 
     /// Detaches the bucket at a path, which disappears at once; what was known of it is deleted in the background.
-    pub async fn unmount_bucket(&self, path: &str) -> Result<Mount, MasterError> {
+    ///
+    /// # Errors
+    /// [`MasterError::Refused`] when the bucket lacks changes that are not to be discarded.
+    pub async fn unmount_bucket(&self, path: &str, unwritten: Unwritten) -> Result<Mount, MasterError> {
         let path = normalized(path)?;
+        if unwritten == Unwritten::Keep {
+            self.refuse_if_behind(&path).await?;
+        }
         match self.proposer.propose(Command::UnmountPath(path.clone())).await? {
             Outcome::Mount(removed) => {
                 self.mounts.forget(removed.id);
@@ -83,6 +89,31 @@ impl Services {
             }
             other => Err(MasterError::Refused(format!("an unmount was answered by {other:?}"))),
         }
+    }
+}
+
+/// What becomes of changes that the bucket of an fs-mode mount lacks when it is detached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unwritten {
+    /// The mount stays.
+    Keep,
+    Discard,
+}
+
+impl Services {
+    async fn refuse_if_behind(&self, path: &str) -> Result<(), MasterError> {
+        let mounts = self.mounts.table()?.1;
+        if !mounts.iter().any(|mount| mount.path == path && mount.write_type() == WriteType::FsMode) {
+            return Ok(());
+        }
+        let behind = self.persistence.status(path, u64::MAX).await?;
+        if behind.files + behind.deletions == 0 {
+            return Ok(());
+        }
+        Err(MasterError::Refused(format!(
+            "the bucket of {path} lacks changes of {} files and {} deletions: wait for them with `cv persist wait {path}`, or lose them with `cv umount {path} --discard`",
+            behind.files, behind.deletions
+        )))
     }
 }
 
@@ -113,6 +144,11 @@ fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
     (mount.id, mount.root_inode) = (0, 0);
     match mount.write_type() {
         WriteType::CacheMode => {}
+        WriteType::FsMode if mount.uri.starts_with("file://") => {
+            return invalid(
+                "a directory tree cannot keep what an fs-mode mount writes: give it an s3:// bucket".into(),
+            );
+        }
         // What is there is what the namespace says, whatever the bucket has.
         WriteType::FsMode => mount.consistency = Consistency::Never as i32,
         WriteType::Unspecified => return invalid("the write type is neither cache_mode nor fs_mode".into()),
@@ -172,7 +208,8 @@ mod tests {
 
     #[test]
     fn impossible_requests_are_refused() {
-        let broken: [fn(&mut Mount); 9] = [
+        let broken: [fn(&mut Mount); 10] = [
+            |mount| (mount.write_type, mount.uri) = (WriteType::FsMode as i32, "file:///d".into()),
             |mount| mount.path = "/".into(),
             |mount| mount.path = "a".into(),
             |mount| mount.path = "/a/../b".into(),

@@ -78,7 +78,11 @@ impl OpenMount {
         if health.logged.is_none_or(|logged| logged.elapsed() > LOG_PAUSE) {
             health.logged = health.failed;
             drop(health);
-            tracing::warn!(mount = self.mount.path, "what is known of the bucket is served as it is: {error}");
+            let what = match self.is_fs_mode() {
+                true => "the bucket falls behind the namespace",
+                false => "what is known of the bucket is served as it is",
+            };
+            tracing::warn!(mount = self.mount.path, "{what}: {error}");
         }
     }
 

@@ -129,6 +129,9 @@ fn a_bucket_that_is_away_delays_persistence_and_nothing_else() {
     let late = cluster.try_cv(&["persist", "wait", "/fs", "--timeout", "1s"]);
     assert_eq!(late.code, 1, "{late:?}");
     assert!(late.stderr.contains("40 files") && late.stderr.contains("unavailable"), "{}", late.stderr);
+    let umount = cluster.try_cv(&["umount", "/fs"]);
+    assert_eq!(umount.code, 1, "{umount:?}");
+    assert!(umount.stderr.contains("40 files") && umount.stderr.contains("--discard"), "{}", umount.stderr);
     eventually("the gauge", PATIENCE, || {
         (gauge(&cluster, "master", "cavern_master_persist_backlog_files") == Some(40)).then_some(())
     });
@@ -149,6 +152,10 @@ fn a_bucket_that_is_away_delays_persistence_and_nothing_else() {
     assert_eq!(cluster.try_cv(&["persist", "wait", "/fs/f00", "--timeout", "1s"]).code, 1);
     cluster.signal(&s3, Signal::CONT);
     cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
+    assert_same(&writer.bucket(), &expected);
+    let mounts = cluster.cv(&["mount", "--json"]).json();
+    assert!(!mounts.to_string().contains("unavailable"), "what is over is told no more: {mounts}");
+    cluster.cv(&["umount", "/fs"]);
     assert_same(&writer.bucket(), &expected);
 }
 

@@ -157,6 +157,9 @@ pub struct UmountArgs {
     /// Namespace path of the mount.
     #[arg(value_name = "PATH")]
     path: String,
+    /// Detach an fs-mode mount although its bucket lacks changes: they are lost.
+    #[arg(long)]
+    discard: bool,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
@@ -164,7 +167,8 @@ pub struct UmountArgs {
 impl UmountArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let mut connection = self.cluster.connect().await?;
-        let reply = connection.cluster.unmount(UnmountRequest { path: self.path }).await?.into_inner();
+        let reply =
+            connection.cluster.unmount(UnmountRequest { path: self.path, discard: self.discard }).await?.into_inner();
         let mount = reply.mount.unwrap_or_default();
         console::line(format_args!("{} is no longer mounted at {}", mount.uri, mount.path))
     }

@@ -92,6 +92,7 @@ impl Persistence {
             Owner::Nobody => match delete_object(&mount.ufs, doomed).await {
                 Ok(()) => {
                     self.metrics.deletions.inc();
+                    mount.succeeded();
                     turn.succeeded();
                 }
                 Err(error) => {

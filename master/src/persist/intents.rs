@@ -196,6 +196,7 @@ impl Persistence {
             };
             match reply.status() {
                 Status::Ok => {
+                    mount.succeeded();
                     self.metrics.uploads.inc();
                     self.metrics.upload_bytes.inc_by(work.content.length);
                     self.throughput.add(work.content.length);

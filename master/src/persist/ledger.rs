@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 /// Pauses after failures: the first, and the longest.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// The same for a whole bucket, and for what failed only because its bucket did.
+/// The same for a whole bucket. What failed because its bucket did pauses twice as long: another asks next, lest one that is
+/// itself to blame keeps all others waiting.
 const BUCKET_PAUSE_FIRST: Duration = Duration::from_millis(200);
 const BUCKET_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Failures that are remembered one by one. Beyond it things are tried again at the pace of their bucket.
@@ -135,19 +136,20 @@ impl Turn {
         let count = state.failures.get(&self.item).map_or(0, |failure| failure.count) + 1;
         let (first, most) = match blame {
             Blame::Item => (PAUSE_FIRST, PAUSE_MAX),
-            Blame::Bucket => (BUCKET_PAUSE_FIRST, BUCKET_PAUSE_MAX),
+            Blame::Bucket => (BUCKET_PAUSE_FIRST * 2, BUCKET_PAUSE_MAX * 2),
         };
         let failure =
-            |count: u32| Failure { count, until: now + pause(first, most, count), error: error.to_owned(), at: now };
-        state.remember(&self.item, failure(count));
+            |count: u32, pause: Duration| Failure { count, until: now + pause, error: error.to_owned(), at: now };
+        state.remember(&self.item, failure(count, pause(first, most, count)));
         if blame == Blame::Bucket {
             // What was under way when it failed for the first time says nothing new.
-            let known = state.buckets.get(&self.mount_id).map(|known| known.count);
-            match known {
-                None => state.buckets.insert(self.mount_id, failure(1)),
-                Some(count) if self.probes => state.buckets.insert(self.mount_id, failure(count + 1)),
-                Some(_) => None,
+            let count = match state.buckets.get(&self.mount_id).map(|known| known.count) {
+                None => 1,
+                Some(count) if self.probes => count + 1,
+                Some(_) => return,
             };
+            let pause = pause(BUCKET_PAUSE_FIRST, BUCKET_PAUSE_MAX, count);
+            state.buckets.insert(self.mount_id, failure(count, pause));
         }
     }
 }
@@ -216,6 +218,7 @@ mod tests {
         assert!(ledger.begin(&Item::Inode(3), 2).is_some(), "others are not");
         assert_eq!(ledger.bucket_error(1).unwrap().1, "away");
         std::thread::sleep(BUCKET_PAUSE_FIRST);
+        assert!(ledger.begin(&Item::Inode(1), 1).is_none(), "another asks next");
         let probe = ledger.begin(&Item::Inode(2), 1).unwrap();
         assert!(ledger.begin(&Item::Inode(4), 1).is_none());
         probe.succeeded();

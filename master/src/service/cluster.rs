@@ -16,6 +16,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Answers, Services};
 use crate::MasterError;
+use crate::attach::Unwritten;
 use crate::secrets::redact;
 use crate::state::Tables;
 
@@ -96,7 +97,9 @@ impl Cluster for Services {
     }
 
     async fn unmount(&self, request: Request<UnmountRequest>) -> Result<Response<UnmountReply>, Status> {
-        let mount = self.unmount_bucket(&request.into_inner().path).await?;
+        let UnmountRequest { path, discard } = request.into_inner();
+        let unwritten = if discard { Unwritten::Discard } else { Unwritten::Keep };
+        let mount = self.unmount_bucket(&path, unwritten).await?;
         Ok(Response::new(UnmountReply { mount: Some(mount) }))
     }
 

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::harness::{TestMaster, Tree, new_bucket};
+use crate::attach::Unwritten;
 use crate::listing::{diff_step, is_name, windows};
 use crate::state::{Database, Outcome, Tables, Transaction, apply};
 
@@ -113,7 +114,7 @@ async fn check_states(master: &TestMaster, states: &[BTreeSet<String>], number: 
         assert_eq!(without_sizes(tree), without_sizes(expected), "round {round} of {states:?}");
     }
     if let Some(mount) = mounted {
-        master.services().unmount_bucket(&mount.path).await.unwrap();
+        master.services().unmount_bucket(&mount.path, Unwritten::Keep).await.unwrap();
     }
 }
 

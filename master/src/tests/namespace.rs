@@ -13,6 +13,7 @@ use tonic::Request;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, name, new_bucket};
 use crate::MasterError;
+use crate::attach::Unwritten;
 
 async fn read_dir(master: &TestMaster, inode: u64, after: &str, limit: u64) -> Vec<ReadDirPage> {
     let request = ReadDirRequest { inode, after_name: name(after), limit, ..ReadDirRequest::default() };
@@ -154,7 +155,7 @@ async fn a_hundred_thousand_names_come_in_pages() {
     assert!(!rest.last().unwrap().end);
 
     let services = master.services();
-    services.unmount_bucket("/big").await.unwrap();
+    services.unmount_bucket("/big", Unwritten::Keep).await.unwrap();
     assert!(services.lookups.resolve("/big").await.unwrap_err().is_not_found());
     eventually(|| async { services.lookups.listings.read(|tables| Ok(tables.counters()?.inodes)).await.unwrap() == 1 })
         .await;
@@ -183,11 +184,11 @@ async fn mounts_are_verified_idempotent_and_never_nested() {
     }
     assert!(services.lookups.resolve("/y").await.unwrap_err().is_not_found());
     services.mount_bucket(mount_request("/x/n", &uri), false).await.unwrap();
-    services.unmount_bucket("/x/m").await.unwrap();
+    services.unmount_bucket("/x/m", Unwritten::Keep).await.unwrap();
     assert!(services.lookups.resolve("/x").await.is_ok(), "it still holds another mount");
-    services.unmount_bucket("/x/n").await.unwrap();
+    services.unmount_bucket("/x/n", Unwritten::Keep).await.unwrap();
     assert!(services.lookups.resolve("/x").await.unwrap_err().is_not_found());
-    assert!(services.unmount_bucket("/x/n").await.unwrap_err().is_not_found());
+    assert!(services.unmount_bucket("/x/n", Unwritten::Keep).await.unwrap_err().is_not_found());
     let status = services.status(Request::new(StatusRequest {})).await.unwrap().into_inner();
     assert!(status.mounts.unwrap().mounts.is_empty());
     master.master.stop().await;

@@ -307,7 +307,7 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
         let what = format!("the path {path:.20}");
         let request = ResolveRequest { path: path.clone() };
         master.refused(&what, async { namespace().resolve(request).await });
-        let request = UnmountRequest { path: path.clone() };
+        let request = UnmountRequest { path: path.clone(), discard: true };
         master.refused(&what, async { calls().unmount(request).await });
         let request = RefreshRequest { path: path.clone(), recursive: true };
         master.refused(&what, async { namespace().refresh(request).await?.into_inner().message().await });
