@@ -95,7 +95,8 @@ fn files_of_all_kinds_are_objects_and_go_with_their_names() {
         ("fs/other", &more),
     ]);
     assert_same(&writer.bucket(), &expected);
-    assert!(gauge(&cluster, "worker", "cavern_worker_data_bytes").unwrap() > 9 << 20);
+    // Each of the workers has one of the two blocks at least.
+    assert!(gauge(&cluster, "worker", "cavern_worker_data_bytes").unwrap() > 5 << 20);
 
     fs::remove_dir_all(cluster.path("fs/done")).unwrap();
     fs::remove_file(cluster.path("fs/other")).unwrap();
