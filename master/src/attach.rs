@@ -4,6 +4,7 @@ use cavern_proto::CHUNK_BYTES;
 use cavern_proto::master::{Consistency, Mount, WriteType};
 use cavern_proto::record::ReapOrphans;
 use cavern_proto::record::command::Command;
+use cavern_ufs::Contents;
 
 use crate::MasterError;
 use crate::lookup::components;
@@ -29,7 +30,9 @@ impl Services {
     pub async fn mount_bucket(&self, wanted: Mount, check_only: bool) -> Result<Mount, MasterError> {
         let mut mount = complete(wanted)?;
         let ufs = self.mounts.open_ufs(&mount)?;
-        ufs.check().await?;
+        if ufs.check().await? == Contents::Objects {
+            self.refuse_existing_objects(&mount)?;
+        }
         if check_only {
             return Ok(mount);
         }
@@ -66,6 +69,19 @@ impl Services {
             Outcome::Refused(reason) => Err(MasterError::Refused(reason)),
             other => Err(MasterError::Refused(format!("a mount was answered by {other:?}"))),
         }
+    }
+
+    /// The namespace of an fs-mode mount begins empty, and its bucket follows it: what is there already would neither be seen
+    /// nor be safe.
+    fn refuse_existing_objects(&self, mount: &Mount) -> Result<(), MasterError> {
+        let is_known = |known: &Mount| known.path == mount.path && known.uri == mount.uri;
+        if mount.write_type() != WriteType::FsMode || self.mounts.table()?.1.iter().any(is_known) {
+            return Ok(());
+        }
+        let uri = &mount.uri;
+        Err(MasterError::Refused(format!(
+            "{uri} has objects, and an fs-mode mount begins empty: choose a prefix without any, or mount it in cache_mode"
+        )))
     }
 
     /// Detaches the bucket at a path, which disappears at once; what was known of it is deleted in the background.

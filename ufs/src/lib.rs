@@ -40,5 +40,5 @@ pub use memory::MemoryBucket;
 pub use metrics::{UfsStats, register as register_metrics};
 pub use object::{ListMode, ListPage, Metadata, ObjectMeta, Replaces};
 pub use store::ByteStream;
-pub use ufs::{Lister, Ufs};
+pub use ufs::{Contents, Lister, Ufs};
 pub use write::{MultipartUpload, PARTS_MAX};

@@ -47,6 +47,13 @@ impl fmt::Debug for Ufs {
     }
 }
 
+/// What is under the prefix.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Contents {
+    Nothing,
+    Objects,
+}
+
 impl Ufs {
     /// A handle on what `uri` names. Nothing is sent: [`Ufs::check`] does that.
     ///
@@ -123,9 +130,11 @@ impl Ufs {
     }
 
     /// Whether the bucket is there and the credentials are good: one LIST of one key. An empty prefix is fine.
-    pub async fn check(&self) -> Result<(), UfsError> {
+    pub async fn check(&self) -> Result<Contents, UfsError> {
         let request = ListRequest { prefix: &self.0.prefix, mode: ListMode::Recursive, token: None, limit: 1 };
-        self.0.store.list(request).await.map(drop)
+        let page = self.0.store.list(request).await?.page;
+        let is_empty = page.objects.is_empty() && page.prefixes.is_empty() && page.hidden == 0;
+        Ok(if is_empty { Contents::Nothing } else { Contents::Objects })
     }
 
     /// A listing of everything under `prefix`, a full key prefix that is empty or ends in `/`. Each page is one LIST.

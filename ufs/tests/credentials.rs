@@ -23,7 +23,7 @@ async fn child() {
     }
     let ufs = Ufs::open("s3://data", &given, &conf()).unwrap();
     match ufs.check().await {
-        Ok(()) => println!("\nverdict: good"),
+        Ok(_) => println!("\nverdict: good"),
         Err(error @ UfsError::Denied { .. }) => println!("\nverdict: denied, {error}"),
         Err(error) => println!("\nverdict: {error:?}"),
     }

@@ -71,8 +71,8 @@ enum WriteTypeArg {
     /// The bucket is the truth; Cavern caches it.
     #[value(name = "cache_mode")]
     CacheMode,
-    /// The namespace is the truth. Files of such a mount cannot be written yet.
-    #[value(name = "fs_mode", hide = true)]
+    /// The namespace is the truth, and can be written; the bucket follows it. The prefix must be empty.
+    #[value(name = "fs_mode")]
     FsMode,
 }
 
