@@ -415,6 +415,34 @@ fn writers_go_on_while_their_worker_restarts() {
 }
 
 #[test]
+fn what_is_written_reaches_the_bucket_as_it_is() {
+    let cluster = mounted(Options::default());
+    let mut random = StdRng::seed_from_u64(4);
+    fs::create_dir(cluster.path("fs/checkpoints")).unwrap();
+    let mut expected = Vec::new();
+    for number in 0..10usize {
+        let bytes = noise(&mut random, number * 700_001);
+        // As programs write checkpoints.
+        let temporary = cluster.path(format!("fs/checkpoints/.{number}.tmp"));
+        let mut file = File::create(&temporary).unwrap();
+        file.write_all(&bytes).unwrap();
+        file.sync_all().unwrap();
+        fs::rename(&temporary, cluster.path(format!("fs/checkpoints/{number}"))).unwrap();
+        expected.push(bytes);
+    }
+    let log = cluster.path("fs/log");
+    for line in 0..50 {
+        let mut log = OpenOptions::new().append(true).create(true).open(&log).unwrap();
+        writeln!(log, "line {line}").unwrap();
+    }
+    cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
+    for (number, bytes) in expected.iter().enumerate() {
+        assert!(cluster.s3.get("bucket", &format!("fs/checkpoints/{number}")) == *bytes, "checkpoint {number}");
+    }
+    assert_eq!(cluster.s3.get("bucket", "fs/log"), fs::read(&log).unwrap());
+}
+
+#[test]
 fn programs_find_a_file_system() {
     let cluster = mounted(Options::default());
     let top = cluster.path("fs");

@@ -35,7 +35,9 @@ impl Content {
         let result = self.try_commit().await;
         if let Err(ClientError::Refused { reason, .. }) = &result {
             tracing::warn!(inode = self.inode, "what was written is given up: {reason}");
-            if let Some(layout) = self.state.lock().layout.as_mut() {
+            let mut state = self.state.lock();
+            state.seen = u64::MAX;
+            if let Some(layout) = state.layout.as_mut() {
                 layout.forget_uncommitted();
             }
             return Err(ClientError::OutcomeUnknown { cause: reason.clone() });

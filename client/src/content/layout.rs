@@ -167,13 +167,19 @@ impl Layout {
     }
 
     /// Puts what was written here over what the master has now; gives the blocks that were made here and have no place any
-    /// more, since somebody else has cut the file.
+    /// more, since somebody else has cut the file, or has made the same block at other workers.
     pub(super) fn rebase(&mut self, mut fresh: Self) -> Vec<u32> {
         let mut lost = Vec::new();
         for index in std::mem::take(&mut self.uncommitted.made) {
             let Some(own) = self.blocks.get(&index) else { continue };
-            let generation = fresh.blocks.get(&index).map_or(fresh.generation, |known| known.generation);
-            if own.generation == generation {
+            let is_current = match fresh.blocks.get(&index) {
+                Some(known) => {
+                    own.generation == known.generation
+                        && own.workers.iter().all(|worker| known.workers.contains(worker))
+                }
+                None => own.generation == fresh.generation,
+            };
+            if is_current {
                 fresh.blocks.insert(index, own.clone());
                 fresh.uncommitted.made.insert(index);
             } else {
@@ -275,5 +281,11 @@ mod tests {
         assert_eq!(layout.begin_sync(), [0]);
         layout.forget_uncommitted();
         assert!(layout.is_committed() && layout.block(0).is_some());
+
+        // Two have made the same block, at different workers.
+        layout.made(1, vec![2]);
+        layout.wrote(1, 20, 3);
+        assert_eq!(layout.rebase(Layout::new(&attr(15, 3, 2), vec![extent(0, 1), extent(1, 2)])), [1]);
+        assert_eq!((layout.size(), layout.block(1).unwrap().workers.as_slice()), (15, &[1][..]));
     }
 }

@@ -29,11 +29,15 @@ impl Mutating<'_, '_> {
         }
         let tables = self.transaction.before();
         for made in &commit.made {
-            let current = match tables.extent(commit.inode, made.index)? {
-                Some(known) => known.generation,
-                None => record.generation,
+            // Of a block that is known, replicas may be given up. Other workers have what somebody else wrote there.
+            let is_current = match tables.extent(commit.inode, made.index)? {
+                Some(known) => {
+                    known.generation == made.generation
+                        && made.workers.iter().all(|worker| known.workers.contains(worker))
+                }
+                None => record.generation == made.generation,
             };
-            if current != made.generation {
+            if !is_current {
                 return refuse(
                     Errno::STALE,
                     format!("block {} of inode {} is another by now", made.index, commit.inode),

@@ -392,6 +392,10 @@ fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
     assert_eq!(bench.change(commit(5 << 19, &[(2, 0)])).errno, Errno::STALE.raw_os_error());
     bench.change(commit(5 << 19, &[(0, 0), (2, 1)]));
     assert_eq!(extents(&bench), [(0, 0), (2, 1)]);
+    // A writer that made a block at another worker than the one that has it.
+    let made = vec![Extent { index: 2, generation: 1, workers: vec![4] }];
+    let elsewhere = Change::Commit(CommitContent { inode, grow_to: 1, made, changed: true });
+    assert_eq!(bench.change(elsewhere).errno, Errno::STALE.raw_os_error());
     assert_eq!(attributes(&bench.change(cut(3 << 20))), (3 << 20, 5, 1));
     assert_eq!(attributes(&bench.change(cut(0))), (0, 6, 2));
     assert_eq!(extents(&bench), []);
