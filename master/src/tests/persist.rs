@@ -402,6 +402,8 @@ async fn a_renamed_directory_is_one_intent_that_is_spread_across_restarts() {
     bench.rename((root, "z"), (root, "y"), RenameMode::Replace).await;
     eventually(|| async { bench.status("/m/y/b").await.files > 100 }).await;
     bench.rename((root, "y"), (root, "z"), RenameMode::Replace).await;
+    // Nothing needs the worker any more; whatever was under way to it has failed by the time that nothing is left.
+    eventually(|| async { bench.status("/m").await.files == 0 }).await;
     bench.fake.is_away.store(0, Ordering::Release);
     bench.check().await;
     assert_eq!(bench.fake.written.lock().len(), writes);
