@@ -136,8 +136,11 @@ fn no_system_call_outlives_its_deadline_and_all_heals() {
 
 #[test]
 fn a_signal_ends_every_waiting_system_call_at_once() {
-    let (cluster, _) =
-        seeded("[client]\nread_timeout = \"60s\"\nworker_timeout = \"50s\"\nmetadata_timeout = \"60s\"\n");
+    // A master that was silent for half a lease is asked nothing any more, and nobody would wait.
+    let (cluster, _) = seeded(
+        "[master]\nsession_lease = \"60s\"\n\
+         [client]\nread_timeout = \"60s\"\nworker_timeout = \"50s\"\nmetadata_timeout = \"60s\"\n",
+    );
     // Open already: here it is the read that waits.
     freeze(&cluster, Signal::STOP);
     freeze_bucket(&cluster, Signal::STOP);
