@@ -154,7 +154,7 @@ fn a_thousand_handles_reading_at_once_stay_within_the_budgets_and_leave_nothing_
             Files::new(&SMALL_BUDGETS.replace("[client]\n", &format!("[client]\nlocal_descriptors = {local}\n")));
         let way = if local { "descriptors" } else { "the network" };
         let mut rest = Vec::new();
-        for round in 1..=5 {
+        for round in 1..=9 {
             let started = Instant::now();
             files.drop_pages();
             files.read_all();
@@ -169,10 +169,12 @@ fn a_thousand_handles_reading_at_once_stay_within_the_budgets_and_leave_nothing_
         // The cache of the block index is beside the budget.
         assert_within(&format!("cv worker over {way}"), files.worker(), (64 + 32) * MIB);
         for (process, name) in ["cv fuse", "cv worker"].into_iter().enumerate() {
-            let (second, fifth) = (rest[1][process], rest[4][process]);
+            // What is freed goes back a moment later: of several rounds the least tells what is kept. The first one fills caches.
+            let least = |rounds: &[[u64; 2]]| rounds.iter().map(|rest| rest[process]).min().unwrap();
+            let (early, late) = (least(&rest[1..5]), least(&rest[5..]));
             assert!(
-                fifth <= second + 24 * MIB,
-                "{name} over {way} grows: {second} bytes after two rounds, {fifth} after five"
+                late <= early + 24 * MIB,
+                "{name} over {way} grows: {early} bytes after one of rounds 2 to 5, {late} after each of the last four"
             );
         }
     }
