@@ -9,7 +9,7 @@ mod buffers;
 mod closing;
 mod descriptor_cache;
 mod failure_log;
-mod fetch;
+pub(crate) mod fetch;
 mod file;
 mod hedge;
 mod ladder;

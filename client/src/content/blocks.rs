@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use super::Content;
 use super::block::{OpenBlock, Replica, block_name, wire_range};
 use crate::error::ClientError;
+use crate::read::fetch::{check_status, only_item};
 use crate::wire::Route;
 
 /// Chunks that are reserved ahead of a writer at most: 8 MiB.
@@ -73,14 +74,15 @@ impl Content {
         }
         let item = open_request::Item { block: Some(name.clone()), want: Vec::new() };
         let (reply, files) = self.shared.pool.open(worker, vec![item], self.shared.worker_timeout).await?;
-        let refused = |status, message| ClientError::WorkerStatus { worker, status, message };
-        match reply.items.into_iter().next().zip(files.into_iter().next()) {
-            Some((item, file)) if item.status() == Status::Ok => {
-                Ok(Replica { worker, incarnation: item.incarnation, file: Some(Arc::new(File::from(file))) })
-            }
-            Some((item, _)) => Err(refused(item.status(), item.message)),
-            None => Err(refused(Status::NoSuchBlock, "it has no such block".to_owned())),
-        }
+        let item = only_item(reply.items, worker)?;
+        check_status(worker, item.status(), &item.message)?;
+        let none = || ClientError::WorkerStatus {
+            worker,
+            status: Status::IoError,
+            message: "the answer has no descriptor".to_owned(),
+        };
+        let file = files.into_iter().next().ok_or_else(none)?;
+        Ok(Replica { worker, incarnation: item.incarnation, file: Some(Arc::new(File::from(file))) })
     }
 
     /// A block with room for bytes at each of its workers, made where it is not there yet.
@@ -208,11 +210,7 @@ impl Content {
     /// Reserves in a block that must be there: one that is made anew by the request has lost what the file had.
     async fn reserve_existing(&self, worker: u64, name: &BlockRef, bytes: &Range<u32>) -> Result<Replica, ClientError> {
         let reply = self.shared.pool.query(worker, vec![name.clone()]).await?;
-        let lost = || ClientError::WorkerStatus {
-            worker,
-            status: Status::NoSuchBlock,
-            message: format!("it has lost block {} of inode {}", name.index, self.inode),
-        };
+        let lost = || self.lost(worker, name.index);
         let before = reply.items.first().filter(|item| item.known).map(|item| item.incarnation).ok_or_else(lost)?;
         let replica = self.reserve(worker, name, bytes).await?;
         if replica.incarnation == before { Ok(replica) } else { Err(lost()) }
@@ -228,8 +226,13 @@ impl Content {
         if replica.incarnation == known.incarnation {
             return Ok(replica);
         }
-        let message = format!("it has lost block {} of inode {}", name.index, self.inode);
-        Err(ClientError::WorkerStatus { worker: known.worker, status: Status::NoSuchBlock, message })
+        Err(self.lost(known.worker, name.index))
+    }
+
+    /// The worker has another file under the name of a block: what the file had is gone there.
+    pub(super) fn lost(&self, worker: u64, index: u32) -> ClientError {
+        let message = format!("it has lost block {index} of inode {}", self.inode);
+        ClientError::WorkerStatus { worker, status: Status::NoSuchBlock, message }
     }
 
     async fn reserve(&self, worker: u64, name: &BlockRef, bytes: &Range<u32>) -> Result<Replica, ClientError> {

@@ -11,6 +11,7 @@ use super::Content;
 use super::block::{OpenBlock, read_blocking, seek_data, seek_hole, wire_range};
 use super::blocks::is_of_worker;
 use crate::error::ClientError;
+use crate::read::fetch::{check_status, only_item};
 use crate::read::span::{Span, spans};
 
 /// Between two attempts to reach a worker.
@@ -107,16 +108,15 @@ impl Content {
         let range = wire_range(bytes);
         let item = read_request::Item { block: Some(open.name.clone()), range: Some(range) };
         let (reply, payload) = self.shared.pool.read(worker, vec![item], self.shared.worker_timeout).await?;
-        let refused = |status, message| ClientError::WorkerStatus { worker, status, message };
-        match reply.items.into_iter().next() {
-            Some(item) if item.status() != Status::Ok => Err(refused(item.status(), item.message)),
-            Some(_) if payload.len() == bytes.len() => {
-                self.shared.stats.remote_reads.inc();
-                self.shared.stats.remote_bytes.inc_by(payload.len() as u64);
-                Ok(payload.to_vec())
-            }
-            _ => Err(refused(Status::IoError, "the answer has fewer bytes than were asked for".to_owned())),
+        let item = only_item(reply.items, worker)?;
+        check_status(worker, item.status(), &item.message)?;
+        if payload.len() != bytes.len() {
+            let message = "the answer has fewer bytes than were asked for".to_owned();
+            return Err(ClientError::WorkerStatus { worker, status: Status::IoError, message });
         }
+        self.shared.stats.remote_reads.inc();
+        self.shared.stats.remote_bytes.inc_by(payload.len() as u64);
+        Ok(payload.to_vec())
     }
 
     /// Whether a worker of the block may be back soon: it counts as live still, and did not answer that it cannot.

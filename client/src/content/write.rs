@@ -181,12 +181,7 @@ impl Content {
         }
         let wait = self.shared.worker_timeout;
         let incarnation = self.shared.pool.write(replica.worker, request, payload, wait).await?;
-        if incarnation == replica.incarnation {
-            return Ok(());
-        }
-        let message = format!("it has lost block {} of inode {}", open.name.index, self.inode);
-        let status = cavern_proto::data::Status::NoSuchBlock;
-        Err(ClientError::WorkerStatus { worker: replica.worker, status, message })
+        if incarnation == replica.incarnation { Ok(()) } else { Err(self.lost(replica.worker, open.name.index)) }
     }
 }
 

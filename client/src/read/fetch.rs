@@ -245,14 +245,14 @@ impl Core {
     }
 }
 
-fn check_status(worker: u64, status: Status, message: &str) -> Result<(), ClientError> {
+pub(crate) fn check_status(worker: u64, status: Status, message: &str) -> Result<(), ClientError> {
     match status {
         Status::Ok => Ok(()),
         status => Err(ClientError::WorkerStatus { worker, status, message: message.to_owned() }),
     }
 }
 
-fn only_item<T>(items: Vec<T>, worker: u64) -> Result<T, ClientError> {
+pub(crate) fn only_item<T>(items: Vec<T>, worker: u64) -> Result<T, ClientError> {
     items.into_iter().next().ok_or_else(|| ClientError::WorkerStatus {
         worker,
         status: Status::BadRequest,
