@@ -65,7 +65,7 @@ enum Command {
     Mount(mount::MountArgs),
     /// Detach a bucket from the namespace. The bucket itself is not touched.
     Umount(mount::UmountArgs),
-    /// Look at files and directories of the namespace.
+    /// Look at files and directories of the namespace, and change those of fs-mode mounts.
     #[command(subcommand)]
     Fs(fs::FsCommand),
     /// Warm a file or a directory into the workers.
@@ -90,6 +90,11 @@ enum Command {
 }
 
 impl Cli {
+    /// From the arguments of this process; ends it where they make no sense, or ask for help.
+    pub fn from_arguments() -> Self {
+        Self::parse_from(fs::with_two_dashes(std::env::args_os()))
+    }
+
     /// Does what was asked. What goes wrong is told by the error alone.
     pub fn run(self) -> Result<(), CliError> {
         match self.command {

@@ -8,8 +8,6 @@ mod local;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 /// Threads allocate and free blocks of all sizes at a high rate, and the general allocator of glibc keeps much of that.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -29,7 +27,7 @@ fn give_memory_back_soon() {
 
 fn main() -> ExitCode {
     give_memory_back_soon();
-    match cli::Cli::parse().run() {
+    match cli::Cli::from_arguments().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error::CliError::OutputClosed) => ExitCode::SUCCESS,
         Err(error) => {

@@ -8,6 +8,7 @@ mod command_line;
 mod deleted;
 mod epochs;
 mod first_read;
+mod fs_changes;
 mod fs_commands;
 mod fs_mode_content;
 mod fs_mode_locks;

@@ -1,12 +1,25 @@
 //! `cv fs`: the namespace and its files, without a mount.
 
+mod attributes;
 mod blocks;
+mod change;
 mod content;
+mod ends;
+mod find;
+mod glob;
 mod list;
+mod make;
+mod mode;
+mod put;
+mod reader;
+mod remove;
 mod usage;
 mod walk;
+mod xattr;
 
 use clap::{Args, Subcommand};
+
+pub use find::with_two_dashes;
 
 use super::connect::ClusterArgs;
 use crate::error::CliError;
@@ -29,6 +42,78 @@ pub enum FsCommand {
   cv fs get /train/labels.csv
   cv fs get /train /tmp/train")]
     Get(content::GetArgs),
+    /// Write the beginning of files to stdout.
+    #[command(after_help = "Examples:
+  cv fs head /train/labels.csv
+  cv fs head -c 512 /train/part-1/000001.jpg | file -")]
+    Head(ends::EndArgs),
+    /// Write the end of files to stdout.
+    #[command(after_help = "Examples:
+  cv fs tail /work/run1/train.log
+  cv fs tail -n 100 /work/run1/train.log /work/run2/train.log")]
+    Tail(ends::EndArgs),
+    /// List what is below a path and is as is asked for.
+    #[command(after_help = "Examples:
+  cv fs find /train --name '*.jpg' --size +1M
+  cv fs find /work --type d --json
+  cv fs find /work/run1 --newer /work/run1/checkpoint.pt
+
+What is asked for holds together: a file must be as every option says. The options may have one dash, as those of find(1).")]
+    Find(find::FindArgs),
+    /// Copy a file or a directory of this host, or stdin, into an fs-mode mount.
+    #[command(after_help = "Examples:
+  cv fs put model.pt /work/run1/model.pt
+  cv fs put ./data /work
+  tar cf - src | cv fs put - /work/src.tar
+
+What is there already is replaced, a file in one step: a reader has the old one or the new one, whole. When the command
+is done, the bytes are on the disks of the workers.")]
+    Put(put::PutArgs),
+    /// Make files in an fs-mode mount, or set the times of those that are there to now.
+    #[command(after_help = "Examples:
+  cv fs touch /work/run1/DONE")]
+    Touch(make::TouchArgs),
+    /// Make directories in an fs-mode mount.
+    #[command(after_help = "Examples:
+  cv fs mkdir /work/run1
+  cv fs mkdir -p -m 2775 /work/shared/results/today")]
+    Mkdir(make::MkdirArgs),
+    /// Make a hard or a symbolic link in an fs-mode mount.
+    #[command(after_help = "Examples:
+  cv fs ln /work/run1/model.pt /work/best.pt
+  cv fs ln -s run1/model.pt /work/latest.pt")]
+    Ln(make::LnArgs),
+    /// Remove files and directories of an fs-mode mount.
+    #[command(after_help = "Examples:
+  cv fs rm /work/run1/tmp.bin
+  cv fs rm -r /work/run1")]
+    Rm(remove::RmArgs),
+    /// Rename or move within an fs-mode mount.
+    #[command(after_help = "Examples:
+  cv fs mv /work/run1 /work/run1-old
+  cv fs mv /work/a.pt /work/b.pt /work/models
+  cv fs mv --exchange /work/current /work/next")]
+    Mv(remove::MvArgs),
+    /// Change permissions in an fs-mode mount.
+    #[command(after_help = "Examples:
+  cv fs chmod 0644 /work/run1/model.pt
+  cv fs chmod -R u=rwX,go=rX /work/run1")]
+    Chmod(attributes::ChmodArgs),
+    /// Change owner and group in an fs-mode mount.
+    #[command(after_help = "Examples:
+  cv fs chown 1000:1000 /work/run1
+  cv fs chown -R :research /work/shared")]
+    Chown(attributes::ChownArgs),
+    /// Set or remove an extended attribute in an fs-mode mount.
+    #[command(after_help = "Examples:
+  cv fs setfattr -n user.step -v 12000 /work/run1/model.pt
+  cv fs setfattr -x user.step /work/run1/model.pt")]
+    Setfattr(xattr::SetfattrArgs),
+    /// Show extended attributes in an fs-mode mount.
+    #[command(after_help = "Examples:
+  cv fs getfattr -d /work/run1/model.pt
+  cv fs getfattr -n user.step --only-values /work/run1/model.pt")]
+    Getfattr(xattr::GetfattrArgs),
     /// Bytes of each entry of a directory.
     Du(usage::DuArgs),
     /// Capacity and use of the cache.
@@ -60,6 +145,19 @@ impl FsCommand {
             Self::Stat(args) => args.run().await,
             Self::Cat(args) => args.run().await,
             Self::Get(args) => args.run().await,
+            Self::Head(args) => ends::head(args).await,
+            Self::Tail(args) => ends::tail(args).await,
+            Self::Find(args) => args.run().await,
+            Self::Put(args) => args.run().await,
+            Self::Touch(args) => args.run().await,
+            Self::Mkdir(args) => args.run().await,
+            Self::Ln(args) => args.run().await,
+            Self::Rm(args) => args.run().await,
+            Self::Mv(args) => args.run().await,
+            Self::Chmod(args) => args.run().await,
+            Self::Chown(args) => args.run().await,
+            Self::Setfattr(args) => args.run().await,
+            Self::Getfattr(args) => args.run().await,
             Self::Du(args) => args.run().await,
             Self::Df(args) => args.run().await,
             Self::Count(args) => usage::count(args).await,

@@ -1,25 +1,23 @@
 //! `cv fs cat` and `cv fs get`: bytes of files, through the cache as a mount reads them.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cavern_client::{Client, Node};
 use cavern_proto::master::Kind;
 use clap::Args;
-use futures::StreamExt as _;
-use futures::stream;
 use serde::Serialize;
 
+use super::reader::Reader;
 use super::walk::{walk, with_client};
 use crate::cli::connect::ClusterArgs;
 use crate::console;
 use crate::error::{CliError, Context as _};
-
-/// Reads of this size, so many at a time.
-const READ_BYTES: usize = 1 << 20;
-const READS: usize = 8;
 
 #[derive(Args)]
 pub struct CatArgs {
@@ -56,7 +54,7 @@ impl CatArgs {
         with_client(&self.cluster, async |client| {
             for path in &self.paths {
                 let node = client.metadata().resolve(path).await?;
-                read(client, path, &node, console::raw).await?;
+                Reader::open(client, path, &node).await?.read_all(console::raw).await?;
             }
             Ok(())
         })
@@ -82,11 +80,23 @@ impl GetArgs {
             let mut copied = Copied::default();
             walk(client, root, async |path, node| {
                 let local = if path.is_empty() { target.clone() } else { target.join(path) };
-                if node.kind == Kind::Directory {
-                    return fs::create_dir_all(&local).context(format_args!("cannot create {}", local.display()));
+                match node.kind {
+                    Kind::Directory => {
+                        return fs::create_dir_all(&local).context(format_args!("cannot create {}", local.display()));
+                    }
+                    Kind::Symlink => {
+                        let target = node.posix().map_or(&b""[..], |posix| &posix.target);
+                        return symlink(OsStr::from_bytes(target), &local)
+                            .context(format_args!("cannot create {}", local.display()));
+                    }
+                    Kind::File | Kind::Unspecified => {}
+                    _ => {
+                        console::remark(format_args!("left out, since it is no file: {}", shown(&self.path, path)));
+                        return Ok(());
+                    }
                 }
                 copied.files += 1;
-                copied.bytes += copy(client, path, node, &local).await?;
+                copied.bytes += copy(client, &shown(&self.path, path), node, &local).await?;
                 Ok(())
             })
             .await?;
@@ -106,38 +116,19 @@ async fn copy(client: &Client, path: &str, node: &Arc<Node>, local: &Path) -> Re
     partial.push(".partial");
     let partial = PathBuf::from(partial);
     let what = format!("cannot write {}", local.display());
+    let reader = Reader::open(client, path, node).await?;
     let mut file = File::create(&partial).context(&what)?;
-    let result = read(client, path, node, |bytes| file.write_all(bytes).context(&what)).await;
+    let result = reader.read_all(|bytes| file.write_all(bytes).context(&what)).await;
     if let Err(error) = result {
         // The error of the copy is what counts.
         let _ = fs::remove_file(&partial);
         return Err(error);
     }
     fs::rename(&partial, local).context(&what)?;
-    Ok(node.size)
+    Ok(reader.size())
 }
 
-/// Hands the bytes of a file to `sink` in order, with several reads in flight.
-async fn read(
-    client: &Client,
-    path: &str,
-    node: &Arc<Node>,
-    mut sink: impl FnMut(&[u8]) -> Result<(), CliError>,
-) -> Result<(), CliError> {
-    if node.kind == Kind::Directory {
-        return Err(CliError::Usage(format!("{path} is a directory: name a file, or use `cv fs get`")));
-    }
-    let file = client.files().open(node).await?;
-    let offsets = (0..node.size).step_by(READ_BYTES);
-    let mut pieces = stream::iter(offsets).map(|offset| file.read(offset, READ_BYTES)).buffered(READS);
-    let mut total = 0;
-    while let Some(piece) = pieces.next().await {
-        let piece = piece?;
-        total += piece.len() as u64;
-        sink(&piece)?;
-    }
-    if total == node.size {
-        return Ok(());
-    }
-    Err(CliError::Failed(format!("{path}: read {total} of {} bytes", node.size)))
+/// The path of what lies below another.
+fn shown(top: &str, below: &str) -> String {
+    if below.is_empty() { top.to_owned() } else { format!("{}/{below}", top.trim_end_matches('/')) }
 }

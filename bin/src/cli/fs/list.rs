@@ -63,15 +63,7 @@ struct EntryView {
 impl EntryView {
     fn new(path: String, entry: &Entry) -> Self {
         let attr = entry.attr.unwrap_or_default();
-        let (kind, letter) = match attr.kind() {
-            Kind::Directory => ("directory", 'd'),
-            Kind::Symlink => ("symlink", 'l'),
-            Kind::Fifo => ("fifo", 'p'),
-            Kind::Socket => ("socket", 's'),
-            Kind::CharacterDevice => ("character device", 'c'),
-            Kind::BlockDevice => ("block device", 'b'),
-            Kind::File | Kind::Unspecified => ("file", '-'),
-        };
+        let (kind, letter) = kind_name(attr.kind());
         Self {
             path,
             kind,
@@ -89,13 +81,26 @@ impl EntryView {
     }
 }
 
+/// What a kind is called, and its letter in `ls -l`.
+pub fn kind_name(kind: Kind) -> (&'static str, char) {
+    match kind {
+        Kind::Directory => ("directory", 'd'),
+        Kind::Symlink => ("symlink", 'l'),
+        Kind::Fifo => ("fifo", 'p'),
+        Kind::Socket => ("socket", 's'),
+        Kind::CharacterDevice => ("character device", 'c'),
+        Kind::BlockDevice => ("block device", 'b'),
+        Kind::File | Kind::Unspecified => ("file", '-'),
+    }
+}
+
 /// `-rw-r--r--`.
-fn mode_text(kind: char, mode: u32) -> String {
+pub fn mode_text(kind: char, mode: u32) -> String {
     let bits = (0..9).map(|bit| if mode & (0o400 >> bit) == 0 { '-' } else { ['r', 'w', 'x'][bit % 3] });
     std::iter::once(kind).chain(bits).collect()
 }
 
-fn time_text(ns: i64) -> String {
+pub fn time_text(ns: i64) -> String {
     jiff::Timestamp::from_nanosecond(i128::from(ns)).map_or_else(|_| ns.to_string(), |time| format!("{time:.3}"))
 }
 

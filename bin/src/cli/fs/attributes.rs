@@ -1,0 +1,164 @@
+//! `cv fs chmod` and `cv fs chown`.
+
+use std::fs;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use cavern_client::{Client, Node};
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{Kind, SetAttr};
+use clap::Args;
+
+use super::change::{Changes, changeable, own_umask, set};
+use super::mode::ModeChange;
+use super::walk::{walk, with_client};
+use crate::cli::connect::ClusterArgs;
+use crate::error::CliError;
+
+#[derive(Args)]
+pub struct ChmodArgs {
+    /// Octal (0644) or symbolic (u+x, go-w, a+rX).
+    #[arg(value_name = "MODE", allow_hyphen_values = true)]
+    mode: ModeChange,
+    /// Absolute paths in an fs-mode mount.
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<String>,
+    /// With everything below.
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Args)]
+pub struct ChownArgs {
+    /// USER, USER:GROUP or :GROUP: numbers, or names that /etc/passwd and /etc/group of this host have.
+    #[arg(value_name = "OWNER")]
+    owner: Owner,
+    /// Absolute paths in an fs-mode mount.
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<String>,
+    /// With everything below.
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+impl ChmodArgs {
+    pub async fn run(self) -> Result<(), CliError> {
+        let umask = own_umask();
+        with_client(&self.cluster, async |client| {
+            set_all(client, &self.paths, self.recursive, |node| {
+                // A link has no permissions of its own.
+                (node.kind != Kind::Symlink)
+                    .then(|| SetAttr { mode: Some(self.mode.apply(node.mode, node.kind, umask)), ..set(node.inode) })
+            })
+            .await
+        })
+        .await
+    }
+}
+
+impl ChownArgs {
+    pub async fn run(self) -> Result<(), CliError> {
+        let Owner { uid, gid } = self.owner;
+        with_client(&self.cluster, async |client| {
+            set_all(client, &self.paths, self.recursive, |node| {
+                let mode = without_set_ids(node);
+                Some(SetAttr { uid, gid, mode: (mode != node.mode).then_some(mode), ..set(node.inode) })
+            })
+            .await
+        })
+        .await
+    }
+}
+
+/// As chown(2) has it: a program with a new owner does not run in that owner's name.
+fn without_set_ids(node: &Node) -> u32 {
+    let runs_as_group = if node.mode & 0o010 != 0 { 0o2000 } else { 0 };
+    if node.kind == Kind::File { node.mode & !(0o4000 | runs_as_group) } else { node.mode }
+}
+
+/// Sets what `attributes` says of every file that is named, and of all below if `recursive`.
+async fn set_all(
+    client: &Client,
+    paths: &[String],
+    recursive: bool,
+    attributes: impl Fn(&Node) -> Option<SetAttr>,
+) -> Result<(), CliError> {
+    let mut changes = Changes::new(client);
+    for path in paths {
+        let root: Arc<Node> = changeable(client, path).await?;
+        if !recursive {
+            if let Some(set) = attributes(&root) {
+                changes.begin(path.clone(), Change::SetAttr(set)).await?;
+            }
+            continue;
+        }
+        walk(client, root, async |below, node| {
+            if let Some(set) = attributes(node) {
+                changes.begin(format!("{path}/{below}"), Change::SetAttr(set)).await?;
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    changes.finish().await
+}
+
+/// A new owner, a new group, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Owner {
+    uid: Option<u32>,
+    gid: Option<u32>,
+}
+
+impl FromStr for Owner {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (user, group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
+        let uid = if user.is_empty() { None } else { Some(id_of(user, "/etc/passwd")?) };
+        let gid = group.filter(|group| !group.is_empty()).map(|group| id_of(group, "/etc/group")).transpose()?;
+        if uid.is_none() && gid.is_none() {
+            return Err(format!("\"{text}\" names nobody: say USER, USER:GROUP or :GROUP"));
+        }
+        Ok(Self { uid, gid })
+    }
+}
+
+/// The number of a user or a group: itself, or as a file in the form of /etc/passwd has it.
+fn id_of(text: &str, file: &str) -> Result<u32, String> {
+    // The last number is what chown(2) takes for "as it is".
+    if let Ok(id) = text.parse::<u32>() {
+        return if id == u32::MAX { Err(format!("{id} is no owner")) } else { Ok(id) };
+    }
+    let known = fs::read_to_string(file).map_err(|error| format!("{file} cannot be read: {error}; use a number"))?;
+    id_in(text, &known).ok_or_else(|| format!("{file} has no \"{text}\": use a number"))
+}
+
+fn id_in(name: &str, known: &str) -> Option<u32> {
+    let mut lines = known.lines().map(|line| line.split(':'));
+    let mut fields = lines.find_map(|mut fields| (fields.next() == Some(name)).then_some(fields))?;
+    fields.nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_are_numbers_or_names() {
+        assert_eq!("7".parse(), Ok(Owner { uid: Some(7), gid: None }));
+        assert_eq!("7:8".parse(), Ok(Owner { uid: Some(7), gid: Some(8) }));
+        assert_eq!(":8".parse(), Ok(Owner { uid: None, gid: Some(8) }));
+        assert_eq!("7:".parse(), Ok(Owner { uid: Some(7), gid: None }));
+        assert_eq!("root:root".parse(), Ok(Owner { uid: Some(0), gid: Some(0) }));
+        for text in ["", ":", "4294967295", "nobody-has-this-name", "-1"] {
+            assert!(text.parse::<Owner>().is_err(), "{text:?}");
+        }
+        assert_eq!(id_in("ab", "a:x:1:2\nab:x:3:4\n"), Some(3));
+        assert_eq!(id_in("c", "a:x:1:2\nc\n"), None);
+    }
+}

@@ -1,0 +1,182 @@
+//! What all commands have in common that change the namespace: only what is in an fs-mode mount is changed, and a refusal
+//! names the path.
+//!
+//! Links are not followed. Nobody's permissions are looked at: whoever reaches the master may change everything, as root may
+//! on a mount.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cavern_client::{Changed, Client, ClientError, Node};
+use cavern_proto::master::SetAttr;
+use cavern_proto::master::mutation::Change;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::process::{getegid, geteuid, umask};
+
+use crate::error::CliError;
+
+/// Changes that are under way at a time: they share log entries at the master.
+const AT_A_TIME: usize = 64;
+
+/// User and group of whoever gives the command: what it makes belongs to them.
+pub fn own_ids() -> (u32, u32) {
+    (geteuid().as_raw(), getegid().as_raw())
+}
+
+/// The file mode creation mask of this process.
+pub fn own_umask() -> u32 {
+    // It can only be read by setting it.
+    let mask = umask(Mode::from_raw_mode(0o077));
+    umask(mask);
+    mask.as_raw_mode()
+}
+
+/// A name in a directory of an fs-mode mount, whether it is there or not.
+pub struct Place {
+    /// Absolute, without a '/' at its end.
+    pub path: String,
+    pub directory: Arc<Node>,
+    pub name: Bytes,
+}
+
+impl Place {
+    /// # Errors
+    /// The directory is not there, or not in an fs-mode mount.
+    pub async fn find(client: &Client, path: &str) -> Result<Self, CliError> {
+        let path = path.trim_end_matches('/');
+        let Some((above, name)) = path.rsplit_once('/').filter(|(_, name)| !matches!(*name, "" | "." | "..")) else {
+            return Err(CliError::Usage(format!(
+                "\"{path}\" cannot be made or removed: give the absolute path of a name"
+            )));
+        };
+        let directory = client.metadata().resolve(if above.is_empty() { "/" } else { above }).await?;
+        check(path, &directory)?;
+        Ok(Self { path: path.to_owned(), directory, name: Bytes::copy_from_slice(name.as_bytes()) })
+    }
+
+    /// What has the name now.
+    pub async fn node(&self, client: &Client) -> Result<Option<Arc<Node>>, CliError> {
+        match client.metadata().lookup(self.directory.inode, &self.name).await {
+            Ok(node) => Ok(Some(node)),
+            Err(ClientError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The same, which must be there.
+    pub async fn existing(&self, client: &Client) -> Result<Arc<Node>, CliError> {
+        let none = || CliError::NotFound(format!("{}: no such file or directory", self.path));
+        self.node(client).await?.ok_or_else(none)
+    }
+
+    /// As `cp`, `mv` and `ln` have it: of a directory that is there, the place of this name in it.
+    pub async fn into_directory(self, client: &Client, name: &[u8]) -> Result<Self, CliError> {
+        match self.node(client).await? {
+            Some(directory) if directory.is_directory() => {
+                Ok(Self { path: super::list::join(&self.path, name), directory, name: Bytes::copy_from_slice(name) })
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
+/// What is to be changed: it is there, and in an fs-mode mount.
+pub async fn changeable(client: &Client, path: &str) -> Result<Arc<Node>, CliError> {
+    let node = client.metadata().resolve(path).await?;
+    check(path, &node)?;
+    Ok(node)
+}
+
+/// Refuses what cannot be changed.
+fn check(path: &str, node: &Node) -> Result<(), CliError> {
+    match &node.mount {
+        Some(_) if node.is_fs_mode() => Ok(()),
+        Some(mount) => Err(CliError::Failed(format!(
+            "{path}: {0} is mounted in cache-mode, where the bucket is the truth and is not changed by way of Cavern: change \
+             the objects with a client of the bucket, then run `cv refresh {0}`",
+            mount.path()
+        ))),
+        None => Err(CliError::Failed(format!(
+            "{path} is in no mount: only what is in an fs-mode mount can be changed; `cv mount` lists the mounts"
+        ))),
+    }
+}
+
+/// Makes a change; a refusal names the path.
+pub async fn make(client: &Client, path: &str, change: Change) -> Result<Changed, CliError> {
+    make_as(client, path, change, own_ids()).await
+}
+
+/// The same, in the name of another user and group.
+pub async fn make_as(client: &Client, path: &str, change: Change, (uid, gid): (u32, u32)) -> Result<Changed, CliError> {
+    client.metadata().change(change, uid, gid).await.map_err(|error| match error {
+        ClientError::Refused { errno, reason } if errno == Errno::NOENT.raw_os_error() => {
+            CliError::NotFound(format!("{path}: {reason}"))
+        }
+        ClientError::Refused { reason, .. } => CliError::Failed(format!("{path}: {reason}")),
+        other => other.into(),
+    })
+}
+
+/// The node of what a change has made in a directory.
+pub fn made(changed: &Changed, directory: &Node) -> Result<Arc<Node>, CliError> {
+    if let Some(node) = &changed.node {
+        return Ok(node.clone());
+    }
+    let attr = changed.result.attributes.iter().find(|attr| attr.inode == changed.result.inode);
+    let attr =
+        attr.ok_or_else(|| CliError::Failed("the master says nothing of what it made: see its log".to_owned()))?;
+    Ok(Arc::new(Node::nameless(attr, directory.mount.clone())))
+}
+
+/// Sets attributes; the lengths of files are not among them.
+pub fn set(inode: u64) -> SetAttr {
+    SetAttr { inode, ..SetAttr::default() }
+}
+
+type Running<'c> = Pin<Box<dyn Future<Output = Result<(), CliError>> + 'c>>;
+
+/// Changes that do not depend on each other.
+pub struct Changes<'c> {
+    client: &'c Client,
+    running: FuturesUnordered<Running<'c>>,
+    /// Made so far.
+    pub count: u64,
+}
+
+impl<'c> Changes<'c> {
+    pub fn new(client: &'c Client) -> Self {
+        Self { client, running: FuturesUnordered::new(), count: 0 }
+    }
+
+    /// Begins a change, when there is room for another.
+    pub async fn begin(&mut self, path: String, change: Change) -> Result<(), CliError> {
+        if self.running.len() >= AT_A_TIME {
+            self.one().await?;
+        }
+        let client = self.client;
+        self.running.push(async move { make(client, &path, change).await.map(drop) }.boxed_local());
+        Ok(())
+    }
+
+    /// Waits for all that were begun.
+    pub async fn finish(&mut self) -> Result<(), CliError> {
+        while !self.running.is_empty() {
+            self.one().await?;
+        }
+        Ok(())
+    }
+
+    async fn one(&mut self) -> Result<(), CliError> {
+        if let Some(result) = self.running.next().await {
+            result?;
+            self.count += 1;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! The bytes of a file, wherever it has them: an object's by way of the cache, those of an fs-mode file at its workers.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cavern_client::{Client, Content, Node, OpenFile};
+use cavern_proto::master::Kind;
+use futures::StreamExt as _;
+use futures::stream;
+
+use crate::error::CliError;
+
+/// Reads of this size, so many at a time.
+const READ_BYTES: usize = 1 << 20;
+const READS: usize = 8;
+
+/// A file that is open for reading.
+pub struct Reader {
+    path: String,
+    source: Source,
+    size: u64,
+}
+
+enum Source {
+    Object(Arc<OpenFile>),
+    Content(Arc<Content>),
+}
+
+/// Whether whoever takes the bytes wants more of them.
+pub enum More {
+    Yes,
+    No,
+}
+
+impl Reader {
+    /// # Errors
+    /// What has no bytes to be read is told so: directories, links, FIFOs, sockets and devices.
+    pub async fn open(client: &Client, path: &str, node: &Arc<Node>) -> Result<Self, CliError> {
+        match node.kind {
+            Kind::File | Kind::Unspecified => {}
+            Kind::Directory => {
+                return Err(CliError::Usage(format!("{path} is a directory: name a file, or use `cv fs get`")));
+            }
+            Kind::Symlink => {
+                let target = node.posix().map(|posix| String::from_utf8_lossy(&posix.target)).unwrap_or_default();
+                let sentence =
+                    format!("{path} is a symbolic link to {target}, which is not followed: name the file itself");
+                return Err(CliError::Usage(sentence));
+            }
+            _ => return Err(CliError::Usage(format!("{path} is no regular file: it has no content"))),
+        }
+        let path = path.to_owned();
+        if node.is_fs_mode() {
+            let content = client.contents().open(node).await?;
+            let size = content.size().await?;
+            return Ok(Self { path, source: Source::Content(content), size });
+        }
+        let file = client.files().open(node).await?;
+        Ok(Self { path, source: Source::Object(file), size: node.size })
+    }
+
+    /// Bytes of the file when it was opened.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes at an offset; fewer than asked only at the end.
+    pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, CliError> {
+        match &self.source {
+            Source::Object(file) => Ok(file.read(offset, length).await?),
+            Source::Content(content) => Ok(content.read(offset, length).await?.into()),
+        }
+    }
+
+    /// Hands the bytes from `start` on to `sink`, in order, with several reads in flight, until it has enough.
+    pub async fn read_from(
+        &self,
+        start: u64,
+        mut sink: impl FnMut(&[u8]) -> Result<More, CliError>,
+    ) -> Result<(), CliError> {
+        let pieces = (start..self.size).step_by(READ_BYTES).map(|offset| self.piece(offset));
+        let mut pieces = stream::iter(pieces).buffered(READS);
+        while let Some(piece) = pieces.next().await {
+            if let More::No = sink(&piece?)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// One piece, which is as long as it must be: a file that is shorter by now is not handed out as if it were whole.
+    async fn piece(&self, offset: u64) -> Result<Bytes, CliError> {
+        let wanted = usize::try_from(self.size - offset).unwrap_or(READ_BYTES).min(READ_BYTES);
+        let piece = self.read(offset, wanted).await?;
+        if piece.len() == wanted {
+            return Ok(piece);
+        }
+        let end = offset + piece.len() as u64;
+        Err(CliError::Failed(format!(
+            "{}: it has only {end} bytes, and had {} when it was opened",
+            self.path, self.size
+        )))
+    }
+
+    /// All bytes from the beginning.
+    pub async fn read_all(&self, mut sink: impl FnMut(&[u8]) -> Result<(), CliError>) -> Result<(), CliError> {
+        self.read_from(0, |bytes| sink(bytes).map(|()| More::Yes)).await
+    }
+}
