@@ -8,6 +8,7 @@
 mod check;
 mod dirs;
 mod error;
+mod failpoint;
 mod load;
 pub mod process;
 pub mod schema;
@@ -17,6 +18,7 @@ mod units;
 
 pub use dirs::{DirError, DirSpec, Tier};
 pub use error::{ConfigError, Origin, Problem};
+pub use failpoint::{FAILPOINTS_VARIABLE, Failpoint, enable_failpoints};
 pub use load::Effective;
 pub use schema::Config;
 pub use units::{ByteSize, Interval, UnitError};

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -11,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_conf::{FAILPOINTS_VARIABLE, Failpoint};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 use rustix::process::{Pid, Signal, kill_process};
@@ -28,11 +30,13 @@ pub struct Options {
     pub conf: String,
     /// No other cluster runs meanwhile: for a test that loads the machine, or measures it.
     pub alone: bool,
+    /// Processes can be made to die where the test wants it: [`Cluster::arm`].
+    pub failpoints: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { workers: 1, more_mounts: vec![], conf: String::new(), alone: false }
+        Self { workers: 1, more_mounts: vec![], conf: String::new(), alone: false, failpoints: false }
     }
 }
 
@@ -114,6 +118,8 @@ pub struct Cluster {
     /// As it was when the cluster came up; `status` asks anew.
     pub at_start: Status,
     directory: PathBuf,
+    /// Where points are armed.
+    failpoints: Option<PathBuf>,
     // After everything else has been dropped.
     _slot: Slot,
 }
@@ -161,7 +167,13 @@ impl Cluster {
         let guard = Guard(directory.clone());
         let conf = directory.join("conf.toml");
         fs::write(&conf, &options.conf).unwrap();
+        let failpoints = options.failpoints.then(|| directory.join("failpoints"));
+        if let Some(failpoints) = &failpoints {
+            fs::create_dir(failpoints).unwrap();
+            fs::set_permissions(failpoints, fs::Permissions::from_mode(0o755)).unwrap();
+        }
         let mut command = cv_command(&["local", "up", "--json"]);
+        command.envs(failpoints.iter().map(|failpoints| (FAILPOINTS_VARIABLE, failpoints)));
         command.arg("--dir").arg(&directory).arg("--conf").arg(&conf);
         command.arg("--workers").arg(options.workers.to_string()).arg("--mount-point").arg(directory.join("mnt"));
         for name in options.more_mounts {
@@ -173,7 +185,7 @@ impl Cluster {
             serde_json::from_str(&up.stdout).unwrap_or_else(|error| panic!("{error} in {}", up.stdout));
         let s3 = S3::new(&status.s3.endpoint, &status.s3.admin, &status.s3.access_key, &status.s3.secret_key);
         std::mem::forget(guard);
-        Self { s3, at_start: status, directory, _slot: slot }
+        Self { s3, at_start: status, directory, failpoints, _slot: slot }
     }
 
     /// Where the cluster keeps everything.
@@ -314,9 +326,33 @@ impl Cluster {
         kill_process(pid, signal).unwrap();
     }
 
+    /// Has the process that passes a point for the `pass`th time from now on die there, as by SIGKILL. Only with
+    /// [`Options::failpoints`].
+    #[track_caller]
+    pub fn arm(&self, point: Failpoint, pass: u32) {
+        let armed = self.failpoint(point);
+        let _earlier = fs::remove_file(armed.with_extension("hit"));
+        // It is read at any time, so it appears whole.
+        let whole = armed.with_extension("new");
+        fs::write(&whole, pass.to_string()).unwrap();
+        fs::rename(whole, armed).unwrap();
+    }
+
+    /// Whether a process has died at a point that was armed.
+    #[track_caller]
+    pub fn has_died_at(&self, point: Failpoint) -> bool {
+        self.failpoint(point).with_extension("hit").exists()
+    }
+
+    #[track_caller]
+    fn failpoint(&self, point: Failpoint) -> PathBuf {
+        self.failpoints.as_ref().expect("the cluster has failpoints").join(point.name())
+    }
+
     #[track_caller]
     fn local(&self, what: &str, arguments: &[&str]) -> Finished {
         let mut command = cv_command(&["local", what]);
+        command.envs(self.failpoints.iter().map(|failpoints| (FAILPOINTS_VARIABLE, failpoints)));
         command.args(arguments).arg("--dir").arg(&self.directory);
         let finished = finish(command);
         assert_eq!(finished.code, 0, "cv local {what}: {}{}", finished.stdout, finished.stderr);

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_conf::Failpoint;
 use cavern_proto::data::{PersistReply, PersistRequest, Status};
 use cavern_ufs::{MultipartUpload, PARTS_MAX, Replaces, Ufs, UfsError};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -143,13 +144,19 @@ impl Uploads {
         if plan.length <= PART_BYTES {
             let (bytes, _memory) = self.read(&source, 0, plan.length).await?;
             source.check_untouched().await?;
-            return ufs.put(&plan.key, &bytes, &plan.metadata, plan.replaces()).await.map_err(stopped);
+            Failpoint::UploadRead.pass();
+            let put = ufs.put(&plan.key, &bytes, &plan.metadata, plan.replaces()).await;
+            Failpoint::UploadPut.pass();
+            return put.map_err(stopped);
         }
         let upload = ufs.begin_multipart(&plan.key, &plan.metadata).await.map_err(Refusal::from)?;
+        Failpoint::UploadBegun.pass();
         let mut guard = AbortUnlessDone { upload: Some(upload.clone()), tasks: self.tasks.clone() };
         let etags = self.send_parts(&upload, &source, plan.length).await?;
         source.check_untouched().await?;
+        Failpoint::UploadSent.pass();
         let etag = upload.complete(&etags, plan.replaces()).await.map_err(stopped)?;
+        Failpoint::UploadCompleted.pass();
         guard.upload = None;
         Ok(etag)
     }
@@ -163,7 +170,9 @@ impl Uploads {
         let part = part_bytes(length);
         let send = async |(number, start): (u32, u64)| {
             let (bytes, _memory) = self.read(source, start, part.min(length - start)).await?;
-            upload.part(number, &bytes).await.map_err(Refusal::from)
+            let sent = upload.part(number, &bytes).await;
+            Failpoint::UploadPartSent.pass();
+            sent.map_err(Refusal::from)
         };
         let starts = (0..length.div_ceil(part)).map(|index| index * part);
         stream::iter((1..).zip(starts)).map(send).buffered(PARTS_AT_A_TIME).try_collect().await

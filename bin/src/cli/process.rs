@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::future::Future;
 use std::path::PathBuf;
 
-use cavern_conf::{Config, process};
+use cavern_conf::{Config, enable_failpoints, process};
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 
@@ -48,6 +48,7 @@ impl ProcessArgs {
     {
         let config = Config::load(self.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
         process::init_logging(&config.log).map_err(|error| CliError::Usage(error.to_string()))?;
+        enable_failpoints().map_err(CliError::Usage)?;
         serve(|stop| role(config, stop))
     }
 }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
+use cavern_conf::Failpoint;
 use cavern_proto::chunk::{chunk_count, chunk_range, chunks_touching};
 use cavern_proto::data::{self, BlockRef, Status, open_request};
 use cavern_proto::{ChunkMap, ContentId};
@@ -123,6 +124,7 @@ impl Content {
                 now.insert(chunk);
             }
         }
+        Failpoint::BlockReserved.pass();
         let made = Arc::new(made);
         let workers = made.workers();
         self.use_layout(|layout, blocks| {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use cavern_conf::Failpoint;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::CommitContent;
 use cavern_proto::master::mutation::Change;
@@ -50,7 +51,9 @@ impl Content {
         let Some((uncommitted, made)) = begun else { return Ok(()) };
         let (inode, grow_to, changed) = (self.inode, uncommitted.grow_to, uncommitted.changed);
         let commit = CommitContent { inode, grow_to, made, changed };
+        Failpoint::CommitBegun.pass();
         let result = self.shared.metadata.change(Change::Commit(commit), 0, 0).await;
+        Failpoint::CommitAnswered.pass();
         let mut state = self.state.lock();
         let Some(layout) = state.layout.as_mut() else { return result.map(drop) };
         match result {
@@ -73,12 +76,14 @@ impl Content {
     pub async fn sync(&self) -> Result<(), ClientError> {
         let deadline = Instant::now() + self.shared.timeout;
         let blocks = self.state.lock().layout.as_mut().map_or_else(Vec::new, |layout| layout.begin_sync());
+        Failpoint::SyncBegun.pass();
         if let Err(error) = self.sync_blocks(&blocks, deadline).await {
             if let Some(layout) = self.state.lock().layout.as_mut() {
                 layout.sync_failed(&blocks);
             }
             return Err(error);
         }
+        Failpoint::SyncedAtWorkers.pass();
         self.commit().await
     }
 

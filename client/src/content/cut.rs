@@ -1,5 +1,6 @@
 //! Other attributes for a file whose content may have changed here: another length among them.
 
+use cavern_conf::Failpoint;
 use cavern_proto::master::SetAttr;
 use cavern_proto::master::mutation::Change;
 use tokio::time::Instant;
@@ -23,7 +24,9 @@ impl Content {
             _ => {}
         }
         self.commit().await?;
+        Failpoint::CutBegun.pass();
         let changed = self.shared.metadata.change(Change::SetAttr(set), uid, gid).await?;
+        Failpoint::CutAnswered.pass();
         let attr = changed.result.attributes.iter().find(|attr| attr.inode == self.inode);
         if let (Some(size), Some(attr)) = (set.size, attr) {
             let mut state = self.state.lock();

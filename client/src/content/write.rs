@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use cavern_conf::Failpoint;
 use cavern_proto::chunk::chunks_touching;
 use cavern_proto::data::WriteRequest;
 use cavern_proto::frame::MAX_WRITE_BYTES;
@@ -52,6 +53,7 @@ impl Content {
             }
             rest = after;
         }
+        Failpoint::WritePlaced.pass();
         let now = now_ns();
         self.with_layout(|layout, _| parts.iter().for_each(|(span, _)| layout.wrote(span.index, end, now)))
     }
@@ -67,6 +69,7 @@ impl Content {
             let part = bytes.slice(at..at + span.length());
             at += span.length();
             self.do_to_block(span.index, &span.bytes, Deed::Write(part), deadline).await?;
+            Failpoint::WritePlaced.pass();
             self.use_layout(|layout, _| layout.wrote(span.index, offset + at as u64, now_ns())).await?;
         }
         Ok(())

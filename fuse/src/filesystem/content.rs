@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_client::{ClientError, Content, Node, Seek};
+use cavern_conf::Failpoint;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Kind, SetAttr};
 use quick_cache::sync::Cache;
@@ -98,6 +99,7 @@ impl Inner {
         reply.carry_out(move |reply| async move {
             match this.create_content(attempt).await {
                 Ok((node, content)) => {
+                    Failpoint::CreateAnswered.pass();
                     let entry = this.entry_of(&node);
                     let open_flags = this.open_flags(&node, &content, flags);
                     let handle = OpenHandle::Content(content);

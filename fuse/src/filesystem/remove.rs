@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use cavern_conf::Failpoint;
 use cavern_proto::master::RemoveName;
 use cavern_proto::master::mutation::Change;
 
@@ -29,6 +30,9 @@ impl Inner {
     ) {
         let remove = RemoveName { parent: self.root.to_namespace(on), name: Bytes::copy_from_slice(name), directory };
         let attempt = Attempt { operation, on, with: None, caller, change: Change::Remove(remove) };
-        self.attempt(attempt, reply, |_, _, _, reply| reply.done());
+        self.attempt(attempt, reply, |_, _, _, reply| {
+            Failpoint::RemoveAnswered.pass();
+            reply.done()
+        });
     }
 }

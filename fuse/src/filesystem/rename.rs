@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use cavern_conf::Failpoint;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RenameMode, RenameName};
 
@@ -40,7 +41,10 @@ impl Inner {
         let with = (new_kernel_parent != kernel_parent).then_some(new_kernel_parent);
         let change = Change::Rename(rename);
         let attempt = Attempt { operation: "rename", on: kernel_parent, with, caller, change };
-        self.attempt(attempt, reply, |_, _, _, reply| reply.done());
+        self.attempt(attempt, reply, |_, _, _, reply| {
+            Failpoint::RenameAnswered.pass();
+            reply.done()
+        });
     }
 }
 

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cavern_conf::Failpoint;
 use cavern_proto::master::{Kind, Mount};
 use cavern_proto::record::Deleted;
 use cavern_proto::record::command::Command;
@@ -91,6 +92,7 @@ impl Persistence {
             Owner::Written => turn.ended(),
             Owner::Nobody => match delete_object(&mount.ufs, doomed).await {
                 Ok(()) => {
+                    Failpoint::ObjectDeleted.pass();
                     self.metrics.deletions.inc();
                     mount.succeeded();
                     turn.succeeded();
@@ -121,6 +123,7 @@ fn is_of_bucket(error: &UfsError) -> bool {
 
 /// Deletes the version that is known, or the one that is there instead of it.
 async fn delete_object(ufs: &Ufs, doomed: &Doomed) -> Result<(), UfsError> {
+    Failpoint::DeletionBegun.pass();
     let known = doomed.record.etag.as_str();
     if !known.is_empty() {
         match ufs.delete(&doomed.key, Replaces::Version(known)).await {

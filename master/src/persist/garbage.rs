@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cavern_client::Placement;
+use cavern_conf::Failpoint;
 use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::WorkerState;
@@ -80,7 +81,10 @@ impl Persistence {
                 Fate::Gone => done.push(worker),
                 Fate::Away => {}
                 Fate::There => match self.free_at(worker, &blocks).await {
-                    Ok(()) => done.push(worker),
+                    Ok(()) => {
+                        Failpoint::GarbageFreed.pass();
+                        done.push(worker);
+                    }
                     Err(error) => {
                         tracing::warn!(worker, "blocks that no file has any more are not freed: {error}");
                         away.insert(worker, Instant::now() + WORKER_PAUSE);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cavern_conf::Failpoint;
 use cavern_proto::ContentId;
 use cavern_proto::data::Status;
 use cavern_proto::record::command::Command;
@@ -127,6 +128,7 @@ impl Persistence {
             Ok(Step::None) => Ok(End::Done),
             Ok(Step::Spread) => {
                 self.proposer.propose(Command::SpreadIntent(SpreadIntent { inode, limit: SPREAD })).await?;
+                Failpoint::RenameSpread.pass();
                 Ok(End::Again)
             }
             Ok(Step::Write(work)) => self.carry_out(&mount, *work).await,
@@ -149,6 +151,7 @@ impl Persistence {
                 return Ok(End::Done);
             }
         }
+        Failpoint::ObjectNoted.pass();
         let (mut objects, mut failed) = (Vec::new(), None);
         for write in &work.writes {
             match self.write(mount, &work, write.clone()).await {
@@ -162,6 +165,7 @@ impl Persistence {
                 }
             }
         }
+        Failpoint::ObjectWritten.pass();
         self.confirm(work, objects, failed, claims).await
     }
 
@@ -178,6 +182,7 @@ impl Persistence {
         if failed.is_none() || !objects.is_empty() {
             let persisted = Persisted { inode: work.inode, change, objects, gone };
             self.proposer.propose(Command::Persisted(persisted)).await?;
+            Failpoint::ObjectConfirmed.pass();
         }
         drop(claims);
         Ok(failed.unwrap_or(End::Done))

@@ -10,6 +10,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use cavern_conf::Failpoint;
 use openraft::storage::{LogFlushed, LogState, RaftLogStorage};
 use openraft::{LogId, OptionalSend, RaftLogReader, StorageIOError, Vote};
 use rocksdb::{Direction, IteratorMode, WriteBatch};
@@ -112,7 +113,9 @@ fn write_loop(database: &Database, mut queue: mpsc::Receiver<Write>, metrics: &R
             add_to_batch(database, &mut batch, &write.change);
         }
         let timer = std::time::Instant::now();
+        Failpoint::LogAppend.pass();
         let result = database.write_synced(batch).map_err(Arc::new);
+        Failpoint::LogSynced.pass();
         metrics.log_synced(timer.elapsed());
         for write in writes {
             // One who no longer waits has been stopped, and does not need the answer.

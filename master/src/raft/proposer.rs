@@ -1,6 +1,7 @@
 //! Proposals. Commands that arrive while an entry is on its way share the next one: openraft syncs one append after the
 //! other, so the number of entries, not of commands, is what costs.
 
+use cavern_conf::Failpoint;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, CommandBatch};
 use openraft::error::{ClientWriteError, RaftError};
@@ -84,6 +85,7 @@ async fn serve(raft: Raft, mut waiting: mpsc::Receiver<(Command, oneshot::Sender
         }
         metrics.proposed(commands.len());
         let result = raft.client_write(Batch(CommandBatch { commands })).await;
+        Failpoint::EntryAnswered.pass();
         match result {
             Ok(response) => {
                 for (answer, outcome) in answers.into_iter().zip(response.data.0) {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use cavern_conf::Failpoint;
 use openraft::storage::RaftStateMachine;
 use openraft::{EntryPayload, LogId, OptionalSend, Snapshot, StorageIOError, StoredMembership};
 use rocksdb::{IteratorMode, WriteBatch};
@@ -167,9 +168,12 @@ impl Applier {
             transaction.put_bytes(Family::Meta, PROGRESS_KEY, &progress);
             let origin = transaction.origin;
             let (batch, changes) = transaction.finish();
+            Failpoint::CommandApplying.pass();
             self.database.write(batch)?;
+            Failpoint::CommandApplied.pass();
             self.listener.changed(changes, origin);
         }
+        Failpoint::EntryApplied.pass();
         // Should a crash come before this, every command is skipped by its number.
         let mut batch = WriteBatch::default();
         batch.put_cf(self.database.family(Family::Meta), APPLIED_KEY, position);

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cavern_conf::Tier;
+use cavern_conf::{Failpoint, Tier};
 use cavern_proto::chunk::{chunk_range, chunks_touching};
 use cavern_proto::{BlockId, ChunkMap};
 use parking_lot::Mutex;
@@ -148,6 +148,7 @@ impl Store {
             let (block, fresh) = self.obtain(target, &chunks)?;
             match self.carry_out(&block, &written, bytes, zero) {
                 Ok(()) => {
+                    Failpoint::WriteStored.pass();
                     self.disk_succeeded(&block);
                     return Ok(block);
                 }
@@ -282,6 +283,7 @@ impl Store {
                 return Err(StoreError::Io { action: "creating a data block", source });
             }
         };
+        Failpoint::BlockMade.pass();
         let now = self.now();
         let (mut evicted, mut closed) = (Vec::new(), Vec::new());
         let made = {
@@ -357,6 +359,7 @@ impl Store {
             }
             _ => {}
         }
+        Failpoint::BlockFreed.pass();
         let removed = {
             let mut residents = self.residents.lock();
             let slot = residents.cache.table.find(id)?;

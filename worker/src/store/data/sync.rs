@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use cavern_conf::Failpoint;
+
 use super::{DataState, DataTarget};
 use crate::store::block::Block;
 use crate::store::{Store, StoreError, Touch};
@@ -37,6 +39,7 @@ impl Store {
                     "a block of an fs-mode file could not be synced: what was written to it may be lost on this disk");
                 return Err(self.disk_failed(block, "syncing a data block", source.into()));
             }
+            Failpoint::BlockSynced.pass();
             if !data.name_synced.load(Ordering::Acquire) {
                 unnamed.push((&**block, &**data));
             }
@@ -52,6 +55,7 @@ impl Store {
                 });
             }
         }
+        Failpoint::FolderSynced.pass();
         self.metrics.syncs.inc_by(blocks.len() as u64);
         for (_, data) in unnamed {
             data.name_synced.store(true, Ordering::Release);

@@ -1,0 +1,56 @@
+//! The cluster's bucket, whole.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use cavern_tests::Cluster;
+use cavern_ufs::{ListMode, Ufs};
+use tokio::runtime::Runtime;
+
+pub type Objects = BTreeMap<String, Bytes>;
+
+pub struct Bucket {
+    runtime: Runtime,
+    ufs: Ufs,
+}
+
+impl Bucket {
+    pub fn of(cluster: &Cluster, bucket: &str) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let options = cluster.bucket_options();
+        let options = options.iter().filter_map(|option| option.split_once('='));
+        let options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let _inside = runtime.enter();
+        let ufs = Ufs::open(&format!("s3://{bucket}"), &options, &cavern_conf::Config::default().ufs).unwrap();
+        drop(_inside);
+        Self { runtime, ufs }
+    }
+
+    pub fn objects(&self) -> Objects {
+        self.runtime.block_on(async {
+            let mut objects = Objects::new();
+            let mut lister = self.ufs.list("", ListMode::Recursive);
+            while let Some(page) = lister.next_page().await.unwrap() {
+                for object in page.objects {
+                    let content = self.ufs.get_bytes(&object.key, &object.etag, 0..object.size).await.unwrap();
+                    objects.insert(object.key, content);
+                }
+            }
+            objects
+        })
+    }
+}
+
+/// Panics unless the bucket has exactly these objects, naming what is missing, left over, or another.
+#[track_caller]
+pub fn assert_same(when: &str, bucket: &Objects, expected: &Objects) {
+    let missing: Vec<&String> = expected.keys().filter(|key| !bucket.contains_key(*key)).collect();
+    let left_over: Vec<&String> = bucket.keys().filter(|key| !expected.contains_key(*key)).collect();
+    let other = expected.iter().filter(|(key, content)| bucket.get(*key).is_some_and(|there| there != *content));
+    let other: Vec<&String> = other.map(|(key, _)| key).collect();
+    assert!(
+        missing.is_empty() && left_over.is_empty() && other.is_empty(),
+        "{when}: of {} objects missing {missing:?}, left over {left_over:?}, with another content {other:?}",
+        expected.len()
+    );
+}
