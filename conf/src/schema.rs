@@ -175,6 +175,8 @@ pub struct Fuse {
     pub passthrough: bool,
     /// The kernel opens and closes files without asking: for objects that are never replaced.
     pub no_open: bool,
+    /// The kernel heeds access lists of fs-mode mounts.
+    pub posix_acl: bool,
 }
 
 fn text(value: &str) -> String {
@@ -287,6 +289,7 @@ impl Default for Fuse {
             direct: false,
             passthrough: false,
             no_open: false,
+            posix_acl: true,
         }
     }
 }

@@ -72,6 +72,8 @@ struct Inner {
     second_opens: SecondOpens,
     pages: KernelPages,
     failures: Failures,
+    /// `fuse.posix_acl`: access lists can be set, and the kernel heeds them.
+    posix_acl: bool,
     /// `fuse.direct`: no pages are kept.
     direct: bool,
     /// `fuse.passthrough`: the kernel reads complete local blocks by itself. Taken back when the kernel refuses one.
@@ -112,6 +114,7 @@ impl Namespace {
             second_opens: SecondOpens::default(),
             pages: KernelPages::default(),
             failures: Failures::default(),
+            posix_acl: conf.posix_acl,
             direct: conf.direct,
             passthrough: AtomicBool::new(conf.passthrough && !conf.direct),
             passthrough_opens: AtomicU64::new(0),
@@ -167,8 +170,10 @@ impl Filesystem for Namespace {
             Operation::Readlink => inner.readlink(node, reply),
             Operation::Getxattr { name, size } => inner.getxattr(node, name, size, reply),
             Operation::Listxattr { size } => inner.listxattr(node, caller, size, reply),
-            Operation::Mknod { name, mode, rdev } => inner.mknod(node, caller, name, mode, rdev, reply),
-            Operation::Mkdir { name, mode } => inner.mkdir(node, caller, name, mode, reply),
+            Operation::Mknod { name, mode, umask, rdev } => {
+                inner.mknod(node, caller, name, (mode, umask), rdev, reply);
+            }
+            Operation::Mkdir { name, mode, umask } => inner.mkdir(node, caller, name, (mode, umask), reply),
             Operation::Symlink { name, target } => inner.symlink(node, caller, name, target, reply),
             Operation::Link { inode, name } => inner.link(inode, caller, (node, name), reply),
             Operation::Unlink { name } => inner.unlink(node, caller, name, reply),
@@ -177,9 +182,13 @@ impl Filesystem for Namespace {
                 inner.rename(caller, (node, name), (new_parent, new_name), flags, reply);
             }
             Operation::Setattr(set) => inner.setattr(node, caller, set, reply),
-            Operation::Setxattr { name, value, flags } => inner.setxattr(node, caller, name, value, flags, reply),
+            Operation::Setxattr { name, value, flags, clears_set_group_id } => {
+                inner.setxattr(node, caller, (name, value), (flags, clears_set_group_id), reply);
+            }
             Operation::Removexattr { name } => inner.removexattr(node, caller, name, reply),
-            Operation::Create { name, mode, flags } => inner.create(node, caller, name, (mode, flags), reply),
+            Operation::Create { name, mode, umask, flags } => {
+                inner.create(node, caller, name, (mode, umask), flags, reply);
+            }
             Operation::Write { fh, offset, data, flags } => inner.write(fh, offset, data, flags, reply),
             Operation::Flush { fh, lock_owner } => inner.flush(node, fh, lock_owner, reply),
             Operation::Getlk(request) => inner.getlk(node, request, reply),

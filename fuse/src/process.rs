@@ -125,6 +125,7 @@ async fn begin(config: &Config, namespace: Arc<Namespace>) -> Result<(Mount, Ses
             async_dio: !fuse.no_open,
             // Without closes nobody would know when they end.
             locks: !fuse.no_open,
+            posix_acl: fuse.posix_acl,
             passthrough: fuse.passthrough && !fuse.direct,
         };
         let session = Session::start(device, &options, namespace, runtime)?;

@@ -53,6 +53,7 @@ impl Kernel {
             max_readahead: 0,
             async_dio: true,
             locks: false,
+            posix_acl: false,
             passthrough: false,
         };
         let session = Session::start(device, &options, Arc::new(Nothing), runtime.handle().clone()).unwrap();

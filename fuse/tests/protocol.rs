@@ -78,6 +78,7 @@ impl Kernel {
                 max_readahead: 1 << 20,
                 async_dio: true,
                 locks: true,
+                posix_acl: false,
                 passthrough: false,
             },
         );

@@ -231,6 +231,7 @@ impl Mounted {
             max_readahead: 1 << 20,
             async_dio: true,
             locks: false,
+            posix_acl: false,
             passthrough: true,
         };
         let session = Session::start(device, &session_options, filesystem, runtime.handle().clone()).unwrap();
@@ -518,6 +519,7 @@ fn a_dead_mount_is_replaced_and_a_live_one_is_not() {
         max_readahead: 0,
         async_dio: true,
         locks: false,
+        posix_acl: false,
         passthrough: false,
     };
     let session = Session::start(device, &session_options, Memory::new(0, 10), runtime.handle().clone()).unwrap();

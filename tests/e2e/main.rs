@@ -10,6 +10,7 @@ mod epochs;
 mod first_read;
 mod fs_changes;
 mod fs_commands;
+mod fs_mode_acls;
 mod fs_mode_content;
 mod fs_mode_locks;
 mod fs_mode_names;

@@ -327,7 +327,7 @@ mod tests {
         assert_eq!([queue.take().len(), queue.take().len(), queue.take().len()], [1000, 1000, 500]);
         let value = bytes::Bytes::from(vec![0; 64 << 10]);
         for inode in 0..20 {
-            let set = SetXattr { inode, name: "user.a".into(), value: value.clone(), mode: 0 };
+            let set = SetXattr { inode, name: "user.a".into(), value: value.clone(), ..SetXattr::default() };
             queue.push(pending(Change::SetXattr(set)));
         }
         assert_eq!([queue.take().len(), queue.take().len(), queue.take().len()], [7, 7, 6]);

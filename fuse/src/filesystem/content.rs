@@ -85,11 +85,12 @@ impl Inner {
         kernel_parent: u64,
         caller: Caller,
         name: &[u8],
-        (mode, flags): (u32, u32),
+        (mode, umask): (u32, u32),
+        flags: u32,
         reply: Reply,
     ) {
         let flags = flags.cast_signed();
-        let create = CreateInode { mode: mode & 0o7777, ..self.new_inode(kernel_parent, name, Kind::File) };
+        let create = CreateInode { mode: mode & 0o7777, umask, ..self.new_inode(kernel_parent, name, Kind::File) };
         let change = Change::Create(create);
         let attempt = Attempt { operation: "create", on: kernel_parent, with: None, caller, change };
         if let Some(errno) = self.refused_at_once(&attempt) {

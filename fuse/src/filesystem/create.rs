@@ -29,17 +29,24 @@ impl Inner {
         kernel_parent: u64,
         caller: Caller,
         name: &[u8],
-        mode: u32,
+        (mode, umask): (u32, u32),
         rdev: u32,
         reply: Reply,
     ) {
         let Some(kind) = kind_of(mode) else { return reply.error(libc::EINVAL) };
-        let create = CreateInode { mode: mode & 0o7777, rdev, ..self.new_inode(kernel_parent, name, kind) };
+        let create = CreateInode { mode: mode & 0o7777, umask, rdev, ..self.new_inode(kernel_parent, name, kind) };
         self.make_inode("mknod", kernel_parent, caller, create, reply);
     }
 
-    pub(super) fn mkdir(self: &Arc<Self>, kernel_parent: u64, caller: Caller, name: &[u8], mode: u32, reply: Reply) {
-        let create = CreateInode { mode: mode & 0o7777, ..self.new_inode(kernel_parent, name, Kind::Directory) };
+    pub(super) fn mkdir(
+        self: &Arc<Self>,
+        kernel_parent: u64,
+        caller: Caller,
+        name: &[u8],
+        (mode, umask): (u32, u32),
+        reply: Reply,
+    ) {
+        let create = CreateInode { mode: mode & 0o7777, umask, ..self.new_inode(kernel_parent, name, Kind::Directory) };
         self.make_inode("mkdir", kernel_parent, caller, create, reply);
     }
 

@@ -67,9 +67,13 @@ fn names(node: &Node) -> Vec<u8> {
     names
 }
 
-/// Whether a file system keeps attributes of this name: those of `system.` are the kernel's, and it has none here.
-fn is_kept(name: &[u8]) -> bool {
-    [&b"user."[..], b"trusted.", b"security."].iter().any(|prefix| name.starts_with(prefix))
+/// Whether attributes of this name are kept: those of `system.` are the kernel's, and of them only access lists are ours, where it
+/// heeds them.
+fn is_kept(name: &[u8], posix_acl: bool) -> bool {
+    match name {
+        b"system.posix_acl_access" | b"system.posix_acl_default" => posix_acl,
+        _ => [&b"user."[..], b"trusted.", b"security."].iter().any(|prefix| name.starts_with(prefix)),
+    }
 }
 
 /// What the flags of setxattr(2) ask for.
@@ -96,7 +100,7 @@ impl Inner {
                     None => reply.error(libc::ENODATA),
                 };
             };
-            if !is_kept(&name) {
+            if !is_kept(&name, this.posix_acl) {
                 return reply.error(libc::EOPNOTSUPP);
             }
             if !posix.has_xattrs {
@@ -134,9 +138,8 @@ impl Inner {
         self: &Arc<Self>,
         kernel_node: u64,
         caller: Caller,
-        name: &[u8],
-        value: &[u8],
-        flags: u32,
+        (name, value): (&[u8], &[u8]),
+        (flags, clear_set_group_id): (u32, bool),
         reply: Reply,
     ) {
         let Some(mode) = mode_of(flags) else { return reply.error(libc::EINVAL) };
@@ -145,13 +148,16 @@ impl Inner {
             name: Bytes::copy_from_slice(name),
             value: Bytes::copy_from_slice(value),
             mode: mode.into(),
+            clear_set_group_id,
         };
-        self.change_xattr("setxattr", kernel_node, caller, Change::SetXattr(set), is_kept(name), reply);
+        let kept = is_kept(name, self.posix_acl);
+        self.change_xattr("setxattr", kernel_node, caller, Change::SetXattr(set), kept, reply);
     }
 
     pub(super) fn removexattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, name: &[u8], reply: Reply) {
         let remove = RemoveXattr { inode: self.root.to_namespace(kernel_node), name: Bytes::copy_from_slice(name) };
-        self.change_xattr("removexattr", kernel_node, caller, Change::RemoveXattr(remove), is_kept(name), reply);
+        let kept = is_kept(name, self.posix_acl);
+        self.change_xattr("removexattr", kernel_node, caller, Change::RemoveXattr(remove), kept, reply);
     }
 
     fn change_xattr(
@@ -216,8 +222,11 @@ mod tests {
 
     #[test]
     fn what_is_kept_and_how_it_is_set() {
-        assert!(is_kept(b"user.a") && is_kept(b"trusted.overlay") && is_kept(b"security.capability"));
-        assert!(!is_kept(b"system.posix_acl_access") && !is_kept(b"users.a") && !is_kept(b""));
+        let kept = |name: &str| is_kept(name.as_bytes(), true);
+        assert!(kept("user.a") && kept("trusted.overlay") && kept("security.capability"));
+        assert!(kept("system.posix_acl_access") && kept("system.posix_acl_default"));
+        assert!(!is_kept(b"system.posix_acl_access", false) && is_kept(b"user.a", false));
+        assert!(!kept("system.other") && !kept("users.a") && !kept(""));
         assert_eq!(
             (mode_of(0), mode_of(1), mode_of(2)),
             (Some(XattrMode::Any), Some(XattrMode::Create), Some(XattrMode::Replace))

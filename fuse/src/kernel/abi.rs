@@ -64,13 +64,17 @@ pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const POSIX_LOCKS: u64 = 1 << 1;
     pub const BIG_WRITES: u64 = 1 << 5;
+    /// The umask is ours to apply: a default access list goes before it.
+    pub const DONT_MASK: u64 = 1 << 6;
     pub const FLOCK_LOCKS: u64 = 1 << 10;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const POSIX_ACL: u64 = 1 << 20;
     pub const MAX_PAGES: u64 = 1 << 22;
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const PASSTHROUGH: u64 = 1 << 37;
@@ -88,6 +92,11 @@ pub mod fopen {
 /// Flags of RELEASE.
 pub mod release {
     pub const FLOCK_UNLOCK: u32 = 1 << 1;
+}
+
+/// Flags of SETXATTR that are not those of setxattr(2).
+pub mod setxattr {
+    pub const ACL_KILL_SGID: u32 = 1 << 0;
 }
 
 /// Flags of GETLK, SETLK and SETLKW.
@@ -202,8 +211,9 @@ wire! {
     struct Rename2In { newdir: u64, flags: u32, padding: u32 }
     struct LinkIn { oldnode: u64 }
     struct CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32 }
-    /// As it is where `SETXATTR_EXT` has not been agreed on.
     struct SetxattrIn { size: u32, flags: u32 }
+    /// What follows `SetxattrIn` where `SETXATTR_EXT` has been agreed on.
+    struct SetxattrInExtension { setxattr_flags: u32, padding: u32 }
     struct OpenIn { flags: u32, open_flags: u32 }
     struct OpenOut { fh: u64, open_flags: u32, backing_id: i32 }
     struct ReleaseIn { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }

@@ -85,15 +85,17 @@ pub enum Operation<'a> {
     Listxattr {
         size: u32,
     },
-    /// `mode` with the file's type; the caller's umask has been applied, here as in the following.
+    /// `mode` with the file's type; the caller's umask may have been applied, here as in the following.
     Mknod {
         name: &'a [u8],
         mode: u32,
+        umask: u32,
         rdev: u32,
     },
     Mkdir {
         name: &'a [u8],
         mode: u32,
+        umask: u32,
     },
     Symlink {
         name: &'a [u8],
@@ -123,6 +125,8 @@ pub enum Operation<'a> {
         value: &'a [u8],
         /// As of setxattr(2).
         flags: u32,
+        /// With an access list: the caller is not in the file's group.
+        clears_set_group_id: bool,
     },
     Removexattr {
         name: &'a [u8],
@@ -131,6 +135,7 @@ pub enum Operation<'a> {
     Create {
         name: &'a [u8],
         mode: u32,
+        umask: u32,
         flags: u32,
     },
     Getlk(LockRequest),
@@ -324,11 +329,11 @@ impl<'a> Operation<'a> {
             }
             opcode::MKNOD => {
                 let (head, rest) = take::<abi::MknodIn>(body)?;
-                Self::Mknod { name: name(rest)?, mode: head.mode, rdev: head.rdev }
+                Self::Mknod { name: name(rest)?, mode: head.mode, umask: head.umask, rdev: head.rdev }
             }
             opcode::MKDIR => {
                 let (head, rest) = take::<abi::MkdirIn>(body)?;
-                Self::Mkdir { name: name(rest)?, mode: head.mode }
+                Self::Mkdir { name: name(rest)?, mode: head.mode, umask: head.umask }
             }
             opcode::UNLINK => Self::Unlink { name: name(body)? },
             opcode::RMDIR => Self::Rmdir { name: name(body)? },
@@ -346,13 +351,20 @@ impl<'a> Operation<'a> {
             }
             opcode::SETXATTR => {
                 let (head, rest) = take::<abi::SetxattrIn>(body)?;
+                // Older kernels have the name here. No name begins with such a byte: it would be in no name space.
+                let (more, rest) = match rest.first() {
+                    Some(..b' ') => take::<abi::SetxattrInExtension>(rest)?,
+                    _ => (abi::SetxattrInExtension::default(), rest),
+                };
                 let (attribute, rest) = split_name(rest)?;
-                Self::Setxattr { name: attribute, value: rest.get(..head.size as usize)?, flags: head.flags }
+                let clears_set_group_id = more.setxattr_flags & abi::setxattr::ACL_KILL_SGID != 0;
+                let value = rest.get(..head.size as usize)?;
+                Self::Setxattr { name: attribute, value, flags: head.flags, clears_set_group_id }
             }
             opcode::REMOVEXATTR => Self::Removexattr { name: name(body)? },
             opcode::CREATE => {
                 let (head, rest) = take::<abi::CreateIn>(body)?;
-                Self::Create { name: name(rest)?, mode: head.mode, flags: head.flags }
+                Self::Create { name: name(rest)?, mode: head.mode, umask: head.umask, flags: head.flags }
             }
             opcode::WRITE => {
                 let (head, rest) = take::<abi::WriteIn>(body)?;
@@ -471,10 +483,20 @@ mod tests {
         let mut set = abi::SetxattrIn { size: 3, flags: 1 }.as_bytes().to_vec();
         set.extend_from_slice(b"user.a\0v\0w");
         let bytes = message(opcode::SETXATTR, &set);
-        let Operation::Setxattr { name, value, flags } = Request::decode(&bytes).unwrap().operation else {
+        let Operation::Setxattr { name, value, flags, .. } = Request::decode(&bytes).unwrap().operation else {
             panic!("not a setxattr")
         };
         assert_eq!((name, value, flags), (&b"user.a"[..], &b"v\0w"[..], 1));
+        for (setxattr_flags, expected) in [(0, false), (abi::setxattr::ACL_KILL_SGID, true)] {
+            let more = abi::SetxattrInExtension { setxattr_flags, padding: 0 };
+            let bytes = message(opcode::SETXATTR, &[&set[..8], more.as_bytes(), &set[8..]].concat());
+            let Operation::Setxattr { name, value, clears_set_group_id, .. } =
+                Request::decode(&bytes).unwrap().operation
+            else {
+                panic!("not a setxattr")
+            };
+            assert_eq!((name, value, clears_set_group_id), (&b"user.a"[..], &b"v\0w"[..], expected));
+        }
         set[0] = 4;
         assert!(Request::decode(&message(opcode::SETXATTR, &set)).is_err(), "the value is shorter than it says");
     }

@@ -58,6 +58,9 @@ pub struct SessionOptions {
     /// Reads of `libaio` and the like with `O_DIRECT` do not wait for each other. A plain `read` with `O_DIRECT` of a file that
     /// was not opened with `FOPEN_DIRECT_IO` is then not interrupted by any signal.
     pub async_dio: bool,
+    /// The kernel asks for access lists and heeds them: a request for each inode that somebody uses who does not own it. Whoever
+    /// creates an inode applies the umask.
+    pub posix_acl: bool,
     /// Locks of files are asked of us; otherwise the kernel keeps them among the processes of this host.
     pub locks: bool,
     /// Files may be opened with a backing file, where the kernel can (Linux 6.9 and later, CAP_SYS_ADMIN).
@@ -190,6 +193,7 @@ fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, 
         | init::MAX_PAGES
         | init::CACHE_SYMLINKS
         | init::DIRECT_IO_ALLOW_MMAP
+        | init::SETXATTR_EXT
         | init::INIT_EXT;
 
     let mut buffer = vec![0; REQUEST_BYTES];
@@ -211,6 +215,9 @@ fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, 
     let mut wanted = WANTED;
     if options.passthrough {
         wanted |= init::PASSTHROUGH;
+    }
+    if options.posix_acl {
+        wanted |= init::POSIX_ACL | init::DONT_MASK;
     }
     if options.locks {
         wanted |= init::POSIX_LOCKS | init::FLOCK_LOCKS;

@@ -7,6 +7,7 @@
 //! A mutation that comes again, because its answer was lost, is answered with the result that it had: results are kept
 //! per session until the session says that it has them.
 
+mod acl;
 mod attributes;
 mod content;
 mod create;

@@ -73,7 +73,7 @@ impl TouchArgs {
             Err(CliError::NotFound(_)) => {
                 let place = Place::find(client, path).await?;
                 if !self.no_create {
-                    create(client, &place, Kind::File, 0o666 & !own_umask()).await?;
+                    create(client, &place, Kind::File, 0o666, own_umask()).await?;
                 }
                 return Ok(());
             }
@@ -97,15 +97,18 @@ impl MkdirArgs {
     }
 
     async fn mkdir(&self, client: &Client, path: &str) -> Result<(), CliError> {
-        let usual = 0o777 & !own_umask();
-        let mode = self.mode.as_ref().map_or(usual, |mode| mode.apply(0o777, Kind::Directory, own_umask()));
+        // Permissions that are given are meant as they are.
+        let (mode, umask) = match &self.mode {
+            Some(mode) => (mode.apply(0o777, Kind::Directory, own_umask()), 0),
+            None => (0o777, own_umask()),
+        };
         if !self.parents {
             let place = Place::find(client, path).await?;
-            return create(client, &place, Kind::Directory, mode).await.map(drop);
+            return create(client, &place, Kind::Directory, mode, umask).await.map(drop);
         }
         let path = path.trim_end_matches('/');
         // As `mkdir -p`: whoever may not write to what it makes could not go on below it.
-        let above = usual | 0o300;
+        let above = own_umask() & !0o300;
         let ends = path.match_indices('/').map(|(at, _)| at).filter(|at| *at > 0).chain([path.len()]);
         for end in ends {
             let part = &path[..end];
@@ -114,8 +117,8 @@ impl MkdirArgs {
                 Ok(_) => return Err(CliError::Failed(format!("{part} is there, and is no directory"))),
                 Err(ClientError::NotFound(_)) => {
                     let place = Place::find(client, part).await?;
-                    let mode = if end == path.len() { mode } else { above };
-                    create(client, &place, Kind::Directory, mode).await?;
+                    let (mode, umask) = if end == path.len() { (mode, umask) } else { (0o777, above) };
+                    create(client, &place, Kind::Directory, mode, umask).await?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -151,10 +154,10 @@ impl LnArgs {
     }
 }
 
-/// Makes an inode of this kind, with these permissions.
-async fn create(client: &Client, place: &Place, kind: Kind, mode: u32) -> Result<Arc<Node>, CliError> {
+/// Makes an inode of this kind, with these permissions, within what the umask or the directory's default list leaves of them.
+async fn create(client: &Client, place: &Place, kind: Kind, mode: u32, umask: u32) -> Result<Arc<Node>, CliError> {
     let (parent, name) = (place.directory.inode, place.name.clone());
-    let create = CreateInode { parent, name, kind: kind.into(), mode, ..CreateInode::default() };
+    let create = CreateInode { parent, name, kind: kind.into(), mode, umask, ..CreateInode::default() };
     let changed = make(client, &place.path, Change::Create(create)).await?;
     made(&changed, &place.directory)
 }
@@ -171,6 +174,6 @@ pub async fn ensure_directory(
     match place.node(client).await? {
         Some(node) if node.is_directory() => Ok(node),
         Some(_) => Err(CliError::Failed(format!("{} is there, and is no directory", place.path))),
-        None => create(client, &place, Kind::Directory, 0o777 & !own_umask()).await,
+        None => create(client, &place, Kind::Directory, 0o777, own_umask()).await,
     }
 }

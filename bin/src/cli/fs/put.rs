@@ -125,12 +125,12 @@ impl Source {
 async fn put_file(client: &Client, source: Source, place: &Place) -> Result<u64, CliError> {
     let replaced = place.node(client).await?;
     // As `cp`: a file that is replaced keeps its owner and its permissions.
-    let (owner, mode) = match &replaced {
-        Some(node) if node.kind == Kind::File => ((node.uid, node.gid), node.mode),
+    let (owner, mode, umask) = match &replaced {
+        Some(node) if node.kind == Kind::File => ((node.uid, node.gid), node.mode, 0),
         Some(node) if node.is_directory() => {
             return Err(CliError::Failed(format!("{} is a directory, and {} is a file", place.path, source.what)));
         }
-        _ => (own_ids(), source.mode & !own_umask()),
+        _ => (own_ids(), source.mode, own_umask()),
     };
     let partial = partial_name(&place.name);
     let parent = place.directory.inode;
@@ -139,6 +139,7 @@ async fn put_file(client: &Client, source: Source, place: &Place) -> Result<u64,
         name: partial.clone(),
         kind: Kind::File.into(),
         mode: mode & 0o7777,
+        umask,
         ..CreateInode::default()
     };
     let changed = make_as(client, &place.path, Change::Create(create), owner).await?;

@@ -68,7 +68,13 @@ impl SetfattrArgs {
                 let change = match (&self.name, &self.remove) {
                     (Some(name), _) => {
                         let (name, value) = (Bytes::copy_from_slice(name.as_bytes()), value.clone().into());
-                        Change::SetXattr(SetXattr { inode, name, value, mode: XattrMode::Any.into() })
+                        Change::SetXattr(SetXattr {
+                            inode,
+                            name,
+                            value,
+                            mode: XattrMode::Any.into(),
+                            ..SetXattr::default()
+                        })
                     }
                     (None, name) => {
                         let name = Bytes::copy_from_slice(name.as_deref().unwrap_or_default().as_bytes());

@@ -1,4 +1,4 @@
-//! chmod, chown, truncate, utimensat.
+//! chmod (with the access list), chown, truncate, utimensat.
 
 use cavern_proto::master::{SetAttr, Time};
 
@@ -21,6 +21,9 @@ impl Mutating<'_, '_> {
         record.atime_ns = set.atime.map(time).or(record.atime_ns);
         record.mtime_ns = set.mtime.map_or(record.mtime_ns, time);
         record.ctime_ns = now_ns;
+        if set.mode.is_some() {
+            self.chmod_acl(set.inode, &record)?;
+        }
         self.put(set.inode, record);
         Ok(set.inode)
     }

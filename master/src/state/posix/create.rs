@@ -29,7 +29,13 @@ impl Mutating<'_, '_> {
         if self.transaction.dentry(create.parent, &create.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
         }
-        let mut permissions = if kind == Kind::Symlink { 0o777 } else { create.mode & 0o7777 };
+        let (mut permissions, lists) = match kind {
+            Kind::Symlink => (0o777, Vec::new()),
+            _ => {
+                let asked = (create.mode & 0o7777, create.umask);
+                self.inherited((create.parent, &directory), asked, kind == Kind::Directory)?
+            }
+        };
         let mut gid = self.gid;
         if mode(&directory) & SET_GROUP_ID != 0 {
             gid = directory.gid;
@@ -51,9 +57,11 @@ impl Mutating<'_, '_> {
             listed_ns: if kind == Kind::Directory { self.now_ns } else { 0 },
             rdev: if matches!(kind, Kind::CharacterDevice | Kind::BlockDevice) { create.rdev } else { 0 },
             target: create.target,
+            has_xattrs: !lists.is_empty(),
             ..InodeRecord::default()
         };
         let inode = self.transaction.create_inode(record.clone());
+        self.put_acls(inode, &lists);
         self.transaction.put_dentry(create.parent, &create.name, DentryRecord { inode, kind: create.kind });
         self.touch(inode, record);
         self.name_changed(create.parent, &create.name, 0, inode);

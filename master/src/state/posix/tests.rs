@@ -31,6 +31,8 @@ enum Step {
     Chmod { at: Place, mode: u32 },
     SetXattr { at: Place, name: u8, mode: u8 },
     RemoveXattr { at: Place, name: u8 },
+    SetAcl { at: Place, default: bool, permissions: [u8; 5], names: u8 },
+    RemoveAcl { at: Place, default: bool },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -44,7 +46,30 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (place(), 0u32..0o2000).prop_map(|(at, mode)| Step::Chmod { at, mode }),
         1 => (place(), 0u8..3, 0u8..3).prop_map(|(at, name, mode)| Step::SetXattr { at, name, mode }),
         1 => (place(), 0u8..3).prop_map(|(at, name)| Step::RemoveXattr { at, name }),
+        3 => (place(), any::<bool>(), proptest::array::uniform5(0u8..8), 0u8..5)
+            .prop_map(|(at, default, permissions, names)| Step::SetAcl { at, default, permissions, names }),
+        1 => (place(), any::<bool>()).prop_map(|(at, default)| Step::RemoveAcl { at, default }),
     ]
+}
+
+const ACLS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
+
+/// An access list with entries for this many users and groups; the last variant lacks a mask where one is needed.
+fn acl([owner, user, group, mask, others]: [u8; 5], names: u8) -> Vec<u8> {
+    const NO_ID: u32 = u32::MAX;
+    let mut entries = vec![(1, owner, NO_ID)];
+    entries.extend((0..names.min(2)).map(|id| (2, user, u32::from(id))));
+    entries.push((4, group, NO_ID));
+    entries.extend((names > 2).then_some((8, user, 7)));
+    entries.extend((1..4).contains(&names).then_some((0x10, mask, NO_ID)));
+    entries.push((0x20, others, NO_ID));
+    let mut value = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        value.extend(u16::to_le_bytes(tag));
+        value.extend(u16::from(permissions).to_le_bytes());
+        value.extend(id.to_le_bytes());
+    }
+    value
 }
 
 /// What both sides must show of one name.
@@ -214,7 +239,16 @@ impl Bench {
                 ][usize::from(*mode)];
                 let (name, value) = (format!("user.{name}"), vec![b'v'; usize::from(*name) * 10]);
                 let local = rustix::fs::setxattr(&path, &name, &value, flags);
-                (Change::SetXattr(SetXattr { inode, name: name.into(), value: value.into(), mode: mode as i32 }), local)
+                (
+                    Change::SetXattr(SetXattr {
+                        inode,
+                        name: name.into(),
+                        value: value.into(),
+                        mode: mode as i32,
+                        ..SetXattr::default()
+                    }),
+                    local,
+                )
             }
             Step::RemoveXattr { at, name } => {
                 let (_, _, path) = self.place(*at);
@@ -224,6 +258,27 @@ impl Bench {
                 }
                 let name = format!("user.{name}");
                 let local = rustix::fs::removexattr(&path, &name);
+                (Change::RemoveXattr(RemoveXattr { inode, name: name.into() }), local)
+            }
+            Step::SetAcl { at, default, permissions, names } => {
+                let (_, _, path) = self.place(*at);
+                let inode = self.inode_at(*at);
+                if inode == 0 || path.is_symlink() {
+                    return (0, 0);
+                }
+                let (name, value) = (ACLS[usize::from(*default)], acl(*permissions, *names));
+                let local = rustix::fs::setxattr(&path, name, &value, XattrFlags::empty());
+                let set = SetXattr { inode, name: name.into(), value: value.into(), ..SetXattr::default() };
+                (Change::SetXattr(set), local)
+            }
+            Step::RemoveAcl { at, default } => {
+                let (_, _, path) = self.place(*at);
+                let inode = self.inode_at(*at);
+                if inode == 0 || path.is_symlink() {
+                    return (0, 0);
+                }
+                let name = ACLS[usize::from(*default)];
+                let local = rustix::fs::removexattr(&path, name);
                 (Change::RemoveXattr(RemoveXattr { inode, name: name.into() }), local)
             }
         };
@@ -283,8 +338,8 @@ fn shown_locally(top: &Path) -> BTreeMap<PathBuf, Shown> {
             .map_or_else(|_| Vec::new(), |target| target.into_os_string().into_encoded_bytes());
         let below = path.strip_prefix(top).unwrap().to_owned();
         let mut xattrs = BTreeMap::new();
-        for name in ["user.0", "user.1", "user.2"] {
-            let mut value = [0u8; 64];
+        for name in ["user.0", "user.1", "user.2"].into_iter().chain(ACLS) {
+            let mut value = [0u8; 128];
             if let Ok(length) = rustix::fs::lgetxattr(&path, name, &mut value[..]) {
                 xattrs.insert(name.to_owned(), value[..length].to_vec());
             }
@@ -425,4 +480,48 @@ fn a_set_group_id_directory_hands_its_group_on() {
     let attributes = |result: &MutationResult| (result.attributes[0].gid, result.attributes[0].mode);
     assert_eq!(attributes(&directory), (55, 0o2700));
     assert_eq!(attributes(&file), (55, 0o600));
+}
+
+#[test]
+fn a_default_list_goes_before_the_umask_and_is_handed_on() {
+    let mut bench = Bench::new();
+    let make = |parent, name: &'static str, kind: InodeKind| {
+        let (name, kind, mode, umask) = (name.into(), kind as i32, 0o1666, 0o027);
+        Change::Create(CreateInode { parent, name, kind, mode, umask, ..CreateInode::default() })
+    };
+    let without = bench.change(make(bench.root, "without", InodeKind::Directory));
+    assert_eq!(without.attributes[0].mode, 0o1640);
+    let top = without.inode;
+    let default: Bytes = acl([7, 6, 5, 7, 4], 1).into();
+    let name = Bytes::from_static(ACLS[1].as_bytes());
+    let set = SetXattr { inode: top, name: name.clone(), value: default.clone(), ..SetXattr::default() };
+    assert_eq!(bench.change(Change::SetXattr(set)).errno, 0);
+    let (file, below) = (make(top, "file", InodeKind::File), make(top, "below", InodeKind::Directory));
+    let (file, below) = (bench.change(file), bench.change(below));
+    let xattrs = |inode| Tables::new(&bench.database).xattrs(inode).unwrap();
+    let access = (Bytes::from_static(ACLS[0].as_bytes()), Bytes::from(acl([6, 6, 5, 6, 4], 1)));
+    assert_eq!((file.attributes[0].mode, file.attributes[0].has_xattrs), (0o1664, true));
+    assert_eq!(xattrs(file.inode), [access.clone()]);
+    assert_eq!(xattrs(below.inode), [access, (name, default)]);
+}
+
+#[test]
+fn lists_say_what_cannot_be_and_may_take_the_set_group_id_bit() {
+    let mut bench = Bench::new();
+    let kind = InodeKind::File as i32;
+    let create = CreateInode { parent: bench.root, name: "f".into(), kind, mode: 0o6755, ..CreateInode::default() };
+    let inode = bench.change(Change::Create(create)).inode;
+    let set = |name: &str, value: Vec<u8>, clear_set_group_id| {
+        let (name, value) = (Bytes::copy_from_slice(name.as_bytes()), value.into());
+        Change::SetXattr(SetXattr { inode, name, value, clear_set_group_id, ..SetXattr::default() })
+    };
+    let refused = |bench: &mut Bench, change| Errno::from_raw_os_error(bench.change(change).errno);
+    assert_eq!(refused(&mut bench, set(ACLS[0], b"nonsense".to_vec(), false)), Errno::INVAL);
+    assert_eq!(refused(&mut bench, set(ACLS[1], acl([7; 5], 1), false)), Errno::ACCESS);
+    assert_eq!(refused(&mut bench, set("system.other", vec![], false)), Errno::OPNOTSUPP);
+    assert_eq!(refused(&mut bench, set("plain", vec![], false)), Errno::OPNOTSUPP);
+    let kept = bench.change(set(ACLS[0], acl([7, 6, 5, 4, 0], 1), false));
+    assert_eq!(kept.attributes[0].mode, 0o6740);
+    let cleared = bench.change(set(ACLS[0], acl([7, 6, 5, 4, 0], 0), true));
+    assert_eq!((cleared.attributes[0].mode, cleared.attributes[0].has_xattrs), (0o4750, false), "permissions say all");
 }

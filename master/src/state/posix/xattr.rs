@@ -1,8 +1,10 @@
 //! Extended attributes.
 
-use cavern_proto::master::{RemoveXattr, SetXattr, XattrMode};
+use cavern_proto::master::{Kind, RemoveXattr, SetXattr, XattrMode};
+use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
+use super::acl::is_acl;
 use super::{Mutating, Stop, refuse};
 use crate::state::Family;
 use crate::state::records::xattr_key;
@@ -22,12 +24,23 @@ impl Mutating<'_, '_> {
         if set.value.len() > VALUE_BYTES_MAX {
             return refuse(Errno::TOOBIG, format!("an attribute of {} bytes", set.value.len()));
         }
+        if !is_kept(&set.name) {
+            let name = String::from_utf8_lossy(&set.name);
+            return refuse(Errno::OPNOTSUPP, format!("{name} is no attribute that is kept: use user.{name}, say"));
+        }
         let mut record = self.inode(set.inode)?;
         let known = self.transaction.before().xattr(set.inode, &set.name)?;
         match (set.mode(), known.is_some()) {
             (XattrMode::Create, true) => return refuse(Errno::EXIST, "the attribute is there"),
             (XattrMode::Replace, false) => return refuse(Errno::NODATA, "the attribute is not there"),
             _ => {}
+        }
+        if is_acl(&set.name) {
+            if record.kind() == Kind::Symlink {
+                return refuse(Errno::OPNOTSUPP, "a symlink has no access list");
+            }
+            let value = Self::checked_acl(&mut record, &set.name, &set.value, set.clear_set_group_id)?;
+            return self.keep_xattr(set.inode, record, &set.name, value.as_deref());
         }
         if record.has_xattrs {
             let (mut names, mut total) = (set.name.len() + 1, set.name.len() + set.value.len());
@@ -41,23 +54,43 @@ impl Mutating<'_, '_> {
                 return refuse(Errno::NOSPC, format!("the attributes of inode {} take too much room", set.inode));
             }
         }
-        self.transaction.put_bytes(Family::Xattr, &xattr_key(set.inode, &set.name), &set.value);
-        record.has_xattrs = true;
-        record.ctime_ns = self.now_ns;
-        self.put(set.inode, record);
-        Ok(set.inode)
+        self.keep_xattr(set.inode, record, &set.name, Some(&set.value))
     }
 
     pub(super) fn remove_xattr(&mut self, remove: &RemoveXattr) -> Result<u64, Stop> {
-        let mut record = self.inode(remove.inode)?;
-        let names = if record.has_xattrs { self.transaction.before().xattrs(remove.inode)? } else { Vec::new() };
-        if !names.iter().any(|(name, _)| *name == remove.name) {
+        let record = self.inode(remove.inode)?;
+        if self.transaction.before().xattr(remove.inode, &remove.name)?.is_none() {
+            // As Linux has it: an access list that is not there need not be removed.
+            if is_acl(&remove.name) {
+                return Ok(remove.inode);
+            }
             return refuse(Errno::NODATA, "the attribute is not there");
         }
-        self.transaction.delete(Family::Xattr, &xattr_key(remove.inode, &remove.name));
-        record.has_xattrs = names.len() > 1;
-        record.ctime_ns = self.now_ns;
-        self.put(remove.inode, record);
-        Ok(remove.inode)
+        self.keep_xattr(remove.inode, record, &remove.name, None)
     }
+
+    /// Stores an attribute, or removes it, and the record with it.
+    fn keep_xattr(
+        &mut self,
+        inode: u64,
+        mut record: InodeRecord,
+        name: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<u64, Stop> {
+        let key = xattr_key(inode, name);
+        match value {
+            Some(value) => self.transaction.put_bytes(Family::Xattr, &key, value),
+            None => self.transaction.delete(Family::Xattr, &key),
+        }
+        record.has_xattrs =
+            value.is_some() || self.transaction.before().xattrs(inode)?.iter().any(|(known, _)| known != name);
+        record.ctime_ns = self.now_ns;
+        self.put(inode, record);
+        Ok(inode)
+    }
+}
+
+/// Names that are kept: those of `system.` are the kernel's, and only access lists among them are ours.
+fn is_kept(name: &[u8]) -> bool {
+    is_acl(name) || [&b"user."[..], b"trusted.", b"security."].iter().any(|prefix| name.starts_with(prefix))
 }
