@@ -3,7 +3,7 @@
 //! A file that is open here has one [`Content`], whoever has it open. What is written goes to every worker of its block at
 //! once, through a descriptor where the worker is on this host; the master is told of new blocks, and of a new length, when
 //! a file is flushed, synced, or given other attributes ([`commit`](Content::commit)). `layout` knows the file without
-//! I/O, `block` one block at its workers, `blocks` opens them, `read`, `write` and `cut` do what their names say.
+//! I/O, `block` one block at its workers, `blocks` opens them, `origin` is about what no block has, `read`, `write` and `cut` do what their names say.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 
@@ -12,10 +12,12 @@ mod blocks;
 mod commit;
 mod cut;
 mod layout;
+mod origin;
 mod read;
 mod write;
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -27,10 +29,12 @@ use tokio::sync::RwLock;
 use crate::error::ClientError;
 use crate::metadata::{Metadata, Node, OpenInode};
 use crate::mounts::MountView;
+use crate::read::Files;
 use crate::stats::Stats;
 use crate::wire::WorkerPool;
 use block::OpenBlock;
 use layout::Layout;
+use origin::OpenOrigin;
 pub use read::Seek;
 
 /// As much as ext4 has it.
@@ -45,6 +49,8 @@ pub struct Contents {
 struct Shared {
     metadata: Metadata,
     pool: Arc<WorkerPool>,
+    /// The way to objects.
+    files: Files,
     stats: Arc<Stats>,
     /// One read or write, every attempt included.
     timeout: Duration,
@@ -62,6 +68,8 @@ pub struct Content {
     inode: u64,
     mount: Arc<MountView>,
     state: Mutex<State>,
+    /// The master drops none of its blocks.
+    held: AtomicBool,
     /// Writes share it; a cut has it alone.
     gate: RwLock<()>,
     opening: tokio::sync::Mutex<()>,
@@ -75,6 +83,9 @@ struct State {
     /// How often somebody else had changed the inode when the layout was asked for.
     seen: u64,
     blocks: HashMap<u32, Arc<OpenBlock>>,
+    origin: Option<OpenOrigin>,
+    /// What was written to blocks that the master has dropped; told once.
+    is_lost: bool,
 }
 
 /// What of a file's attributes the master does not know yet.
@@ -87,10 +98,17 @@ pub struct Unsettled {
 }
 
 impl Contents {
-    pub(crate) fn new(metadata: Metadata, pool: Arc<WorkerPool>, stats: Arc<Stats>, conf: &schema::Client) -> Self {
+    pub(crate) fn new(
+        metadata: Metadata,
+        files: Files,
+        pool: Arc<WorkerPool>,
+        stats: Arc<Stats>,
+        conf: &schema::Client,
+    ) -> Self {
         let shared = Shared {
             metadata,
             pool,
+            files,
             stats,
             timeout: conf.read_timeout.get(),
             worker_timeout: conf.worker_timeout.get(),
@@ -128,7 +146,7 @@ impl Contents {
             Some(kept) => kept,
             None => self.shared.metadata.keep_open(node).await?,
         };
-        self.enter(node, kept, Some(Layout::new(attr, Vec::new())))
+        self.enter(node, kept, Some(Layout::new(attr, Vec::new(), None)))
     }
 
     fn enter(&self, node: &Node, kept: OpenInode, layout: Option<Layout>) -> Result<Arc<Content>, ClientError> {
@@ -148,7 +166,8 @@ impl Contents {
             kept,
             inode: node.inode,
             mount,
-            state: Mutex::new(State { layout, seen, blocks: HashMap::new() }),
+            state: Mutex::new(State { layout, seen, ..State::default() }),
+            held: AtomicBool::new(false),
             gate: RwLock::new(()),
             opening: tokio::sync::Mutex::new(()),
             committing: tokio::sync::Mutex::new(()),
@@ -183,7 +202,8 @@ impl Content {
 
     /// Whether the master knows all that was written here.
     pub fn is_committed(&self) -> bool {
-        self.state.lock().layout.as_ref().is_none_or(Layout::is_committed)
+        let state = self.state.lock();
+        !state.is_lost && state.layout.as_ref().is_none_or(Layout::is_committed)
     }
 
     /// Grows with every commit; `None` while the layout is not known.
@@ -198,7 +218,7 @@ impl Content {
     /// Looks at the layout, if it is known and nobody else has changed the file since.
     fn with_layout<T>(&self, look: impl FnOnce(&mut Layout, &mut HashMap<u32, Arc<OpenBlock>>) -> T) -> Option<T> {
         let mut state = self.state.lock();
-        let State { layout, seen, blocks } = &mut *state;
+        let State { layout, seen, blocks, .. } = &mut *state;
         let layout = layout.as_mut().filter(|_| *seen == self.kept.changes())?;
         Some(look(layout, blocks))
     }
@@ -241,16 +261,22 @@ impl Content {
             let reason = format!("{}: the master has blocks of another size", self.inode);
             return Err(ClientError::Invalid(reason));
         }
-        let fresh = Layout::new(&answer.attr.unwrap_or_default(), answer.extents);
-        let State { layout, blocks, .. } = &mut *state;
+        let fresh = Layout::new(&answer.attr.unwrap_or_default(), answer.extents, answer.origin);
+        let State { layout, blocks, origin, is_lost, .. } = &mut *state;
         let layout = layout.get_or_insert_with(Layout::default);
-        let lost = layout.rebase(fresh);
+        let lost = layout.rebase(fresh, self.mount.block_size());
+        if !layout.origin().zip(origin.as_ref()).is_some_and(|(now, open)| open.is(now)) {
+            *origin = None;
+        }
+        if !lost.is_empty() && layout.origin().is_some() {
+            *is_lost = true;
+        }
         if !lost.is_empty() {
             let blocks = lost.len();
             tracing::warn!(
                 inode = self.inode,
                 blocks,
-                "another client has cut the file: what was written here is gone"
+                "the file was cut by another client, or its blocks were dropped: what was written here is gone"
             );
         }
         blocks.retain(|index, open| {

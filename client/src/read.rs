@@ -28,6 +28,7 @@ use tokio_util::task::TaskTracker;
 use crate::error::ClientError;
 use crate::flights::Flights;
 use crate::metadata::{Metadata, Node};
+use crate::mounts::ObjectVersion;
 use crate::stats::Stats;
 use crate::wire::WorkerPool;
 use budget::Budget;
@@ -156,6 +157,11 @@ impl Files {
     pub fn handle(&self, node: &Arc<Node>) -> Result<Arc<OpenFile>, ClientError> {
         check_file(node)?;
         OpenFile::new(self.core.clone(), node.clone()).map(Arc::new)
+    }
+
+    /// A handle on an object that is (a part of) the content of a file, without any I/O.
+    pub(crate) fn open_object(&self, node: Arc<Node>, object: ObjectVersion) -> Arc<OpenFile> {
+        Arc::new(OpenFile::of(self.core.clone(), node, Some(object)))
     }
 
     /// Closes what is idle, now and then, until `stop`.

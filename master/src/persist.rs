@@ -6,6 +6,7 @@
 //!   key is noted before it is written; what was written is confirmed by the number of the change.
 //! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up only when the
 //!   object under the new key has been confirmed.
+//! - [`origins`](self::origins): objects that have what no block of a file has. Nobody else writes over them.
 //! - [`garbage`](self::garbage): blocks of workers that no file has any more.
 //!
 //! **One thing at a time under a key.** Whoever writes or deletes an object claims its key first. What a request of an earlier
@@ -20,8 +21,10 @@ mod garbage;
 mod intents;
 mod ledger;
 mod metadata;
+mod origins;
 mod plan;
 mod status;
+mod tag;
 mod workers;
 
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //!
 //! [`database`] opens it, [`tables`] reads it, [`transaction`] collects what one log entry changes, and [`apply`] turns a
 //! command into changes: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers and
-//! load jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the bucket is to learn of that, [`orphans`] for what was taken out of the namespace and
+//! load jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the bucket is to learn of that, [`origin`] for content that only the bucket has, [`orphans`] for what was taken out of the namespace and
 //! is deleted in bounded steps.
 //!
 //! Everything under `apply` is deterministic: no clock, no random number, no hash-map order decides what is written.
@@ -12,6 +12,7 @@ pub mod database;
 mod intent;
 mod mount;
 pub mod namespace;
+mod origin;
 mod orphans;
 mod posix;
 pub mod records;

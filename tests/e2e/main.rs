@@ -14,6 +14,7 @@ mod fs_mode_acls;
 mod fs_mode_content;
 mod fs_mode_locks;
 mod fs_mode_names;
+mod fs_mode_origin;
 mod fs_mode_random;
 mod loads;
 mod local_cluster;

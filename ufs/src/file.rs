@@ -199,7 +199,7 @@ fn version(metadata: &Metadata) -> String {
 
 fn described(key: String, metadata: &Metadata) -> ObjectMeta {
     let mtime_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
-    ObjectMeta { key, size: metadata.size(), etag: version(metadata), mtime_ns }
+    ObjectMeta { key, size: metadata.size(), etag: version(metadata), mtime_ns, metadata: Default::default() }
 }
 
 /// A page being filled.

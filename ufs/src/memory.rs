@@ -55,6 +55,7 @@ impl Objects {
             size: bytes.len() as u64,
             etag: etag.clone(),
             mtime_ns: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX),
+            metadata: Metadata::new(),
         };
         self.by_key.insert(key.to_owned(), Object { bytes, meta, metadata });
         etag
@@ -208,7 +209,8 @@ impl ObjectStore for MemoryBucket {
     }
 
     fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
-        future::ready(self.find(Operation::Head, key).map(|object| object.meta)).boxed()
+        let found = self.find(Operation::Head, key);
+        future::ready(found.map(|object| ObjectMeta { metadata: object.metadata, ..object.meta })).boxed()
     }
 
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {

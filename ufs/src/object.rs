@@ -11,6 +11,8 @@ pub struct ObjectMeta {
     pub etag: String,
     /// Last modification, nanoseconds since the Unix epoch.
     pub mtime_ns: i64,
+    /// What is kept with it; empty in a listing, and where the store keeps nothing.
+    pub metadata: Metadata,
 }
 
 /// How far a listing reaches.

@@ -167,6 +167,9 @@ impl S3Store {
             size: metadata.content_length(),
             etag: unquoted(metadata.etag().unwrap_or_default()).to_owned(),
             mtime_ns: metadata.last_modified().map_or(0, nanoseconds),
+            metadata: (metadata.user_metadata().into_iter().flatten())
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
         })
     }
 

@@ -140,7 +140,7 @@ impl Uploads {
             }
             Content::Blocks(blocks) => blocks,
         };
-        let source = Source::open(&self.parts, plan, blocks).await?;
+        let source = Source::open(&self.parts, ufs, plan, blocks).await?;
         if plan.length <= PART_BYTES {
             let (bytes, _memory) = self.read(&source, 0, plan.length).await?;
             source.check_untouched().await?;

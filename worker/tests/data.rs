@@ -37,6 +37,10 @@ fn config(home: &Path, port: u16) -> Config {
     config
 }
 
+fn reservation(block: BlockRef, ranges: Vec<Range>) -> data::ReserveRequest {
+    data::ReserveRequest { block: Some(block), ranges, ..Default::default() }
+}
+
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -119,7 +123,7 @@ async fn a_client_reserves_writes_syncs_and_frees() {
         assert!(status == Status::Ok && payload == bytes);
 
         let ranges = vec![Range { offset: 0, length: 100 }];
-        let reserved = pool.reserve(WORKER, one.clone(), ranges, PATIENCE).await.unwrap();
+        let reserved = pool.reserve(WORKER, reservation(one.clone(), ranges), PATIENCE).await.unwrap();
         assert_eq!(reserved.incarnation, incarnation);
         assert_eq!(reserved.descriptor.is_some(), way == Way::Unix);
         if let Some(descriptor) = reserved.descriptor {
@@ -128,7 +132,7 @@ async fn a_client_reserves_writes_syncs_and_frees() {
             assert_eq!(read(&pool, one.clone()).await.1[3..10], *b"through");
         }
         let all = vec![Range { offset: 0, length: 65 << 20 }];
-        let full = pool.reserve(WORKER, block(50, 128 * MIB), all, PATIENCE).await.unwrap_err();
+        let full = pool.reserve(WORKER, reservation(block(50, 128 * MIB), all), PATIENCE).await.unwrap_err();
         assert_eq!(full.errno(), rustix::io::Errno::NOSPC.raw_os_error(), "{full}");
         assert_eq!(status_of(pool.sync(WORKER, vec![block(50, MIB)], PATIENCE).await), Status::NoSuchBlock);
         let outside = pool.write(WORKER, write_at(one.clone(), 8 << 20), Bytes::from_static(b"x"), PATIENCE).await;
@@ -237,7 +241,7 @@ async fn change(pool: Arc<WorkerPool>, mut own: Vec<Known>, mut seed: u64, done:
         let block = known.block();
         let written = if seed >> 33 & 3 == 0 {
             let ranges = vec![Range { offset: start as u32, length: bytes.len() as u32 }];
-            match pool.reserve(WORKER, block.clone(), ranges, PATIENCE).await {
+            match pool.reserve(WORKER, reservation(block.clone(), ranges), PATIENCE).await {
                 Ok(data) => {
                     known.exists = true;
                     match data.descriptor {

@@ -122,7 +122,8 @@ is done, the bytes are on the disks of the workers.")]
     Count(PathArgs),
     /// Where the blocks of a file are, and how much of each is cached.
     Blocks(PathArgs),
-    /// Drop the cached blocks of a file, or of all files below a directory. The bucket is not touched.
+    /// Drop the cached blocks of a file, or of all files below a directory. The bucket is not touched. Files of fs-mode mounts are
+    /// read from the bucket then; what the bucket lacks of them is kept.
     Free(PathArgs),
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cavern_conf::Failpoint;
 use cavern_proto::chunk::{chunk_count, chunk_range, chunks_touching};
-use cavern_proto::data::{self, BlockRef, Status, open_request};
+use cavern_proto::data::{BlockRef, ReserveRequest, Status, open_request};
 use cavern_proto::{ChunkMap, ContentId};
 use parking_lot::Mutex;
 
@@ -91,6 +91,7 @@ impl Content {
         let open = |blocks: &std::collections::HashMap<u32, Arc<OpenBlock>>| {
             blocks.get(&index).filter(|open| open.has_room(bytes)).cloned()
         };
+        self.hold_blocks().await?;
         if let Some(open) = self.use_layout(|_, blocks| open(blocks)).await? {
             return Ok(open);
         }
@@ -152,6 +153,7 @@ impl Content {
 
     /// Makes a block of which the master knows nothing, at the workers that placement names, or at the next ones.
     async fn make(&self, index: u32, generation: u32, bytes: &Range<u32>) -> Result<OpenBlock, ClientError> {
+        let origin = self.origin_of(index).await?;
         let name = self.name_of(index, generation);
         let content = ContentId::from_slice(&name.content_id).unwrap_or_else(|| unreachable!("it was made above"));
         let wanted = self.mount.replicas();
@@ -161,9 +163,10 @@ impl Content {
             if replicas.len() == wanted {
                 break;
             }
-            match self.reserve(worker, &name, bytes).await {
+            match self.reserve_with(worker, &name, bytes, origin.clone()).await {
                 Ok(replica) => replicas.push(replica),
-                Err(error) if is_of_worker(&error) => {
+                // No other will find in the bucket what is not there.
+                Err(error) if is_of_worker(&error) && !error.is_version_gone() => {
                     tracing::debug!(inode = self.inode, index, "a block goes to another worker: {error}");
                     failure = Some(error);
                 }
@@ -238,9 +241,28 @@ impl Content {
     }
 
     async fn reserve(&self, worker: u64, name: &BlockRef, bytes: &Range<u32>) -> Result<Replica, ClientError> {
-        let ranges: Vec<data::Range> = vec![wire_range(bytes)];
-        let wait = self.shared.worker_timeout;
-        let reserved = self.shared.pool.reserve(worker, name.clone(), ranges, wait).await?;
+        self.reserve_with(worker, name, bytes, None).await
+    }
+
+    /// The same; a block that is not there yet begins with what the origin has.
+    async fn reserve_with(
+        &self,
+        worker: u64,
+        name: &BlockRef,
+        bytes: &Range<u32>,
+        origin: Option<(BlockRef, u32)>,
+    ) -> Result<Replica, ClientError> {
+        // What the bucket has must be fetched first.
+        let wait = if origin.is_some() { self.shared.timeout } else { self.shared.worker_timeout };
+        let (origin, origin_bytes) = origin.unzip();
+        let request = ReserveRequest {
+            block: Some(name.clone()),
+            ranges: vec![wire_range(bytes)],
+            origin,
+            origin_bytes: origin_bytes.unwrap_or_default(),
+            ..ReserveRequest::default()
+        };
+        let reserved = self.shared.pool.reserve(worker, request, wait).await?;
         let file = reserved.descriptor.map(|descriptor| Arc::new(File::from(descriptor)));
         Ok(Replica { worker, incarnation: reserved.incarnation, file })
     }

@@ -26,6 +26,15 @@ impl Content {
             return Ok(());
         }
         let _one = self.committing.lock().await;
+        self.tell_commit().await?;
+        if std::mem::take(&mut self.state.lock().is_lost) {
+            let cause = "it was written to blocks that have been dropped, when the session had ended".to_owned();
+            return Err(ClientError::OutcomeUnknown { cause });
+        }
+        Ok(())
+    }
+
+    async fn tell_commit(&self) -> Result<(), ClientError> {
         match self.try_commit().await {
             Err(ClientError::Refused { errno, reason }) if errno == Errno::STALE.raw_os_error() => {
                 tracing::debug!(inode = self.inode, "a commit is based on an old layout: {reason}");
@@ -48,9 +57,9 @@ impl Content {
 
     async fn try_commit(&self) -> Result<(), ClientError> {
         let begun = self.state.lock().layout.as_mut().and_then(|layout| layout.begin_commit());
-        let Some((uncommitted, made)) = begun else { return Ok(()) };
+        let Some((uncommitted, made, touched)) = begun else { return Ok(()) };
         let (inode, grow_to, changed) = (self.inode, uncommitted.grow_to, uncommitted.changed);
-        let commit = CommitContent { inode, grow_to, made, changed };
+        let commit = CommitContent { inode, grow_to, made, changed, touched };
         Failpoint::CommitBegun.pass();
         let result = self.shared.metadata.change(Change::Commit(commit), 0, 0).await;
         Failpoint::CommitAnswered.pass();

@@ -30,7 +30,7 @@ impl Content {
         let attr = changed.result.attributes.iter().find(|attr| attr.inode == self.inode);
         if let (Some(size), Some(attr)) = (set.size, attr) {
             let mut state = self.state.lock();
-            let super::State { layout, seen, blocks } = &mut *state;
+            let super::State { layout, seen, blocks, .. } = &mut *state;
             match layout {
                 Some(layout) => {
                     let is_next = layout.cut(attr, self.block_size());
@@ -39,7 +39,7 @@ impl Content {
                 }
                 // Nothing of it is left.
                 None if size == 0 => {
-                    *layout = Some(Layout::new(attr, Vec::new()));
+                    *layout = Some(Layout::new(attr, Vec::new(), None));
                     *seen = self.kept.changes();
                 }
                 None => {}

@@ -5,7 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cavern_proto::master::{Attr, Extent};
+use cavern_proto::content::block_length;
+use cavern_proto::master::{Attr, Extent, Origin};
 
 /// One block of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub(super) struct Known {
 pub(super) struct Uncommitted {
     /// Blocks that were made, or whose workers have changed.
     pub made: BTreeSet<u32>,
+    /// Blocks that the master knows, and that were written to.
+    pub touched: BTreeSet<u32>,
     /// Bytes changed.
     pub changed: bool,
     /// The file reaches at least so far.
@@ -42,6 +45,8 @@ pub(super) struct Layout {
     /// Of the blocks that are made next.
     generation: u32,
     blocks: BTreeMap<u32, Known>,
+    /// The object that has what no block has.
+    origin: Option<Origin>,
     uncommitted: Uncommitted,
     /// The master is being told of something.
     is_telling: bool,
@@ -53,13 +58,13 @@ pub(super) struct Layout {
 
 impl Layout {
     /// As the master has it.
-    pub(super) fn new(attr: &Attr, extents: Vec<Extent>) -> Self {
+    pub(super) fn new(attr: &Attr, extents: Vec<Extent>, origin: Option<Origin>) -> Self {
         let known = |extent: Extent| {
             let Extent { index, generation, workers } = extent;
             (index, Known { generation, workers, is_committed: true })
         };
         let blocks = extents.into_iter().map(known).collect();
-        Self { size: attr.size, version: attr.version, generation: attr.generation, blocks, ..Self::default() }
+        Self { size: attr.size, version: attr.version, generation: attr.generation, blocks, origin, ..Self::default() }
     }
 
     /// Bytes of the file, with what was written here.
@@ -77,6 +82,20 @@ impl Layout {
 
     pub(super) fn block(&self, index: u32) -> Option<&Known> {
         self.blocks.get(&index)
+    }
+
+    pub(super) fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
+    }
+
+    /// How many bytes a block has, from its first on, where it is not there; the rest is zeros.
+    pub(super) fn origin_bytes(&self, index: u32, block_size: u64) -> u32 {
+        self.origin.as_ref().map_or(0, |origin| block_length(origin.valid, block_size, index))
+    }
+
+    /// Whether the master knows blocks: these it may drop when the bucket has them.
+    pub(super) fn has_committed(&self) -> bool {
+        self.blocks.values().any(|known| known.is_committed)
     }
 
     /// When bytes were last written, should the master not know of it yet.
@@ -99,6 +118,9 @@ impl Layout {
     /// Bytes of a block were changed; the file reaches at least to `end`.
     pub(super) fn wrote(&mut self, index: u32, end: u64, now_ns: i64) {
         self.unsynced.insert(index);
+        if self.blocks.get(&index).is_some_and(|known| known.is_committed) {
+            self.uncommitted.touched.insert(index);
+        }
         self.grew(end, now_ns);
     }
 
@@ -120,7 +142,7 @@ impl Layout {
     }
 
     /// What the master is to be told now; `None` when it knows everything.
-    pub(super) fn begin_commit(&mut self) -> Option<(Uncommitted, Vec<Extent>)> {
+    pub(super) fn begin_commit(&mut self) -> Option<(Uncommitted, Vec<Extent>, Vec<Extent>)> {
         if self.uncommitted.is_none() {
             return None;
         }
@@ -130,14 +152,17 @@ impl Layout {
             Some(Extent { index: *index, generation: known.generation, workers: known.workers.clone() })
         };
         let made = uncommitted.made.iter().filter_map(extent).collect();
+        let touched = uncommitted.touched.iter().filter_map(extent);
+        let touched = touched.map(|touched| Extent { workers: Vec::new(), ..touched }).collect();
         self.is_telling = true;
-        Some((uncommitted, made))
+        Some((uncommitted, made, touched))
     }
 
     /// The master could not be told.
     pub(super) fn commit_failed(&mut self, uncommitted: Uncommitted) {
         self.is_telling = false;
         self.uncommitted.made.extend(uncommitted.made);
+        self.uncommitted.touched.extend(uncommitted.touched);
         self.uncommitted.changed |= uncommitted.changed;
         self.uncommitted.grow_to = self.uncommitted.grow_to.max(uncommitted.grow_to);
     }
@@ -162,14 +187,26 @@ impl Layout {
         let kept = attr.size.div_ceil(block_size.max(1));
         self.blocks.retain(|index, _| u64::from(*index) < kept);
         self.unsynced.retain(|index| u64::from(*index) < kept);
+        if let Some(origin) = &mut self.origin {
+            origin.valid = origin.valid.min(attr.size);
+        }
         (self.size, self.version, self.generation) = (attr.size, attr.version, attr.generation);
         is_next
     }
 
     /// Puts what was written here over what the master has now; gives the blocks that were made here and have no place any
-    /// more, since somebody else has cut the file, or has made the same block at other workers.
-    pub(super) fn rebase(&mut self, mut fresh: Self) -> Vec<u32> {
+    /// more, since somebody else has cut the file, or has made the same block at other workers; and those that were written to
+    /// here and have been dropped, since the bucket had them.
+    pub(super) fn rebase(&mut self, mut fresh: Self, block_size: u64) -> Vec<u32> {
         let mut lost = Vec::new();
+        for index in std::mem::take(&mut self.uncommitted.touched) {
+            let generation = |layout: &Self| layout.blocks.get(&index).map(|known| known.generation);
+            if generation(&fresh) == generation(self) {
+                fresh.uncommitted.touched.insert(index);
+            } else if fresh.origin_bytes(index, block_size) > 0 {
+                lost.push(index);
+            }
+        }
         for index in std::mem::take(&mut self.uncommitted.made) {
             let Some(own) = self.blocks.get(&index) else { continue };
             let is_current = match fresh.blocks.get(&index) {
@@ -225,12 +262,12 @@ mod tests {
 
     #[test]
     fn what_is_written_is_committed_once() {
-        let mut layout = Layout::new(&attr(0, 4, 2), vec![]);
+        let mut layout = Layout::new(&attr(0, 4, 2), vec![], None);
         assert!(layout.begin_commit().is_none());
         layout.made(0, vec![7, 8]);
         layout.wrote(0, 100, 55);
         assert_eq!((layout.size(), layout.written_ns()), (100, Some(55)));
-        let (told, made) = layout.begin_commit().unwrap();
+        let (told, made, _) = layout.begin_commit().unwrap();
         assert_eq!((told.grow_to, made), (100, vec![Extent { index: 0, generation: 2, workers: vec![7, 8] }]));
         assert!(layout.begin_commit().is_none() && layout.written_ns().is_some(), "the master has not answered yet");
         layout.commit_failed(told);
@@ -238,7 +275,7 @@ mod tests {
         assert!(layout.committed(&told, &attr(100, 5, 2)));
         assert!(layout.is_committed() && layout.block(0).unwrap().is_committed);
         layout.wrote(0, 50, 56);
-        let (told, made) = layout.begin_commit().unwrap();
+        let (told, made, _) = layout.begin_commit().unwrap();
         assert_eq!((told.grow_to, made), (50, vec![]));
         assert!(!layout.committed(&told, &attr(300, 9, 2)), "others have committed as well");
         assert_eq!((layout.size(), layout.version()), (300, 9));
@@ -246,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_block_that_is_written_while_it_is_synced_is_synced_again() {
-        let mut layout = Layout::new(&attr(0, 0, 1), vec![]);
+        let mut layout = Layout::new(&attr(0, 0, 1), vec![], None);
         layout.wrote(3, 10, 1);
         let syncing = layout.begin_sync();
         layout.wrote(3, 10, 2);
@@ -258,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_cut_drops_blocks_and_later_ones_have_another_generation() {
-        let mut layout = Layout::new(&attr(35, 1, 1), vec![extent(0, 1), extent(3, 1)]);
+        let mut layout = Layout::new(&attr(35, 1, 1), vec![extent(0, 1), extent(3, 1)], None);
         assert!(layout.cut(&attr(15, 2, 2), 10));
         assert_eq!((layout.size(), layout.block(0).is_some(), layout.block(3)), (15, true, None));
         layout.made(3, vec![2]);
@@ -269,14 +306,14 @@ mod tests {
 
     #[test]
     fn what_somebody_else_cut_off_is_lost_and_the_rest_goes_on() {
-        let mut layout = Layout::new(&attr(10, 1, 1), vec![extent(0, 1)]);
+        let mut layout = Layout::new(&attr(10, 1, 1), vec![extent(0, 1)], None);
         layout.wrote(0, 10, 1);
         layout.made(1, vec![1]);
         layout.wrote(1, 20, 2);
         let mut grown = layout.clone();
-        assert!(grown.rebase(Layout::new(&attr(15, 2, 1), vec![extent(0, 1), extent(1, 1)])).is_empty());
+        assert!(grown.rebase(Layout::new(&attr(15, 2, 1), vec![extent(0, 1), extent(1, 1)], None), 10).is_empty());
         assert_eq!((grown.size(), grown.is_committed()), (20, false));
-        assert_eq!(layout.rebase(Layout::new(&attr(5, 2, 2), vec![extent(0, 1)])), [1]);
+        assert_eq!(layout.rebase(Layout::new(&attr(5, 2, 2), vec![extent(0, 1)], None), 10), [1]);
         assert_eq!((layout.size(), layout.block(1)), (5, None));
         assert_eq!(layout.begin_sync(), [0]);
         layout.forget_uncommitted();
@@ -285,7 +322,35 @@ mod tests {
         // Two have made the same block, at different workers.
         layout.made(1, vec![2]);
         layout.wrote(1, 20, 3);
-        assert_eq!(layout.rebase(Layout::new(&attr(15, 3, 2), vec![extent(0, 1), extent(1, 2)])), [1]);
+        assert_eq!(layout.rebase(Layout::new(&attr(15, 3, 2), vec![extent(0, 1), extent(1, 2)], None), 10), [1]);
         assert_eq!((layout.size(), layout.block(1).unwrap().workers.as_slice()), (15, &[1][..]));
+    }
+
+    #[test]
+    fn what_no_block_has_is_the_origins_until_it_is_cut() {
+        let origin = Origin { key: "k".into(), etag: "e".into(), length: 40, valid: 35, version: 1 };
+        let mut layout = Layout::new(&attr(50, 1, 1), vec![extent(1, 0)], Some(origin));
+        let bytes = |layout: &Layout| [0, 2, 3, 4].map(|index| layout.origin_bytes(index, 10));
+        assert_eq!(bytes(&layout), [10, 10, 5, 0]);
+        assert!(layout.cut(&attr(22, 2, 2), 10));
+        assert_eq!(bytes(&layout), [10, 2, 0, 0]);
+        assert!(layout.cut(&attr(40, 3, 2), 10));
+        assert_eq!(bytes(&layout), [10, 2, 0, 0], "what was cut off does not come back");
+    }
+
+    #[test]
+    fn what_was_written_to_blocks_that_have_been_dropped_is_lost() {
+        let origin = Origin { key: "k".into(), etag: "e".into(), length: 20, valid: 20, version: 2 };
+        let mut layout = Layout::new(&attr(20, 1, 1), vec![extent(0, 1), extent(1, 1)], None);
+        layout.wrote(1, 20, 1);
+        layout.made(2, vec![1]);
+        layout.wrote(2, 30, 1);
+        let (told, made, touched) = layout.begin_commit().unwrap();
+        assert_eq!((made.len(), touched), (1, vec![Extent { index: 1, generation: 1, workers: vec![] }]));
+        layout.commit_failed(told);
+        let mut same = layout.clone();
+        assert!(same.rebase(Layout::new(&attr(20, 2, 1), vec![extent(0, 1), extent(1, 1)], None), 10).is_empty());
+        assert_eq!(same.begin_commit().unwrap().2.len(), 1, "it is still to be told");
+        assert_eq!(layout.rebase(Layout::new(&attr(20, 2, 2), vec![], Some(origin)), 10), [1, 2]);
     }
 }

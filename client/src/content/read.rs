@@ -36,37 +36,64 @@ impl Content {
         let parts = self.with_layout(|layout, blocks| {
             let range = clip(layout.size(), offset, buffer.len());
             let part = |span: Span| match (blocks.get(&span.index), layout.block(span.index)) {
-                (Some(open), _) => Some((span, Some(open.clone()))),
-                (None, None) => Some((span, None)),
+                (Some(open), _) => Some((span, Some(open.clone()), 0)),
+                (None, None) => {
+                    let bytes = layout.origin_bytes(span.index, self.block_size());
+                    let bytes = bytes.clamp(span.bytes.start, span.bytes.end) - span.bytes.start;
+                    Some((span, None, bytes as usize))
+                }
                 (None, Some(_)) => None,
             };
             spans(range, self.block_size(), u64::MAX).map(part).collect::<Option<Vec<_>>>()
         });
-        let mut done = 0;
-        for (span, block) in parts?? {
+        let (mut done, mut described) = (0, 0);
+        for (span, block, origin_bytes) in parts?? {
             let part = &mut buffer[done..done + span.length()];
-            match block {
-                None => part.fill(0),
-                Some(open) if open.read_now(span.bytes.start, part) => {}
-                Some(_) => return None,
-            }
             done += span.length();
+            if let Some(open) = block {
+                open.read_now(span.bytes.start, part).then_some(())?;
+                described += span.length();
+                continue;
+            }
+            let (of_origin, zeros) = part.split_at_mut(origin_bytes);
+            zeros.fill(0);
+            let start = u64::from(span.index) * self.block_size() + u64::from(span.bytes.start);
+            if !of_origin.is_empty() && self.known_origin()?.read_now(start, of_origin)? < origin_bytes {
+                return None;
+            }
         }
-        self.shared.stats.descriptor_reads.inc();
-        self.shared.stats.descriptor_bytes.inc_by(done as u64);
+        if described > 0 {
+            self.shared.stats.descriptor_reads.inc();
+            self.shared.stats.descriptor_bytes.inc_by(described as u64);
+        }
         Some(done)
     }
 
     /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`.
     pub async fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, ClientError> {
         let deadline = Instant::now() + self.shared.timeout;
+        loop {
+            match self.try_read(offset, length, deadline).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => self.look_elsewhere(error, deadline).await?,
+            }
+        }
+    }
+
+    async fn try_read(&self, offset: u64, length: usize, deadline: Instant) -> Result<Vec<u8>, ClientError> {
         let range = clip(self.size().await?, offset, length);
         let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
         for span in spans(range, self.block_size(), u64::MAX) {
+            let end = bytes.len() + span.length();
             match self.block_to_read(span.index).await? {
                 Some(open) => bytes.extend_from_slice(&self.read_span(&open, &span, deadline).await?),
-                None => bytes.resize(bytes.len() + span.length(), 0),
+                None => {
+                    let start = u64::from(span.index) * self.block_size();
+                    let range = start + u64::from(span.bytes.start)..start + u64::from(span.bytes.end);
+                    bytes.extend_from_slice(&self.read_origin(range).await?);
+                }
             }
+            bytes.resize(end, 0);
         }
         Ok(bytes)
     }
@@ -138,7 +165,15 @@ impl Content {
         for span in spans(offset..size, self.block_size(), u64::MAX) {
             let start = u64::from(span.index) * self.block_size();
             let found = match self.block_to_read(span.index).await? {
-                None => (what == Seek::Hole).then_some(span.bytes.start),
+                None => {
+                    let has_bytes =
+                        |layout: &mut super::Layout, _: &mut _| layout.origin_bytes(span.index, self.block_size());
+                    let bytes = self.use_layout(has_bytes).await?;
+                    match what {
+                        Seek::Data => (span.bytes.start < bytes).then_some(span.bytes.start),
+                        Seek::Hole => Some(span.bytes.start.max(bytes)),
+                    }
+                }
                 Some(open) => match open.file().cloned() {
                     None => (what == Seek::Data).then_some(span.bytes.start),
                     Some(file) => {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cavern_conf::Failpoint;
 use cavern_proto::chunk::chunks_touching;
-use cavern_proto::data::WriteRequest;
+use cavern_proto::data::{Status, WriteRequest};
 use cavern_proto::frame::MAX_WRITE_BYTES;
 use futures::future::join_all;
 use rustix::io::Errno;
@@ -40,6 +40,10 @@ impl Content {
             }
             let part = |span: Span| {
                 let open = blocks.get(&span.index).filter(|open| open.is_local() && open.has_room(&span.bytes))?;
+                // Blocks that the master knows are held first.
+                if !self.is_held() && layout.block(span.index).is_some_and(|known| known.is_committed) {
+                    return None;
+                }
                 Some((span, open.clone()))
             };
             spans(offset..end, self.block_size(), u64::MAX).map(part).collect::<Option<Vec<_>>>()
@@ -116,7 +120,11 @@ impl Content {
 
     async fn zero_range(&self, range: Range<u64>, deadline: Instant) -> Result<(), ClientError> {
         for span in spans(range, self.block_size(), u64::MAX) {
-            if self.use_layout(|layout, _| layout.block(span.index).is_none()).await? {
+            let is_zero = |layout: &mut super::Layout, _: &mut _| {
+                let bytes = layout.origin_bytes(span.index, self.block_size());
+                layout.block(span.index).is_none() && bytes <= span.bytes.start
+            };
+            if self.use_layout(is_zero).await? {
                 continue;
             }
             self.do_to_block(span.index, &span.bytes, Deed::Zero, deadline).await?;
@@ -132,7 +140,13 @@ impl Content {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            let answered = matches!(failure, ClientError::WorkerStatus { .. });
+            if failure.is_version_gone() {
+                self.look_elsewhere(failure, deadline).await?;
+                continue;
+            }
+            let answered = matches!(
+                &failure, ClientError::WorkerStatus { status, .. } if *status != Status::UfsUnavailable
+            );
             if answered || !is_of_worker(&failure) || Instant::now() + PAUSE >= deadline {
                 return Err(failure);
             }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{
-    Entry, GetInodeRequest, GetLayoutRequest, GetXattrsRequest, Kind, Layout, LookupRequest, ReadDirRequest,
-    ResolveRequest, RevalidateRequest, Xattr,
+    Entry, FreeContentRequest, FreedContent, GetInodeRequest, GetLayoutRequest, GetXattrsRequest, Kind, Layout,
+    LookupRequest, ReadDirRequest, ResolveRequest, RevalidateRequest, Xattr,
 };
 use tokio_stream::StreamExt;
 
@@ -258,6 +258,18 @@ impl Metadata {
             Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
             answer => answer,
         }
+    }
+
+    /// Has the blocks of files of fs-mode mounts dropped that the bucket has; what became of each, in the order of the inodes.
+    pub async fn free_content(&self, inodes: Vec<u64>) -> Result<Vec<FreedContent>, ClientError> {
+        if inodes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let answer = self.inner.master.call_patiently("FreeContent", |mut stubs: Stubs| {
+            let inodes = inodes.clone();
+            async move { stubs.namespace.free_content(FreeContentRequest { inodes }).await }
+        });
+        Ok(answer.await?.results)
     }
 
     /// Every extended attribute of an inode of an fs-mode mount. `Stale` when it is gone.

@@ -87,6 +87,11 @@ impl OpenInode {
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
+
+    /// Has the master keep the inode's blocks where they are, until it is closed here for the last time.
+    pub(crate) async fn hold(&self) -> Result<(), ClientError> {
+        self.inner.hold(vec![self.inode]).await
+    }
 }
 
 impl std::fmt::Debug for OpenInode {

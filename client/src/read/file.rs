@@ -41,6 +41,8 @@ type RecentBlock = (u32, Arc<Descriptor>);
 struct File {
     core: Arc<Core>,
     node: Arc<Node>,
+    /// Bytes.
+    size: u64,
     /// `None` for an empty file.
     object: Option<ObjectVersion>,
     /// The whole of a file of one block: set once, then used without a lock.
@@ -80,10 +82,16 @@ impl Drop for OpenFile {
 impl OpenFile {
     pub(super) fn new(core: Arc<Core>, node: Arc<Node>) -> Result<Self, ClientError> {
         let object = if node.size == 0 { None } else { Some(node.object()?) };
+        Ok(Self::of(core, node, object))
+    }
+
+    /// An object, whatever file it belongs to.
+    pub(super) fn of(core: Arc<Core>, node: Arc<Node>, object: Option<ObjectVersion>) -> Self {
+        let size = object.as_ref().map_or(0, |object| object.length);
         let readahead = Mutex::new(Readahead::new(core.readahead_max));
         let closed = core.stop.child_token();
         let (whole, recent) = (OnceLock::new(), RwLock::default());
-        Ok(Self { file: Arc::new(File { core, node, object, whole, recent, readahead, closed }) })
+        Self { file: Arc::new(File { core, node, size, object, whole, recent, readahead, closed }) }
     }
 
     /// The node it was opened from; stays readable when the inode is gone.
@@ -114,14 +122,20 @@ impl OpenFile {
     /// bytes stay charged to the memory budget until dropped. `Stale` when the version is gone.
     pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         let file = &self.file;
+        match self.read_object(offset, length).await {
+            Ok(bytes) => Ok(bytes),
+            Err(error) => Err(file.core.failed_read(&file.node, error).await),
+        }
+    }
+
+    /// The same for whoever knows better what a failure means: it is neither counted nor logged, and no name is asked anew.
+    pub(crate) async fn read_object(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
+        let file = &self.file;
         let range = file.clip(offset, length);
         let Some(object) = file.object.as_ref().filter(|_| !range.is_empty()) else { return Ok(Bytes::new()) };
         file.read_ahead_of(object, range.clone());
         let _done = Done(&file.core);
-        match file.read_range(object, range).await {
-            Ok(bytes) => Ok(bytes),
-            Err(error) => Err(file.core.failed_read(&file.node, error).await),
-        }
+        file.read_range(object, range).await
     }
 
     /// Memory of the budget for `length` bytes that the caller reads by itself; `None` when that much is not free now.
@@ -166,8 +180,8 @@ impl OpenFile {
 
 impl File {
     fn clip(&self, offset: u64, length: usize) -> Range<u64> {
-        let start = offset.min(self.node.size);
-        start..start.saturating_add(length as u64).min(self.node.size)
+        let start = offset.min(self.size);
+        start..start.saturating_add(length as u64).min(self.size)
     }
 
     fn block(&self, object: &ObjectVersion, index: u32) -> BlockId {
@@ -196,7 +210,7 @@ impl File {
     }
 
     fn remember(&self, index: u32, descriptor: &Arc<Descriptor>) {
-        if index == 0 && u64::from(descriptor.length) == self.node.size && descriptor.is_complete() {
+        if index == 0 && u64::from(descriptor.length) == self.size && descriptor.is_complete() {
             // Another reader may have set it already: either is as good.
             let _set = self.whole.set(descriptor.clone());
             return;
@@ -420,7 +434,8 @@ impl File {
                 Ok(Err(_cancelled)) => return Err(ClientError::Shutdown),
                 Err(_elapsed) => {
                     let causes = "the local disk did not answer before the deadline".to_owned();
-                    return Err(ClientError::Read { key: self.node.key(), causes });
+                    let key = self.object.as_ref().map_or_else(|| self.node.key(), |object| object.key.to_string());
+                    return Err(ClientError::Read { key, causes });
                 }
             };
         }

@@ -250,18 +250,19 @@ impl WorkerPool {
     /// Makes room for ranges of a block of an fs-mode file, and the block where it is not there yet. A worker on this host
     /// hands out the block's file, through which what was reserved may be written.
     ///
+    /// The request's own deadline is set from `deadline`.
+    ///
     /// # Errors
     /// [`ClientError::WorkerStatus`] with `NoSpace`: nothing was changed.
     pub async fn reserve(
         &self,
         worker: u64,
-        block: data::BlockRef,
-        ranges: Vec<data::Range>,
+        mut request: data::ReserveRequest,
         deadline: Duration,
     ) -> Result<Reserved, ClientError> {
         let link = self.link(worker)?;
         let connection = self.nearest(&link, 0).await?;
-        let request = data::ReserveRequest { block: Some(block), ranges };
+        request.deadline_ms = milliseconds(deadline);
         let answer =
             connection.request(FrameKind::Reserve, &request, FrameKind::ReserveReply, 0, deadline + GRACE).await?;
         let reply: data::ReserveReply = link.decode(answer.message)?;

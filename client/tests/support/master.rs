@@ -387,6 +387,10 @@ impl Namespace for Service {
         Ok(Response::new(self.state.lock().get_lock(&request.into_inner())))
     }
 
+    async fn free_content(&self, _: Request<FreeContentRequest>) -> Result<Response<FreeContentReply>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn get_layout(&self, _: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }

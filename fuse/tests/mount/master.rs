@@ -328,6 +328,13 @@ impl Namespace for Master {
         Err(Status::unimplemented("get_lock"))
     }
 
+    async fn free_content(
+        &self,
+        _: Request<wire::FreeContentRequest>,
+    ) -> Result<Response<wire::FreeContentReply>, Status> {
+        Err(Status::unimplemented("free_content"))
+    }
+
     async fn get_layout(&self, _: Request<wire::GetLayoutRequest>) -> Result<Response<wire::Layout>, Status> {
         Err(Status::unimplemented("get_layout"))
     }

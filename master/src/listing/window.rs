@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     fn object(key: &str) -> ObjectMeta {
-        ObjectMeta { key: key.into(), size: 1, etag: "e".into(), mtime_ns: 1 }
+        ObjectMeta { key: key.into(), size: 1, etag: "e".into(), mtime_ns: 1, metadata: Default::default() }
     }
 
     fn page(objects: &[&str], prefixes: &[&str]) -> ListPage {

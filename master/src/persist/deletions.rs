@@ -24,8 +24,8 @@ const OWNER_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     Nobody,
-    /// An inode that will be written under it.
-    Unwritten,
+    /// An inode that will be written under it, or whose origin is there.
+    Waited,
     /// An inode that has been written under it.
     Written,
 }
@@ -85,7 +85,7 @@ impl Persistence {
         let owner =
             self.lookups.listings.read(move |tables| owner(tables, &seen.mount, seen.ufs.prefix(), &key)).await?;
         match owner {
-            Owner::Unwritten => {
+            Owner::Waited => {
                 turn.later(OWNER_PAUSE);
                 return Ok(());
             }
@@ -140,6 +140,12 @@ async fn delete_object(ufs: &Ufs, doomed: &Doomed) -> Result<(), UfsError> {
 
 /// Whose a key is at the moment.
 fn owner(tables: Tables<'_>, mount: &Mount, prefix: &str, key: &str) -> Result<Owner, MasterError> {
+    let origin_of = tables.origin_of(mount.id, key)?;
+    let owner = named_owner(tables, mount, prefix, key)?;
+    Ok(if origin_of.is_some() && owner == Owner::Nobody { Owner::Waited } else { owner })
+}
+
+fn named_owner(tables: Tables<'_>, mount: &Mount, prefix: &str, key: &str) -> Result<Owner, MasterError> {
     let Some(path) = key.strip_prefix(prefix) else { return Ok(Owner::Nobody) };
     let (path, is_directory) = path.strip_suffix('/').map_or((path, false), |path| (path, true));
     let (mut inode, mut kind) = (mount.root_inode, Kind::Directory);
@@ -154,5 +160,5 @@ fn owner(tables: Tables<'_>, mount: &Mount, prefix: &str, key: &str) -> Result<O
         return Ok(Owner::Nobody);
     }
     let is_written = tables.object(inode, key)?.is_some_and(|object| !object.etag.is_empty());
-    Ok(if is_written { Owner::Written } else { Owner::Unwritten })
+    Ok(if is_written { Owner::Written } else { Owner::Waited })
 }

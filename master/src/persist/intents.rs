@@ -23,7 +23,7 @@ const SPREAD: u32 = 500;
 const ROUNDS: usize = 4;
 
 /// How working on an inode ended.
-enum End {
+pub(super) enum End {
     /// The bucket has it, or needs nothing.
     Done,
     /// The bucket did as it was asked, and there is more to do.
@@ -120,9 +120,11 @@ impl Persistence {
             }
             Err(error) => return Err(error),
         };
-        let seen = mount.clone();
-        let planned =
-            self.lookups.listings.read(move |tables| plan::plan(tables, inode, &seen.mount, seen.ufs.prefix()));
+        let (seen, cluster) = (mount.clone(), self.cluster_id.clone());
+        let planned = self
+            .lookups
+            .listings
+            .read(move |tables| plan::plan(tables, &cluster, inode, &seen.mount, seen.ufs.prefix()));
         match planned.await? {
             Err(unfit) => Ok(End::Failed(Blame::Item, unfit)),
             Ok(Step::None) => Ok(End::Done),
@@ -131,6 +133,7 @@ impl Persistence {
                 Failpoint::RenameSpread.pass();
                 Ok(End::Again)
             }
+            Ok(Step::InTheWay { key, owner }) => self.make_way(&mount, inode, &key, owner).await,
             Ok(Step::Write(work)) => self.carry_out(&mount, *work).await,
         }
     }
@@ -189,7 +192,7 @@ impl Persistence {
     }
 
     /// Has a worker write one object; gives its ETag.
-    async fn write(&self, mount: &OpenMount, work: &Work, mut write: Write) -> Result<String, End> {
+    pub(super) async fn write(&self, mount: &OpenMount, work: &Work, mut write: Write) -> Result<String, End> {
         let worker = self.choose(work, &write)?;
         for _ in 0..ROUNDS {
             let request = work.content.request(work, &write);
@@ -211,6 +214,7 @@ impl Persistence {
                 Status::VersionChanged if write.replaces != reply.etag => write.replaces = reply.etag,
                 Status::VersionChanged => return Err(failed(Blame::Item)),
                 Status::Changed => return Err(End::Later(self.delay)),
+                Status::NotFound => return Err(self.recognize(mount, work, &reply.message).await),
                 Status::UfsUnavailable | Status::Denied => {
                     mount.failed(&MasterError::Refused(reply.message.clone()));
                     return Err(failed(Blame::Bucket));

@@ -11,8 +11,8 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::state::records;
 
-/// Bytes of all names and values that S3 takes.
-const BYTES_MAX: usize = 2048;
+/// Bytes of all names and values that S3 takes, less those of [`tag`](super::tag).
+const BYTES_MAX: usize = 2048 - super::tag::BYTES_MAX;
 
 /// The metadata of an inode, in the order of the names. Extended attributes that do not fit are counted instead.
 pub(super) fn of_inode(record: &InodeRecord, xattrs: &[(Bytes, Bytes)]) -> Vec<MetadataItem> {

@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use cavern_proto::data::{MetadataItem, PersistRequest};
-use cavern_proto::master::{Extent, Kind, Mount};
+use cavern_proto::master::{Extent, Kind, Mount, Origin};
 use cavern_proto::record::{InodeRecord, IntentRecord, ObjectRecord};
 
-use super::metadata;
+use super::{metadata, tag};
 use crate::MasterError;
 use crate::state::Tables;
 use crate::state::records::is_directory;
@@ -20,6 +20,11 @@ pub(super) enum Step {
     None,
     /// A directory's new path is to be handed on to what lies in it.
     Spread,
+    /// The object under a key that is to be written is another inode's origin.
+    InTheWay {
+        key: String,
+        owner: u64,
+    },
     Write(Box<Work>),
 }
 
@@ -55,11 +60,16 @@ pub(super) struct Content {
     pub inline: Bytes,
     pub block_size: u64,
     pub extents: Vec<Extent>,
+    /// What has no block, and is no hole.
+    pub origin: Option<Origin>,
+    /// Tells whose content of which version it is; empty for what has none.
+    pub tag: String,
 }
 
 /// Compares an inode with its objects. The error says why an inode cannot have one: a person has to mend that.
 pub(super) fn plan(
     tables: Tables<'_>,
+    cluster_id: &str,
     inode: u64,
     mount: &Mount,
     prefix: &str,
@@ -88,12 +98,17 @@ pub(super) fn plan(
         if known.is_some_and(is_current) {
             continue;
         }
+        if let Some(owner) = tables.origin_of(mount.id, key)?.filter(|owner| *owner != inode) {
+            return Ok(Ok(Step::InTheWay { key: key.clone(), owner }));
+        }
         let mut replaces = known.map_or_else(String::new, |object| object.etag.clone());
         if replaces.is_empty() {
             replaces = tables.deletion(mount.id, key)?.unwrap_or_default().etag;
         }
         writes.push(Write { key: key.clone(), is_new: known.is_none(), replaces });
     }
+    // The others are made of what it has: it is written over last.
+    writes.sort_by_key(|write| record.origin.as_ref().is_some_and(|origin| origin.key == write.key));
     let gone = objects.into_iter().map(|(key, _)| key).filter(|key| !keys.contains(key)).collect();
     let is_file = record.kind() == Kind::File;
     let extents = if is_file && !writes.is_empty() { extents(tables, inode, &record, mount)? } else { Vec::new() };
@@ -101,10 +116,12 @@ pub(super) fn plan(
         length: if is_directory(&record) { 0 } else { record.size },
         version: record.version,
         metadata,
+        tag: if is_file { tag::of(cluster_id, inode, record.version, metadata_hash) } else { String::new() },
         metadata_hash,
         inline: record.target,
         block_size: mount.block_size,
         extents,
+        origin: record.origin,
     };
     let work = Work { inode, change: intent.change, mount_id: mount.id, writes, gone, content };
     Ok(Ok(Step::Write(Box::new(work))))
@@ -120,6 +137,8 @@ pub(super) fn nothing(inode: u64, intent: &IntentRecord) -> Work {
         inline: Bytes::new(),
         block_size: 0,
         extents: Vec::new(),
+        origin: None,
+        tag: String::new(),
     };
     let (change, mount_id) = (intent.change, intent.mount_id);
     Work { inode, change, mount_id, writes: Vec::new(), gone: Vec::new(), content }
@@ -172,11 +191,16 @@ fn keys(
 impl Content {
     /// The request for one object.
     pub(super) fn request(&self, work: &Work, write: &Write) -> PersistRequest {
+        let mut metadata = self.metadata.clone();
+        if !self.tag.is_empty() {
+            metadata.push(MetadataItem { name: tag::NAME.to_owned(), value: self.tag.clone() });
+        }
+        let origin = self.origin.clone().unwrap_or_default();
         PersistRequest {
             mount_id: work.mount_id,
             key: write.key.clone(),
             length: self.length,
-            metadata: self.metadata.clone(),
+            metadata,
             inline: self.inline.clone(),
             inode: work.inode,
             block_size: self.block_size,
@@ -187,6 +211,9 @@ impl Content {
             workers: self.extents.iter().flat_map(|extent| extent.workers.iter().copied()).collect(),
             replaces: write.replaces.clone(),
             deadline_ms: 0,
+            origin_key: origin.key,
+            origin_etag: origin.etag,
+            origin_bytes: origin.valid,
         }
     }
 

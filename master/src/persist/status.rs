@@ -176,6 +176,13 @@ impl Persistence {
             after = Some((last.mount_id, last.key.clone()));
             for doomed in page {
                 let is_below = scope.mount_id == doomed.mount_id && doomed.key.starts_with(&scope.key);
+                // What is kept for those who have a nameless file open goes when they close it.
+                if let Some(inode) = tables.origin_of(doomed.mount_id, &doomed.key)?
+                    && tables.is_held(inode)?
+                    && tables.inode(inode)?.is_some_and(|record| record.unlinked)
+                {
+                    continue;
+                }
                 if doomed.record.first_change > up_to || !(is_below || within.has_mount(tables, doomed.mount_id)?) {
                     continue;
                 }

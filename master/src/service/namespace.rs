@@ -5,10 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
-    Entry, GetInodeRequest, GetLayoutRequest, GetLockReply, GetLockRequest, GetXattrsRequest, Kind, Layout,
-    LookupRequest, MutateReply, MutateRequest, ReadDirPage, ReadDirRequest, RefreshProgress, RefreshRequest,
-    ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, UsageProgress, UsageRequest, Xattr, Xattrs,
-    touch_reply,
+    Entry, FreeContentReply, FreeContentRequest, GetInodeRequest, GetLayoutRequest, GetLockReply, GetLockRequest,
+    GetXattrsRequest, Kind, Layout, LookupRequest, MutateReply, MutateRequest, ReadDirPage, ReadDirRequest,
+    RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, UsageProgress,
+    UsageRequest, Xattr, Xattrs, touch_reply,
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
@@ -33,6 +33,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 const TOUCH_MAX: usize = 10_000;
 /// Changes of one `Mutate`.
 const MUTATIONS_MAX: usize = 1000;
+/// Files of one `FreeContent`.
+const FREES_MAX: usize = 1000;
 /// How often progress is told.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -157,10 +159,25 @@ impl Namespace for Services {
         let layout = self.lookups.listings.read(move |tables| {
             let Some(record) = tables.inode(inode)? else { return Ok(None) };
             let block_size = tables.mount(record.mount_id)?.map_or(0, |mount| mount.block_size);
-            Ok(Some(Layout { attr: Some(attributes(inode, &record)), block_size, extents: tables.extents(inode, 0)? }))
+            let (attr, extents) = (Some(attributes(inode, &record)), tables.extents(inode, 0)?);
+            Ok(Some(Layout { attr, block_size, extents, origin: record.origin }))
         });
         let layout = layout.await?;
         Ok(Response::new(layout.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?))
+    }
+
+    async fn free_content(&self, request: Request<FreeContentRequest>) -> Result<Response<FreeContentReply>, Status> {
+        let FreeContentRequest { inodes } = request.into_inner();
+        if inodes.len() > FREES_MAX {
+            let reason = format!("{} files in one call: send at most {FREES_MAX}", inodes.len());
+            return Err(MasterError::Invalid(reason).into());
+        }
+        let outcomes = self.proposer.propose_all(inodes.into_iter().map(Command::FreeContent)).await?;
+        let results = outcomes.into_iter().map(|outcome| match outcome {
+            Outcome::Freed(freed) => Ok(freed),
+            other => Err(MasterError::Refused(format!("dropping blocks was answered by {other:?}"))),
+        });
+        Ok(Response::new(FreeContentReply { results: results.collect::<Result<_, _>>()? }))
     }
 
     async fn get_lock(&self, request: Request<GetLockRequest>) -> Result<Response<GetLockReply>, Status> {

@@ -1,7 +1,7 @@
 //! From commands to changes. A command never fails for what it asks: a refusal is an [`Outcome`], told to the proposer and
 //! the same on every replica. Only a broken database is an error, and it stops the state machine.
 
-use cavern_proto::master::{Mount, MutationResult};
+use cavern_proto::master::{FreedContent, Mount, MutationResult};
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, InitCluster, PutIndex};
 
@@ -9,7 +9,7 @@ use super::namespace::{ListingCounts, apply_listing, create_root};
 use super::orphans::{Reaped, reap};
 use super::tables::{CLUSTER_KEY, index_key};
 use super::transaction::Transaction;
-use super::{Family, intent, mount, posix, registry};
+use super::{Family, intent, mount, origin, posix, registry};
 use crate::MasterError;
 
 /// What a command did.
@@ -33,6 +33,7 @@ pub enum Outcome {
     Began {
         is_named: bool,
     },
+    Freed(FreedContent),
     /// The state does not allow it; a sentence for the one who asked.
     Refused(String),
 }
@@ -59,6 +60,9 @@ pub fn apply(transaction: &mut Transaction<'_>, command: Command) -> Result<Outc
         Some(Kind::Persisted(persisted)) => intent::persisted(transaction, persisted),
         Some(Kind::Deleted(deleted)) => intent::deleted(transaction, &deleted),
         Some(Kind::Freed(freed)) => intent::freed(transaction, &freed),
+        Some(Kind::FreeContent(inode)) => origin::free(transaction, inode),
+        Some(Kind::BeginParking(begin)) => intent::begin_parking(transaction, &begin),
+        Some(Kind::MoveOrigin(moved)) => origin::move_to(transaction, moved),
     }
 }
 

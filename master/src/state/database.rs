@@ -43,10 +43,11 @@ pub enum Family {
     Deletion,
     Lock,
     LockSession,
+    Origin,
 }
 
 impl Family {
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::RaftLog,
         Self::RaftMeta,
         Self::Inode,
@@ -69,6 +70,7 @@ impl Family {
         Self::Deletion,
         Self::Lock,
         Self::LockSession,
+        Self::Origin,
     ];
 
     /// The families that a snapshot carries: all but the log's own, which come first.
@@ -98,6 +100,7 @@ impl Family {
             Self::Deletion => "deletion",
             Self::Lock => "lock",
             Self::LockSession => "lock_session",
+            Self::Origin => "origin",
         }
     }
 }

@@ -16,11 +16,12 @@ use std::ops::ControlFlow;
 
 use cavern_proto::master::Kind;
 use cavern_proto::record::{
-    BeginObjects, Deleted, DeletionRecord, Freed, GarbageRecord, IntentRecord, ObjectRecord, Persisted, SpreadIntent,
+    BeginObjects, BeginParking, Deleted, DeletionRecord, Freed, GarbageRecord, IntentRecord, ObjectRecord, Persisted,
+    SpreadIntent,
 };
 
 use super::records::{deletion_key, inode_key, object_key};
-use super::{Family, Outcome, Transaction};
+use super::{Family, Outcome, Transaction, origin};
 use crate::MasterError;
 
 /// How far an inode's change reaches.
@@ -168,6 +169,17 @@ pub(super) fn persisted(transaction: &mut Transaction<'_>, persisted: Persisted)
     let mount_id = record.mount_id;
     let intent = tables.intent(inode)?;
     let since = intent.as_ref().map_or((change, record.ctime_ns), |intent| (intent.first_change, intent.first_ns));
+    let mut left = tables.objects(inode)?;
+    for written in &objects {
+        let object = written.object.clone().unwrap_or_default();
+        left.retain(|(key, _)| *key != written.key);
+        left.insert(0, (written.key.clone(), object));
+    }
+    left.retain(|(key, _)| !gone.contains(key));
+    let kept = match &record.origin {
+        Some(origin) if !origin::follow(transaction, inode, &record, &left, &gone) => origin.key.clone(),
+        _ => String::new(),
+    };
     for written in objects {
         let object = written.object.unwrap_or_default();
         if record.unlinked {
@@ -177,7 +189,7 @@ pub(super) fn persisted(transaction: &mut Transaction<'_>, persisted: Persisted)
             transaction.delete(Family::Deletion, &deletion_key(mount_id, &written.key));
         }
     }
-    for key in gone {
+    for key in gone.into_iter().filter(|key| *key != kept) {
         if let Some(object) = tables.object(inode, &key)? {
             transaction.delete(Family::Object, &object_key(inode, &key));
             put_deletion(transaction, mount_id, &key, object.etag, since)?;
@@ -192,6 +204,13 @@ pub(super) fn persisted(transaction: &mut Transaction<'_>, persisted: Persisted)
         }
         Some(_) | None => {}
     }
+    Ok(Outcome::Done)
+}
+
+/// Notes an object that belongs to no inode: it is deleted as soon as it is nobody's origin.
+pub(super) fn begin_parking(transaction: &mut Transaction<'_>, begin: &BeginParking) -> Result<Outcome, MasterError> {
+    let since = (transaction.counters.change + 1, begin.now_ns);
+    put_deletion(transaction, begin.mount_id, &begin.key, String::new(), since)?;
     Ok(Outcome::Done)
 }
 

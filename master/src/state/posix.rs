@@ -31,6 +31,7 @@ use super::transaction::{Change, Transaction};
 use super::{Family, Outcome, records};
 use crate::MasterError;
 
+pub use content::drop_extents;
 pub use hold::{forget_content, reap};
 pub use lock::blocking_lock;
 pub use results::end_session;

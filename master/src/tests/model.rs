@@ -199,7 +199,13 @@ fn pages(keys: &BTreeSet<String>, size: usize, version: u64) -> Vec<ListPage> {
     let places: Vec<String> = places.into_iter().collect();
     let page = |chunk: &[String]| {
         let (prefixes, objects): (Vec<_>, Vec<_>) = chunk.iter().cloned().partition(|place| place.ends_with('/'));
-        let object = |key: String| ObjectMeta { key, size: version, etag: format!("v{version}"), mtime_ns: 1 };
+        let object = |key: String| ObjectMeta {
+            key,
+            size: version,
+            etag: format!("v{version}"),
+            mtime_ns: 1,
+            metadata: Default::default(),
+        };
         ListPage { objects: objects.into_iter().map(object).collect(), prefixes, hidden: 0 }
     };
     places.chunks(size).map(page).collect()

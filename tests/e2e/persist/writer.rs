@@ -132,7 +132,7 @@ impl Writer {
             made.push(Extent { index, generation, workers: vec![worker] });
         }
         let grow_to = content.len() as u64;
-        self.change(Change::Commit(CommitContent { inode, grow_to, made, changed: true }));
+        self.change(Change::Commit(CommitContent { inode, grow_to, made, changed: true, ..CommitContent::default() }));
     }
 
     /// Every object of the bucket.

@@ -106,7 +106,7 @@ fn described(key: String, size: Text, modified: Text, etag: Text) -> Result<Obje
     let size = size.ok_or_else(|| format!("no usable Size for key {key:?}"))?;
     let mtime_ns = modified.and_then(|modified| modified.trim().parse().ok()).map_or(0, nanoseconds);
     let etag = unquoted(etag.as_deref().unwrap_or_default()).to_owned();
-    Ok(ObjectMeta { key, size, etag, mtime_ns })
+    Ok(ObjectMeta { key, size, etag, mtime_ns, metadata: Default::default() })
 }
 
 /// Nanoseconds since the Unix epoch, clamped to what 64 bits hold (the years 1678 to 2262).
@@ -233,7 +233,13 @@ mod tests {
     fn an_object_is_described_without_a_head() {
         let page = parse(document(URL, &object("a%2Fb")).as_bytes()).unwrap().page;
         let mtime_ns = 1_767_323_045_678_000_000;
-        let expected = ObjectMeta { key: "a/b".to_owned(), size: 7, etag: "e1".to_owned(), mtime_ns };
+        let expected = ObjectMeta {
+            key: "a/b".to_owned(),
+            size: 7,
+            etag: "e1".to_owned(),
+            mtime_ns,
+            metadata: Default::default(),
+        };
         assert_eq!(page.objects, [expected]);
         assert_eq!(page.hidden, 0);
     }

@@ -29,6 +29,16 @@ pub(super) struct Plan {
     pub block_size: u64,
     /// The version that is under the key; empty for none.
     pub replaces: String,
+    /// What has no block, and is no hole.
+    pub origin: Option<Origin>,
+}
+
+/// The first bytes of an object of the same bucket, in one version.
+#[derive(Debug)]
+pub(super) struct Origin {
+    pub key: String,
+    pub etag: String,
+    pub bytes: u64,
 }
 
 #[derive(Debug)]
@@ -70,7 +80,13 @@ impl Plan {
             return bad("an object with blocks and with bytes of its own, or of another length than these".to_owned());
         };
         let PersistRequest { mount_id, key, length, block_size, replaces, .. } = request;
-        Ok(Self { mount_id, key, length, metadata, content, block_size, replaces })
+        let origin =
+            Origin { key: request.origin_key, etag: request.origin_etag, bytes: request.origin_bytes.min(length) };
+        if origin.key.len() > MAX_KEY_BYTES || origin.key.is_empty() && origin.bytes > 0 {
+            return bad(format!("an origin with a key of {} bytes", origin.key.len()));
+        }
+        let origin = Some(origin).filter(|origin| origin.bytes > 0);
+        Ok(Self { mount_id, key, length, metadata, content, block_size, replaces, origin })
     }
 }
 
@@ -147,11 +163,16 @@ mod tests {
         let hole =
             PersistRequest { indexes: vec![], generations: vec![], copies: vec![], workers: vec![], ..request() };
         assert!(matches!(Plan::parse(hole, "c").unwrap().content, Content::Blocks(blocks) if blocks.is_empty()));
+        assert!(Plan::parse(request(), "c").unwrap().origin.is_none());
+        let large = PersistRequest { origin_key: "o".into(), origin_bytes: u64::MAX, ..request() };
+        assert_eq!(Plan::parse(large, "c").unwrap().origin.unwrap().bytes, 100, "as many as the file has");
     }
 
     #[test]
     fn nonsense_is_refused() {
-        let changes: [fn(&mut PersistRequest); 11] = [
+        let changes: [fn(&mut PersistRequest); 13] = [
+            |request| request.origin_bytes = 5,
+            |request| (request.origin_key, request.origin_bytes) = ("k".repeat(1025), 5),
             |request| request.key.clear(),
             |request| request.key = "k".repeat(1025),
             |request| request.length = u64::MAX,

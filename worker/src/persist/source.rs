@@ -1,4 +1,4 @@
-//! The bytes of a file, from its blocks here and at other workers.
+//! The bytes of a file, from its blocks here and at other workers, and from the object that has what no block has.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,10 +8,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::{Bytes, BytesMut};
 use cavern_proto::BlockId;
 use cavern_proto::data::{BlockRef, Range as WireRange, Status};
+use cavern_ufs::{Ufs, UfsError};
 
 use super::UploadParts;
 use super::peers::READ_BYTES;
-use super::plan::{Plan, PlannedBlock};
+use super::plan::{Origin, Plan, PlannedBlock};
 use crate::fill::BlockSource;
 use crate::refusal::Refusal;
 use crate::store::{Block, DataTarget, Lookup, Store, Touch};
@@ -45,13 +46,16 @@ pub(super) struct Source<'a> {
     /// By index.
     blocks: BTreeMap<u32, (&'a PlannedBlock, Place)>,
     stamps: Vec<Stamp>,
+    ufs: &'a Ufs,
+    origin: Option<&'a Origin>,
 }
 
 impl<'a> Source<'a> {
     /// Finds every block: here, or at the first worker that has it.
     pub(super) async fn open(
         parts: &'a UploadParts,
-        plan: &Plan,
+        ufs: &'a Ufs,
+        plan: &'a Plan,
         planned: &'a [PlannedBlock],
     ) -> Result<Self, Refusal> {
         let mut blocks = BTreeMap::new();
@@ -65,7 +69,8 @@ impl<'a> Source<'a> {
             };
             blocks.insert(block.block.index, (block, place));
         }
-        let mut source = Self { parts, block_size: plan.block_size, blocks, stamps: Vec::new() };
+        let origin = plan.origin.as_ref();
+        let mut source = Self { parts, block_size: plan.block_size, blocks, stamps: Vec::new(), ufs, origin };
         for _ in 0..ROUNDS {
             source.stamps = source.look().await?;
             if source.stamps.iter().all(is_settled) {
@@ -112,6 +117,41 @@ impl<'a> Source<'a> {
         Ok(stamps.into_values().collect())
     }
 
+    /// Ranges of a part of the file that no block has, and the origin does.
+    fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let end = range.end.min(self.origin.map_or(0, |origin| origin.bytes));
+        let (mut gaps, mut at) = (Vec::new(), range.start);
+        let first = u32::try_from(range.start / self.block_size).unwrap_or(u32::MAX);
+        for index in self.blocks.range(first..).map(|(index, _)| *index) {
+            let start = u64::from(index) * self.block_size;
+            if start >= end {
+                break;
+            }
+            if at < start {
+                gaps.push(at..start);
+            }
+            at = start + self.block_size;
+        }
+        if at < end {
+            gaps.push(at..end);
+        }
+        gaps
+    }
+
+    async fn read_origin(&self, range: Range<u64>, into: &mut [u8]) -> Result<(), Refusal> {
+        let Some(origin) = self.origin else { return Ok(()) };
+        let read = self.ufs.get_bytes(&origin.key, &origin.etag, range).await;
+        let bytes = read.map_err(|error| match error {
+            // Not the key that is written to: the asker must tell the two.
+            UfsError::VersionChanged { .. } | UfsError::NotFound { .. } => {
+                Refusal::new(Status::NotFound, error.to_string())
+            }
+            error => error.into(),
+        })?;
+        into.copy_from_slice(&bytes);
+        Ok(())
+    }
+
     /// Bytes of the file; holes are zeros.
     pub(super) async fn read(&self, start: u64, length: u64) -> Result<Bytes, Refusal> {
         let capacity = usize::try_from(length).map_err(|_| Refusal::bad_request("a part that no memory holds"))?;
@@ -143,6 +183,10 @@ impl<'a> Source<'a> {
                 }
                 Place::At(worker) => self.read_there(*worker, &block.block, within, &mut bytes[at..]).await?,
             }
+        }
+        for gap in self.gaps(start..end) {
+            let within = (gap.start - start) as usize..(gap.end - start) as usize;
+            self.read_origin(gap, &mut bytes[within]).await?;
         }
         Ok(bytes.freeze())
     }

@@ -34,7 +34,7 @@ use super::outgoing::{Outgoing, Passed, Segment};
 use super::requests::{ContentRequest, Service};
 use super::socket::Socket;
 use super::upload::{Fate, Upload, memory_for};
-use super::writes::{Asker, Write, refused_write};
+use super::writes::{Asker, Write, refused_reserve, refused_write};
 use super::{MAX_INFLIGHT_BYTES, Membership};
 use crate::refusal::Refusal;
 
@@ -328,12 +328,27 @@ impl Connection {
             FrameKind::Reserve => {
                 let request = decode::<ReserveRequest>(message)?;
                 let asker = if self.socket.passes_descriptors() { Asker::SameHost } else { Asker::Elsewhere };
-                self.wait_for(id, length, move || {
+                let reserve = move |service: &Service, request: ReserveRequest| {
                     let (reply, file) = service.reserve(request, asker);
                     let mut segment = Segment::of(FrameKind::ReserveReply, id, &reply);
                     segment.descriptors.extend(file.map(Passed::File));
                     segment
-                });
+                };
+                if request.origin.is_none() {
+                    self.wait_for(id, length, move || reserve(&service, request));
+                } else {
+                    self.begin(id, length, async move {
+                        let refused = |refusal| Segment::of(FrameKind::ReserveReply, id, &refused_reserve(refusal));
+                        match service.begin_with_origin(&request).await {
+                            Err(refusal) => refused(refusal),
+                            Ok(()) => {
+                                let reserved = tokio::task::spawn_blocking(move || reserve(&service, request)).await;
+                                let failed = |_| refused(Refusal::new(Status::IoError, "the request failed"));
+                                reserved.unwrap_or_else(failed)
+                            }
+                        }
+                    });
+                }
             }
             FrameKind::Write => {
                 let write = Write::parse(decode::<WriteRequest>(message)?, header.payload_bytes);

@@ -29,6 +29,7 @@ use crate::mounts::Mounts;
 use crate::persist::{Peers, UploadParts};
 use crate::store::StoreOptions;
 
+mod origin;
 mod persist;
 
 const MIB: u64 = 1 << 20;
@@ -619,7 +620,12 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
             let mut frames = encode_frame(FrameKind::Write, 3, &write, announced % 600);
             frames.extend_from_slice(&payload);
             let sync = SyncRequest { blocks: block.iter().cloned().collect() };
-            frames.extend(encode_frame(FrameKind::Reserve, 4, &ReserveRequest { block, ranges: vec![range] }, 0));
+            frames.extend(encode_frame(
+                FrameKind::Reserve,
+                4,
+                &ReserveRequest { block, ranges: vec![range], ..Default::default() },
+                0,
+            ));
             frames.extend(encode_frame(FrameKind::Sync, 5, &sync, announced));
             frames
         },

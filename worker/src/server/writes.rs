@@ -85,6 +85,17 @@ impl Service {
         }
     }
 
+    /// Makes the block of a reservation that begins with what the bucket has.
+    pub(super) async fn begin_with_origin(&self, request: &ReserveRequest) -> Result<(), Refusal> {
+        let Some(origin) = request.origin.clone() else { return Ok(()) };
+        let data = BlockSource::parse(request.block.clone().unwrap_or_default())?;
+        within(&request.ranges, data.length())?;
+        let origin = BlockSource::parse(origin)?;
+        let begun = self.fills.begin_with_origin(&data, &origin, request.origin_bytes);
+        let begun = tokio::time::timeout(deadline_of(request.deadline_ms), begun);
+        begun.await.unwrap_or_else(|_| Err(Refusal::deadline()))
+    }
+
     /// Makes room; with the answer goes the file, for those who can take it. *Blocking*.
     pub(super) fn reserve(&self, request: ReserveRequest, asker: Asker) -> (ReserveReply, Option<Arc<File>>) {
         match self.try_reserve(request, asker) {
@@ -92,7 +103,7 @@ impl Service {
                 let incarnation = block.incarnation();
                 (ReserveReply { status: Status::Ok.into(), message: String::new(), incarnation }, file)
             }
-            Err(Refusal { status, message }) => (ReserveReply { status: status.into(), message, incarnation: 0 }, None),
+            Err(refusal) => (refused_reserve(refusal), None),
         }
     }
 
@@ -156,6 +167,11 @@ impl Service {
         }
         Ok(())
     }
+}
+
+/// The answer to a reservation that is not made.
+pub(super) fn refused_reserve(refusal: Refusal) -> ReserveReply {
+    ReserveReply { status: refusal.status.into(), message: refusal.message, incarnation: 0 }
 }
 
 /// The answer to a write that is not carried out.

@@ -148,6 +148,10 @@ impl Block {
         self.incarnation
     }
 
+    pub(super) fn mount_id(&self) -> u32 {
+        self.mount_id
+    }
+
     /// Bytes of the block when it is complete.
     pub fn length(&self) -> u32 {
         self.length

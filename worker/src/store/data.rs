@@ -15,6 +15,7 @@
 //! Locks are taken in this order: the stripe that a block is made and freed under (held during the I/O of just that, on
 //! threads that may wait), then that of the residents, then that of the charged chunks (both for a moment).
 
+mod draft;
 mod recovery;
 mod room;
 mod sync;
@@ -28,6 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching};
 use cavern_proto::{BlockId, ChunkMap};
+pub use draft::Draft;
 use parking_lot::Mutex;
 pub(super) use recovery::scan;
 use rustix::fs::{FallocateFlags, SeekFrom};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cavern_client::{Client, Node, ObjectVersion};
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::BlockRef;
-use cavern_proto::master::{Kind, WorkerState};
+use cavern_proto::master::{FreeFate, FreedContent, Kind, WorkerState};
 use futures::TryStreamExt as _;
 use futures::stream::FuturesUnordered;
 use serde::Serialize;
@@ -39,6 +39,13 @@ struct Freed {
     files: u64,
     blocks: u64,
     bytes: u64,
+    /// Of fs-mode mounts, what was not dropped: the bucket lacks changes of it, somebody has it open and has written to it, or the bucket is
+    /// of a kind that fs-mode files are not read from.
+    unpersisted_files: u64,
+    unpersisted_bytes: u64,
+    open_files: u64,
+    open_bytes: u64,
+    unsupported_files: u64,
 }
 
 impl Freed {
@@ -46,6 +53,51 @@ impl Freed {
         let (blocks, bytes) = dropped.unwrap_or_default();
         self.blocks += blocks;
         self.bytes += bytes;
+    }
+
+    /// What became of files of fs-mode mounts.
+    fn add_content(&mut self, results: &[FreedContent]) {
+        for result in results {
+            match result.fate() {
+                FreeFate::Freed => self.add(Some((result.blocks, result.bytes))),
+                FreeFate::Dirty => {
+                    self.unpersisted_files += 1;
+                    self.unpersisted_bytes += result.bytes;
+                }
+                FreeFate::Open => {
+                    self.open_files += 1;
+                    self.open_bytes += result.bytes;
+                }
+                FreeFate::Unsupported => self.unsupported_files += 1,
+                FreeFate::Nothing => {}
+            }
+        }
+    }
+
+    /// Why files of fs-mode mounts were left alone.
+    fn kept(&self) -> Vec<String> {
+        let mut kept = Vec::new();
+        if self.unpersisted_files > 0 {
+            kept.push(format!(
+                "kept {} of {} files, of which the bucket lacks changes: see cv persist status",
+                console::size(self.unpersisted_bytes),
+                self.unpersisted_files
+            ));
+        }
+        if self.open_files > 0 {
+            kept.push(format!(
+                "kept {} of {} files that are open, and have been written to: try again when they are closed",
+                console::size(self.open_bytes),
+                self.open_files
+            ));
+        }
+        if self.unsupported_files > 0 {
+            kept.push(format!(
+                "kept {} files: what is written to file:// stays at the workers",
+                self.unsupported_files
+            ));
+        }
+        kept
     }
 }
 
@@ -119,14 +171,26 @@ async fn where_blocks_are(client: &Client, node: &Arc<Node>) -> Result<Vec<Block
     Ok(views)
 }
 
-/// `cv fs free`: at every live worker, since a block may be where an earlier worker table placed it.
+/// `cv fs free`: at every live worker, since a block may be where an earlier worker table placed it. Of files of fs-mode mounts the
+/// master knows where they are, and which of them the bucket has.
 pub async fn free(args: PathArgs) -> Result<(), CliError> {
     let freed = with_client(&args.cluster, async |client| {
         let root = client.metadata().resolve(&args.path).await?;
         let mut freed = Freed::default();
         let mut batch: Vec<BlockRef> = Vec::new();
         let mut running = FuturesUnordered::new();
+        let mut contents: Vec<u64> = Vec::new();
         walk(client, root, async |_, node| {
+            if node.is_fs_mode() {
+                if node.kind == Kind::File {
+                    freed.files += 1;
+                    contents.push(node.inode);
+                }
+                if contents.len() == BATCH {
+                    freed.add_content(&client.metadata().free_content(std::mem::take(&mut contents)).await?);
+                }
+                return Ok(());
+            }
             let Some(version) = version(node)? else { return Ok(()) };
             freed.files += 1;
             for index in 0..version.block_count() {
@@ -141,6 +205,7 @@ pub async fn free(args: PathArgs) -> Result<(), CliError> {
             Ok(())
         })
         .await?;
+        freed.add_content(&client.metadata().free_content(contents).await?);
         running.push(drop_blocks(client, batch));
         while let Some(reply) = running.try_next().await? {
             freed.add(Some(reply));
@@ -156,7 +221,8 @@ pub async fn free(args: PathArgs) -> Result<(), CliError> {
         freed.blocks,
         console::size(freed.bytes),
         freed.files
-    ))
+    ))?;
+    freed.kept().iter().try_for_each(|line| console::line(format_args!("{line}")))
 }
 
 /// Drops blocks at every worker; how many there were, and their bytes.

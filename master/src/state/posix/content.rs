@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::{Mutating, Stop, refuse};
 use crate::MasterError;
 use crate::state::records::extent_key;
-use crate::state::{Family, Transaction};
+use crate::state::{Family, Transaction, origin};
 
 /// 16 TiB, as ext4 has it.
 const FILE_BYTES_MAX: u64 = 1 << 44;
@@ -44,6 +44,7 @@ impl Mutating<'_, '_> {
                 );
             }
         }
+        self.check_touched(commit, &record)?;
         for made in &commit.made {
             let extent = ExtentRecord { generation: made.generation, workers: made.workers.clone() };
             self.transaction.put(Family::Extent, &extent_key(commit.inode, made.index), &extent);
@@ -56,6 +57,28 @@ impl Mutating<'_, '_> {
         Ok(commit.inode)
     }
 
+    /// What was written to a block that has been dropped, since the bucket had it, would never be seen.
+    fn check_touched(&mut self, commit: &CommitContent, record: &InodeRecord) -> Result<(), Stop> {
+        if commit.touched.len() > MADE_MAX {
+            return refuse(Errno::INVAL, "a commit of too many blocks");
+        }
+        let valid = record.origin.as_ref().map_or(0, |origin| origin.valid);
+        if valid == 0 {
+            return Ok(());
+        }
+        let tables = self.transaction.before();
+        let block_size = tables.mount(record.mount_id)?.map_or(1, |mount| mount.block_size).max(1);
+        for touched in &commit.touched {
+            let known = tables.extent(commit.inode, touched.index)?;
+            let is_there = known.is_some_and(|known| known.generation == touched.generation);
+            if !is_there && u64::from(touched.index) * block_size < valid {
+                let reason = format!("block {} of inode {} has been dropped", touched.index, commit.inode);
+                return refuse(Errno::STALE, reason);
+            }
+        }
+        Ok(())
+    }
+
     /// Gives a file another length; the caller stores the record.
     pub(super) fn set_length(&mut self, inode: u64, record: &mut InodeRecord, length: u64) -> Result<(), Stop> {
         check_file(record)?;
@@ -66,6 +89,7 @@ impl Mutating<'_, '_> {
             let kept = u32::try_from(length.div_ceil(block_size)).unwrap_or(u32::MAX);
             drop_extents(self.transaction, inode, record.mount_id, kept)?;
             record.generation += 1;
+            origin::cut(self.transaction, inode, record, length);
         }
         record.size = length;
         self.content_changed(record);
@@ -80,7 +104,7 @@ impl Mutating<'_, '_> {
 }
 
 /// Takes the blocks from an index on off a file, and notes that they are to be freed.
-pub(super) fn drop_extents(
+pub fn drop_extents(
     transaction: &mut Transaction<'_>,
     inode: u64,
     mount_id: u32,

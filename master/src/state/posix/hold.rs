@@ -1,18 +1,18 @@
-//! Inodes without names: kept while somebody holds them, then deleted.
+//! Inodes that somebody holds: without a name they stay, and their blocks are not dropped.
 
 use super::content::drop_extents;
 use super::{Mutating, Outcome, Stop};
 use crate::MasterError;
 use crate::state::orphans::Reaped;
 use crate::state::records::{inode_key, xattr_key};
-use crate::state::{Family, Transaction};
+use crate::state::{Family, Transaction, origin};
 
 impl Mutating<'_, '_> {
-    /// Of an inode that has a name nothing is recorded: its removal will be told to all who may hold it then.
+    /// An inode that is only open need not be held while it has a name: its removal will be told to all who may have it open
+    /// then. Who writes to blocks that are known here holds it, lest they be dropped.
     pub(super) fn hold(&mut self, inode: u64, session: u64) -> Result<u64, Stop> {
-        if self.inode(inode)?.unlinked {
-            self.transaction.put_bytes(Family::Hold, &hold_key(inode, session), &[]);
-        }
+        self.inode(inode)?;
+        self.transaction.put_bytes(Family::Hold, &hold_key(inode, session), &[]);
         Ok(inode)
     }
 
@@ -37,8 +37,12 @@ pub fn reap(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, Ma
     Ok(Outcome::Reaped(Reaped { inodes: 1, more: false }))
 }
 
-/// Deletes what belongs to an inode beside its record: extended attributes, and blocks, which are to be freed.
+/// Deletes what belongs to an inode beside its record: extended attributes, blocks, which are to be freed, and its right to an
+/// object of the bucket.
 pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<(), MasterError> {
+    if let Some(mut record) = transaction.inode(inode)? {
+        origin::set(transaction, inode, &mut record, None);
+    }
     for (name, _) in transaction.before().xattrs(inode)? {
         transaction.delete(Family::Xattr, &xattr_key(inode, &name));
     }

@@ -32,6 +32,12 @@ impl Tables<'_> {
         self.record(Family::Deletion, &deletion_key(mount_id, key))
     }
 
+    /// The inode whose origin the object of a key is.
+    pub fn origin_of(&self, mount_id: u32, key: &str) -> Result<Option<u64>, MasterError> {
+        let inode = self.database.get(Family::Origin, &deletion_key(mount_id, key))?;
+        Ok(inode.and_then(|inode| leading_id(&inode)))
+    }
+
     pub fn garbage_record(&self, number: u64) -> Result<Option<GarbageRecord>, MasterError> {
         self.record(Family::Garbage, &number.to_be_bytes())
     }

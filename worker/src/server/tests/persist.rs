@@ -11,23 +11,23 @@ use cavern_ufs::Faults;
 
 use super::*;
 
-const BLOCK: u64 = 8 * MIB;
+pub(super) const BLOCK: u64 = 8 * MIB;
 
-fn block(inode: u64, index: u32) -> BlockRef {
+pub(super) fn block(inode: u64, index: u32) -> BlockRef {
     let content = ContentId::of_inode("cluster-1", inode, 0);
     let content_id = content.as_bytes().to_vec().into();
     BlockRef { content_id, index, block_size: BLOCK, mount_id: 1, data: true, ..Default::default() }
 }
 
 /// Writes a piece of a block, over as many requests as it takes.
-async fn write(client: &mut Client, block: &BlockRef, bytes: &[u8]) {
+pub(super) async fn write(client: &mut Client, block: &BlockRef, bytes: &[u8]) {
     let request = WriteRequest { block: Some(block.clone()), ..Default::default() };
     client.send_with(FrameKind::Write, &request, bytes).await;
     let reply: WriteReply = client.receive().await.unwrap().decode(FrameKind::WriteReply);
     assert_eq!(reply.status(), Status::Ok, "{}", reply.message);
 }
 
-fn request(key: &str, inode: u64, length: u64, indexes: &[u32], worker: u64) -> PersistRequest {
+pub(super) fn request(key: &str, inode: u64, length: u64, indexes: &[u32], worker: u64) -> PersistRequest {
     let metadata = vec![MetadataItem { name: "mode".into(), value: "33188".into() }];
     PersistRequest {
         mount_id: 1,
@@ -45,7 +45,7 @@ fn request(key: &str, inode: u64, length: u64, indexes: &[u32], worker: u64) -> 
     }
 }
 
-async fn persist(client: &mut Client, request: &PersistRequest) -> PersistReply {
+pub(super) async fn persist(client: &mut Client, request: &PersistRequest) -> PersistReply {
     client.send(FrameKind::Persist, request).await;
     client.receive().await.unwrap().decode(FrameKind::PersistReply)
 }
@@ -133,7 +133,7 @@ async fn a_file_that_is_written_to_meanwhile_is_not_made_an_object() {
         write(&mut client, &block(1, index), &noise(BLOCK as usize)).await;
     }
     let ranges = vec![Range { offset: 0, length: 1 << 20 }];
-    client.send(FrameKind::Reserve, &ReserveRequest { block: Some(block(1, 1)), ranges }).await;
+    client.send(FrameKind::Reserve, &ReserveRequest { block: Some(block(1, 1)), ranges, ..Default::default() }).await;
     let reserved: ReserveReply = client.receive().await.unwrap().decode(FrameKind::ReserveReply);
     assert_eq!(reserved.status(), Status::Ok);
     let file = File::from(client.descriptors.pop().unwrap());

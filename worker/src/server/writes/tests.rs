@@ -36,7 +36,7 @@ async fn write(client: &mut Client, request: WriteRequest, payload: &[u8]) -> Wr
 }
 
 async fn reserve(client: &mut Client, block: BlockRef, ranges: Vec<Range>) -> ReserveReply {
-    client.send(FrameKind::Reserve, &ReserveRequest { block: Some(block), ranges }).await;
+    client.send(FrameKind::Reserve, &ReserveRequest { block: Some(block), ranges, ..Default::default() }).await;
     client.receive().await.unwrap().decode(FrameKind::ReserveReply)
 }
 

@@ -12,6 +12,10 @@ use crate::store::table::{Entry, Segment, UNIT_BYTES};
 /// Bytes of what `stat` counts as one block.
 const STAT_BLOCK_BYTES: u64 = 512;
 
+fn is_draft(name: &str) -> bool {
+    name.strip_suffix(super::draft::SUFFIX).is_some_and(|name| parse_data_name(name).is_some())
+}
+
 /// Every data block of the directory at `position`, each with what it takes of the disk. Files that are not ours are left alone.
 pub(in crate::store) fn scan(directory: &Path, position: u8) -> io::Result<Vec<Entry>> {
     let mut entries = Vec::new();
@@ -33,6 +37,8 @@ pub(in crate::store) fn scan(directory: &Path, position: u8) -> io::Result<Vec<E
                     entry.units = u32::try_from(units).unwrap_or(u32::MAX);
                     entries.push(entry);
                 }
+                // A block that was being made when the worker died.
+                None if name.to_str().is_some_and(is_draft) => std::fs::remove_file(item.path())?,
                 None => {
                     strange.0 += 1;
                     strange.1.get_or_insert_with(|| item.path());

@@ -284,16 +284,27 @@ impl Store {
             }
         };
         Failpoint::BlockMade.pass();
-        let now = self.now();
+        if !self.enter_data(&block, units) {
+            let _ = std::fs::remove_file(block.path());
+            return Err(StoreError::NoSpace);
+        }
+        Ok(Some(block))
+    }
+
+    /// Registers a data block whose file has just been made, with what is charged for it; false when there is no room. The caller
+    /// holds the stripe.
+    pub(super) fn enter_data(&self, block: &Arc<Block>, units: u32) -> bool {
+        let (now, directory) = (self.now(), block.directory());
         let (mut evicted, mut closed) = (Vec::new(), Vec::new());
         let made = {
             let mut residents = self.residents.lock();
             let Residents { cache, open } = &mut *residents;
             // A cached block of the same name cannot be: it would be one of another content.
-            let free = cache.table.find(&id).is_none();
+            let free = cache.table.find(block.id()).is_none();
             let made = free && cache.make_room(directory, u64::from(units), now, &mut evicted).is_ok();
             if made {
-                let mut entry = Entry::new(id, incarnation, length, mount_id, directory as u8);
+                let (incarnation, length, mount_id) = (block.incarnation(), block.length(), block.mount_id());
+                let mut entry = Entry::new(*block.id(), incarnation, length, mount_id, directory as u8);
                 entry.segment = Segment::Data;
                 entry.units = units;
                 entry.last_used = now;
@@ -306,16 +317,12 @@ impl Store {
         };
         drop(closed);
         self.bury(evicted);
-        if !made {
-            let _ = std::fs::remove_file(block.path());
-            return Err(StoreError::NoSpace);
-        }
-        Ok(Some(block))
+        made
     }
 
     /// The directory for a new data block that begins with `units`: one that can hold all of it if there is one. Memory is
     /// no place for what must outlive a power failure, unless there is nothing else.
-    fn choose_for_data(&self, target: &DataTarget, units: u32) -> Result<usize, StoreError> {
+    pub(super) fn choose_for_data(&self, target: &DataTarget, units: u32) -> Result<usize, StoreError> {
         let residents = self.residents.lock();
         let spaces = residents.cache.spaces.iter();
         let durable = self.directories.iter().any(|directory| directory.tier() != Tier::Mem);
@@ -376,7 +383,7 @@ impl Store {
     }
 
     /// Keeps apart those who make and free one block.
-    fn stripe(&self, id: &BlockId) -> &Mutex<()> {
+    pub(super) fn stripe(&self, id: &BlockId) -> &Mutex<()> {
         &self.stripes[hash_of(id) as usize % self.stripes.len()]
     }
 }

@@ -1,0 +1,141 @@
+//! What no block of a file has: the file's origin, an object of the bucket, read like any object.
+//!
+//! The master may drop the blocks of a file that the bucket has, and the object may move: when the file is renamed, or written anew. Who
+//! meets with either asks the master where the content is now, and tries again.
+//!
+//! The master does not drop blocks of a file that is *held*. So a file of which it knows blocks is held before anything is written to
+//! it, until it is closed here for the last time.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use cavern_proto::data::{BlockRef, Status};
+use cavern_proto::master::{Attr, Origin};
+use cavern_ufs::UfsError;
+use tokio::time::Instant;
+
+use super::Content;
+use super::read::PAUSE;
+use crate::error::ClientError;
+use crate::metadata::Node;
+use crate::mounts::ObjectVersion;
+use crate::read::OpenFile;
+
+/// An origin that is open here.
+#[derive(Clone)]
+pub(super) struct OpenOrigin {
+    origin: Origin,
+    file: Arc<OpenFile>,
+}
+
+impl OpenOrigin {
+    /// Whether it is still this one, cut or not.
+    pub(super) fn is(&self, origin: &Origin) -> bool {
+        (&self.origin.key, &self.origin.etag, self.origin.length) == (&origin.key, &origin.etag, origin.length)
+    }
+}
+
+/// The bucket has another object, or none, where the origin was.
+fn has_moved(error: &ClientError) -> bool {
+    match error {
+        ClientError::WorkerStatus { status, .. } => matches!(status, Status::NotFound | Status::VersionChanged),
+        ClientError::Ufs(error) => matches!(**error, UfsError::NotFound { .. } | UfsError::VersionChanged { .. }),
+        _ => false,
+    }
+}
+
+impl Content {
+    /// The object behind the file, as an object.
+    fn object(&self, origin: &Origin) -> Result<ObjectVersion, ClientError> {
+        ObjectVersion::new(self.mount.clone(), &origin.key, &origin.etag, origin.length)
+    }
+
+    /// The block of the origin in the place of a block of the file, and how many of its bytes are the file's.
+    pub(super) async fn origin_of(&self, index: u32) -> Result<Option<(BlockRef, u32)>, ClientError> {
+        let block_size = self.block_size();
+        let look = |layout: &mut super::Layout, _: &mut _| {
+            let bytes = layout.origin_bytes(index, block_size);
+            layout.origin().filter(|_| bytes > 0).map(|origin| (origin.clone(), bytes))
+        };
+        let Some((origin, bytes)) = self.use_layout(look).await? else { return Ok(None) };
+        Ok(Some((self.object(&origin)?.block(index), bytes)))
+    }
+
+    /// Reads a range of the file of which there are no blocks, as far as the origin has it.
+    pub(super) async fn read_origin(&self, range: Range<u64>) -> Result<Bytes, ClientError> {
+        let Some(origin) = self.use_layout(|layout, _| layout.origin().cloned()).await? else {
+            return Ok(Bytes::new());
+        };
+        let end = range.end.min(origin.valid);
+        if range.start >= end {
+            return Ok(Bytes::new());
+        }
+        let open = self.open_origin(&origin)?;
+        open.file.read_object(range.start, (end - range.start) as usize).await
+    }
+
+    fn open_origin(&self, origin: &Origin) -> Result<OpenOrigin, ClientError> {
+        let mut state = self.state.lock();
+        if let Some(open) = state.origin.as_ref().filter(|open| open.is(origin)) {
+            return Ok(open.clone());
+        }
+        let attr = Attr { inode: self.inode, ..Attr::default() };
+        let node = Arc::new(Node::nameless(&attr, Some(self.mount.clone())));
+        let file = self.shared.files.open_object(node, self.object(origin)?);
+        let open = OpenOrigin { origin: origin.clone(), file };
+        state.origin = Some(open.clone());
+        Ok(open)
+    }
+
+    /// The origin, if it is open.
+    pub(super) fn known_origin(&self) -> Option<Arc<OpenFile>> {
+        self.state.lock().origin.as_ref().map(|open| open.file.clone())
+    }
+
+    /// After a failure: whether the content may be elsewhere by now, so that another attempt makes sense. The error is the one to
+    /// be answered.
+    pub(super) async fn look_elsewhere(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
+        let is_dropped = matches!(&error, ClientError::WorkerStatus { status: Status::NoSuchBlock, .. });
+        if !is_dropped && !has_moved(&error) {
+            return Err(error);
+        }
+        if Instant::now() + PAUSE >= deadline {
+            // What the bucket says of an object is no answer to a program that reads a file.
+            let causes = format!("the bucket has not got what no worker has: {error}");
+            return Err(ClientError::Read { key: format!("inode {}", self.inode), causes });
+        }
+        let before = self.use_layout(|layout, _| layout.generation()).await?;
+        self.forget_layout();
+        let now = self.use_layout(|layout, _| layout.generation()).await?;
+        if is_dropped && before == now {
+            return Err(error);
+        }
+        if !is_dropped {
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
+    }
+
+    /// The master is asked anew.
+    fn forget_layout(&self) {
+        self.state.lock().seen = u64::MAX;
+    }
+
+    /// Keeps the master from dropping blocks that it knows.
+    pub(super) async fn hold_blocks(&self) -> Result<(), ClientError> {
+        if self.is_held() || !self.use_layout(|layout, _| layout.has_committed()).await? {
+            return Ok(());
+        }
+        self.kept.hold().await?;
+        self.held.store(true, Ordering::Release);
+        // What it has dropped before is not to be written to.
+        self.forget_layout();
+        Ok(())
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,138 @@
+//! Content that only the bucket has.
+//!
+//! A block of a file is its extent; without one it is what the file's *origin*, an object, has in that place, as far as that is
+//! valid; beyond, it is a hole. An origin comes to be when the blocks of a file are dropped ([`free`]), which is done only with
+//! content that the bucket has in its newest version, and while nobody holds the file. From then on
+//!
+//! - a block that is written has an extent, and keeps it until the file is cut or its blocks are dropped again;
+//! - a cut lowers the valid length, which never grows;
+//! - an object of a later version, made of the file's blocks and of the origin, can take the origin's place: what has no extent is the
+//!   same in both ([`successor`]).
+//!
+//! Which object is whose origin is in a family of its own, by key: nobody else writes to such a key, or deletes it.
+
+use cavern_proto::master::{FreeFate, FreedContent, Kind, Origin, WriteType};
+use cavern_proto::record::{InodeRecord, MoveOrigin, ObjectRecord};
+
+use super::records::deletion_key;
+use super::transaction::Change;
+use super::{Family, Outcome, Transaction, posix};
+use crate::MasterError;
+
+/// Objects by key, and what is noted of them.
+type Objects = [(String, ObjectRecord)];
+
+/// Gives a file another origin, or none; the caller stores the record.
+pub(super) fn set(transaction: &mut Transaction<'_>, inode: u64, record: &mut InodeRecord, origin: Option<Origin>) {
+    let key = |origin: &Origin| deletion_key(record.mount_id, &origin.key);
+    let (old, new) = (record.origin.as_ref().map(key), origin.as_ref().map(key));
+    if old != new {
+        if let Some(old) = old {
+            transaction.delete(Family::Origin, &old);
+        }
+        if let Some(new) = new {
+            transaction.put_bytes(Family::Origin, &new, &inode.to_be_bytes());
+        }
+    }
+    record.origin = origin;
+}
+
+/// A file has been cut: what lay beyond never comes back. The caller stores the record.
+pub(super) fn cut(transaction: &mut Transaction<'_>, inode: u64, record: &mut InodeRecord, length: u64) {
+    let Some(mut origin) = record.origin.clone() else { return };
+    origin.valid = origin.valid.min(length);
+    let rest = (origin.valid > 0).then_some(origin);
+    set(transaction, inode, record, rest);
+}
+
+/// Drops the blocks of a file, if the bucket has all of its content and nobody may be writing to them.
+pub(super) fn free(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, MasterError> {
+    let tables = transaction.before();
+    let freed =
+        |fate: FreeFate, blocks: u64, bytes: u64| Ok(Outcome::Freed(FreedContent { fate: fate as i32, blocks, bytes }));
+    let is_file = |record: &InodeRecord| record.kind() == Kind::File && !record.unlinked;
+    let Some(mut record) = transaction.inode(inode)?.filter(is_file) else { return freed(FreeFate::Nothing, 0, 0) };
+    let mount = tables.mount(record.mount_id)?.filter(|mount| mount.write_type() == WriteType::FsMode);
+    let Some(mount) = mount else { return freed(FreeFate::Nothing, 0, 0) };
+    let extents = tables.extents(inode, 0)?;
+    let block_size = mount.block_size.max(1);
+    let bytes_of = |index: u32| record.size.saturating_sub(u64::from(index) * block_size).min(block_size);
+    let (blocks, bytes) = (extents.len() as u64, extents.iter().map(|extent| bytes_of(extent.index)).sum());
+    if blocks == 0 {
+        return freed(FreeFate::Nothing, 0, 0);
+    }
+    if mount.uri.starts_with("file:") {
+        return freed(FreeFate::Unsupported, blocks, bytes);
+    }
+    let is_whole =
+        |object: &ObjectRecord| is_written(object) && object.version == record.version && object.size == record.size;
+    let objects = tables.objects(inode)?;
+    let object = objects.into_iter().find(|(_, object)| is_whole(object));
+    let Some((key, object)) = object.filter(|_| matches!(tables.intent(inode), Ok(None))) else {
+        return freed(FreeFate::Dirty, blocks, bytes);
+    };
+    if tables.is_held(inode)? {
+        return freed(FreeFate::Open, blocks, bytes);
+    }
+    let origin = (record.size > 0).then(|| at(key, &object, record.size));
+    posix::drop_extents(transaction, inode, record.mount_id, 0)?;
+    record.generation += 1;
+    set(transaction, inode, &mut record, origin);
+    transaction.put_inode(inode, record);
+    transaction.changes.push(Change::Inode(inode));
+    freed(FreeFate::Freed, blocks, bytes)
+}
+
+/// The object that can take the place of an origin. `objects` are all that are left, in their newest state.
+fn successor(origin: &Origin, objects: &Objects) -> Option<Origin> {
+    let is_fit = |object: &ObjectRecord| is_written(object) && object.version >= origin.version;
+    let same = objects.iter().find(|(key, _)| *key == origin.key).filter(|(_, object)| is_fit(object));
+    let (key, object) = same.or_else(|| objects.iter().find(|(_, object)| is_fit(object)))?;
+    Some(at(key.clone(), object, origin.valid))
+}
+
+fn is_written(object: &ObjectRecord) -> bool {
+    !object.etag.is_empty()
+}
+
+fn at(key: String, object: &ObjectRecord, valid: u64) -> Origin {
+    let ObjectRecord { etag, size: length, version, .. } = object.clone();
+    Origin { key, etag, length, valid: valid.min(length), version }
+}
+
+/// Objects of a file have been written, and others are to be given up: its origin goes along. False when the origin is among
+/// `gone` and there is nothing in its place, so that it has to stay.
+pub(super) fn follow(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    record: &InodeRecord,
+    left: &Objects,
+    gone: &[String],
+) -> bool {
+    let Some(origin) = &record.origin else { return true };
+    let is_gone = gone.contains(&origin.key);
+    match successor(origin, left) {
+        Some(next) if next != *origin => {
+            let mut record = record.clone();
+            set(transaction, inode, &mut record, Some(next));
+            transaction.put_inode(inode, record);
+            transaction.changes.push(Change::Inode(inode));
+            true
+        }
+        Some(_) => true,
+        None => !is_gone,
+    }
+}
+
+/// An origin has been copied to another key.
+pub(super) fn move_to(transaction: &mut Transaction<'_>, moved: MoveOrigin) -> Result<Outcome, MasterError> {
+    let Some(mut record) = transaction.inode(moved.inode)? else { return Ok(Outcome::Done) };
+    let (Some(from), Some(mut to)) = (record.origin.clone(), moved.to) else { return Ok(Outcome::Done) };
+    if from.key == moved.key && from.etag == moved.etag {
+        to.valid = from.valid.min(to.length);
+        set(transaction, moved.inode, &mut record, Some(to));
+        transaction.put_inode(moved.inode, record);
+        transaction.changes.push(Change::Inode(moved.inode));
+    }
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,162 @@
+//! Workers that make objects of the names of blocks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use cavern_client::Placement;
+use cavern_conf::Config;
+use cavern_proto::data::{BlockRef, PersistReply, PersistRequest, Status};
+use cavern_proto::master::{Worker, WorkerState, WorkerTable};
+use cavern_ufs::{Metadata, Replaces, Ufs, UfsError};
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+
+use super::bench::BLOCK;
+use crate::MasterError;
+use crate::persist::ObjectWriter;
+use crate::server::{MakeFiller, WayToWorkers};
+use crate::tests::harness::NoWorkers;
+use crate::workers::Workers;
+
+/// Workers that make objects of the names of blocks, and fail as they are told to.
+#[derive(Clone)]
+pub struct Fake {
+    pub ufs: Ufs,
+    /// Of a hundred requests so many fail.
+    pub trouble: Arc<AtomicU32>,
+    pub dice: Arc<AtomicU64>,
+    /// All requests fail, as if the bucket were away.
+    pub is_away: Arc<AtomicU32>,
+    /// Requests are carried out, and their answers are lost.
+    pub is_lost: Arc<AtomicU32>,
+    pub written: Arc<Mutex<Vec<String>>>,
+    pub freed: Arc<Mutex<Vec<(u64, u32)>>>,
+    pub live: Arc<Mutex<Vec<(u64, WorkerState)>>>,
+}
+
+impl Fake {
+    pub fn new(uri: &str) -> Self {
+        let conf = cavern_conf::schema::Ufs { retries: 0, ..Default::default() };
+        Self {
+            ufs: Ufs::open(uri, &Default::default(), &conf).unwrap(),
+            trouble: Arc::default(),
+            dice: Arc::new(AtomicU64::new(1)),
+            is_away: Arc::default(),
+            is_lost: Arc::default(),
+            written: Arc::default(),
+            freed: Arc::default(),
+            live: Arc::new(Mutex::new(vec![(1, WorkerState::Live)])),
+        }
+    }
+
+    fn roll(&self) -> u64 {
+        let step = |seed: u64| Some(seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f));
+        self.dice.fetch_update(Ordering::AcqRel, Ordering::Acquire, step).unwrap() >> 33
+    }
+
+    /// The words for the blocks of a file that is to be written.
+    async fn blocks(&self, request: &PersistRequest) -> Result<Vec<String>, UfsError> {
+        let mut blocks = vec![HOLE.to_owned(); request.length.div_ceil(BLOCK) as usize];
+        if request.origin_bytes > 0 {
+            let words = self.words(&request.origin_key, &request.origin_etag).await?;
+            let valid = request.origin_bytes.div_ceil(BLOCK) as usize;
+            for (block, word) in blocks.iter_mut().zip(words).take(valid) {
+                *block = word;
+            }
+        }
+        for (index, generation) in request.indexes.iter().zip(&request.generations) {
+            blocks[*index as usize] = written(request.inode, *generation);
+        }
+        Ok(blocks)
+    }
+
+    /// The words for the blocks of an object in one version.
+    pub async fn words(&self, key: &str, etag: &str) -> Result<Vec<String>, UfsError> {
+        let size = self.ufs.head(key).await?.size;
+        let object = self.ufs.get_bytes(key, etag, 0..size).await?;
+        let word = |block: &[u8]| String::from_utf8_lossy(block).trim().to_owned();
+        Ok(object.chunks(BLOCK as usize).map(word).collect())
+    }
+
+    async fn write(&self, request: PersistRequest) -> Result<PersistReply, String> {
+        let answer = |status: Status, etag: String| {
+            Ok(PersistReply { status: status.into(), message: "on purpose".to_owned(), etag })
+        };
+        if self.is_away.load(Ordering::Acquire) > 0 {
+            return answer(Status::UfsUnavailable, String::new());
+        }
+        let trouble = self.roll() % 100 < u64::from(self.trouble.load(Ordering::Acquire));
+        let fate = if trouble { self.roll() % 4 } else { 9 };
+        tokio::time::sleep(Duration::from_micros(self.roll() % 2000)).await;
+        match fate {
+            0 => return Err("the worker went away before".to_owned()),
+            1 => return answer(Status::Changed, String::new()),
+            _ => {}
+        }
+        let blocks = match self.blocks(&request).await {
+            Ok(blocks) => blocks,
+            Err(UfsError::VersionChanged { .. } | UfsError::NotFound { .. }) => {
+                return answer(Status::NotFound, String::new());
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+        let body = body(&request.inline, &blocks);
+        let metadata: Metadata = request.metadata.into_iter().map(|item| (item.name, item.value)).collect();
+        let replaces =
+            if request.replaces.is_empty() { Replaces::Nothing } else { Replaces::Version(&request.replaces) };
+        let put = self.ufs.put(&request.key, &body, &metadata, replaces).await;
+        tokio::time::sleep(Duration::from_micros(self.roll() % 2000)).await;
+        if fate == 2 || self.is_lost.load(Ordering::Acquire) > 0 {
+            return Err("the worker went away after".to_owned());
+        }
+        self.written.lock().push(request.key.clone());
+        match put {
+            Ok(etag) => answer(Status::Ok, etag),
+            Err(UfsError::VersionChanged { .. } | UfsError::NotFound { .. }) => {
+                let there = self.ufs.head(&request.key).await.map(|there| there.etag).unwrap_or_default();
+                answer(Status::VersionChanged, there)
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// What stands for the content of a file: a word in each block.
+pub fn body(inline: &[u8], blocks: &[String]) -> Bytes {
+    let width = BLOCK as usize;
+    let text: String = blocks.iter().map(|word| format!("{word:width$}")).collect();
+    if inline.is_empty() { text.into() } else { Bytes::copy_from_slice(inline) }
+}
+
+/// What stands for a block that was written.
+pub fn written(inode: u64, generation: u32) -> String {
+    format!("{inode}.{generation}")
+}
+
+/// What stands for a hole.
+pub const HOLE: &str = "-";
+
+impl MakeFiller for Fake {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WayToWorkers {
+        WayToWorkers { filler: Arc::new(NoWorkers), writer: Arc::new(self.clone()), pool: None }
+    }
+}
+
+impl ObjectWriter for Fake {
+    fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+        let worker = |(id, state): &(u64, WorkerState)| Worker { id: *id, state: *state as i32, ..Worker::default() };
+        let workers = self.live.lock().iter().map(worker).collect();
+        Ok(Arc::new(Placement::new(&WorkerTable { epoch: 1, workers })))
+    }
+
+    fn persist(&self, _: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>> {
+        Box::pin(self.write(request))
+    }
+
+    fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>> {
+        self.freed.lock().extend(blocks.iter().map(|block| (worker, block.index)));
+        Box::pin(async { Ok(()) })
+    }
+}

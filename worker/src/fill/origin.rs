@@ -1,0 +1,52 @@
+//! Blocks of fs-mode files that begin with what the bucket has in their place.
+
+use cavern_proto::data::Status;
+use futures::StreamExt;
+
+use super::Fills;
+use super::source::BlockSource;
+use crate::refusal::Refusal;
+use crate::store::{Draft, Store, StoreError};
+
+impl Fills {
+    /// Makes a data block with the first `bytes` bytes of the same block of an object, if it is not here yet. It appears with all
+    /// of them, or not at all.
+    ///
+    /// # Errors
+    /// Two blocks that do not fit together; another object is there by now; no room; or the bucket or the disk failed.
+    pub async fn begin_with_origin(&self, data: &BlockSource, origin: &BlockSource, bytes: u32) -> Result<(), Refusal> {
+        let fits = data.id().index == origin.id().index && data.start() == origin.start() && bytes <= origin.length();
+        let Some(target) = data.data().filter(|_| fits && origin.data().is_none()) else {
+            return Err(Refusal::bad_request("an origin that does not fit the block"));
+        };
+        let store = self.store.clone();
+        let Some(mut draft) = blocking(move || store.begin_draft(&target, bytes)).await? else { return Ok(()) };
+        let ufs = self.mounts.ufs(origin.mount_id()).await?;
+        let range = origin.start()..origin.start() + u64::from(bytes);
+        let mut pieces = ufs.get(origin.key(), origin.etag(), range).await?;
+        let mut at = 0;
+        while let Some(piece) = pieces.next().await {
+            let (piece, store) = (piece?, self.store.clone());
+            // What was asked for is what comes: see the promises of `cavern_ufs`.
+            let length = piece.len() as u32;
+            draft = blocking(move || write(&store, draft, at, &piece)).await?;
+            at += length;
+        }
+        let store = self.store.clone();
+        blocking(move || store.publish_draft(&draft)).await
+    }
+}
+
+fn write(store: &Store, draft: Draft, at: u32, piece: &[u8]) -> Result<Draft, StoreError> {
+    store.write_draft(&draft, at, piece)?;
+    Ok(draft)
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, Refusal> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => Ok(done?),
+        Err(_) => Err(Refusal::new(Status::IoError, "making the block failed")),
+    }
+}

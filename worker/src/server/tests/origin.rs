@@ -1,0 +1,112 @@
+//! Blocks and objects that are made, in part, of what the bucket has.
+
+use super::persist::{BLOCK, block, persist, request, write};
+use super::*;
+
+/// The same block of an object.
+fn of_object(key: &str, etag: &str, length: u64, index: u32) -> BlockRef {
+    let content = ContentId::of_object("store", key, etag, length, BLOCK);
+    BlockRef {
+        content_id: content.as_bytes().to_vec().into(),
+        index,
+        block_size: BLOCK,
+        mount_id: 1,
+        key: key.into(),
+        etag: etag.into(),
+        object_length: length,
+        data: false,
+    }
+}
+
+async fn reserve(client: &mut Client, block: &BlockRef, origin: BlockRef, origin_bytes: u32) -> ReserveReply {
+    let ranges = vec![Range { offset: 100, length: 5 }];
+    let (block, origin) = (Some(block.clone()), Some(origin));
+    let request = ReserveRequest { block, ranges, origin, origin_bytes, deadline_ms: 20_000 };
+    client.send(FrameKind::Reserve, &request).await;
+    client.receive().await.unwrap().decode(FrameKind::ReserveReply)
+}
+
+async fn read(client: &mut Client, block: &BlockRef, length: u32) -> Vec<u8> {
+    let item = read_request::Item { block: Some(block.clone()), range: Some(Range { offset: 0, length }) };
+    client.send(FrameKind::Read, &ReadRequest { items: vec![item], deadline_ms: 20_000 }).await;
+    client.receive().await.unwrap().payload.to_vec()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_begins_with_what_the_bucket_has_or_not_at_all() {
+    let bench = Bench::new("origin-block").await;
+    let mut client = bench.tcp().await;
+    let length = BLOCK + 300_000;
+    let object = noise(length as usize);
+    let etag = bench.bucket.put("origin", object.clone());
+    // Another version is there: no block is made.
+    let gone = reserve(&mut client, &block(1, 1), of_object("origin", "other", length, 1), 300_000).await;
+    assert_eq!(gone.status(), Status::VersionChanged);
+    let missing = reserve(&mut client, &block(1, 1), of_object("none", "e", length, 1), 300_000).await;
+    assert_eq!(missing.status(), Status::NotFound);
+    client.send(FrameKind::Query, &QueryRequest { blocks: vec![block(1, 1)] }).await;
+    let known: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
+    assert!(!known.items[0].known);
+    for senseless in [of_object("origin", &etag, length, 0), block(1, 1)] {
+        assert_eq!(reserve(&mut client, &block(1, 1), senseless, 10).await.status(), Status::BadRequest);
+    }
+    let long = reserve(&mut client, &block(1, 1), of_object("origin", &etag, length, 1), 300_001).await;
+    assert_eq!(long.status(), Status::BadRequest);
+
+    // A part of what the object has there, and zeros behind it.
+    let origin = of_object("origin", &etag, length, 1);
+    let made = reserve(&mut client, &block(1, 1), origin.clone(), 200_000).await;
+    assert_eq!(made.status(), Status::Ok, "{}", made.message);
+    let start = BLOCK as usize;
+    let mut expected = object[start..start + 200_000].to_vec();
+    expected.resize(300_000, 0);
+    assert!(read(&mut client, &block(1, 1), 300_000).await == expected);
+
+    // What is there already stays as it is, whatever the bucket has.
+    write(&mut client, &block(1, 1), b"written").await;
+    bench.bucket.delete("origin");
+    let again = reserve(&mut client, &block(1, 1), origin, 200_000).await;
+    assert_eq!((again.status(), again.incarnation), (Status::Ok, made.incarnation));
+    assert_eq!(read(&mut client, &block(1, 1), 7).await, b"written");
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_is_composed_of_blocks_and_of_another_object() {
+    let bench = Bench::new("origin-object").await;
+    let mut client = bench.tcp().await;
+    // Ends in the middle of the third block.
+    let valid = 2 * BLOCK + 1000;
+    let mut expected = noise(valid as usize + 5000);
+    let origin_etag = bench.bucket.put("origin", expected.clone());
+    let written = noise(77);
+    write(&mut client, &block(1, 1), &written).await;
+    let start = BLOCK as usize;
+    expected[start..2 * start].fill(0);
+    expected[start..start + 77].copy_from_slice(&written);
+    expected[valid as usize..].fill(0);
+    let mixed = PersistRequest {
+        origin_key: "origin".into(),
+        origin_etag: origin_etag.clone(),
+        origin_bytes: valid,
+        ..request("mixed", 1, expected.len() as u64, &[1], 7)
+    };
+    let reply = persist(&mut client, &mixed).await;
+    assert_eq!(reply.status(), Status::Ok, "{}", reply.message);
+    assert!(bench.bucket.object("mixed").unwrap().0 == expected);
+    // Over itself, and then no more, since it is another version by now.
+    let over = PersistRequest {
+        key: "origin".into(),
+        replaces: origin_etag,
+        length: 1000,
+        indexes: vec![],
+        generations: vec![],
+        copies: vec![],
+        workers: vec![],
+        ..mixed
+    };
+    assert_eq!(persist(&mut client, &over).await.status(), Status::Ok);
+    assert!(bench.bucket.object("origin").unwrap().0 == expected[..1000]);
+    assert_eq!(persist(&mut client, &over).await.status(), Status::NotFound);
+    bench.end().await;
+}
