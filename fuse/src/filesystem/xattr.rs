@@ -119,18 +119,22 @@ impl Inner {
         self.with_node(kernel_node, "listxattr", reply, move |this, node, reply| match node.posix() {
             None => reply.xattr(&names(node), size),
             Some(posix) if !posix.has_xattrs => reply.xattr(&[], size),
-            Some(_) => this.with_xattrs(node.inode, "listxattr", reply, move |xattrs, reply| {
-                // As on other file systems, `trusted.` is for the privileged.
-                let is_shown = |xattr: &&Xattr| caller.uid == 0 || !xattr.name.starts_with(b"trusted.");
-                let names: Vec<u8> = xattrs
-                    .iter()
-                    .filter(is_shown)
-                    .flat_map(|xattr| [&xattr.name[..], b"\0"])
-                    .flatten()
-                    .copied()
-                    .collect();
-                reply.xattr(&names, size);
-            }),
+            Some(_) => {
+                let posix_acl = this.posix_acl;
+                this.with_xattrs(node.inode, "listxattr", reply, move |xattrs, reply| {
+                    // As on other file systems, `trusted.` is for the privileged.
+                    let may_see = |name: &[u8]| caller.uid == 0 || !name.starts_with(b"trusted.");
+                    let is_shown = |xattr: &&Xattr| may_see(&xattr.name) && is_kept(&xattr.name, posix_acl);
+                    let names: Vec<u8> = xattrs
+                        .iter()
+                        .filter(is_shown)
+                        .flat_map(|xattr| [&xattr.name[..], b"\0"])
+                        .flatten()
+                        .copied()
+                        .collect();
+                    reply.xattr(&names, size);
+                });
+            }
         });
     }
 

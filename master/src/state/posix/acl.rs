@@ -64,6 +64,9 @@ struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Acl(Vec<Entry>);
 
+/// A list, and which attribute it is.
+pub(super) type NamedAcl = (&'static [u8], Acl);
+
 impl Acl {
     /// `None` for what is no list.
     pub(super) fn decode(value: &[u8]) -> Option<Self> {
@@ -162,7 +165,7 @@ impl Mutating<'_, '_> {
         (parent, directory): (u64, &InodeRecord),
         (permissions, umask): (u32, u32),
         becomes_directory: bool,
-    ) -> Result<(u32, Vec<(&'static [u8], Acl)>), MasterError> {
+    ) -> Result<(u32, Vec<NamedAcl>), MasterError> {
         let default = if directory.has_xattrs { self.acl(parent, DEFAULT)? } else { None };
         let Some(default) = default else { return Ok((permissions & !(umask & 0o777), Vec::new())) };
         let mut access = default.clone();
@@ -178,7 +181,7 @@ impl Mutating<'_, '_> {
     }
 
     /// Gives a new inode its lists.
-    pub(super) fn put_acls(&mut self, inode: u64, lists: &[(&'static [u8], Acl)]) {
+    pub(super) fn put_acls(&mut self, inode: u64, lists: &[NamedAcl]) {
         lists.iter().for_each(|(name, acl)| self.put_acl(inode, name, acl));
     }
 

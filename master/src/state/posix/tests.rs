@@ -508,8 +508,8 @@ fn a_default_list_goes_before_the_umask_and_is_handed_on() {
     let xattrs = |inode| Tables::new(&bench.database).xattrs(inode).unwrap();
     let access = (Bytes::from_static(ACLS[0].as_bytes()), Bytes::from(acl([6, 6, 5, 6, 4], 1)));
     assert_eq!((file.attributes[0].mode, file.attributes[0].has_xattrs), (0o1664, true));
-    assert_eq!(xattrs(file.inode), [access.clone()]);
-    assert_eq!(xattrs(below.inode), [access, (name, default)]);
+    assert_eq!(xattrs(below.inode), [access.clone(), (name, default)]);
+    assert_eq!(xattrs(file.inode), [access]);
 }
 
 #[test]
