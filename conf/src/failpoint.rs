@@ -113,6 +113,10 @@ points! {
         EntryApplied = "entry-applied",
         /// An entry is applied, and its proposers have no answer.
         EntryAnswered = "entry-answered",
+        /// The state was copied for a snapshot, which is not described yet.
+        SnapshotBuilt = "snapshot-built",
+        /// A snapshot is there, and what it stands for is still in the log.
+        SnapshotMade = "snapshot-made",
         /// A part of what lies below a renamed directory has its intents.
         RenameSpread = "rename-spread",
         /// That there may be an object is noted, and no worker was asked to write it.

@@ -67,7 +67,7 @@ fn one_mount_does_what_a_local_directory_does() {
         }
         drop((our_handles, their_handles));
         assert_eq!(tree(&ours), tree(&theirs), "seed {seed}");
-        assert!(succeeded > operations / 4, "seed {seed}: {succeeded} of {operations} operations succeeded");
+        assert!(succeeded > operations / 5, "seed {seed}: {succeeded} of {operations} operations succeeded");
         eprintln!("seed {seed}: {operations} operations, {succeeded} without an error, in {:.1?}", began.elapsed());
     }
     // When no client remembers anything.

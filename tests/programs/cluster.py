@@ -125,6 +125,11 @@ class Cluster:
         folder.mkdir()
         return folder
 
+    def tidy(self):
+        """Removes what a run has left, so that the next one has room."""
+        for folder in (*self.mounts[0].iterdir(), *self.local.iterdir()):
+            shutil.rmtree(folder)
+
     def persist_status(self):
         return json.loads(self.cv("persist", "status", "/programs", "--json"))
 

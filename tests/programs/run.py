@@ -31,7 +31,7 @@ RUNS = {**suites.RUNS, **applications.RUNS, **outages.RUNS}
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--dir", type=Path, help="for the cluster and what is compared with; 8 GB are needed for everything")
+    place.add_argument("--dir", type=Path, help="for the cluster and what is compared with; 5 GB are needed for everything")
     place.add_argument("--cluster", type=Path, help="directory of a cluster of `cv local` that is up and has two mounts")
     parser.add_argument("--quick", action="store_true", help="less of everything: seconds for each of the short ones")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(RUNS)}; all when none is named")
@@ -54,6 +54,8 @@ def main():
                 traceback.print_exc()
                 said, good = str(error).strip().splitlines()[0] if str(error).strip() else repr(error), False
             outcomes.append((name, good, time.monotonic() - began, said))
+            if good:
+                cluster.tidy()
     width = max(len(name) for name, *_ in outcomes)
     print()
     for name, good, seconds, said in outcomes:

@@ -110,8 +110,11 @@ impl InFlight {
         }
         if let Some(place) = state.early.iter().position(|early| *early == unique) {
             state.early.remove(place);
-            // Nothing has been done yet, whatever the request.
-            return Admission::Interrupted;
+            // Nothing has been done yet. But no program expects a close or a change of names to be interrupted, nor is it asked
+            // to do it once more.
+            if !matches!(signals, Signals::Wait) {
+                return Admission::Interrupted;
+            }
         }
         if state.waiting.len() >= WAITING_MAX {
             return Admission::Full;
@@ -201,5 +204,31 @@ impl InFlight {
     /// Says why a request was turned away; the table is never full in ordinary use, so each is worth a line.
     pub fn log_full(&self, kind: Kind) {
         error!(operation = kind.name(), waiting = WAITING_MAX, "too many requests are waiting: answered EIO");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_signal_that_overtakes_its_request_ends_only_what_signals_end() {
+        let in_flight = InFlight::new(Handle::current(), Arc::default());
+        let channel = Arc::new(Channel::new(File::open("/dev/null").unwrap().into()));
+        for (unique, signals, admission) in [
+            (1, Signals::End, Admission::Interrupted),
+            (2, Signals::Tell(CancellationToken::new()), Admission::Interrupted),
+            (3, Signals::Wait, Admission::Waiting),
+        ] {
+            in_flight.interrupt(unique);
+            let admitted = in_flight.register(unique, &channel, Kind::Flush, signals, Instant::now());
+            assert_eq!(admitted, admission, "request {unique}");
+        }
+        // It is remembered once.
+        assert!(in_flight.claim(3));
+        let again = in_flight.register(3, &channel, Kind::Flush, Signals::End, Instant::now());
+        assert_eq!(again, Admission::Waiting);
     }
 }

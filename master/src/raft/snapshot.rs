@@ -8,6 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cavern_conf::Failpoint;
 use openraft::{RaftSnapshotBuilder, Snapshot, SnapshotMeta, StorageIOError};
 
 use super::state_machine::read_position;
@@ -65,10 +66,13 @@ impl Snapshots {
         database.checkpoint(&temporary)?;
         // The position is read from the checkpoint itself: the database has moved on.
         let (last_log_id, last_membership) = read_position(&Database::open_checkpoint(&temporary)?)?;
+        Failpoint::SnapshotBuilt.pass();
         let index = last_log_id.map_or(0, |id| id.index);
         let term = last_log_id.map_or(0, |id| id.leader_id.term);
         let meta = Meta { last_log_id, last_membership, snapshot_id: format!("{term}-{index}") };
-        self.commit(&meta, &temporary)
+        let made = self.commit(&meta, &temporary)?;
+        Failpoint::SnapshotMade.pass();
+        Ok(made)
     }
 
     /// Where a snapshot that comes from another node is put together.

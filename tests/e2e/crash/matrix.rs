@@ -47,31 +47,53 @@ fn wants_large_files(point: Failpoint) -> bool {
     )
 }
 
+/// Where blocks are, and how they are reached.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Storage {
+    /// At one worker of this host, through descriptors.
+    Near,
+    /// At two workers each, over the network.
+    Far,
+}
+
 #[test]
 fn a_client_dies_at_each_of_its_points() {
-    die_at_all_of("fuse");
+    die_at_all_of("fuse", Storage::Near);
+}
+
+#[test]
+fn a_client_of_two_replicas_dies_at_each_of_its_points() {
+    die_at_all_of("fuse", Storage::Far);
 }
 
 #[test]
 fn a_worker_dies_at_each_of_its_points() {
-    die_at_all_of("worker");
+    die_at_all_of("worker", Storage::Near);
+}
+
+#[test]
+fn one_of_two_replicas_dies_at_each_of_its_points() {
+    die_at_all_of("worker", Storage::Far);
 }
 
 #[test]
 fn a_master_dies_at_each_of_its_points() {
-    die_at_all_of("master");
+    die_at_all_of("master", Storage::Near);
 }
 
-fn die_at_all_of(role: &str) {
+fn die_at_all_of(role: &str, storage: Storage) {
     // Blocks of unlinked files that a dead client had open are freed when its lease is over.
     let lease = if role == "fuse" { "2s" } else { "30s" };
     let conf = format!(
-        "[master]\npersist_delay = \"30ms\"\nsession_lease = \"{lease}\"\n\
-         [client]\nmetadata_timeout = \"60s\"\nread_timeout = \"60s\"\n"
+        "[master]\npersist_delay = \"30ms\"\nsession_lease = \"{lease}\"\nsnapshot_entries = 500\n\
+         [client]\nmetadata_timeout = \"60s\"\nread_timeout = \"60s\"\nlocal_descriptors = {}\n",
+        storage == Storage::Near
     );
-    let cluster = Cluster::up(Options { failpoints: true, conf, ..Options::default() });
+    let replicas = if storage == Storage::Near { 1 } else { 2 };
+    let cluster = Cluster::up(Options { failpoints: true, workers: replicas, conf, ..Options::default() });
     cluster.s3.create_bucket("bucket");
-    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "1MiB"]);
+    let replicas = replicas.to_string();
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "1MiB", "--replicas", &replicas]);
     let bucket = Bucket::of(&cluster, "bucket");
     let mut workload = Workload {
         model: Model::new(cluster.path("fs")),
@@ -100,9 +122,12 @@ fn die_at_all_of(role: &str) {
     }
     cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
     assert_same("at the end", &bucket.objects(), &Model::new(cluster.path("fs")).objects("fs/"));
-    eventually("no worker has a block of a file that is gone", PATIENCE, || {
-        (data_bytes(&cluster) == Some(0)).then_some(())
-    });
+    // A replica that a writer has given up stays at its worker.
+    if role != "worker" || storage == Storage::Near {
+        eventually("no worker has a block of a file that is gone", PATIENCE, || {
+            (data_bytes(&cluster) == Some(0)).then_some(())
+        });
+    }
 }
 
 /// Lets programs work until the process dies at the point, starts it again, and lets them finish what they do.
@@ -117,19 +142,9 @@ fn die_at(cluster: &Cluster, point: Failpoint, mut workload: Workload) -> Worklo
         }
     });
     cluster.arm(point, pass_of(point));
-    let child = format!("{}0", point.role());
     // A program that fails before the process has died is looked at below.
     eventually(&format!("a process dies at {}", point.name()), PATIENCE, || {
         (cluster.has_died_at(point) || working.is_finished()).then_some(())
-    });
-    eventually("its end is known", PATIENCE, || {
-        let status = cluster.status();
-        let child = match point.role() {
-            "fuse" => &status.fuse[0],
-            "worker" => &status.workers[0],
-            _ => &status.masters[0],
-        };
-        (child.state == "crashed" || working.is_finished()).then_some(())
     });
     assert!(
         cluster.has_died_at(point),
@@ -137,6 +152,16 @@ fn die_at(cluster: &Cluster, point: Failpoint, mut workload: Workload) -> Worklo
         point.name(),
         working.join().map(|(_, result)| result)
     );
+    let child = eventually("its end is known", PATIENCE, || {
+        let status = cluster.status();
+        let children = match point.role() {
+            "fuse" => &status.fuse,
+            "worker" => &status.workers,
+            _ => &status.masters,
+        };
+        let number = children.iter().position(|child| child.state == "crashed")?;
+        Some(format!("{}{number}", point.role()))
+    });
     cluster.start(&child);
     stop.store(true, Ordering::Relaxed);
     let (workload, result) = working.join().unwrap();
@@ -159,9 +184,12 @@ fn keep_files_to_this_thread() {
     }
 }
 
-/// Bytes of blocks of files, at the worker.
+/// Bytes of blocks of files, at all workers.
 fn data_bytes(cluster: &Cluster) -> Option<u64> {
-    let page = http_get(&format!("http://{}/metrics", cluster.status().workers[0].http)).ok()?.body;
-    let line = page.lines().find(|line| line.starts_with("cavern_worker_data_bytes"))?;
-    line.rsplit(' ').next()?.parse().ok()
+    let at = |http: &str| -> Option<u64> {
+        let page = http_get(&format!("http://{http}/metrics")).ok()?.body;
+        let line = page.lines().find(|line| line.starts_with("cavern_worker_data_bytes"))?;
+        line.rsplit(' ').next()?.parse().ok()
+    };
+    cluster.status().workers.iter().map(|worker| at(&worker.http)).sum()
 }

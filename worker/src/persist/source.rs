@@ -51,7 +51,8 @@ pub(super) struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Finds every block: here, or at the first worker that has it.
+    /// Finds every block: here, or at the first worker that has it. One that is here but whose replica here was given up is not
+    /// what the file has.
     pub(super) async fn open(
         parts: &'a UploadParts,
         ufs: &'a Ufs,
@@ -61,8 +62,10 @@ impl<'a> Source<'a> {
         let mut blocks = BTreeMap::new();
         for block in planned {
             let target = BlockSource::parse_data(block.block.clone())?;
-            let is_here = !matches!(parts.store.get(&target.id, Touch::None), Lookup::Absent);
-            let place = match block.workers.iter().find(|worker| **worker != parts.peers.own_id()) {
+            let own_id = parts.peers.own_id();
+            let is_here =
+                block.workers.contains(&own_id) && !matches!(parts.store.get(&target.id, Touch::None), Lookup::Absent);
+            let place = match block.workers.iter().find(|worker| **worker != own_id) {
                 _ if is_here => Place::Here(target),
                 Some(worker) => Place::At(*worker),
                 None => return Err(missing(&target.id)),

@@ -198,6 +198,8 @@ async fn blocks_come_from_other_workers_too() {
     let (mut near, mut far) = (here.tcp_as(8).await, there.tcp().await);
     write(&mut near, &block(1, 0), &more).await;
     write(&mut far, &block(1, 1), &bytes).await;
+    // A replica that was given up: it has missed what was written since.
+    write(&mut near, &block(1, 1), &noise(1000)).await;
     // The table is not there yet, and no master to ask for it.
     let both = PersistRequest { workers: vec![8, 7], ..request("both", 1, 2 * BLOCK, &[0, 1], 0) };
     assert_eq!(persist(&mut near, &both).await.status(), Status::IoError);
