@@ -1,7 +1,7 @@
 //! Names and attributes: a cache that is coherent while the session's lease lives, and keeps serving when no master
 //! answers.
 //!
-//! `cache` holds the nodes, `directory` the listings and their ages, `freshness` decides whether what is cached may be
+//! `cache` holds the nodes, `directory` the listings and their ages (with `names`), `freshness` decides whether what is cached may be
 //! used, `recent` keeps answers that an invalidation has overtaken out of the cache, `watch` takes the invalidations
 //! in, `touch` asks for new listings, `ask` puts the questions to the master. `changes` carries changes to the master,
 //! `changed` what they leave in the caches, `open_inodes` keeps what is open here from being deleted, and `locks` waits for
@@ -15,6 +15,7 @@ mod directory;
 mod freshness;
 mod lease;
 mod locks;
+mod names;
 mod node;
 mod open_inodes;
 mod recent;
@@ -170,25 +171,19 @@ impl Metadata {
 
     /// A name from the cache, without I/O; for event loops.
     pub fn cached_lookup(&self, parent: u64, name: &[u8]) -> CachedLookup {
-        let Some(found) = self.inner.usable(parent, || self.inner.cache.lookup(parent, name)) else {
-            return CachedLookup::Miss;
-        };
-        match found {
-            Found::Node(node) => CachedLookup::Hit(node),
-            Found::Absent(_) => CachedLookup::Negative,
+        match self.inner.usable(parent, || self.inner.known(parent, name)) {
+            Some(Some(node)) => CachedLookup::Hit(node),
+            Some(None) => CachedLookup::Negative,
+            None => CachedLookup::Miss,
         }
     }
 
     /// One component. `NotFound` when there is none; bounded by `client.metadata_timeout`.
     pub async fn lookup(&self, parent: u64, name: &[u8]) -> Result<Arc<Node>, ClientError> {
         check_name(name)?;
-        let cached = || self.inner.cache.lookup(parent, name);
-        let found = self.ask_unless(
-            |_| parent,
-            || cached().map(|found| found_to_result(found, name)),
-            || self.ask_lookup(parent, name),
-        );
-        found.await
+        let absent = || ClientError::NotFound(String::from_utf8_lossy(name).into_owned());
+        let cached = || self.inner.known(parent, name).map(|node| node.ok_or_else(absent));
+        self.ask_unless(|_| parent, cached, || self.ask_lookup(parent, name)).await
     }
 
     /// An inode from the cache, without I/O. `None`: ask with `node`.
@@ -406,6 +401,15 @@ impl Inner {
         }
     }
 
+    /// What a name leads to: `Some(None)` for nowhere, `None` when it is not known here.
+    fn known(&self, parent: u64, name: &[u8]) -> Option<Option<Arc<Node>>> {
+        match self.cache.lookup(parent, name) {
+            Some(Found::Node(node)) => Some(Some(node)),
+            Some(Found::Absent(_)) => Some(None),
+            None => self.directories.get(parent).filter(|directory| directory.is_without(name)).map(|_| None),
+        }
+    }
+
     /// Whether the absence of a name in the directory may be cached.
     fn keeps_absences(&self, directory: u64) -> bool {
         self.caching && self.directories.get(directory).is_some_and(|directory| directory.keeps_absences())
@@ -433,13 +437,6 @@ impl Inner {
             Use::ServeUnproven => drop(self.stats.metadata_stale_served.inc()),
             Use::Serve | Use::TouchFirst | Use::Ask => {}
         }
-    }
-}
-
-fn found_to_result(found: Found, name: &[u8]) -> Result<Arc<Node>, ClientError> {
-    match found {
-        Found::Node(node) => Ok(node),
-        Found::Absent(_) => Err(ClientError::NotFound(String::from_utf8_lossy(name).into_owned())),
     }
 }
 

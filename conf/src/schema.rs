@@ -209,7 +209,7 @@ impl Default for Master {
             refresh_wait: Interval::millis(1000),
             list_concurrency: 32,
             load_concurrency: 32,
-            persist_delay: Interval::millis(1000),
+            persist_delay: Interval::millis(5000),
             persist_concurrency: 64,
         }
     }

@@ -44,7 +44,7 @@ pub use root::Root;
 
 use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
-use content::KernelPages;
+use content::{KernelPages, Writing};
 use directory::DirectoryHandle;
 use failure::Failures;
 use handles::{Handles, OpenInodes};
@@ -189,7 +189,11 @@ impl Filesystem for Namespace {
             Operation::Create { name, mode, umask, flags } => {
                 inner.create(node, caller, name, (mode, umask), flags, reply);
             }
-            Operation::Write { fh, offset, data, flags } => inner.write(fh, offset, data, flags, reply),
+            Operation::Write { fh, offset, data, flags, kill_privileges } => {
+                let is_sync = flags.cast_signed() & libc::O_DSYNC != 0;
+                let how = Writing { is_sync, kills_privileges: kill_privileges };
+                inner.write(fh, offset, data, how, reply);
+            }
             Operation::Flush { fh, lock_owner } => inner.flush(node, fh, lock_owner, reply),
             Operation::Getlk(request) => inner.getlk(node, request, reply),
             Operation::Setlk { request, wait } => inner.setlk(node, request, wait, reply),

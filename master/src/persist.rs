@@ -48,7 +48,7 @@ const PAGE: usize = 500;
 /// Bounds of the pause after a look at all records that found nothing to do.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 /// After a look that took long the pause is so many times as long.
-const REST: u32 = 10;
+const REST: u32 = 50;
 
 /// What persistence works with.
 pub struct Persistence {

@@ -16,6 +16,7 @@ mod fs_mode_locks;
 mod fs_mode_names;
 mod fs_mode_origin;
 mod fs_mode_random;
+mod fs_mode_privileges;
 mod loads;
 mod local_cluster;
 mod memory;

@@ -20,6 +20,9 @@ use super::{Content, FILE_BYTES_MAX, now_ns};
 use crate::error::ClientError;
 use crate::read::span::{Span, spans};
 
+/// Bytes that are written to a descriptor by whoever has them; more are given to a thread that may block.
+const WRITE_HERE_MAX: usize = 128 << 10;
+
 /// What is done to a range of a block.
 #[derive(Clone, Debug)]
 enum Deed {
@@ -180,6 +183,10 @@ impl Content {
         deed: &Deed,
     ) -> Result<(), ClientError> {
         let payload = match (deed, &replica.file) {
+            // Into the page cache: less than handing it to another thread costs.
+            (Deed::Write(bytes), Some(file)) if bytes.len() <= WRITE_HERE_MAX => {
+                return file.write_all_at(bytes, u64::from(at.start)).map_err(ClientError::from);
+            }
             (Deed::Write(bytes), Some(file)) => {
                 let (file, bytes, offset) = (Arc::clone(file), bytes.clone(), u64::from(at.start));
                 let written = tokio::task::spawn_blocking(move || file.write_all_at(&bytes, offset)).await;

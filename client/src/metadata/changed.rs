@@ -32,7 +32,7 @@ impl Inner {
             self.recent.own_entry(place.parent, &place.name, place.inode);
             self.cache.forget_name(place.parent, &place.name);
             if let Some(directory) = self.directories.get(place.parent) {
-                directory.forget_listing();
+                directory.own_change(&place.name, place.inode != 0);
             }
         }
         let mut nodes = Vec::with_capacity(result.attributes.len());
@@ -47,7 +47,7 @@ impl Inner {
             }
             let place = places.iter().find(|place| place.inode == attr.inode);
             nodes.extend(match (place, known) {
-                (Some(place), _) => self.node_at(change, attr, place),
+                (Some(place), _) => self.node_at(change, attr, place, mark),
                 (None, Some(known)) => Some(Arc::new(known.with_attributes(attr))),
                 (None, None) => None,
             });
@@ -69,7 +69,7 @@ impl Inner {
     }
 
     /// The node of an inode at a name that it has got.
-    fn node_at(&self, change: &Change, attr: &Attr, place: &Place) -> Option<Arc<Node>> {
+    fn node_at(&self, change: &Change, attr: &Attr, place: &Place, mark: Mark) -> Option<Arc<Node>> {
         let mount = self.directories.get(place.parent)?.mount.clone()?;
         let target = match change {
             Change::Create(create) => create.target.clone(),
@@ -79,8 +79,11 @@ impl Inner {
         };
         if attr.kind() == Kind::Directory {
             let directory = self.directories.ensure(attr.inode, Some(&mount), "");
-            if matches!(change, Change::Create(_)) {
-                directory.record(directory.listing_epoch(), b"", &[], true);
+            let epoch = directory.listing_epoch();
+            // Somebody else may have made the first file in it already.
+            let is_empty = || !self.recent.foreign_since(mark).touch(attr.inode, b"", attr.inode);
+            if matches!(change, Change::Create(_)) && is_empty() {
+                directory.record(epoch, b"", &[], true);
             }
         }
         let entry = Entry { name: place.name.clone(), parent: place.parent, target, ..Entry::default() };

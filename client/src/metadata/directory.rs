@@ -2,6 +2,8 @@
 //!
 //! A listing grows page by page as it is read, and is dropped as soon as any name of it changes. It holds inodes only
 //! (eight bytes an entry): the nodes are in the cache, and a page whose nodes have been evicted is fetched again.
+//! Of a directory that was read to its end, or made here, all names are known besides, and follow the changes of this
+//! client: whoever fills a directory asks nobody whether the next name is free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,6 +14,7 @@ use parking_lot::Mutex;
 use quick_cache::sync::Cache as BoundedMap;
 
 use super::cache::Cache;
+use super::names::Names;
 use super::node::Node;
 use crate::mounts::MountView;
 
@@ -25,11 +28,22 @@ pub(super) struct Directories {
     budget: Arc<ListingBudget>,
 }
 
-/// Entries in recorded listings, of all directories.
+/// Entries in recorded listings and sets of names, of all directories.
 #[derive(Debug)]
-struct ListingBudget {
+pub(super) struct ListingBudget {
     used: AtomicUsize,
     limit: usize,
+}
+
+impl ListingBudget {
+    /// Counts entries in; false when they are too many, and the caller must give them back.
+    pub(super) fn take(&self, entries: usize) -> bool {
+        self.used.fetch_add(entries, Ordering::Relaxed) + entries <= self.limit
+    }
+
+    pub(super) fn give_back(&self, entries: usize) {
+        self.used.fetch_sub(entries, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug)]
@@ -51,6 +65,10 @@ struct State {
     inodes: Vec<u64>,
     last_name: Box<[u8]>,
     complete: bool,
+    /// The names of the listing as far as it goes.
+    listed: Option<Names>,
+    /// All names that there are, listed or not.
+    names: Option<Names>,
     /// It did not fit; not tried again before it changes.
     too_large: bool,
 }
@@ -165,27 +183,55 @@ impl Directory {
         } else if *state.last_name != *after || state.complete {
             return;
         }
-        let used = self.budget.used.fetch_add(nodes.len(), Ordering::Relaxed) + nodes.len();
+        let fits = self.budget.take(nodes.len());
         state.inodes.extend(nodes.iter().map(|node| node.inode));
-        if used > self.budget.limit {
+        if !fits {
             self.drop_listing(&mut state);
             state.too_large = true;
             return;
         }
         state.last_name = nodes.last().map_or_else(Box::default, |node| node.name.clone());
         state.complete = complete;
+        if after.is_empty() {
+            state.listed = Some(Names::new(self.budget.clone()));
+        }
+        state.listed.take_if(|listed| !nodes.iter().all(|node| listed.add(&node.name)));
+        if complete {
+            state.names = state.listed.take();
+        }
     }
 
-    /// A name in it changed.
+    /// Whether no entry has this name, as far as is known here.
+    pub(super) fn is_without(&self, name: &[u8]) -> bool {
+        self.keeps_absences() && self.state.lock().names.as_ref().is_some_and(|names| !names.may_have(name))
+    }
+
+    /// Somebody else has changed a name in it.
     pub(super) fn forget_listing(&self) {
         let mut state = self.state.lock();
-        self.drop_listing(&mut state);
+        self.changed(&mut state);
+        state.names = None;
+    }
+
+    /// A change of our own: the name leads somewhere now, or nowhere.
+    pub(super) fn own_change(&self, name: &[u8], is_there: bool) {
+        let mut state = self.state.lock();
+        self.changed(&mut state);
+        match &mut state.names {
+            Some(names) if !is_there => names.remove(name),
+            names => drop(names.take_if(|names| !names.add(name))),
+        }
+    }
+
+    fn changed(&self, state: &mut State) {
+        self.drop_listing(state);
         state.epoch += 1;
         state.too_large = false;
     }
 
     fn drop_listing(&self, state: &mut State) {
-        self.budget.used.fetch_sub(state.inodes.len(), Ordering::Relaxed);
+        self.budget.give_back(state.inodes.len());
+        state.listed = None;
         state.inodes = Vec::new();
         state.last_name = Box::default();
         state.complete = false;
@@ -194,7 +240,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.state.get_mut().inodes.len(), Ordering::Relaxed);
+        self.budget.give_back(self.state.get_mut().inodes.len());
     }
 }
 
@@ -229,17 +275,51 @@ mod tests {
 
     #[test]
     fn listings_stay_within_their_budget() {
-        let (directories, cache) = (Directories::new(4), Cache::new(100));
+        let (directories, cache) = (Directories::new(8), Cache::new(100));
         let nodes: Vec<_> = (10..13).map(|inode| node(inode, 1, &inode.to_string())).collect();
         cache.insert(&nodes);
         let (first, second) = (directories.ensure(1, None, ""), directories.ensure(2, None, ""));
         first.record(first.listing_epoch(), b"", &nodes, true);
         second.record(second.listing_epoch(), b"", &nodes, true);
         assert!(!second.records() && first.records());
-        assert_eq!(directories.budget.used.load(Ordering::Relaxed), 3);
+        assert_eq!(directories.budget.used.load(Ordering::Relaxed), 6, "entries, and names");
         directories.clear();
         drop((first, second));
         assert_eq!(directories.budget.used.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn names_are_known_from_a_whole_listing_on_and_follow_our_own_changes() {
+        let (directories, cache) = (Directories::new(100), Cache::new(100));
+        let directory = directories.ensure(1, None, "");
+        let nodes = [node(10, 1, "a"), node(11, 1, "b")];
+        cache.insert(&nodes);
+        let absent = |names: &str| names.bytes().map(|name| directory.is_without(&[name])).collect::<Vec<_>>();
+        directory.record(directory.listing_epoch(), b"", &nodes[..1], false);
+        assert_eq!(absent("bc"), [false, false], "nobody knows what comes after a");
+        directory.record(directory.listing_epoch(), b"a", &nodes[1..], true);
+        assert_eq!(absent("abc"), [false, false, true]);
+        directory.own_change(b"c", true);
+        directory.own_change(b"a", false);
+        assert_eq!(absent("abcd"), [true, false, false, true]);
+        assert_eq!(page(&directory, &cache, "", 9), None, "the listing is another one now");
+        directory.forget_listing();
+        directory.own_change(b"e", true);
+        assert_eq!(absent("abcd"), [false; 4]);
+    }
+
+    #[test]
+    fn names_stay_within_the_budget_of_listings() {
+        let directories = Directories::new(4);
+        let directory = directories.ensure(1, None, "");
+        directory.record(directory.listing_epoch(), b"", &[], true);
+        for name in [b"a", b"b", b"c", b"d", b"d"] {
+            directory.own_change(name, true);
+        }
+        assert!(directory.is_without(b"x"));
+        directory.own_change(b"e", true);
+        assert!(!directory.is_without(b"x"), "one did not fit");
+        assert_eq!(directory.budget.used.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -22,6 +22,14 @@ use crate::kernel::{Caller, Delivery, Reply};
 /// Inodes whose pages are remembered; of any other they are read anew when it is opened.
 const PAGES_OF: usize = 100_000;
 
+/// What a WRITE asks for besides.
+#[derive(Clone, Copy)]
+pub(super) struct Writing {
+    pub is_sync: bool,
+    /// The writer may not keep the set-user-ID bit and the like.
+    pub kills_privileges: bool,
+}
+
 /// Versions of contents by inode, of which all pages are that the kernel has.
 pub(super) struct KernelPages(Cache<u64, u64>);
 
@@ -76,8 +84,11 @@ impl Inner {
     fn open_flags(&self, node: &Node, content: &Content, flags: i32) -> u32 {
         let version = content.version().or_else(|| node.posix().map(|posix| posix.version));
         let keep = version.is_some_and(|version| self.pages.opened(node.inode, version));
-        let direct = self.direct || flags & libc::O_DIRECT != 0;
-        (if keep { fopen::KEEP_CACHE } else { 0 }) | (if direct { fopen::DIRECT_IO } else { 0 })
+        // Who only writes gains nothing by pages: they cost a copy, and a question about the file's capabilities.
+        let only_writes = flags & libc::O_ACCMODE == libc::O_WRONLY;
+        let direct = self.direct || only_writes || flags & libc::O_DIRECT != 0;
+        let how = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+        (if keep { fopen::KEEP_CACHE } else { 0 }) | (if direct { how } else { 0 })
     }
 
     pub(super) fn create(
@@ -149,25 +160,38 @@ impl Inner {
         });
     }
 
-    pub(super) fn write(self: &Arc<Self>, fh: u64, offset: u64, data: &[u8], flags: u32, reply: Reply) {
+    pub(super) fn write(self: &Arc<Self>, fh: u64, offset: u64, data: &[u8], how: Writing, reply: Reply) {
         let Some(content) = self.content_of(fh) else { return reply.error(libc::EBADF) };
         // At most what one request holds.
         let size = data.len() as u32;
-        let is_sync = flags.cast_signed() & libc::O_DSYNC != 0;
-        if content.write_now(offset, data).is_some() && !is_sync {
+        let kills = how.kills_privileges && self.may_have_privileges(content.inode());
+        if !kills && content.write_now(offset, data).is_some() && !how.is_sync {
             return reply.written(size);
         }
         let (this, data) = (Arc::clone(self), Bytes::copy_from_slice(data));
         reply.carry_out(move |reply| async move {
-            let mut written = content.write(offset, data).await;
-            if is_sync && written.is_ok() {
-                written = this.sync(&content).await;
-            }
-            match written {
+            let written = async {
+                if kills {
+                    let inode = content.inode();
+                    let set = SetAttr { inode, kill_privileges: true, ..SetAttr::default() };
+                    content.set_attributes(set, 0, 0).await?;
+                }
+                content.write(offset, data).await?;
+                if how.is_sync { this.sync(&content).await } else { Ok(()) }
+            };
+            match written.await {
                 Ok(()) => reply.written(size),
                 Err(error) => this.failures.answer(reply, "write", &error),
             }
         });
+    }
+
+    /// Whether a file lets whoever runs it have more rights than he has, or may do so as far as is known here.
+    fn may_have_privileges(&self, inode: u64) -> bool {
+        self.client.metadata().cached_node(inode).is_none_or(|node| {
+            let has_xattrs = node.posix().is_some_and(|posix| posix.has_xattrs);
+            has_xattrs || node.mode & (libc::S_ISUID | libc::S_ISGID) != 0
+        })
     }
 
     /// The file of an fs-mode mount that is open under a number.

@@ -1,6 +1,7 @@
 //! SETATTR: permissions, owner, times, length; and ACCESS.
 //!
-//! Who may do so, and what becomes of set-user-id and set-group-id bits, the kernel has decided (`default_permissions`).
+//! Who may do so, the kernel has decided (`default_permissions`). Set-user-ID and set-group-ID bits and capabilities of a file
+//! that is cut or given away are the master's to remove (`FUSE_HANDLE_KILLPRIV_V2`).
 
 use std::sync::Arc;
 
@@ -29,6 +30,8 @@ impl Inner {
             atime: set.atime.map(time),
             mtime: set.mtime.map(time),
             size: set.size,
+            // Another owner keeps none, whoever gives the file away.
+            kill_privileges: set.kill_privileges || set.uid.is_some() || set.gid.is_some(),
         };
         if self.is_about_content(&set) {
             return self.set_content_attributes(kernel_node, caller, set, reply);

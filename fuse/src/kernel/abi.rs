@@ -74,6 +74,7 @@ pub mod init {
     pub const POSIX_ACL: u64 = 1 << 20;
     pub const MAX_PAGES: u64 = 1 << 22;
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
@@ -86,6 +87,7 @@ pub mod fopen {
     pub const KEEP_CACHE: u32 = 1 << 1;
     pub const CACHE_DIR: u32 = 1 << 3;
     pub const NOFLUSH: u32 = 1 << 5;
+    pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
     pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
@@ -104,6 +106,11 @@ pub mod lk {
     pub const FLOCK: u32 = 1 << 0;
 }
 
+/// Flags of WRITE.
+pub mod write {
+    pub const KILL_SUIDGID: u32 = 1 << 2;
+}
+
 /// What a SETATTR sets.
 pub mod fattr {
     pub const MODE: u32 = 1 << 0;
@@ -115,6 +122,7 @@ pub mod fattr {
     pub const FH: u32 = 1 << 6;
     pub const ATIME_NOW: u32 = 1 << 7;
     pub const MTIME_NOW: u32 = 1 << 8;
+    pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
 /// Codes of the messages that the file system sends unasked.

@@ -150,6 +150,8 @@ pub enum Operation<'a> {
         offset: u64,
         data: &'a [u8],
         flags: u32,
+        /// Set-user-ID and the like are to go: the writer may not keep them.
+        kill_privileges: bool,
     },
     /// A descriptor of the file is closed: one of several, perhaps.
     Flush {
@@ -208,6 +210,8 @@ pub struct NewAttributes {
     pub size: Option<u64>,
     pub atime: Option<NewTime>,
     pub mtime: Option<NewTime>,
+    /// Set-user-ID and the like are to go: the file is cut by somebody who may not keep them.
+    pub kill_privileges: bool,
 }
 
 /// A time to be set.
@@ -232,6 +236,7 @@ impl NewAttributes {
             size: has(fattr::SIZE).then_some(set.size),
             atime: time(fattr::ATIME, fattr::ATIME_NOW, set.atime, set.atimensec),
             mtime: time(fattr::MTIME, fattr::MTIME_NOW, set.mtime, set.mtimensec),
+            kill_privileges: has(fattr::KILL_SUIDGID),
         }
     }
 }
@@ -369,7 +374,8 @@ impl<'a> Operation<'a> {
             opcode::WRITE => {
                 let (head, rest) = take::<abi::WriteIn>(body)?;
                 let data = rest.get(..head.size as usize)?;
-                Self::Write { fh: head.fh, offset: head.offset, data, flags: head.flags }
+                let kill_privileges = head.write_flags & abi::write::KILL_SUIDGID != 0;
+                Self::Write { fh: head.fh, offset: head.offset, data, flags: head.flags, kill_privileges }
             }
             opcode::FLUSH => {
                 let flush = take::<abi::FlushIn>(body)?.0;
@@ -554,10 +560,11 @@ mod tests {
         let mut write = abi::WriteIn { fh: 3, offset: 1 << 40, size: 4, flags: 2, ..abi::WriteIn::default() };
         let body = [write.as_bytes(), b"data and more"].concat();
         let bytes = message(opcode::WRITE, &body);
-        let Operation::Write { fh, offset, data, flags } = Request::decode(&bytes).unwrap().operation else {
+        let Operation::Write { fh, offset, data, flags, kill_privileges } = Request::decode(&bytes).unwrap().operation
+        else {
             panic!("not a write")
         };
-        assert_eq!((fh, offset, data, flags), (3, 1 << 40, &b"data"[..], 2));
+        assert_eq!((fh, offset, data, flags, kill_privileges), (3, 1 << 40, &b"data"[..], 2, false));
         write.size = 5;
         let body = [write.as_bytes(), b"data"].concat();
         assert!(Request::decode(&message(opcode::WRITE, &body)).is_err());

@@ -193,6 +193,7 @@ fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, 
         | init::MAX_PAGES
         | init::CACHE_SYMLINKS
         | init::DIRECT_IO_ALLOW_MMAP
+        | init::HANDLE_KILLPRIV_V2
         | init::SETXATTR_EXT
         | init::INIT_EXT;
 

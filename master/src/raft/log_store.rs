@@ -3,7 +3,10 @@
 //! All writing is done by one thread, in the order in which it was asked for, so that a vote and an append can never
 //! overtake each other. The thread takes whatever has queued up, writes it as one batch with one sync, and then answers
 //! all of it.
+//!
+//! What has been appended is kept for the next reader, who is as a rule the one that applies it.
 
+use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
 use std::ops::{Bound, RangeBounds};
@@ -13,6 +16,7 @@ use std::thread::JoinHandle;
 use cavern_conf::Failpoint;
 use openraft::storage::{LogFlushed, LogState, RaftLogStorage};
 use openraft::{LogId, OptionalSend, RaftLogReader, StorageIOError, Vote};
+use parking_lot::Mutex;
 use rocksdb::{Direction, IteratorMode, WriteBatch};
 use tokio::sync::{mpsc, oneshot};
 
@@ -26,12 +30,43 @@ const PURGED_KEY: &[u8] = b"purged";
 
 /// Writes that wait for the thread at most; openraft itself has one in flight.
 const QUEUE: usize = 64;
+/// Entries kept for their next reader.
+const KEPT: usize = 16;
 
 /// The log of one node. Clones share the thread.
 #[derive(Clone)]
 pub struct LogStore {
     database: Arc<Database>,
     writes: mpsc::Sender<Write>,
+    appended: Arc<Mutex<Appended>>,
+}
+
+/// The last entries that were appended and not read yet: consecutive, in memory only.
+#[derive(Default)]
+struct Appended(VecDeque<Entry>);
+
+impl Appended {
+    fn push(&mut self, entry: Entry) {
+        if self.0.back().is_some_and(|last| last.log_id.index + 1 != entry.log_id.index) {
+            self.0.clear();
+        }
+        if self.0.len() == KEPT {
+            self.0.pop_front();
+        }
+        self.0.push_back(entry);
+    }
+
+    /// Gives all entries of a range away, if they are here.
+    fn take(&mut self, start: u64, end: u64) -> Option<Vec<Entry>> {
+        let first = self.0.front()?.log_id.index;
+        let from = usize::try_from(start.checked_sub(first)?).ok()?;
+        let count = usize::try_from(end.checked_sub(start)?).ok()?;
+        if count == 0 || from + count > self.0.len() {
+            return None;
+        }
+        // Those before it have had another reader.
+        Some(self.0.drain(..from + count).skip(from).collect())
+    }
 }
 
 struct Write {
@@ -56,7 +91,7 @@ impl LogStore {
         let thread =
             std::thread::Builder::new().name("raft-log".into()).spawn(move || write_loop(&own, queue, &metrics));
         let thread = thread.map_err(MasterError::io("the thread raft-log"))?;
-        Ok((Self { database, writes }, thread))
+        Ok((Self { database, writes, appended: Arc::default() }, thread))
     }
 
     async fn write(&self, change: LogChange) -> Result<(), io::Error> {
@@ -156,6 +191,9 @@ impl RaftLogReader<Types> for LogStore {
             Bound::Excluded(end) => Some(*end),
             Bound::Unbounded => None,
         };
+        if let Some(entries) = end.and_then(|end| self.appended.lock().take(start, end)) {
+            return Ok(entries);
+        }
         self.read_range(start, end).map_err(|error| StorageIOError::read_logs(&error).into())
     }
 }
@@ -189,14 +227,23 @@ impl RaftLogStorage<Types> for LogStore {
         I: IntoIterator<Item = Entry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let encoded = entries.into_iter().map(|entry| Ok((entry.log_id.index, encode_entry(&entry)?)));
-        let encoded: Vec<_> =
-            encoded.collect::<Result<_, MasterError>>().map_err(|error| StorageIOError::write_logs(&error))?;
-        callback.log_io_completed(self.write(LogChange::Append(encoded)).await);
+        let (mut encoded, mut appended) = (Vec::new(), Vec::new());
+        for entry in entries {
+            let (bytes, entry) = encode_entry(entry).map_err(|error| StorageIOError::write_logs(&error))?;
+            encoded.push((entry.log_id.index, bytes));
+            appended.push(entry);
+        }
+        let written = self.write(LogChange::Append(encoded)).await;
+        if written.is_ok() {
+            let mut kept = self.appended.lock();
+            appended.into_iter().for_each(|entry| kept.push(entry));
+        }
+        callback.log_io_completed(written);
         Ok(())
     }
 
     async fn truncate(&mut self, log_id: LogId<NodeId>) -> Result<(), StorageError> {
+        self.appended.lock().0.clear();
         let result = self.write(LogChange::Truncate(log_id.index)).await;
         result.map_err(|error| StorageIOError::write_logs(&error).into())
     }
@@ -205,5 +252,39 @@ impl RaftLogStorage<Types> for LogStore {
         let bytes = to_json(&log_id, "a log id").map_err(|error| StorageIOError::write_logs(&error))?;
         let result = self.write(LogChange::Purge(log_id.index, bytes)).await;
         result.map_err(|error| StorageIOError::write_logs(&error).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use openraft::EntryPayload;
+
+    use super::*;
+    use crate::raft::types::log_id;
+
+    fn entry(term: u64, index: u64) -> Entry {
+        Entry { log_id: log_id(term, 1, index), payload: EntryPayload::Blank }
+    }
+
+    #[test]
+    fn entries_are_given_to_their_first_reader_if_all_of_them_are_here() {
+        let mut appended = Appended::default();
+        assert!(appended.take(1, 2).is_none());
+        (5..9).for_each(|index| appended.push(entry(1, index)));
+        for (start, end) in [(4, 6), (5, 10), (8, 10), (6, 6), (7, 6)] {
+            assert!(appended.take(start, end).is_none(), "{start}..{end}");
+        }
+        let indices =
+            |entries: Option<Vec<Entry>>| entries.unwrap().iter().map(|entry| entry.log_id.index).collect::<Vec<_>>();
+        assert_eq!(indices(appended.take(6, 8)), [6, 7]);
+        assert!(appended.take(5, 6).is_none(), "the range before it has been read by somebody else");
+        assert_eq!(indices(appended.take(8, 9)), [8]);
+        // Another leader's entries begin elsewhere.
+        appended.push(entry(1, 9));
+        appended.push(entry(2, 7));
+        assert!(appended.take(9, 10).is_none());
+        assert_eq!(appended.take(7, 8).unwrap()[0].log_id, log_id(2, 1, 7));
+        (0..2 * KEPT as u64).for_each(|index| appended.push(entry(3, index)));
+        assert_eq!(appended.0.len(), KEPT);
     }
 }

@@ -63,16 +63,28 @@ impl<'de> Deserialize<'de> for Outcomes {
     }
 }
 
-/// An entry as the log keeps it.
-pub fn encode_entry(entry: &Entry) -> Result<Vec<u8>, MasterError> {
-    let payload = match &entry.payload {
-        EntryPayload::Blank => Payload::Blank(true),
-        EntryPayload::Normal(batch) => Payload::Commands(batch.0.clone()),
-        EntryPayload::Membership(membership) => Payload::Membership(to_json(membership, "a membership")?.into()),
+/// An entry as the log keeps it, and the entry itself, which is needed for a moment without a copy.
+pub fn encode_entry(entry: Entry) -> Result<(Vec<u8>, Entry), MasterError> {
+    let Entry { log_id, payload } = entry;
+    let LogId { leader_id, index } = log_id;
+    let record =
+        |payload| LogRecord { term: leader_id.term, node_id: leader_id.node_id, index, payload: Some(payload) };
+    let (bytes, payload) = match payload {
+        EntryPayload::Blank => (record(Payload::Blank(true)).encode_to_vec(), EntryPayload::Blank),
+        EntryPayload::Normal(Batch(commands)) => {
+            let mut record = record(Payload::Commands(commands));
+            let bytes = record.encode_to_vec();
+            match record.payload.take() {
+                Some(Payload::Commands(commands)) => (bytes, EntryPayload::Normal(Batch(commands))),
+                _ => unreachable!("it was put there above"),
+            }
+        }
+        EntryPayload::Membership(membership) => {
+            let json = to_json(&membership, "a membership")?.into();
+            (record(Payload::Membership(json)).encode_to_vec(), EntryPayload::Membership(membership))
+        }
     };
-    let LogId { leader_id, index } = entry.log_id;
-    let record = LogRecord { term: leader_id.term, node_id: leader_id.node_id, index, payload: Some(payload) };
-    Ok(record.encode_to_vec())
+    Ok((bytes, Entry { log_id, payload }))
 }
 
 /// An entry from the log.
@@ -122,7 +134,8 @@ mod tests {
             [EntryPayload::Blank, EntryPayload::Normal(Batch(batch.clone())), EntryPayload::Membership(membership)]
         {
             let entry = Entry { log_id: log_id(3, 1, 77), payload };
-            let back = decode_entry(&encode_entry(&entry).unwrap()).unwrap();
+            let (bytes, entry) = encode_entry(entry).unwrap();
+            let back = decode_entry(&bytes).unwrap();
             assert_eq!(back.log_id, entry.log_id);
             match (back.payload, entry.payload) {
                 (EntryPayload::Blank, EntryPayload::Blank) => {}

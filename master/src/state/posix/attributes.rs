@@ -1,9 +1,16 @@
 //! chmod (with the access list), chown, truncate, utimensat.
 
-use cavern_proto::master::{SetAttr, Time};
+use cavern_proto::master::{Kind, SetAttr, Time};
+use cavern_proto::record::InodeRecord;
 
 use super::{Mutating, Stop};
+use crate::MasterError;
 use crate::state::records::MODE_CHOSEN;
+
+const SET_USER_ID: u32 = 0o4000;
+const SET_GROUP_ID: u32 = 0o2000;
+const GROUP_EXECUTES: u32 = 0o0010;
+const CAPABILITY: &[u8] = b"security.capability";
 
 impl Mutating<'_, '_> {
     pub(super) fn set_attributes(&mut self, set: &SetAttr) -> Result<u64, Stop> {
@@ -12,6 +19,9 @@ impl Mutating<'_, '_> {
         let time = |time: Time| if time.now { now_ns } else { time.ns };
         if let Some(mode) = set.mode {
             record.mode = mode & 0o7777 | MODE_CHOSEN;
+        }
+        if set.kill_privileges && record.kind() != Kind::Directory {
+            self.kill_privileges(set.inode, &mut record)?;
         }
         if let Some(length) = set.size {
             self.set_length(set.inode, &mut record, length)?;
@@ -26,5 +36,16 @@ impl Mutating<'_, '_> {
         }
         self.put(set.inode, record);
         Ok(set.inode)
+    }
+
+    fn kill_privileges(&mut self, inode: u64, record: &mut InodeRecord) -> Result<(), MasterError> {
+        record.mode &= !SET_USER_ID;
+        if record.mode & GROUP_EXECUTES != 0 {
+            record.mode &= !SET_GROUP_ID;
+        }
+        if record.has_xattrs {
+            self.delete_xattr(inode, record, CAPABILITY)?;
+        }
+        Ok(())
     }
 }

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 
 use super::acl::is_acl;
 use super::{Mutating, Stop, refuse};
+use crate::MasterError;
 use crate::state::Family;
 use crate::state::records::xattr_key;
 
@@ -87,6 +88,22 @@ impl Mutating<'_, '_> {
         record.ctime_ns = self.now_ns;
         self.put(inode, record);
         Ok(inode)
+    }
+
+    /// Takes an attribute away; false when there is none of that name. The caller stores the record.
+    pub(super) fn delete_xattr(
+        &mut self,
+        inode: u64,
+        record: &mut InodeRecord,
+        name: &[u8],
+    ) -> Result<bool, MasterError> {
+        let names = if record.has_xattrs { self.transaction.before().xattrs(inode)? } else { Vec::new() };
+        let is_there = names.iter().any(|(known, _)| *known == name);
+        if is_there {
+            self.transaction.delete(Family::Xattr, &xattr_key(inode, name));
+            record.has_xattrs = names.len() > 1;
+        }
+        Ok(is_there)
     }
 }
 

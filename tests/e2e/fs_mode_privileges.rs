@@ -1,0 +1,85 @@
+//! Set-user-ID and set-group-ID bits and capabilities of files of fs-mode mounts: they go with writes and new owners as on a
+//! local file system, whatever way the bytes take.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use cavern_tests::{Cluster, Options};
+use rustix::fs::XattrFlags;
+
+/// A user without rights, and his group.
+const USER: u32 = 65_534;
+
+/// What a shell of the user does to the file.
+const DEEDS: [(&str, &str); 5] = [
+    ("appends", "echo x >> file"),
+    ("opens it for both and writes", "exec 3<> file; echo x >&3"),
+    ("writes past the pages", "dd if=/dev/zero of=file bs=4096 count=1 oflag=direct conv=notrunc status=none"),
+    ("cuts it by opening it", ": > file"),
+    ("cuts it", "truncate -s 3 file"),
+];
+
+/// The mode of a file of the user after each deed of his, and after he and root have done what they may.
+fn modes(directory: &Path) -> Vec<(String, u32)> {
+    let file = directory.join("file");
+    let mode = || fs::metadata(&file).unwrap().mode() & 0o7777;
+    let mut modes = Vec::new();
+    for before in [0o6777, 0o4755, 0o2775, 0o2765, 0o1777] {
+        let again = || {
+            let _ = fs::remove_file(&file);
+            fs::write(&file, vec![7; 5000]).unwrap();
+            chown(&file, Some(USER), Some(USER)).unwrap();
+            fs::set_permissions(&file, Permissions::from_mode(before)).unwrap();
+        };
+        for (deed, script) in DEEDS {
+            again();
+            let done = Command::new("sh").args(["-c", script]).current_dir(directory).uid(USER).gid(USER).status();
+            assert!(done.unwrap().success(), "{script}");
+            modes.push((format!("{before:o}: the user {deed}"), mode()));
+        }
+        again();
+        fs::write(&file, b"by root").unwrap();
+        modes.push((format!("{before:o}: root writes"), mode()));
+        chown(&file, Some(1), None).unwrap();
+        modes.push((format!("{before:o}: root gives it away"), mode()));
+        again();
+        chown(&file, None, Some(1)).unwrap();
+        modes.push((format!("{before:o}: root gives it to a group"), mode()));
+    }
+    let below = directory.join("below");
+    fs::create_dir(&below).unwrap();
+    fs::set_permissions(&below, Permissions::from_mode(0o6775)).unwrap();
+    chown(&below, Some(1), Some(1)).unwrap();
+    modes.push(("a directory is given away".into(), fs::metadata(&below).unwrap().mode() & 0o7777));
+    modes
+}
+
+#[test]
+fn privileges_of_a_file_go_as_they_do_locally() {
+    let cluster = Cluster::up(Options::default());
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    let mounted = cluster.path("fs/open");
+    let local = tempfile::tempdir().unwrap();
+    fs::create_dir(&mounted).unwrap();
+    for directory in [&*mounted, local.path()] {
+        fs::set_permissions(directory, Permissions::from_mode(0o777)).unwrap();
+    }
+    assert_eq!(modes(&mounted), modes(local.path()));
+
+    // cap_net_raw, effective and permitted.
+    let file = mounted.join("file");
+    let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    fs::set_permissions(&file, Permissions::from_mode(0o777)).unwrap();
+    rustix::fs::setxattr(&file, "user.kept", b"1", XattrFlags::empty()).unwrap();
+    rustix::fs::setxattr(&file, "security.capability", &capability, XattrFlags::empty()).unwrap();
+    let done = Command::new("sh").args(["-c", "echo x >> file"]).current_dir(&mounted).uid(USER).gid(USER).status();
+    assert!(done.unwrap().success());
+    let mut value = [0; 64];
+    let asked = rustix::fs::getxattr(&file, "security.capability", &mut value);
+    assert_eq!(asked, Err(rustix::io::Errno::NODATA));
+    assert_eq!(rustix::fs::getxattr(&file, "user.kept", &mut value), Ok(1));
+}
