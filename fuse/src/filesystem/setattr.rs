@@ -30,8 +30,7 @@ impl Inner {
             atime: set.atime.map(time),
             mtime: set.mtime.map(time),
             size: set.size,
-            // Another owner keeps none, whoever gives the file away.
-            kill_privileges: set.kill_privileges || set.uid.is_some() || set.gid.is_some(),
+            kill_privileges: set.kill_privileges,
         };
         if self.is_about_content(&set) {
             return self.set_content_attributes(kernel_node, caller, set, reply);

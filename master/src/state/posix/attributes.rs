@@ -17,11 +17,13 @@ impl Mutating<'_, '_> {
         let mut record = self.inode(set.inode)?;
         let now_ns = self.now_ns;
         let time = |time: Time| if time.now { now_ns } else { time.ns };
+        // Another owner keeps none, whoever gives the file away.
+        let is_given_away = set.uid.is_some() || set.gid.is_some();
+        if (set.kill_privileges || is_given_away) && record.kind() != Kind::Directory {
+            self.kill_privileges(set.inode, &mut record)?;
+        }
         if let Some(mode) = set.mode {
             record.mode = mode & 0o7777 | MODE_CHOSEN;
-        }
-        if set.kill_privileges && record.kind() != Kind::Directory {
-            self.kill_privileges(set.inode, &mut record)?;
         }
         if let Some(length) = set.size {
             self.set_length(set.inode, &mut record, length)?;
