@@ -35,6 +35,6 @@ pub use metadata::{
 pub use mounts::{MountView, Mounts, ObjectVersion};
 pub use placement::Placement;
 pub use read::{Files, OpenFile, Reservation};
-pub use session::Client;
+pub use session::{Client, Identity};
 pub use stats::Stats;
 pub use wire::{Reserved, Route, WorkerPool};

@@ -40,6 +40,7 @@ use crate::error::ClientError;
 use crate::flights::Flights;
 use crate::master_channel::MasterChannel;
 use crate::mounts::Mounts;
+use crate::session::Identity;
 use crate::stats::Stats;
 use crate::tables::Tables;
 use cache::{Cache, Found};
@@ -288,8 +289,8 @@ impl Metadata {
     }
 
     /// Runs the stream of invalidations until `stop`.
-    pub(crate) async fn watch(&self, name: String, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
-        watch::run(self.inner.clone(), name, sink, stop).await;
+    pub(crate) async fn watch(&self, who: Identity, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
+        watch::run(self.inner.clone(), who, sink, stop).await;
     }
 
     /// Asks for new listings in the background until `stop`.

@@ -21,6 +21,22 @@ use crate::wire::WorkerPool;
 /// How often it is looked whether the session has begun.
 const SESSION_POLL: Duration = Duration::from_millis(2);
 
+/// Who a client is, to the master.
+#[derive(Clone, Debug, Default)]
+pub struct Identity {
+    /// For lists and logs.
+    pub name: String,
+    /// What only one client can be at a time, as a mount point of a host, or nothing: a client that dies there and comes back ends what
+    /// it left behind, locks above all, at once.
+    pub place: String,
+}
+
+impl From<&str> for Identity {
+    fn from(name: &str) -> Self {
+        Self { name: name.to_owned(), place: String::new() }
+    }
+}
+
 /// Metadata and files of a cluster, with the tasks that keep them current.
 pub struct Client {
     master: MasterChannel,
@@ -39,12 +55,13 @@ impl Client {
     /// within `client.metadata_timeout`. `name` tells the master who asks. `sink` hears of every invalidation.
     pub async fn connect(
         config: &Config,
-        name: &str,
+        who: impl Into<Identity>,
         sink: Arc<dyn InvalidationSink>,
     ) -> Result<Arc<Self>, ClientError> {
+        let who = who.into();
         let stats = Arc::new(Stats::default());
         let master = MasterChannel::new(config)?;
-        let pool = WorkerPool::new(&config.client, name);
+        let pool = WorkerPool::new(&config.client, &who.name);
         let tables = Arc::new(Tables::new(master.clone(), pool.clone(), &config.ufs));
         let metadata = Metadata::new(master.clone(), tables.clone(), stats.clone(), config);
         let files = Files::new(metadata.clone(), pool.clone(), stats.clone(), config);
@@ -63,7 +80,7 @@ impl Client {
         });
         // The tables come before the session, so that the first entry finds its mount; the session tells of changes.
         client.tables.fetch().await?;
-        let watch = (client.metadata.clone(), name.to_owned(), stop.clone());
+        let watch = (client.metadata.clone(), who, stop.clone());
         tasks.spawn(async move { watch.0.watch(watch.1, sink, watch.2).await });
         let changes = (client.metadata.clone(), stop.clone());
         tasks.spawn(async move { changes.0.send_changes(changes.1).await });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use cavern_client::Client;
+use cavern_client::{Client, Identity};
 use cavern_conf::Config;
 use cavern_conf::process::{HttpServer, Metrics, raise_descriptor_limit, ready};
 use tokio::runtime::Handle;
@@ -32,7 +32,7 @@ pub async fn run(mut config: Config, stop: CancellationToken) -> Result<(), Fuse
     fit_descriptor_cache(&mut config);
     let http = HttpServer::bind(&config.fuse.http_listen).await?;
     let invalidations = Invalidations::new();
-    let client = Client::connect(&config, &client_name(&config), Arc::clone(&invalidations) as _).await?;
+    let client = Client::connect(&config, identity(&config), Arc::clone(&invalidations) as _).await?;
     let served = serve(&config, http, &client, invalidations, stop).await;
     client.shutdown().await;
     served
@@ -94,10 +94,19 @@ fn fit_descriptor_cache(config: &mut Config) {
     }
 }
 
-/// What the master shows of this client in its list of sessions.
-fn client_name(config: &Config) -> String {
+/// What the master shows of this client in its list of sessions, and the mount point, of this boot of this host and of this mount
+/// namespace, where no other client can be.
+fn identity(config: &Config) -> Identity {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("{host}:{}", config.fuse.mount_point.display())
+    let mount_point = config.fuse.mount_point.display();
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let namespace = std::fs::read_link("/proc/self/ns/mnt");
+    let place = match (boot, namespace) {
+        (Ok(boot), Ok(namespace)) => format!("{}:{}:{mount_point}", boot.trim(), namespace.display()),
+        // Without /proc nobody can say so.
+        _ => String::new(),
+    };
+    Identity { name: format!("{host}:{mount_point}"), place }
 }
 
 async fn find_root(client: &Client, path: &str) -> Result<Arc<Root>, FuseError> {

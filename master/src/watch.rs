@@ -32,6 +32,8 @@ use crate::state::Change;
 const QUEUE_EVENTS: usize = 16_384;
 /// Sessions at a time.
 const SESSIONS_MAX: usize = 10_000;
+/// How long the stream of a client that has died may take to break.
+const STREAM_BREAKS: Duration = Duration::from_millis(500);
 /// Directories remembered as seen; beyond that all count as seen.
 const SEEN_MAX: usize = 1 << 20;
 
@@ -51,6 +53,8 @@ struct State {
     sessions: HashMap<u64, Session>,
     /// Sessions whose stream broke, and when: for a lease they may be taken up again.
     broken: HashMap<u64, Instant>,
+    /// The last session that began at a place that has room for one.
+    places: HashMap<String, u64>,
     /// Sessions of before this master's start may be taken up for a lease, too.
     started: Instant,
     /// Directories that a client asked about, and those of which a client was told that a name is not there.
@@ -131,6 +135,7 @@ impl WatchHub {
             next_session: seq,
             sessions: HashMap::new(),
             broken: HashMap::new(),
+            places: HashMap::new(),
             started: Instant::now(),
             seen: Seen::default(),
             missed: Seen::default(),
@@ -210,6 +215,28 @@ impl WatchHub {
         Ok(SessionStream { hub: self.clone(), id, stream, wake })
     }
 
+    /// A session has begun at a place that has room for one. Gives the one that was there before, which is over now: its
+    /// client is dead, as its broken stream shows. One whose stream is not broken within a moment is somebody else.
+    pub async fn take_place(&self, place: &str, session: u64) -> Option<u64> {
+        let deadline = tokio::time::Instant::now() + STREAM_BREAKS;
+        loop {
+            let changed = self.progress.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            {
+                let mut state = self.state.lock();
+                let before = state.places.get(place).copied().filter(|before| *before != session);
+                let has_stream = before.is_some_and(|before| state.sessions.contains_key(&before));
+                if !has_stream || tokio::time::Instant::now() >= deadline {
+                    state.places.insert(place.to_owned(), session);
+                    let over = before.filter(|_| !has_stream)?;
+                    return state.broken.remove(&over).map(|_| over);
+                }
+            }
+            let _late = tokio::time::timeout_at(deadline, changed).await;
+        }
+    }
+
     /// Whether a session has been heard of within its lease.
     pub fn is_live(&self, session: u64) -> bool {
         self.state.lock().sessions.get(&session).is_some_and(|session| session.heard.elapsed() < self.lease)
@@ -258,6 +285,8 @@ impl WatchHub {
             }
         }
         state.broken.retain(|_, since| since.elapsed() < lease);
+        let State { sessions, broken, places, .. } = &mut *state;
+        places.retain(|_, session| sessions.contains_key(session) || broken.contains_key(session));
         let after = state.sessions.len();
         drop(state);
         self.metrics.gauges.sessions.set(after as i64);
@@ -595,5 +624,29 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(10), ended).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_comes_to_a_place_ends_only_the_session_of_a_dead_one() {
+        let hub = hub(Duration::from_secs(60));
+        let place = async |session: &SessionStream| hub.take_place("here", session.id()).await;
+        let first = hub.open("a", 0, false).unwrap();
+        let id = first.id();
+        assert_eq!(place(&first).await, None);
+        // Its stream breaks, and it comes back.
+        drop(first);
+        let first = hub.open("a", id, true).unwrap();
+        assert_eq!((first.id(), place(&first).await), (id, None));
+        // Somebody else claims to be there, too.
+        let other = hub.open("a", 0, false).unwrap();
+        assert_eq!((place(&other).await, hub.is_over(id)), (None, false));
+        // A client dies, which shows a moment after its successor has begun.
+        let dead = other.id();
+        let successor = hub.open("a", 0, false).unwrap();
+        let (over, ()) = tokio::join!(place(&successor), async { drop(other) });
+        assert_eq!((over, hub.is_over(dead)), (Some(dead), true));
+        assert_eq!(hub.take_place("elsewhere", first.id()).await, None);
+        hub.tick();
+        assert_eq!(hub.state.lock().places.len(), 2);
     }
 }

@@ -268,6 +268,23 @@ fn a_killed_master_forgets_no_lock_and_nobody_who_waits() {
 }
 
 #[test]
+fn a_mount_that_is_killed_and_mounted_again_has_left_no_locks() {
+    let conf = "[master]\nsession_lease = \"60s\"\n".to_owned();
+    let cluster = Cluster::up(Options { conf, ..Options::default() });
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    let path = cluster.path("fs/file");
+    rustix::fs::mknodat(CWD, &path, FileType::RegularFile, Mode::from_raw_mode(0o644), 0).unwrap();
+    let mut holder = Locker::with(&path);
+    assert_eq!((holder.flock(EXCLUSIVE), holder.ask("lockf f 2 0 0")), ("ok".into(), "ok".into()));
+    cluster.kill("fuse0");
+    cluster.start("fuse0");
+    let mut successor = Locker::with(&path);
+    assert_eq!(successor.flock(EXCLUSIVE | AT_ONCE), "ok", "a lease of 60 s is not waited for");
+    assert_eq!(successor.ask(&format!("lockf f {} 0 0", EXCLUSIVE | AT_ONCE)), "ok");
+}
+
+#[test]
 fn the_locks_of_a_mount_that_is_killed_end_with_its_lease() {
     let (cluster, here, there) = mounted();
     let (mut holder, mut waiter) = (Locker::with(&here), Locker::with(&there));

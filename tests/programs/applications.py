@@ -1,6 +1,5 @@
 """Programs that people work with."""
 
-import fcntl
 import hashlib
 import os
 import random
@@ -36,7 +35,6 @@ def sqlite(cluster):
             cluster.child("start", "fuse0")
             until("the mount is back", cluster.mounts[0].is_dir)
             promised = {int(row) for row in acknowledged.read_text().split()}
-            wait_for_dead_locks(database)
             connection = sqlite3.connect(database, timeout=60)
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             rows = dict(connection.execute("SELECT number, content FROM rows"))
@@ -47,25 +45,6 @@ def sqlite(cluster):
             assert not wrong, f"{mode}: rows with other content: {wrong[:5]}"
         kept.append(f"{mode} {len(rows)} rows")
     return f"{rounds} kills each: {', '.join(kept)}"
-
-
-def wait_for_dead_locks(database):
-    """Locks of the client that was killed end with its lease. In the mode WAL, SQLite has one of its shared index (`-shm`), byte 128,
-    for as long as a process uses that; while it is there, an index whose last pages died with the client would be believed."""
-    index = Path(f"{database}-shm")
-    if not index.exists():
-        return
-
-    def is_free():
-        with open(index, "r+b") as file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)
-            except BlockingIOError:
-                return False
-            fcntl.lockf(file, fcntl.LOCK_UN, 1, 128)
-            return True
-
-    until("the locks of the client that was killed end", is_free)
 
 
 def content_of(number):

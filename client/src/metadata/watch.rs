@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
 use super::{Inner, InvalidationSink};
+use crate::session::Identity;
 
 /// Lease until the master has told its own.
 const FIRST_LEASE: Duration = Duration::from_secs(5);
@@ -30,11 +31,11 @@ const BATCH: usize = 1024;
 const ACKNOWLEDGEMENTS: usize = 16;
 
 /// Keeps a stream open until `stop`.
-pub(super) async fn run(inner: Arc<Inner>, name: String, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
+pub(super) async fn run(inner: Arc<Inner>, who: Identity, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
     let mut pause = RECONNECT_FIRST;
     loop {
         let session = async {
-            match follow(&inner, &name, &*sink).await {
+            match follow(&inner, &who, &*sink).await {
                 Ended::Refused => {}
                 Ended::Broken => pause = RECONNECT_FIRST,
             }
@@ -55,9 +56,10 @@ enum Ended {
     Broken,
 }
 
-async fn follow(inner: &Inner, name: &str, sink: &dyn InvalidationSink) -> Ended {
+async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink) -> Ended {
     let (acknowledge, requests) = mpsc::channel(ACKNOWLEDGEMENTS);
-    let first = WatchRequest { client: name.to_owned(), session: inner.lease.session(), ..WatchRequest::default() };
+    let Identity { name: client, place } = who.clone();
+    let first = WatchRequest { client, place, session: inner.lease.session(), ..WatchRequest::default() };
     if acknowledge.try_send(first).is_err() {
         return Ended::Refused;
     }

@@ -9,6 +9,7 @@ use cavern_proto::master::{
     RegisterWorkerReply, RegisterWorkerRequest, StatusRequest, SubmitLoadRequest, UnmountReply, UnmountRequest,
     WatchEvent, WatchRequest, WorkerTable,
 };
+use cavern_proto::record::command::Command;
 use futures::StreamExt;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -25,6 +26,8 @@ const EVENTS_AHEAD: usize = 64;
 
 /// How long a new stream may take to say who it is.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
+/// Bytes of the name of a client's place; a longer one is none.
+const PLACE_MAX: usize = 8192;
 
 #[tonic::async_trait]
 impl Cluster for Services {
@@ -33,13 +36,19 @@ impl Cluster for Services {
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
         let mut incoming = request.into_inner();
         let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await;
-        let WatchRequest { client, session: earlier, .. } = match first.ok().flatten() {
+        let WatchRequest { client, session: earlier, place, .. } = match first.ok().flatten() {
             Some(first) => first?,
             None => return Err(MasterError::Invalid("the first message of a session names the client".into()).into()),
         };
         let recorded = self.lookups.listings.read(move |tables| tables.session(earlier)).await?.is_some();
         let mut session = self.watch.open(&client, earlier, recorded)?;
         let id = session.id();
+        if !place.is_empty() && place.len() <= PLACE_MAX {
+            // What the one before had locked is free before the new one asks for it.
+            if let Some(over) = self.watch.take_place(&place, id).await {
+                self.proposer.propose(Command::EndSession(over)).await?;
+            }
+        }
         let (answers, stream) = mpsc::channel(EVENTS_AHEAD);
         let (watch, stop) = (self.watch.clone(), self.stop.clone());
         self.tasks.spawn(async move {
