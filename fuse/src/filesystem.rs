@@ -165,7 +165,7 @@ impl Filesystem for Namespace {
                 inner.readdir(fh, offset, size, directory::Form::Entries, reply);
             }
             Operation::Releasedir { fh } => inner.releasedir(fh, reply),
-            Operation::Statfs => inner.statfs(reply),
+            Operation::Statfs => inner.statfs(node, reply),
             Operation::Access { mask } => inner.access(node, mask, reply),
             Operation::Readlink => inner.readlink(node, reply),
             Operation::Getxattr { name, size } => inner.getxattr(node, name, size, reply),

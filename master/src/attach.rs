@@ -2,15 +2,15 @@
 
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::master::{Consistency, Mount, WriteType};
-use cavern_proto::record::ReapOrphans;
 use cavern_proto::record::command::Command;
+use cavern_proto::record::{CountUsage, ReapOrphans};
 use cavern_ufs::Contents;
 
 use crate::MasterError;
 use crate::lookup::components;
 use crate::raft::Proposer;
 use crate::service::Services;
-use crate::state::Outcome;
+use crate::state::{Database, Outcome, Tables, usage};
 
 const BLOCK_SIZE_DEFAULT: u64 = 64 << 20;
 const BLOCK_SIZE_MIN: u64 = 1 << 20;
@@ -24,6 +24,8 @@ const OPTIONS_MAX: usize = 64;
 const OPTION_BYTES_MAX: usize = 8192;
 /// Inodes that one reaping step deletes.
 const REAP_STEP: u32 = 1000;
+/// Inodes that one counting step looks at.
+const COUNT_STEP: u32 = 1000;
 
 impl Services {
     /// Verifies a mount request and its bucket, and records it. What is not given gets its default.
@@ -141,6 +143,18 @@ pub async fn reap(proposer: &Proposer) -> Result<(), MasterError> {
             _ => return Ok(()),
         }
     }
+}
+
+/// Counts what is below directories, while there are quotas and not everything has been counted.
+pub async fn count(proposer: &Proposer, database: &Database) -> Result<(), MasterError> {
+    let counted = Tables::new(database).counters()?.counted;
+    if matches!(counted, usage::NOTHING | usage::ALL) {
+        return Ok(());
+    }
+    while let Outcome::Counted { more: true } =
+        proposer.propose(Command::CountUsage(CountUsage { limit: COUNT_STEP })).await?
+    {}
+    Ok(())
 }
 
 fn normalized(path: &str) -> Result<String, MasterError> {

@@ -265,7 +265,7 @@ async fn keep_time(services: Services, metrics: MasterMetrics, database: Arc<Dat
     }
 }
 
-/// Deletes what was taken out of the namespace.
+/// Deletes what was taken out of the namespace, and counts what quotas need to know.
 async fn keep_reaping(services: Services, database: Arc<Database>) {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -277,6 +277,12 @@ async fn keep_reaping(services: Services, database: Arc<Database>) {
         tokio::select! {
             tidied = tidy(&services) => if let Err(error) = tidied {
                 tracing::warn!("what sessions left behind is not cleaned up: {error}");
+            },
+            () = services.stop.cancelled() => return,
+        }
+        tokio::select! {
+            counted = attach::count(&services.proposer, &database) => if let Err(error) = counted {
+                tracing::warn!("what is below directories with quotas is not counted: {error}");
             },
             () = services.stop.cancelled() => return,
         }

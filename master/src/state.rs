@@ -3,7 +3,7 @@
 //! [`database`] opens it, [`tables`] reads it, [`transaction`] collects what one log entry changes, and [`apply`] turns a
 //! command into changes: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers and
 //! load jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the bucket is to learn of that, [`origin`] for content that only the bucket has, [`orphans`] for what was taken out of the namespace and
-//! is deleted in bounded steps.
+//! is deleted in bounded steps, [`usage`] for how much there is below directories.
 //!
 //! Everything under `apply` is deterministic: no clock, no random number, no hash-map order decides what is written.
 
@@ -19,6 +19,7 @@ pub mod records;
 mod registry;
 pub mod tables;
 pub mod transaction;
+pub mod usage;
 
 pub use apply::{Outcome, apply};
 pub use database::{Database, Family};

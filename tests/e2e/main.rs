@@ -16,6 +16,7 @@ mod fs_mode_locks;
 mod fs_mode_names;
 mod fs_mode_origin;
 mod fs_mode_privileges;
+mod fs_mode_quotas;
 mod fs_mode_random;
 mod loads;
 mod local_cluster;

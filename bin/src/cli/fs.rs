@@ -11,6 +11,7 @@ mod list;
 mod make;
 mod mode;
 mod put;
+mod quota;
 mod reader;
 mod remove;
 mod usage;
@@ -114,6 +115,9 @@ is done, the bytes are on the disks of the workers.")]
   cv fs getfattr -d /work/run1/model.pt
   cv fs getfattr -n user.step --only-values /work/run1/model.pt")]
     Getfattr(xattr::GetfattrArgs),
+    /// Bound what may be below directories of fs-mode mounts.
+    #[command(subcommand)]
+    Quota(quota::QuotaCommand),
     /// Bytes of each entry of a directory.
     Du(usage::DuArgs),
     /// Capacity and use of the cache.
@@ -159,6 +163,7 @@ impl FsCommand {
             Self::Chown(args) => args.run().await,
             Self::Setfattr(args) => args.run().await,
             Self::Getfattr(args) => args.run().await,
+            Self::Quota(command) => command.run().await,
             Self::Du(args) => args.run().await,
             Self::Df(args) => args.run().await,
             Self::Count(args) => usage::count(args).await,

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::Content;
 use super::blocks::is_of_worker;
+use super::layout::{Layout, Uncommitted};
 use super::read::PAUSE;
 use crate::error::ClientError;
 
@@ -19,7 +20,7 @@ impl Content {
     /// Tells the master of what was written: new blocks, the new length. Returns at once when it knows.
     ///
     /// # Errors
-    /// What could not be told is told with the next commit; but what was written to blocks that another client has cut off
+    /// What could not be told is told with the next commit, `EDQUOT` among the reasons; but what was written to blocks that another client has cut off
     /// meanwhile is lost, and said to be once.
     pub async fn commit(&self) -> Result<(), ClientError> {
         if self.is_committed() {
@@ -40,6 +41,10 @@ impl Content {
                 tracing::debug!(inode = self.inode, "a commit is based on an old layout: {reason}");
                 self.load_now().await?;
             }
+            Err(error) if error.errno() == Errno::DQUOT.raw_os_error() => {
+                self.tell_without_growth().await?;
+                return Err(error);
+            }
             result => return result,
         }
         let result = self.try_commit().await;
@@ -55,11 +60,23 @@ impl Content {
         result
     }
 
+    /// The file must not grow as it would: it keeps what was written for another attempt, when there is room perhaps. That it was
+    /// changed is told anyway, since others may see it, and so are its blocks, which are freed with it.
+    async fn tell_without_growth(&self) -> Result<(), ClientError> {
+        let begun = self.state.lock().layout.as_mut().map(Layout::begin_blocks);
+        let Some((uncommitted, made, touched)) = begun else { return Ok(()) };
+        let commit = CommitContent { inode: self.inode, grow_to: 0, made, changed: true, touched };
+        self.tell(commit, uncommitted).await
+    }
+
     async fn try_commit(&self) -> Result<(), ClientError> {
         let begun = self.state.lock().layout.as_mut().and_then(|layout| layout.begin_commit());
         let Some((uncommitted, made, touched)) = begun else { return Ok(()) };
-        let (inode, grow_to, changed) = (self.inode, uncommitted.grow_to, uncommitted.changed);
-        let commit = CommitContent { inode, grow_to, made, changed, touched };
+        let (grow_to, changed) = (uncommitted.grow_to, uncommitted.changed);
+        self.tell(CommitContent { inode: self.inode, grow_to, made, changed, touched }, uncommitted).await
+    }
+
+    async fn tell(&self, commit: CommitContent, uncommitted: Uncommitted) -> Result<(), ClientError> {
         Failpoint::CommitBegun.pass();
         let result = self.shared.metadata.change(Change::Commit(commit), 0, 0).await;
         Failpoint::CommitAnswered.pass();
@@ -67,7 +84,7 @@ impl Content {
         let Some(layout) = state.layout.as_mut() else { return result.map(drop) };
         match result {
             Ok(changed) => {
-                let attr = changed.result.attributes.iter().find(|attr| attr.inode == inode);
+                let attr = changed.result.attributes.iter().find(|attr| attr.inode == self.inode);
                 if !attr.is_some_and(|attr| layout.committed(&uncommitted, attr)) {
                     state.seen = u64::MAX;
                 }

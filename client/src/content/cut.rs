@@ -3,6 +3,7 @@
 use cavern_conf::Failpoint;
 use cavern_proto::master::SetAttr;
 use cavern_proto::master::mutation::Change;
+use rustix::io::Errno;
 use tokio::time::Instant;
 
 use super::layout::Layout;
@@ -23,7 +24,16 @@ impl Content {
             Some(size) if size > 0 => self.zero_behind_end(size, deadline).await?,
             _ => {}
         }
-        self.commit().await?;
+        match (self.commit().await, set.size) {
+            // Only what stays must have room.
+            (Err(error), Some(size)) if error.errno() == Errno::DQUOT.raw_os_error() => {
+                if let Some(layout) = self.state.lock().layout.as_mut() {
+                    layout.give_up_beyond(size, self.block_size());
+                }
+                self.commit().await?;
+            }
+            (committed, _) => committed?,
+        }
         Failpoint::CutBegun.pass();
         let changed = self.shared.metadata.change(Change::SetAttr(set), uid, gid).await?;
         Failpoint::CutAnswered.pass();

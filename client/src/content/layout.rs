@@ -41,6 +41,8 @@ impl Uncommitted {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Layout {
     size: u64,
+    /// As the master has it.
+    committed_size: u64,
     version: u64,
     /// Of the blocks that are made next.
     generation: u32,
@@ -64,7 +66,8 @@ impl Layout {
             (index, Known { generation, workers, is_committed: true })
         };
         let blocks = extents.into_iter().map(known).collect();
-        Self { size: attr.size, version: attr.version, generation: attr.generation, blocks, origin, ..Self::default() }
+        let (size, version, generation) = (attr.size, attr.version, attr.generation);
+        Self { size, committed_size: size, version, generation, blocks, origin, ..Self::default() }
     }
 
     /// Bytes of the file, with what was written here.
@@ -106,6 +109,11 @@ impl Layout {
     /// Whether the master knows everything.
     pub(super) fn is_committed(&self) -> bool {
         self.uncommitted.is_none() && !self.is_telling
+    }
+
+    /// Bytes by which the file is longer than the master knows.
+    pub(super) fn growth(&self) -> u64 {
+        self.size.saturating_sub(self.committed_size)
     }
 
     /// A block has been made, or its workers have changed.
@@ -178,7 +186,30 @@ impl Layout {
         let is_next = attr.version == self.version + 1;
         self.version = attr.version;
         self.size = self.size.max(attr.size);
+        self.committed_size = attr.size;
         is_next
+    }
+
+    /// The file is about to be cut to this length: what the master does not know beyond it need not be told any more.
+    pub(super) fn give_up_beyond(&mut self, length: u64, block_size: u64) {
+        let kept = length.div_ceil(block_size.max(1));
+        for index in self.uncommitted.made.iter().copied().filter(|index| u64::from(*index) >= kept) {
+            if self.blocks.get(&index).is_some_and(|known| !known.is_committed) {
+                self.blocks.remove(&index);
+                self.unsynced.remove(&index);
+            }
+        }
+        self.uncommitted.made.retain(|index| self.blocks.contains_key(index));
+        self.uncommitted.grow_to = self.uncommitted.grow_to.min(length);
+        self.size = self.size.min(length);
+    }
+
+    /// The blocks that the master does not know, for it to know them without letting the file grow.
+    pub(super) fn begin_blocks(&mut self) -> (Uncommitted, Vec<Extent>, Vec<Extent>) {
+        let Uncommitted { changed, grow_to, .. } = self.uncommitted;
+        let begun = self.begin_commit().unwrap_or_default();
+        self.uncommitted = Uncommitted { changed, grow_to, ..Uncommitted::default() };
+        begun
     }
 
     /// The master has given the file another length: blocks from there on are gone. Nothing is uncommitted then.
@@ -191,6 +222,7 @@ impl Layout {
             origin.valid = origin.valid.min(attr.size);
         }
         (self.size, self.version, self.generation) = (attr.size, attr.version, attr.generation);
+        self.committed_size = attr.size;
         is_next
     }
 
@@ -302,6 +334,39 @@ mod tests {
         assert_eq!(layout.block(3).unwrap().generation, 2);
         layout.made(0, vec![2]);
         assert_eq!(layout.block(0).unwrap().generation, 1, "it is the same block at another worker");
+    }
+
+    #[test]
+    fn what_a_cut_takes_away_need_not_be_told() {
+        let mut layout = Layout::new(&attr(15, 1, 1), vec![extent(0, 1), extent(1, 1)], None);
+        layout.wrote(1, 20, 1);
+        layout.made(2, vec![1]);
+        layout.wrote(2, 30, 2);
+        layout.made(3, vec![1]);
+        layout.wrote(3, 40, 3);
+        assert_eq!(layout.growth(), 25);
+        layout.give_up_beyond(22, 10);
+        let (told, made, ..) = layout.begin_commit().unwrap();
+        assert_eq!((told.grow_to, made.len(), layout.size(), layout.block(3)), (22, 1, 22, None));
+        assert_eq!(layout.begin_sync(), [1, 2]);
+        assert!(layout.committed(&told, &attr(22, 2, 1)));
+        assert_eq!(layout.growth(), 0);
+    }
+
+    #[test]
+    fn blocks_can_be_known_though_the_file_must_not_grow() {
+        let mut layout = Layout::new(&attr(5, 1, 1), vec![extent(0, 1)], None);
+        layout.made(1, vec![1]);
+        layout.wrote(1, 20, 1);
+        let (told, ..) = layout.begin_commit().unwrap();
+        layout.commit_failed(told);
+        let (told, made, ..) = layout.begin_blocks();
+        assert_eq!((told.made.len(), made), (1, vec![extent(1, 1)]));
+        assert!(layout.committed(&told, &attr(5, 2, 1)));
+        assert!(layout.block(1).unwrap().is_committed && !layout.is_committed());
+        assert_eq!((layout.size(), layout.growth()), (20, 15));
+        let (told, made, ..) = layout.begin_commit().unwrap();
+        assert_eq!((told.grow_to, made), (20, vec![]));
     }
 
     #[test]

@@ -22,6 +22,8 @@ use crate::read::span::{Span, spans};
 
 /// Bytes that are written to a descriptor by whoever has them; more are given to a thread that may block.
 const WRITE_HERE_MAX: usize = 128 << 10;
+/// When a file has become longer by so many blocks, the master is told.
+const UNCOMMITTED_BLOCKS: u64 = 2;
 
 /// What is done to a range of a block.
 #[derive(Clone, Debug)]
@@ -77,7 +79,14 @@ impl Content {
             at += span.length();
             self.do_to_block(span.index, &span.bytes, Deed::Write(part), deadline).await?;
             Failpoint::WritePlaced.pass();
-            self.use_layout(|layout, _| layout.wrote(span.index, offset + at as u64, now_ns())).await?;
+            let growth = self.use_layout(|layout, _| {
+                layout.wrote(span.index, offset + at as u64, now_ns());
+                layout.growth()
+            });
+            // The master may refuse that the file grows (a quota): whoever writes much hears of it now, not at the end.
+            if growth.await? >= UNCOMMITTED_BLOCKS * self.block_size() {
+                self.commit().await?;
+            }
         }
         Ok(())
     }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{
-    Entry, FreeContentRequest, FreedContent, GetInodeRequest, GetLayoutRequest, GetXattrsRequest, Kind, Layout,
-    LookupRequest, ReadDirRequest, ResolveRequest, RevalidateRequest, Xattr,
+    Entry, FreeContentRequest, FreedContent, GetInodeRequest, GetLayoutRequest, GetQuotasRequest, GetXattrsRequest,
+    Kind, Layout, LookupRequest, Quotas, ReadDirRequest, ResolveRequest, RevalidateRequest, Xattr,
 };
 use tokio_stream::StreamExt;
 
@@ -281,6 +281,13 @@ impl Metadata {
             Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
             answer => Ok(answer?.xattrs),
         }
+    }
+
+    /// The quotas that bound what is in a directory of an fs-mode mount, nearest first; of inode 0, all there are.
+    pub async fn quotas(&self, directory: u64) -> Result<Quotas, ClientError> {
+        let request = GetQuotasRequest { inode: directory };
+        let ask = |mut stubs: Stubs| async move { stubs.namespace.get_quotas(request).await };
+        self.inner.master.call_patiently("GetQuotas", ask).await
     }
 
     async fn mount_of(&self, entry: &Entry) -> Result<Option<Arc<MountView>>, ClientError> {

@@ -291,6 +291,10 @@ impl Namespace for Service {
     type RefreshStream = Refreshing;
     type UsageStream = Counting;
 
+    async fn get_quotas(&self, _: Request<GetQuotasRequest>) -> Result<Response<Quotas>, Status> {
+        Ok(Response::new(Quotas::default()))
+    }
+
     async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<Entry>, Status> {
         self.enter("Resolve").await;
         let (state, path) = (self.state.lock(), request.into_inner().path);

@@ -246,6 +246,10 @@ impl Namespace for Master {
         self.entry(request.into_inner().inode)
     }
 
+    async fn get_quotas(&self, _: Request<wire::GetQuotasRequest>) -> Result<Response<wire::Quotas>, Status> {
+        Ok(Response::new(wire::Quotas::default()))
+    }
+
     type ReadDirStream = Answers<wire::ReadDirPage>;
     async fn read_dir(&self, request: Request<wire::ReadDirRequest>) -> Result<Response<Self::ReadDirStream>, Status> {
         self.called().await;

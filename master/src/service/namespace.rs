@@ -6,9 +6,9 @@ use bytes::Bytes;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
     Entry, FreeContentReply, FreeContentRequest, GetInodeRequest, GetLayoutRequest, GetLockReply, GetLockRequest,
-    GetXattrsRequest, Kind, Layout, LookupRequest, MutateReply, MutateRequest, ReadDirPage, ReadDirRequest,
-    RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, UsageProgress,
-    UsageRequest, Xattr, Xattrs, touch_reply,
+    GetQuotasRequest, GetXattrsRequest, Kind, Layout, LookupRequest, MutateReply, MutateRequest, Quotas, ReadDirPage,
+    ReadDirRequest, RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest,
+    UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
@@ -186,6 +186,11 @@ impl Namespace for Services {
             blocking_lock(tables, request.inode, request.kind(), &request.lock.unwrap_or_default())
         });
         Ok(Response::new(GetLockReply { lock: lock.await? }))
+    }
+
+    async fn get_quotas(&self, request: Request<GetQuotasRequest>) -> Result<Response<Quotas>, Status> {
+        let GetQuotasRequest { inode } = request.into_inner();
+        Ok(Response::new(self.lookups.listings.read(move |tables| tables.quotas(inode)).await?))
     }
 
     type UsageStream = Answers<UsageProgress>;

@@ -9,7 +9,7 @@ use super::namespace::{ListingCounts, apply_listing, create_root};
 use super::orphans::{Reaped, reap};
 use super::tables::{CLUSTER_KEY, index_key};
 use super::transaction::Transaction;
-use super::{Family, intent, mount, origin, posix, registry};
+use super::{Family, intent, mount, origin, posix, registry, usage};
 use crate::MasterError;
 
 /// What a command did.
@@ -28,6 +28,10 @@ pub enum Outcome {
     },
     Job(u64),
     Reaped(Reaped),
+    /// Whether any inodes are left to be counted.
+    Counted {
+        more: bool,
+    },
     Mutated(Box<MutationResult>),
     /// Whether the inode still has a name: what has none is not written to the bucket.
     Began {
@@ -41,6 +45,12 @@ pub enum Outcome {
 /// Applies one command to a transaction. Commands of one transaction see each other's changes of names and inodes; those
 /// of the mount table, the registry and the orphans read the tables as they were before, so a transaction holds one of them.
 pub fn apply(transaction: &mut Transaction<'_>, command: Command) -> Result<Outcome, MasterError> {
+    let outcome = apply_changes(transaction, command)?;
+    usage::account(transaction)?;
+    Ok(outcome)
+}
+
+fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<Outcome, MasterError> {
     match command.command {
         None => Ok(Outcome::Refused("an empty command: was it written by a newer version?".into())),
         Some(Kind::Init(init)) => init_cluster(transaction, &init),
@@ -63,6 +73,7 @@ pub fn apply(transaction: &mut Transaction<'_>, command: Command) -> Result<Outc
         Some(Kind::FreeContent(inode)) => origin::free(transaction, inode),
         Some(Kind::BeginParking(begin)) => intent::begin_parking(transaction, &begin),
         Some(Kind::MoveOrigin(moved)) => origin::move_to(transaction, moved),
+        Some(Kind::CountUsage(step)) => usage::count(transaction, &step),
     }
 }
 

@@ -44,10 +44,12 @@ pub enum Family {
     Lock,
     LockSession,
     Origin,
+    Quota,
+    Usage,
 }
 
 impl Family {
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::RaftLog,
         Self::RaftMeta,
         Self::Inode,
@@ -71,6 +73,8 @@ impl Family {
         Self::Lock,
         Self::LockSession,
         Self::Origin,
+        Self::Quota,
+        Self::Usage,
     ];
 
     /// The families that a snapshot carries: all but the log's own, which come first.
@@ -101,6 +105,8 @@ impl Family {
             Self::Lock => "lock",
             Self::LockSession => "lock_session",
             Self::Origin => "origin",
+            Self::Quota => "quota",
+            Self::Usage => "usage",
         }
     }
 }

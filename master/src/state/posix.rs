@@ -14,6 +14,7 @@ mod create;
 mod hold;
 mod link;
 mod lock;
+mod quota;
 mod remove;
 mod rename;
 mod results;
@@ -106,6 +107,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         Some(Kind::Hold(inode)) => mutating.hold(inode, mutate.session),
         Some(Kind::LetGo(inode)) => mutating.release(inode, mutate.session),
         Some(Kind::SetLock(set)) => mutating.set_lock(set, mutate.session),
+        Some(Kind::SetQuota(set)) => mutating.set_quota(&set),
     };
     let result = match done {
         Ok(inode) => {
@@ -194,12 +196,14 @@ impl Mutating<'_, '_> {
     }
 
     /// Marks an inode that has lost its last name, and stores it.
-    fn unlink(&mut self, inode: u64, mut record: InodeRecord) {
+    fn unlink(&mut self, inode: u64, mut record: InodeRecord) -> Result<(), MasterError> {
+        quota::drop_quota(self.transaction, inode)?;
         record.unlinked = true;
         record.ctime_ns = self.now_ns;
         self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);
         self.put(inode, record);
         self.transaction.changes.push(Change::Unlinked(inode));
+        Ok(())
     }
 
     fn name_changed(&mut self, parent: u64, name: &bytes::Bytes, old_inode: u64, new_inode: u64) {

@@ -1,8 +1,8 @@
 //! What one log entry changes: a write batch, an overlay so that later commands of the entry see earlier changes, and
 //! the changes that clients must hear of, in the order in which they were made.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
+use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
 use cavern_proto::record::{Counters, DentryRecord, InodeRecord};
@@ -97,6 +97,11 @@ impl<'a> Transaction<'a> {
         self.inodes.insert(inode, None);
     }
 
+    /// The inodes that this transaction has stored or deleted, as they are now, by id.
+    pub fn changed_inodes(&self) -> BTreeMap<u64, Option<InodeRecord>> {
+        self.inodes.iter().map(|(inode, record)| (*inode, record.clone())).collect()
+    }
+
     pub fn dentry(&mut self, parent: u64, name: &[u8]) -> Result<Option<DentryRecord>, MasterError> {
         let key = dentry_key(parent, name);
         match self.dentries.get(&key) {
@@ -129,6 +134,11 @@ impl<'a> Transaction<'a> {
 
     pub fn delete(&mut self, family: Family, key: &[u8]) {
         self.batch.delete_cf(self.tables.database().family(family), key);
+    }
+
+    /// Deletes every record of a family, whose keys begin with inode ids.
+    pub fn delete_all(&mut self, family: Family) {
+        self.batch.delete_range_cf(self.tables.database().family(family), [0; 8], [u8::MAX; 8]);
     }
 
     /// The batch to write, counters included, and the changes to tell.

@@ -45,6 +45,7 @@ impl Mutating<'_, '_> {
             }
         }
         self.check_touched(commit, &record)?;
+        self.check_growth(&record, commit.grow_to)?;
         for made in &commit.made {
             let extent = ExtentRecord { generation: made.generation, workers: made.workers.clone() };
             self.transaction.put(Family::Extent, &extent_key(commit.inode, made.index), &extent);
@@ -83,6 +84,7 @@ impl Mutating<'_, '_> {
     pub(super) fn set_length(&mut self, inode: u64, record: &mut InodeRecord, length: u64) -> Result<(), Stop> {
         check_file(record)?;
         check_length(length)?;
+        self.check_growth(record, length)?;
         if length < record.size {
             let mount = self.transaction.before().mount(record.mount_id)?;
             let block_size = mount.map_or(1, |mount| mount.block_size).max(1);

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 
 use super::{Mutating, Stop, check_name, refuse};
 use crate::state::records::{MODE_CHOSEN, mode};
+use crate::state::usage::Weight;
 
 /// Longest target of a symlink, as Linux has it (`PATH_MAX` without its NUL).
 const TARGET_MAX: usize = 4095;
@@ -29,6 +30,7 @@ impl Mutating<'_, '_> {
         if self.transaction.dentry(create.parent, &create.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
         }
+        self.check_quotas(create.parent, Weight { bytes: 0, inodes: 1 })?;
         let (mut permissions, lists) = match kind {
             Kind::Symlink => (0o777, Vec::new()),
             _ => {

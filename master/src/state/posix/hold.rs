@@ -1,11 +1,12 @@
 //! Inodes that somebody holds: without a name they stay, and their blocks are not dropped.
 
 use super::content::drop_extents;
+use super::quota::drop_quota;
 use super::{Mutating, Outcome, Stop};
 use crate::MasterError;
 use crate::state::orphans::Reaped;
 use crate::state::records::{inode_key, xattr_key};
-use crate::state::{Family, Transaction, origin};
+use crate::state::{Family, Transaction, origin, usage};
 
 impl Mutating<'_, '_> {
     /// An inode that is only open need not be held while it has a name: its removal will be told to all who may have it open
@@ -37,12 +38,14 @@ pub fn reap(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, Ma
     Ok(Outcome::Reaped(Reaped { inodes: 1, more: false }))
 }
 
-/// Deletes what belongs to an inode beside its record: extended attributes, blocks, which are to be freed, and its right to an
+/// Deletes what belongs to an inode beside its record: extended attributes, its quota, blocks, which are to be freed, and its right to an
 /// object of the bucket.
 pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<(), MasterError> {
     if let Some(mut record) = transaction.inode(inode)? {
         origin::set(transaction, inode, &mut record, None);
     }
+    drop_quota(transaction, inode)?;
+    usage::forget(transaction, inode);
     for (name, _) in transaction.before().xattrs(inode)? {
         transaction.delete(Family::Xattr, &xattr_key(inode, &name));
     }

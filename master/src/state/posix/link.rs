@@ -60,8 +60,7 @@ impl Mutating<'_, '_> {
     ) -> Result<(), Stop> {
         let count = links(&record);
         if count <= 1 {
-            self.unlink(inode, record);
-            return Ok(());
+            return Ok(self.unlink(inode, record)?);
         }
         let Some((other_parent, other_name)) = other_name(self.transaction, inode, parent, name)? else {
             return Err(MasterError::Corrupt(format!("inode {inode}, which lacks names,")).into());

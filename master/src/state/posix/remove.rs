@@ -36,7 +36,6 @@ impl Mutating<'_, '_> {
         if !is_directory(&record) {
             return self.drop_name(inode, record, parent, name);
         }
-        self.unlink(inode, record);
-        Ok(())
+        Ok(self.unlink(inode, record)?)
     }
 }

@@ -84,6 +84,8 @@ impl Mutating<'_, '_> {
                 _ => replaced = Some((target.inode, record)),
             }
         }
+        let goes = replaced.as_ref().map(|(inode, record)| (*inode, record));
+        self.check_move(rename, (dentry.inode, &moved), goes)?;
         let replaced_inode = replaced.as_ref().map_or(0, |(inode, _)| *inode);
         let replaces_directory = replaced.as_ref().is_some_and(|(_, record)| is_directory(record));
         if let Some((inode, record)) = replaced {
@@ -115,6 +117,7 @@ impl Mutating<'_, '_> {
         target: DentryRecord,
     ) -> Result<u64, Stop> {
         let mut other = self.inode(target.inode)?;
+        self.check_move(rename, (dentry.inode, &moved), Some((target.inode, &other)))?;
         let (here, there) = ((rename.parent, &rename.name), (rename.new_parent, &rename.new_name));
         self.transaction.put_dentry(there.0, there.1, dentry);
         self.transaction.put_dentry(here.0, here.1, target);
