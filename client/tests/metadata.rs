@@ -212,21 +212,23 @@ async fn consistency_never_trusts_any_age() {
 async fn a_dead_master_leaves_the_cache_usable_and_its_return_clears_it() {
     let master = FakeMaster::start("dead").await;
     let inode = master.put_file(MOUNT_ROOT, "a", "e1", 5);
+    let unlisted = master.put_directory(MOUNT_ROOT, "d");
     let client = connect(&config(&master)).await;
     let metadata = client.metadata();
     let node = metadata.lookup(MOUNT_ROOT, b"a").await.unwrap();
     metadata.read_dir(MOUNT_ROOT, b"", 10).await.unwrap();
     master.kill();
     let started = Instant::now();
-    let error = metadata.lookup(MOUNT_ROOT, b"b").await.unwrap_err();
+    let error = metadata.lookup(unlisted, b"b").await.unwrap_err();
     assert_eq!(error.errno(), 5, "{error}");
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     let started = Instant::now();
     for _ in 0..100 {
-        assert_eq!(metadata.lookup(MOUNT_ROOT, b"b").await.unwrap_err().errno(), 5);
+        assert_eq!(metadata.lookup(unlisted, b"b").await.unwrap_err().errno(), 5);
+        assert_eq!(metadata.lookup(MOUNT_ROOT, b"b").await.unwrap_err().errno(), 2, "the listing is whole");
         assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, inode);
         assert!(is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), inode));
-        assert_eq!(metadata.read_dir(MOUNT_ROOT, b"", 10).await.unwrap().entries.len(), 1);
+        assert_eq!(metadata.read_dir(MOUNT_ROOT, b"", 10).await.unwrap().entries.len(), 2);
     }
     assert!(started.elapsed() < Duration::from_millis(500), "the breaker is open: {:?}", started.elapsed());
     assert!(metadata.trust(&node) <= Duration::from_secs(1));
