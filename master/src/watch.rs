@@ -644,7 +644,8 @@ mod tests {
         let dead = other.id();
         let successor = hub.open("a", 0, false).unwrap();
         let (over, ()) = tokio::join!(place(&successor), async { drop(other) });
-        assert_eq!((over, hub.is_over(dead)), (Some(dead), true));
+        assert_eq!(over, Some(dead));
+        assert_ne!(hub.open("a", dead, false).unwrap().id(), dead, "it cannot come back");
         assert_eq!(hub.take_place("elsewhere", first.id()).await, None);
         hub.tick();
         assert_eq!(hub.state.lock().places.len(), 2);

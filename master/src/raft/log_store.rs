@@ -249,6 +249,7 @@ impl RaftLogStorage<Types> for LogStore {
     }
 
     async fn purge(&mut self, log_id: LogId<NodeId>) -> Result<(), StorageError> {
+        self.appended.lock().0.retain(|entry| entry.log_id.index > log_id.index);
         let bytes = to_json(&log_id, "a log id").map_err(|error| StorageIOError::write_logs(&error))?;
         let result = self.write(LogChange::Purge(log_id.index, bytes)).await;
         result.map_err(|error| StorageIOError::write_logs(&error).into())
