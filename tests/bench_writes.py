@@ -22,16 +22,12 @@ import sys
 import time
 from pathlib import Path
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cavern"
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or CACHE / "target") / "release"
+from bench import Bench as Readings
+from bench import TARGET, run
+
 CV = TARGET / "cv"
 ROUNDS = 3
 MIB = 1 << 20
-
-
-def run(*command, **options):
-    return subprocess.run([str(part) for part in command], check=True, text=True,
-                          stdout=subprocess.PIPE, **options).stdout
 
 
 def together(count, work, *arguments):
@@ -259,10 +255,7 @@ class Bench:
 
     @staticmethod
     def table(title, rows):
-        print(f"\n**{title}**\n\n| what | Cavern | baseline | figure | ratio |\n|---|---:|---|---:|---:|")
-        for what, ours, baseline, figure in rows:
-            print(f"| {what} | {ours:,.0f} | {baseline} | {figure:,.0f} | {ours / figure:.2f} |")
-        sys.stdout.flush()
+        Readings.table(title, rows, "{:,.0f}")
 
 
 def main():
