@@ -33,7 +33,8 @@ use crate::read::Files;
 use crate::stats::Stats;
 use crate::wire::WorkerPool;
 use block::OpenBlock;
-use layout::Layout;
+pub use block::block_name;
+use layout::{Layout, News};
 use origin::OpenOrigin;
 pub use read::Seek;
 
@@ -82,6 +83,8 @@ struct State {
     layout: Option<Layout>,
     /// How often somebody else had changed the inode when the layout was asked for.
     seen: u64,
+    /// The gaps in what was told of the inode by then.
+    gaps: Option<u64>,
     blocks: HashMap<u32, Arc<OpenBlock>>,
     origin: Option<OpenOrigin>,
     /// What was written to blocks that the master has dropped; told once.
@@ -155,7 +158,7 @@ impl Contents {
         }
         let mount = node.mount.clone().filter(|mount| mount.is_fs_mode());
         let mount = mount.ok_or_else(|| ClientError::Invalid(format!("{node} is no file of an fs-mode mount")))?;
-        let seen = kept.changes();
+        let (seen, gaps) = (kept.changes(), kept.gaps());
         let mut open = self.shared.open.lock();
         // Another may have been faster.
         if let Some(content) = open.get(&node.inode).and_then(Weak::upgrade) {
@@ -166,7 +169,7 @@ impl Contents {
             kept,
             inode: node.inode,
             mount,
-            state: Mutex::new(State { layout, seen, ..State::default() }),
+            state: Mutex::new(State { layout, seen, gaps, ..State::default() }),
             held: AtomicBool::new(false),
             gate: RwLock::new(()),
             opening: tokio::sync::Mutex::new(()),
@@ -250,7 +253,7 @@ impl Content {
 
     async fn load_now(&self) -> Result<(), ClientError> {
         // What changes while the master answers is asked again.
-        let seen = self.kept.changes();
+        let (seen, gaps) = (self.kept.changes(), self.kept.gaps());
         let answer = self.shared.metadata.layout(self.inode).await;
         let mut state = self.state.lock();
         let answer = match answer {
@@ -262,9 +265,10 @@ impl Content {
             return Err(ClientError::Invalid(reason));
         }
         let fresh = Layout::new(&answer.attr.unwrap_or_default(), answer.extents, answer.origin);
+        let news = if gaps.is_some() && gaps == state.gaps { News::Complete } else { News::MayLack };
         let State { layout, blocks, origin, is_lost, .. } = &mut *state;
         let layout = layout.get_or_insert_with(Layout::default);
-        let lost = layout.rebase(fresh, self.mount.block_size());
+        let lost = layout.rebase(fresh, news);
         if !layout.origin().zip(origin.as_ref()).is_some_and(|(now, open)| open.is(now)) {
             *origin = None;
         }
@@ -280,10 +284,9 @@ impl Content {
             );
         }
         blocks.retain(|index, open| {
-            let known = layout.block(*index);
-            known.is_some_and(|known| known.generation == open.generation && known.workers == open.workers())
+            layout.block(*index).is_some_and(|known| known.is_at(open.generation, &open.replicas))
         });
-        state.seen = seen;
+        (state.seen, state.gaps) = (seen, gaps);
         Ok(())
     }
 }

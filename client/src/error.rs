@@ -38,6 +38,9 @@ pub enum ClientError {
     /// The master does not make a change, as POSIX has it.
     #[error("{reason}")]
     Refused { errno: i32, reason: String },
+    /// The bucket has names in a directory, or below it, that the master does not know yet: it must list them first.
+    #[error("directory inode {directory} is not listed yet: try again when its bucket answers")]
+    Unlisted { directory: u64, below: bool },
     /// A change was sent to the master, and whether it was made will never be known.
     #[error("a change may have been made or not: {cause}")]
     OutcomeUnknown { cause: String },
@@ -58,6 +61,14 @@ pub enum ClientError {
     /// There is no live worker that could hold a new block.
     #[error("no live worker has room for a new block; `cv node list` shows the workers")]
     NoWorkers,
+    /// A block of a file gets another replica, and is not written to until that has been made.
+    #[error("block {index} of inode {inode} is being copied to another worker")]
+    BlockHeld { inode: u64, index: u32 },
+    /// All workers that have a block are lost.
+    #[error(
+        "block {index} of inode {inode} is at workers {workers:?} only, which are lost: start them again; `cv report` lists what they keep"
+    )]
+    Unavailable { inode: u64, index: u32, workers: Vec<u64> },
     /// The worker table has no such worker.
     #[error("worker {0} is not in the worker table")]
     UnknownWorker(u64),

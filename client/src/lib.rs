@@ -18,6 +18,7 @@ pub mod metadata;
 pub mod mounts;
 pub mod placement;
 pub mod read;
+pub mod staged;
 pub mod stats;
 pub mod wire;
 
@@ -26,7 +27,7 @@ mod flights;
 mod session;
 mod tables;
 
-pub use content::{Content, Contents, Seek, Unsettled};
+pub use content::{Content, Contents, Seek, Unsettled, block_name};
 pub use error::ClientError;
 pub use master_channel::MasterChannel;
 pub use metadata::{
@@ -36,5 +37,6 @@ pub use mounts::{MountView, Mounts, ObjectVersion};
 pub use placement::Placement;
 pub use read::{Files, OpenFile, Reservation};
 pub use session::{Client, Identity};
+pub use staged::{Creation, OBJECT_BYTES_MAX, StagedFile, StagedFiles};
 pub use stats::Stats;
 pub use wire::{Reserved, Route, WorkerPool};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cavern_conf::schema;
 use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
-use cavern_proto::master::{Consistency, Mount, MountTable, WriteType};
+use cavern_proto::master::{AccessMode, Consistency, Mount, MountTable, WriteType};
 use cavern_ufs::Ufs;
 
 use crate::error::ClientError;
@@ -56,6 +56,11 @@ impl MountView {
     /// Whether the namespace is the truth of what is in it, and may be changed by its clients.
     pub fn is_fs_mode(&self) -> bool {
         self.mount.write_type() == WriteType::FsMode
+    }
+
+    /// Whether the bucket is the truth, and is written to by way of the mount.
+    pub fn has_writable_bucket(&self) -> bool {
+        !self.is_fs_mode() && self.mount.access_mode() == AccessMode::ReadWrite
     }
 
     pub fn consistency(&self) -> Consistency {

@@ -59,6 +59,21 @@ impl Placement {
     }
 }
 
+impl Placement {
+    /// Ids of all live workers, the best for a block first: for a block that must find room somewhere.
+    pub fn ranked(&self, content: ContentId, index: u32) -> Vec<u64> {
+        let seed = content.hash64() ^ mix(u64::from(index).wrapping_add(0x9e37_79b9_7f4a_7c15));
+        let mut drawn: Vec<(u64, f64)> = self.live.iter().map(|seat| (seat.id, draw(seed, *seat))).collect();
+        drawn.sort_by(|one, other| other.1.total_cmp(&one.1).then(one.0.cmp(&other.0)));
+        drawn.into_iter().map(|(id, _)| id).collect()
+    }
+
+    /// Whether a worker of the table is live.
+    pub fn is_live(&self, id: u64) -> bool {
+        self.worker(id).is_some_and(|worker| worker.state() == WorkerState::Live)
+    }
+}
+
 /// At most four workers, best first.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Candidates {

@@ -4,16 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::Config;
+use cavern_proto::master::mutation::Change;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::content::Contents;
 use crate::error::ClientError;
 use crate::master_channel::MasterChannel;
-use crate::metadata::{InvalidationSink, Metadata};
+use crate::metadata::{Changed, InvalidationSink, Metadata};
 use crate::mounts::Mounts;
 use crate::placement::Placement;
 use crate::read::Files;
+use crate::staged::StagedFiles;
 use crate::stats::Stats;
 use crate::tables::Tables;
 use crate::wire::WorkerPool;
@@ -44,6 +46,7 @@ pub struct Client {
     metadata: Metadata,
     files: Files,
     contents: Contents,
+    staged: StagedFiles,
     pool: Arc<WorkerPool>,
     stats: Arc<Stats>,
     tasks: TaskTracker,
@@ -66,6 +69,7 @@ impl Client {
         let metadata = Metadata::new(master.clone(), tables.clone(), stats.clone(), config);
         let files = Files::new(metadata.clone(), pool.clone(), stats.clone(), config);
         let contents = Contents::new(metadata.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
+        let staged = StagedFiles::new(metadata.clone(), files.clone(), pool.clone(), &config.client);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let client = Arc::new(Self {
             master,
@@ -73,6 +77,7 @@ impl Client {
             metadata,
             files,
             contents,
+            staged,
             pool,
             stats,
             tasks: tasks.clone(),
@@ -90,7 +95,9 @@ impl Client {
         tasks.spawn(async move {
             current.0.keep_current(current.2, |mounts| current.1.mounts_replaced(mounts)).await;
         });
-        let sweep = (client.files.clone(), stop);
+        let sweep = (client.files.clone(), stop.clone());
+        tasks.spawn(async move { sweep.0.sweep(sweep.1).await });
+        let sweep = (client.staged.clone(), stop);
         tasks.spawn(async move { sweep.0.sweep(sweep.1).await });
         let begun = async {
             while !client.metadata.has_session() {
@@ -118,6 +125,11 @@ impl Client {
         &self.contents
     }
 
+    /// Files of cache-mode mounts that are being written, and changes of names there.
+    pub fn staged(&self) -> &StagedFiles {
+        &self.staged
+    }
+
     pub fn master(&self) -> &MasterChannel {
         &self.master
     }
@@ -140,13 +152,40 @@ impl Client {
         &self.stats
     }
 
+    /// Makes a change where it is to be made: in the bucket of a cache-mode mount that is written to, else at the master. What is
+    /// refused is [`ClientError::Refused`] with the errno.
+    pub async fn change(&self, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
+        if let Some(inode) = changed_inode(&change) {
+            let on = self.metadata.node(inode).await?;
+            if on.is_in_writable_bucket() {
+                return self.staged.change(&on, &change).await;
+            }
+        }
+        self.metadata.change(change, uid, gid).await
+    }
+
     /// Stops every task and connection. Calls in flight fail; so do later ones that need the network.
     pub async fn shutdown(&self) {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+        self.staged.shutdown().await;
         self.files.shutdown().await;
         self.pool.shutdown().await;
         self.master.shutdown().await;
+    }
+}
+
+/// The directory, or else the inode, that a change is made on, where buckets may have it.
+fn changed_inode(change: &Change) -> Option<u64> {
+    match change {
+        Change::Create(create) => Some(create.parent),
+        Change::Link(link) => Some(link.parent),
+        Change::Remove(remove) => Some(remove.parent),
+        Change::Rename(rename) => Some(rename.parent),
+        Change::SetAttr(set) => Some(set.inode),
+        Change::SetXattr(set) => Some(set.inode),
+        Change::RemoveXattr(remove) => Some(remove.inode),
+        _ => None,
     }
 }

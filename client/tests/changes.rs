@@ -51,11 +51,14 @@ async fn changes_that_wait_go_together_under_numbers_without_gaps() {
     let inodes: Vec<u64> = made.into_iter().map(|made| made.unwrap().result.inode).collect();
     let calls = master.mutations(|mutations| mutations.calls.clone());
     assert!(calls.len() < 100, "{} calls", calls.len());
-    let mut last = 0;
+    let (mut last, mut ends) = (0, vec![0]);
     for call in &calls {
-        assert_eq!((call.session, call.answered), (calls[0].session, last));
+        // Up to two calls before it had no answer yet.
+        let answered = ends.iter().rev().take(3).any(|end| *end == call.answered);
+        assert!(call.session == calls[0].session && answered, "{call:?} after {ends:?}");
         assert_eq!(call.numbers, (last + 1..=last + call.numbers.len() as u64).collect::<Vec<_>>());
         last = *call.numbers.last().unwrap();
+        ends.push(last);
     }
     assert_eq!(last, 300);
     for (name, inode) in names.iter().zip(inodes) {

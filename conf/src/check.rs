@@ -159,6 +159,8 @@ fn master(config: &Config, rules: &mut Rules<'_>) {
     rules.count("master.load_concurrency", master.load_concurrency);
     rules.at_most_ten_years("master.persist_delay", master.persist_delay);
     rules.count("master.persist_concurrency", master.persist_concurrency);
+    rules.at_most_ten_years("master.repair_after", master.repair_after);
+    rules.count("master.repair_concurrency", master.repair_concurrency);
 }
 
 fn worker(config: &Config, rules: &mut Rules<'_>) {
@@ -250,6 +252,8 @@ fn client(config: &Config, rules: &mut Rules<'_>) {
     rules.require(client.hedge_percent <= 100, &["client.hedge_percent"], || {
         format!("{} must be from 0 to 100 percent", client.hedge_percent)
     });
+    rules.absolute("client.staging_directory", &client.staging_directory);
+    rules.at_least("client.staging_size", client.staging_size, ByteSize::mib(64));
 }
 
 fn fuse(fuse: &Fuse, rules: &mut Rules<'_>) {

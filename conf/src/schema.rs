@@ -71,6 +71,10 @@ pub struct Master {
     pub persist_delay: Interval,
     /// Objects written to and deleted from buckets at a time.
     pub persist_concurrency: usize,
+    /// A worker that has been lost for this long is replaced: what it had of fs-mode files is copied from where else it is.
+    pub repair_after: Interval,
+    /// Blocks copied from worker to worker at a time.
+    pub repair_concurrency: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -141,6 +145,9 @@ pub struct Client {
     pub hedge_percent: u32,
     /// Read from a worker's Unix socket where that can be reached.
     pub local_descriptors: bool,
+    /// Where files of cache-mode mounts lie while they are written, and how much of them at a time.
+    pub staging_directory: PathBuf,
+    pub staging_size: ByteSize,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -211,6 +218,8 @@ impl Default for Master {
             load_concurrency: 32,
             persist_delay: Interval::millis(5000),
             persist_concurrency: 64,
+            repair_after: Interval::millis(60_000),
+            repair_concurrency: 8,
         }
     }
 }
@@ -263,6 +272,8 @@ impl Default for Client {
             descriptor_cache: 16_384,
             hedge_percent: 5,
             local_descriptors: true,
+            staging_directory: PathBuf::from("/var/tmp"),
+            staging_size: ByteSize::gib(16),
         }
     }
 }

@@ -24,6 +24,7 @@ mod rename;
 mod root;
 mod second_opens;
 mod setattr;
+mod staged;
 mod statfs;
 mod symlink;
 mod unopened;
@@ -33,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use cavern_client::{Client, Node};
+use cavern_client::{Client, Node, StagedFiles};
 use cavern_conf::schema;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -189,9 +190,9 @@ impl Filesystem for Namespace {
             Operation::Create { name, mode, umask, flags } => {
                 inner.create(node, caller, name, (mode, umask), flags, reply);
             }
-            Operation::Write { fh, offset, data, flags, kill_privileges } => {
+            Operation::Write { fh, offset, data, flags, kill_privileges, writer } => {
                 let is_sync = flags.cast_signed() & libc::O_DSYNC != 0;
-                let how = Writing { is_sync, kills_privileges: kill_privileges };
+                let how = Writing { is_sync, kills_privileges: kill_privileges, writer };
                 inner.write(fh, offset, data, how, reply);
             }
             Operation::Flush { fh, lock_owner } => inner.flush(node, fh, lock_owner, reply),
@@ -209,20 +210,34 @@ impl Filesystem for Namespace {
 }
 
 impl Inner {
-    /// Whether anything that can be changed is mounted in the namespace.
+    /// Whether anything is mounted in the namespace whose inodes have attributes of their own.
     fn has_fs_mode(&self) -> bool {
         self.client.mounts().iter().any(|mount| mount.is_fs_mode())
     }
 
+    /// Whether anything that can be changed is mounted in the namespace.
+    fn has_writable(&self) -> bool {
+        self.client.mounts().iter().any(|mount| mount.is_fs_mode() || mount.has_writable_bucket())
+    }
+
     /// A node that the kernel knows, from the cache or from an open handle of it.
     fn known_node(&self, kernel_node: u64) -> Option<Arc<Node>> {
-        self.client.metadata().cached_node(self.root.to_namespace(kernel_node))
+        let inode = self.root.to_namespace(kernel_node);
+        if StagedFiles::is_staged(inode) {
+            return self.client.staged().get(inode).map(|file| file.node());
+        }
+        self.client.metadata().cached_node(inode)
     }
 
     /// The same, asking the master. An inode that is gone is `Stale`, unless a file of it is still open here, or it
     /// is the root of the mount, whose path may have come to lead elsewhere.
     async fn node(&self, kernel_node: u64) -> Result<Arc<Node>, cavern_client::ClientError> {
         let inode = self.root.to_namespace(kernel_node);
+        if StagedFiles::is_staged(inode) {
+            let file = self.client.staged().get(inode);
+            let gone = || cavern_client::ClientError::Stale(format!("inode {inode}, which was written here,"));
+            return file.map(|file| file.node()).ok_or_else(gone);
+        }
         let error = match self.client.metadata().node(inode).await {
             Ok(node) => return Ok(node),
             Err(error) => error,

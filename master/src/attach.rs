@@ -1,7 +1,7 @@
 //! Attaching buckets to the namespace, and detaching them.
 
 use cavern_proto::CHUNK_BYTES;
-use cavern_proto::master::{Consistency, Mount, WriteType};
+use cavern_proto::master::{AccessMode, Consistency, Existing, Mount, WriteType};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{CountUsage, ReapOrphans};
 use cavern_ufs::Contents;
@@ -31,9 +31,13 @@ impl Services {
     /// Verifies a mount request and its bucket, and records it. What is not given gets its default.
     pub async fn mount_bucket(&self, wanted: Mount, check_only: bool) -> Result<Mount, MasterError> {
         let mut mount = complete(wanted)?;
+        let wanted_existing = mount.existing;
         let ufs = self.mounts.open_ufs(&mount)?;
-        if ufs.check().await? == Contents::Objects {
-            self.refuse_existing_objects(&mount)?;
+        let contents = ufs.check().await?;
+        if mount.write_type() == WriteType::FsMode && contents == Contents::Objects {
+            mount.existing = wanted_existing;
+        } else {
+            mount.existing = Existing::None as i32;
         }
         if check_only {
             return Ok(mount);
@@ -45,17 +49,27 @@ impl Services {
                 let open = self.mounts.get(recorded.id)?;
                 tracing::info!(mount = recorded.path, uri = recorded.uri, "a bucket is mounted");
                 let recorded = open.mount.clone();
-                if !open.is_fs_mode() {
-                    self.lookups.listings.start_index(open);
+                let is_to_be_listed = recorded.existing() != Existing::None;
+                open.set_index(is_to_be_listed, 0, 0, u64::from(is_to_be_listed));
+                match open.is_fs_mode() {
+                    true => self.lookups.listings.start_existing(open),
+                    false => self.lookups.listings.start_index(open),
                 }
                 Ok(recorded)
             }
             Outcome::MountExists(existing) => {
                 let existing = self.mounts.unseal(*existing)?;
+                if wanted_existing == Existing::Recovered as i32 && wanted_existing != existing.existing {
+                    return Err(MasterError::AlreadyExists(format!(
+                        "{} is mounted already, and was not recovered: unmount it first, or leave --recover out",
+                        existing.path
+                    )));
+                }
                 let same = Mount {
                     id: existing.id,
                     root_inode: existing.root_inode,
                     created_ns: existing.created_ns,
+                    existing: existing.existing,
                     ..mount.clone()
                 };
                 if same == existing {
@@ -71,19 +85,6 @@ impl Services {
             Outcome::Refused(reason) => Err(MasterError::Refused(reason)),
             other => Err(MasterError::Refused(format!("a mount was answered by {other:?}"))),
         }
-    }
-
-    /// The namespace of an fs-mode mount begins empty, and its bucket follows it: what is there already would neither be seen
-    /// nor be safe.
-    fn refuse_existing_objects(&self, mount: &Mount) -> Result<(), MasterError> {
-        let is_known = |known: &Mount| known.path == mount.path && known.uri == mount.uri;
-        if mount.write_type() != WriteType::FsMode || self.mounts.table()?.1.iter().any(is_known) {
-            return Ok(());
-        }
-        let uri = &mount.uri;
-        Err(MasterError::Refused(format!(
-            "{uri} has objects, and an fs-mode mount begins empty: choose a prefix without any, or mount it in cache_mode"
-        )))
     }
 
     /// Detaches the bucket at a path, which disappears at once; what was known of it is deleted in the background.
@@ -173,7 +174,15 @@ fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
     mount.uri.truncate(mount.uri.trim_end_matches('/').len().max(scheme));
     (mount.id, mount.root_inode) = (0, 0);
     match mount.write_type() {
+        WriteType::CacheMode if mount.access_mode() == AccessMode::ReadWrite && mount.uri.starts_with("file://") => {
+            return invalid("a directory tree cannot be written to by way of a mount: give it an s3:// bucket".into());
+        }
         WriteType::CacheMode => {}
+        WriteType::FsMode if mount.access_mode() == AccessMode::ReadOnly => {
+            return invalid(
+                "an fs-mode mount is there to be written to: mount the prefix in cache_mode to read it".into(),
+            );
+        }
         WriteType::FsMode if mount.uri.starts_with("file://") => {
             return invalid(
                 "a directory tree cannot keep what an fs-mode mount writes: give it an s3:// bucket".into(),
@@ -182,6 +191,19 @@ fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
         // What is there is what the namespace says, whatever the bucket has.
         WriteType::FsMode => mount.consistency = Consistency::Never as i32,
         WriteType::Unspecified => return invalid("the write type is neither cache_mode nor fs_mode".into()),
+    }
+    // What the write type has it to be anyway is not recorded.
+    match (AccessMode::try_from(mount.access_mode), mount.write_type()) {
+        (Ok(AccessMode::ReadWrite), WriteType::CacheMode) | (Ok(AccessMode::Unspecified), _) => {}
+        (Ok(_), _) => mount.access_mode = AccessMode::Unspecified as i32,
+        (Err(_), _) => return invalid("the access mode is neither read_only nor read_write".into()),
+    }
+    match (mount.existing(), mount.write_type()) {
+        (Existing::Recovered, WriteType::FsMode) => {}
+        (Existing::Recovered, _) => {
+            return invalid("only fs_mode can be recovered: in cache_mode the bucket is the truth as it is".into());
+        }
+        _ => mount.existing = Existing::Indexed as i32,
     }
     if mount.options.len() > OPTIONS_MAX
         || mount.options.iter().any(|(name, value)| name.len() + value.len() > OPTION_BYTES_MAX)
@@ -234,12 +256,20 @@ mod tests {
         assert_eq!((mount.path.as_str(), mount.uri.as_str()), ("/a/b", "memory://m"));
         assert_eq!((mount.block_size, mount.replicas, mount.metadata_ttl_ms), (64 << 20, 1, 60_000));
         assert_eq!(mount.consistency(), Consistency::Ttl);
+        let with =
+            |access: AccessMode| complete(Mount { access_mode: access as i32, ..wanted() }).unwrap().access_mode();
+        assert_eq!(with(AccessMode::ReadOnly), AccessMode::Unspecified);
+        assert_eq!(with(AccessMode::ReadWrite), AccessMode::ReadWrite);
     }
 
     #[test]
     fn impossible_requests_are_refused() {
-        let broken: [fn(&mut Mount); 10] = [
+        let broken: [fn(&mut Mount); 14] = [
             |mount| (mount.write_type, mount.uri) = (WriteType::FsMode as i32, "file:///d".into()),
+            |mount| (mount.access_mode, mount.uri) = (AccessMode::ReadWrite as i32, "file:///d".into()),
+            |mount| (mount.access_mode, mount.write_type) = (AccessMode::ReadOnly as i32, WriteType::FsMode as i32),
+            |mount| mount.access_mode = 7,
+            |mount| mount.existing = Existing::Recovered as i32,
             |mount| mount.path = "/".into(),
             |mount| mount.path = "a".into(),
             |mount| mount.path = "/a/../b".into(),

@@ -4,6 +4,7 @@
 //! - [`raft`]: the replicated log that commands go through; [`recovery`]: what is looked at before the database is opened.
 //! - [`listing`]: from the buckets into the namespace: directories on demand, whole prefixes in the background, single
 //!   names; what is fresh and what is not.
+//! - [`repair`]: from worker to worker: replicas that fs-mode files lack.
 //! - [`watch`]: sessions of clients, and the stream of invalidations.
 //! - [`workers`], [`mounts`], [`load`]: the rest of the cluster.
 //! - [`service`]: the gRPC face of all that.
@@ -14,6 +15,7 @@
 mod attach;
 mod clock;
 mod error;
+mod expiry;
 mod listing;
 mod load;
 mod lookup;
@@ -22,6 +24,7 @@ mod mounts;
 mod persist;
 mod raft;
 mod recovery;
+mod repair;
 mod secrets;
 mod server;
 mod service;

@@ -6,6 +6,8 @@
 //! - A **single name** is checked ([`check`]) where waiting for a listing would be too long, or where the caller wants to
 //!   know now.
 //! - A whole mount is **indexed** ([`index`]) from one flat listing after it was made.
+//! - What the bucket of an **fs-mode** mount had before ([`existing`], [`adopt`]) comes in by the same listings of directories, and
+//!   of such a mount each directory is listed once: from then on the namespace is the truth.
 //! - Trees are **walked** ([`walk`]) for refreshes, usage and load jobs.
 //!
 //! Several of these may learn about the same name at the same time. The rule is: what was asked later wins. A listing that
@@ -13,11 +15,15 @@
 //! running listing is asked again; an index leaves a directory to its listing; and none of the latter two reaches the log
 //! after a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended (`observed_ns`).
 
+mod adopt;
 mod check;
 mod diff;
 mod directory;
+mod existing;
+mod external;
 mod flight;
 mod index;
+mod recover;
 mod walk;
 mod window;
 
@@ -33,10 +39,12 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use adopt::Looks;
+pub use check::Why;
 pub use flight::{Flight, Progress};
 pub use walk::{Visit, Walk};
 #[cfg(test)]
-pub use {diff::step as diff_step, window::is_name};
+pub use {diff::is_same_version, diff::step as diff_step, window::is_name};
 
 /// The windows of a directory's listing, for the tests of the model.
 #[cfg(test)]
@@ -68,9 +76,19 @@ struct Inner {
     /// LIST and HEAD requests in flight.
     requests: Semaphore,
     concurrency: usize,
+    looks: Looks,
+    cluster_id: Arc<str>,
     flights: Mutex<HashMap<u64, Arc<Flight>>>,
     tasks: TaskTracker,
     stop: CancellationToken,
+}
+
+/// How listing goes about it.
+pub struct ListingOptions {
+    /// LIST and HEAD requests in flight.
+    pub concurrency: usize,
+    pub looks: Looks,
+    pub cluster_id: Arc<str>,
 }
 
 impl Listings {
@@ -80,8 +98,9 @@ impl Listings {
         proposer: Proposer,
         clock: Arc<Clock>,
         metrics: ListingMetrics,
-        concurrency: usize,
+        options: ListingOptions,
     ) -> Self {
+        let ListingOptions { concurrency, looks, cluster_id } = options;
         let concurrency = concurrency.max(1);
         Self(Arc::new(Inner {
             database,
@@ -91,6 +110,8 @@ impl Listings {
             metrics,
             requests: Semaphore::new(concurrency),
             concurrency,
+            looks,
+            cluster_id,
             flights: Mutex::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -180,6 +201,10 @@ impl Listings {
     pub fn is_older(&self, listed_ns: i64, limit: Duration) -> bool {
         let age = u64::try_from(self.age_ms(listed_ns)).unwrap_or(u64::MAX);
         u128::from(age) >= limit.as_millis()
+    }
+
+    pub fn looks(&self) -> Looks {
+        self.0.looks
     }
 
     pub fn clock(&self) -> &Clock {

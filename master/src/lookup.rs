@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cavern_proto::master::{Consistency, Entry, Kind};
+use cavern_proto::master::{Consistency, Entry, Kind, MakeListedReply};
 use cavern_proto::record::InodeRecord;
 use cavern_proto::{NAME_MAX, ROOT_INODE};
 use futures::{StreamExt, stream};
 
 use crate::MasterError;
-use crate::listing::{Listings, Progress, Started};
+use crate::listing::{Listings, Progress, Started, Visit, Walk, Why};
 use crate::mounts::{Mounts, OpenMount};
 use crate::state::{Directory, Tables};
 use crate::watch::WatchHub;
@@ -89,6 +89,9 @@ impl Lookups {
             };
         }
         let mount = self.mounts.get(directory.mount_id)?;
+        if let (Some((inode, record)), true) = (&found, mount.is_fs_mode()) {
+            return self.entry(&directory, name.clone(), *inode, record);
+        }
         if directory.record.listed_ns == 0 {
             return self.lookup_unlisted(&directory, name, found).await;
         }
@@ -97,7 +100,7 @@ impl Lookups {
         }
         match mount.mount.consistency() {
             Consistency::Never => {}
-            Consistency::Always => self.listings.check_name(parent, name).await?,
+            Consistency::Always => self.listings.check_name(parent, name, Why::Unknown).await?,
             _ => self.refresh_if_older(&directory, &mount, mount.ttl().unwrap_or_default()).await,
         }
         self.absent_or_entry(parent, name).await
@@ -123,7 +126,7 @@ impl Lookups {
                 let known = self.listings.read(move |tables| find(tables, parent, &looked_up)).await?;
                 if known.is_none() {
                     self.watch.mark_missed(directory.inode);
-                    self.listings.check_name(directory.inode, name).await?;
+                    self.listings.check_name(directory.inode, name, Why::Unknown).await?;
                 }
             }
         }
@@ -142,6 +145,30 @@ impl Lookups {
             Some((inode, record)) if !error.is_not_found() => self.entry(directory, name.clone(), inode, &record),
             _ => Err(error),
         }
+    }
+
+    /// Has a directory of an fs-mode mount listed, and perhaps all below it, as far as they never were. When that takes
+    /// longer than the configuration allows, the answer says so, and it goes on.
+    pub async fn make_listed(&self, inode: u64, recursive: bool) -> Result<MakeListedReply, MasterError> {
+        let listed = async {
+            let mut walk = Walk::new(self.listings.clone(), inode, Visit::Known, recursive);
+            while let Some(visited) = walk.next().await {
+                visited.map_err(|(_, error)| error)?;
+            }
+            Ok::<_, MasterError>(())
+        };
+        let done = match tokio::time::timeout(self.refresh_wait, listed).await {
+            Ok(listed) => {
+                listed?;
+                true
+            }
+            Err(_) => false,
+        };
+        let entries = self.listings.read(move |tables| {
+            let mount_id = tables.inode(inode)?.map_or(0, |record| record.mount_id);
+            Ok(tables.index(mount_id)?.unwrap_or_default().entries)
+        });
+        Ok(MakeListedReply { done, entries: entries.await? })
     }
 
     /// Reads the name once more and says what it leads to, or that it leads nowhere.
@@ -179,11 +206,11 @@ impl Lookups {
     }
 
     /// Asks the bucket about a name now, and answers its entry then.
-    pub async fn revalidate(&self, parent: u64, name: &Bytes) -> Result<Entry, MasterError> {
+    pub async fn revalidate(&self, parent: u64, name: &Bytes, why: Why) -> Result<Entry, MasterError> {
         check_name(name)?;
         self.watch.mark_seen(parent);
         self.watch.mark_missed(parent);
-        self.listings.check_name(parent, name).await?;
+        self.listings.check_name(parent, name, why).await?;
         self.absent_or_entry(parent, name).await
     }
 

@@ -53,6 +53,7 @@ pub struct ListingMetrics {
     pub failures: Counter,
     pub directories: Counter,
     pub running: Gauge,
+    pub unlisted: Gauge,
     pub one_name_checks: Counter,
 }
 
@@ -64,6 +65,8 @@ impl ListingMetrics {
             failures: metrics.counter("master_list_failures", "Listings that failed"),
             directories: metrics.counter("master_directories_listed", "Directories listed to their end"),
             running: metrics.gauge("master_listings", "Directories being listed or waiting for it"),
+            unlisted: metrics
+                .gauge("master_unlisted_directories", "Directories of fs-mode mounts that are still to be indexed"),
             one_name_checks: metrics.counter("master_one_name_checks", "Single names asked of buckets"),
         }
     }
@@ -77,6 +80,7 @@ pub struct PersistMetrics {
     pub deletions: Counter,
     pub failures: Counter,
     pub freed_blocks: Counter,
+    pub dropped_bytes: Counter,
     backlog_files: Gauge,
     backlog_bytes: Gauge,
     backlog_deletions: Gauge,
@@ -92,6 +96,10 @@ impl PersistMetrics {
             failures: metrics.counter("master_persist_failures", "Attempts at writing or deleting that failed"),
             freed_blocks: metrics
                 .counter("master_persist_freed_blocks", "Blocks that no file has any more, freed at workers"),
+            dropped_bytes: metrics.counter(
+                "master_persist_dropped_bytes",
+                "Bytes of blocks that buckets have, dropped where workers were nearly full",
+            ),
             backlog_files: metrics.gauge("master_persist_backlog_files", "Files with changes that their bucket lacks"),
             backlog_bytes: metrics
                 .gauge("master_persist_backlog_bytes", "Bytes of files whose content their bucket lacks"),
@@ -108,6 +116,45 @@ impl PersistMetrics {
         self.backlog_bytes.set(shown(bytes));
         self.backlog_deletions.set(shown(deletions));
         self.oldest_seconds.set(shown(oldest.as_secs()));
+    }
+}
+
+/// What the repair of replicas counts.
+#[derive(Clone, Debug)]
+pub struct RepairMetrics {
+    pub repaired_blocks: Counter,
+    pub failures: Counter,
+    pub unavailable_files: Gauge,
+    pub unavailable_blocks: Gauge,
+}
+
+impl RepairMetrics {
+    fn register(metrics: &Metrics) -> Self {
+        Self {
+            repaired_blocks: metrics
+                .counter("master_repaired_blocks", "Blocks of fs-mode files that were given another replica"),
+            failures: metrics.counter("master_repair_failures", "Attempts at that which failed"),
+            unavailable_files: metrics
+                .gauge("master_unavailable_files", "Files with content that is at lost workers only and in no bucket"),
+            unavailable_blocks: metrics.gauge("master_unavailable_blocks", "Blocks of these files that nobody has"),
+        }
+    }
+}
+
+/// Files whose time to live was over.
+#[derive(Clone, Debug)]
+pub struct ExpiryMetrics {
+    pub freed: Counter,
+    pub removed: Counter,
+}
+
+impl ExpiryMetrics {
+    fn register(metrics: &Metrics) -> Self {
+        Self {
+            freed: metrics
+                .counter("master_ttl_freed_files", "Files whose blocks were dropped since their time was over"),
+            removed: metrics.counter("master_ttl_removed_files", "Files that were removed since their time was over"),
+        }
     }
 }
 
@@ -128,6 +175,8 @@ pub struct MasterMetrics {
     pub raft: RaftMetrics,
     pub listing: ListingMetrics,
     pub persist: PersistMetrics,
+    pub repair: RepairMetrics,
+    pub expiry: ExpiryMetrics,
     pub gauges: Gauges,
     pub events: Counter,
     pub resets: Counter,
@@ -147,6 +196,8 @@ impl MasterMetrics {
             raft: RaftMetrics::register(&registry),
             listing: ListingMetrics::register(&registry),
             persist: PersistMetrics::register(&registry),
+            repair: RepairMetrics::register(&registry),
+            expiry: ExpiryMetrics::register(&registry),
             gauges,
             events: registry.counter("master_events", "Events told to sessions"),
             resets: registry

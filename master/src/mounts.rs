@@ -43,6 +43,8 @@ struct Health {
     indexing: bool,
     indexed_entries: u64,
     hidden_keys: u64,
+    unlisted_directories: u64,
+    incomplete_entries: u64,
     last_error: String,
     failed: Option<Instant>,
     logged: Option<Instant>,
@@ -91,9 +93,14 @@ impl OpenMount {
         self.health.lock().failed.is_some_and(|failed| failed.elapsed() < FAILURE_PAUSE)
     }
 
-    pub fn set_index(&self, indexing: bool, entries: u64, hidden: u64) {
+    pub fn set_index(&self, indexing: bool, entries: u64, hidden: u64, unlisted: u64) {
         let mut health = self.health.lock();
         (health.indexing, health.indexed_entries, health.hidden_keys) = (indexing, entries, hidden);
+        health.unlisted_directories = unlisted;
+    }
+
+    pub fn set_incomplete(&self, entries: u64) {
+        self.health.lock().incomplete_entries = entries;
     }
 
     pub fn status(&self) -> MountStatus {
@@ -104,6 +111,8 @@ impl OpenMount {
             indexed_entries: health.indexed_entries,
             hidden_keys: health.hidden_keys,
             last_error: health.last_error.clone(),
+            unlisted_directories: health.unlisted_directories,
+            incomplete_entries: health.incomplete_entries,
         }
     }
 }

@@ -7,6 +7,7 @@
 //! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up only when the
 //!   object under the new key has been confirmed.
 //! - [`origins`](self::origins): objects that have what no block of a file has. Nobody else writes over them.
+//! - [`room`](self::room): blocks of files that the bucket has, dropped where a worker is nearly full.
 //! - [`garbage`](self::garbage): blocks of workers that no file has any more.
 //!
 //! **One thing at a time under a key.** Whoever writes or deletes an object claims its key first. What a request of an earlier
@@ -20,9 +21,11 @@ mod deletions;
 mod garbage;
 mod intents;
 mod ledger;
-mod metadata;
+pub mod metadata;
 mod origins;
 mod plan;
+mod refresh;
+mod room;
 mod status;
 mod tag;
 mod workers;
@@ -35,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::ledger::Ledger;
+pub use self::refresh::Run;
 use self::status::Throughput;
 pub use self::workers::ObjectWriter;
 use crate::lookup::Lookups;
@@ -43,6 +47,8 @@ use crate::raft::Proposer;
 
 /// A file that never comes to rest is written when its oldest change is so many delays old.
 const PATIENCE: u32 = 10;
+/// Begins the names of objects that are kept beside all names of the namespace; the cluster's id follows.
+pub const PARKED: &str = ".cavern-kept-";
 /// Records read at a time.
 const PAGE: usize = 500;
 /// Bounds of the pause after a look at all records that found nothing to do.
@@ -103,6 +109,7 @@ impl Persistence {
         self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_persisting().await));
         self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_deleting().await));
         self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_freeing().await));
+        self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_room().await));
         self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_measuring().await));
     }
 

@@ -18,7 +18,8 @@ use tokio_util::task::TaskTracker;
 use crate::MasterError;
 use crate::attach;
 use crate::clock::Clock;
-use crate::listing::Listings;
+use crate::expiry::keep_expiring;
+use crate::listing::{ListingOptions, Listings, Looks};
 use crate::load::{BlockFiller, Loads, PooledWorkers};
 use crate::lookup::Lookups;
 use crate::metrics::MasterMetrics;
@@ -26,6 +27,7 @@ use crate::mounts::Mounts;
 use crate::persist::{ObjectWriter, PersistOptions, Persistence};
 use crate::raft::{Consensus, ConsensusConfig};
 use crate::recovery::HighWater;
+use crate::repair::{Repair, RepairOptions};
 use crate::secrets::Vault;
 use crate::service::Services;
 use crate::sessions;
@@ -149,7 +151,11 @@ impl Master {
             proposer.clone(),
             clock,
             metrics.listing.clone(),
-            conf.list_concurrency,
+            ListingOptions {
+                concurrency: conf.list_concurrency,
+                looks: Looks::new(&config.fuse),
+                cluster_id: cluster_id.as_str().into(),
+            },
         );
         let workers = Arc::new(Workers::new(
             database.clone(),
@@ -163,8 +169,24 @@ impl Master {
         let WayToWorkers { filler, writer, pool } = fillers.make(&config, workers.clone(), &cluster_id);
         let loads = Loads::new(lookups.clone(), proposer.clone(), filler, conf.load_concurrency);
         let options = PersistOptions { delay: conf.persist_delay.get(), concurrency: conf.persist_concurrency };
-        let persistence =
-            Persistence::new(lookups.clone(), proposer.clone(), writer, &cluster_id, &options, metrics.persist.clone());
+        let persistence = Persistence::new(
+            lookups.clone(),
+            proposer.clone(),
+            writer.clone(),
+            &cluster_id,
+            &options,
+            metrics.persist.clone(),
+        );
+        let options = RepairOptions { after: conf.repair_after.get(), concurrency: conf.repair_concurrency };
+        let repair = Repair::new(
+            lookups.clone(),
+            proposer.clone(),
+            writer,
+            workers.clone(),
+            &cluster_id,
+            &options,
+            metrics.repair.clone(),
+        );
         let stop = CancellationToken::new();
         let services = Services {
             lookups,
@@ -173,6 +195,7 @@ impl Master {
             workers,
             loads,
             persistence,
+            repair,
             consensus,
             proposer,
             cluster_id: cluster_id.into(),
@@ -182,9 +205,10 @@ impl Master {
         };
         services.loads.resume().await?;
         services.persistence.start();
+        services.repair.start();
         for mount in Tables::new(&database).mounts()? {
             match services.mounts.get(mount.id) {
-                Ok(open) if open.is_fs_mode() => {}
+                Ok(open) if open.is_fs_mode() => services.lookups.listings.start_existing(open),
                 Ok(open) => services.lookups.listings.start_index(open),
                 Err(error) => tracing::error!(mount = mount.path, "the mount cannot be used: {error}"),
             }
@@ -200,6 +224,7 @@ impl Master {
         let background = TaskTracker::new();
         let closing = database.closed();
         background.spawn(keep_time(services.clone(), metrics.clone(), database.clone(), high_water));
+        background.spawn(keep_expiring(services.clone(), metrics.expiry.clone()));
         background.spawn(keep_reaping(services.clone(), database));
         Ok(Self { services, address, metrics, pool, database: closing, server, background, stop })
     }
@@ -218,6 +243,7 @@ impl Master {
         }
         services.loads.shutdown().await;
         services.persistence.shutdown().await;
+        services.repair.shutdown().await;
         services.lookups.listings.shutdown().await;
         background.close();
         background.wait().await;
@@ -259,6 +285,8 @@ async fn keep_time(services: Services, metrics: MasterMetrics, database: Arc<Dat
         if let Ok(counters) = Tables::new(&database).counters() {
             metrics.gauges.inodes.set(i64::try_from(counters.inodes).unwrap_or(i64::MAX));
         }
+        let unlisted = services.mounts.status().iter().map(|status| status.unlisted_directories).sum::<u64>();
+        metrics.listing.unlisted.set(i64::try_from(unlisted).unwrap_or(i64::MAX));
         let applied = services.consensus.progress().0;
         metrics.gauges.applied_index.set(i64::try_from(applied).unwrap_or(i64::MAX));
         raise(applied).await;

@@ -1,5 +1,6 @@
 //! The gRPC face of the master. The services translate; what they promise is told in `master.proto`.
 
+mod changes;
 mod cluster;
 mod namespace;
 
@@ -18,6 +19,7 @@ use crate::lookup::Lookups;
 use crate::mounts::Mounts;
 use crate::persist::Persistence;
 use crate::raft::{Consensus, Proposer};
+use crate::repair::Repair;
 use crate::watch::WatchHub;
 use crate::workers::Workers;
 
@@ -39,6 +41,7 @@ pub struct Services {
     pub workers: Arc<Workers>,
     pub loads: Arc<Loads>,
     pub persistence: Arc<Persistence>,
+    pub repair: Arc<Repair>,
     pub consensus: Arc<Consensus>,
     pub proposer: Proposer,
     pub cluster_id: Arc<str>,

@@ -2,13 +2,17 @@
 //!
 //! [`database`] opens it, [`tables`] reads it, [`transaction`] collects what one log entry changes, and [`apply`] turns a
 //! command into changes: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers and
-//! load jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the bucket is to learn of that, [`origin`] for content that only the bucket has, [`orphans`] for what was taken out of the namespace and
+//! load jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the bucket is to learn of that, [`extent`] for
+//! where its blocks are, [`origin`] for content that only the bucket has, [`existing`] for what was in the bucket of such a mount
+//! before (and [`restored`] for what it was there), [`orphans`] for what was taken out of the namespace and
 //! is deleted in bounded steps, [`usage`] for how much there is below directories.
 //!
 //! Everything under `apply` is deterministic: no clock, no random number, no hash-map order decides what is written.
 
 pub mod apply;
 pub mod database;
+mod existing;
+mod extent;
 mod intent;
 mod mount;
 pub mod namespace;
@@ -17,13 +21,15 @@ mod orphans;
 mod posix;
 pub mod records;
 mod registry;
+mod restored;
 pub mod tables;
 pub mod transaction;
 pub mod usage;
 
 pub use apply::{Outcome, apply};
 pub use database::{Database, Family};
-pub use posix::blocking_lock;
+pub use origin::is_clean;
+pub use posix::{blocking_lock, take_in};
 pub use records::EntryVersion;
-pub use tables::{Directory, Doomed, Tables};
+pub use tables::{BlockAt, Directory, Doomed, StrayReplica, Tables};
 pub use transaction::{Change, Transaction};

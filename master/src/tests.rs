@@ -7,7 +7,7 @@ mod model;
 mod mutations;
 mod namespace;
 mod persist;
-
+mod repair;
 mod replay;
 mod restart;
 mod sessions;

@@ -263,6 +263,15 @@ impl WatchHub {
         self.progress.notify_waiters();
     }
 
+    /// The client of a session says that it ends: it will not come back.
+    pub fn end(&self, session: u64) {
+        if let Some(ended) = self.state.lock().sessions.remove(&session) {
+            tracing::info!(session, client = ended.client, "a client's session ends");
+            ended.wake.notify_one();
+        }
+        self.progress.notify_waiters();
+    }
+
     /// Puts a tick in the queue of every session, and ends those that were not heard of for a lease. To be called about
     /// once a second.
     pub fn tick(&self) {
@@ -364,6 +373,7 @@ impl ChangeListener for WatchHub {
                     Event::Entry(EntryChanged { parent, name, old_inode, new_inode })
                 }
                 Change::Inode(inode) => Event::InodeChanged(inode),
+                Change::Layout(inode) => Event::LayoutChanged(inode),
                 Change::Unlinked(inode) => Event::Unlinked(inode),
                 Change::Workers(epoch) => Event::WorkersEpoch(epoch),
                 Change::Mounts(epoch) => Event::MountsEpoch(epoch),
@@ -563,6 +573,22 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert_ne!(hub.open("a", id, true).unwrap().id(), id);
+    }
+
+    #[tokio::test]
+    async fn a_session_that_ends_in_order_is_over_at_once() {
+        let hub = hub(Duration::from_secs(1));
+        while !hub.has_settled() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let (ended, broken) = (hub.open("a", 0, false).unwrap(), hub.open("b", 0, false).unwrap());
+        hub.end(ended.id());
+        assert!(hub.is_over(ended.id()) && hub.has_settled());
+        drop(ended);
+        assert!(hub.has_settled());
+        let id = broken.id();
+        drop(broken);
+        assert!(!hub.is_over(id) && !hub.has_settled());
     }
 
     #[tokio::test]

@@ -123,6 +123,11 @@ impl Workers {
         Ok(true)
     }
 
+    /// For how long a worker has not been heard of: since this master's start at least.
+    pub fn silent_for(&self, worker: u64) -> Duration {
+        self.reports.lock().get(&worker).map_or(self.started, |report| report.heard).elapsed()
+    }
+
     /// Marks as lost who has not been heard of for the timeout. To be called more often than that.
     pub async fn expire(&self) -> Result<(), MasterError> {
         let workers = Tables::new(&self.database).workers()?;

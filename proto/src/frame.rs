@@ -53,10 +53,12 @@ pub enum FrameKind {
     SyncReply = 22,
     Persist = 23,
     PersistReply = 24,
+    Copy = 40,
+    CopyReply = 41,
 }
 
 impl FrameKind {
-    const ALL: [Self; 24] = [
+    const ALL: [Self; 26] = [
         Self::Hello,
         Self::Read,
         Self::ReadReply,
@@ -81,6 +83,8 @@ impl FrameKind {
         Self::SyncReply,
         Self::Persist,
         Self::PersistReply,
+        Self::Copy,
+        Self::CopyReply,
     ];
 }
 

@@ -265,7 +265,12 @@ fn a_bucket_in_cache_mode_is_read_and_not_changed() {
         &["setfattr", "-n", "user.a", "-v", "1", "/data/lines"],
         &["getfattr", "/data/lines"],
     ] {
-        refused(&cluster, &[&["fs"], arguments].concat(), FAILED, &["/data", "cache-mode", "cv refresh /data"]);
+        refused(
+            &cluster,
+            &[&["fs"], arguments].concat(),
+            FAILED,
+            &["/data", "cache-mode", "--access-mode read_write", "cv refresh /data"],
+        );
     }
     refused(&cluster, &["fs", "mkdir", "/new"], FAILED, &["/new", "in no mount"]);
     refused(&cluster, &["fs", "rm", "-r", "/data"], FAILED, &["in no mount"]);

@@ -1,19 +1,18 @@
 //! Content of fs-mode files that only the bucket has: read from there, written over block by block, and moved with its names.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bytes::Bytes;
-use cavern_tests::{Cluster, Options, eventually, http_get};
-use cavern_ufs::{ListMode, Ufs};
+use cavern_tests::{Cluster, Options, eventually};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rustix::fs::FallocateFlags;
 use serde_json::Value;
+
+use crate::bucket::{Bucket, Objects};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
@@ -43,33 +42,13 @@ fn freed(cluster: &Cluster, path: &str) -> Value {
     cluster.cv(&["fs", "free", path, "--json"]).json()
 }
 
-/// Every object of the bucket.
-fn objects(cluster: &Cluster) -> BTreeMap<String, Bytes> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let options = cluster.bucket_options();
-    let options = options.iter().filter_map(|option| option.split_once('='));
-    let options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-    runtime.block_on(async {
-        let ufs = Ufs::open("s3://bucket", &options, &Default::default()).unwrap();
-        let (mut objects, mut lister) = (BTreeMap::new(), ufs.list("", ListMode::Recursive));
-        while let Some(page) = lister.next_page().await.unwrap() {
-            for object in page.objects {
-                let content = ufs.get_bytes(&object.key, &object.etag, 0..object.size).await.unwrap();
-                objects.insert(object.key, content);
-            }
-        }
-        objects
-    })
+fn objects(cluster: &Cluster) -> Objects {
+    Bucket::of(cluster, "bucket").objects()
 }
 
 /// Bytes of blocks of files, at all workers.
 fn data_bytes(cluster: &Cluster) -> u64 {
-    let gauge = |http: &str| -> Option<u64> {
-        let page = http_get(&format!("http://{http}/metrics")).ok()?.body;
-        let line = page.lines().rfind(|line| line.starts_with("cavern_worker_data_bytes"))?.to_owned();
-        line.rsplit(' ').next()?.parse().ok()
-    };
-    cluster.status().workers.iter().map(|worker| gauge(&worker.http).unwrap()).sum()
+    cluster.status().workers.iter().map(|worker| worker.metric("cavern_worker_data_bytes").unwrap()).sum()
 }
 
 #[track_caller]
@@ -284,4 +263,23 @@ fn random_operations_and_drops_give_what_a_local_file_has() {
         let key = format!("fs/{}", path.file_name().unwrap().to_str().unwrap());
         assert!(objects[&key] == *content, "{key} (seed {seed})");
     }
+}
+
+#[test]
+fn a_file_set_twice_as_large_as_the_disks_is_written_and_read_back() {
+    const FILES: u64 = 32;
+    let conf = "heartbeat = \"100ms\"\n[worker]\ndirs = [\"[SSD:64MiB]/cache\"]\n".to_owned();
+    let cluster = mounted(Options { conf, ..Options::default() });
+    let content = |number: u64| noise(number, 4 * MIB as usize);
+    let path = |number: u64| cluster.path(format!("fs/f{number:02}"));
+    for number in 0..FILES {
+        fs::write(path(number), content(number)).unwrap();
+    }
+    persisted(&cluster);
+    assert!(data_bytes(&cluster) <= 64 * MIB);
+    for number in 0..FILES {
+        assert_content(&path(number), &content(number));
+    }
+    let kept = cluster.cv(&["fs", "free", "/fs", "--json"]).json();
+    assert_eq!((&kept["unpersisted_files"], &kept["open_files"]), (&0.into(), &0.into()));
 }

@@ -4,6 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
 mod bad;
+#[path = "crash/bucket.rs"]
+mod bucket;
+mod cache_writes;
 mod command_line;
 mod deleted;
 mod epochs;
@@ -12,12 +15,15 @@ mod fs_changes;
 mod fs_commands;
 mod fs_mode_acls;
 mod fs_mode_content;
+mod fs_mode_existing;
 mod fs_mode_locks;
 mod fs_mode_names;
 mod fs_mode_origin;
 mod fs_mode_privileges;
 mod fs_mode_quotas;
 mod fs_mode_random;
+mod fs_mode_replicas;
+mod fs_mode_ttl;
 mod loads;
 mod local_cluster;
 mod memory;

@@ -4,15 +4,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-use cavern_tests::{Cluster, Options, http_get};
+use cavern_tests::{Cluster, Options};
 use rustix::io::Errno;
 
 /// Requests of a kind that the kernel has sent.
 fn requests(cluster: &Cluster, operation: &str) -> u64 {
-    let metrics = http_get(&format!("http://{}/metrics", cluster.at_start.fuse[0].http)).unwrap().body;
-    let label = format!("cavern_fuse_requests_total{{operation=\"{operation}\"");
-    let counts = metrics.lines().filter(|line| line.starts_with(&label)).map(|line| line.rsplit(' ').next().unwrap());
-    counts.map(|count| count.parse::<u64>().unwrap()).sum()
+    let sample = format!("cavern_fuse_requests_total{{operation=\"{operation}\"");
+    cluster.at_start.fuse[0].metric(&sample).unwrap_or_default()
 }
 
 #[test]

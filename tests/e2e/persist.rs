@@ -2,18 +2,19 @@
 
 mod writer;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_tests::{Cluster, Options, eventually, http_get};
+use cavern_tests::{Cluster, Options, eventually};
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
 use rustix::process::Signal;
 use serde_json::json;
 use writer::Writer;
+
+use crate::bucket::Objects;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -31,8 +32,6 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-type Objects = BTreeMap<String, Bytes>;
-
 fn objects(entries: &[(&str, &[u8])]) -> Objects {
     entries.iter().map(|(key, content)| ((*key).to_owned(), Bytes::copy_from_slice(content))).collect()
 }
@@ -48,19 +47,13 @@ fn assert_same(bucket: &Objects, expected: &Objects) {
 
 /// A gauge of the master, as its metrics page has it.
 fn gauge(cluster: &Cluster, name: &str) -> Option<u64> {
-    gauge_of(&cluster.status().masters[0].http, name)
-}
-
-fn gauge_of(http: &str, name: &str) -> Option<u64> {
-    let page = http_get(&format!("http://{http}/metrics")).ok()?.body;
-    let mut lines = page.lines().filter(|line| line.starts_with(name));
-    lines.next_back().and_then(|line| line.rsplit(' ').next()?.parse().ok())
+    cluster.status().masters[0].metric(name)
 }
 
 /// Bytes of blocks of files, at all workers.
 fn data_bytes(cluster: &Cluster) -> u64 {
     let workers = cluster.status().workers;
-    workers.iter().map(|worker| gauge_of(&worker.http, "cavern_worker_data_bytes").unwrap()).sum()
+    workers.iter().map(|worker| worker.metric("cavern_worker_data_bytes").unwrap()).sum()
 }
 
 #[test]

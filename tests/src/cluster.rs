@@ -18,6 +18,7 @@ use rand::{Rng, RngCore, SeedableRng};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
+use crate::http::http_get;
 use crate::s3::S3;
 use crate::wait::{eventually, within};
 
@@ -82,6 +83,16 @@ pub struct Child {
     pub dirs: Vec<PathBuf>,
     #[serde(default)]
     pub mount_point: PathBuf,
+}
+
+impl Child {
+    /// The sum of all samples of a process's metrics page whose name and labels begin so; `None` while it does not answer, or has none.
+    pub fn metric(&self, begins: &str) -> Option<u64> {
+        let page = http_get(&format!("http://{}/metrics", self.http)).ok()?.body;
+        let samples = page.lines().filter(|line| line.starts_with(begins));
+        let values = samples.map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        values.map(|value| value.map(|value| value as u64)).reduce(|sum, value| Some(sum? + value?))?
+    }
 }
 
 /// What a command did.

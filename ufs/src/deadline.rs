@@ -1,7 +1,7 @@
 //! Deadlines of one attempt.
 //!
 //! - The answer to a request (for LIST and HEAD all of it, for GET its head) must come within `ufs.request_timeout`.
-//! - The answer to a request that sends a body may take longer, by `ufs.io_timeout` per [`STRIDE`] begun.
+//! - The answer to a request that sends a body, or has bytes copied, may take longer, by `ufs.io_timeout` per [`STRIDE`] begun.
 //! - A body must gain [`STRIDE`] bytes, or reach its end, per `ufs.io_timeout` of waiting. So a store that drips a byte a
 //!   second is as late as one that is silent, and the time that the reader itself takes is not counted against the store.
 
@@ -81,9 +81,9 @@ impl<S: ObjectStore> ObjectStore for Punctual<S> {
         .boxed()
     }
 
-    /// The body, if there is one, is a part of what the answer waits for.
+    /// The body, if there is one, is a part of what the answer waits for, and so is what the store copies.
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
-        let bytes = request.body_bytes();
+        let bytes = request.handled_bytes();
         let body = if bytes > 0 { body_limit(bytes, self.io_timeout) } else { Duration::ZERO };
         let limit = self.request_timeout + body;
         self.answer_within(limit, request.operation(), request.key, self.inner.change(request)).boxed()

@@ -29,6 +29,9 @@ pub enum Operation {
     Complete,
     Abort,
     Delete,
+    /// Within the bucket, whole or a part of an upload.
+    Copy,
+    CopyPart,
 }
 
 impl Operation {
@@ -44,6 +47,8 @@ impl Operation {
             Self::Complete => "COMPLETE MULTIPART",
             Self::Abort => "ABORT MULTIPART",
             Self::Delete => "DELETE",
+            Self::Copy => "COPY",
+            Self::CopyPart => "COPY PART",
         }
     }
 }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, Metadata, ObjectMeta, Replaces};
-use crate::store::{Answer, Body, ByteStream, Change, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, Change, ChangeRequest, CopySource, ListRequest, ObjectStore, StorePage};
 
 static BUCKETS: LazyLock<Mutex<HashMap<String, MemoryBucket>>> = LazyLock::new(Mutex::default);
 
@@ -59,6 +59,10 @@ impl Objects {
         };
         self.by_key.insert(key.to_owned(), Object { bytes, meta, metadata });
         etag
+    }
+
+    fn version_of(&self, source: &CopySource<'_>) -> Option<Object> {
+        self.by_key.get(source.key).filter(|object| object.meta.etag == source.etag).cloned()
     }
 }
 
@@ -198,6 +202,18 @@ impl MemoryBucket {
                 check(objects, replaces)?;
                 objects.by_key.remove(request.key);
                 Ok(String::new())
+            }
+            Change::Copy { source } => {
+                let found = objects.version_of(&source).ok_or_else(missing)?;
+                Ok(objects.store(request.key, found.bytes, found.metadata))
+            }
+            Change::CopyPart { upload, number, source, bytes: (first, last) } => {
+                let found = objects.version_of(&source).ok_or_else(missing)?;
+                objects.version += 1;
+                let etag = format!("p{}", objects.version);
+                let upload = objects.uploads.get_mut(upload).ok_or_else(missing)?;
+                upload.parts.insert(number, found.bytes.slice(first as usize..=last as usize));
+                Ok(etag)
             }
         }
     }

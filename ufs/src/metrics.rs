@@ -94,8 +94,16 @@ pub struct UfsStats {
 }
 
 /// The operations that change a bucket.
-const CHANGES: [Operation; 6] =
-    [Operation::Put, Operation::Begin, Operation::Part, Operation::Complete, Operation::Abort, Operation::Delete];
+const CHANGES: [Operation; 8] = [
+    Operation::Put,
+    Operation::Begin,
+    Operation::Part,
+    Operation::Complete,
+    Operation::Abort,
+    Operation::Delete,
+    Operation::Copy,
+    Operation::CopyPart,
+];
 
 /// The counters of one store.
 pub(crate) struct StoreMetrics {

@@ -48,6 +48,7 @@ pub(crate) struct S3Store {
     transport: Transport,
     /// `None` for unsigned requests.
     signer: Option<Signer<Credential>>,
+    bucket: String,
     /// URL of the bucket, without a `/` at the end.
     bucket_url: String,
     label: Arc<str>,
@@ -103,7 +104,8 @@ pub(crate) fn open(
     });
     let context = OperationContext::from_parts(http, Executor::default());
     let label = shared.label.clone();
-    Ok((S3Store { service: Arc::new(service), context, transport, signer, bucket_url, label }, shared))
+    let bucket = bucket.to_owned();
+    Ok((S3Store { service: Arc::new(service), context, transport, signer, bucket, bucket_url, label }, shared))
 }
 
 /// Where credentials come from; `None` for unsigned requests. Instance metadata is never asked: off a cloud that is a wait

@@ -89,6 +89,27 @@ pub(crate) enum Change<'a> {
     Delete {
         replaces: Replaces<'a>,
     },
+    /// Answers the object's ETag. Its metadata are those of the source.
+    Copy {
+        source: CopySource<'a>,
+    },
+    /// Answers the part's ETag.
+    CopyPart {
+        upload: &'a str,
+        number: u32,
+        source: CopySource<'a>,
+        /// The first and the last byte.
+        bytes: (u64, u64),
+    },
+}
+
+/// A version of an object of the same bucket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CopySource<'a> {
+    pub key: &'a str,
+    pub etag: &'a str,
+    /// Bytes of the object.
+    pub length: u64,
 }
 
 impl ChangeRequest<'_> {
@@ -100,6 +121,8 @@ impl ChangeRequest<'_> {
             Change::Complete { .. } => Operation::Complete,
             Change::Abort { .. } => Operation::Abort,
             Change::Delete { .. } => Operation::Delete,
+            Change::Copy { .. } => Operation::Copy,
+            Change::CopyPart { .. } => Operation::CopyPart,
         }
     }
 
@@ -108,6 +131,15 @@ impl ChangeRequest<'_> {
         match self.change {
             Change::Put { body, .. } | Change::Part { body, .. } => body.len() as u64,
             _ => 0,
+        }
+    }
+
+    /// What the store has to handle before it can answer.
+    pub(crate) fn handled_bytes(&self) -> u64 {
+        match self.change {
+            Change::Copy { source } => source.length,
+            Change::CopyPart { bytes: (first, last), .. } => last - first + 1,
+            _ => self.body_bytes(),
         }
     }
 }

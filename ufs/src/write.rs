@@ -1,14 +1,19 @@
 //! Writing to a mount's bucket.
 
 use bytes::Bytes;
+use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::error::UfsError;
-use crate::object::{Metadata, Replaces};
-use crate::store::{Change, ChangeRequest, ObjectStore};
+use crate::object::{Metadata, ObjectMeta, Replaces};
+use crate::store::{Change, ChangeRequest, CopySource, ObjectStore};
 use crate::ufs::Ufs;
 
 /// Parts of a multipart upload at most; what S3 allows.
 pub const PARTS_MAX: u64 = 10_000;
+/// What is copied in one request at most. S3 allows 5 GiB, and takes its time for so much.
+const COPY_BYTES: u64 = 256 << 20;
+/// Parts of one copy on their way at a time.
+const COPIES_AT_A_TIME: usize = 8;
 
 impl Ufs {
     /// Writes an object in one request; gives its ETag, without quotes.
@@ -34,6 +39,36 @@ impl Ufs {
         match self.change(key, Change::Delete { replaces }).await {
             Ok(_) | Err(UfsError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Copies a version of an object to another key of the bucket, with its metadata; gives the copy's ETag. The bytes do not come
+    /// here. What is there under the key is replaced.
+    ///
+    /// # Errors
+    /// [`UfsError::VersionChanged`] or [`UfsError::NotFound`] when that version is not there any more.
+    pub async fn copy(&self, from: &ObjectMeta, to: &str) -> Result<String, UfsError> {
+        let source = CopySource { key: &from.key, etag: &from.etag, length: from.size };
+        if from.size <= COPY_BYTES {
+            return self.change(to, Change::Copy { source }).await;
+        }
+        let upload = self.begin_multipart(to, &self.head(&from.key).await?.metadata).await?;
+        let part = from.size.div_ceil(PARTS_MAX).max(COPY_BYTES);
+        let copied = stream::iter((1..).zip(0..from.size.div_ceil(part))).map(|(number, index)| {
+            let bytes = (index * part, from.size.min((index + 1) * part) - 1);
+            self.change(to, Change::CopyPart { upload: &upload.id, number, source, bytes })
+        });
+        let copied = async {
+            let etags: Vec<String> = copied.buffered(COPIES_AT_A_TIME).try_collect().await?;
+            upload.complete(&etags, Replaces::Anything).await
+        };
+        match copied.await {
+            Ok(etag) => Ok(etag),
+            Err(error) => {
+                // The error that led here says more than one of this.
+                let _given_up = upload.abort().await;
+                Err(error)
+            }
         }
     }
 

@@ -30,6 +30,16 @@ async fn check_conditions(ufs: &Ufs) {
     assert_eq!(ufs.get_bytes("k", &two, 0..3).await.unwrap(), "two");
     put("four", Replaces::Anything).await.unwrap();
 
+    let from = ufs.head("k").await.unwrap();
+    let copy = ufs.copy(&from, "other/k +%20\u{e9}").await.unwrap();
+    assert_eq!(ufs.get_bytes("other/k +%20\u{e9}", &copy, 0..4).await.unwrap(), "four");
+    put("five", Replaces::Anything).await.unwrap();
+    let gone = ufs.copy(&from, "never").await;
+    assert!(matches!(gone, Err(UfsError::NotFound { .. } | UfsError::VersionChanged { .. })));
+    assert!(matches!(ufs.head("never").await, Err(UfsError::NotFound { .. })));
+    ufs.delete("other/k +%20\u{e9}", Replaces::Anything).await.unwrap();
+    put("four", Replaces::Anything).await.unwrap();
+
     let upload = ufs.begin_multipart("large", &metadata(&[("mode", "33188")])).await.unwrap();
     let parts = [Bytes::from(vec![1; 5 << 20]), Bytes::from_static(b"end")];
     // Parts arrive in any order.
@@ -59,6 +69,13 @@ async fn s3_keeps_objects_metadata_and_conditions() {
     let bucket = Bucket::start().await;
     let ufs = bucket.ufs();
     check_conditions(&ufs).await;
+    // Copied in parts.
+    bucket.s3.store().put_sparse(BUCKET, "sparse", (256 << 20) + 5).unwrap();
+    ufs.copy(&ufs.head("sparse").await.unwrap(), "copy").await.unwrap();
+    assert_eq!(ufs.head("copy").await.unwrap().size, (256 << 20) + 5);
+    for key in ["sparse", "copy"] {
+        ufs.delete(key, Replaces::Anything).await.unwrap();
+    }
     let kept = metadata(&[("mode", "33188"), ("mtime", "1.000000002"), ("xattr", "%7B%22a+b%22%7D")]);
     for key in ["plain", " odd +%20\u{e9}/\n?#&=;:@", "dir/", "a//b", "line\u{7}"] {
         ufs.put(key, &Bytes::from_static(b"body"), &kept, Replaces::Nothing).await.unwrap();

@@ -9,6 +9,7 @@
 //! chunk, or before it has begun; when it fails, all who wait are told why, and nothing is remembered: the next request
 //! tries again.
 
+mod keep;
 mod origin;
 mod run;
 mod source;

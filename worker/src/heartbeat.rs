@@ -148,6 +148,7 @@ impl Heartbeat {
             tier: disk.tier.name().to_owned(),
             capacity_bytes: disk.capacity_bytes,
             used_bytes: disk.used_bytes,
+            data_bytes: disk.data_bytes,
             healthy: disk.healthy,
             error: disk.error,
         };

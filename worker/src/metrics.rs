@@ -38,6 +38,10 @@ pub struct WorkerMetrics {
     pub persisted: Counter,
     pub persisted_bytes: Counter,
     pub persist_failures: Counter,
+    /// Blocks of fs-mode files copied from other workers.
+    pub copied_blocks: Counter,
+    /// Reservations that waited because the disks are nearly full of what the bucket lacks.
+    pub slowed_reservations: Counter,
     pub connections: Gauge,
     pub connections_refused: Counter,
     pub malformed_frames: Counter,
@@ -78,6 +82,11 @@ impl WorkerMetrics {
             syncs: counter("syncs", "Blocks of fs-mode files synced to disk"),
             persisted: counter("persisted_objects", "Objects of fs-mode files written to buckets"),
             persisted_bytes: counter("persisted_bytes", "Bytes of objects of fs-mode files written to buckets"),
+            copied_blocks: counter("copied_blocks", "Blocks of fs-mode files copied from other workers"),
+            slowed_reservations: counter(
+                "slowed_reservations",
+                "Reservations for fs-mode files that waited because the disks are nearly full of what the buckets lack",
+            ),
             persist_failures: counter(
                 "persist_failures",
                 "Objects of fs-mode files that could not be written, or not at this time",

@@ -6,8 +6,11 @@
 //! sent in one request. The parts of a large one are read and sent several at a time, within the memory budget, and the
 //! check comes before the parts become an object.
 //!
+//! [`copy`] reads a block of another worker in the same way, to have it here.
+//!
 //! What is given up (the asker is gone, the deadline is over, a part failed, the file changed) is aborted at the store too.
 
+mod copy;
 mod peers;
 mod plan;
 mod source;
@@ -23,6 +26,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
+use self::copy::Copies;
 pub use self::peers::Peers;
 use self::plan::{Content, Plan};
 use self::source::Source;
@@ -56,6 +60,7 @@ pub struct Uploads {
     parts: UploadParts,
     /// Uploads that are being given up.
     tasks: TaskTracker,
+    copies: Copies,
 }
 
 /// Why an object was not written.
@@ -81,7 +86,7 @@ fn stopped(error: UfsError) -> Stop {
 
 impl Uploads {
     pub fn new(parts: UploadParts) -> Self {
-        Self { parts, tasks: TaskTracker::new() }
+        Self { parts, tasks: TaskTracker::new(), copies: Copies::default() }
     }
 
     /// Writes an object, within the request's deadline.

@@ -3,6 +3,7 @@
 mod connection;
 mod listen;
 mod outgoing;
+mod pressure;
 mod requests;
 mod socket;
 mod upload;

@@ -349,6 +349,14 @@ impl Store {
             .collect()
     }
 
+    /// What blocks of fs-mode files take of the healthy directories, and what these have, in one unit.
+    pub fn data_share(&self) -> (u64, u64) {
+        let residents = self.residents.lock();
+        let spaces = residents.cache.spaces.iter().zip(&self.directories);
+        let healthy = spaces.filter(|(_, directory)| directory.is_healthy());
+        healthy.fold((0, 0), |(data, capacity), (space, _)| (data + space.data(), capacity + space.capacity()))
+    }
+
     fn directory_count(&self) -> usize {
         self.directories.len()
     }

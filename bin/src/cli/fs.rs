@@ -14,6 +14,7 @@ mod put;
 mod quota;
 mod reader;
 mod remove;
+mod ttl;
 mod usage;
 mod walk;
 mod xattr;
@@ -61,7 +62,7 @@ pub enum FsCommand {
 
 What is asked for holds together: a file must be as every option says. The options may have one dash, as those of find(1).")]
     Find(find::FindArgs),
-    /// Copy a file or a directory of this host, or stdin, into an fs-mode mount.
+    /// Copy a file or a directory of this host, or stdin, into a mount that can be written to.
     #[command(after_help = "Examples:
   cv fs put model.pt /work/run1/model.pt
   cv fs put ./data /work
@@ -70,11 +71,11 @@ What is asked for holds together: a file must be as every option says. The optio
 What is there already is replaced, a file in one step: a reader has the old one or the new one, whole. When the command
 is done, the bytes are on the disks of the workers.")]
     Put(put::PutArgs),
-    /// Make files in an fs-mode mount, or set the times of those that are there to now.
+    /// Make files in a mount that can be written to, or set the times of those that are there to now.
     #[command(after_help = "Examples:
   cv fs touch /work/run1/DONE")]
     Touch(make::TouchArgs),
-    /// Make directories in an fs-mode mount.
+    /// Make directories in a mount that can be written to.
     #[command(after_help = "Examples:
   cv fs mkdir /work/run1
   cv fs mkdir -p -m 2775 /work/shared/results/today")]
@@ -84,12 +85,12 @@ is done, the bytes are on the disks of the workers.")]
   cv fs ln /work/run1/model.pt /work/best.pt
   cv fs ln -s run1/model.pt /work/latest.pt")]
     Ln(make::LnArgs),
-    /// Remove files and directories of an fs-mode mount.
+    /// Remove files and directories of a mount that can be written to.
     #[command(after_help = "Examples:
   cv fs rm /work/run1/tmp.bin
   cv fs rm -r /work/run1")]
     Rm(remove::RmArgs),
-    /// Rename or move within an fs-mode mount.
+    /// Rename or move within a mount that can be written to.
     #[command(after_help = "Examples:
   cv fs mv /work/run1 /work/run1-old
   cv fs mv /work/a.pt /work/b.pt /work/models
@@ -118,6 +119,9 @@ is done, the bytes are on the disks of the workers.")]
     /// Bound what may be below directories of fs-mode mounts.
     #[command(subcommand)]
     Quota(quota::QuotaCommand),
+    /// How long files of directories of fs-mode mounts live.
+    #[command(subcommand)]
+    Ttl(ttl::TtlCommand),
     /// Bytes of each entry of a directory.
     Du(usage::DuArgs),
     /// Capacity and use of the cache.
@@ -136,6 +140,26 @@ pub struct PathArgs {
     /// Absolute path in the namespace.
     #[arg(value_name = "PATH")]
     path: String,
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// A directory that has, or is to have, something of its own.
+#[derive(Args)]
+pub struct DirectoryArgs {
+    /// Absolute path of a directory in an fs-mode mount.
+    #[arg(value_name = "PATH")]
+    path: String,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// Everything of a kind that there is.
+#[derive(Args)]
+pub struct AllArgs {
     /// The result as JSON.
     #[arg(long)]
     json: bool,
@@ -164,6 +188,7 @@ impl FsCommand {
             Self::Setfattr(args) => args.run().await,
             Self::Getfattr(args) => args.run().await,
             Self::Quota(command) => command.run().await,
+            Self::Ttl(command) => command.run().await,
             Self::Du(args) => args.run().await,
             Self::Df(args) => args.run().await,
             Self::Count(args) => usage::count(args).await,

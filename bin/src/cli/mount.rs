@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use cavern_conf::{ByteSize, Interval};
 use cavern_proto::master::{
-    Consistency, ListMountsRequest, Mount, MountRequest, MountStatus, MountTable, UnmountRequest, WriteType,
+    AccessMode, Consistency, Existing, ListMountsRequest, Mount, MountRequest, MountStatus, MountTable, UnmountRequest,
+    WriteType,
 };
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -25,6 +26,7 @@ Examples:
   cv mount s3://data/train /train --write-type cache_mode -c s3.endpoint_url=http://s3:9000 \\
       -c s3.credentials.access=KEY -c s3.credentials.secret=SECRET
   cv mount s3://data/train /train --write-type cache_mode -c … --check      verify only
+  cv mount s3://data/work /work --write-type fs_mode --recover -c …         after the loss of a cluster
   cv mount                                                                  list what is attached
 
 Bucket and credentials are verified before anything is recorded.")]
@@ -38,6 +40,9 @@ pub struct MountArgs {
     /// Which side is the truth.
     #[arg(long, value_enum, requires = "uri")]
     write_type: Option<WriteTypeArg>,
+    /// Whether clients change what is in it [default: read_only in cache_mode, read_write in fs_mode].
+    #[arg(long, value_enum, requires = "uri")]
+    access_mode: Option<AccessModeArg>,
     /// Option of the bucket; several times.
     #[arg(short = 'c', long = "option", value_name = "KEY=VALUE", value_parser = key_value, requires = "uri")]
     options: Vec<(String, String)>,
@@ -56,6 +61,10 @@ pub struct MountArgs {
     /// When the bucket is asked again.
     #[arg(long, value_enum, default_value_t = ConsistencyArg::Ttl)]
     consistency: ConsistencyArg,
+    /// In fs_mode: give the objects of the prefix back what their metadata say they were, as Cavern has written them: owners,
+    /// permissions, times, links, attributes.
+    #[arg(long, requires = "uri")]
+    recover: bool,
     /// Verify bucket and credentials, record nothing.
     #[arg(long, requires = "uri")]
     check: bool,
@@ -71,9 +80,20 @@ enum WriteTypeArg {
     /// The bucket is the truth; Cavern caches it.
     #[value(name = "cache_mode")]
     CacheMode,
-    /// The namespace is the truth, and can be written; the bucket follows it. The prefix must be empty.
+    /// The namespace is the truth, and can be written; the bucket follows it. Objects that are there
+    /// already are indexed in the background.
     #[value(name = "fs_mode")]
     FsMode,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum AccessModeArg {
+    /// Whatever would change something is refused.
+    #[value(name = "read_only")]
+    ReadOnly,
+    /// Files can be written, made and removed; with cache_mode the bucket has a file when its close returns.
+    #[value(name = "read_write")]
+    ReadWrite,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -139,6 +159,12 @@ impl MountArgs {
             metadata_ttl_ms,
             consistency: consistency.into(),
             ttl_ms: self.ttl_ms,
+            access_mode: match self.access_mode {
+                None => AccessMode::Unspecified.into(),
+                Some(AccessModeArg::ReadOnly) => AccessMode::ReadOnly.into(),
+                Some(AccessModeArg::ReadWrite) => AccessMode::ReadWrite.into(),
+            },
+            existing: if self.recover { Existing::Recovered.into() } else { Existing::None.into() },
             ..Mount::default()
         })
     }
@@ -181,6 +207,7 @@ pub struct MountView {
     pub path: String,
     pub uri: String,
     pub write_type: &'static str,
+    pub access_mode: &'static str,
     pub consistency: &'static str,
     pub metadata_ttl_ms: u64,
     pub ttl_ms: u64,
@@ -196,6 +223,8 @@ pub struct StatusView {
     pub indexing: bool,
     pub indexed_entries: u64,
     pub hidden_keys: u64,
+    pub unlisted_directories: u64,
+    pub incomplete_entries: u64,
     pub last_error: String,
 }
 
@@ -209,6 +238,10 @@ impl MountView {
                 WriteType::CacheMode => "cache_mode",
                 WriteType::FsMode => "fs_mode",
                 WriteType::Unspecified => "unknown",
+            },
+            access_mode: match (mount.access_mode(), mount.write_type()) {
+                (AccessMode::ReadWrite, _) | (AccessMode::Unspecified, WriteType::FsMode) => "read_write",
+                _ => "read_only",
             },
             consistency: match mount.consistency() {
                 Consistency::Always => "always",
@@ -224,6 +257,8 @@ impl MountView {
                 indexing: status.indexing,
                 indexed_entries: status.indexed_entries,
                 hidden_keys: status.hidden_keys,
+                unlisted_directories: status.unlisted_directories,
+                incomplete_entries: status.incomplete_entries,
                 last_error: status.last_error.clone(),
             }),
         }
@@ -243,11 +278,18 @@ impl MountView {
     fn state(&self) -> String {
         let Some(status) = &self.status else { return String::new() };
         let mut parts = Vec::new();
-        if status.indexing {
-            parts.push(format!("indexing ({} entries)", status.indexed_entries));
+        match (status.indexing, status.indexed_entries, status.unlisted_directories) {
+            (false, _, _) => {}
+            (true, entries, 0) => parts.push(format!("indexing ({entries} entries)")),
+            (true, entries, left) => {
+                parts.push(format!("indexing ({entries} entries, {left} directories to be listed)"))
+            }
         }
         if status.hidden_keys > 0 {
             parts.push(format!("{} keys hidden", status.hidden_keys));
+        }
+        if status.incomplete_entries > 0 {
+            parts.push(format!("{} entries recovered without all of their attributes", status.incomplete_entries));
         }
         if !status.last_error.is_empty() {
             parts.push(status.last_error.clone());

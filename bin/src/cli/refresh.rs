@@ -1,6 +1,6 @@
 //! `cv refresh`.
 
-use cavern_proto::master::{RefreshProgress, RefreshRequest};
+use cavern_proto::master::{RefreshFate, RefreshItem, RefreshProgress, RefreshRequest};
 use clap::Args;
 use serde::Serialize;
 
@@ -12,6 +12,10 @@ use crate::error::CliError;
 #[command(after_help = "Examples:
   cv refresh /train                     a directory and all below it
   cv refresh /train/part-1 --shallow    one directory alone
+  cv refresh /work --dry-run            what others changed in the bucket of an fs-mode mount
+
+In fs-mode the namespace is the truth: what was changed there and is not in the bucket yet stays as it is, and is told as a conflict \
+where others have changed the object as well.
 
 Returns when every client of the cluster has taken in what changed: \
 from then on no open sees an old version.")]
@@ -22,6 +26,9 @@ pub struct RefreshArgs {
     /// This directory only, not those below it.
     #[arg(long)]
     shallow: bool,
+    /// In fs-mode: change nothing, and name what would be.
+    #[arg(long)]
+    dry_run: bool,
     /// The result as JSON.
     #[arg(long)]
     json: bool,
@@ -37,28 +44,70 @@ struct Refreshed {
     changed: u64,
     removed: u64,
     hidden: u64,
+    conflicts: u64,
+    pending: u64,
+    names: Vec<Name>,
+}
+
+/// A conflict, or what a dry run would change.
+#[derive(Serialize)]
+struct Name {
+    fate: &'static str,
+    path: String,
+}
+
+impl Name {
+    fn of(item: RefreshItem) -> Self {
+        let fate = match item.fate() {
+            RefreshFate::Added => "added",
+            RefreshFate::Changed => "changed",
+            RefreshFate::Removed => "removed",
+            RefreshFate::Conflict => "conflict",
+            RefreshFate::Pending => "pending",
+            RefreshFate::Nothing => "unchanged",
+        };
+        Self { fate, path: item.path }
+    }
 }
 
 impl RefreshArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let mut connection = self.cluster.connect().await?;
-        let request = RefreshRequest { path: self.path.clone(), recursive: !self.shallow };
+        let request = RefreshRequest { path: self.path.clone(), recursive: !self.shallow, dry_run: self.dry_run };
         let mut progress = connection.namespace.refresh(request).await?.into_inner();
-        let mut last = RefreshProgress::default();
-        while let Some(message) = progress.message().await? {
+        let (mut last, mut names) = (RefreshProgress::default(), Vec::new());
+        while let Some(mut message) = progress.message().await? {
+            names.extend(std::mem::take(&mut message.items).into_iter().map(Name::of));
             last = message;
         }
         if !last.done {
             return Err(CliError::Failed(format!("the master gave up refreshing {}: see its log", self.path)));
         }
-        let RefreshProgress { directories, entries, added, changed, removed, hidden, .. } = last;
+        let RefreshProgress { directories, entries, added, changed, removed, hidden, conflicts, pending, .. } = last;
         if self.json {
-            return console::json(&Refreshed { directories, entries, added, changed, removed, hidden });
+            return console::json(&Refreshed {
+                directories,
+                entries,
+                added,
+                changed,
+                removed,
+                hidden,
+                conflicts,
+                pending,
+                names,
+            });
         }
-        let hidden = if hidden == 0 { String::new() } else { format!(", {hidden} keys hidden") };
+        for Name { fate, path } in names {
+            console::line(format_args!("{fate:8}  {path}"))?;
+        }
+        let some = |count: u64, what: &str| if count == 0 { String::new() } else { format!(", {count} {what}") };
         console::line(format_args!(
-            "{}: {directories} directories, {entries} entries: {added} added, {changed} changed, {removed} removed{hidden}",
-            self.path
+            "{}: {directories} directories, {entries} entries: {}{added} added, {changed} changed, {removed} removed{}{}{}",
+            self.path,
+            if self.dry_run { "would be " } else { "" },
+            some(hidden, "keys hidden"),
+            some(conflicts, "in conflict"),
+            some(pending, "left until the bucket has followed")
         ))
     }
 }

@@ -1,6 +1,9 @@
 //! `cv report` and `cv node list`: what the cluster is doing.
 
-use cavern_proto::master::{ClusterStatus, ListWorkersRequest, StatusRequest, Worker, WorkerState, WorkerTable};
+use cavern_proto::master::{
+    ClusterStatus, ListUnavailableRequest, ListWorkersRequest, StatusRequest, UnavailableFiles, Worker, WorkerState,
+    WorkerTable,
+};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -42,7 +45,20 @@ struct Report {
     workers: Vec<WorkerView>,
     mounts: Vec<MountView>,
     jobs: Vec<JobView>,
+    unavailable: Unavailable,
 }
+
+/// Files of fs-mode mounts with content that is at lost workers only, and in no bucket.
+#[derive(Serialize)]
+struct Unavailable {
+    files: u64,
+    blocks: u64,
+    /// The first of them.
+    paths: Vec<String>,
+}
+
+/// Unavailable files that are named.
+const UNAVAILABLE_SHOWN: u32 = 20;
 
 /// Sums over the live workers, since each of them started.
 #[derive(Default, Serialize)]
@@ -92,8 +108,10 @@ struct DiskView {
 
 impl ReportArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let status = self.cluster.connect().await?.cluster.status(StatusRequest {}).await?.into_inner();
-        let report = Report::new(status);
+        let mut cluster = self.cluster.connect().await?.cluster;
+        let status = cluster.status(StatusRequest {}).await?.into_inner();
+        let request = ListUnavailableRequest { limit: UNAVAILABLE_SHOWN, ..ListUnavailableRequest::default() };
+        let report = Report::new(status, cluster.list_unavailable(request).await?.into_inner());
         if self.json { console::json(&report) } else { report.print() }
     }
 }
@@ -108,7 +126,7 @@ impl NodeCommand {
 }
 
 impl Report {
-    fn new(status: ClusterStatus) -> Self {
+    fn new(status: ClusterStatus, lost: UnavailableFiles) -> Self {
         let workers = status.workers.unwrap_or_default();
         Self {
             cluster_id: status.cluster_id,
@@ -121,6 +139,11 @@ impl Report {
             workers: workers.workers.iter().map(WorkerView::new).collect(),
             mounts: MountView::all(&status.mounts.unwrap_or_default()),
             jobs: status.jobs.into_iter().map(JobView::from).collect(),
+            unavailable: Unavailable {
+                files: lost.files,
+                blocks: lost.blocks,
+                paths: lost.listed.into_iter().map(|file| file.path).collect(),
+            },
         }
     }
 
@@ -157,6 +180,7 @@ impl Report {
                 cache.corrupt_chunks
             ))?;
         }
+        self.unavailable.print()?;
         console::line("")?;
         print_workers(&self.workers)?;
         console::line("")?;
@@ -166,6 +190,23 @@ impl Report {
             JobView::print_table(&self.jobs)?;
         }
         Ok(())
+    }
+}
+
+impl Unavailable {
+    fn print(&self) -> Result<(), CliError> {
+        if self.files == 0 {
+            return Ok(());
+        }
+        console::line(format_args!(
+            "LOST      {} blocks of {} files are at lost workers only, and in no bucket: start these workers again",
+            self.blocks, self.files
+        ))?;
+        for path in &self.paths {
+            console::line(format_args!("          {path}"))?;
+        }
+        let more = self.files.saturating_sub(self.paths.len() as u64);
+        if more > 0 { console::line(format_args!("          and {more} more")) } else { Ok(()) }
     }
 }
 

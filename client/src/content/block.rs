@@ -30,14 +30,16 @@ pub(super) struct OpenBlock {
 #[derive(Clone, Debug)]
 pub(super) struct Replica {
     pub worker: u64,
+    /// Which of the replicas that the block ever had there; see `Extent`.
+    pub joined: u32,
     /// Names the block's file there.
     pub incarnation: u64,
     /// Where the worker is on this host.
     pub file: Option<Arc<File>>,
 }
 
-/// Names a block of a file.
-pub(super) fn block_name(
+/// Names a block of a file of an fs-mode mount at the workers.
+pub fn block_name(
     cluster_id: &str,
     inode: u64,
     generation: u32,

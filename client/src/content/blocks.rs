@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::Content;
 use super::block::{OpenBlock, Replica, block_name, wire_range};
+use super::layout::Known;
 use crate::error::ClientError;
 use crate::read::fetch::{check_status, only_item};
 use crate::wire::Route;
@@ -51,16 +52,21 @@ impl Content {
             (None, Some(known)) => known,
         };
         let name = self.name_of(index, known.generation);
-        let (mut replicas, mut failure) = (Vec::new(), None);
-        for worker in known.workers.iter().copied() {
-            match self.open_replica(worker, &name).await {
-                Ok(replica) => replicas.push(replica),
+        let (mut replicas, mut failure): (Vec<Replica>, _) = (Vec::new(), None);
+        for (worker, joined) in self.reachable_first(&known) {
+            // One descriptor will do.
+            if replicas.iter().any(|replica| replica.file.is_some()) {
+                replicas.push(Replica { worker, joined, incarnation: 0, file: None });
+                continue;
+            }
+            match self.asking(worker, self.open_replica(worker, &name)).await {
+                Ok(replica) => replicas.push(Replica { joined, ..replica }),
                 Err(error) => failure = Some(error),
             }
         }
         if replicas.is_empty() {
             let none = || ClientError::Invalid(format!("block {index} of inode {} has no worker", self.inode));
-            return Err(failure.unwrap_or_else(none));
+            return Err(self.explained(index, failure.unwrap_or_else(none)));
         }
         let reserved = Mutex::new(ChunkMap::new());
         let generation = known.generation;
@@ -69,9 +75,48 @@ impl Content {
         Ok(Some(open))
     }
 
+    /// The replicas of a block; those whose workers failed lately come last.
+    fn reachable_first(&self, known: &Known) -> Vec<(u64, u32)> {
+        let mut replicas: Vec<(u64, u32)> = known.replicas().collect();
+        replicas.sort_by_key(|(worker, _)| self.shared.pool.rests(*worker));
+        replicas
+    }
+
+    /// Asks a worker, and remembers whether it answered: while there are others, one that did not is left alone for a while.
+    pub(super) async fn asking<T>(
+        &self,
+        worker: u64,
+        answer: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        let attempt = self.shared.pool.admit(worker);
+        let answer = answer.await;
+        if let Some(attempt) = attempt {
+            match &answer {
+                Err(ClientError::WorkerConnection { .. } | ClientError::WorkerDeadline { .. }) => attempt.failed(),
+                _ => attempt.answered(),
+            }
+        }
+        answer
+    }
+
+    /// A failure of the workers of a block, or that all of them are lost, if that is so.
+    pub(super) fn explained(&self, index: u32, failure: ClientError) -> ClientError {
+        if !is_of_worker(&failure) {
+            return failure;
+        }
+        let known = self.state.lock().layout.as_ref().and_then(|layout| layout.block(index).cloned());
+        let placement = self.shared.pool.placement();
+        match known {
+            Some(known) if !known.workers.iter().any(|worker| placement.is_live(*worker)) => {
+                ClientError::Unavailable { inode: self.inode, index, workers: known.workers }
+            }
+            _ => failure,
+        }
+    }
+
     async fn open_replica(&self, worker: u64, name: &BlockRef) -> Result<Replica, ClientError> {
         if self.shared.pool.route(worker).await? == Route::Remote {
-            return Ok(Replica { worker, incarnation: 0, file: None });
+            return Ok(Replica { worker, joined: 0, incarnation: 0, file: None });
         }
         let item = open_request::Item { block: Some(name.clone()), want: Vec::new() };
         let (reply, files) = self.shared.pool.open(worker, vec![item], self.shared.worker_timeout).await?;
@@ -83,7 +128,8 @@ impl Content {
             message: "the answer has no descriptor".to_owned(),
         };
         let file = files.into_iter().next().ok_or_else(none)?;
-        Ok(Replica { worker, incarnation: item.incarnation, file: Some(Arc::new(File::from(file))) })
+        let file = Some(Arc::new(File::from(file)));
+        Ok(Replica { worker, joined: 0, incarnation: item.incarnation, file })
     }
 
     /// A block with room for bytes at each of its workers, made where it is not there yet.
@@ -104,20 +150,23 @@ impl Content {
         if let Some(open) = open.as_ref().filter(|open| open.has_room(bytes)) {
             return Ok(open.clone());
         }
+        if known.as_ref().is_some_and(|known| known.is_joined) {
+            return Err(ClientError::BlockHeld { inode: self.inode, index });
+        }
         let known_reserved = open.as_ref().filter(|open| open.is_writable).map(|open| open.reserved.lock().clone());
         let generous = self.with_room_ahead(bytes, known_reserved.as_ref());
-        let made = match &known {
+        let (made, failed) = match &known {
             Some(known) => {
                 let name = self.name_of(index, known.generation);
-                let is_known = open.filter(|open| open.is_writable);
-                match self.reserve_all(&name, known.generation, &known.workers, is_known.as_deref(), &generous).await {
+                let is_known = open.filter(|open| open.is_writable && known.is_at(open.generation, &open.replicas));
+                match self.reserve_all(&name, known, is_known.as_deref(), &generous).await {
                     Err(error) if no_space(&error) && generous != *bytes => {
-                        self.reserve_all(&name, known.generation, &known.workers, is_known.as_deref(), bytes).await
+                        self.reserve_all(&name, known, is_known.as_deref(), bytes).await
                     }
                     made => made,
                 }?
             }
-            None => self.make(index, generation, bytes).await?,
+            None => (self.make(index, generation, bytes).await?, Vec::new()),
         };
         if let Some(before) = known_reserved {
             let mut now = made.reserved.lock();
@@ -127,12 +176,16 @@ impl Content {
         }
         Failpoint::BlockReserved.pass();
         let made = Arc::new(made);
-        let workers = made.workers();
         self.use_layout(|layout, blocks| {
-            if known.is_none_or(|known| known.workers != workers) {
-                layout.made(index, workers);
+            match known {
+                Some(known) => layout.gave_up(index, known.generation, &failed),
+                None if layout.block(index).is_none() => layout.made(index, made.workers()),
+                // Somebody else has made it meanwhile.
+                None => return,
             }
-            blocks.insert(index, made.clone());
+            if layout.block(index).is_some_and(|known| known.is_at(made.generation, &made.replicas)) {
+                blocks.insert(index, made.clone());
+            }
         })
         .await?;
         Ok(made)
@@ -157,18 +210,21 @@ impl Content {
         let name = self.name_of(index, generation);
         let content = ContentId::from_slice(&name.content_id).unwrap_or_else(|| unreachable!("it was made above"));
         let wanted = self.mount.replicas();
-        let candidates = self.shared.pool.placement().candidates(content, index, crate::placement::MAX_CANDIDATES);
+        let mut candidates = self.shared.pool.placement().ranked(content, index);
+        candidates.sort_by_key(|worker| self.shared.pool.rests(*worker));
         let (mut replicas, mut failure) = (Vec::new(), None);
-        for worker in candidates.iter() {
-            if replicas.len() == wanted {
+        for worker in candidates {
+            // A worker that rests may take long not to answer. The master sees to what is lacking.
+            if replicas.len() == wanted || (!replicas.is_empty() && self.shared.pool.rests(worker)) {
                 break;
             }
-            match self.reserve_with(worker, &name, bytes, origin.clone()).await {
+            match self.asking(worker, self.reserve_with(worker, &name, bytes, origin.clone())).await {
                 Ok(replica) => replicas.push(replica),
                 // No other will find in the bucket what is not there.
                 Err(error) if is_of_worker(&error) && !error.is_version_gone() => {
                     tracing::debug!(inode = self.inode, index, "a block goes to another worker: {error}");
-                    failure = Some(error);
+                    // That there is no room is what the writer can wait for.
+                    failure = failure.filter(no_space).or(Some(error));
                 }
                 Err(error) => return Err(error),
             }
@@ -179,28 +235,30 @@ impl Content {
         Ok(writable(name, generation, replicas, bytes))
     }
 
-    /// Reserves at every worker of a block that is there. Workers that cannot be reached are left out, unless all are.
+    /// Reserves at every worker of a block that is there. Workers that fail are left out, and named, unless all do.
     async fn reserve_all(
         &self,
         name: &BlockRef,
-        generation: u32,
-        workers: &[u64],
+        block: &Known,
         open: Option<&OpenBlock>,
         bytes: &Range<u32>,
-    ) -> Result<OpenBlock, ClientError> {
-        let (mut replicas, mut failure) = (Vec::new(), None);
-        for worker in workers.iter().copied() {
+    ) -> Result<(OpenBlock, Vec<u64>), ClientError> {
+        let (mut replicas, mut failed, mut failure) = (Vec::new(), Vec::new(), None);
+        for (worker, joined) in block.replicas() {
             let known = open.and_then(|open| open.replicas.iter().find(|replica| replica.worker == worker));
-            let reserved = match known {
-                Some(known) => self.reserve_again(known, name, bytes).await,
-                None => self.reserve_existing(worker, name, bytes).await,
+            let reserve = async {
+                match known {
+                    Some(known) => self.reserve_again(known, name, bytes).await,
+                    None => self.reserve_existing(worker, name, bytes).await,
+                }
             };
-            match reserved {
-                Ok(replica) => replicas.push(replica),
-                // Both have the same bytes to store: the writer hears of it.
+            match self.asking(worker, reserve).await {
+                Ok(replica) => replicas.push(Replica { joined, ..replica }),
+                // All have the same bytes to store: the writer waits, or hears of it.
                 Err(error) if no_space(&error) => return Err(error),
                 Err(error) if is_of_worker(&error) => {
-                    tracing::warn!(inode = self.inode, index = name.index, "a replica is given up: {error}");
+                    tracing::debug!(inode = self.inode, index = name.index, worker, "a replica fails: {error}");
+                    failed.push(worker);
                     failure = Some(error);
                 }
                 Err(error) => return Err(error),
@@ -208,7 +266,7 @@ impl Content {
         }
         match failure {
             Some(error) if replicas.is_empty() => Err(error),
-            _ => Ok(writable(name.clone(), generation, replicas, bytes)),
+            _ => Ok((writable(name.clone(), block.generation, replicas, bytes), failed)),
         }
     }
 
@@ -264,7 +322,7 @@ impl Content {
         };
         let reserved = self.shared.pool.reserve(worker, request, wait).await?;
         let file = reserved.descriptor.map(|descriptor| Arc::new(File::from(descriptor)));
-        Ok(Replica { worker, incarnation: reserved.incarnation, file })
+        Ok(Replica { worker, joined: 0, incarnation: reserved.incarnation, file })
     }
 
     fn remember(&self, index: u32, open: &Arc<OpenBlock>) {
@@ -276,29 +334,31 @@ impl Content {
         }
     }
 
-    /// Goes on without the replicas of a block that have failed; the master hears of it with the next commit.
-    pub(super) async fn give_up_replicas(
-        &self,
-        index: u32,
-        open: &Arc<OpenBlock>,
-        failed: &[u64],
-    ) -> Result<(), ClientError> {
+    /// Goes on without the replicas of a block that have failed. The master must hear of it before a write is acknowledged.
+    pub(super) fn give_up_replicas(&self, index: u32, generation: u32, failed: &[u64]) {
+        tracing::warn!(inode = self.inode, index, ?failed, "writing goes on with fewer replicas");
+        let mut state = self.state.lock();
+        let super::State { layout, blocks, .. } = &mut *state;
+        if let Some(layout) = layout.as_mut() {
+            layout.gave_up(index, generation, failed);
+        }
+        let Some(open) = blocks.get(&index).filter(|open| open.generation == generation).cloned() else { return };
         let left: Vec<Replica> =
             open.replicas.iter().filter(|replica| !failed.contains(&replica.worker)).cloned().collect();
-        let workers: Vec<u64> = left.iter().map(|replica| replica.worker).collect();
-        tracing::warn!(inode = self.inode, index, ?failed, left = ?workers, "writing goes on with fewer replicas");
+        let known = layout.as_ref().and_then(|layout| layout.block(index));
+        // Somebody else has given up others: it is opened anew.
+        if !known.is_some_and(|known| known.is_at(generation, &left)) {
+            blocks.remove(&index);
+            return;
+        }
         let fewer = OpenBlock {
             name: open.name.clone(),
-            generation: open.generation,
+            generation,
             replicas: left,
             is_writable: open.is_writable,
             reserved: Mutex::new(open.reserved.lock().clone()),
         };
-        self.use_layout(|layout, blocks| {
-            layout.made(index, workers);
-            blocks.insert(index, Arc::new(fewer));
-        })
-        .await
+        blocks.insert(index, Arc::new(fewer));
     }
 }
 

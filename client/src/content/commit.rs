@@ -12,9 +12,17 @@ use tokio::time::Instant;
 
 use super::Content;
 use super::blocks::is_of_worker;
-use super::layout::{Layout, Uncommitted};
-use super::read::PAUSE;
+use super::layout::{COMMIT_BLOCKS, Known, Layout, Uncommitted};
+use super::read::{PAUSE, may_pass};
 use crate::error::ClientError;
+
+/// How long a worker is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Patience {
+    /// There are others.
+    OneAttempt,
+    UntilDeadline,
+}
 
 impl Content {
     /// Tells the master of what was written: new blocks, the new length. Returns at once when it knows.
@@ -64,16 +72,22 @@ impl Content {
     /// changed is told anyway, since others may see it, and so are its blocks, which are freed with it.
     async fn tell_without_growth(&self) -> Result<(), ClientError> {
         let begun = self.state.lock().layout.as_mut().map(Layout::begin_blocks);
-        let Some((uncommitted, made, touched)) = begun else { return Ok(()) };
-        let commit = CommitContent { inode: self.inode, grow_to: 0, made, changed: true, touched };
-        self.tell(commit, uncommitted).await
+        let Some((uncommitted, made)) = begun else { return Ok(()) };
+        self.tell(CommitContent { inode: self.inode, grow_to: 0, made, changed: true }, uncommitted).await
     }
 
     async fn try_commit(&self) -> Result<(), ClientError> {
-        let begun = self.state.lock().layout.as_mut().and_then(|layout| layout.begin_commit());
-        let Some((uncommitted, made, touched)) = begun else { return Ok(()) };
-        let (grow_to, changed) = (uncommitted.grow_to, uncommitted.changed);
-        self.tell(CommitContent { inode: self.inode, grow_to, made, changed, touched }, uncommitted).await
+        // What is written meanwhile is not told at the moment, but all of what was there.
+        loop {
+            let begun = self.state.lock().layout.as_mut().and_then(Layout::begin_commit);
+            let Some((uncommitted, made)) = begun else { return Ok(()) };
+            let is_last = made.len() < COMMIT_BLOCKS;
+            let (inode, grow_to, changed) = (self.inode, uncommitted.grow_to, uncommitted.changed);
+            self.tell(CommitContent { inode, grow_to, made, changed }, uncommitted).await?;
+            if is_last {
+                return Ok(());
+            }
+        }
     }
 
     async fn tell(&self, commit: CommitContent, uncommitted: Uncommitted) -> Result<(), ClientError> {
@@ -128,31 +142,82 @@ impl Content {
                 at_workers.entry(*worker).or_default().push(self.name_of(*index, known.generation));
             }
         }
-        let syncs = at_workers
-            .into_iter()
-            .map(|(worker, names)| async move { (worker, self.sync_at(worker, names, deadline).await) });
+        let is_alone = |worker: &u64| known.iter().any(|(_, known)| known.workers == [*worker]);
+        let syncs = at_workers.into_iter().map(|(worker, names)| {
+            let patience = if is_alone(&worker) { Patience::UntilDeadline } else { Patience::OneAttempt };
+            async move { (worker, self.sync_at(worker, names, patience, deadline).await) }
+        });
         let failed: HashMap<u64, ClientError> =
             join_all(syncs).await.into_iter().filter_map(|(worker, result)| Some((worker, result.err()?))).collect();
         for (index, known) in known {
             let lost: Vec<u64> = known.workers.iter().copied().filter(|worker| failed.contains_key(worker)).collect();
-            if let Some(error) = lost.first().and_then(|worker| failed.get(worker)) {
-                if lost.len() == known.workers.len() || !is_of_worker(error) {
-                    return Err(error.clone());
-                }
-                let open = self.state.lock().blocks.get(&index).cloned();
-                self.give_up_replicas(index, &open.ok_or_else(|| error.clone())?, &lost).await?;
+            let Some(error) = lost.first().and_then(|worker| failed.get(worker)) else { continue };
+            if !is_of_worker(error) {
+                return Err(error.clone());
             }
+            if lost.len() < known.workers.len() {
+                self.give_up_replicas(index, known.generation, &lost);
+                continue;
+            }
+            // All of them, or the only one, which has been waited for: one that comes back will do.
+            self.sync_any(index, &known, error.clone(), deadline).await?;
         }
         Ok(())
     }
 
-    /// Tries again while the worker may come back: what it has in its page cache survives its death.
-    async fn sync_at(&self, worker: u64, names: Vec<BlockRef>, deadline: Instant) -> Result<(), ClientError> {
+    /// Syncs a block at whichever of its workers answers first again.
+    async fn sync_any(
+        &self,
+        index: u32,
+        known: &Known,
+        mut failure: ClientError,
+        deadline: Instant,
+    ) -> Result<(), ClientError> {
         loop {
-            let synced = self.shared.pool.sync(worker, names.clone(), self.shared.timeout).await;
+            failure = self.explained(index, failure);
+            if !may_pass(&failure) || Instant::now() + PAUSE >= deadline {
+                return Err(failure);
+            }
+            tokio::time::sleep(PAUSE).await;
+            let names = || vec![self.name_of(index, known.generation)];
+            let syncs = known.workers.iter().map(|worker| async {
+                (*worker, self.sync_at(*worker, names(), Patience::OneAttempt, deadline).await)
+            });
+            let (done, lost): (Vec<_>, Vec<_>) =
+                join_all(syncs).await.into_iter().partition(|(_, synced)| synced.is_ok());
+            if !done.is_empty() {
+                let lost: Vec<u64> = lost.into_iter().map(|(worker, _)| worker).collect();
+                if !lost.is_empty() {
+                    self.give_up_replicas(index, known.generation, &lost);
+                }
+                return Ok(());
+            }
+            if let Some((_, Err(error))) = lost.into_iter().next() {
+                failure = error;
+            }
+        }
+    }
+
+    /// Syncs blocks at one worker. What it has in its page cache survives its death, so the only one is worth waiting for.
+    async fn sync_at(
+        &self,
+        worker: u64,
+        names: Vec<BlockRef>,
+        patience: Patience,
+        deadline: Instant,
+    ) -> Result<(), ClientError> {
+        let (first, wait) = (
+            names.first().map_or(0, |name| name.index),
+            match patience {
+                Patience::OneAttempt => self.shared.worker_timeout,
+                Patience::UntilDeadline => self.shared.timeout,
+            },
+        );
+        loop {
+            let synced = self.asking(worker, self.shared.pool.sync(worker, names.clone(), wait)).await;
             let Err(error) = synced else { return Ok(()) };
-            let may_pass = matches!(error, ClientError::WorkerConnection { .. } | ClientError::WorkerDeadline { .. });
-            if !may_pass || Instant::now() + PAUSE >= deadline {
+            let error = self.explained(first, error);
+            if patience == Patience::OneAttempt || !may_pass(&error) || Instant::now() + PAUSE >= deadline {
                 return Err(error);
             }
             tokio::time::sleep(PAUSE).await;

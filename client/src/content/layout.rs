@@ -2,11 +2,17 @@
 //!
 //! No I/O. The master's answer is the ground; what was written here lies over it until it is committed. A block is named by
 //! its generation: what the master has dropped meanwhile is not found under another generation again.
+//!
+//! The master is told of every block that was written to, and which workers have all of it (decision 10): it gives up the
+//! others. So what is noted here of a block's workers only ever becomes less, until the master says otherwise while nothing can
+//! have been missed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cavern_proto::content::block_length;
 use cavern_proto::master::{Attr, Extent, Origin};
+
+use super::block::{OpenBlock, Replica};
 
 /// One block of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,17 +20,60 @@ pub(super) struct Known {
     pub generation: u32,
     /// The workers that have it.
     pub workers: Vec<u64>,
+    /// Which replica of each of these it is; see `Extent`.
+    pub joined: Vec<u32>,
+    /// A worker is being given a copy: nobody writes meanwhile.
+    pub is_joined: bool,
     /// The master knows it.
     pub is_committed: bool,
+    /// A replica was given up, and no write may be acknowledged before the master knows.
+    pub is_urgent: bool,
 }
+
+impl Known {
+    /// Whether these are the block's replicas.
+    pub(super) fn is_at(&self, generation: u32, replicas: &[Replica]) -> bool {
+        let has = |(worker, joined)| replicas.iter().any(|known| (known.worker, known.joined) == (worker, joined));
+        self.generation == generation && self.workers.len() == replicas.len() && self.replicas().all(has)
+    }
+
+    fn is_open_to_writes(&self) -> bool {
+        !self.is_joined && !self.is_urgent
+    }
+
+    pub(super) fn replicas(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.workers.iter().copied().zip(self.joined.iter().copied())
+    }
+
+    /// Goes on with those replicas only that another knowledge of the block has too; false, and unchanged, when there are none.
+    fn intersect(&mut self, other: &Self) -> bool {
+        let common: Vec<(u64, u32)> =
+            self.replicas().filter(|own| other.replicas().any(|replica| replica == *own)).collect();
+        if common.is_empty() {
+            return false;
+        }
+        (self.workers, self.joined) = common.into_iter().unzip();
+        true
+    }
+}
+
+/// Whether everything that the master has told of a file has arrived here since the layout was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    Complete,
+    MayLack,
+}
+
+/// Blocks of one commit; the master takes some more.
+pub(super) const COMMIT_BLOCKS: usize = 1000;
 
 /// What the master is to be told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Uncommitted {
-    /// Blocks that were made, or whose workers have changed.
+    /// Blocks that were made, or whose workers have become fewer.
     pub made: BTreeSet<u32>,
-    /// Blocks that the master knows, and that were written to.
-    pub touched: BTreeSet<u32>,
+    /// Blocks that were written to.
+    pub written: BTreeSet<u32>,
     /// Bytes changed.
     pub changed: bool,
     /// The file reaches at least so far.
@@ -62,8 +111,10 @@ impl Layout {
     /// As the master has it.
     pub(super) fn new(attr: &Attr, extents: Vec<Extent>, origin: Option<Origin>) -> Self {
         let known = |extent: Extent| {
-            let Extent { index, generation, workers } = extent;
-            (index, Known { generation, workers, is_committed: true })
+            let Extent { index, generation, workers, mut joined, joining } = extent;
+            joined.resize(workers.len(), 0);
+            let is_joined = joining != 0;
+            (index, Known { generation, workers, joined, is_joined, is_committed: true, is_urgent: false })
         };
         let blocks = extents.into_iter().map(known).collect();
         let (size, version, generation) = (attr.size, attr.version, attr.generation);
@@ -116,19 +167,52 @@ impl Layout {
         self.size.saturating_sub(self.committed_size)
     }
 
-    /// A block has been made, or its workers have changed.
+    /// A block has been made at these workers.
     pub(super) fn made(&mut self, index: u32, workers: Vec<u64>) {
-        let generation = self.blocks.get(&index).map_or(self.generation, |known| known.generation);
-        self.blocks.insert(index, Known { generation, workers, is_committed: false });
+        let (generation, joined) = (self.generation, vec![0; workers.len()]);
+        let known = Known { generation, workers, joined, is_joined: false, is_committed: false, is_urgent: false };
+        self.blocks.insert(index, known);
         self.uncommitted.made.insert(index);
+    }
+
+    /// Writing to a block of this generation goes on without some of its workers.
+    pub(super) fn gave_up(&mut self, index: u32, generation: u32, failed: &[u64]) {
+        let Some(known) = self.blocks.get_mut(&index).filter(|known| known.generation == generation) else { return };
+        let left: Vec<(u64, u32)> = known.replicas().filter(|(worker, _)| !failed.contains(worker)).collect();
+        // The last one stays: it is all that there is.
+        if left.is_empty() || left.len() == known.workers.len() {
+            return;
+        }
+        (known.workers, known.joined) = left.into_iter().unzip();
+        (known.is_committed, known.is_urgent) = (false, true);
+        self.uncommitted.made.insert(index);
+    }
+
+    /// Whether what has been written to these workers of a block is at all that it has, so that it may be acknowledged.
+    pub(super) fn accepts(&self, index: u32, generation: u32, written: &[u64]) -> bool {
+        self.blocks.get(&index).is_some_and(|known| {
+            known.generation == generation
+                && known.is_open_to_writes()
+                && known.workers.iter().all(|worker| written.contains(worker))
+        })
+    }
+
+    /// The same for what has been written to an open block.
+    pub(super) fn accepts_at(&self, index: u32, open: &OpenBlock) -> bool {
+        self.blocks
+            .get(&index)
+            .is_some_and(|known| known.is_at(open.generation, &open.replicas) && known.is_open_to_writes())
+    }
+
+    /// Whether some block must be made known to the master before a write is acknowledged.
+    pub(super) fn is_urgent(&self, index: u32) -> bool {
+        self.blocks.get(&index).is_some_and(|known| known.is_urgent)
     }
 
     /// Bytes of a block were changed; the file reaches at least to `end`.
     pub(super) fn wrote(&mut self, index: u32, end: u64, now_ns: i64) {
         self.unsynced.insert(index);
-        if self.blocks.get(&index).is_some_and(|known| known.is_committed) {
-            self.uncommitted.touched.insert(index);
-        }
+        self.uncommitted.written.insert(index);
         self.grew(end, now_ns);
     }
 
@@ -149,28 +233,38 @@ impl Layout {
         self.unsynced.extend(blocks);
     }
 
-    /// What the master is to be told now; `None` when it knows everything.
-    pub(super) fn begin_commit(&mut self) -> Option<(Uncommitted, Vec<Extent>, Vec<Extent>)> {
+    /// What the master is to be told now, in one commit; `None` when it knows everything. Of very many blocks the first come
+    /// first, and the length with the last.
+    pub(super) fn begin_commit(&mut self) -> Option<(Uncommitted, Vec<Extent>)> {
         if self.uncommitted.is_none() {
             return None;
         }
-        let uncommitted = std::mem::take(&mut self.uncommitted);
+        let mut uncommitted = std::mem::take(&mut self.uncommitted);
+        let indexes: BTreeSet<u32> = uncommitted.made.union(&uncommitted.written).copied().collect();
+        if let Some(rest) = indexes.iter().nth(COMMIT_BLOCKS).copied() {
+            self.uncommitted = Uncommitted {
+                made: uncommitted.made.split_off(&rest),
+                written: uncommitted.written.split_off(&rest),
+                changed: uncommitted.changed,
+                grow_to: std::mem::take(&mut uncommitted.grow_to),
+            };
+        }
         let extent = |index: &u32| {
             let known = self.blocks.get(index)?;
-            Some(Extent { index: *index, generation: known.generation, workers: known.workers.clone() })
+            let joined = if known.joined.iter().all(|joined| *joined == 0) { Vec::new() } else { known.joined.clone() };
+            let (generation, workers) = (known.generation, known.workers.clone());
+            Some(Extent { index: *index, generation, workers, joined, joining: 0 })
         };
-        let made = uncommitted.made.iter().filter_map(extent).collect();
-        let touched = uncommitted.touched.iter().filter_map(extent);
-        let touched = touched.map(|touched| Extent { workers: Vec::new(), ..touched }).collect();
+        let told = indexes.iter().take(COMMIT_BLOCKS).filter_map(extent).collect();
         self.is_telling = true;
-        Some((uncommitted, made, touched))
+        Some((uncommitted, told))
     }
 
     /// The master could not be told.
     pub(super) fn commit_failed(&mut self, uncommitted: Uncommitted) {
         self.is_telling = false;
         self.uncommitted.made.extend(uncommitted.made);
-        self.uncommitted.touched.extend(uncommitted.touched);
+        self.uncommitted.written.extend(uncommitted.written);
         self.uncommitted.changed |= uncommitted.changed;
         self.uncommitted.grow_to = self.uncommitted.grow_to.max(uncommitted.grow_to);
     }
@@ -180,7 +274,7 @@ impl Layout {
         self.is_telling = false;
         for index in uncommitted.made.difference(&self.uncommitted.made) {
             if let Some(known) = self.blocks.get_mut(index) {
-                known.is_committed = true;
+                (known.is_committed, known.is_urgent) = (true, false);
             }
         }
         let is_next = attr.version == self.version + 1;
@@ -205,10 +299,10 @@ impl Layout {
     }
 
     /// The blocks that the master does not know, for it to know them without letting the file grow.
-    pub(super) fn begin_blocks(&mut self) -> (Uncommitted, Vec<Extent>, Vec<Extent>) {
+    pub(super) fn begin_blocks(&mut self) -> (Uncommitted, Vec<Extent>) {
         let Uncommitted { changed, grow_to, .. } = self.uncommitted;
         let begun = self.begin_commit().unwrap_or_default();
-        self.uncommitted = Uncommitted { changed, grow_to, ..Uncommitted::default() };
+        (self.uncommitted.changed, self.uncommitted.grow_to) = (changed, grow_to);
         begun
     }
 
@@ -226,41 +320,49 @@ impl Layout {
         is_next
     }
 
-    /// Puts what was written here over what the master has now; gives the blocks that were made here and have no place any
-    /// more, since somebody else has cut the file, or has made the same block at other workers; and those that were written to
-    /// here and have been dropped, since the bucket had them.
-    pub(super) fn rebase(&mut self, mut fresh: Self, block_size: u64) -> Vec<u32> {
+    /// Puts what was written here over what the master has now; gives the blocks that were written to here and have no place
+    /// any more, since somebody else has cut the file, or has made the same block at other workers; or since they have been
+    /// dropped, for the bucket had them.
+    pub(super) fn rebase(&mut self, mut fresh: Self, news: News) -> Vec<u32> {
         let mut lost = Vec::new();
-        for index in std::mem::take(&mut self.uncommitted.touched) {
-            let generation = |layout: &Self| layout.blocks.get(&index).map(|known| known.generation);
-            if generation(&fresh) == generation(self) {
-                fresh.uncommitted.touched.insert(index);
-            } else if fresh.origin_bytes(index, block_size) > 0 {
-                lost.push(index);
-            }
-        }
-        for index in std::mem::take(&mut self.uncommitted.made) {
+        let Uncommitted { made, written, changed, grow_to } = std::mem::take(&mut self.uncommitted);
+        for index in made.union(&written).copied() {
             let Some(own) = self.blocks.get(&index) else { continue };
-            let is_current = match fresh.blocks.get(&index) {
-                Some(known) => {
-                    own.generation == known.generation
-                        && own.workers.iter().all(|worker| known.workers.contains(worker))
+            let is_made = made.contains(&index);
+            match fresh.blocks.get_mut(&index) {
+                // A worker that has joined has all that was written before: see the decision.
+                Some(known) if known.generation == own.generation && !is_made && news == News::Complete => {}
+                Some(known) if known.generation == own.generation => {
+                    let before = known.workers.len();
+                    if !known.intersect(own) {
+                        lost.push(index);
+                        continue;
+                    }
+                    if is_made || known.workers.len() < before {
+                        known.is_committed = false;
+                        known.is_urgent = own.is_urgent || known.workers.len() < before;
+                        fresh.uncommitted.made.insert(index);
+                    }
                 }
-                None => own.generation == fresh.generation,
-            };
-            if is_current {
-                fresh.blocks.insert(index, own.clone());
-                fresh.uncommitted.made.insert(index);
-            } else {
-                lost.push(index);
+                None if own.generation == fresh.generation && is_made => {
+                    fresh.blocks.insert(index, own.clone());
+                    fresh.uncommitted.made.insert(index);
+                }
+                _ => {
+                    lost.push(index);
+                    continue;
+                }
+            }
+            if written.contains(&index) {
+                fresh.uncommitted.written.insert(index);
             }
         }
-        if self.uncommitted.changed {
+        if changed {
             fresh.uncommitted.changed = true;
             fresh.written_ns = self.written_ns;
             if lost.is_empty() {
-                fresh.uncommitted.grow_to = self.uncommitted.grow_to;
-                fresh.size = fresh.size.max(self.uncommitted.grow_to);
+                fresh.uncommitted.grow_to = grow_to;
+                fresh.size = fresh.size.max(grow_to);
             }
         }
         fresh.unsynced = std::mem::take(&mut self.unsynced);
@@ -289,7 +391,7 @@ mod tests {
     }
 
     fn extent(index: u32, generation: u32) -> Extent {
-        Extent { index, generation, workers: vec![1] }
+        Extent { index, generation, workers: vec![1], ..Extent::default() }
     }
 
     #[test]
@@ -299,16 +401,19 @@ mod tests {
         layout.made(0, vec![7, 8]);
         layout.wrote(0, 100, 55);
         assert_eq!((layout.size(), layout.written_ns()), (100, Some(55)));
-        let (told, made, _) = layout.begin_commit().unwrap();
-        assert_eq!((told.grow_to, made), (100, vec![Extent { index: 0, generation: 2, workers: vec![7, 8] }]));
+        let (told, made) = layout.begin_commit().unwrap();
+        assert_eq!(
+            (told.grow_to, made),
+            (100, vec![Extent { generation: 2, workers: vec![7, 8], ..Extent::default() }])
+        );
         assert!(layout.begin_commit().is_none() && layout.written_ns().is_some(), "the master has not answered yet");
         layout.commit_failed(told);
-        let (told, ..) = layout.begin_commit().unwrap();
+        let (told, _) = layout.begin_commit().unwrap();
         assert!(layout.committed(&told, &attr(100, 5, 2)));
         assert!(layout.is_committed() && layout.block(0).unwrap().is_committed);
         layout.wrote(0, 50, 56);
-        let (told, made, _) = layout.begin_commit().unwrap();
-        assert_eq!((told.grow_to, made), (50, vec![]));
+        let (told, made) = layout.begin_commit().unwrap();
+        assert_eq!((told.grow_to, made[0].workers.as_slice()), (50, &[7, 8][..]), "and who has what was written");
         assert!(!layout.committed(&told, &attr(300, 9, 2)), "others have committed as well");
         assert_eq!((layout.size(), layout.version()), (300, 9));
     }
@@ -332,8 +437,6 @@ mod tests {
         assert_eq!((layout.size(), layout.block(0).is_some(), layout.block(3)), (15, true, None));
         layout.made(3, vec![2]);
         assert_eq!(layout.block(3).unwrap().generation, 2);
-        layout.made(0, vec![2]);
-        assert_eq!(layout.block(0).unwrap().generation, 1, "it is the same block at another worker");
     }
 
     #[test]
@@ -346,8 +449,11 @@ mod tests {
         layout.wrote(3, 40, 3);
         assert_eq!(layout.growth(), 25);
         layout.give_up_beyond(22, 10);
-        let (told, made, ..) = layout.begin_commit().unwrap();
-        assert_eq!((told.grow_to, made.len(), layout.size(), layout.block(3)), (22, 1, 22, None));
+        let (told, made) = layout.begin_commit().unwrap();
+        assert_eq!(
+            (told.grow_to, made, layout.size(), layout.block(3)),
+            (22, vec![extent(1, 1), extent(2, 1)], 22, None)
+        );
         assert_eq!(layout.begin_sync(), [1, 2]);
         assert!(layout.committed(&told, &attr(22, 2, 1)));
         assert_eq!(layout.growth(), 0);
@@ -358,15 +464,15 @@ mod tests {
         let mut layout = Layout::new(&attr(5, 1, 1), vec![extent(0, 1)], None);
         layout.made(1, vec![1]);
         layout.wrote(1, 20, 1);
-        let (told, ..) = layout.begin_commit().unwrap();
+        let (told, _) = layout.begin_commit().unwrap();
         layout.commit_failed(told);
-        let (told, made, ..) = layout.begin_blocks();
+        let (told, made) = layout.begin_blocks();
         assert_eq!((told.made.len(), made), (1, vec![extent(1, 1)]));
         assert!(layout.committed(&told, &attr(5, 2, 1)));
         assert!(layout.block(1).unwrap().is_committed && !layout.is_committed());
         assert_eq!((layout.size(), layout.growth()), (20, 15));
-        let (told, made, ..) = layout.begin_commit().unwrap();
-        assert_eq!((told.grow_to, made), (20, vec![]));
+        let (told, made) = layout.begin_commit().unwrap();
+        assert_eq!((told.grow_to, made), (20, vec![]), "the blocks are known");
     }
 
     #[test]
@@ -376,9 +482,13 @@ mod tests {
         layout.made(1, vec![1]);
         layout.wrote(1, 20, 2);
         let mut grown = layout.clone();
-        assert!(grown.rebase(Layout::new(&attr(15, 2, 1), vec![extent(0, 1), extent(1, 1)], None), 10).is_empty());
+        assert!(
+            grown
+                .rebase(Layout::new(&attr(15, 2, 1), vec![extent(0, 1), extent(1, 1)], None), News::Complete)
+                .is_empty()
+        );
         assert_eq!((grown.size(), grown.is_committed()), (20, false));
-        assert_eq!(layout.rebase(Layout::new(&attr(5, 2, 2), vec![extent(0, 1)], None), 10), [1]);
+        assert_eq!(layout.rebase(Layout::new(&attr(5, 2, 2), vec![extent(0, 1)], None), News::Complete), [1]);
         assert_eq!((layout.size(), layout.block(1)), (5, None));
         assert_eq!(layout.begin_sync(), [0]);
         layout.forget_uncommitted();
@@ -387,8 +497,79 @@ mod tests {
         // Two have made the same block, at different workers.
         layout.made(1, vec![2]);
         layout.wrote(1, 20, 3);
-        assert_eq!(layout.rebase(Layout::new(&attr(15, 3, 2), vec![extent(0, 1), extent(1, 2)], None), 10), [1]);
+        let theirs = Layout::new(&attr(15, 3, 2), vec![extent(0, 1), extent(1, 2)], None);
+        assert_eq!(layout.rebase(theirs, News::Complete), [1]);
         assert_eq!((layout.size(), layout.block(1).unwrap().workers.as_slice()), (15, &[1][..]));
+    }
+
+    fn at(workers: &[u64], joined: &[u32]) -> Layout {
+        let (workers, joined) = (workers.to_vec(), joined.to_vec());
+        Layout::new(&attr(10, 1, 1), vec![Extent { generation: 1, workers, joined, ..Extent::default() }], None)
+    }
+
+    fn workers(layout: &Layout) -> &[u64] {
+        &layout.block(0).unwrap().workers
+    }
+
+    #[test]
+    fn no_write_is_acknowledged_while_a_replica_that_was_given_up_counts() {
+        let mut layout = at(&[1, 2], &[]);
+        assert!(layout.accepts(0, 1, &[1, 2]) && !layout.accepts(0, 1, &[1]) && !layout.accepts(0, 2, &[1, 2]));
+        layout.gave_up(0, 1, &[2]);
+        assert!(!layout.accepts(0, 1, &[1]) && layout.is_urgent(0));
+        let (told, made) = layout.begin_commit().unwrap();
+        assert_eq!(made, [Extent { generation: 1, workers: vec![1], ..Extent::default() }]);
+        assert!(layout.committed(&told, &attr(10, 2, 1)));
+        assert!(layout.accepts(0, 1, &[1]) && !layout.is_urgent(0));
+        layout.gave_up(0, 1, &[1]);
+        assert_eq!(workers(&layout), [1], "the last one is all that there is");
+    }
+
+    #[test]
+    fn a_block_that_is_being_copied_is_not_written_to() {
+        let held = Extent { generation: 1, workers: vec![1], joining: 2, ..Extent::default() };
+        let layout = Layout::new(&attr(10, 1, 1), vec![held], None);
+        assert!(!layout.accepts(0, 1, &[1, 2]) && !layout.is_urgent(0));
+    }
+
+    #[test]
+    fn a_replica_that_came_while_something_may_have_been_missed_is_given_up() {
+        let mut layout = at(&[1], &[]);
+        layout.wrote(0, 10, 1);
+        let mut sure = layout.clone();
+        assert!(sure.rebase(at(&[1, 3], &[0, 1]), News::Complete).is_empty());
+        assert!(sure.accepts(0, 1, &[1, 3]));
+        assert!(layout.rebase(at(&[1, 3], &[0, 1]), News::MayLack).is_empty());
+        assert_eq!((workers(&layout), layout.is_urgent(0)), (&[1][..], true));
+        assert_eq!(layout.begin_commit().unwrap().1[0].workers, [1]);
+
+        // The worker has another file by now.
+        let mut layout = at(&[1, 2], &[]);
+        layout.wrote(0, 10, 1);
+        assert!(layout.rebase(at(&[1, 2], &[0, 1]), News::MayLack).is_empty());
+        assert_eq!(workers(&layout), [1]);
+
+        // What was given up here stays so, whatever the master has.
+        let mut layout = at(&[1, 2], &[]);
+        layout.gave_up(0, 1, &[2]);
+        assert!(layout.rebase(at(&[1, 2], &[]), News::Complete).is_empty());
+        assert_eq!((workers(&layout), layout.is_urgent(0)), (&[1][..], true));
+    }
+
+    #[test]
+    fn very_many_blocks_are_told_in_several_commits_the_length_with_the_last() {
+        let mut layout = Layout::new(&attr(0, 0, 0), vec![], None);
+        for index in 0..1500 {
+            layout.made(index, vec![1]);
+            layout.wrote(index, (u64::from(index) + 1) * 10, 1);
+        }
+        let (first, made) = layout.begin_commit().unwrap();
+        assert_eq!((made.len(), first.grow_to), (COMMIT_BLOCKS, 0));
+        layout.committed(&first, &attr(0, 1, 0));
+        let (last, made) = layout.begin_commit().unwrap();
+        assert_eq!((made.len(), made[0].index, last.grow_to), (500, 1000, 15_000));
+        layout.committed(&last, &attr(15_000, 2, 0));
+        assert!(layout.is_committed());
     }
 
     #[test]
@@ -410,12 +591,13 @@ mod tests {
         layout.wrote(1, 20, 1);
         layout.made(2, vec![1]);
         layout.wrote(2, 30, 1);
-        let (told, made, touched) = layout.begin_commit().unwrap();
-        assert_eq!((made.len(), touched), (1, vec![Extent { index: 1, generation: 1, workers: vec![] }]));
+        let (told, made) = layout.begin_commit().unwrap();
+        assert_eq!(made, [extent(1, 1), extent(2, 1)]);
         layout.commit_failed(told);
         let mut same = layout.clone();
-        assert!(same.rebase(Layout::new(&attr(20, 2, 1), vec![extent(0, 1), extent(1, 1)], None), 10).is_empty());
-        assert_eq!(same.begin_commit().unwrap().2.len(), 1, "it is still to be told");
-        assert_eq!(layout.rebase(Layout::new(&attr(20, 2, 2), vec![], Some(origin)), 10), [1, 2]);
+        let as_before = Layout::new(&attr(20, 2, 1), vec![extent(0, 1), extent(1, 1)], None);
+        assert!(same.rebase(as_before, News::Complete).is_empty());
+        assert_eq!(same.begin_commit().unwrap().1, [extent(1, 1), extent(2, 1)], "it is still to be told");
+        assert_eq!(layout.rebase(Layout::new(&attr(20, 2, 2), vec![], Some(origin)), News::Complete), [1, 2]);
     }
 }

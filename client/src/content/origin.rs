@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use cavern_proto::data::{BlockRef, Status};
-use cavern_proto::master::{Attr, Origin};
+use cavern_proto::master::{Attr, FreeFate, Origin};
 use cavern_ufs::UfsError;
 use tokio::time::Instant;
 
@@ -97,6 +97,9 @@ impl Content {
     /// After a failure: whether the content may be elsewhere by now, so that another attempt makes sense. The error is the one to
     /// be answered.
     pub(super) async fn look_elsewhere(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
+        if matches!(error, ClientError::Unavailable { .. }) {
+            return self.fall_back(error, deadline).await;
+        }
         let is_dropped = matches!(&error, ClientError::WorkerStatus { status: Status::NoSuchBlock, .. });
         if !is_dropped && !has_moved(&error) {
             return Err(error);
@@ -118,14 +121,27 @@ impl Content {
         Ok(())
     }
 
+    /// No worker that is there has a block: what the bucket has as well is read there from now on.
+    async fn fall_back(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
+        let freed = self.shared.metadata.free_content(vec![self.inode]).await;
+        let fate = freed.ok().and_then(|freed| freed.first().map(|freed| freed.fate()));
+        // Another reader may have been faster.
+        let is_elsewhere = matches!(fate, Some(FreeFate::Freed | FreeFate::Nothing));
+        if !is_elsewhere || Instant::now() + PAUSE >= deadline {
+            return Err(error);
+        }
+        self.forget_layout();
+        Ok(())
+    }
+
     /// The master is asked anew.
     fn forget_layout(&self) {
         self.state.lock().seen = u64::MAX;
     }
 
-    /// Keeps the master from dropping blocks that it knows.
+    /// Keeps the master from dropping blocks that it knows, and from taking in what others make of the origin.
     pub(super) async fn hold_blocks(&self) -> Result<(), ClientError> {
-        if self.is_held() || !self.use_layout(|layout, _| layout.has_committed()).await? {
+        if self.is_held() || !self.use_layout(|layout, _| layout.has_committed() || layout.origin().is_some()).await? {
             return Ok(());
         }
         self.kept.hold().await?;

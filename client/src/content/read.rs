@@ -9,7 +9,6 @@ use tokio::time::Instant;
 
 use super::Content;
 use super::block::{OpenBlock, read_blocking, seek_data, seek_hole, wire_range};
-use super::blocks::is_of_worker;
 use crate::error::ClientError;
 use crate::read::fetch::{check_status, only_item};
 use crate::read::span::{Span, spans};
@@ -118,13 +117,13 @@ impl Content {
         loop {
             let mut failure = None;
             for replica in &open.replicas {
-                match self.read_remote(replica.worker, open, &span.bytes).await {
+                match self.asking(replica.worker, self.read_remote(replica.worker, open, &span.bytes)).await {
                     Ok(bytes) => return Ok(bytes),
                     Err(error) => failure = Some(error),
                 }
             }
-            let failure = failure.unwrap_or(ClientError::NoWorkers);
-            if !self.may_come_back(open, &failure) || Instant::now() + PAUSE >= deadline {
+            let failure = self.explained(span.index, failure.unwrap_or(ClientError::NoWorkers));
+            if !may_pass(&failure) || Instant::now() + PAUSE >= deadline {
                 return Err(failure);
             }
             tokio::time::sleep(PAUSE).await;
@@ -144,15 +143,6 @@ impl Content {
         self.shared.stats.remote_reads.inc();
         self.shared.stats.remote_bytes.inc_by(payload.len() as u64);
         Ok(payload.to_vec())
-    }
-
-    /// Whether a worker of the block may be back soon: it counts as live still, and did not answer that it cannot.
-    pub(super) fn may_come_back(&self, open: &OpenBlock, failure: &ClientError) -> bool {
-        let answered = matches!(failure, ClientError::WorkerStatus { status, .. } if *status != Status::Overloaded);
-        let placement = self.shared.pool.placement();
-        let live = cavern_proto::master::WorkerState::Live;
-        let mut workers = open.replicas.iter().filter_map(|replica| placement.worker(replica.worker));
-        is_of_worker(failure) && !answered && workers.any(|worker| worker.state() == live)
     }
 
     /// Where data, or a hole, begins from `offset` on: as lseek(2), to the block, and finer where it is on this host. `None`
@@ -192,6 +182,15 @@ impl Content {
         }
         // The end of a file counts as a hole.
         Ok((what == Seek::Hole).then_some(size))
+    }
+}
+
+/// Whether a failure may pass soon: the worker could not be reached, or cannot now, but is not lost; or the bucket could not.
+pub(super) fn may_pass(failure: &ClientError) -> bool {
+    match failure {
+        ClientError::WorkerConnection { .. } | ClientError::WorkerDeadline { .. } => true,
+        ClientError::WorkerStatus { status, .. } => matches!(status, Status::Overloaded | Status::UfsUnavailable),
+        _ => false,
     }
 }
 

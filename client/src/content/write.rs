@@ -3,19 +3,20 @@
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::Failpoint;
 use cavern_proto::chunk::chunks_touching;
-use cavern_proto::data::{Status, WriteRequest};
+use cavern_proto::data::WriteRequest;
 use cavern_proto::frame::MAX_WRITE_BYTES;
 use futures::future::join_all;
 use rustix::io::Errno;
 use tokio::time::Instant;
 
 use super::block::{OpenBlock, Replica, wire_range};
-use super::blocks::is_of_worker;
-use super::read::PAUSE;
+use super::layout::Layout;
+use super::read::{PAUSE, may_pass};
 use super::{Content, FILE_BYTES_MAX, now_ns};
 use crate::error::ClientError;
 use crate::read::span::{Span, spans};
@@ -24,6 +25,16 @@ use crate::read::span::{Span, spans};
 const WRITE_HERE_MAX: usize = 128 << 10;
 /// When a file has become longer by so many blocks, the master is told.
 const UNCOMMITTED_BLOCKS: u64 = 2;
+/// Between two looks whether there is room.
+const SPACE_PAUSE: Duration = Duration::from_millis(200);
+
+/// What became of something that was written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Taken {
+    Down,
+    /// The block has other workers by now, or is about to: it is to be written once more.
+    Changed,
+}
 
 /// What is done to a range of a block.
 #[derive(Clone, Debug)]
@@ -49,7 +60,7 @@ impl Content {
                 if !self.is_held() && layout.block(span.index).is_some_and(|known| known.is_committed) {
                     return None;
                 }
-                Some((span, open.clone()))
+                layout.accepts_at(span.index, open).then(|| (span, open.clone()))
             };
             spans(offset..end, self.block_size(), u64::MAX).map(part).collect::<Option<Vec<_>>>()
         });
@@ -64,7 +75,11 @@ impl Content {
         }
         Failpoint::WritePlaced.pass();
         let now = now_ns();
-        self.with_layout(|layout, _| parts.iter().for_each(|(span, _)| layout.wrote(span.index, end, now)))
+        // What has changed meanwhile may want the bytes elsewhere, too.
+        self.with_layout(|layout, _| {
+            let is_all = parts.iter().all(|(span, open)| layout.accepts_at(span.index, open));
+            is_all.then(|| parts.iter().for_each(|(span, _)| layout.wrote(span.index, end, now)))
+        })?
     }
 
     /// Writes all of `bytes` at `offset`. Bounded by `client.read_timeout`. After an error a part may have been written.
@@ -77,14 +92,9 @@ impl Content {
         for span in spans(offset..end, self.block_size(), u64::from(MAX_WRITE_BYTES)) {
             let part = bytes.slice(at..at + span.length());
             at += span.length();
-            self.do_to_block(span.index, &span.bytes, Deed::Write(part), deadline).await?;
-            Failpoint::WritePlaced.pass();
-            let growth = self.use_layout(|layout, _| {
-                layout.wrote(span.index, offset + at as u64, now_ns());
-                layout.growth()
-            });
+            self.do_to_block(span.index, &span.bytes, Deed::Write(part), offset + at as u64, deadline).await?;
             // The master may refuse that the file grows (a quota): whoever writes much hears of it now, not at the end.
-            if growth.await? >= UNCOMMITTED_BLOCKS * self.block_size() {
+            if self.use_layout(|layout, _| layout.growth()).await? >= UNCOMMITTED_BLOCKS * self.block_size() {
                 self.commit().await?;
             }
         }
@@ -110,7 +120,9 @@ impl Content {
             self.zero_behind_end(range.end, deadline).await?;
         }
         for span in spans(range.clone(), self.block_size(), u64::MAX) {
-            self.block_to_write(span.index, &span.bytes).await?;
+            while let Err(failure) = self.block_to_write(span.index, &span.bytes).await {
+                self.wait_after(span.index, failure, deadline).await?;
+            }
         }
         if grow && range.end > self.size().await? {
             self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
@@ -139,49 +151,95 @@ impl Content {
             if self.use_layout(is_zero).await? {
                 continue;
             }
-            self.do_to_block(span.index, &span.bytes, Deed::Zero, deadline).await?;
-            self.use_layout(|layout, _| layout.wrote(span.index, 0, now_ns())).await?;
+            self.do_to_block(span.index, &span.bytes, Deed::Zero, 0, deadline).await?;
         }
         Ok(())
     }
 
-    /// Does it at every replica; those that fail are given up as long as one is left.
-    async fn do_to_block(&self, index: u32, at: &Range<u32>, deed: Deed, deadline: Instant) -> Result<(), ClientError> {
+    /// Does it at every replica, and once more where that turns out not to be all that the block has; the file reaches at least
+    /// to `end` then. Replicas that fail are given up as long as one is left.
+    async fn do_to_block(
+        &self,
+        index: u32,
+        at: &Range<u32>,
+        deed: Deed,
+        end: u64,
+        deadline: Instant,
+    ) -> Result<(), ClientError> {
         loop {
-            let failure = match self.try_block(index, at, &deed).await {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
+            let done = match self.try_block(index, at, &deed).await {
+                Ok((generation, workers)) => {
+                    if matches!(deed, Deed::Write(_)) {
+                        Failpoint::WritePlaced.pass();
+                    }
+                    self.take_down(index, generation, &workers, end).await
+                }
+                Err(error) => Err(error),
             };
-            if failure.is_version_gone() {
-                self.look_elsewhere(failure, deadline).await?;
-                continue;
+            match done {
+                Ok(Taken::Down) => return Ok(()),
+                Ok(Taken::Changed) if Instant::now() < deadline => {}
+                Ok(Taken::Changed) => return Err(ClientError::BlockHeld { inode: self.inode, index }),
+                Err(failure) => self.wait_after(index, failure, deadline).await?,
             }
-            let answered = matches!(
-                &failure, ClientError::WorkerStatus { status, .. } if *status != Status::UfsUnavailable
-            );
-            if answered || !is_of_worker(&failure) || Instant::now() + PAUSE >= deadline {
-                return Err(failure);
-            }
-            tokio::time::sleep(PAUSE).await;
         }
     }
 
-    async fn try_block(&self, index: u32, at: &Range<u32>, deed: &Deed) -> Result<(), ClientError> {
-        let open = self.block_to_write(index, at).await?;
-        let results = join_all(open.replicas.iter().map(|replica| self.do_to_replica(&open, replica, at, deed))).await;
-        let (mut failed, mut failure) = (Vec::new(), None);
-        for (replica, result) in open.replicas.iter().zip(results) {
-            if let Err(error) = result {
-                tracing::debug!(inode = self.inode, index, worker = replica.worker, "writing failed: {error}");
-                failed.push(replica.worker);
-                failure = Some(error);
-            }
+    /// Waits a moment when another attempt may go better.
+    async fn wait_after(&self, index: u32, failure: ClientError, deadline: Instant) -> Result<(), ClientError> {
+        if failure.is_version_gone() {
+            return self.look_elsewhere(failure, deadline).await;
         }
-        let Some(failure) = failure else { return Ok(()) };
-        if failed.len() == open.replicas.len() || failure.errno() == Errno::NOSPC.raw_os_error() {
+        let failure = self.explained(index, failure);
+        let no_space = failure.errno() == Errno::NOSPC.raw_os_error();
+        let waits = no_space || may_pass(&failure) || matches!(failure, ClientError::BlockHeld { .. });
+        let pause = if no_space { SPACE_PAUSE } else { PAUSE };
+        if !waits || Instant::now() + pause >= deadline {
             return Err(failure);
         }
-        self.give_up_replicas(index, &open, &failed).await
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    /// Notes that these workers have what was written, if that is all workers of the block. What was given up of it the master
+    /// knows before that: no write is acknowledged while a replica that lacks it counts as one.
+    async fn take_down(&self, index: u32, generation: u32, workers: &[u64], end: u64) -> Result<Taken, ClientError> {
+        loop {
+            let look = |layout: &mut Layout, _: &mut _| {
+                if layout.accepts(index, generation, workers) {
+                    layout.wrote(index, end, now_ns());
+                    return Some(Taken::Down);
+                }
+                (!layout.is_urgent(index)).then_some(Taken::Changed)
+            };
+            match self.use_layout(look).await? {
+                Some(taken) => return Ok(taken),
+                None => self.commit().await?,
+            }
+        }
+    }
+
+    /// The block's generation, and the workers where it was done.
+    async fn try_block(&self, index: u32, at: &Range<u32>, deed: &Deed) -> Result<(u32, Vec<u64>), ClientError> {
+        let open = self.block_to_write(index, at).await?;
+        let results = join_all(open.replicas.iter().map(|replica| self.do_to_replica(&open, replica, at, deed))).await;
+        let (mut written, mut failed, mut failure) = (Vec::new(), Vec::new(), None);
+        for (replica, result) in open.replicas.iter().zip(results) {
+            match result {
+                Ok(()) => written.push(replica.worker),
+                Err(error) => {
+                    tracing::debug!(inode = self.inode, index, worker = replica.worker, "writing failed: {error}");
+                    failed.push(replica.worker);
+                    failure = Some(error);
+                }
+            }
+        }
+        let Some(failure) = failure else { return Ok((open.generation, written)) };
+        if written.is_empty() || failure.errno() == Errno::NOSPC.raw_os_error() {
+            return Err(failure);
+        }
+        self.give_up_replicas(index, open.generation, &failed);
+        Ok((open.generation, written))
     }
 
     async fn do_to_replica(
@@ -213,7 +271,8 @@ impl Content {
             chunks_touching(at.start, at.len() as u32).for_each(|chunk| reserved.remove(chunk));
         }
         let wait = self.shared.worker_timeout;
-        let incarnation = self.shared.pool.write(replica.worker, request, payload, wait).await?;
+        let writing = self.shared.pool.write(replica.worker, request, payload, wait);
+        let incarnation = self.asking(replica.worker, writing).await?;
         if incarnation == replica.incarnation { Ok(()) } else { Err(self.lost(replica.worker, open.name.index)) }
     }
 }

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{
-    Entry, FreeContentRequest, FreedContent, GetInodeRequest, GetLayoutRequest, GetQuotasRequest, GetXattrsRequest,
-    Kind, Layout, LookupRequest, Quotas, ReadDirRequest, ResolveRequest, RevalidateRequest, Xattr,
+    Entry, FreeContentRequest, FreedContent, GetInodeRequest, GetLayoutRequest, GetQuotasRequest, GetTtlsRequest,
+    GetXattrsRequest, Kind, Layout, LookupRequest, Quotas, ReadDirRequest, ResolveRequest, RevalidateRequest, Ttls,
+    Xattr,
 };
 use tokio_stream::StreamExt;
 
@@ -83,7 +84,7 @@ impl Metadata {
     pub(super) async fn ask_current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
         let mark = self.inner.recent.mark();
         let answer = self.inner.master.call("Revalidate", |mut stubs: Stubs| {
-            let request = RevalidateRequest { parent: node.parent, name: node.name_bytes() };
+            let request = RevalidateRequest { parent: node.parent, name: node.name_bytes(), written: false };
             async move { stubs.namespace.revalidate(request).await }
         });
         let current = match answer.await {
@@ -101,6 +102,36 @@ impl Metadata {
             }
         }
         current
+    }
+
+    /// Has the master look what the bucket has under a name that was changed there, and tell everybody; what the name leads to
+    /// then, `None` for nothing.
+    pub(crate) async fn written(&self, parent: u64, name: &[u8]) -> Result<Option<Arc<Node>>, ClientError> {
+        let mark = self.inner.recent.mark();
+        let name = bytes::Bytes::copy_from_slice(name);
+        let answer = self.inner.master.call_patiently("Revalidate", |mut stubs: Stubs| {
+            let request = RevalidateRequest { parent, name: name.clone(), written: true };
+            async move { stubs.namespace.revalidate(request).await }
+        });
+        let current = match answer.await {
+            Ok(entry) => self.take_in(entry, mark).await.map(Some),
+            Err(ClientError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        };
+        // The master tells it, too, but perhaps after the next lookup.
+        self.inner.forget_entry(parent, &name, 0);
+        if let Ok(Some(current)) = &current
+            && self.inner.caching
+        {
+            self.inner.cache.insert(std::slice::from_ref(current));
+        }
+        current
+    }
+
+    /// Whether the master knows of any name in a directory but this one.
+    pub(crate) async fn has_others(&self, directory: u64, name: &[u8]) -> Result<bool, ClientError> {
+        let page = self.ask_dir_page(directory, b"", 2).await?;
+        Ok(page.entries.iter().any(|entry| *entry.name != *name))
     }
 
     /// Up to `limit` entries after `after`, recorded where they continue the listing.
@@ -281,6 +312,13 @@ impl Metadata {
             Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
             answer => Ok(answer?.xattrs),
         }
+    }
+
+    /// How long files live in a directory of an fs-mode mount, the rule that holds first; of inode 0, all rules there are.
+    pub async fn ttls(&self, directory: u64) -> Result<Ttls, ClientError> {
+        let request = GetTtlsRequest { inode: directory };
+        let ask = |mut stubs: Stubs| async move { stubs.namespace.get_ttls(request).await };
+        self.inner.master.call_patiently("GetTtls", ask).await
     }
 
     /// The quotas that bound what is in a directory of an fs-mode mount, nearest first; of inode 0, all there are.

@@ -1,26 +1,27 @@
 //! Changes of names and inodes of fs-mode mounts, on their way to the master.
 //!
-//! Whoever makes a change waits in a queue; one task takes what has gathered there and sends it in one call, so that many
-//! changes share a round trip and a sync of the log. One call is under way at a time, which keeps the order of answers that
-//! of the changes.
+//! Whoever makes a change waits in a queue; one task ([`sender`]) takes what has gathered there and sends it in one call, so that
+//! many changes share a message and a sync of the log.
 //!
 //! Each change has a number of its session and is sent again under it until it is answered, over broken connections and a
 //! restart of the master: the master answers a number that it knows with the result that it had. When the session is over
 //! while nobody knows whether the change was made, the answer says so. When the time of a change is up before its answer
 //! came, the session is given up as well: the change may still be made, and only another session is told of it.
 
+mod sender;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{MutateReply, MutateRequest, Mutation, MutationResult};
+use cavern_proto::master::{MakeListedRequest, MutateReply, Mutation, MutationResult};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::sender::Sender;
 use super::{Inner, Metadata, Node};
 use crate::error::ClientError;
 use crate::master_channel::Stubs;
@@ -30,8 +31,6 @@ const MUTATIONS_MAX: usize = 1000;
 const CALL_BYTES_MAX: usize = 512 << 10;
 /// Changes that wait at a time; who comes later waits for room.
 const WAITING_MAX: usize = 4096;
-/// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// A change that was made.
 #[derive(Clone, Debug)]
@@ -129,8 +128,18 @@ fn numbered(pending: &Pending, seq: u64) -> Mutation {
 impl Metadata {
     /// Makes a change, in the name of the user and the group that own what it creates. What is refused is
     /// [`ClientError::Refused`] with the errno. The caches know of the change when this returns. Bounded by
-    /// `client.metadata_timeout`; a call that is dropped may be carried out or not.
+    /// `client.metadata_timeout`, and longer only while a directory that must be listed first is; a call that is dropped may be carried out
+    /// or not.
     pub async fn change(&self, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
+        loop {
+            match self.change_once(change.clone(), (uid, gid)).await {
+                Err(ClientError::Unlisted { directory, below }) => self.list_first(directory, below).await?,
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn change_once(&self, change: Change, owner: (u32, u32)) -> Answer {
         let inner = &self.inner;
         let deadline = Instant::now() + inner.master.timeout();
         let room = tokio::time::timeout_at(deadline, inner.changes.room.clone().acquire_owned());
@@ -139,25 +148,34 @@ impl Metadata {
             Ok(Err(_closed)) => return Err(ClientError::Shutdown),
             Err(_elapsed) => return Err(inner.late()),
         };
-        let answer = inner.push_change(change, (uid, gid), deadline, Some(room));
+        let answer = inner.push_change(change, owner, deadline, Some(room));
         answer.await.unwrap_or(Err(ClientError::Shutdown))
+    }
+
+    /// Waits until the master knows all names of a directory, for as long as it learns more of them. Other changes are not kept
+    /// waiting by that.
+    async fn list_first(&self, inode: u64, recursive: bool) -> Result<(), ClientError> {
+        let request = MakeListedRequest { inode, recursive };
+        let (mut deadline, mut entries) = (Instant::now() + self.inner.master.timeout(), 0);
+        loop {
+            let answer = self.inner.master.call_patiently("MakeListed", |mut stubs: Stubs| async move {
+                stubs.namespace.make_listed(request).await
+            });
+            let answer = answer.await?;
+            if answer.done {
+                return Ok(());
+            }
+            if answer.entries > entries {
+                (deadline, entries) = (Instant::now() + self.inner.master.timeout(), answer.entries);
+            } else if Instant::now() >= deadline {
+                return Err(ClientError::Unlisted { directory: inode, below: recursive });
+            }
+        }
     }
 
     /// Sends what changes until `stop`.
     pub(crate) async fn send_changes(&self, stop: CancellationToken) {
-        let mut sender = Sender { inner: self.inner.clone(), session: 0, last: 0 };
-        let sending = async {
-            loop {
-                sender.inner.changes.filled.notified().await;
-                loop {
-                    let batch = sender.inner.changes.take();
-                    if batch.is_empty() {
-                        break;
-                    }
-                    sender.deliver(batch).await;
-                }
-            }
-        };
+        let sending = Sender::new(self.inner.clone()).run();
         let _stopped = stop.run_until_cancelled(sending).await;
         self.inner.changes.close();
     }
@@ -193,106 +211,6 @@ impl Inner {
     }
 }
 
-/// What an error of a call says about the changes in it.
-enum Verdict {
-    /// None was made: the session is not (yet) alive there.
-    NotMade,
-    /// They may have been made.
-    Unknown,
-    /// None was made, nor ever will be.
-    Refused,
-}
-
-impl Verdict {
-    fn of(error: &ClientError) -> Self {
-        match error {
-            ClientError::Master { code: tonic::Code::FailedPrecondition, .. } => Self::NotMade,
-            ClientError::Invalid(_) | ClientError::Master { code: tonic::Code::Unimplemented, .. } => Self::Refused,
-            _ => Self::Unknown,
-        }
-    }
-}
-
-struct Sender {
-    inner: Arc<Inner>,
-    /// The numbers are those of this session.
-    session: u64,
-    /// Of the last change that was sent; all up to it have been answered.
-    last: u64,
-}
-
-impl Sender {
-    /// Sends a batch until it is answered or its time is up.
-    async fn deliver(&mut self, mut batch: Vec<Pending>) {
-        let inner = self.inner.clone();
-        let (mut mark, mut numbered_for, mut maybe_made) = (inner.recent.mark(), 0, false);
-        loop {
-            let now = Instant::now();
-            if maybe_made && batch.iter().any(|pending| pending.deadline <= now) {
-                inner.lease.abandon();
-                let waited = inner.master.timeout().as_millis();
-                return unknown(batch, &format!("the master did not answer within {waited} ms"));
-            }
-            let (late, rest): (Vec<_>, Vec<_>) = batch.into_iter().partition(|pending| pending.deadline <= now);
-            batch = rest;
-            late.into_iter().for_each(|pending| pending.answer(Err(inner.late())));
-            let Some(deadline) = batch.iter().map(|pending| pending.deadline).min() else { return };
-
-            let session = inner.lease.session();
-            if session == 0 || inner.master.is_given_up() {
-                tokio::time::sleep(PAUSE).await;
-                continue;
-            }
-            if session != numbered_for {
-                if maybe_made {
-                    return unknown(batch, "the session with the master has ended meanwhile");
-                }
-                if session != self.session {
-                    (self.session, self.last) = (session, 0);
-                }
-                (numbered_for, mark) = (session, inner.recent.mark());
-            }
-            let mutations = batch.iter().zip(self.last + 1..).map(|(pending, seq)| numbered(pending, seq)).collect();
-            let request = MutateRequest { session, answered: self.last, mutations };
-            let call = inner.master.call_within("Mutate", deadline - now, |mut stubs: Stubs| {
-                let request = request.clone();
-                async move { stubs.namespace.mutate(request).await }
-            });
-            let error = match call.await {
-                Ok(reply) if reply.results.len() == batch.len() => {
-                    self.last += batch.len() as u64;
-                    return inner.answer_changes(batch, reply, mark, session);
-                }
-                Ok(reply) => {
-                    inner.lease.abandon();
-                    let (changes, results) = (batch.len(), reply.results.len());
-                    return unknown(batch, &format!("the master gave {results} results for {changes} changes"));
-                }
-                Err(error) => error,
-            };
-            match Verdict::of(&error) {
-                Verdict::NotMade => {}
-                Verdict::Unknown => maybe_made = true,
-                Verdict::Refused if !maybe_made => {
-                    return batch.into_iter().for_each(|pending| pending.answer(Err(error.clone())));
-                }
-                Verdict::Refused => {
-                    inner.lease.abandon();
-                    return unknown(batch, &error.to_string());
-                }
-            }
-            tracing::debug!(changes = batch.len(), "sent again soon: {error}");
-            tokio::time::sleep(PAUSE).await;
-        }
-    }
-}
-
-fn unknown(batch: Vec<Pending>, cause: &str) {
-    for pending in batch {
-        pending.answer(Err(ClientError::OutcomeUnknown { cause: cause.to_owned() }));
-    }
-}
-
 impl Inner {
     /// Takes the results into the caches and hands them out.
     fn answer_changes(&self, batch: Vec<Pending>, reply: MutateReply, mark: super::recent::Mark, session: u64) {
@@ -300,6 +218,8 @@ impl Inner {
             let answer = if result.errno == 0 {
                 let node = self.take_in_change(&pending.change, &result, mark);
                 Ok(Changed { result, node, session, event_seq: reply.event_seq })
+            } else if result.unlisted != 0 {
+                Err(ClientError::Unlisted { directory: result.unlisted, below: result.unlisted_below })
             } else {
                 Err(ClientError::Refused { errno: result.errno, reason: result.reason })
             };

@@ -155,6 +155,11 @@ impl Node {
         self.posix.is_some()
     }
 
+    /// Whether it is of a cache-mode mount that is written to: changes of it are changes of the bucket.
+    pub fn is_in_writable_bucket(&self) -> bool {
+        self.mount.as_ref().is_some_and(|mount| mount.has_writable_bucket())
+    }
+
     /// Whether no name leads to it any more: it is there only for those who have it open.
     pub fn is_removed(&self) -> bool {
         self.is_fs_mode() && self.nlink == 0

@@ -24,29 +24,38 @@ struct Open {
     handles: u32,
     /// The master has been asked to keep it.
     held: bool,
-    /// How often somebody else has changed it since it was opened.
-    changes: Arc<AtomicU64>,
+    news: Arc<News>,
+}
+
+/// What has been heard of an inode since it was opened.
+#[derive(Debug, Default)]
+struct News {
+    /// How often somebody else has changed it.
+    changes: AtomicU64,
+    /// How often something may have been missed.
+    gaps: AtomicU64,
 }
 
 impl OpenInodes {
-    fn opened(&self, inode: u64) -> Arc<AtomicU64> {
+    fn opened(&self, inode: u64) -> Arc<News> {
         let mut inodes = self.0.lock();
         let open = inodes.entry(inode).or_default();
         open.handles += 1;
-        open.changes.clone()
+        open.news.clone()
     }
 
     /// Somebody else has changed the inode.
     pub(super) fn changed(&self, inode: u64) {
         if let Some(open) = self.0.lock().get(&inode) {
-            open.changes.fetch_add(1, Ordering::Release);
+            open.news.changes.fetch_add(1, Ordering::Release);
         }
     }
 
     /// Whatever is open may have been changed.
     pub(super) fn all_changed(&self) {
         for open in self.0.lock().values() {
-            open.changes.fetch_add(1, Ordering::Release);
+            open.news.gaps.fetch_add(1, Ordering::Release);
+            open.news.changes.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -79,13 +88,19 @@ impl OpenInodes {
 pub struct OpenInode {
     inner: Arc<Inner>,
     inode: u64,
-    changes: Arc<AtomicU64>,
+    news: Arc<News>,
 }
 
 impl OpenInode {
     /// A number that grows whenever somebody else changes the inode: what was asked for before may be outdated then.
     pub fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
+        self.news.changes.load(Ordering::Acquire)
+    }
+
+    /// A number that grows whenever changes by others may have been missed; `None` while that cannot be said.
+    pub fn gaps(&self) -> Option<u64> {
+        let gaps = self.news.gaps.load(Ordering::Acquire);
+        self.inner.lease.is_live().then_some(gaps)
     }
 
     /// Has the master keep the inode's blocks where they are, until it is closed here for the last time.
@@ -126,8 +141,8 @@ impl Metadata {
     }
 
     fn register_open(&self, inode: u64) -> OpenInode {
-        let changes = self.inner.open.opened(inode);
-        OpenInode { inner: self.inner.clone(), inode, changes }
+        let news = self.inner.open.opened(inode);
+        OpenInode { inner: self.inner.clone(), inode, news }
     }
 }
 
@@ -161,12 +176,13 @@ mod tests {
     #[test]
     fn what_was_held_is_let_go_of_with_the_last_handle() {
         let open = OpenInodes::default();
-        let changes = open.opened(5);
+        let news = open.opened(5);
         open.opened(5);
         open.changed(5);
         open.changed(6);
         open.all_changed();
-        assert_eq!(changes.load(Ordering::Relaxed), 2);
+        let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        assert_eq!((count(&news.changes), count(&news.gaps)), (2, 1));
         assert!(open.hold(5) && !open.hold(6));
         assert_eq!(open.all(), [5]);
         assert!(!open.closed(5) && open.closed(5) && !open.closed(5));

@@ -22,6 +22,8 @@ use crate::session::Identity;
 
 /// Lease until the master has told its own.
 const FIRST_LEASE: Duration = Duration::from_secs(5);
+/// For the master to hear that the client ends.
+const GOODBYE: Duration = Duration::from_millis(500);
 /// Pauses between attempts to open a stream.
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
 const RECONNECT_MOST: Duration = Duration::from_secs(1);
@@ -34,18 +36,15 @@ const ACKNOWLEDGEMENTS: usize = 16;
 pub(super) async fn run(inner: Arc<Inner>, who: Identity, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
     let mut pause = RECONNECT_FIRST;
     loop {
-        let session = async {
-            match follow(&inner, &who, &*sink).await {
-                Ended::Refused => {}
-                Ended::Broken => pause = RECONNECT_FIRST,
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(RECONNECT_MOST);
-        };
-        tokio::select! {
-            () = session => {}
-            () = stop.cancelled() => return,
+        match follow(&inner, &who, &*sink, &stop).await {
+            Ended::Refused => {}
+            Ended::Broken => pause = RECONNECT_FIRST,
+            Ended::Stopped => return,
         }
+        if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+            return;
+        }
+        pause = (pause * 2).min(RECONNECT_MOST);
     }
 }
 
@@ -54,9 +53,10 @@ enum Ended {
     Refused,
     /// A stream was open and broke.
     Broken,
+    Stopped,
 }
 
-async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink) -> Ended {
+async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink, stop: &CancellationToken) -> Ended {
     let (acknowledge, requests) = mpsc::channel(ACKNOWLEDGEMENTS);
     let Identity { name: client, place } = who.clone();
     let first = WatchRequest { client, place, session: inner.lease.session(), ..WatchRequest::default() };
@@ -64,7 +64,8 @@ async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink) -> E
         return Ended::Refused;
     }
     let mut cluster = inner.master.stubs().cluster;
-    let opened = timeout(FIRST_LEASE, cluster.watch(ReceiverStream::new(requests))).await;
+    let opening = timeout(FIRST_LEASE, cluster.watch(ReceiverStream::new(requests)));
+    let Some(opened) = stop.run_until_cancelled(opening).await else { return Ended::Stopped };
     let mut events = match opened {
         Ok(Ok(response)) => response.into_inner(),
         Ok(Err(status)) => {
@@ -82,6 +83,10 @@ async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink) -> E
         let event = tokio::select! {
             event = next_event(inner, &mut events, lease) => event,
             () = inner.lease.abandoned() => None,
+            () = stop.cancelled() => {
+                say_goodbye(&acknowledge, &mut events).await;
+                return Ended::Stopped;
+            }
         };
         let Some(event) = event else { break };
         inner.master.heard();
@@ -111,19 +116,21 @@ async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink) -> E
         inner.lease.applied(last);
         inner.repay_unlocks();
         // What is open must be held before its removal is acknowledged; the next stream begins with another attempt.
-        match timeout(lease / 2, inner.hold(to_hold)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
+        match stop.run_until_cancelled(timeout(lease / 2, inner.hold(to_hold))).await {
+            None => continue,
+            Some(Ok(Ok(()))) => {}
+            Some(Ok(Err(error))) => {
                 tracing::warn!("what is open here could not be held: {error}");
                 break;
             }
-            Err(_elapsed) => {
+            Some(Err(_elapsed)) => {
                 tracing::warn!("what is open here could not be held in time");
                 break;
             }
         }
         // A sink that is stuck must not end the lease; what it did not pass on is not acknowledged.
-        if passed_on && timeout(lease / 2, sink.barrier()).await.is_err() {
+        let passing_on = timeout(lease / 2, sink.barrier());
+        if passed_on && stop.run_until_cancelled(passing_on).await.is_none_or(|passed_on| passed_on.is_err()) {
             tracing::warn!("invalidations up to {last} could not be passed on in time");
             continue;
         }
@@ -135,6 +142,17 @@ async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink) -> E
     }
     inner.master.suspect();
     Ended::Broken
+}
+
+/// Ends the session, so that nobody waits for this client any longer: the master ends the stream when it knows.
+async fn say_goodbye(acknowledge: &mpsc::Sender<WatchRequest>, events: &mut Streaming<WatchEvent>) {
+    let goodbye = async {
+        if acknowledge.send(WatchRequest { ends: true, ..WatchRequest::default() }).await.is_ok() {
+            while let Some(Ok(_event)) = events.next().await {}
+        }
+    };
+    // Otherwise the lease has to end.
+    let _late = timeout(GOODBYE, goodbye).await;
 }
 
 /// The next event; `None` when the stream broke or was silent for the whole lease.
@@ -187,6 +205,12 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.stats.invalidations.inc();
             sink.inode(inode);
             true
+        }
+        // Nothing that the kernel has is another by that. It must not be waited for either: it may have pages of a write that
+        // waits for this.
+        Some(Event::LayoutChanged(inode)) => {
+            inner.open.changed(inode);
+            false
         }
         Some(Event::WorkersEpoch(epoch)) => {
             inner.tables.workers_changed(epoch);

@@ -53,6 +53,12 @@ impl Backoff {
         Some(Attempt { backoff: self.clone(), probe })
     }
 
+    /// Whether the worker failed lately and is left alone.
+    pub(super) fn rests(&self, now: Instant) -> bool {
+        let state = self.state.lock();
+        state.probing || state.until.is_some_and(|until| now < until)
+    }
+
     fn failed(&self, now: Instant, probe: bool) {
         let mut state = self.state.lock();
         // Requests that were in flight together when the worker died are one failure.

@@ -162,6 +162,11 @@ impl WorkerPool {
         self.link(worker).ok()?.backoff.admit(Instant::now())
     }
 
+    /// Whether a worker failed lately, so that another is to be preferred; also when the table lacks it.
+    pub fn rests(&self, worker: u64) -> bool {
+        self.link(worker).map_or(true, |link| link.backoff.rests(Instant::now()))
+    }
+
     /// How the worker is reached, connecting to find out where that is not known.
     pub async fn route(&self, worker: u64) -> Result<Route, ClientError> {
         let link = self.link(worker)?;
@@ -314,6 +319,22 @@ impl WorkerPool {
     ) -> Result<data::PersistReply, ClientError> {
         request.deadline_ms = milliseconds(deadline);
         self.control(worker, FrameKind::Persist, &request, FrameKind::PersistReply, deadline).await
+    }
+
+    /// Has the worker make a copy of a block of an fs-mode file. The request's own deadline is set from `deadline`.
+    ///
+    /// # Errors
+    /// [`ClientError::WorkerStatus`] says why the worker has no copy.
+    pub async fn copy(
+        &self,
+        worker: u64,
+        mut request: data::CopyRequest,
+        deadline: Duration,
+    ) -> Result<(), ClientError> {
+        request.deadline_ms = milliseconds(deadline);
+        let reply: data::CopyReply =
+            self.control(worker, FrameKind::Copy, &request, FrameKind::CopyReply, deadline).await?;
+        self.link(worker)?.check(reply.status(), reply.message)
     }
 
     /// Tells the worker which chunks do not match their checksums.

@@ -28,6 +28,7 @@ const TICK: Duration = Duration::from_millis(100);
 type Pages = Pin<Box<dyn Stream<Item = Result<ReadDirPage, Status>> + Send>>;
 type Events = Pin<Box<dyn Stream<Item = Result<WatchEvent, Status>> + Send>>;
 type Refreshing = Pin<Box<dyn Stream<Item = Result<RefreshProgress, Status>> + Send>>;
+type Changing = Pin<Box<dyn Stream<Item = Result<MutateReply, Status>> + Send>>;
 type Counting = Pin<Box<dyn Stream<Item = Result<UsageProgress, Status>> + Send>>;
 
 /// One mount at `/m` (inode 2), of a `memory://` bucket.
@@ -291,6 +292,14 @@ impl Namespace for Service {
     type RefreshStream = Refreshing;
     type UsageStream = Counting;
 
+    async fn make_listed(&self, _: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {
+        Ok(Response::new(MakeListedReply { done: true, entries: 0 }))
+    }
+
+    async fn get_ttls(&self, _: Request<GetTtlsRequest>) -> Result<Response<Ttls>, Status> {
+        Ok(Response::new(Ttls::default()))
+    }
+
     async fn get_quotas(&self, _: Request<GetQuotasRequest>) -> Result<Response<Quotas>, Status> {
         Ok(Response::new(Quotas::default()))
     }
@@ -377,9 +386,19 @@ impl Namespace for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
-    async fn mutate(&self, request: Request<MutateRequest>) -> Result<Response<MutateReply>, Status> {
-        self.enter("Mutate").await;
-        self.state.lock().mutate(request.into_inner()).map(Response::new)
+    type MutateStream = Changing;
+
+    async fn mutate(&self, request: Request<Streaming<MutateRequest>>) -> Result<Response<Changing>, Status> {
+        let master = self.clone();
+        let answer = move |call: Result<MutateRequest, Status>| {
+            let master = master.clone();
+            async move {
+                let call = call?;
+                master.enter("Mutate").await;
+                master.state.lock().mutate(call)
+            }
+        };
+        Ok(Response::new(Box::pin(request.into_inner().then(answer))))
     }
 
     async fn get_xattrs(&self, _: Request<GetXattrsRequest>) -> Result<Response<Xattrs>, Status> {
@@ -490,6 +509,10 @@ impl Cluster for Service {
     }
 
     async fn get_persist_status(&self, _: Request<PersistStatusRequest>) -> Result<Response<PersistStatus>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn list_unavailable(&self, _: Request<ListUnavailableRequest>) -> Result<Response<UnavailableFiles>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
 

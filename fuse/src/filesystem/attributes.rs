@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{Node, Posix};
+use cavern_client::{Node, Posix, StagedFiles};
 use cavern_conf::schema;
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::master::Kind;
@@ -60,7 +60,7 @@ impl Appearance {
         }
     }
 
-    fn attr(&self, node: &Node, ino: u64) -> Attr {
+    pub(super) fn attr(&self, node: &Node, ino: u64) -> Attr {
         if let Some(posix) = node.posix() {
             return self.posix_attr(node, posix, ino);
         }
@@ -130,7 +130,7 @@ impl Inner {
     /// What the kernel gets to know of a node by LOOKUP and READDIRPLUS.
     pub(super) fn entry_of(&self, node: &Node) -> EntryOut {
         let looks = &self.appearance;
-        let trust = self.client.metadata().trust(node);
+        let trust = self.trust(node);
         let mut entry = looks.entry_timeout.min(trust);
         if self.is_checked_by_lookup(node) {
             entry = Duration::ZERO;
@@ -150,6 +150,11 @@ impl Inner {
         }
     }
 
+    /// How long the kernel may believe what it is told of a node: of what is being written here, not at all.
+    fn trust(&self, node: &Node) -> Duration {
+        if StagedFiles::is_staged(node.inode) { Duration::ZERO } else { self.client.metadata().trust(node) }
+    }
+
     /// With what was written here that the master does not know yet.
     fn attr_of(&self, node: &Node, ino: u64) -> Attr {
         let mut attr = self.appearance.attr(node, ino);
@@ -166,7 +171,7 @@ impl Inner {
     }
 
     pub(super) fn attributes_of(&self, node: &Node) -> AttrOut {
-        let valid = self.appearance.attr_timeout.min(self.client.metadata().trust(node));
+        let valid = self.appearance.attr_timeout.min(self.trust(node));
         AttrOut {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),

@@ -1,5 +1,5 @@
-//! The way of every change: the inode or directory that it is about must be of an fs-mode mount, the master makes it, and
-//! the kernel gets its answer. The client's caches know of it then; the kernel's own know what the kernel asked for itself,
+//! The way of every change: the inode or directory that it is about must be of a mount that can be written to, the master makes
+//! it (or the bucket, where that is the truth), and the kernel gets its answer. The client's caches know of it then; the kernel's own know what the kernel asked for itself,
 //! but for the question which listings it may keep.
 //!
 //! A change that has been sent is not given up for a signal: only its answer tells whether it was made. It has a deadline.
@@ -25,9 +25,9 @@ pub(super) struct Attempt {
     pub change: Change,
 }
 
-/// What a change of a cache-mode mount, or above the mounts, is answered with.
-fn refusal(node: &Node) -> Option<i32> {
-    (!node.is_fs_mode()).then_some(libc::EROFS)
+/// What a change of a cache-mode mount that is only read, or above the mounts, is answered with.
+pub(super) fn refusal(node: &Node) -> Option<i32> {
+    (!node.is_fs_mode() && !node.is_in_writable_bucket()).then_some(libc::EROFS)
 }
 
 /// The mount of a node; 0 above the mounts.
@@ -69,12 +69,20 @@ impl Inner {
         };
         if let Some(with) = attempt.with {
             let other = self.node(with).await?;
-            if (node.is_fs_mode() || other.is_fs_mode()) && mount_of(&node) != mount_of(&other) {
+            if (refusal(&node).is_none() || refusal(&other).is_none()) && mount_of(&node) != mount_of(&other) {
                 return refused(libc::EXDEV);
             }
         }
         if let Some(errno) = refusal(&node) {
             return refused(errno);
+        }
+        if node.is_in_writable_bucket() {
+            let changed = self.client.staged().change(&node, &attempt.change).await?;
+            let with = attempt.with.map(|with| self.root.to_namespace(with));
+            for directory in with.into_iter().chain([node.inode]) {
+                self.invalidations.listings().changed_here(directory);
+            }
+            return Ok((node, changed));
         }
         let Caller { uid, gid } = attempt.caller;
         let changed = self.client.metadata().change(attempt.change, uid, gid).await?;

@@ -28,6 +28,8 @@ pub(super) struct Writing {
     pub is_sync: bool,
     /// The writer may not keep the set-user-ID bit and the like.
     pub kills_privileges: bool,
+    /// As FLUSH names whoever closes.
+    pub writer: Option<u64>,
 }
 
 /// Versions of contents by inode, of which all pages are that the kernel has.
@@ -107,8 +109,15 @@ impl Inner {
         if let Some(errno) = self.refused_at_once(&attempt) {
             return reply.error(errno);
         }
-        let this = Arc::clone(self);
+        let (this, name) = (Arc::clone(self), name.to_vec());
         reply.carry_out(move |reply| async move {
+            match this.node(kernel_parent).await {
+                Ok(directory) if directory.is_in_writable_bucket() => {
+                    return this.create_staged(&directory, &name, flags, reply).await;
+                }
+                // Whatever it is shows below.
+                _ => {}
+            }
             match this.create_content(attempt).await {
                 Ok((node, content)) => {
                     Failpoint::CreateAnswered.pass();
@@ -161,7 +170,11 @@ impl Inner {
     }
 
     pub(super) fn write(self: &Arc<Self>, fh: u64, offset: u64, data: &[u8], how: Writing, reply: Reply) {
-        let Some(content) = self.content_of(fh) else { return reply.error(libc::EBADF) };
+        let content = match self.files.get(fh).as_deref() {
+            Some(OpenHandle::Content(content)) => Arc::clone(content),
+            Some(OpenHandle::Staged(file)) => return self.write_staged(file, offset, data, how.writer, reply),
+            _ => return reply.error(libc::EBADF),
+        };
         // At most what one request holds.
         let size = data.len() as u32;
         let kills = how.kills_privileges && self.may_have_privileges(content.inode());
@@ -198,7 +211,7 @@ impl Inner {
     pub(super) fn content_of(&self, fh: u64) -> Option<Arc<Content>> {
         match &*self.files.get(fh)? {
             OpenHandle::Content(content) => Some(Arc::clone(content)),
-            OpenHandle::Object(_) => None,
+            OpenHandle::Object(_) | OpenHandle::Staged(_) => None,
         }
     }
 
@@ -209,8 +222,9 @@ impl Inner {
         }
         let inode = self.root.to_namespace(kernel_node);
         let content = self.content_of(fh).filter(|content| !content.is_committed());
+        let staged = self.staged_of(fh).filter(|file| file.is_flushed_by(lock_owner));
         let has_locks = self.may_have_locked(inode, lock_owner);
-        if content.is_none() && !has_locks {
+        if content.is_none() && staged.is_none() && !has_locks {
             return reply.done();
         }
         let this = Arc::clone(self);
@@ -218,6 +232,10 @@ impl Inner {
             let committed = match content {
                 Some(content) => this.commit(&content).await,
                 None => Ok(()),
+            };
+            let committed = match staged {
+                Some(file) => this.commit_staged(&file).await,
+                None => committed,
             };
             if has_locks {
                 this.unlock_closed(inode, lock_owner).await;
@@ -230,6 +248,9 @@ impl Inner {
     }
 
     pub(super) fn fsync(self: &Arc<Self>, fh: u64, reply: Reply) {
+        if let Some(file) = self.staged_of(fh) {
+            return self.fsync_staged(file, reply);
+        }
         let Some(content) = self.content_of(fh) else { return reply.done() };
         let this = Arc::clone(self);
         reply.carry_out(move |reply| async move {
@@ -280,6 +301,9 @@ impl Inner {
         const PUNCH_HOLE: u32 = libc::FALLOC_FL_PUNCH_HOLE.cast_unsigned() | KEEP_SIZE;
         const ZERO_RANGE: u32 = libc::FALLOC_FL_ZERO_RANGE.cast_unsigned();
         const ZERO_RANGE_KEEP: u32 = ZERO_RANGE | KEEP_SIZE;
+        if self.staged_of(fh).is_some() {
+            return reply.error(libc::EOPNOTSUPP);
+        }
         let Some(content) = self.content_of(fh) else { return reply.error(libc::EBADF) };
         let Some(end) = offset.checked_add(length).filter(|_| length > 0) else { return reply.error(libc::EINVAL) };
         let range = offset..end;
@@ -315,15 +339,8 @@ impl Inner {
         };
         let content = match self.files.get(fh).as_deref() {
             Some(OpenHandle::Content(content)) => Arc::clone(content),
-            // An object is data from its beginning to its end.
-            Some(OpenHandle::Object(handle)) => {
-                let size = handle.file.node().size;
-                return match what {
-                    _ if offset >= size => reply.error(libc::ENXIO),
-                    Seek::Data => reply.at(offset),
-                    Seek::Hole => reply.at(size),
-                };
-            }
+            Some(OpenHandle::Object(handle)) => return seek_in_data(handle.file.node().size, offset, what, reply),
+            Some(OpenHandle::Staged(file)) => return seek_in_data(file.node().size, offset, what, reply),
             None => return reply.error(libc::EBADF),
         };
         let this = Arc::clone(self);
@@ -354,6 +371,11 @@ impl Inner {
         reply.carry_out(move |reply| async move {
             let changed = async {
                 let node = this.node(kernel_node).await?;
+                if node.is_in_writable_bucket() {
+                    // The kernel looks the name up again, finds what can be cut, and asks for that.
+                    this.client.staged().begin(&node)?;
+                    return Err(ClientError::Stale(node.to_string()));
+                }
                 if !node.is_fs_mode() {
                     let reason = format!("{node} cannot be changed");
                     return Err(ClientError::Refused { errno: libc::EROFS, reason });
@@ -369,5 +391,14 @@ impl Inner {
                 Err(error) => this.failures.answer(reply, "setattr", &error),
             }
         });
+    }
+}
+
+/// LSEEK in an object, which is data from its beginning to its end.
+fn seek_in_data(size: u64, offset: u64, what: Seek, reply: Reply) {
+    match what {
+        _ if offset >= size => reply.error(libc::ENXIO),
+        Seek::Data => reply.at(offset),
+        Seek::Hole => reply.at(size),
     }
 }

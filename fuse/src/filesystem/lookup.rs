@@ -19,6 +19,9 @@ impl Inner {
             return reply.error(libc::ENAMETOOLONG);
         }
         let parent = self.root.to_namespace(kernel_parent);
+        if let Some(file) = self.client.staged().shown(parent, name) {
+            return reply.entry(&self.entry_of(&file.node()));
+        }
         if self.second_opens.is_expected(parent, name) {
             let (this, name) = (Arc::clone(self), name.to_vec());
             return reply.defer(move |reply| async move { this.open_by_name(kernel_parent, &name, reply).await });

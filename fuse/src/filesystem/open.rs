@@ -1,6 +1,7 @@
 //! OPEN, READ and RELEASE of files.
 //!
-//! Files of fs-mode mounts are [`content`](super::content)'s; this is about objects, which are never opened for writing. What a handle of an object reads is one version of one object. When that version is gone at open, the answer is `ESTALE`: the
+//! Files of fs-mode mounts are [`content`](super::content)'s, those that are being written in cache-mode mounts [`staged`](super::staged)'s; this is
+//! about objects, which are only read. What a handle of an object reads is one version of one object. When that version is gone at open, the answer is `ESTALE`: the
 //! kernel then looks the path up once more by itself and opens what it leads to. The client has brought its metadata up
 //! to date before it reports such an error, so that this second look finds the new version.
 //!
@@ -13,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use bytes::Bytes;
-use cavern_client::{ClientError, Content, Node, OpenFile};
+use cavern_client::{ClientError, Content, Node, OpenFile, StagedFile, StagedFiles};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
@@ -29,6 +30,8 @@ pub(super) enum OpenHandle {
     Object(Arc<FileHandle>),
     /// Of an fs-mode mount.
     Content(Arc<Content>),
+    /// Of a cache-mode mount, and being written.
+    Staged(Arc<StagedFile>),
 }
 
 /// An open object.
@@ -47,21 +50,25 @@ impl Inner {
     pub(super) fn open(self: &Arc<Self>, kernel_node: u64, flags: u32, reply: Reply) {
         let flags = flags.cast_signed();
         let is_to_write = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
-        if is_to_write && !self.has_fs_mode() {
+        if is_to_write && !self.has_writable() {
             return reply.error(libc::EROFS);
         }
         if self.unopened.is_some() {
             return reply.error(libc::ENOSYS);
         }
-        if let Some(file) = self.second_opens.file(self.root.to_namespace(kernel_node)) {
+        let inode = self.root.to_namespace(kernel_node);
+        if StagedFiles::is_staged(inode) {
+            return self.open_staged(inode, flags, reply);
+        }
+        if let Some(file) = self.second_opens.file(inode).filter(|_| !is_to_write) {
             return self.opened(file, flags, reply);
         }
         let node = self.known_node(kernel_node);
         if let Some(node) = node.as_ref().filter(|node| node.is_fs_mode()) {
             return self.open_content(Arc::clone(node), flags, reply);
         }
-        if is_to_write && node.is_some() {
-            return reply.error(libc::EROFS);
+        if is_to_write && let Some(node) = &node {
+            return self.begin_to_write(node, reply);
         }
         if let Some(node) = &node
             && let Some(file) = self.client.files().open_cached(node)
@@ -82,7 +89,7 @@ impl Inner {
                 return this.open_content(node, flags, reply);
             }
             if is_to_write {
-                return reply.error(libc::EROFS);
+                return this.begin_to_write(&node, reply);
             }
             match this.client.files().open(&node).await {
                 Ok(file) => this.opened(file, flags, reply),
@@ -151,6 +158,7 @@ impl Inner {
             None => match self.files.get(fh).as_deref() {
                 Some(OpenHandle::Object(handle)) => Some(Arc::clone(handle)),
                 Some(OpenHandle::Content(content)) => return self.read_content(content, offset, size, reply, payload),
+                Some(OpenHandle::Staged(file)) => return self.read_staged(file, offset, size, reply),
                 None => None,
             },
             Some(unopened) => {
@@ -243,6 +251,7 @@ impl Inner {
         let handle = self.files.remove(fh);
         match handle.as_deref() {
             Some(OpenHandle::Content(content)) => self.release_content(content, reply),
+            Some(OpenHandle::Staged(file)) => self.release_staged(file, reply),
             Some(OpenHandle::Object(handle)) => {
                 self.open_inodes.closed(handle.file.node().inode);
                 // Answered first: nobody waits for what dropping the file may take.

@@ -1,16 +1,18 @@
 //! SETATTR: permissions, owner, times, length; and ACCESS.
 //!
+//! Of objects nothing but the length can be set; to set what is so already is no change, though: programs that copy do that.
+//!
 //! Who may do so, the kernel has decided (`default_permissions`). Set-user-ID and set-group-ID bits and capabilities of a file
 //! that is cut or given away are the master's to remove (`FUSE_HANDLE_KILLPRIV_V2`).
 
 use std::sync::Arc;
 
-use cavern_client::{Changed, Node};
+use cavern_client::{Changed, Node, StagedFiles};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{SetAttr, Time};
 
 use super::Inner;
-use super::changes::Attempt;
+use super::changes::{Attempt, refusal};
 use crate::kernel::{Caller, NewAttributes, NewTime, Reply};
 
 fn time(time: NewTime) -> Time {
@@ -22,6 +24,7 @@ fn time(time: NewTime) -> Time {
 
 impl Inner {
     pub(super) fn setattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, set: NewAttributes, reply: Reply) {
+        let writer = set.writer;
         let set = SetAttr {
             inode: self.root.to_namespace(kernel_node),
             mode: set.mode,
@@ -32,6 +35,12 @@ impl Inner {
             size: set.size,
             kill_privileges: set.kill_privileges,
         };
+        if StagedFiles::is_staged(set.inode) {
+            return self.set_staged_attributes(set, writer, reply);
+        }
+        if let Some(node) = self.known_node(kernel_node).filter(|node| self.looks_so_already(node, &set)) {
+            return reply.attr(&self.attributes_of(&node));
+        }
         if self.is_about_content(&set) {
             return self.set_content_attributes(kernel_node, caller, set, reply);
         }
@@ -52,8 +61,9 @@ impl Inner {
         if mask & libc::W_OK.unsigned_abs() == 0 {
             return reply.done();
         }
-        self.with_node(kernel_node, "access", reply, |_, node, reply| {
-            if node.is_fs_mode() { reply.done() } else { reply.error(libc::EROFS) }
+        self.with_node(kernel_node, "access", reply, |_, node, reply| match refusal(node) {
+            Some(errno) => reply.error(errno),
+            None => reply.done(),
         });
     }
 }

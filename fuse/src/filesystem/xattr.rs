@@ -12,7 +12,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveXattr, SetXattr, Xattr, XattrMode};
 
 use super::Inner;
-use super::changes::Attempt;
+use super::changes::{Attempt, refusal};
 use crate::kernel::{Caller, Reply};
 
 const PREFIX: &[u8] = b"user.cavern.";
@@ -175,7 +175,7 @@ impl Inner {
     ) {
         if !kept {
             return self.with_node(on, operation, reply, |_, node, reply| {
-                reply.error(if node.is_fs_mode() { libc::EOPNOTSUPP } else { libc::EROFS });
+                reply.error(refusal(node).unwrap_or(libc::EOPNOTSUPP));
             });
         }
         let attempt = Attempt { operation, on, with: None, caller, change };

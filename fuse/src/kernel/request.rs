@@ -152,6 +152,8 @@ pub enum Operation<'a> {
         flags: u32,
         /// Set-user-ID and the like are to go: the writer may not keep them.
         kill_privileges: bool,
+        /// As FLUSH names whoever closes; not where pages are written.
+        writer: Option<u64>,
     },
     /// A descriptor of the file is closed: one of several, perhaps.
     Flush {
@@ -212,6 +214,8 @@ pub struct NewAttributes {
     pub mtime: Option<NewTime>,
     /// Set-user-ID and the like are to go: the file is cut by somebody who may not keep them.
     pub kill_privileges: bool,
+    /// Who cuts a file, as FLUSH names whoever closes it; not always told.
+    pub writer: Option<u64>,
 }
 
 /// A time to be set.
@@ -237,6 +241,7 @@ impl NewAttributes {
             atime: time(fattr::ATIME, fattr::ATIME_NOW, set.atime, set.atimensec),
             mtime: time(fattr::MTIME, fattr::MTIME_NOW, set.mtime, set.mtimensec),
             kill_privileges: has(fattr::KILL_SUIDGID),
+            writer: has(fattr::LOCKOWNER).then_some(set.lock_owner),
         }
     }
 }
@@ -375,7 +380,8 @@ impl<'a> Operation<'a> {
                 let (head, rest) = take::<abi::WriteIn>(body)?;
                 let data = rest.get(..head.size as usize)?;
                 let kill_privileges = head.write_flags & abi::write::KILL_SUIDGID != 0;
-                Self::Write { fh: head.fh, offset: head.offset, data, flags: head.flags, kill_privileges }
+                let writer = (head.write_flags & abi::write::LOCKOWNER != 0).then_some(head.lock_owner);
+                Self::Write { fh: head.fh, offset: head.offset, data, flags: head.flags, kill_privileges, writer }
             }
             opcode::FLUSH => {
                 let flush = take::<abi::FlushIn>(body)?.0;
@@ -560,11 +566,16 @@ mod tests {
         let mut write = abi::WriteIn { fh: 3, offset: 1 << 40, size: 4, flags: 2, ..abi::WriteIn::default() };
         let body = [write.as_bytes(), b"data and more"].concat();
         let bytes = message(opcode::WRITE, &body);
-        let Operation::Write { fh, offset, data, flags, kill_privileges } = Request::decode(&bytes).unwrap().operation
+        let Operation::Write { fh, offset, data, flags, kill_privileges, writer } =
+            Request::decode(&bytes).unwrap().operation
         else {
             panic!("not a write")
         };
-        assert_eq!((fh, offset, data, flags, kill_privileges), (3, 1 << 40, &b"data"[..], 2, false));
+        assert_eq!((fh, offset, data, flags, kill_privileges, writer), (3, 1 << 40, &b"data"[..], 2, false, None));
+        (write.write_flags, write.lock_owner) = (abi::write::LOCKOWNER, 9);
+        let bytes = message(opcode::WRITE, &[write.as_bytes(), b"data"].concat());
+        let operation = Request::decode(&bytes).unwrap().operation;
+        assert!(matches!(operation, Operation::Write { writer: Some(9), .. }));
         write.size = 5;
         let body = [write.as_bytes(), b"data"].concat();
         assert!(Request::decode(&message(opcode::WRITE, &body)).is_err());

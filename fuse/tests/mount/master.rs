@@ -246,6 +246,17 @@ impl Namespace for Master {
         self.entry(request.into_inner().inode)
     }
 
+    async fn make_listed(
+        &self,
+        _: Request<wire::MakeListedRequest>,
+    ) -> Result<Response<wire::MakeListedReply>, Status> {
+        Ok(Response::new(wire::MakeListedReply { done: true, entries: 0 }))
+    }
+
+    async fn get_ttls(&self, _: Request<wire::GetTtlsRequest>) -> Result<Response<wire::Ttls>, Status> {
+        Ok(Response::new(wire::Ttls::default()))
+    }
+
     async fn get_quotas(&self, _: Request<wire::GetQuotasRequest>) -> Result<Response<wire::Quotas>, Status> {
         Ok(Response::new(wire::Quotas::default()))
     }
@@ -320,7 +331,8 @@ impl Namespace for Master {
         Err(Status::unimplemented("usage"))
     }
 
-    async fn mutate(&self, _: Request<wire::MutateRequest>) -> Result<Response<wire::MutateReply>, Status> {
+    type MutateStream = Answers<wire::MutateReply>;
+    async fn mutate(&self, _: Request<Streaming<wire::MutateRequest>>) -> Result<Response<Self::MutateStream>, Status> {
         Err(Status::unimplemented("mutate"))
     }
 
@@ -423,6 +435,12 @@ impl Cluster for Master {
         _: Request<wire::PersistStatusRequest>,
     ) -> Result<Response<wire::PersistStatus>, Status> {
         Err(Status::unimplemented("get_persist_status"))
+    }
+    async fn list_unavailable(
+        &self,
+        _: Request<wire::ListUnavailableRequest>,
+    ) -> Result<Response<wire::UnavailableFiles>, Status> {
+        Err(Status::unimplemented("list_unavailable"))
     }
     async fn list_jobs(&self, _: Request<wire::ListJobsRequest>) -> Result<Response<wire::JobList>, Status> {
         Err(Status::unimplemented("list_jobs"))

@@ -24,9 +24,18 @@ enum Known {
     Directory,
 }
 
+/// Why a name is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Whatever is there now is to be known.
+    Unknown,
+    /// A client has just changed the bucket under it: an object that is found need not be compared with what lies below it.
+    Written,
+}
+
 impl Listings {
     /// After this the namespace says about `name` in `directory` what the bucket said at some time after the call.
-    pub async fn check_name(&self, directory: u64, name: &Bytes) -> Result<(), MasterError> {
+    pub async fn check_name(&self, directory: u64, name: &Bytes, why: Why) -> Result<(), MasterError> {
         if !is_name(name) || std::str::from_utf8(name).is_err() {
             return Ok(());
         }
@@ -37,18 +46,29 @@ impl Listings {
         }
         let mount = self.0.mounts.get(place.mount_id)?;
         if mount.is_fs_mode() {
+            if place.record.listed_ns == 0
+                && let Some(listed) = self.ask(&mount, &place, name, why).await?
+            {
+                self.adopt_name(&mount, &place, name, listed).await?;
+            }
             return Ok(());
         }
         loop {
             let asked_ns = self.0.clock.now_ns();
-            let listed = self.ask(&mount, &place, name).await?;
+            let listed = self.ask(&mount, &place, name, why).await?;
             if self.record(&mount, &place, name, listed, asked_ns).await? {
                 return Ok(());
             }
         }
     }
 
-    async fn ask(&self, mount: &OpenMount, place: &Directory, name: &Bytes) -> Result<Option<Listed>, MasterError> {
+    pub(super) async fn ask(
+        &self,
+        mount: &OpenMount,
+        place: &Directory,
+        name: &Bytes,
+        why: Why,
+    ) -> Result<Option<Listed>, MasterError> {
         let prefix = place.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(place.inode))?;
         let key = format!("{prefix}{}", String::from_utf8_lossy(name));
         let (directory, looked_up) = (place.inode, name.clone());
@@ -76,6 +96,10 @@ impl Listings {
         };
         // A directory wins over an object of the same name.
         match known {
+            Known::Nothing if why == Why::Written => match head.await? {
+                Some(file) => Ok(Some(file)),
+                None => list.await,
+            },
             Known::File => match head.await? {
                 Some(file) => Ok(Some(file)),
                 None => list.await,

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use bytes::Bytes;
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::Kind;
-use cavern_proto::record::{DentryRecord, ListedEntry};
+use cavern_proto::record::{DentryRecord, InodeRecord, ListedEntry};
 
 use super::window::{Listed, Window, place_cmp};
 use crate::MasterError;
@@ -34,14 +34,33 @@ impl Step {
     }
 }
 
+/// A name that both sides have.
+pub struct Compared {
+    pub name: Bytes,
+    pub dentry: DentryRecord,
+    pub record: Option<InodeRecord>,
+}
+
+/// Whether an object is the one that an inode of cache-mode stands for.
+pub fn is_same_version(compared: &Compared, listed: &Listed) -> Result<bool, MasterError> {
+    Ok(match (listed, &compared.record) {
+        (Listed::File { size, mtime_ns, etag }, Some(record)) if compared.dentry.kind() == Kind::File => {
+            record.mtime_ns == *mtime_ns && version(record) == EntryVersion { etag: etag.clone(), size: *size }
+        }
+        _ => false,
+    })
+}
+
 /// The next step for `window`, whose names shrink by those that were compared. `cursor` is what the step before gave.
-/// Names for which `is_newer` says so were asked about since the listing began, and are left alone.
+/// Names for which `is_newer` says so were asked about since the listing began, and are left alone; `is_same` compares what
+/// both sides have.
 pub fn step(
     tables: Tables<'_>,
     directory: u64,
     window: &mut Window,
     cursor: Option<Vec<u8>>,
     is_newer: &dyn Fn(&[u8]) -> bool,
+    is_same: &dyn Fn(&Compared, &Listed) -> Result<bool, MasterError>,
 ) -> Result<Step, MasterError> {
     let mut step = Step::default();
     let mut compare: Vec<(Bytes, DentryRecord, Listed)> = Vec::new();
@@ -82,14 +101,9 @@ pub fn step(
         .flatten();
     let records = tables.inodes(compare.iter().map(|(_, dentry, _)| dentry.inode))?;
     for ((name, dentry, listed), record) in compare.into_iter().zip(records) {
-        let is_same = match (&listed, record) {
-            (Listed::File { size, mtime_ns, etag }, Some(record)) if dentry.kind() == Kind::File => {
-                record.mtime_ns == *mtime_ns && version(&record) == EntryVersion { etag: etag.clone(), size: *size }
-            }
-            _ => false,
-        };
-        if !is_same {
-            step.upsert.push(listed_entry(name, listed));
+        let compared = Compared { name, dentry, record };
+        if !is_same(&compared, &listed)? {
+            step.upsert.push(listed_entry(compared.name, listed));
         }
     }
     if step.next.is_none() {
@@ -114,6 +128,8 @@ fn names_before_the_scan<'a>(position: &'a [u8], upto: Option<&'a [u8]>) -> impl
 pub fn listed_entry(name: Bytes, listed: Listed) -> ListedEntry {
     match listed {
         Listed::Directory => ListedEntry { name, kind: Kind::Directory as i32, ..ListedEntry::default() },
-        Listed::File { size, mtime_ns, etag } => ListedEntry { name, kind: Kind::File as i32, size, mtime_ns, etag },
+        Listed::File { size, mtime_ns, etag } => {
+            ListedEntry { name, kind: Kind::File as i32, size, mtime_ns, etag, restored: None }
+        }
     }
 }

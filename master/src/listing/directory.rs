@@ -6,6 +6,7 @@ use cavern_proto::record::ListingGroup;
 use cavern_ufs::ListMode;
 use futures::FutureExt;
 
+use super::adopt::Rest;
 use super::window::{Window, Windows};
 use super::{Flight, Listings, diff};
 use crate::MasterError;
@@ -20,6 +21,9 @@ impl Listings {
             return Ok(ListingCounts::default());
         }
         let mount = self.0.mounts.get(directory.mount_id)?;
+        if mount.is_fs_mode() && directory.record.listed_ns != 0 {
+            return Ok(ListingCounts::default());
+        }
         let prefix = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(inode))?;
         // Whoever still has older knowledge on its way into the log is waited for; who comes later sees this flight.
         drop(mount.gate.write().await);
@@ -40,10 +44,18 @@ impl Listings {
             };
             let window = windows.page(page.as_ref(), matches!(known, Some(None)));
             if let Some(None) = known {
-                counts += self.apply_window(&directory, &mount, flight, window, began_ns).await?;
+                counts += match mount.is_fs_mode() {
+                    true => self.adopt(&directory, &mount, window, Rest::Nothing { hidden: windows.hidden }).await?,
+                    false => self.apply_window(&directory, &mount, flight, window, began_ns).await?,
+                };
                 break;
             }
-            let apply = self.apply_window(&directory, &mount, flight, window, 0);
+            let apply = async {
+                match mount.is_fs_mode() {
+                    true => self.adopt(&directory, &mount, window, Rest::Unknown).await,
+                    false => self.apply_window(&directory, &mount, flight, window, 0).await,
+                }
+            };
             let applied;
             (page, applied) = match known {
                 Some(next) => (next, apply.await?),
@@ -54,7 +66,7 @@ impl Listings {
         }
         counts.hidden = windows.hidden;
         self.0.metrics.directories.inc();
-        if !windows.exists && !directory.is_mount_root() {
+        if !windows.exists && !directory.is_mount_root() && !mount.is_fs_mode() {
             counts += self.remove_directory(&directory, &mount).await?;
         }
         Ok(counts)
@@ -105,7 +117,7 @@ impl Listings {
         let newer = flight.checked_names();
         self.read(move |tables| {
             let is_newer = |name: &[u8]| newer.contains(name);
-            let step = diff::step(tables, inode, &mut window, cursor, &is_newer)?;
+            let step = diff::step(tables, inode, &mut window, cursor, &is_newer, &diff::is_same_version)?;
             Ok((step, window))
         })
         .await

@@ -72,10 +72,10 @@ impl Listings {
     async fn index(&self, mount: &OpenMount) -> Result<(), MasterError> {
         let id = mount.id();
         if let Some(done) = self.read(move |tables| tables.index(id)).await? {
-            mount.set_index(false, done.entries, done.hidden_keys);
+            mount.set_index(false, done.entries, done.hidden_keys, 0);
             return Ok(());
         }
-        mount.set_index(true, 0, 0);
+        mount.set_index(true, 0, 0, 0);
         let mut lister = mount.ufs.list(mount.ufs.prefix(), ListMode::Recursive);
         let root = mount.mount.root_inode;
         let mut run = Run { frames: Vec::new(), root, began_ns: self.0.clock.now_ns(), entries: 0, hidden: 0 };
@@ -94,10 +94,10 @@ impl Listings {
                     pause = (pause * 2).min(RETRY_MOST);
                 }
             }
-            mount.set_index(true, run.entries, run.hidden);
+            mount.set_index(true, run.entries, run.hidden, 0);
         }
         self.index_page(mount, &mut run, None).await?;
-        mount.set_index(false, run.entries, run.hidden);
+        mount.set_index(false, run.entries, run.hidden, 0);
         if run.hidden > 0 {
             tracing::warn!(
                 mount = mount.mount.path,
@@ -105,7 +105,8 @@ impl Listings {
                 "some keys cannot be file names and are not shown (see docs/semantics.md)"
             );
         }
-        let index = IndexRecord { finished_ns: self.0.clock.now_ns(), entries: run.entries, hidden_keys: run.hidden };
+        let (finished_ns, entries) = (self.0.clock.now_ns(), run.entries);
+        let index = IndexRecord { finished_ns, entries, hidden_keys: run.hidden, ..IndexRecord::default() };
         self.0.proposer.propose(Command::PutIndex(PutIndex { mount_id: id, index: Some(index) })).await?;
         tracing::info!(mount = mount.mount.path, entries = run.entries, "the index is complete");
         Ok(())

@@ -37,6 +37,8 @@ pub struct Window {
     /// Inclusive; `None` for the end of the directory.
     pub upto: Option<Vec<u8>>,
     pub names: BTreeMap<Bytes, Listed>,
+    /// ETag of the object whose key is the directory's prefix itself, in the first window after it was listed.
+    pub marker: Option<String>,
 }
 
 /// Cuts one directory's listing into windows.
@@ -50,11 +52,12 @@ pub struct Windows {
     pub hidden: u64,
     /// Whether the bucket has anything here, if only a directory marker.
     pub exists: bool,
+    marker: Option<String>,
 }
 
 impl Windows {
     pub fn new(prefix: String) -> Self {
-        Self { prefix, position: Vec::new(), held_back: BTreeMap::new(), hidden: 0, exists: false }
+        Self { prefix, position: Vec::new(), held_back: BTreeMap::new(), hidden: 0, exists: false, marker: None }
     }
 
     /// The window that the next page completes; the rest of the directory when that is the last, or when there is none.
@@ -75,6 +78,7 @@ impl Windows {
             let Some(name) = object.key.strip_prefix(&self.prefix) else { continue };
             self.exists = true;
             if name.is_empty() {
+                self.marker = Some(object.etag.clone());
                 continue;
             }
             upto = upto.max(name.as_bytes().to_vec());
@@ -107,7 +111,7 @@ impl Windows {
             Some(upto) => std::mem::replace(&mut self.position, upto.clone()),
             None => std::mem::take(&mut self.position),
         };
-        Window { after, upto, names }
+        Window { after, upto, names, marker: self.marker.take() }
     }
 }
 

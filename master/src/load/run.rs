@@ -79,6 +79,10 @@ impl PooledWorkers {
     pub(crate) fn pool(&self) -> &WorkerPool {
         &self.pool
     }
+
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.workers
+    }
 }
 
 impl BlockFiller for PooledWorkers {

@@ -3,16 +3,14 @@
 //! A record is struck off worker by worker. One that is away keeps its share until it is back, and keeps nobody else waiting;
 //! one that is in the table no more has taken its blocks with it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use cavern_client::Placement;
+use cavern_client::{Placement, block_name};
 use cavern_conf::Failpoint;
-use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
-use cavern_proto::master::WorkerState;
+use cavern_proto::master::{Extent, WorkerState};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{Freed, GarbageRecord};
 
@@ -57,19 +55,12 @@ impl Persistence {
         let placement = self.writer.placement()?;
         away.retain(|_, until| Instant::now() < *until);
         let mut blocks: BTreeMap<u64, Vec<BlockRef>> = BTreeMap::new();
-        for (_, record) in &records {
-            // Of a mount that is gone nothing says how long its blocks are, but their workers know them by name.
-            let block_size = self.block_size(record.mount_id).await?;
-            for extent in &record.extents {
-                let content = ContentId::of_inode(&self.cluster_id, record.inode, extent.generation);
-                let block = BlockRef {
-                    content_id: Bytes::copy_from_slice(content.as_bytes()),
-                    index: extent.index,
-                    block_size,
-                    mount_id: record.mount_id,
-                    data: true,
-                    ..BlockRef::default()
-                };
+        let mounts: BTreeSet<u32> = records.iter().map(|(_, record)| record.mount_id).collect();
+        let sizes = self.lookups.listings.read(move |tables| tables.block_sizes(mounts)).await?;
+        for (_, GarbageRecord { inode, mount_id, extents }) in &records {
+            for extent in extents {
+                let Extent { generation, index, .. } = *extent;
+                let block = block_name(&self.cluster_id, *inode, generation, index, sizes[mount_id], *mount_id);
                 for worker in &extent.workers {
                     blocks.entry(*worker).or_default().push(block.clone());
                 }
@@ -106,11 +97,6 @@ impl Persistence {
             self.metrics.freed_blocks.inc_by(blocks.len() as u64);
         }
         Ok(())
-    }
-
-    async fn block_size(&self, mount_id: u32) -> Result<u64, MasterError> {
-        let mount = self.lookups.listings.read(move |tables| tables.mount(mount_id)).await?;
-        Ok(mount.map_or(1, |mount| mount.block_size.max(1)))
     }
 }
 

@@ -138,7 +138,12 @@ impl Persistence {
         }
     }
 
-    async fn carry_out(&self, mount: &OpenMount, work: Work) -> Result<End, MasterError> {
+    async fn carry_out(&self, mount: &OpenMount, mut work: Work) -> Result<End, MasterError> {
+        // The first worker of a block is the one that is asked for it.
+        let placement = self.writer.placement()?;
+        for extent in &mut work.content.extents {
+            extent.workers.sort_by_key(|worker| !placement.is_live(*worker));
+        }
         let mut claims = Vec::new();
         for write in &work.writes {
             match self.ledger.claim(work.mount_id, &write.key) {

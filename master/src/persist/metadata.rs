@@ -5,9 +5,10 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use cavern_proto::data::MetadataItem;
-use cavern_proto::master::Kind;
-use cavern_proto::record::InodeRecord;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use cavern_proto::master::{Kind, Xattr};
+use cavern_proto::record::{InodeRecord, Restored};
+use cavern_ufs::ObjectMeta;
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::state::records;
 
@@ -32,10 +33,48 @@ pub(super) fn of_inode(record: &InodeRecord, xattrs: &[(Bytes, Bytes)]) -> Vec<M
         let kept = encoded(xattrs).filter(|value| taken + "xattr".len() + value.len() <= BYTES_MAX);
         items.push(match kept {
             Some(value) => item("xattr", value),
-            None => item("xattr-left-out", xattrs.len().to_string()),
+            None => item(LEFT_OUT, xattrs.len().to_string()),
         });
     }
     items
+}
+
+/// Names that [`of_inode`] writes.
+const NAMES: [&str; 8] = ["atime", "gid", "mode", "mtime", "rdev", "uid", "xattr", LEFT_OUT];
+const LEFT_OUT: &str = "xattr-left-out";
+/// Bounds of what is believed of an object: those that hold for changes by programs.
+const XATTR_NAME_MAX: usize = 255;
+const XATTR_VALUE_MAX: usize = 65_536;
+
+/// What the metadata of an object say of it; `None` when they say nothing. The target of a symbolic link is its content.
+pub fn read(object: &ObjectMeta) -> Option<Restored> {
+    let text = |name: &str| object.metadata.get(name).map(String::as_str);
+    let number = |name: &str| text(name).and_then(|text| text.parse::<u32>().ok());
+    let mode = number("mode")?;
+    let kind = kind_of(mode)?;
+    let mtime_ns = text("mtime").and_then(nanoseconds).unwrap_or(object.mtime_ns);
+    let (xattrs, are_whole) = match text("xattr") {
+        Some(text) => decoded(text).map_or((Vec::new(), false), |xattrs| (xattrs, true)),
+        None => (Vec::new(), text(LEFT_OUT).is_none()),
+    };
+    let items = NAMES.iter().filter_map(|name| {
+        let value = text(name)?.to_owned();
+        Some(MetadataItem { name: (*name).to_owned(), value })
+    });
+    Some(Restored {
+        kind: kind as i32,
+        mode: mode & 0o7777,
+        uid: number("uid").unwrap_or_default(),
+        gid: number("gid").unwrap_or_default(),
+        mtime_ns,
+        atime_ns: text("atime").and_then(nanoseconds).unwrap_or(mtime_ns),
+        rdev: number("rdev").unwrap_or_default(),
+        target: Bytes::new(),
+        xattrs,
+        metadata: hash(&items.collect::<Vec<_>>()),
+        identity: if kind == Kind::File { super::tag::identity(object) } else { String::new() },
+        incomplete: !are_whole,
+    })
 }
 
 /// Tells one metadata from another.
@@ -64,6 +103,34 @@ fn type_bits(kind: Kind) -> u32 {
     }
 }
 
+/// The kind that a mode tells.
+fn kind_of(mode: u32) -> Option<Kind> {
+    const KINDS: [Kind; 7] = [
+        Kind::File,
+        Kind::Directory,
+        Kind::Symlink,
+        Kind::Fifo,
+        Kind::Socket,
+        Kind::CharacterDevice,
+        Kind::BlockDevice,
+    ];
+    KINDS.into_iter().find(|kind| type_bits(*kind) == mode & 0o170_000)
+}
+
+/// A time as [`seconds`] writes it; other programs leave the decimals out.
+fn nanoseconds(text: &str) -> Option<i64> {
+    let (sign, digits) = text.strip_prefix('-').map_or((1, text), |digits| (-1, digits));
+    let (whole, decimals) = digits.split_once('.').unwrap_or((digits, ""));
+    if whole.is_empty()
+        || decimals.len() > 9
+        || !whole.bytes().chain(decimals.bytes()).all(|byte| byte.is_ascii_digit())
+    {
+        return None;
+    }
+    let decimals: i64 = format!("{decimals:0<9}").parse().ok()?;
+    whole.parse::<i64>().ok()?.checked_mul(1_000_000_000)?.checked_add(decimals)?.checked_mul(sign)
+}
+
 /// A time in seconds, with nine decimals.
 fn seconds(ns: i64) -> String {
     let sign = if ns < 0 { "-" } else { "" };
@@ -81,9 +148,65 @@ fn encoded(xattrs: &[(Bytes, Bytes)]) -> Option<String> {
     Some(utf8_percent_encode(&json, NON_ALPHANUMERIC).to_string())
 }
 
+/// The reverse of [`encoded`]; `None` for what no inode can have.
+fn decoded(text: &str) -> Option<Vec<Xattr>> {
+    let json = percent_decode_str(text).decode_utf8().ok()?;
+    let map: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&json).ok()?;
+    let xattr = |(name, value): (String, serde_json::Value)| {
+        let value = BASE64_STANDARD.decode(value.as_str()?).ok()?;
+        let is_sound =
+            (1..=XATTR_NAME_MAX).contains(&name.len()) && !name.contains('\0') && value.len() <= XATTR_VALUE_MAX;
+        is_sound.then(|| Xattr { name: name.into(), value: value.into() })
+    };
+    map.into_iter().map(xattr).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn object(items: &[MetadataItem]) -> ObjectMeta {
+        let metadata = items.iter().map(|item| (item.name.clone(), item.value.clone())).collect();
+        ObjectMeta { key: "k".into(), size: 7, etag: "e".into(), mtime_ns: 5, metadata }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let xattr = |name: &'static str, value: Vec<u8>| (Bytes::from_static(name.as_bytes()), Bytes::from(value));
+        let xattrs = [xattr("user.a", vec![0, 255]), xattr("system.posix_acl_access", vec![2, 0, 0, 0])];
+        for kind in [Kind::File, Kind::Directory, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::BlockDevice] {
+            let record = InodeRecord { kind: kind as i32, rdev: 0x801, ..record() };
+            let items = of_inode(&record, &xattrs);
+            let restored = read(&object(&items)).unwrap();
+            assert_eq!((restored.kind(), restored.mode, restored.uid, restored.gid), (kind, 0o4755, 1000, 100));
+            assert_eq!((restored.mtime_ns, restored.atime_ns), (record.mtime_ns, -1));
+            assert_eq!((restored.metadata, restored.incomplete), (hash(&items), false));
+            let mut read: Vec<_> = restored.xattrs.into_iter().map(|xattr| (xattr.name, xattr.value)).collect();
+            read.sort_by(|one, other| other.cmp(one));
+            assert_eq!(read, xattrs);
+        }
+        let large = of_inode(&record(), &[xattr("user.a", vec![7; 4000])]);
+        assert!(read(&object(&large)).unwrap().incomplete);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_not_believed() {
+        assert_eq!(read(&object(&[])), None);
+        let item = |name: &str, value: &str| MetadataItem { name: name.into(), value: value.into() };
+        for mode in ["", "-1", "0", "abc", "99999999999", "4095"] {
+            assert_eq!(read(&object(&[item("mode", mode)])), None, "{mode}");
+        }
+        for time in ["", "1.0000000001", "1.x", "99999999999", "--1", "0x1"] {
+            let restored = read(&object(&[item("mode", "33188"), item("mtime", time)])).unwrap();
+            assert_eq!(restored.mtime_ns, 5, "{time}");
+        }
+        let times = ["1", "1.5", "-1.000000001"].map(nanoseconds);
+        assert_eq!(times, [Some(1_000_000_000), Some(1_500_000_000), Some(-1_000_000_001)]);
+        for xattr in ["%", "%7B%7D%", "[]", "%7B%22a%22%3A1%7D", "%7B%22%22%3A%22%22%7D", "%7B%22a%22%3A%22%2A%22%7D"] {
+            let restored = read(&object(&[item("mode", "33188"), item("xattr", xattr)])).unwrap();
+            assert!(restored.incomplete && restored.xattrs.is_empty(), "{xattr}");
+        }
+    }
 
     fn record() -> InodeRecord {
         InodeRecord {

@@ -18,7 +18,7 @@ use cavern_ufs::UfsError;
 use super::intents::End;
 use super::ledger::Blame;
 use super::plan::{Content, Work, Write};
-use super::{Persistence, tag};
+use super::{PARKED, Persistence, tag};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 
@@ -84,7 +84,7 @@ impl Persistence {
         if origin.key != key || will_move && waited < self.delay + PATIENCE {
             return Ok(End::Later(PAUSE));
         }
-        let parked = format!("{}.cavern-kept-{}-{owner}-{change}", mount.ufs.prefix(), self.cluster_id);
+        let parked = format!("{}{PARKED}{}-{owner}-{change}", mount.ufs.prefix(), self.cluster_id);
         let Some(_claim) = self.ledger.claim(mount.mount.id, &parked) else { return Ok(End::Later(PAUSE)) };
         let begin = BeginParking { mount_id: mount.mount.id, key: parked.clone(), now_ns };
         self.proposer.propose(Command::BeginParking(begin)).await?;

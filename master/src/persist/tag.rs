@@ -16,6 +16,12 @@ pub(super) fn of(cluster_id: &str, inode: u64, version: u64, metadata: u64) -> S
     format!("{cluster_id}.{inode}.{version}.{metadata:x}")
 }
 
+/// What objects that were written as names of one file have in common: cluster, inode and version. Empty for what has no tag.
+pub(super) fn identity(object: &ObjectMeta) -> String {
+    let tag = object.metadata.get(NAME).filter(|tag| tag.len() <= BYTES_MAX && tag.split('.').count() == 4);
+    tag.and_then(|tag| tag.rsplit_once('.')).map(|(identity, _)| identity.to_owned()).unwrap_or_default()
+}
+
 /// What is to be noted of an object, if it is of this inode.
 pub(super) fn read(object: &ObjectMeta, cluster_id: &str, inode: u64) -> Option<ObjectRecord> {
     let rest = object.metadata.get(NAME)?.strip_prefix(cluster_id)?.strip_prefix('.')?;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_client::Placement;
-use cavern_proto::data::{BlockRef, PersistReply, PersistRequest};
+use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest};
+use cavern_proto::master::Worker;
 use futures::future::BoxFuture;
 
 use crate::MasterError;
@@ -14,21 +15,31 @@ use crate::load::{BlockFiller, PooledWorkers};
 const OBJECT_TIMEOUT: Duration = Duration::from_secs(120);
 const MIB_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Has workers write objects and free blocks; tests have their own.
+/// Has workers write objects, and free and copy blocks; tests have their own.
 pub trait ObjectWriter: Send + Sync + 'static {
     /// The workers, live and lost.
     fn placement(&self) -> Result<Arc<Placement>, MasterError>;
+
+    /// All workers, with what their last heartbeats said.
+    fn reported(&self) -> Result<Vec<Worker>, MasterError>;
 
     /// Has a worker write an object. An error is about the worker: nothing is known of the object then.
     fn persist(&self, worker: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>>;
 
     /// Has a worker free blocks for good.
     fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>>;
+
+    /// Has a worker make a copy of a block of another.
+    fn copy(&self, worker: u64, request: CopyRequest, within: Duration) -> BoxFuture<'_, Result<(), String>>;
 }
 
 impl ObjectWriter for PooledWorkers {
     fn placement(&self) -> Result<Arc<Placement>, MasterError> {
         BlockFiller::placement(self)
+    }
+
+    fn reported(&self) -> Result<Vec<Worker>, MasterError> {
+        Ok(self.workers().table()?.workers)
     }
 
     fn persist(&self, worker: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>> {
@@ -41,5 +52,9 @@ impl ObjectWriter for PooledWorkers {
 
     fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async move { self.pool().free(worker, blocks).await.map(drop).map_err(|error| error.to_string()) })
+    }
+
+    fn copy(&self, worker: u64, request: CopyRequest, within: Duration) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async move { self.pool().copy(worker, request, within).await.map_err(|error| error.to_string()) })
     }
 }

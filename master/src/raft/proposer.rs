@@ -1,20 +1,25 @@
-//! Proposals. Commands that arrive while an entry is on its way share the next one: openraft syncs one append after the
-//! other, so the number of entries, not of commands, is what costs.
+//! Proposals. Commands that arrive while entries are on their way share the next one: openraft syncs one append after the
+//! other, so the number of entries, not of commands, is what costs. While one is applied, the next is synced.
 
 use cavern_conf::Failpoint;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, CommandBatch};
-use openraft::error::{ClientWriteError, RaftError};
+use futures::StreamExt;
+use futures::stream::FuturesOrdered;
+use openraft::error::ClientWriteError;
+use openraft::raft::ClientWriteResponse;
 use prost::Message;
 use tokio::sync::{mpsc, oneshot};
 
-use super::types::{Batch, Raft};
+use super::types::{Batch, Node, NodeId, Raft, Types};
 use crate::MasterError;
 use crate::metrics::RaftMetrics;
 use crate::state::Outcome;
 
 /// Commands that wait for their entry at most; proposers beyond wait themselves.
 const QUEUE: usize = 1024;
+/// Entries under way at a time.
+const UNDER_WAY: usize = 2;
 /// Commands and bytes of one entry at most.
 const BATCH_COMMANDS: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
@@ -47,15 +52,25 @@ impl Proposer {
     /// # Errors
     /// As [`Self::propose`]: any of them may have been applied.
     pub async fn propose_all(&self, kinds: impl IntoIterator<Item = Kind>) -> Result<Vec<Outcome>, MasterError> {
+        self.begin_all(kinds.into_iter().collect()).await?.await
+    }
+
+    /// The same; returns when they have their places, so that what is proposed after them is applied after them.
+    pub async fn begin_all(
+        &self,
+        kinds: Vec<Kind>,
+    ) -> Result<impl Future<Output = Result<Vec<Outcome>, MasterError>> + Send + use<>, MasterError> {
         let mut waiting = Vec::new();
         for kind in kinds {
             waiting.push(self.enqueue(kind).await?);
         }
-        let mut outcomes = Vec::with_capacity(waiting.len());
-        for answer in waiting {
-            outcomes.push(received(answer).await?);
-        }
-        Ok(outcomes)
+        Ok(async move {
+            let mut outcomes = Vec::with_capacity(waiting.len());
+            for answer in waiting {
+                outcomes.push(received(answer).await?);
+            }
+            Ok(outcomes)
+        })
     }
 
     async fn enqueue(&self, kind: Kind) -> Result<oneshot::Receiver<Answer>, MasterError> {
@@ -74,7 +89,13 @@ fn stopped() -> MasterError {
 }
 
 async fn serve(raft: Raft, mut waiting: mpsc::Receiver<(Command, oneshot::Sender<Answer>)>, metrics: RaftMetrics) {
-    while let Some((command, answer)) = waiting.recv().await {
+    let mut under_way = FuturesOrdered::new();
+    loop {
+        let first = tokio::select! {
+            first = waiting.recv(), if under_way.len() < UNDER_WAY => first,
+            Some(()) = under_way.next(), if !under_way.is_empty() => continue,
+        };
+        let Some((command, answer)) = first else { break };
         let mut bytes = command.encoded_len();
         let (mut commands, mut answers) = (vec![command], vec![answer]);
         while commands.len() < BATCH_COMMANDS && bytes < BATCH_BYTES {
@@ -84,27 +105,39 @@ async fn serve(raft: Raft, mut waiting: mpsc::Receiver<(Command, oneshot::Sender
             answers.push(answer);
         }
         metrics.proposed(commands.len());
-        let result = raft.client_write(Batch(CommandBatch { commands })).await;
-        Failpoint::EntryAnswered.pass();
-        match result {
-            Ok(response) => {
-                for (answer, outcome) in answers.into_iter().zip(response.data.0) {
-                    let _ = answer.send(Ok(outcome));
-                }
-            }
-            Err(error) => {
-                let reason = explain(&error);
-                for answer in answers {
-                    let _ = answer.send(Err(reason.clone()));
-                }
+        match raft.client_write_ff(Batch(CommandBatch { commands })).await {
+            Ok(result) => under_way.push_back(answer_all(result, answers)),
+            Err(error) => refuse_all(answers, &error.to_string()),
+        }
+    }
+    while under_way.next().await.is_some() {}
+}
+
+type Written = Result<ClientWriteResponse<Types>, ClientWriteError<NodeId, Node>>;
+
+async fn answer_all<E>(result: impl Future<Output = Result<Written, E>>, answers: Vec<oneshot::Sender<Answer>>) {
+    let result = result.await;
+    Failpoint::EntryAnswered.pass();
+    match result {
+        Ok(Ok(response)) => {
+            for (answer, outcome) in answers.into_iter().zip(response.data.0) {
+                let _ = answer.send(Ok(outcome));
             }
         }
+        Ok(Err(error)) => refuse_all(answers, &explain(&error)),
+        Err(_stopped) => refuse_all(answers, "the master is stopping"),
     }
 }
 
-fn explain(error: &RaftError<u64, ClientWriteError<u64, openraft::BasicNode>>) -> String {
+fn refuse_all(answers: Vec<oneshot::Sender<Answer>>, reason: &str) {
+    for answer in answers {
+        let _ = answer.send(Err(reason.to_owned()));
+    }
+}
+
+fn explain(error: &ClientWriteError<NodeId, Node>) -> String {
     match error {
-        RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => match forward.leader_id {
+        ClientWriteError::ForwardToLeader(forward) => match forward.leader_id {
             Some(leader) => format!("this master does not lead, master {leader} does"),
             None => "no master leads at the moment".to_owned(),
         },

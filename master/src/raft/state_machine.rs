@@ -156,6 +156,7 @@ impl Applier {
         };
         let index = entry.log_id.index;
         let done = if self.progress.0 == index { self.progress.1 } else { 0 };
+        let (last, mut is_noted) = (commands.len() as u64, false);
         for (command, number) in commands.into_iter().zip(1u64..) {
             if number <= done {
                 // Applied before the crash; nobody waits for what it did.
@@ -166,6 +167,10 @@ impl Applier {
             outcomes.push(apply(&mut transaction, command)?);
             let progress = [index.to_be_bytes(), number.to_be_bytes()].concat();
             transaction.put_bytes(Family::Meta, PROGRESS_KEY, &progress);
+            if number == last {
+                transaction.put_bytes(Family::Meta, APPLIED_KEY, &position);
+                is_noted = true;
+            }
             let origin = transaction.origin;
             let (batch, changes) = transaction.finish();
             Failpoint::CommandApplying.pass();
@@ -174,10 +179,11 @@ impl Applier {
             self.listener.changed(changes, origin);
         }
         Failpoint::EntryApplied.pass();
-        // Should a crash come before this, every command is skipped by its number.
-        let mut batch = WriteBatch::default();
-        batch.put_cf(self.database.family(Family::Meta), APPLIED_KEY, position);
-        self.database.write(batch)?;
+        if !is_noted {
+            let mut batch = WriteBatch::default();
+            batch.put_cf(self.database.family(Family::Meta), APPLIED_KEY, position);
+            self.database.write(batch)?;
+        }
         self.metrics.applied(timer.elapsed());
         Ok(Outcomes(outcomes))
     }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     ClusterStatus, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job, JobList, ListJobsRequest, ListMountsRequest,
-    ListWorkersRequest, Mount, MountReply, MountRequest, MountTable, PersistStatus, PersistStatusRequest,
-    RegisterWorkerReply, RegisterWorkerRequest, StatusRequest, SubmitLoadRequest, UnmountReply, UnmountRequest,
-    WatchEvent, WatchRequest, WorkerTable,
+    ListUnavailableRequest, ListWorkersRequest, Mount, MountReply, MountRequest, MountTable, PersistStatus,
+    PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, StatusRequest, SubmitLoadRequest,
+    UnavailableFiles, UnmountReply, UnmountRequest, WatchEvent, WatchRequest, WorkerTable,
 };
 use cavern_proto::record::command::Command;
 use futures::StreamExt;
@@ -23,6 +23,9 @@ use crate::state::Tables;
 
 /// Events handed to the transport before the client takes them; what waits longer stays in the session's queue.
 const EVENTS_AHEAD: usize = 64;
+
+/// Files that one answer lists at most.
+const LISTED_MAX: u32 = 1000;
 
 /// How long a new stream may take to say who it is.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
@@ -55,6 +58,9 @@ impl Cluster for Services {
             let listen = async {
                 // An error ends the stream as its end does.
                 while let Some(Ok(message)) = incoming.next().await {
+                    if message.ends {
+                        return watch.end(id);
+                    }
                     watch.acknowledge(id, message.acknowledged_seq);
                 }
             };
@@ -140,6 +146,19 @@ impl Cluster for Services {
         let PersistStatusRequest { path, up_to_change } = request.into_inner();
         let up_to = if up_to_change == 0 { u64::MAX } else { up_to_change };
         Ok(Response::new(self.persistence.status(&path, up_to).await?))
+    }
+
+    async fn list_unavailable(
+        &self,
+        request: Request<ListUnavailableRequest>,
+    ) -> Result<Response<UnavailableFiles>, Status> {
+        let ListUnavailableRequest { limit, inode } = request.into_inner();
+        if inode != 0 {
+            let extents = self.repair.unavailable_blocks(inode).await?;
+            let (files, blocks) = (u64::from(!extents.is_empty()), extents.len() as u64);
+            return Ok(Response::new(UnavailableFiles { files, blocks, extents, ..UnavailableFiles::default() }));
+        }
+        Ok(Response::new(self.repair.unavailable(limit.min(LISTED_MAX) as usize).await?))
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {

@@ -6,19 +6,21 @@ use bytes::Bytes;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
     Entry, FreeContentReply, FreeContentRequest, GetInodeRequest, GetLayoutRequest, GetLockReply, GetLockRequest,
-    GetQuotasRequest, GetXattrsRequest, Kind, Layout, LookupRequest, MutateReply, MutateRequest, Quotas, ReadDirPage,
-    ReadDirRequest, RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest,
-    UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
+    GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest, MakeListedReply,
+    MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest, RefreshProgress,
+    RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, Ttls, UsageProgress, UsageRequest,
+    Xattr, Xattrs, touch_reply,
 };
-use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
+use super::changes::CALLS_AHEAD;
 use super::{Answers, Services};
 use crate::MasterError;
-use crate::listing::{Visit, Walk};
+use crate::listing::{Visit, Walk, Why};
+use crate::persist::Run;
 use crate::state::namespace::ListingCounts;
 use crate::state::records::attributes;
 use crate::state::{Directory, Outcome, blocking_lock};
@@ -31,8 +33,6 @@ const PAGES_AHEAD: usize = 2;
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Directories of one `Touch`.
 const TOUCH_MAX: usize = 10_000;
-/// Changes of one `Mutate`.
-const MUTATIONS_MAX: usize = 1000;
 /// Files of one `FreeContent`.
 const FREES_MAX: usize = 1000;
 /// How often progress is told.
@@ -98,19 +98,20 @@ impl Namespace for Services {
     }
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
-        let RevalidateRequest { parent, name } = request.into_inner();
-        Ok(Response::new(self.lookups.revalidate(parent, &name).await?))
+        let RevalidateRequest { parent, name, written } = request.into_inner();
+        let why = if written { Why::Written } else { Why::Unknown };
+        Ok(Response::new(self.lookups.revalidate(parent, &name, why).await?))
     }
 
     type RefreshStream = Answers<RefreshProgress>;
 
     async fn refresh(&self, request: Request<RefreshRequest>) -> Result<Response<Self::RefreshStream>, Status> {
-        let RefreshRequest { path, recursive } = request.into_inner();
+        let RefreshRequest { path, recursive, dry_run } = request.into_inner();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
         self.tasks.spawn(async move {
             let result = tokio::select! {
-                result = services.run_refresh(&path, recursive, &answers) => result,
+                result = services.run_refresh(&path, (recursive, dry_run), &answers) => result,
                 () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
                 () = answers.closed() => return,
             };
@@ -120,27 +121,18 @@ impl Namespace for Services {
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 
-    async fn mutate(&self, request: Request<MutateRequest>) -> Result<Response<MutateReply>, Status> {
-        let MutateRequest { session, mutations, answered } = request.into_inner();
-        if mutations.len() > MUTATIONS_MAX {
-            let reason = format!("{} changes in one call: send at most {MUTATIONS_MAX}", mutations.len());
-            return Err(MasterError::Invalid(reason).into());
-        }
-        if !self.watch.is_live(session) {
-            let reason = format!("session {session} has lapsed: open another, and forget what was cached");
-            return Err(MasterError::Refused(reason).into());
-        }
-        let now_ns = self.lookups.listings.clock().now_ns();
-        let commands = mutations
-            .into_iter()
-            .map(|mutation| Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation) }));
-        let outcomes = self.proposer.propose_all(commands).await?;
-        let results = outcomes.into_iter().map(|outcome| match outcome {
-            Outcome::Mutated(result) => Ok(*result),
-            other => Err(MasterError::Refused(format!("a change was answered by {other:?}"))),
+    type MutateStream = Answers<MutateReply>;
+
+    async fn mutate(&self, request: Request<Streaming<MutateRequest>>) -> Result<Response<Self::MutateStream>, Status> {
+        let (answers, stream) = mpsc::channel(CALLS_AHEAD);
+        let services = self.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = services.serve_changes(request.into_inner(), &answers) => {}
+                () = services.stop.cancelled() => {}
+            }
         });
-        let event_seq = self.watch.told(session);
-        Ok(Response::new(MutateReply { results: results.collect::<Result<_, _>>()?, event_seq }))
+        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 
     async fn get_xattrs(&self, request: Request<GetXattrsRequest>) -> Result<Response<Xattrs>, Status> {
@@ -186,6 +178,16 @@ impl Namespace for Services {
             blocking_lock(tables, request.inode, request.kind(), &request.lock.unwrap_or_default())
         });
         Ok(Response::new(GetLockReply { lock: lock.await? }))
+    }
+
+    async fn make_listed(&self, request: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {
+        let MakeListedRequest { inode, recursive } = request.into_inner();
+        Ok(Response::new(self.lookups.make_listed(inode, recursive).await?))
+    }
+
+    async fn get_ttls(&self, request: Request<GetTtlsRequest>) -> Result<Response<Ttls>, Status> {
+        let GetTtlsRequest { inode } = request.into_inner();
+        Ok(Response::new(self.lookups.listings.read(move |tables| tables.ttls(inode)).await?))
     }
 
     async fn get_quotas(&self, request: Request<GetQuotasRequest>) -> Result<Response<Quotas>, Status> {
@@ -274,14 +276,29 @@ impl Services {
     async fn run_refresh(
         &self,
         path: &str,
-        recursive: bool,
+        (recursive, dry_run): (bool, bool),
         answers: &mpsc::Sender<Result<RefreshProgress, Status>>,
     ) -> Result<RefreshProgress, MasterError> {
         let mut progress = RefreshProgress::default();
+        if let Some((directory, name)) = self.fs_mode_target(path).await? {
+            let run = if dry_run { Run::Dry } else { Run::Real };
+            progress = self.persistence.refresh(directory, name.clone(), recursive, run, answers).await?;
+            if name.is_some() && progress.added + progress.pending + progress.conflicts == 0 {
+                // Unless it was there before, it is nowhere.
+                self.lookups.resolve(path).await?;
+            }
+            self.watch.wait_acknowledged(self.watch.seq()).await;
+            return Ok(progress);
+        }
+        if dry_run {
+            let reason =
+                format!("{path} is in no fs-mode mount: what its bucket has is shown by a refresh, or after a while");
+            return Err(MasterError::Invalid(reason));
+        }
         let (directory, name) = self.refresh_target(path).await?;
         match name {
             Some(name) => {
-                self.lookups.listings.check_name(directory, &name).await?;
+                self.lookups.listings.check_name(directory, &name, Why::Unknown).await?;
                 progress.entries = 1;
             }
             None => {
@@ -295,7 +312,7 @@ impl Services {
                     }
                     if told.elapsed() >= PROGRESS_INTERVAL {
                         told = tokio::time::Instant::now();
-                        let _ = answers.send(Ok(progress)).await;
+                        let _ = answers.send(Ok(progress.clone())).await;
                     }
                 }
                 if let Some(error) = failure {
@@ -305,6 +322,22 @@ impl Services {
         }
         self.watch.wait_acknowledged(self.watch.seq()).await;
         Ok(progress)
+    }
+
+    /// The directory of an fs-mode mount that a path leads to, or the directory above it and the name in it.
+    async fn fs_mode_target(&self, path: &str) -> Result<Option<(u64, Option<Bytes>)>, MasterError> {
+        let (entry, name) = match self.lookups.resolve(path).await {
+            Ok(entry) if entry.attr.unwrap_or_default().kind() == Kind::Directory => (entry, None),
+            Ok(entry) => (self.lookups.get_inode(entry.parent).await?, Some(entry.name)),
+            Err(error) if error.is_not_found() => {
+                let (above, name) = path.trim_end_matches('/').rsplit_once('/').ok_or(error)?;
+                let above = self.lookups.resolve(if above.is_empty() { "/" } else { above }).await?;
+                (above, Some(Bytes::copy_from_slice(name.as_bytes())))
+            }
+            Err(error) => return Err(error),
+        };
+        let is_fs_mode = entry.mount_id != 0 && self.mounts.get(entry.mount_id)?.is_fs_mode();
+        Ok(is_fs_mode.then_some((entry.attr.unwrap_or_default().inode, name)))
     }
 
     /// The directory to refresh, or the directory and the one name in it.
@@ -317,7 +350,7 @@ impl Services {
                 let above = self.lookups.resolve(if above.is_empty() { "/" } else { above }).await?;
                 let name = Bytes::copy_from_slice(name.as_bytes());
                 let parent = above.attr.unwrap_or_default().inode;
-                let found = self.lookups.revalidate(parent, &name).await;
+                let found = self.lookups.revalidate(parent, &name, Why::Unknown).await;
                 found.map_err(|error| match error.is_not_found() {
                     true => MasterError::NotFound(format!("{path} is not there, and its bucket does not have it")),
                     false => error,

@@ -1,7 +1,7 @@
 //! From commands to changes. A command never fails for what it asks: a refusal is an [`Outcome`], told to the proposer and
 //! the same on every replica. Only a broken database is an error, and it stops the state machine.
 
-use cavern_proto::master::{FreedContent, Mount, MutationResult};
+use cavern_proto::master::{FreedContent, Mount, MutationResult, RefreshFate};
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, InitCluster, PutIndex};
 
@@ -9,7 +9,7 @@ use super::namespace::{ListingCounts, apply_listing, create_root};
 use super::orphans::{Reaped, reap};
 use super::tables::{CLUSTER_KEY, index_key};
 use super::transaction::Transaction;
-use super::{Family, intent, mount, origin, posix, registry, usage};
+use super::{Family, existing, extent, intent, mount, origin, posix, registry, restored, usage};
 use crate::MasterError;
 
 /// What a command did.
@@ -38,6 +38,8 @@ pub enum Outcome {
         is_named: bool,
     },
     Freed(FreedContent),
+    /// What others changed, taken in or not.
+    TakenIn(RefreshFate),
     /// The state does not allow it; a sentence for the one who asked.
     Refused(String),
 }
@@ -64,15 +66,21 @@ fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<
         Some(Kind::PutIndex(index)) => put_index(transaction, &index),
         Some(Kind::Mutate(mutate)) => posix::mutate(transaction, mutate),
         Some(Kind::EndSession(session)) => posix::end_session(transaction, session),
+        Some(Kind::Expire(expire)) => posix::expire(transaction, &expire),
         Some(Kind::ReapUnlinked(inode)) => posix::reap(transaction, inode),
         Some(Kind::SpreadIntent(spread)) => intent::spread(transaction, &spread),
         Some(Kind::BeginObjects(begin)) => intent::begin(transaction, &begin),
         Some(Kind::Persisted(persisted)) => intent::persisted(transaction, persisted),
         Some(Kind::Deleted(deleted)) => intent::deleted(transaction, &deleted),
         Some(Kind::Freed(freed)) => intent::freed(transaction, &freed),
+        Some(Kind::JoinReplica(join)) => extent::join(transaction, &join),
+        Some(Kind::SettleReplica(settle)) => extent::settle(transaction, &settle),
+        Some(Kind::StraysFreed(freed)) => Ok(extent::strays_freed(transaction, &freed)),
         Some(Kind::FreeContent(inode)) => origin::free(transaction, inode),
         Some(Kind::BeginParking(begin)) => intent::begin_parking(transaction, &begin),
         Some(Kind::MoveOrigin(moved)) => origin::move_to(transaction, moved),
+        Some(Kind::AdoptListing(listing)) => Ok(Outcome::Listed(existing::adopt(transaction, listing)?)),
+        Some(Kind::TakeInObject(taken)) => Ok(Outcome::TakenIn(posix::take_in(transaction, &taken)?)),
         Some(Kind::CountUsage(step)) => usage::count(transaction, &step),
     }
 }
@@ -87,10 +95,15 @@ fn init_cluster(transaction: &mut Transaction<'_>, init: &InitCluster) -> Result
 }
 
 fn put_index(transaction: &mut Transaction<'_>, put: &PutIndex) -> Result<Outcome, MasterError> {
+    // An index that is at its end may have got more to do meanwhile.
     if let Some(index) = &put.index
         && transaction.before().mount(put.mount_id)?.is_some()
+        && !transaction.before().has_unlisted(put.mount_id, &[])?
     {
         transaction.put(Family::Meta, &index_key(put.mount_id), index);
+        if index.finished_ns != 0 {
+            restored::forget_identities(transaction, put.mount_id);
+        }
     }
     Ok(Outcome::Done)
 }

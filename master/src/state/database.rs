@@ -43,13 +43,20 @@ pub enum Family {
     Deletion,
     Lock,
     LockSession,
+    Replica,
+    Repair,
+    Stray,
     Origin,
     Quota,
     Usage,
+    Ttl,
+    Unlisted,
+    Noted,
+    Recovered,
 }
 
 impl Family {
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 32] = [
         Self::RaftLog,
         Self::RaftMeta,
         Self::Inode,
@@ -72,9 +79,16 @@ impl Family {
         Self::Deletion,
         Self::Lock,
         Self::LockSession,
+        Self::Replica,
+        Self::Repair,
+        Self::Stray,
         Self::Origin,
         Self::Quota,
         Self::Usage,
+        Self::Ttl,
+        Self::Unlisted,
+        Self::Noted,
+        Self::Recovered,
     ];
 
     /// The families that a snapshot carries: all but the log's own, which come first.
@@ -104,9 +118,16 @@ impl Family {
             Self::Deletion => "deletion",
             Self::Lock => "lock",
             Self::LockSession => "lock_session",
+            Self::Replica => "replica",
+            Self::Repair => "repair",
+            Self::Stray => "stray",
             Self::Origin => "origin",
             Self::Quota => "quota",
             Self::Usage => "usage",
+            Self::Ttl => "ttl",
+            Self::Unlisted => "unlisted",
+            Self::Noted => "noted",
+            Self::Recovered => "recovered",
         }
     }
 }

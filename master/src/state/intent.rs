@@ -66,6 +66,43 @@ fn note_since(
     Ok(())
 }
 
+/// Notes what the bucket has, or may have, of an inode under a key.
+pub(super) fn put_note(transaction: &mut Transaction<'_>, mount_id: u32, inode: u64, key: &str, object: &ObjectRecord) {
+    transaction.put(Family::Object, &object_key(inode, key), object);
+    transaction.put_bytes(Family::Noted, &deletion_key(mount_id, key), &inode.to_be_bytes());
+}
+
+fn drop_note(transaction: &mut Transaction<'_>, mount_id: u32, inode: u64, key: &str) -> Result<(), MasterError> {
+    transaction.delete(Family::Object, &object_key(inode, key));
+    // Another may have the key by now.
+    if transaction.before().noted(mount_id, key)? == Some(inode) {
+        transaction.delete(Family::Noted, &deletion_key(mount_id, key));
+    }
+    Ok(())
+}
+
+/// Somebody else has deleted an object of an inode, which has lost the name with it. Gives the notes that are left.
+pub(super) fn lose_object(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    mount_id: u32,
+    lost: &str,
+    now_ns: i64,
+) -> Result<Vec<(String, ObjectRecord)>, MasterError> {
+    let mut left = transaction.before().objects(inode)?;
+    left.retain(|(key, _)| key != lost);
+    drop_note(transaction, mount_id, inode, lost)?;
+    if transaction.inode(inode)?.is_none_or(|record| record.unlinked) {
+        transaction.delete(Family::Intent, &inode_key(inode));
+        for (key, object) in std::mem::take(&mut left) {
+            drop_note(transaction, mount_id, inode, &key)?;
+            let first_change = transaction.counters.change + 1;
+            put_deletion(transaction, mount_id, &key, object.etag, (first_change, now_ns))?;
+        }
+    }
+    Ok(left)
+}
+
 /// Gives up what the bucket has of an inode that has no name any more.
 pub(super) fn abandon(
     transaction: &mut Transaction<'_>,
@@ -75,7 +112,7 @@ pub(super) fn abandon(
 ) -> Result<(), MasterError> {
     transaction.delete(Family::Intent, &inode_key(inode));
     for (key, object) in transaction.before().objects(inode)? {
-        transaction.delete(Family::Object, &object_key(inode, &key));
+        drop_note(transaction, mount_id, inode, &key)?;
         let first_change = transaction.counters.change + 1;
         put_deletion(transaction, mount_id, &key, object.etag, (first_change, now_ns))?;
     }
@@ -145,15 +182,15 @@ pub(super) fn spread(transaction: &mut Transaction<'_>, spread: &SpreadIntent) -
 
 /// Notes that objects of these keys may be there from now on.
 pub(super) fn begin(transaction: &mut Transaction<'_>, begin: &BeginObjects) -> Result<Outcome, MasterError> {
-    let is_named = transaction.inode(begin.inode)?.is_some_and(|record| !record.unlinked);
-    if is_named {
+    let named = transaction.inode(begin.inode)?.filter(|record| !record.unlinked);
+    if let Some(record) = &named {
         for key in &begin.keys {
             if transaction.before().object(begin.inode, key)?.is_none() {
-                transaction.put(Family::Object, &object_key(begin.inode, key), &ObjectRecord::default());
+                put_note(transaction, record.mount_id, begin.inode, key, &ObjectRecord::default());
             }
         }
     }
-    Ok(Outcome::Began { is_named })
+    Ok(Outcome::Began { is_named: named.is_some() })
 }
 
 /// Takes down what was written to the bucket for an inode.
@@ -177,7 +214,7 @@ pub(super) fn persisted(transaction: &mut Transaction<'_>, persisted: Persisted)
     }
     left.retain(|(key, _)| !gone.contains(key));
     let kept = match &record.origin {
-        Some(origin) if !origin::follow(transaction, inode, &record, &left, &gone) => origin.key.clone(),
+        Some(origin) if !origin::follow(transaction, inode, &record, &left, &gone)? => origin.key.clone(),
         _ => String::new(),
     };
     for written in objects {
@@ -185,13 +222,13 @@ pub(super) fn persisted(transaction: &mut Transaction<'_>, persisted: Persisted)
         if record.unlinked {
             put_deletion(transaction, mount_id, &written.key, object.etag, since)?;
         } else {
-            transaction.put(Family::Object, &object_key(inode, &written.key), &object);
+            put_note(transaction, mount_id, inode, &written.key, &object);
             transaction.delete(Family::Deletion, &deletion_key(mount_id, &written.key));
         }
     }
     for key in gone.into_iter().filter(|key| *key != kept) {
         if let Some(object) = tables.object(inode, &key)? {
-            transaction.delete(Family::Object, &object_key(inode, &key));
+            drop_note(transaction, mount_id, inode, &key)?;
             put_deletion(transaction, mount_id, &key, object.etag, since)?;
         }
     }

@@ -3,14 +3,14 @@
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
-use cavern_proto::master::{Kind, Mount, WriteType};
+use cavern_proto::master::{Existing, Kind, Mount, WriteType};
 use cavern_proto::record::DentryRecord;
 
 use super::database::Family;
 use super::namespace::{detach, forget_index};
 use super::records::directory_record;
 use super::transaction::{Change, Transaction};
-use super::{Outcome, orphans};
+use super::{Outcome, existing, orphans};
 use crate::MasterError;
 
 /// Records a mount under a new id and makes its root directory. The path is absolute and normalized (the proposer has
@@ -60,8 +60,12 @@ pub fn mount(transaction: &mut Transaction<'_>, mut mount: Mount) -> Result<Outc
     if mount.write_type() == WriteType::FsMode
         && let Some(mut root) = transaction.inode(mount.root_inode)?
     {
-        root.listed_ns = mount.created_ns;
-        transaction.put_inode(mount.root_inode, root);
+        if mount.existing() == Existing::None {
+            root.listed_ns = mount.created_ns.max(1);
+            transaction.put_inode(mount.root_inode, root);
+        } else {
+            existing::begin(transaction, &mount);
+        }
     }
     transaction.put(Family::Mount, &mount.id.to_be_bytes(), &mount);
     changed(transaction);
@@ -76,6 +80,7 @@ pub fn unmount(transaction: &mut Transaction<'_>, path: &str) -> Result<Outcome,
     };
     transaction.delete(Family::Mount, &mount.id.to_be_bytes());
     forget_index(transaction, mount.id);
+    existing::forget(transaction, mount.id);
     let mut at = mount.root_inode;
     let mut above_mount = false;
     while at != ROOT_INODE {

@@ -16,18 +16,26 @@ use cavern_proto::record::{InodeRecord, MoveOrigin, ObjectRecord};
 
 use super::records::deletion_key;
 use super::transaction::Change;
-use super::{Family, Outcome, Transaction, posix};
+use super::{Family, Outcome, Tables, Transaction, extent};
 use crate::MasterError;
 
 /// Objects by key, and what is noted of them.
 type Objects = [(String, ObjectRecord)];
 
 /// Gives a file another origin, or none; the caller stores the record.
-pub(super) fn set(transaction: &mut Transaction<'_>, inode: u64, record: &mut InodeRecord, origin: Option<Origin>) {
+pub(super) fn set(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    record: &mut InodeRecord,
+    origin: Option<Origin>,
+) -> Result<(), MasterError> {
     let key = |origin: &Origin| deletion_key(record.mount_id, &origin.key);
     let (old, new) = (record.origin.as_ref().map(key), origin.as_ref().map(key));
     if old != new {
-        if let Some(old) = old {
+        if let (Some(old), Some(origin)) = (old, &record.origin)
+            // Another's by now, where somebody else has put another object.
+            && transaction.before().origin_of(record.mount_id, &origin.key)? == Some(inode)
+        {
             transaction.delete(Family::Origin, &old);
         }
         if let Some(new) = new {
@@ -35,14 +43,27 @@ pub(super) fn set(transaction: &mut Transaction<'_>, inode: u64, record: &mut In
         }
     }
     record.origin = origin;
+    Ok(())
+}
+
+/// Somebody else has deleted the origin of a file without a name: the key is free for others.
+pub(super) fn lose(transaction: &mut Transaction<'_>, record: &InodeRecord) {
+    if let Some(origin) = &record.origin {
+        transaction.delete(Family::Origin, &deletion_key(record.mount_id, &origin.key));
+    }
 }
 
 /// A file has been cut: what lay beyond never comes back. The caller stores the record.
-pub(super) fn cut(transaction: &mut Transaction<'_>, inode: u64, record: &mut InodeRecord, length: u64) {
-    let Some(mut origin) = record.origin.clone() else { return };
+pub(super) fn cut(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    record: &mut InodeRecord,
+    length: u64,
+) -> Result<(), MasterError> {
+    let Some(mut origin) = record.origin.clone() else { return Ok(()) };
     origin.valid = origin.valid.min(length);
     let rest = (origin.valid > 0).then_some(origin);
-    set(transaction, inode, record, rest);
+    set(transaction, inode, record, rest)
 }
 
 /// Drops the blocks of a file, if the bucket has all of its content and nobody may be writing to them.
@@ -64,23 +85,40 @@ pub(super) fn free(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outc
     if mount.uri.starts_with("file:") {
         return freed(FreeFate::Unsupported, blocks, bytes);
     }
-    let is_whole =
-        |object: &ObjectRecord| is_written(object) && object.version == record.version && object.size == record.size;
-    let objects = tables.objects(inode)?;
-    let object = objects.into_iter().find(|(_, object)| is_whole(object));
-    let Some((key, object)) = object.filter(|_| matches!(tables.intent(inode), Ok(None))) else {
-        return freed(FreeFate::Dirty, blocks, bytes);
+    let (key, object) = match whole_object(tables, inode, &record)? {
+        Some(object) => object,
+        None => return freed(FreeFate::Dirty, blocks, bytes),
     };
     if tables.is_held(inode)? {
         return freed(FreeFate::Open, blocks, bytes);
     }
     let origin = (record.size > 0).then(|| at(key, &object, record.size));
-    posix::drop_extents(transaction, inode, record.mount_id, 0)?;
+    extent::drop_from(transaction, inode, record.mount_id, 0)?;
     record.generation += 1;
-    set(transaction, inode, &mut record, origin);
+    set(transaction, inode, &mut record, origin)?;
     transaction.put_inode(inode, record);
     transaction.changes.push(Change::Inode(inode));
     freed(FreeFate::Freed, blocks, bytes)
+}
+
+/// An object that has all of a file's content in its newest version, if the bucket lacks no change of the file.
+fn whole_object(
+    tables: Tables<'_>,
+    inode: u64,
+    record: &InodeRecord,
+) -> Result<Option<(String, ObjectRecord)>, MasterError> {
+    if tables.intent(inode)?.is_some() {
+        return Ok(None);
+    }
+    let is_whole =
+        |object: &ObjectRecord| is_written(object) && object.version == record.version && object.size == record.size;
+    Ok(tables.objects(inode)?.into_iter().find(|(_, object)| is_whole(object)))
+}
+
+/// Whether the blocks of a file can be dropped, as far as can be seen without trying.
+pub fn is_clean(tables: Tables<'_>, inode: u64) -> Result<bool, MasterError> {
+    let Some(record) = tables.inode(inode)?.filter(|record| !record.unlinked) else { return Ok(false) };
+    Ok(!tables.is_held(inode)? && whole_object(tables, inode, &record)?.is_some())
 }
 
 /// The object that can take the place of an origin. `objects` are all that are left, in their newest state.
@@ -108,19 +146,19 @@ pub(super) fn follow(
     record: &InodeRecord,
     left: &Objects,
     gone: &[String],
-) -> bool {
-    let Some(origin) = &record.origin else { return true };
+) -> Result<bool, MasterError> {
+    let Some(origin) = &record.origin else { return Ok(true) };
     let is_gone = gone.contains(&origin.key);
     match successor(origin, left) {
         Some(next) if next != *origin => {
             let mut record = record.clone();
-            set(transaction, inode, &mut record, Some(next));
+            set(transaction, inode, &mut record, Some(next))?;
             transaction.put_inode(inode, record);
             transaction.changes.push(Change::Inode(inode));
-            true
+            Ok(true)
         }
-        Some(_) => true,
-        None => !is_gone,
+        Some(_) => Ok(true),
+        None => Ok(!is_gone),
     }
 }
 
@@ -130,7 +168,7 @@ pub(super) fn move_to(transaction: &mut Transaction<'_>, moved: MoveOrigin) -> R
     let (Some(from), Some(mut to)) = (record.origin.clone(), moved.to) else { return Ok(Outcome::Done) };
     if from.key == moved.key && from.etag == moved.etag {
         to.valid = from.valid.min(to.length);
-        set(transaction, moved.inode, &mut record, Some(to));
+        set(transaction, moved.inode, &mut record, Some(to))?;
         transaction.put_inode(moved.inode, record);
         transaction.changes.push(Change::Inode(moved.inode));
     }

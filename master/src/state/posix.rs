@@ -11,6 +11,7 @@ mod acl;
 mod attributes;
 mod content;
 mod create;
+mod external;
 mod hold;
 mod link;
 mod lock;
@@ -18,6 +19,7 @@ mod quota;
 mod remove;
 mod rename;
 mod results;
+mod ttl;
 mod xattr;
 
 use cavern_proto::NAME_MAX;
@@ -26,16 +28,19 @@ use cavern_proto::master::{Attr, MutationResult, WriteType};
 use cavern_proto::record::{InodeRecord, Mutate};
 use rustix::io::Errno;
 
+use super::existing;
 use super::intent::{self, Reach};
 use super::records::{attributes, inode_key, is_directory};
 use super::transaction::{Change, Transaction};
 use super::{Family, Outcome, records};
 use crate::MasterError;
 
-pub use content::drop_extents;
+pub use external::take_in;
 pub use hold::{forget_content, reap};
+pub use link::put_link;
 pub use lock::blocking_lock;
 pub use results::end_session;
+pub use ttl::expire;
 
 /// Why a change is refused.
 #[derive(Debug)]
@@ -48,6 +53,11 @@ struct Refusal {
 #[derive(Debug)]
 enum Stop {
     Refused(Refusal),
+    /// The bucket has names in a directory, or somewhere below it, that the namespace lacks: they must come first.
+    Unlisted {
+        directory: u64,
+        below: bool,
+    },
     Broken(MasterError),
 }
 
@@ -71,6 +81,8 @@ struct Mutating<'t, 'd> {
     /// A mount that was found to be in fs-mode, and its root.
     mount: u32,
     mount_root: u64,
+    /// Replicas that it asks for.
+    mount_replicas: u32,
     /// Inodes whose attributes changed, in the order of their first change; the record is that of the last.
     touched: Vec<(u64, InodeRecord)>,
     /// Directories that lie elsewhere now, and with them what is in them.
@@ -84,16 +96,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         return Ok(Outcome::Mutated(Box::new(known)));
     }
     transaction.origin = mutate.session;
-    let mut mutating = Mutating {
-        transaction,
-        now_ns: mutate.now_ns,
-        uid: mutation.uid,
-        gid: mutation.gid,
-        mount: 0,
-        mount_root: 0,
-        touched: Vec::new(),
-        moved: Vec::new(),
-    };
+    let mut mutating = Mutating { uid: mutation.uid, gid: mutation.gid, ..Mutating::new(transaction, mutate.now_ns) };
     let done = match mutation.change {
         None => refuse(Errno::NOSYS, "a change of a kind that this master does not know"),
         Some(Kind::Create(create)) => mutating.create(create),
@@ -108,6 +111,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         Some(Kind::LetGo(inode)) => mutating.release(inode, mutate.session),
         Some(Kind::SetLock(set)) => mutating.set_lock(set, mutate.session),
         Some(Kind::SetQuota(set)) => mutating.set_quota(&set),
+        Some(Kind::SetTtl(set)) => mutating.set_ttl(&set),
     };
     let result = match done {
         Ok(inode) => {
@@ -117,10 +121,24 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         Err(Stop::Refused(Refusal { errno, reason })) => {
             MutationResult { errno: errno.raw_os_error(), reason, ..MutationResult::default() }
         }
+        Err(Stop::Unlisted { directory, below }) => MutationResult {
+            errno: Errno::AGAIN.raw_os_error(),
+            reason: format!("directory inode {directory} has names in the bucket that are not known yet"),
+            unlisted: directory,
+            unlisted_below: below,
+            ..MutationResult::default()
+        },
         Err(Stop::Broken(error)) => return Err(error),
     };
     results::keep(transaction, mutate.session, mutate.answered, mutation.seq, &result)?;
     Ok(Outcome::Mutated(Box::new(result)))
+}
+
+impl<'t, 'd> Mutating<'t, 'd> {
+    fn new(transaction: &'t mut Transaction<'d>, now_ns: i64) -> Self {
+        let (touched, moved) = (Vec::new(), Vec::new());
+        Self { transaction, now_ns, uid: 0, gid: 0, mount: 0, mount_root: 0, mount_replicas: 1, touched, moved }
+    }
 }
 
 impl Mutating<'_, '_> {
@@ -136,6 +154,26 @@ impl Mutating<'_, '_> {
         Ok(record)
     }
 
+    /// A directory of which all names are known.
+    fn whole_directory(&mut self, inode: u64) -> Result<InodeRecord, Stop> {
+        let record = self.directory(inode)?;
+        if record.listed_ns == 0 {
+            return Err(Stop::Unlisted { directory: inode, below: false });
+        }
+        Ok(record)
+    }
+
+    /// A directory whose path changes: of it, and of all below it, all names must be known.
+    fn check_whole_below(&mut self, inode: u64) -> Result<(), Stop> {
+        let Some(path) = existing::path(self.transaction, inode, self.mount_root)? else {
+            return refuse(Errno::STALE, format!("directory inode {inode} is no longer there"));
+        };
+        match self.transaction.before().has_unlisted(self.mount, &path)? {
+            true => Err(Stop::Unlisted { directory: inode, below: true }),
+            false => Ok(()),
+        }
+    }
+
     /// An inode of an fs-mode mount.
     fn inode(&mut self, inode: u64) -> Result<InodeRecord, Stop> {
         let Some(record) = self.transaction.inode(inode)? else {
@@ -149,6 +187,7 @@ impl Mutating<'_, '_> {
         match mount {
             Some(mount) if mount.write_type() == WriteType::FsMode => {
                 (self.mount, self.mount_root) = (mount.id, mount.root_inode);
+                self.mount_replicas = mount.replicas.max(1);
                 Ok(record)
             }
             Some(mount) => refuse(Errno::ROFS, format!("{} is mounted in cache-mode", mount.path)),
@@ -198,6 +237,7 @@ impl Mutating<'_, '_> {
     /// Marks an inode that has lost its last name, and stores it.
     fn unlink(&mut self, inode: u64, mut record: InodeRecord) -> Result<(), MasterError> {
         quota::drop_quota(self.transaction, inode)?;
+        ttl::drop_ttl(self.transaction, inode, &record);
         record.unlinked = true;
         record.ctime_ns = self.now_ns;
         self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);

@@ -7,7 +7,7 @@
 
 use bytes::Bytes;
 use cavern_proto::master::{Attr, Kind, LockKind};
-use cavern_proto::record::{InodeRecord, ListedEntry};
+use cavern_proto::record::{InodeRecord, ListedEntry, Stray};
 use prost::Message;
 
 use crate::MasterError;
@@ -41,6 +41,43 @@ pub fn extent_key(inode: u64, index: u32) -> [u8; 12] {
     key
 }
 
+/// Key of a replica of a block: worker ‖ inode ‖ index.
+pub fn replica_key(worker: u64, inode: u64, index: u32) -> [u8; 20] {
+    let mut key = [0; 20];
+    key[..8].copy_from_slice(&worker.to_be_bytes());
+    key[8..].copy_from_slice(&extent_key(inode, index));
+    key
+}
+
+/// Inode and index of the key of a block.
+pub fn parse_extent_key(key: &[u8]) -> Option<(u64, u32)> {
+    let (inode, index) = key.split_first_chunk()?;
+    Some((u64::from_be_bytes(*inode), u32::from_be_bytes(index.try_into().ok()?)))
+}
+
+/// Key of what a worker may have of a block that is none of its replicas: worker ‖ inode ‖ generation ‖ index.
+pub fn stray_key(worker: u64, stray: &Stray) -> [u8; 24] {
+    let mut key = [0; 24];
+    key[..8].copy_from_slice(&worker.to_be_bytes());
+    key[8..16].copy_from_slice(&inode_key(stray.inode));
+    key[16..20].copy_from_slice(&stray.generation.to_be_bytes());
+    key[20..].copy_from_slice(&stray.index.to_be_bytes());
+    key
+}
+
+/// Worker and block of such a key.
+pub fn parse_stray_key(key: &[u8]) -> Option<(u64, Stray)> {
+    let (worker, rest) = key.split_first_chunk()?;
+    let (inode, rest) = rest.split_first_chunk()?;
+    let (generation, index) = rest.split_first_chunk()?;
+    let stray = Stray {
+        inode: u64::from_be_bytes(*inode),
+        generation: u32::from_be_bytes(*generation),
+        index: u32::from_be_bytes(index.try_into().ok()?),
+    };
+    Some((u64::from_be_bytes(*worker), stray))
+}
+
 /// Key of the result of a mutation: session ‖ number.
 pub fn result_key(session: u64, seq: u64) -> [u8; 16] {
     let mut key = [0; 16];
@@ -57,6 +94,11 @@ pub fn object_key(inode: u64, key: &str) -> Vec<u8> {
 /// Key of an object that is to be deleted: mount ‖ key of the object.
 pub fn deletion_key(mount_id: u32, key: &str) -> Vec<u8> {
     [mount_id.to_be_bytes().as_slice(), key.as_bytes()].concat()
+}
+
+/// Key of a directory of which the bucket has names that the namespace lacks: mount ‖ path below its root.
+pub fn unlisted_key(mount_id: u32, path: &[u8]) -> Vec<u8> {
+    [mount_id.to_be_bytes().as_slice(), path].concat()
 }
 
 /// Key of the locks of one kind of a file: inode ‖ kind.
@@ -206,6 +248,7 @@ mod tests {
             size: 123_456_789,
             mtime_ns: 1_800_000_000_123_456_789,
             etag: etag.to_owned(),
+            restored: None,
         }
     }
 

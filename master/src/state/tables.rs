@@ -2,10 +2,15 @@
 //! disk, so async callers run them on the blocking pool where they read more than a handful of records.
 
 mod bucket;
+mod replica;
+mod ttl;
+mod unlisted;
 mod usage;
 
 pub use bucket::Doomed;
+pub use replica::{BlockAt, StrayReplica};
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use bytes::Bytes;
@@ -103,6 +108,12 @@ impl<'a> Tables<'a> {
         self.record(Family::Dentry, &dentry_key(parent, name))
     }
 
+    /// Bytes of the blocks of each of these mounts. Of one that is gone nothing says so, but workers know its blocks by name.
+    pub fn block_sizes(&self, mounts: impl IntoIterator<Item = u32>) -> Result<HashMap<u32, u64>, MasterError> {
+        let size = |id: u32| Ok((id, self.mount(id)?.map_or(1, |mount| mount.block_size.max(1))));
+        mounts.into_iter().map(size).collect()
+    }
+
     pub fn mount(&self, id: u32) -> Result<Option<Mount>, MasterError> {
         self.record(Family::Mount, &id.to_be_bytes())
     }
@@ -195,7 +206,8 @@ impl<'a> Tables<'a> {
             let index = index.ok_or_else(|| MasterError::Corrupt(format!("a block of inode {inode}")))?;
             if index >= from {
                 let record: ExtentRecord = decode(&value, || format!("block {index} of inode {inode}"))?;
-                extents.push(Extent { index, generation: record.generation, workers: record.workers });
+                let ExtentRecord { generation, workers, joined, joining, joins: _ } = record;
+                extents.push(Extent { index, generation, workers, joined, joining });
             }
         }
         Ok(extents)

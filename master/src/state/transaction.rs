@@ -28,6 +28,8 @@ pub enum Change {
     },
     /// The attributes of an inode changed, its content did not.
     Inode(u64),
+    /// The replicas of blocks of a file, or who may write to them; nothing else.
+    Layout(u64),
     /// An inode has lost its last name.
     Unlinked(u64),
     /// A session has got the lock that it waited for under this number.
@@ -139,6 +141,11 @@ impl<'a> Transaction<'a> {
     /// Deletes every record of a family, whose keys begin with inode ids.
     pub fn delete_all(&mut self, family: Family) {
         self.batch.delete_range_cf(self.tables.database().family(family), [0; 8], [u8::MAX; 8]);
+    }
+
+    /// Deletes the records of a family from one key on, up to another.
+    pub fn delete_range(&mut self, family: Family, from: &[u8], to: &[u8]) {
+        self.batch.delete_range_cf(self.tables.database().family(family), from, to);
     }
 
     /// The batch to write, counters included, and the changes to tell.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_client::Placement;
 use cavern_conf::{Config, Interval};
-use cavern_proto::data::{BlockRef, PersistReply, PersistRequest, open_request};
-use cavern_proto::master::{Kind, Mount, WriteType};
+use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, open_request};
+use cavern_proto::master::{Kind, Mount, Worker, WorkerState, WorkerTable, WriteType};
 use cavern_ufs::MemoryBucket;
 use futures::future::BoxFuture;
 use tempfile::TempDir;
@@ -46,11 +46,19 @@ impl ObjectWriter for NoWorkers {
         Ok(Arc::default())
     }
 
+    fn reported(&self) -> Result<Vec<Worker>, MasterError> {
+        Ok(Vec::new())
+    }
+
     fn persist(&self, _: u64, _: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>> {
         Box::pin(async { Err("there is no worker".to_owned()) })
     }
 
     fn free(&self, _: u64, _: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async { Err("there is no worker".to_owned()) })
+    }
+
+    fn copy(&self, _: u64, _: CopyRequest, _: Duration) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async { Err("there is no worker".to_owned()) })
     }
 }
@@ -148,7 +156,7 @@ impl TestMaster {
     pub async fn refresh(&self, path: &str) {
         use cavern_proto::master::namespace_server::Namespace;
         use futures::StreamExt;
-        let request = cavern_proto::master::RefreshRequest { path: path.to_owned(), recursive: true };
+        let request = cavern_proto::master::RefreshRequest { path: path.to_owned(), recursive: true, dry_run: false };
         let mut progress = self.services().refresh(tonic::Request::new(request)).await.unwrap().into_inner();
         let mut last = None;
         while let Some(message) = progress.next().await {
@@ -176,4 +184,10 @@ pub async fn eventually<F: Future<Output = bool>>(mut holds: impl FnMut() -> F) 
         }
     };
     tokio::time::timeout(PATIENCE, poll).await.expect("the condition never came to hold");
+}
+
+/// A worker table with nothing but ids and states.
+pub fn placement_of(workers: &[(u64, WorkerState)]) -> Arc<Placement> {
+    let worker = |(id, state): &(u64, WorkerState)| Worker { id: *id, state: *state as i32, ..Worker::default() };
+    Arc::new(Placement::new(&WorkerTable { epoch: 1, workers: workers.iter().map(worker).collect() }))
 }

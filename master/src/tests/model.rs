@@ -12,7 +12,7 @@ use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::harness::{TestMaster, Tree, new_bucket};
 use crate::attach::Unwritten;
-use crate::listing::{diff_step, is_name, windows};
+use crate::listing::{diff_step, is_name, is_same_version, windows};
 use crate::state::{Database, Outcome, Tables, Transaction, apply};
 
 /// A key's components as the model makes them, from a set that provokes every rule.
@@ -152,7 +152,8 @@ impl Bench {
             let mut cursor = None;
             loop {
                 let tables = Tables::new(&self.database);
-                let step = diff_step(tables, self.mount.root_inode, &mut window, cursor, &|_| false).unwrap();
+                let step = diff_step(tables, self.mount.root_inode, &mut window, cursor, &|_| false, &is_same_version)
+                    .unwrap();
                 cursor = step.next;
                 let group = ListingGroup {
                     remove: step.remove,

@@ -33,7 +33,7 @@ pub(super) async fn mutate(
     let numbered = changes.into_iter().zip(first..);
     let mutations = numbered.map(|(change, seq)| Mutation { seq, uid: 1, gid: 2, change: Some(change) }).collect();
     let request = MutateRequest { session, mutations, answered: first - 1 };
-    Ok(master.services().mutate(Request::new(request)).await?.into_inner().results)
+    Ok(master.services().begin_changes(request).await?.await?.results)
 }
 
 pub(super) fn create(parent: u64, text: &str, kind: Kind) -> Change {

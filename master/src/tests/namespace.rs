@@ -14,6 +14,7 @@ use tonic::Request;
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, name, new_bucket};
 use crate::MasterError;
 use crate::attach::Unwritten;
+use crate::listing::Why;
 
 async fn read_dir(master: &TestMaster, inode: u64, after: &str, limit: u64) -> Vec<ReadDirPage> {
     let request = ReadDirRequest { inode, after_name: name(after), limit, ..ReadDirRequest::default() };
@@ -78,7 +79,7 @@ async fn a_replaced_object_is_a_new_inode_and_a_deleted_one_is_gone() {
 
     bucket.put("a", "newer");
     assert_eq!(lookups.resolve("/m/a").await.unwrap().attr.unwrap().inode, old, "the listing is young");
-    let new = lookups.revalidate(parent, &name("a")).await.unwrap().attr.unwrap();
+    let new = lookups.revalidate(parent, &name("a"), Why::Unknown).await.unwrap().attr.unwrap();
     assert!(new.inode != old && new.size == 5);
     assert!(lookups.get_inode(old).await.unwrap_err().is_not_found());
 
@@ -91,6 +92,31 @@ async fn a_replaced_object_is_a_new_inode_and_a_deleted_one_is_gone() {
     bucket.put("late", "1");
     master.refresh("/m/late").await;
     assert!(lookups.resolve("/m/late").await.is_ok());
+    master.master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_wrote_is_known_after_one_request() {
+    let master = TestMaster::new().await;
+    let (bucket, uri) = new_bucket();
+    bucket.put("a", "old");
+    let mount = master.mount("/m", &uri).await;
+    let lookups = &master.services().lookups;
+    assert!(lookups.resolve("/m/new").await.unwrap_err().is_not_found());
+    let ufs = master.services().mounts.get(mount.id).unwrap().ufs.clone();
+    let requests = || (ufs.stats().heads, ufs.stats().lists);
+    for (key, size) in [("a", 5), ("new", 5)] {
+        bucket.put(key, "newer");
+        let before = requests();
+        let entry = lookups.revalidate(mount.root_inode, &name(key), Why::Written).await.unwrap();
+        assert_eq!(entry.attr.unwrap().size, size);
+        assert_eq!(requests(), (before.0 + 1, before.1));
+    }
+    bucket.delete("new");
+    assert!(lookups.revalidate(mount.root_inode, &name("new"), Why::Written).await.unwrap_err().is_not_found());
+    bucket.put("d/", "");
+    let directory = lookups.revalidate(mount.root_inode, &name("d"), Why::Written).await.unwrap();
+    assert_eq!(directory.attr.unwrap().kind(), Kind::Directory);
     master.master.stop().await;
 }
 

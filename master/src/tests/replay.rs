@@ -22,6 +22,7 @@ fn any_group() -> impl Strategy<Value = ListingGroup> {
         size: version,
         mtime_ns: 1,
         etag: version.to_string(),
+        restored: None,
     });
     let path = prop::collection::vec(any_name(), 0..3);
     let (remove, upsert) = (prop::collection::vec(any_name(), 0..2), prop::collection::vec(entry, 0..4));

@@ -6,6 +6,7 @@ use cavern_conf::Config;
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket};
 use crate::MasterError;
+use crate::listing::Why;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_is_there_after_restarts_with_and_without_snapshots() {
@@ -39,7 +40,8 @@ async fn everything_is_there_after_restarts_with_and_without_snapshots() {
     let new = master.services().lookups.resolve("/m0/same").await.unwrap().attr.unwrap().inode;
     bucket.put("same", "changed");
     let parent = master.services().lookups.resolve("/m0").await.unwrap().attr.unwrap().inode;
-    let newer = master.services().lookups.revalidate(parent, &name("same")).await.unwrap().attr.unwrap().inode;
+    let newer =
+        master.services().lookups.revalidate(parent, &name("same"), Why::Unknown).await.unwrap().attr.unwrap().inode;
     assert!(newer > new, "inode ids are never given out twice");
     master.master.stop().await;
 }

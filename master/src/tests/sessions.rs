@@ -38,7 +38,7 @@ async fn a_refresh_ends_when_the_client_has_heard_of_the_changes() {
     assert_eq!(absent.code(), tonic::Code::NotFound);
     bucket.put("a", "newer");
     bucket.put("b", "1");
-    let request = RefreshRequest { path: "/m".into(), recursive: false };
+    let request = RefreshRequest { path: "/m".into(), ..RefreshRequest::default() };
     let mut progress = names.refresh(request).await.unwrap().into_inner();
     let finished = tokio::spawn(async move {
         let mut last = None;

@@ -291,7 +291,7 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
     for (what, name) in names {
         let request = LookupRequest { parent: 1, name: name.clone().into() };
         master.refused(what, async { namespace().lookup(request).await });
-        let request = RevalidateRequest { parent: 1, name: name.into() };
+        let request = RevalidateRequest { parent: 1, name: name.into(), written: false };
         master.refused(what, async { namespace().revalidate(request).await });
     }
     for inode in [0, 1 << 40, u64::MAX] {
@@ -309,7 +309,7 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
         master.refused(&what, async { namespace().resolve(request).await });
         let request = UnmountRequest { path: path.clone(), discard: true };
         master.refused(&what, async { calls().unmount(request).await });
-        let request = RefreshRequest { path: path.clone(), recursive: true };
+        let request = RefreshRequest { path: path.clone(), recursive: true, dry_run: false };
         master.refused(&what, async { namespace().refresh(request).await?.into_inner().message().await });
         let request = UsageRequest { path: path.clone() };
         master.refused(&what, async { namespace().usage(request).await?.into_inner().message().await });

@@ -84,8 +84,9 @@ fn a_master_dies_at_each_of_its_points() {
 fn die_at_all_of(role: &str, storage: Storage) {
     // Blocks of unlinked files that a dead client had open are freed when its lease is over.
     let lease = if role == "fuse" { "2s" } else { "30s" };
+    // A worker that is away for long is not waited for by programs.
     let conf = format!(
-        "[master]\npersist_delay = \"30ms\"\nsession_lease = \"{lease}\"\nsnapshot_entries = 500\n\
+        "[master]\nworker_timeout = \"60s\"\npersist_delay = \"30ms\"\nsession_lease = \"{lease}\"\nsnapshot_entries = 500\n\
          [client]\nmetadata_timeout = \"60s\"\nread_timeout = \"60s\"\nlocal_descriptors = {}\n",
         storage == Storage::Near
     );

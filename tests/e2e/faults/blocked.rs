@@ -16,9 +16,21 @@ pub struct Blocked {
 }
 
 impl Blocked {
-    /// Runs the program until it waits for an answer of the mount.
+    /// Runs the program until it waits for an answer of the mount, or for a page of it.
     #[track_caller]
     pub fn start(program: &[&str], path: &Path) -> Self {
+        Self::start_until(program, path, &["request_wait_answer", "folio_wait"])
+    }
+
+    /// The same for a program that waits for no page of the mount: its own pages, while it starts, do not count.
+    #[track_caller]
+    pub fn start_asking(program: &[&str], path: &Path) -> Self {
+        Self::start_until(program, path, &["request_wait_answer"])
+    }
+
+    /// Runs it until it sleeps in one of these functions of the kernel.
+    #[track_caller]
+    fn start_until(program: &[&str], path: &Path, functions: &[&str]) -> Self {
         let what = format!("{} {}", program.join(" "), path.display());
         // A test run in the background of a shell hands down that SIGINT is ignored, and what is ignored interrupts
         // nothing.
@@ -34,9 +46,8 @@ impl Blocked {
         let waits_in = format!("/proc/{}/wchan", child.id());
         eventually(&format!("{what} waits for the mount"), Duration::from_secs(5), || {
             assert!(child.try_wait().unwrap().is_none(), "{what} has ended instead of waiting");
-            // The function of the kernel in which it sleeps: one of FUSE, or the wait for a page.
             let function = fs::read_to_string(&waits_in).unwrap_or_default();
-            (function.contains("request_wait_answer") || function.contains("folio_wait")).then_some(())
+            functions.iter().any(|wanted| function.contains(wanted)).then_some(())
         });
         Self { child, what }
     }

@@ -166,7 +166,7 @@ fn a_signal_ends_every_waiting_system_call_at_once() {
         let program = format!(
             "import os, sys\np = sys.argv[1]\ntry:\n    os.{call}\nexcept InterruptedError:\n    raise KeyboardInterrupt"
         );
-        let took = Blocked::start(&["python3", "-c", &program], &path(file)).dies_of(Signal::INT);
+        let took = Blocked::start_asking(&["python3", "-c", &program], &path(file)).dies_of(Signal::INT);
         eprintln!("Python, {call}: ended {took:?} after SIGINT");
         assert!(took < AT_ONCE, "Python, {call}: ended {took:?} after SIGINT");
     }

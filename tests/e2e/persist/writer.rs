@@ -1,6 +1,5 @@
 //! Content for files of an fs-mode mount, written as a client does: to workers, then committed at the master.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,10 +17,11 @@ use cavern_proto::master::{
     ResolveRequest, SetAttr, WatchRequest, WorkerTable,
 };
 use cavern_tests::Cluster;
-use cavern_ufs::{ListMode, Ufs};
-use futures::StreamExt;
+use futures::{StreamExt, stream};
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
+
+use crate::bucket::{Bucket, Objects};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -34,7 +34,7 @@ pub struct Writer {
     workers: WorkerTable,
     session: u64,
     seq: u64,
-    ufs: Ufs,
+    bucket: Bucket,
 }
 
 impl Writer {
@@ -62,12 +62,9 @@ impl Writer {
             (NamespaceClient::new(channel), pool, workers, reset)
         });
         let (namespace, pool, workers, reset) = opened;
-        let options = cluster.bucket_options();
-        let options = options.iter().filter_map(|option| option.split_once('='));
-        let options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        let ufs = Ufs::open("s3://bucket", &options, &cavern_conf::Config::default().ufs).unwrap();
+        let bucket = Bucket::of(cluster, "bucket");
         let (cluster_id, session) = (reset.cluster_id, reset.session);
-        Self { runtime, namespace, pool, cluster_id, workers, session, seq: 0, ufs }
+        Self { runtime, namespace, pool, cluster_id, workers, session, seq: 0, bucket }
     }
 
     #[track_caller]
@@ -76,7 +73,10 @@ impl Writer {
         let mutation = Mutation { seq: self.seq, uid: 1000, gid: 100, change: Some(change) };
         let request =
             MutateRequest { session: self.session, mutations: vec![mutation], answered: self.seq.saturating_sub(1) };
-        let reply = self.runtime.block_on(self.namespace.mutate(request)).unwrap().into_inner();
+        let reply = self.runtime.block_on(async {
+            let mut replies = self.namespace.mutate(stream::iter([request])).await.unwrap().into_inner();
+            replies.next().await.unwrap().unwrap()
+        });
         assert_eq!(reply.results[0].errno, 0, "{}", reply.results[0].reason);
         reply.results[0].inode
     }
@@ -129,25 +129,15 @@ impl Writer {
                 let written = self.pool.write(worker, request, Bytes::copy_from_slice(piece), PATIENCE);
                 self.runtime.block_on(written).unwrap();
             }
-            made.push(Extent { index, generation, workers: vec![worker] });
+            made.push(Extent { index, generation, workers: vec![worker], ..Extent::default() });
         }
         let grow_to = content.len() as u64;
-        self.change(Change::Commit(CommitContent { inode, grow_to, made, changed: true, ..CommitContent::default() }));
+        self.change(Change::Commit(CommitContent { inode, grow_to, made, changed: true }));
     }
 
     /// Every object of the bucket.
     #[track_caller]
-    pub fn bucket(&self) -> BTreeMap<String, Bytes> {
-        self.runtime.block_on(async {
-            let mut objects = BTreeMap::new();
-            let mut lister = self.ufs.list("", ListMode::Recursive);
-            while let Some(page) = lister.next_page().await.unwrap() {
-                for object in page.objects {
-                    let content = self.ufs.get_bytes(&object.key, &object.etag, 0..object.size).await.unwrap();
-                    objects.insert(object.key, content);
-                }
-            }
-            objects
-        })
+    pub fn bucket(&self) -> Objects {
+        self.bucket.objects()
     }
 }

@@ -14,7 +14,7 @@ use super::listing::{QUERY, element, error_document, unquoted};
 use super::{S3Store, if_match};
 use crate::error::{Request, UfsError};
 use crate::object::{Metadata, Replaces};
-use crate::store::{Change, ChangeRequest};
+use crate::store::{Change, ChangeRequest, CopySource};
 
 /// Answers to changes are short.
 const ANSWER_BYTES: usize = 64 << 10;
@@ -50,6 +50,7 @@ impl S3Store {
     ) -> Result<Result<Told, Failure>, UfsError> {
         let senseless = |error: http::Error| Failure::Senseless(error.to_string()).into_ufs(asked(), "");
         let (method, query, body, metadata) = spoken(&request.change);
+        let copied = copied_of(&request.change);
         let url = format!("{}/{}{query}", self.bucket_url, percent_encode_path(request.key));
         let mut unsigned = HttpRequest::builder().method(method).uri(url);
         unsigned = match replaces {
@@ -57,6 +58,14 @@ impl S3Store {
             Replaces::Nothing => unsigned.header(IF_NONE_MATCH, HeaderValue::from_static("*")),
             Replaces::Version(etag) => unsigned.header(IF_MATCH, if_match(etag)),
         };
+        if let Some((source, bytes)) = copied {
+            let from = format!("/{}/{}", self.bucket, percent_encode_path(source.key));
+            unsigned = unsigned.header("x-amz-copy-source", from);
+            unsigned = unsigned.header("x-amz-copy-source-if-match", if_match(source.etag));
+            if let Some((first, last)) = bytes {
+                unsigned = unsigned.header("x-amz-copy-source-range", format!("bytes={first}-{last}"));
+            }
+        }
         for (name, value) in metadata.into_iter().flatten() {
             unsigned = unsigned.header(format!("x-amz-meta-{name}"), value);
         }
@@ -84,7 +93,20 @@ impl S3Store {
 fn replaces_of<'a>(change: &Change<'a>) -> Replaces<'a> {
     match change {
         Change::Put { replaces, .. } | Change::Complete { replaces, .. } | Change::Delete { replaces } => *replaces,
-        Change::Begin { .. } | Change::Part { .. } | Change::Abort { .. } => Replaces::Anything,
+        Change::Begin { .. }
+        | Change::Part { .. }
+        | Change::Abort { .. }
+        | Change::Copy { .. }
+        | Change::CopyPart { .. } => Replaces::Anything,
+    }
+}
+
+/// What is copied, and which bytes of it if not all.
+fn copied_of<'a>(change: &Change<'a>) -> Option<(CopySource<'a>, Option<(u64, u64)>)> {
+    match change {
+        Change::Copy { source } => Some((*source, None)),
+        Change::CopyPart { source, bytes, .. } => Some((*source, Some(*bytes))),
+        _ => None,
     }
 }
 
@@ -109,6 +131,10 @@ fn spoken<'a>(change: &Change<'a>) -> (Method, String, Bytes, Option<&'a Metadat
         }
         Change::Abort { upload } => (Method::DELETE, format!("?{}", of_upload(upload)), Bytes::new(), None),
         Change::Delete { .. } => (Method::DELETE, String::new(), Bytes::new(), None),
+        Change::Copy { .. } => (Method::PUT, String::new(), Bytes::new(), None),
+        Change::CopyPart { upload, number, .. } => {
+            (Method::PUT, format!("?partNumber={number}&{}", of_upload(upload)), Bytes::new(), None)
+        }
     }
 }
 
@@ -122,7 +148,7 @@ fn made(change: &Change<'_>, told: Told) -> Result<String, Failure> {
         Change::Begin { .. } => {
             named(element(&told.document, &["InitiateMultipartUploadResult", "UploadId"]), "UploadId")
         }
-        Change::Complete { .. } => {
+        Change::Complete { .. } | Change::Copy { .. } | Change::CopyPart { .. } => {
             // The store says 200 before it has made the object, so as to keep the connection alive.
             let (code, _) = error_document(&told.document);
             match code.as_str() {
@@ -130,7 +156,12 @@ fn made(change: &Change<'_>, told: Told) -> Result<String, Failure> {
                 "PreconditionFailed" => return Err(Failure::status(StatusCode::PRECONDITION_FAILED, &told.document)),
                 _ => return Err(Failure::status(StatusCode::INTERNAL_SERVER_ERROR, &told.document)),
             }
-            let etag = element(&told.document, &["CompleteMultipartUploadResult", "ETag"]);
+            let result = match change {
+                Change::Copy { .. } => "CopyObjectResult",
+                Change::CopyPart { .. } => "CopyPartResult",
+                _ => "CompleteMultipartUploadResult",
+            };
+            let etag = element(&told.document, &[result, "ETag"]);
             named(etag.map(|etag| unquoted(etag.trim()).to_owned()), "ETag")
         }
         Change::Abort { .. } | Change::Delete { .. } => Ok(String::new()),

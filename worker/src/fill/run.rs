@@ -40,23 +40,35 @@ impl Fills {
                 format!("a GET of {} took longer than {limit:?}", source.key()),
             )),
         };
+        self.conclude(&run, &block, &source, result);
+        self.metrics.fills_running.dec();
+    }
+
+    /// Records what a run has brought, and tells those who wait that it is over.
+    pub(super) fn conclude(
+        &self,
+        run: &Arc<Run>,
+        block: &Arc<Block>,
+        source: &BlockSource,
+        result: Result<(), Refusal>,
+    ) {
         let ready = run.progress.borrow().ready;
         block.close_writer();
         let result = match result {
             Ok(()) => {
                 // What was fetched can be read in this run all the same.
-                if let Err(error) = self.store.record(&block) {
+                if let Err(error) = self.store.record(block) {
                     debug!(block = %block.id(), %error, "cannot record what was fetched");
                 }
                 Ok(())
             }
             Err(refusal) => {
                 if ready > run.chunks.start
-                    && let Err(error) = self.store.record(&block)
+                    && let Err(error) = self.store.record(block)
                 {
                     warn!(block = %block.id(), %error, "cannot record what was fetched");
                 }
-                self.store.forget_if_empty(&block);
+                self.store.forget_if_empty(block);
                 Err(refusal)
             }
         };
@@ -64,9 +76,19 @@ impl Fills {
             self.metrics.ufs_errors.inc();
             debug!(block = %block.id(), key = source.key(), %refusal, "a fill failed");
         }
-        self.retire(block.id(), &run, false);
+        self.retire(block.id(), run, false);
         run.progress.send_modify(|progress| progress.end = Some(result));
-        self.metrics.fills_running.dec();
+    }
+
+    /// Room in the store for the chunks of a run.
+    pub(super) fn room(&self, run: &Run, block: &Arc<Block>) -> Result<Arc<Room>, Refusal> {
+        self.store.reserve(block, run.chunks.clone())?;
+        Ok(Arc::new(Room {
+            store: self.store.clone(),
+            block: block.clone(),
+            chunks: run.chunks.clone(),
+            written: AtomicU32::new(0),
+        }))
     }
 
     async fn fetch(&self, run: &Arc<Run>, block: &Arc<Block>, source: &BlockSource, ufs: &Ufs) -> Result<(), Refusal> {
@@ -77,13 +99,7 @@ impl Fills {
         let _memory = self.memory.acquire_many(kib).await.map_err(stopping)?;
         self.go_on(run, block)?;
 
-        self.store.reserve(block, run.chunks.clone())?;
-        let room = Arc::new(Room {
-            store: self.store.clone(),
-            block: block.clone(),
-            chunks: run.chunks.clone(),
-            written: AtomicU32::new(0),
-        });
+        let room = self.room(run, block)?;
 
         self.metrics.ufs_requests.inc();
         let start = source.start() + u64::from(chunk_range(run.chunks.start, source.length()).start);
@@ -130,7 +146,12 @@ impl Fills {
 
     /// Writes whole chunks and makes them visible. A lone chunk is written here: it takes some ten microseconds, less than
     /// the way to another thread and back.
-    async fn write(&self, run: &Arc<Run>, room: &Arc<Room>, chunks: Vec<(u32, Vec<Bytes>)>) -> Result<(), Refusal> {
+    pub(super) async fn write(
+        &self,
+        run: &Arc<Run>,
+        room: &Arc<Room>,
+        chunks: Vec<(u32, Vec<Bytes>)>,
+    ) -> Result<(), Refusal> {
         let last = chunks.last().map_or(run.chunks.start, |(index, _)| index + 1);
         if run.chunks.len() == 1 {
             room.write(&chunks)?;
@@ -144,9 +165,8 @@ impl Fills {
     }
 }
 
-/// Room in the store for the chunks of a run. What was not written is given back when the run has ended and the last
-/// write with it.
-struct Room {
+/// What was not written is given back when the run has ended and the last write with it.
+pub(super) struct Room {
     store: Arc<Store>,
     block: Arc<Block>,
     chunks: Range<u32>,

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use bytes::Bytes;
 use cavern_conf::process::Metrics;
 use cavern_conf::{ByteSize, schema};
 use cavern_proto::ContentId;
@@ -98,6 +99,28 @@ async fn many_askers_one_get() {
     assert!(filled.iter().all(|filled| content(&filled.block, 0..50_000) == bytes));
     assert_eq!(filled.iter().map(|filled| filled.fetched_bytes).sum::<u64>(), 50_000, "one of them fetched");
     assert_eq!((bench.metrics.ufs_requests.get(), bench.metrics.ufs_bytes.get()), (1, 50_000));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_has_written_is_not_fetched() {
+    let bench = Bench::new("kept", 64 * MIB);
+    let length = 3 * MIB + 1000;
+    let bytes = noise(length as usize);
+    let etag = bench.bucket.put("a", bytes.clone());
+    let source = bench.source("a", &etag, length, 64 * MIB, 0).await;
+    // The last chunk is there already; the first MiB comes twice.
+    bench.ensure(&source, 24..25).await.unwrap();
+    for range in [0..1 << 20, 0..length as usize] {
+        let first = range.start as u32 / CHUNK_BYTES;
+        bench.fills.keep(&source, first, Bytes::copy_from_slice(&bytes[range])).await.unwrap();
+    }
+    let filled = bench.ensure(&source, 0..25).await.unwrap();
+    assert!(content(&filled.block, 0..length as u32) == bytes);
+    assert_eq!((filled.fetched_bytes, bench.metrics.ufs_bytes.get()), (0, 1000));
+    assert!(bench.fills.runs.lock().is_empty());
+    let other = bench.source("b", &etag, length, 64 * MIB, 0).await;
+    bench.mounts.apply(MountTable { epoch: 2, mounts: vec![], status: vec![] });
+    assert_eq!(bench.fills.keep(&other, 0, bytes.into()).await.unwrap_err().status, Status::UnknownMount);
 }
 
 #[tokio::test(flavor = "multi_thread")]

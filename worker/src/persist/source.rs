@@ -46,8 +46,8 @@ pub(super) struct Source<'a> {
     /// By index.
     blocks: BTreeMap<u32, (&'a PlannedBlock, Place)>,
     stamps: Vec<Stamp>,
-    ufs: &'a Ufs,
-    origin: Option<&'a Origin>,
+    /// What has the bytes that no block has.
+    object: Option<(&'a Ufs, &'a Origin)>,
 }
 
 impl<'a> Source<'a> {
@@ -72,12 +72,31 @@ impl<'a> Source<'a> {
             };
             blocks.insert(block.block.index, (block, place));
         }
-        let origin = plan.origin.as_ref();
-        let mut source = Self { parts, block_size: plan.block_size, blocks, stamps: Vec::new(), ufs, origin };
+        let object = plan.origin.as_ref().map(|origin| (ufs, origin));
+        Self { parts, block_size: plan.block_size, blocks, stamps: Vec::new(), object }.settled().await
+    }
+
+    /// Blocks as the first of their workers has them, whatever is here; what no block has is zeros.
+    pub(super) async fn open_elsewhere(
+        parts: &'a UploadParts,
+        block_size: u64,
+        planned: &'a [PlannedBlock],
+    ) -> Result<Self, Refusal> {
+        let place = |block: &'a PlannedBlock| {
+            let worker = block.workers.first().ok_or_else(|| Refusal::bad_request("a block without workers"))?;
+            Ok((block.block.index, (block, Place::At(*worker))))
+        };
+        let blocks = planned.iter().map(place).collect::<Result<_, Refusal>>()?;
+        Self { parts, block_size, blocks, stamps: Vec::new(), object: None }.settled().await
+    }
+
+    /// Waits until the blocks are at rest.
+    async fn settled(mut self) -> Result<Self, Refusal> {
+        let source = &mut self;
         for _ in 0..ROUNDS {
             source.stamps = source.look().await?;
             if source.stamps.iter().all(is_settled) {
-                return Ok(source);
+                return Ok(self);
             }
             tokio::time::sleep(SETTLED).await;
         }
@@ -122,7 +141,7 @@ impl<'a> Source<'a> {
 
     /// Ranges of a part of the file that no block has, and the origin does.
     fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let end = range.end.min(self.origin.map_or(0, |origin| origin.bytes));
+        let end = range.end.min(self.object.map_or(0, |(_, origin)| origin.bytes));
         let (mut gaps, mut at) = (Vec::new(), range.start);
         let first = u32::try_from(range.start / self.block_size).unwrap_or(u32::MAX);
         for index in self.blocks.range(first..).map(|(index, _)| *index) {
@@ -142,8 +161,8 @@ impl<'a> Source<'a> {
     }
 
     async fn read_origin(&self, range: Range<u64>, into: &mut [u8]) -> Result<(), Refusal> {
-        let Some(origin) = self.origin else { return Ok(()) };
-        let read = self.ufs.get_bytes(&origin.key, &origin.etag, range).await;
+        let Some((ufs, origin)) = self.object else { return Ok(()) };
+        let read = ufs.get_bytes(&origin.key, &origin.etag, range).await;
         let bytes = read.map_err(|error| match error {
             // Not the key that is written to: the asker must tell the two.
             UfsError::VersionChanged { .. } | UfsError::NotFound { .. } => {
@@ -229,7 +248,9 @@ fn read_here(store: &Store, target: &DataTarget, offset: u32, into: &mut [u8]) -
     read.map_err(|source| store.disk_failed(&block, "reading a data block", source).into())
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Refusal> + Send + 'static) -> Result<T, Refusal> {
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| Err(Refusal::new(Status::IoError, "reading the blocks failed")))
 }

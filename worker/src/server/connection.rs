@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use cavern_proto::data::{
-    Cancel, CorruptRequest, Failure, FillRequest, FreeRequest, Hello, OpenRequest, PersistRequest, QueryRequest,
-    ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
+    Cancel, CopyRequest, CorruptRequest, Failure, FillRequest, FreeRequest, Hello, OpenRequest, PersistRequest,
+    QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
 };
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, MAX_WRITE_BYTES, PROTOCOL_VERSION};
 use prost::Message;
@@ -334,10 +334,15 @@ impl Connection {
                     segment.descriptors.extend(file.map(Passed::File));
                     segment
                 };
-                if request.origin.is_none() {
+                let pause = service.pressure();
+                if request.origin.is_none() && pause.is_zero() {
                     self.wait_for(id, length, move || reserve(&service, request));
                 } else {
                     self.begin(id, length, async move {
+                        if !pause.is_zero() {
+                            service.metrics.slowed_reservations.inc();
+                            tokio::time::sleep(pause).await;
+                        }
                         let refused = |refusal| Segment::of(FrameKind::ReserveReply, id, &refused_reserve(refusal));
                         match service.begin_with_origin(&request).await {
                             Err(refusal) => refused(refusal),
@@ -365,6 +370,12 @@ impl Connection {
                 let answer = async move { Segment::of(FrameKind::PersistReply, id, &uploads.persist(request).await) };
                 self.begin(id, length, answer);
             }
+            FrameKind::Copy => {
+                let request = decode::<CopyRequest>(message)?;
+                let uploads = service.uploads.clone();
+                let answer = async move { Segment::of(FrameKind::CopyReply, id, &uploads.copy(request).await) };
+                self.begin(id, length, answer);
+            }
             FrameKind::Cancel => {
                 if let Some(Pending { task, bytes }) = self.pending.remove(&decode::<Cancel>(message)?.request_id) {
                     task.abort();
@@ -381,6 +392,7 @@ impl Connection {
             | FrameKind::WriteReply
             | FrameKind::SyncReply
             | FrameKind::PersistReply
+            | FrameKind::CopyReply
             | FrameKind::Evicted
             | FrameKind::Failure => return Err(Refusal::bad_request("a client sends requests, not answers")),
         }
@@ -463,6 +475,13 @@ impl Connection {
             return;
         };
         let service = self.shared.service.clone();
+        if write.is_of_object() {
+            return self.begin(request_id, payload.len(), async move {
+                let reply = service.keep(&write, payload.freeze()).await;
+                drop(memory);
+                Segment::of(FrameKind::WriteReply, request_id, &reply)
+            });
+        }
         self.wait_for(request_id, payload.len(), move || {
             let reply = service.write(&write, &payload);
             drop((payload, memory));

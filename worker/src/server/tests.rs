@@ -29,6 +29,7 @@ use crate::mounts::Mounts;
 use crate::persist::{Peers, UploadParts};
 use crate::store::StoreOptions;
 
+mod copy;
 mod origin;
 mod persist;
 

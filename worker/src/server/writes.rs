@@ -3,13 +3,16 @@
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use cavern_proto::bounded::MAX_ITEMS;
+use cavern_proto::chunk::CHUNK_BYTES;
 use cavern_proto::data::{
     Range as WireRange, ReserveReply, ReserveRequest, Status, SyncReply, SyncRequest, WriteReply, WriteRequest,
 };
 
+use super::pressure;
 use super::requests::{Service, deadline_of};
 use crate::fill::BlockSource;
 use crate::refusal::Refusal;
@@ -31,23 +34,51 @@ pub(super) enum Asker {
 /// A write that makes sense.
 #[derive(Debug)]
 pub(super) struct Write {
-    target: DataTarget,
+    target: Target,
     offset: u32,
     zero: Vec<Range<u32>>,
     sync: bool,
     until: Instant,
 }
 
+/// What is written to.
+#[derive(Debug)]
+enum Target {
+    /// A block of an fs-mode file.
+    Data(DataTarget),
+    /// One of an object, of which a client has the bytes.
+    Cached(Arc<BlockSource>),
+}
+
 impl Write {
+    /// Whether the bytes are to be kept in the cache.
+    pub(super) fn is_of_object(&self) -> bool {
+        matches!(self.target, Target::Cached(_))
+    }
+
     /// Checks a write of `payload_bytes` that has just been received.
     ///
     /// # Errors
     /// What makes no sense.
     pub(super) fn parse(request: WriteRequest, payload_bytes: u32) -> Result<Self, Refusal> {
-        let target = BlockSource::parse_data(request.block.unwrap_or_default())?;
-        let zero = within(&request.zero, target.length)?;
+        let source = BlockSource::parse(request.block.unwrap_or_default())?;
+        let zero = within(&request.zero, source.length())?;
         let payload = WireRange { offset: request.offset, length: payload_bytes };
-        within(&[payload], target.length)?;
+        within(&[payload], source.length())?;
+        let target = match source.data() {
+            Some(target) => Target::Data(target),
+            None => {
+                let is_whole = |at: u32| at.is_multiple_of(CHUNK_BYTES) || at == source.length();
+                let end = request.offset + payload_bytes;
+                let is_kept = payload_bytes > 0 && request.offset.is_multiple_of(CHUNK_BYTES) && is_whole(end);
+                if !is_kept || request.sync || !zero.is_empty() {
+                    return Err(Refusal::bad_request(
+                        "of a block of an object whole chunks are kept, and nothing else",
+                    ));
+                }
+                Target::Cached(Arc::new(source))
+            }
+        };
         let until = Instant::now() + deadline_of(request.deadline_ms);
         Ok(Self { target, offset: request.offset, zero, sync: request.sync, until })
     }
@@ -96,6 +127,12 @@ impl Service {
         begun.await.unwrap_or_else(|_| Err(Refusal::deadline()))
     }
 
+    /// How long a writer who wants room is to wait.
+    pub(super) fn pressure(&self) -> Duration {
+        let (data, capacity) = self.store.data_share();
+        pressure::pause(data, capacity)
+    }
+
     /// Makes room; with the answer goes the file, for those who can take it. *Blocking*.
     pub(super) fn reserve(&self, request: ReserveRequest, asker: Asker) -> (ReserveReply, Option<Arc<File>>) {
         match self.try_reserve(request, asker) {
@@ -135,12 +172,28 @@ impl Service {
         if Instant::now() > write.until {
             return Err(Refusal::deadline());
         }
-        let block = self.store.write_data(&write.target, write.offset, payload, &write.zero)?;
+        let Target::Data(target) = &write.target else {
+            return Err(Refusal::bad_request("a block of an object is not written, but kept"));
+        };
+        let block = self.store.write_data(target, write.offset, payload, &write.zero)?;
         self.metrics.written_bytes.inc_by(payload.len() as u64);
         if write.sync {
             self.store.sync_blocks(std::slice::from_ref(&block))?;
         }
         Ok(block)
+    }
+
+    /// Keeps bytes of an object in the cache.
+    pub(super) async fn keep(&self, write: &Write, payload: Bytes) -> WriteReply {
+        let Target::Cached(source) = &write.target else {
+            return refused_write(Refusal::bad_request("a block of an fs-mode file is written, not kept"));
+        };
+        let keeping = self.fills.keep(source, write.offset / CHUNK_BYTES, payload);
+        match tokio::time::timeout_at(write.until.into(), keeping).await {
+            Ok(Ok(())) => WriteReply { status: Status::Ok.into(), message: String::new(), incarnation: 0 },
+            Ok(Err(refusal)) => refused_write(refusal),
+            Err(_) => refused_write(Refusal::deadline()),
+        }
     }
 
     /// Answers when the blocks are on disk.

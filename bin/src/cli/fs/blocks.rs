@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cavern_client::{Client, Node, ObjectVersion};
+use cavern_client::{Client, Node, ObjectVersion, block_name};
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{FreeFate, FreedContent, Kind, WorkerState};
@@ -109,6 +109,37 @@ fn version(node: &Node) -> Result<Option<ObjectVersion>, CliError> {
     }
 }
 
+/// A file of an fs-mode mount: each block at each worker that the master names, whether that is there or not.
+async fn where_data_is(client: &Client, node: &Arc<Node>) -> Result<Vec<BlockView>, CliError> {
+    let Some(mount) = &node.mount else { return Ok(vec![]) };
+    let (layout, placement) = (client.metadata().layout(node.inode).await?, client.workers());
+    let cluster_id = client.pool().cluster_id();
+    let mut views = Vec::new();
+    for extent in layout.extents {
+        let name = block_name(&cluster_id, node.inode, extent.generation, extent.index, layout.block_size, mount.id());
+        for (position, id) in extent.workers.iter().enumerate() {
+            let worker = placement.worker(*id).filter(|worker| worker.state() == WorkerState::Live);
+            let item = match worker {
+                Some(_) => client.pool().query(*id, vec![name.clone()]).await?.items.into_iter().next(),
+                None => None,
+            };
+            let length = u32::try_from(layout.block_size).unwrap_or(u32::MAX);
+            let item = item.filter(|item| item.known).unwrap_or_default();
+            views.push(BlockView {
+                index: extent.index,
+                length,
+                worker: *id,
+                data: placement.worker(*id).map_or_else(String::new, |worker| worker.data_address.clone()),
+                first: position == 0,
+                chunks: length.div_ceil(CHUNK_BYTES),
+                chunks_present: item.present.iter().map(|byte| byte.count_ones()).sum(),
+                path: item.path,
+            });
+        }
+    }
+    Ok(views)
+}
+
 /// `cv fs blocks`.
 pub async fn blocks(args: PathArgs) -> Result<(), CliError> {
     let views = with_client(&args.cluster, async |client| {
@@ -116,7 +147,7 @@ pub async fn blocks(args: PathArgs) -> Result<(), CliError> {
         if node.kind == Kind::Directory {
             return Err(CliError::Usage(format!("{} is a directory: name a file", args.path)));
         }
-        where_blocks_are(client, &node).await
+        if node.is_fs_mode() { where_data_is(client, &node).await } else { where_blocks_are(client, &node).await }
     })
     .await?;
     if args.json {

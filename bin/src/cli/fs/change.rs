@@ -1,5 +1,5 @@
-//! What all commands have in common that change the namespace: only what is in an fs-mode mount is changed, and a refusal
-//! names the path.
+//! What all commands have in common that change the namespace: only what is in a mount that can be written to is changed, and a
+//! refusal names the path.
 //!
 //! Links are not followed. Nobody's permissions are looked at: whoever reaches the master may change everything, as root may
 //! on a mount.
@@ -36,7 +36,7 @@ pub fn own_umask() -> u32 {
     mask.as_raw_mode()
 }
 
-/// A name in a directory of an fs-mode mount, whether it is there or not.
+/// A name in a directory that can be changed, whether it is there or not.
 pub struct Place {
     /// Absolute, without a '/' at its end.
     pub path: String,
@@ -46,7 +46,7 @@ pub struct Place {
 
 impl Place {
     /// # Errors
-    /// The directory is not there, or not in an fs-mode mount.
+    /// The directory is not there, or cannot be changed.
     pub async fn find(client: &Client, path: &str) -> Result<Self, CliError> {
         let path = path.trim_end_matches('/');
         let Some((above, name)) = path.rsplit_once('/').filter(|(_, name)| !matches!(*name, "" | "." | "..")) else {
@@ -85,24 +85,29 @@ impl Place {
     }
 }
 
-/// What is to be changed: it is there, and in an fs-mode mount.
+/// What is to be changed: it is there, and in a mount that can be written to.
 pub async fn changeable(client: &Client, path: &str) -> Result<Arc<Node>, CliError> {
     let node = client.metadata().resolve(path).await?;
     check(path, &node)?;
     Ok(node)
 }
 
+/// Whether it is in a mount that can be written to.
+pub fn can_be_changed(node: &Node) -> bool {
+    node.is_fs_mode() || node.is_in_writable_bucket()
+}
+
 /// Refuses what cannot be changed.
 fn check(path: &str, node: &Node) -> Result<(), CliError> {
     match &node.mount {
-        Some(_) if node.is_fs_mode() => Ok(()),
+        Some(_) if can_be_changed(node) => Ok(()),
         Some(mount) => Err(CliError::Failed(format!(
-            "{path}: {0} is mounted in cache-mode, where the bucket is the truth and is not changed by way of Cavern: change \
-             the objects with a client of the bucket, then run `cv refresh {0}`",
+            "{path}: {0} is mounted in cache-mode to be read: mount it with `--access-mode read_write`, or change the objects with \
+             a client of the bucket, and run `cv refresh {0}` then",
             mount.path()
         ))),
         None => Err(CliError::Failed(format!(
-            "{path} is in no mount: only what is in an fs-mode mount can be changed; `cv mount` lists the mounts"
+            "{path} is in no mount: only what is in a mount can be changed; `cv mount` lists the mounts"
         ))),
     }
 }
@@ -114,10 +119,11 @@ pub async fn make(client: &Client, path: &str, change: Change) -> Result<Changed
 
 /// The same, in the name of another user and group.
 pub async fn make_as(client: &Client, path: &str, change: Change, (uid, gid): (u32, u32)) -> Result<Changed, CliError> {
-    client.metadata().change(change, uid, gid).await.map_err(|error| match error {
+    client.change(change, uid, gid).await.map_err(|error| match error {
         ClientError::Refused { errno, reason } if errno == Errno::NOENT.raw_os_error() => {
             CliError::NotFound(format!("{path}: {reason}"))
         }
+        ClientError::NotFound(_) => CliError::NotFound(format!("{path}: no such file or directory")),
         ClientError::Refused { reason, .. } => CliError::Failed(format!("{path}: {reason}")),
         other => other.into(),
     })

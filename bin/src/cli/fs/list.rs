@@ -1,6 +1,6 @@
 //! `cv fs ls` and `cv fs stat`.
 
-use cavern_proto::master::{Entry, Kind, ReadDirRequest, ResolveRequest};
+use cavern_proto::master::{Entry, Extent, Kind, ListUnavailableRequest, ReadDirRequest, ResolveRequest};
 use clap::Args;
 use serde::Serialize;
 
@@ -58,6 +58,17 @@ struct EntryView {
     /// Age of the listing that this comes from; absent where there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     listing_age_ms: Option<i64>,
+    /// Blocks that are at lost workers only, and in no bucket; `cv fs stat` of files of fs-mode mounts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unavailable: Vec<UnavailableBlock>,
+}
+
+/// A block that nobody who is there has.
+#[derive(Serialize)]
+struct UnavailableBlock {
+    index: u32,
+    /// Those that have it.
+    workers: Vec<u64>,
 }
 
 impl EntryView {
@@ -77,6 +88,7 @@ impl EntryView {
             key: entry.key.clone(),
             etag: entry.etag.clone(),
             listing_age_ms: (entry.listing_age_ms >= 0).then_some(entry.listing_age_ms),
+            unavailable: Vec::new(),
         }
     }
 }
@@ -175,7 +187,10 @@ impl StatArgs {
         let mut connection = self.cluster.connect().await?;
         for path in &self.paths {
             let entry = resolve(&mut connection, path).await?;
-            let view = EntryView::new(path.clone(), &entry);
+            let mut view = EntryView::new(path.clone(), &entry);
+            if view.kind == "file" && view.mount_id.is_some() {
+                view.unavailable = unavailable(&mut connection, view.inode).await?;
+            }
             if self.json {
                 console::json_line(&view)?;
                 continue;
@@ -193,12 +208,32 @@ impl StatArgs {
             facts.extend(Some(view.key).filter(|key| !key.is_empty()).map(|key| ("key", key)));
             facts.extend(Some(view.etag).filter(|etag| !etag.is_empty()).map(|etag| ("etag", etag)));
             facts.extend(view.listing_age_ms.map(|age| ("listed", format!("{:.1} s ago", age as f64 / 1000.0))));
+            facts.extend(unavailable_text(&view.unavailable).map(|text| ("LOST", text)));
             for (name, value) in facts {
                 console::line(format_args!("  {name:<9} {value}"))?;
             }
         }
         Ok(())
     }
+}
+
+/// The blocks of a file that nobody who is there has.
+async fn unavailable(connection: &mut Connection, inode: u64) -> Result<Vec<UnavailableBlock>, CliError> {
+    let request = ListUnavailableRequest { inode, ..ListUnavailableRequest::default() };
+    let found = connection.cluster.list_unavailable(request).await?.into_inner();
+    let block = |extent: Extent| UnavailableBlock { index: extent.index, workers: extent.workers };
+    Ok(found.extents.into_iter().map(block).collect())
+}
+
+fn unavailable_text(blocks: &[UnavailableBlock]) -> Option<String> {
+    let first = blocks.first()?;
+    let workers: Vec<String> = first.workers.iter().map(u64::to_string).collect();
+    Some(format!(
+        "{} blocks are at lost workers only, and in no bucket; block {} at {}: start them again",
+        blocks.len(),
+        first.index,
+        workers.join(", ")
+    ))
 }
 
 #[cfg(test)]

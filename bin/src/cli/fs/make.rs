@@ -17,7 +17,7 @@ use crate::error::CliError;
 
 #[derive(Args)]
 pub struct TouchArgs {
-    /// Absolute paths in an fs-mode mount.
+    /// Absolute paths in a mount that can be written to.
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<String>,
     /// Make no files.
@@ -29,7 +29,7 @@ pub struct TouchArgs {
 
 #[derive(Args)]
 pub struct MkdirArgs {
-    /// Absolute paths in an fs-mode mount.
+    /// Absolute paths in a mount that can be written to.
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<String>,
     /// With the directories above, and without an error for what is there.

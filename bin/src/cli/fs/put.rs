@@ -1,7 +1,7 @@
-//! `cv fs put`: files of this host, or what comes from stdin, into an fs-mode mount.
+//! `cv fs put`: files of this host, or what comes from stdin, into a mount that can be written to.
 //!
-//! A file is written under another name, synced, and renamed to its own: whoever looks sees the old file or the new one,
-//! whole. What an interrupted command leaves behind is named `.NAME.PID.partial`.
+//! Into a bucket a file goes as one object. In an fs-mode mount it is written under another name, synced, and renamed to its own.
+//! Whoever looks sees the old file or the new one, whole. What an interrupted command leaves behind is named `.NAME.PID.partial`.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_client::{Client, Content, Node};
+use cavern_client::{Client, Content, Creation, Node};
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Kind, RemoveName, RenameName};
 use clap::Args;
 use serde::Serialize;
 
-use super::change::{Place, made, make, make_as, own_ids, own_umask};
+use super::change::{Place, can_be_changed, made, make, make_as, own_ids, own_umask};
 use super::list::join;
 use super::make::ensure_directory;
 use super::walk::with_client;
@@ -34,7 +34,7 @@ pub struct PutArgs {
     /// File or directory of this host; - for stdin.
     #[arg(value_name = "SOURCE")]
     source: PathBuf,
-    /// Absolute path in an fs-mode mount: a name, or a directory to put it into.
+    /// Absolute path in a mount that can be written to: a name, or a directory to put it into.
     #[arg(value_name = "PATH")]
     path: String,
     /// The result as JSON.
@@ -71,7 +71,7 @@ impl PutArgs {
         let name = self.source.file_name().filter(|_| !is_stdin);
         let target = match client.metadata().resolve(&self.path).await {
             // The root of a mount is a directory to put something into, though its own name cannot be changed.
-            Ok(directory) if directory.is_directory() && directory.is_fs_mode() => {
+            Ok(directory) if directory.is_directory() && can_be_changed(&directory) => {
                 let name = name.ok_or_else(|| {
                     CliError::Usage(format!("{} is a directory: say which name the file shall have in it", self.path))
                 })?;
@@ -132,6 +132,9 @@ async fn put_file(client: &Client, source: Source, place: &Place) -> Result<u64,
         }
         _ => (own_ids(), source.mode, own_umask()),
     };
+    if place.directory.is_in_writable_bucket() {
+        return put_object(client, source, place).await;
+    }
     let partial = partial_name(&place.name);
     let parent = place.directory.inode;
     let create = CreateInode {
@@ -171,6 +174,13 @@ async fn write(
     let attr =
         attr.ok_or_else(|| CliError::Failed("the master says nothing of what it made: see its log".to_owned()))?;
     let content: Arc<Content> = client.contents().open_new(node, attr).await?;
+    let offset = copy(source, async |offset, piece| content.write(offset, piece).await.context(path)).await?;
+    content.sync().await.context(path)?;
+    Ok(offset)
+}
+
+/// Gives all bytes of a source to a writer, with where each piece belongs; how many they were.
+async fn copy(source: Source, write: impl AsyncFn(u64, Bytes) -> Result<(), CliError>) -> Result<u64, CliError> {
     let Source { what, mut bytes, .. } = source;
     let mut offset = 0;
     loop {
@@ -184,14 +194,25 @@ async fn write(
         bytes = rest;
         let piece = piece.context(format_args!("cannot read {what}"))?;
         if piece.is_empty() {
-            break;
+            return Ok(offset);
         }
         let length = piece.len() as u64;
-        content.write(offset, piece.into()).await.context(path)?;
+        write(offset, piece.into()).await?;
         offset += length;
     }
-    content.sync().await.context(path)?;
-    Ok(offset)
+}
+
+/// Puts one file into a bucket; its bytes.
+async fn put_object(client: &Client, source: Source, place: &Place) -> Result<u64, CliError> {
+    let staged = client.staged();
+    let file = staged.create(&place.directory, &place.name, Creation::Replacing)?;
+    let written = copy(source, async |offset, piece| file.write(offset, piece, None).await.context(&place.path)).await;
+    let done = match written {
+        Ok(bytes) => file.commit().await.context(&place.path).map(|()| bytes),
+        Err(error) => Err(error),
+    };
+    staged.closed(&file);
+    done
 }
 
 /// A name for a file that is not complete yet, which fits into a directory as well.

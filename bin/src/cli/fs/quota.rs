@@ -10,9 +10,9 @@ use cavern_proto::master::{Quota, Quotas, SetQuota};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::PathArgs;
 use super::change::{changeable, make};
 use super::walk::with_client;
+use super::{AllArgs, DirectoryArgs, PathArgs};
 use crate::cli::connect::ClusterArgs;
 use crate::console;
 use crate::error::CliError;
@@ -34,9 +34,9 @@ stays, even if it is more. With the first quota of a cluster everything is count
     /// Show the quotas that hold for a directory or a file: its own, and those of the directories above it.
     Get(PathArgs),
     /// Take the quota of a directory away.
-    Clear(ClearArgs),
+    Clear(DirectoryArgs),
     /// Show all quotas.
-    List(ListArgs),
+    List(AllArgs),
 }
 
 #[derive(Args)]
@@ -50,24 +50,6 @@ pub struct SetArgs {
     /// Files, directories and links; none for no bound.
     #[arg(long, value_name = "COUNT")]
     inodes: Option<Bound<u64>>,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-#[derive(Args)]
-pub struct ClearArgs {
-    /// Absolute path of a directory in an fs-mode mount.
-    #[arg(value_name = "PATH")]
-    path: String,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-#[derive(Args)]
-pub struct ListArgs {
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
@@ -118,8 +100,8 @@ impl QuotaCommand {
         match self {
             Self::Set(args) => args.run().await,
             Self::Get(args) => get(args).await,
-            Self::Clear(args) => args.run().await,
-            Self::List(args) => args.run().await,
+            Self::Clear(args) => clear(args).await,
+            Self::List(args) => list(args).await,
         }
     }
 }
@@ -150,19 +132,17 @@ async fn counted(client: &Client, inode: u64) -> Result<bool, CliError> {
     Ok(counted || quotas.is_empty())
 }
 
-impl ClearArgs {
-    async fn run(self) -> Result<(), CliError> {
-        with_client(&self.cluster, async |client| {
-            let inode = changeable(client, &self.path).await?.inode;
-            let own = client.metadata().quotas(inode).await?.quotas.into_iter().any(|quota| quota.inode == inode);
-            if !own {
-                return Err(CliError::NotFound(format!("{} has no quota of its own", self.path)));
-            }
-            let set = SetQuota { inode, max_bytes: Some(0), max_inodes: Some(0) };
-            make(client, &self.path, Change::SetQuota(set)).await.map(drop)
-        })
-        .await
-    }
+async fn clear(args: DirectoryArgs) -> Result<(), CliError> {
+    with_client(&args.cluster, async |client| {
+        let inode = changeable(client, &args.path).await?.inode;
+        let own = client.metadata().quotas(inode).await?.quotas.into_iter().any(|quota| quota.inode == inode);
+        if !own {
+            return Err(CliError::NotFound(format!("{} has no quota of its own", args.path)));
+        }
+        let set = SetQuota { inode, max_bytes: Some(0), max_inodes: Some(0) };
+        make(client, &args.path, Change::SetQuota(set)).await.map(drop)
+    })
+    .await
 }
 
 async fn get(args: PathArgs) -> Result<(), CliError> {
@@ -175,11 +155,9 @@ async fn get(args: PathArgs) -> Result<(), CliError> {
     show(quotas, args.json, &format!("no quota holds for {}", args.path))
 }
 
-impl ListArgs {
-    async fn run(self) -> Result<(), CliError> {
-        let quotas = with_client(&self.cluster, async |client| Ok(client.metadata().quotas(0).await?)).await?;
-        show(quotas, self.json, "no directory has a quota")
-    }
+async fn list(args: AllArgs) -> Result<(), CliError> {
+    let quotas = with_client(&args.cluster, async |client| Ok(client.metadata().quotas(0).await?)).await?;
+    show(quotas, args.json, "no directory has a quota")
 }
 
 fn show(quotas: Quotas, json: bool, none: &str) -> Result<(), CliError> {

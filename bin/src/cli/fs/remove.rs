@@ -8,7 +8,7 @@ use cavern_proto::master::{RemoveName, RenameMode, RenameName};
 use clap::Args;
 use serde::Serialize;
 
-use super::change::{Changes, Place, make};
+use super::change::{Changes, Place, can_be_changed, make};
 use super::list::join;
 use super::walk::with_client;
 use crate::cli::connect::ClusterArgs;
@@ -20,7 +20,7 @@ const PAGE: usize = 1000;
 
 #[derive(Args)]
 pub struct RmArgs {
-    /// Absolute paths in an fs-mode mount.
+    /// Absolute paths in a mount that can be written to.
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<String>,
     /// Directories with all that is in them.
@@ -156,7 +156,7 @@ impl MvArgs {
         let from = Place::find(client, source).await?;
         let to = match client.metadata().resolve(target).await {
             // The root of a mount is a directory to move into, though its own name cannot be changed.
-            Ok(directory) if directory.is_directory() && directory.is_fs_mode() && !self.exchange => {
+            Ok(directory) if directory.is_directory() && can_be_changed(&directory) && !self.exchange => {
                 Place { path: join(target, &from.name), directory, name: from.name.clone() }
             }
             _ => Place::find(client, target).await?,

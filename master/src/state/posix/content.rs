@@ -4,13 +4,12 @@
 //! written in their place later has other names, and dropped blocks can be freed at leisure.
 
 use cavern_proto::master::{CommitContent, Extent, Kind};
-use cavern_proto::record::{ExtentRecord, GarbageRecord, InodeRecord};
+use cavern_proto::record::{ExtentRecord, InodeRecord};
 use rustix::io::Errno;
 
 use super::{Mutating, Stop, refuse};
-use crate::MasterError;
-use crate::state::records::extent_key;
-use crate::state::{Family, Transaction, origin};
+use crate::state::extent::{self, Owner};
+use crate::state::origin;
 
 /// 16 TiB, as ext4 has it.
 const FILE_BYTES_MAX: u64 = 1 << 44;
@@ -23,32 +22,35 @@ impl Mutating<'_, '_> {
         let mut record = self.inode(commit.inode)?;
         check_file(&record)?;
         check_length(commit.grow_to)?;
-        let is_sound = |made: &Extent| (1..=WORKERS_MAX).contains(&made.workers.len());
+        let is_sound = |made: &Extent| {
+            let joined = made.joined.len();
+            (1..=WORKERS_MAX).contains(&made.workers.len()) && (joined == 0 || joined == made.workers.len())
+        };
         if commit.made.len() > MADE_MAX || !commit.made.iter().all(is_sound) {
             return refuse(Errno::INVAL, "a commit of too many blocks, or of a block without workers");
         }
         let tables = self.transaction.before();
+        let mut blocks = Vec::new();
         for made in &commit.made {
-            // Of a block that is known, replicas may be given up. Other workers have what somebody else wrote there.
-            let is_current = match tables.extent(commit.inode, made.index)? {
-                Some(known) => {
-                    known.generation == made.generation
-                        && made.workers.iter().all(|worker| known.workers.contains(worker))
+            let known = tables.extent(commit.inode, made.index)?;
+            let after = match &known {
+                Some(known) => extent::after_commit(known, made),
+                None if record.generation == made.generation => {
+                    let (generation, workers) = (made.generation, made.workers.clone());
+                    Some(ExtentRecord { generation, workers, ..ExtentRecord::default() })
                 }
-                None => record.generation == made.generation,
+                None => None,
             };
-            if !is_current {
-                return refuse(
-                    Errno::STALE,
-                    format!("block {} of inode {} is another by now", made.index, commit.inode),
-                );
-            }
+            let Some(after) = after else {
+                let reason = format!("block {} of inode {} is another by now", made.index, commit.inode);
+                return refuse(Errno::STALE, reason);
+            };
+            blocks.push((made, known, after));
         }
-        self.check_touched(commit, &record)?;
         self.check_growth(&record, commit.grow_to)?;
-        for made in &commit.made {
-            let extent = ExtentRecord { generation: made.generation, workers: made.workers.clone() };
-            self.transaction.put(Family::Extent, &extent_key(commit.inode, made.index), &extent);
+        let owner = Owner { inode: commit.inode, mount_id: record.mount_id, replicas: self.mount_replicas };
+        for (made, known, after) in &blocks {
+            extent::commit(self.transaction, &owner, made.index, known.as_ref(), after, &made.workers);
         }
         if commit.grow_to > record.size || commit.changed || !commit.made.is_empty() {
             record.size = record.size.max(commit.grow_to);
@@ -56,28 +58,6 @@ impl Mutating<'_, '_> {
             self.put(commit.inode, record);
         }
         Ok(commit.inode)
-    }
-
-    /// What was written to a block that has been dropped, since the bucket had it, would never be seen.
-    fn check_touched(&mut self, commit: &CommitContent, record: &InodeRecord) -> Result<(), Stop> {
-        if commit.touched.len() > MADE_MAX {
-            return refuse(Errno::INVAL, "a commit of too many blocks");
-        }
-        let valid = record.origin.as_ref().map_or(0, |origin| origin.valid);
-        if valid == 0 {
-            return Ok(());
-        }
-        let tables = self.transaction.before();
-        let block_size = tables.mount(record.mount_id)?.map_or(1, |mount| mount.block_size).max(1);
-        for touched in &commit.touched {
-            let known = tables.extent(commit.inode, touched.index)?;
-            let is_there = known.is_some_and(|known| known.generation == touched.generation);
-            if !is_there && u64::from(touched.index) * block_size < valid {
-                let reason = format!("block {} of inode {} has been dropped", touched.index, commit.inode);
-                return refuse(Errno::STALE, reason);
-            }
-        }
-        Ok(())
     }
 
     /// Gives a file another length; the caller stores the record.
@@ -89,9 +69,9 @@ impl Mutating<'_, '_> {
             let mount = self.transaction.before().mount(record.mount_id)?;
             let block_size = mount.map_or(1, |mount| mount.block_size).max(1);
             let kept = u32::try_from(length.div_ceil(block_size)).unwrap_or(u32::MAX);
-            drop_extents(self.transaction, inode, record.mount_id, kept)?;
+            extent::drop_from(self.transaction, inode, record.mount_id, kept)?;
             record.generation += 1;
-            origin::cut(self.transaction, inode, record, length);
+            origin::cut(self.transaction, inode, record, length)?;
         }
         record.size = length;
         self.content_changed(record);
@@ -103,25 +83,6 @@ impl Mutating<'_, '_> {
         record.mtime_ns = self.now_ns;
         record.ctime_ns = self.now_ns;
     }
-}
-
-/// Takes the blocks from an index on off a file, and notes that they are to be freed.
-pub fn drop_extents(
-    transaction: &mut Transaction<'_>,
-    inode: u64,
-    mount_id: u32,
-    from: u32,
-) -> Result<(), MasterError> {
-    let extents: Vec<Extent> = transaction.before().extents(inode, from)?;
-    for extent in &extents {
-        transaction.delete(Family::Extent, &extent_key(inode, extent.index));
-    }
-    if !extents.is_empty() {
-        transaction.counters.garbage += 1;
-        let key = transaction.counters.garbage.to_be_bytes();
-        transaction.put(Family::Garbage, &key, &GarbageRecord { inode, mount_id, extents });
-    }
-    Ok(())
 }
 
 fn check_file(record: &InodeRecord) -> Result<(), Stop> {

@@ -26,7 +26,7 @@ impl Mutating<'_, '_> {
             (Kind::Symlink, _) | (_, 0) => {}
             _ => return refuse(Errno::INVAL, "only a symlink has a target"),
         }
-        let directory = self.directory(create.parent)?;
+        let directory = self.whole_directory(create.parent)?;
         if self.transaction.dentry(create.parent, &create.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
         }
@@ -56,7 +56,7 @@ impl Mutating<'_, '_> {
             name: create.name.clone(),
             mount_id: directory.mount_id,
             // The namespace is the truth of what is in it, from its first moment on.
-            listed_ns: if kind == Kind::Directory { self.now_ns } else { 0 },
+            listed_ns: if kind == Kind::Directory { self.now_ns.max(1) } else { 0 },
             rdev: if matches!(kind, Kind::CharacterDevice | Kind::BlockDevice) { create.rdev } else { 0 },
             target: create.target,
             has_xattrs: !lists.is_empty(),

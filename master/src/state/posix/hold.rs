@@ -1,9 +1,10 @@
 //! Inodes that somebody holds: without a name they stay, and their blocks are not dropped.
 
-use super::content::drop_extents;
 use super::quota::drop_quota;
+use super::ttl::drop_ttl;
 use super::{Mutating, Outcome, Stop};
 use crate::MasterError;
+use crate::state::extent;
 use crate::state::orphans::Reaped;
 use crate::state::records::{inode_key, xattr_key};
 use crate::state::{Family, Transaction, origin, usage};
@@ -42,14 +43,15 @@ pub fn reap(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, Ma
 /// object of the bucket.
 pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<(), MasterError> {
     if let Some(mut record) = transaction.inode(inode)? {
-        origin::set(transaction, inode, &mut record, None);
+        origin::set(transaction, inode, &mut record, None)?;
+        drop_ttl(transaction, inode, &record);
     }
     drop_quota(transaction, inode)?;
     usage::forget(transaction, inode);
     for (name, _) in transaction.before().xattrs(inode)? {
         transaction.delete(Family::Xattr, &xattr_key(inode, &name));
     }
-    drop_extents(transaction, inode, mount_id, 0)
+    extent::drop_from(transaction, inode, mount_id, 0)
 }
 
 /// Lets go of all that a session holds. Few are held at a time, by all sessions together.

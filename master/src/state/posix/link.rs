@@ -19,7 +19,7 @@ const LINKS_MAX: u32 = 65_000;
 impl Mutating<'_, '_> {
     pub(super) fn link(&mut self, link: &LinkInode) -> Result<u64, Stop> {
         check_name(&link.name)?;
-        let directory = self.directory(link.parent)?;
+        let directory = self.whole_directory(link.parent)?;
         let mut record = self.inode(link.inode)?;
         if self.transaction.dentry(link.parent, &link.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&link.name)));
@@ -99,7 +99,7 @@ fn link_key(inode: u64, parent: u64, name: &[u8]) -> Vec<u8> {
     [inode_key(inode).as_slice(), &dentry_key(parent, name)].concat()
 }
 
-fn put_link(transaction: &mut Transaction<'_>, inode: u64, parent: u64, name: &[u8]) {
+pub fn put_link(transaction: &mut Transaction<'_>, inode: u64, parent: u64, name: &[u8]) {
     transaction.put_bytes(Family::Link, &link_key(inode, parent, name), &[]);
 }
 

@@ -11,7 +11,7 @@ use crate::state::records::is_directory;
 impl Mutating<'_, '_> {
     pub(super) fn remove(&mut self, remove: &RemoveName) -> Result<u64, Stop> {
         check_name(&remove.name)?;
-        let directory = self.directory(remove.parent)?;
+        let directory = self.whole_directory(remove.parent)?;
         let Some(dentry) = self.transaction.dentry(remove.parent, &remove.name)? else {
             return refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(&remove.name)));
         };
@@ -19,6 +19,9 @@ impl Mutating<'_, '_> {
         match (remove.directory, is_directory(&record)) {
             (true, false) => return refuse(Errno::NOTDIR, "rmdir is for directories"),
             (false, true) => return refuse(Errno::ISDIR, "a directory is removed by rmdir"),
+            (true, true) if record.listed_ns == 0 => {
+                return Err(Stop::Unlisted { directory: dentry.inode, below: false });
+            }
             (true, true) if !self.transaction.before().is_empty(dentry.inode)? => {
                 return refuse(Errno::NOTEMPTY, "the directory is not empty");
             }

@@ -13,8 +13,8 @@ impl Mutating<'_, '_> {
     pub(super) fn rename(&mut self, rename: &RenameName) -> Result<u64, Stop> {
         check_name(&rename.name)?;
         check_name(&rename.new_name)?;
-        let from = self.directory(rename.parent)?;
-        let to = self.directory(rename.new_parent)?;
+        let from = self.whole_directory(rename.parent)?;
+        let to = self.whole_directory(rename.new_parent)?;
         let Some(dentry) = self.transaction.dentry(rename.parent, &rename.name)? else {
             return refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(&rename.name)));
         };
@@ -72,12 +72,18 @@ impl Mutating<'_, '_> {
         target: Option<DentryRecord>,
     ) -> Result<u64, Stop> {
         let moves_directory = is_directory(&moved);
+        if moves_directory {
+            self.check_whole_below(dentry.inode)?;
+        }
         let mut replaced = None;
         if let Some(target) = target {
             let record = self.inode(target.inode)?;
             match (moves_directory, is_directory(&record)) {
                 (true, false) => return refuse(Errno::NOTDIR, "a directory cannot replace what is none"),
                 (false, true) => return refuse(Errno::ISDIR, "only a directory can replace a directory"),
+                (true, true) if record.listed_ns == 0 => {
+                    return Err(Stop::Unlisted { directory: target.inode, below: false });
+                }
                 (true, true) if !self.transaction.before().is_empty(target.inode)? => {
                     return refuse(Errno::NOTEMPTY, "the directory to be replaced is not empty");
                 }
@@ -117,6 +123,11 @@ impl Mutating<'_, '_> {
         target: DentryRecord,
     ) -> Result<u64, Stop> {
         let mut other = self.inode(target.inode)?;
+        for (inode, record) in [(dentry.inode, &moved), (target.inode, &other)] {
+            if is_directory(record) {
+                self.check_whole_below(inode)?;
+            }
+        }
         self.check_move(rename, (dentry.inode, &moved), Some((target.inode, &other)))?;
         let (here, there) = ((rename.parent, &rename.name), (rename.new_parent, &rename.new_name));
         self.transaction.put_dentry(there.0, there.1, dentry);

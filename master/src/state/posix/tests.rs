@@ -424,15 +424,13 @@ fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
     let file = Change::Create(CreateInode { parent: bench.root, name: "f".into(), kind, ..CreateInode::default() });
     let inode = bench.change(file).inode;
     let commit = |grow_to, made: &[(u32, u32)]| {
-        let made =
-            made.iter().map(|(index, generation)| Extent { index: *index, generation: *generation, workers: vec![3] });
-        Change::Commit(CommitContent {
-            inode,
-            grow_to,
-            made: made.collect(),
-            changed: true,
-            ..CommitContent::default()
-        })
+        let made = made.iter().map(|(index, generation)| Extent {
+            index: *index,
+            generation: *generation,
+            workers: vec![3],
+            ..Extent::default()
+        });
+        Change::Commit(CommitContent { inode, grow_to, made: made.collect(), changed: true })
     };
     let cut = |size| Change::SetAttr(SetAttr { inode, size: Some(size), ..SetAttr::default() });
     let extents = |bench: &Bench| {
@@ -454,9 +452,8 @@ fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
     bench.change(commit(5 << 19, &[(0, 0), (2, 1)]));
     assert_eq!(extents(&bench), [(0, 0), (2, 1)]);
     // A writer that made a block at another worker than the one that has it.
-    let made = vec![Extent { index: 2, generation: 1, workers: vec![4] }];
-    let elsewhere =
-        Change::Commit(CommitContent { inode, grow_to: 1, made, changed: true, ..CommitContent::default() });
+    let made = vec![Extent { index: 2, generation: 1, workers: vec![4], ..Extent::default() }];
+    let elsewhere = Change::Commit(CommitContent { inode, grow_to: 1, made, changed: true });
     assert_eq!(bench.change(elsewhere).errno, Errno::STALE.raw_os_error());
     assert_eq!(attributes(&bench.change(cut(3 << 20))), (3 << 20, 5, 1));
     assert_eq!(attributes(&bench.change(cut(0))), (0, 6, 2));

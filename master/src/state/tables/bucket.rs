@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
+use cavern_proto::master::Extent;
 use cavern_proto::record::{DeletionRecord, GarbageRecord, InodeRecord, IntentRecord, ObjectRecord};
 use prost::Message;
 use rocksdb::{Direction, IteratorMode};
@@ -36,6 +37,46 @@ impl Tables<'_> {
     pub fn origin_of(&self, mount_id: u32, key: &str) -> Result<Option<u64>, MasterError> {
         let inode = self.database.get(Family::Origin, &deletion_key(mount_id, key))?;
         Ok(inode.and_then(|inode| leading_id(&inode)))
+    }
+
+    /// Up to `limit` files that have blocks, beyond this one, and their blocks.
+    pub fn files_with_blocks(&self, after: u64, limit: usize) -> Result<Vec<(u64, Vec<Extent>)>, MasterError> {
+        let mut files = Vec::new();
+        let mut after = after;
+        while files.len() < limit {
+            let start = inode_key(after.saturating_add(1));
+            let mode = IteratorMode::From(&start, Direction::Forward);
+            let next = self.database.raw().iterator_cf(self.database.family(Family::Extent), mode).next();
+            let Some((key, _)) = next.transpose()? else { break };
+            after = leading_id(&key).ok_or_else(|| MasterError::Corrupt("a block of a file".into()))?;
+            files.push((after, self.extents(after, 0)?));
+        }
+        Ok(files)
+    }
+
+    /// The inode that has a note of the object of a key.
+    pub fn noted(&self, mount_id: u32, key: &str) -> Result<Option<u64>, MasterError> {
+        let inode = self.database.get(Family::Noted, &deletion_key(mount_id, key))?;
+        Ok(inode.and_then(|inode| leading_id(&inode)))
+    }
+
+    /// The inode that was made of an object of this identity.
+    pub fn recovered(&self, mount_id: u32, identity: &str) -> Result<Option<u64>, MasterError> {
+        let inode = self.database.get(Family::Recovered, &deletion_key(mount_id, identity))?;
+        Ok(inode.and_then(|inode| leading_id(&inode)))
+    }
+
+    /// Whether the bucket has, may have, or is to lose an object of ours whose key begins so.
+    pub fn is_used_below(&self, mount_id: u32, prefix: &str) -> Result<bool, MasterError> {
+        let start = deletion_key(mount_id, prefix);
+        for family in [Family::Noted, Family::Deletion, Family::Origin] {
+            let mode = IteratorMode::From(&start, Direction::Forward);
+            let first = self.database.raw().iterator_cf(self.database.family(family), mode).next().transpose()?;
+            if first.is_some_and(|(key, _)| key.starts_with(&start)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     pub fn garbage_record(&self, number: u64) -> Result<Option<GarbageRecord>, MasterError> {
@@ -79,7 +120,7 @@ impl Tables<'_> {
         })
     }
 
-    fn page_of<M: Message + Default, T>(
+    pub(super) fn page_of<M: Message + Default, T>(
         &self,
         family: Family,
         start: &[u8],

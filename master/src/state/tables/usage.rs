@@ -62,7 +62,7 @@ impl Tables<'_> {
     }
 
     /// The path of a directory in the namespace, as readable as it can be.
-    fn path(&self, directory: u64) -> Result<String, MasterError> {
+    pub(super) fn path(&self, directory: u64) -> Result<String, MasterError> {
         let (mut names, mut at): (Vec<Bytes>, u64) = (Vec::new(), directory);
         for _ in 0..DEPTH_MAX {
             match self.inode(at)? {

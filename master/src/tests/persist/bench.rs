@@ -7,8 +7,8 @@ use bytes::Bytes;
 use cavern_conf::{Config, Interval};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    CommitContent, CreateInode, Extent, FreeFate, Kind, Mount, Mutation, PersistStatus, RemoveName, RenameMode,
-    RenameName, SetAttr, WriteType,
+    CommitContent, CreateInode, Existing, Extent, FreeFate, Kind, Mount, Mutation, MutationResult, PersistStatus,
+    RemoveName, RenameMode, RenameName, SetAttr, WriteType,
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{InodeRecord, Mutate};
@@ -36,7 +36,16 @@ pub const BLOCK: u64 = 1 << 10;
 
 impl Bench {
     pub async fn new() -> Self {
+        Self::with(&[]).await
+    }
+
+    /// With objects that are there before, which nothing brings into the namespace yet.
+    pub async fn with(objects: &[(&str, Bytes)]) -> Self {
         let (bucket, uri) = new_bucket();
+        for (key, content) in objects {
+            bucket.put(key, content.clone());
+        }
+        let existing = if objects.is_empty() { Existing::None } else { Existing::Indexed };
         let uri = format!("{uri}/top");
         let fake = Fake::new(&uri);
         let mut config = Config::default();
@@ -49,6 +58,7 @@ impl Bench {
             write_type: WriteType::FsMode as i32,
             created_ns: 5,
             block_size: BLOCK,
+            existing: existing as i32,
             ..Mount::default()
         };
         let Outcome::Mount(mount) = master.services().proposer.propose(Command::Mount(mount)).await.unwrap() else {
@@ -69,14 +79,18 @@ impl Bench {
 
     /// Makes a change; 0 when it was refused.
     pub async fn change(&mut self, change: Change) -> u64 {
+        let result = self.try_change(change).await;
+        if result.errno == 0 { result.inode } else { 0 }
+    }
+
+    pub async fn try_change(&mut self, change: Change) -> MutationResult {
         self.seq += 1;
         let services = self.master().services();
         let mutation = Mutation { seq: self.seq, uid: 1, gid: 2, change: Some(change) };
         let now_ns = services.lookups.listings.clock().now_ns();
         let mutate = Mutate { session: 1, answered: self.seq - 1, now_ns, mutation: Some(mutation) };
         match services.proposer.propose(Command::Mutate(mutate)).await.unwrap() {
-            Outcome::Mutated(result) if result.errno == 0 => result.inode,
-            Outcome::Mutated(_) => 0,
+            Outcome::Mutated(result) => *result,
             other => panic!("{other:?}"),
         }
     }
@@ -104,9 +118,9 @@ impl Bench {
     }
 
     pub async fn commit(&mut self, inode: u64, index: u32, generation: u32, workers: Vec<u64>) -> u64 {
-        let made = vec![Extent { index, generation, workers }];
+        let made = vec![Extent { index, generation, workers, ..Extent::default() }];
         let grow_to = u64::from(index + 1) * BLOCK;
-        let commit = CommitContent { inode, grow_to, made, changed: true, ..CommitContent::default() };
+        let commit = CommitContent { inode, grow_to, made, changed: true };
         let done = self.change(Change::Commit(commit)).await;
         if done != 0 {
             let blocks = self.model.entry(inode).or_default();

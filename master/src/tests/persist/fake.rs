@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_client::Placement;
 use cavern_conf::Config;
-use cavern_proto::data::{BlockRef, PersistReply, PersistRequest, Status};
-use cavern_proto::master::{Worker, WorkerState, WorkerTable};
+use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, Status};
+use cavern_proto::master::{DiskReport, Worker, WorkerState};
 use cavern_ufs::{Metadata, Replaces, Ufs, UfsError};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ use super::bench::BLOCK;
 use crate::MasterError;
 use crate::persist::ObjectWriter;
 use crate::server::{MakeFiller, WayToWorkers};
-use crate::tests::harness::NoWorkers;
+use crate::tests::harness::{NoWorkers, placement_of};
 use crate::workers::Workers;
 
 /// Workers that make objects of the names of blocks, and fail as they are told to.
@@ -34,6 +34,8 @@ pub struct Fake {
     pub written: Arc<Mutex<Vec<String>>>,
     pub freed: Arc<Mutex<Vec<(u64, u32)>>>,
     pub live: Arc<Mutex<Vec<(u64, WorkerState)>>>,
+    /// Bytes of a disk of worker 1, and of the blocks on it.
+    pub disk: Arc<Mutex<(u64, u64)>>,
 }
 
 impl Fake {
@@ -47,6 +49,7 @@ impl Fake {
             is_lost: Arc::default(),
             written: Arc::default(),
             freed: Arc::default(),
+            disk: Arc::default(),
             live: Arc::new(Mutex::new(vec![(1, WorkerState::Live)])),
         }
     }
@@ -146,13 +149,21 @@ impl MakeFiller for Fake {
 
 impl ObjectWriter for Fake {
     fn placement(&self) -> Result<Arc<Placement>, MasterError> {
-        let worker = |(id, state): &(u64, WorkerState)| Worker { id: *id, state: *state as i32, ..Worker::default() };
-        let workers = self.live.lock().iter().map(worker).collect();
-        Ok(Arc::new(Placement::new(&WorkerTable { epoch: 1, workers })))
+        Ok(placement_of(&self.live.lock()))
+    }
+
+    fn reported(&self) -> Result<Vec<Worker>, MasterError> {
+        let (capacity_bytes, data_bytes) = *self.disk.lock();
+        let disks = vec![DiskReport { capacity_bytes, data_bytes, healthy: true, ..DiskReport::default() }];
+        Ok(vec![Worker { id: 1, state: WorkerState::Live as i32, disks, ..Worker::default() }])
     }
 
     fn persist(&self, _: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>> {
         Box::pin(self.write(request))
+    }
+
+    fn copy(&self, _: u64, _: CopyRequest, _: Duration) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async { Err("nothing is copied here".to_owned()) })
     }
 
     fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>> {

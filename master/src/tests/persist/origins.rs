@@ -62,24 +62,6 @@ async fn only_what_the_bucket_has_and_nobody_holds_is_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_written_to_a_block_that_is_dropped_is_refused() {
-    use cavern_proto::master::{CommitContent, Extent};
-    let mut bench = Bench::new().await;
-    let file = bench.written_file("f").await;
-    assert_eq!(bench.free(file).await, FreeFate::Freed);
-    let touched = |index: u32| {
-        let touched = vec![Extent { index, generation: 0, workers: vec![] }];
-        Change::Commit(CommitContent { inode: file, changed: true, touched, ..CommitContent::default() })
-    };
-    assert_eq!(bench.change(touched(1)).await, 0);
-    // Behind the cut there is nothing that would come back in its place.
-    bench.cut(file, BLOCK).await;
-    assert_eq!(bench.change(touched(1)).await, file);
-    bench.check().await;
-    bench.end().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_both_is_written_as_one() {
     let mut bench = Bench::new().await;
     let file = bench.written_file("f").await;
@@ -179,6 +161,31 @@ async fn a_removed_file_that_is_open_keeps_its_content() {
     bench.change(Change::LetGo(file)).await;
     eventually(|| async { bench.bucket.keys() == ["top/f"] }).await;
     assert_eq!(bench.read(other).await, bench.model.get(&other).cloned());
+    bench.check().await;
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_a_worker_is_nearly_full_the_oldest_clean_files_go_first() {
+    let mut bench = Bench::new().await;
+    let mut files = Vec::new();
+    for text in ["a", "b", "c", "d"] {
+        files.push(bench.written_file(text).await);
+    }
+    bench.change(Change::Hold(files[0])).await;
+    bench.fake.is_away.store(1, Ordering::Release);
+    bench.commit(files[1], 0, 0, vec![1]).await;
+    // Twelve blocks. Two are to go: with the first file that may go, three do.
+    *bench.fake.disk.lock() = (15 * BLOCK, 12 * BLOCK - BLOCK / 2);
+    let dropped = || bench.fake.freed.lock().len();
+    eventually(|| async { dropped() >= 3 }).await;
+    assert_eq!(bench.fake.disk.lock().0, 15 * BLOCK);
+    *bench.fake.disk.lock() = (15 * BLOCK, 9 * BLOCK);
+    for (file, is_dropped) in files.iter().copied().zip([false, false, true, false]) {
+        let read = bench.master().services().lookups.listings.read(move |tables| tables.extents(file, 0));
+        assert_eq!(read.await.unwrap().is_empty(), is_dropped, "inode {file}");
+    }
+    bench.fake.is_away.store(0, Ordering::Release);
     bench.check().await;
     bench.end().await;
 }

@@ -1,0 +1,301 @@
+//! The way of changes to the master: calls over one stream, several ahead of their answers.
+//!
+//! The master applies the changes of a stream in the order in which they were sent, and answers in that order; so the answers can
+//! be taken into the caches as they come. When the stream breaks, what has no answer is sent again on the next one, under its
+//! numbers. Calls that may have been made already come before all others, since they were sent before them.
+
+use std::collections::VecDeque;
+use std::error::Error as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_proto::master::{MutateReply, MutateRequest};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
+
+use super::super::Inner;
+use super::super::recent::Mark;
+use super::{Pending, numbered};
+use crate::error::ClientError;
+use crate::master_channel::from_status;
+
+/// Calls under way at a time. Changes gather while all are.
+const AHEAD: usize = 3;
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What the end of a stream says about the changes that it left without an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    /// None was made: the session is not (yet) alive there.
+    NotMade,
+    /// They may have been made.
+    Unknown,
+    /// Those of the first call were not made, nor ever will be.
+    Refused,
+}
+
+impl Verdict {
+    fn of(error: &ClientError) -> Self {
+        match error {
+            ClientError::Master { code: tonic::Code::FailedPrecondition, .. } => Self::NotMade,
+            ClientError::Invalid(_) | ClientError::Master { code: tonic::Code::Unimplemented, .. } => Self::Refused,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// Changes with numbers.
+struct Call {
+    changes: Vec<Pending>,
+    /// Of the first change.
+    first: u64,
+    mark: Mark,
+    /// On the stream that there is.
+    is_sent: bool,
+    /// On one that broke.
+    was_sent: bool,
+}
+
+impl Call {
+    fn may_be_made(&self) -> bool {
+        self.is_sent || self.was_sent
+    }
+
+    fn last(&self) -> u64 {
+        self.first + self.changes.len() as u64 - 1
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.changes.iter().map(|pending| pending.deadline).min()
+    }
+}
+
+struct Connection {
+    requests: mpsc::Sender<MutateRequest>,
+    replies: Streaming<MutateReply>,
+}
+
+/// See the module.
+pub(super) struct Sender {
+    inner: Arc<Inner>,
+    /// The numbers are those of this session.
+    session: u64,
+    /// Every change up to this number has been answered.
+    answered: u64,
+    calls: VecDeque<Call>,
+    connection: Option<Connection>,
+}
+
+impl Sender {
+    pub(super) fn new(inner: Arc<Inner>) -> Self {
+        Self { inner, session: 0, answered: 0, calls: VecDeque::new(), connection: None }
+    }
+
+    pub(super) async fn run(mut self) {
+        let inner = self.inner.clone();
+        loop {
+            self.fill();
+            self.expire();
+            let is_ready = self.follow_session();
+            if self.connection.is_none() && !self.calls.is_empty() && !(is_ready && self.connect().await) {
+                sleep(PAUSE).await;
+                continue;
+            }
+            if is_ready {
+                self.send();
+            }
+            let deadline = self.deadline();
+            tokio::select! {
+                reply = next(&mut self.connection) => {
+                    if let Err(status) = self.take_in(reply) {
+                        self.broken(&status);
+                        sleep(PAUSE).await;
+                    }
+                }
+                () = inner.changes.filled.notified(), if self.calls.len() < AHEAD => {}
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {}
+                () = sleep(PAUSE), if !is_ready && !self.calls.is_empty() => {}
+            }
+        }
+    }
+
+    /// Makes calls of what waits.
+    fn fill(&mut self) {
+        while self.calls.len() < AHEAD {
+            let changes = self.inner.changes.take();
+            if changes.is_empty() {
+                break;
+            }
+            self.number(changes);
+        }
+    }
+
+    fn number(&mut self, changes: Vec<Pending>) {
+        let first = self.calls.back().map_or(self.answered, Call::last) + 1;
+        let mark = self.inner.recent.mark();
+        self.calls.push_back(Call { changes, first, mark, is_sent: false, was_sent: false });
+    }
+
+    /// Gives those that were never sent their numbers anew, without some of them perhaps.
+    fn renumber(&mut self, mut keep: impl FnMut(Vec<Pending>) -> Vec<Pending>) {
+        let sent = self.calls.iter().take_while(|call| call.may_be_made()).count();
+        for call in self.calls.split_off(sent) {
+            let changes = keep(call.changes);
+            if !changes.is_empty() {
+                self.number(changes);
+            }
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.calls.iter().filter_map(Call::deadline).min()
+    }
+
+    /// Answers those whose time is up.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        if self.deadline().is_none_or(|deadline| deadline > now) {
+            return;
+        }
+        let is_late = |call: &Call| call.may_be_made() && call.deadline().is_some_and(|deadline| deadline <= now);
+        if self.calls.iter().any(is_late) {
+            self.inner.master.suspect();
+            let waited = self.inner.master.timeout().as_millis();
+            self.give_up(&format!("the master did not answer within {waited} ms"));
+        }
+        let inner = self.inner.clone();
+        self.renumber(|changes| {
+            let (late, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(|pending| pending.deadline <= now);
+            late.into_iter().for_each(|pending| pending.answer(Err(inner.late())));
+            rest
+        });
+    }
+
+    /// Nobody knows what became of what was sent: only another session is told of what it may still change.
+    fn give_up(&mut self, cause: &str) {
+        self.inner.lease.abandon();
+        self.connection = None;
+        self.answer_unknown(cause);
+    }
+
+    fn answer_unknown(&mut self, cause: &str) {
+        while let Some(call) = self.calls.pop_front_if(|call| call.may_be_made()) {
+            unknown(call.changes, cause);
+        }
+    }
+
+    /// Whether there is a session to send in. The numbers of one that is over mean nothing in the next.
+    fn follow_session(&mut self) -> bool {
+        let session = self.inner.lease.session();
+        if session == 0 || self.inner.master.is_given_up() {
+            return false;
+        }
+        if session != self.session {
+            self.connection = None;
+            self.answer_unknown("the session with the master has ended meanwhile");
+            (self.session, self.answered) = (session, 0);
+            self.renumber(|changes| changes);
+        }
+        true
+    }
+
+    async fn connect(&mut self) -> bool {
+        let (requests, waiting) = mpsc::channel(AHEAD);
+        let mut namespace = self.inner.master.stubs().namespace;
+        let opening = namespace.mutate(ReceiverStream::new(waiting));
+        let opened = match self.deadline() {
+            Some(deadline) => timeout_at(deadline, opening).await,
+            None => Ok(opening.await),
+        };
+        match opened {
+            Ok(Ok(replies)) => self.connection = Some(Connection { requests, replies: replies.into_inner() }),
+            Ok(Err(status)) => self.broken(&status),
+            Err(_elapsed) => self.inner.master.suspect(),
+        }
+        self.connection.is_some()
+    }
+
+    fn send(&mut self) {
+        let Some(connection) = &self.connection else { return };
+        for call in self.calls.iter_mut().filter(|call| !call.is_sent) {
+            let mutations =
+                call.changes.iter().zip(call.first..).map(|(pending, seq)| numbered(pending, seq)).collect();
+            let request = MutateRequest { session: self.session, answered: self.answered, mutations };
+            // There is room for all calls; a stream that is over says so by its answer.
+            if connection.requests.try_send(request).is_err() {
+                break;
+            }
+            call.is_sent = true;
+        }
+    }
+
+    /// Hands out the results of the first call.
+    fn take_in(&mut self, reply: Result<MutateReply, Status>) -> Result<(), Status> {
+        let reply = reply?;
+        let Some(call) = self.calls.pop_front_if(|call| call.is_sent) else {
+            return Err(Status::internal("an answer to nothing"));
+        };
+        self.inner.master.heard();
+        self.answered = call.last();
+        if reply.results.len() != call.changes.len() {
+            let (changes, results) = (call.changes.len(), reply.results.len());
+            let cause = format!("the master gave {results} results for {changes} changes");
+            unknown(call.changes, &cause);
+            self.give_up(&cause);
+            return Ok(());
+        }
+        self.inner.answer_changes(call.changes, reply, call.mark, self.session);
+        Ok(())
+    }
+
+    fn broken(&mut self, status: &Status) {
+        self.connection = None;
+        if status.source().is_some() {
+            self.inner.master.suspect();
+        }
+        let error = from_status(status.clone());
+        let verdict = Verdict::of(&error);
+        for call in &mut self.calls {
+            call.was_sent |= call.is_sent && verdict == Verdict::Unknown;
+            call.is_sent = false;
+        }
+        tracing::debug!(calls = self.calls.len(), "sent again soon: {error}");
+        if verdict == Verdict::Refused {
+            self.refused(&error);
+        }
+    }
+
+    /// What was sent after the first call has not been looked at.
+    fn refused(&mut self, error: &ClientError) {
+        match self.calls.front() {
+            Some(first) if first.was_sent => self.give_up(&error.to_string()),
+            Some(_) => {
+                let refused = self.calls.pop_front().map_or_else(Vec::new, |call| call.changes);
+                refused.into_iter().for_each(|pending| pending.answer(Err(error.clone())));
+                self.renumber(|changes| changes);
+            }
+            None => {}
+        }
+    }
+}
+
+/// The next answer; an error when the stream is over. Waits for ever where there is none.
+async fn next(connection: &mut Option<Connection>) -> Result<MutateReply, Status> {
+    match connection {
+        Some(connection) => match connection.replies.message().await {
+            Ok(Some(reply)) => Ok(reply),
+            Ok(None) => Err(Status::unavailable("the master has ended the stream")),
+            Err(status) => Err(status),
+        },
+        None => std::future::pending().await,
+    }
+}
+
+fn unknown(changes: Vec<Pending>, cause: &str) {
+    for pending in changes {
+        pending.answer(Err(ClientError::OutcomeUnknown { cause: cause.to_owned() }));
+    }
+}

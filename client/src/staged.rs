@@ -1,0 +1,305 @@
+//! Files of cache-mode mounts that are being written.
+//!
+//! Objects cannot be changed in place, so what is written is staged on this host ([`StagedFile`], in `file`) and goes to the
+//! bucket as a whole object when the file is closed or synced (`upload`), large ones in parts that are sent ahead while they
+//! are written (`parts`). The bucket is the truth: a change is acknowledged when the bucket has it. Then the master is told to
+//! look, and with that the name leads to the new version on every client; the workers have got its bytes before (`cached`). `place` is about the room on the disk, `ranges` about
+//! which bytes are there, `writers` about whose close counts, `names` and `rename` about names that are made, removed and moved.
+//!
+//! While a file is being written here it has an inode of its own, beyond those of the namespace, which its name leads to on
+//! this client only.
+
+mod cached;
+mod file;
+mod names;
+mod parts;
+mod place;
+mod ranges;
+mod rename;
+mod upload;
+mod writers;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use cavern_conf::schema;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use file::StagedFile;
+pub use parts::OBJECT_BYTES_MAX;
+
+use crate::error::ClientError;
+use crate::metadata::{Metadata, Node};
+use crate::read::Files;
+use crate::wire::WorkerPool;
+use file::{Base, Place};
+use parts::UPLOAD_BYTES;
+use place::Room;
+
+/// The namespace counts its inodes from 1.
+const FIRST_INODE: u64 = 1 << 62;
+/// For how long a file that nobody has open is kept for one who is about to open it.
+const MOMENT: Duration = Duration::from_secs(5);
+/// Uploads take this fraction of the memory budget at most.
+const MEMORY_SHARE: u64 = 4;
+/// Key of an object at most, in bytes: what S3 allows.
+const KEY_BYTES_MAX: usize = 1024;
+
+/// The files that are being written by this process. Cheap to clone.
+#[derive(Clone)]
+pub struct StagedFiles {
+    shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    metadata: Metadata,
+    files: Files,
+    pool: Arc<WorkerPool>,
+    directory: PathBuf,
+    room: Room,
+    /// Parts on their way, in KiB.
+    memory: Arc<Semaphore>,
+    memory_kib: u32,
+    timeout: Duration,
+    /// One attempt at one worker.
+    worker_timeout: Duration,
+    next_inode: AtomicU64,
+    registry: Mutex<Registry>,
+    tasks: TaskTracker,
+    /// Event loops write outside the runtime.
+    runtime: Handle,
+}
+
+#[derive(Default)]
+struct Registry {
+    files: HashMap<u64, Known>,
+    names: HashMap<(u64, Box<[u8]>), u64>,
+}
+
+struct Known {
+    file: Arc<StagedFile>,
+    /// Somebody is about to open it.
+    expected: Option<Instant>,
+    /// When its name was last said to lead there: who looked may open it even when the name leads elsewhere by then.
+    shown: Option<Instant>,
+}
+
+impl Known {
+    fn is_expected(&self) -> bool {
+        self.expected.is_some_and(|since| since.elapsed() < MOMENT)
+    }
+
+    /// Whether nobody can come to open it any more.
+    fn is_over(&self) -> bool {
+        let was_shown = self.shown.is_some_and(|since| since.elapsed() < MOMENT);
+        !self.file.is_open() && !self.is_expected() && (self.file.is_dirty() || !was_shown)
+    }
+}
+
+/// Whether a new file may come to replace an object that another client makes meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Creation {
+    Replacing,
+    /// `O_EXCL`.
+    Exclusive,
+}
+
+impl StagedFiles {
+    /// Inside a tokio runtime, where uploads will run.
+    pub(crate) fn new(metadata: Metadata, files: Files, pool: Arc<WorkerPool>, conf: &schema::Client) -> Self {
+        let memory = UPLOAD_BYTES.min(conf.memory_budget.bytes() / MEMORY_SHARE);
+        let memory_kib = u32::try_from(memory / 1024).unwrap_or(u32::MAX).max(1);
+        let shared = Shared {
+            metadata,
+            files,
+            pool,
+            directory: conf.staging_directory.clone(),
+            room: Room::new(conf.staging_size.bytes()),
+            memory: Arc::new(Semaphore::new(memory_kib as usize)),
+            memory_kib,
+            timeout: conf.read_timeout.get(),
+            worker_timeout: conf.worker_timeout.get(),
+            next_inode: AtomicU64::new(FIRST_INODE),
+            registry: Mutex::default(),
+            tasks: TaskTracker::new(),
+            runtime: Handle::current(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Whether an inode is that of a file that is (or was) being written here.
+    pub fn is_staged(inode: u64) -> bool {
+        inode >= FIRST_INODE
+    }
+
+    /// The file of an inode.
+    pub fn get(&self, inode: u64) -> Option<Arc<StagedFile>> {
+        self.shared.registry.lock().files.get(&inode).map(|known| known.file.clone())
+    }
+
+    /// What a name leads to on this client, if that is not what the namespace says: a file that the bucket does not have as it
+    /// is, or one that somebody is about to open for writing.
+    pub fn shown(&self, parent: u64, name: &[u8]) -> Option<Arc<StagedFile>> {
+        let mut registry = self.shared.registry.lock();
+        let inode = registry.names.get(&(parent, Box::from(name))).copied()?;
+        let known = registry.files.get_mut(&inode)?;
+        // What the bucket did not take is given up with its last close.
+        if !known.is_expected() && (!known.file.is_dirty() || known.file.has_failed()) {
+            return None;
+        }
+        known.shown = Some(Instant::now());
+        Some(known.file.clone())
+    }
+
+    /// The file of a name, whatever the name leads to.
+    fn of_name(&self, parent: u64, name: &[u8]) -> Option<Arc<StagedFile>> {
+        let registry = self.shared.registry.lock();
+        registry.files.get(registry.names.get(&(parent, Box::from(name)))?).map(|known| known.file.clone())
+    }
+
+    /// Whether a file in a directory is being written here.
+    fn is_written_below(&self, directory: u64) -> bool {
+        let registry = self.shared.registry.lock();
+        registry.names.iter().any(|((parent, _), inode)| {
+            *parent == directory && registry.files.get(inode).is_some_and(|known| known.file.is_dirty())
+        })
+    }
+
+    /// Takes its name from a file: nothing of it reaches the bucket any more.
+    fn disown(&self, file: &StagedFile) {
+        file.remove();
+        self.shared.registry.lock().forget_name(file);
+    }
+
+    /// Begins a new file, open once. `EEXIST` if one of this name is being written here already.
+    pub fn create(&self, directory: &Node, name: &[u8], creation: Creation) -> Result<Arc<StagedFile>, ClientError> {
+        let place = place_in(directory, name)?;
+        let mount =
+            directory.mount.clone().ok_or_else(|| ClientError::Invalid(format!("{directory} is in no mount")))?;
+        let inode = self.shared.next_inode.fetch_add(1, Ordering::Relaxed);
+        let file = Arc::new(StagedFile::new(self.shared.clone(), inode, mount, place.clone(), None));
+        if creation == Creation::Exclusive {
+            file.set_exclusive();
+        }
+        let mut registry = self.shared.registry.lock();
+        let known = registry.names.get(&(place.parent, place.name.clone())).and_then(|inode| registry.files.get(inode));
+        if known.is_some_and(|known| known.is_expected() || known.file.is_dirty()) {
+            let reason = format!("{}: it is being written already", place.key());
+            return Err(ClientError::Refused { errno: Errno::EXIST.raw_os_error(), reason });
+        }
+        file.handles.fetch_add(1, Ordering::AcqRel);
+        registry.names.insert((place.parent, place.name), inode);
+        registry.files.insert(inode, Known { file: file.clone(), expected: None, shown: None });
+        Ok(file)
+    }
+
+    /// Makes an object one that can be written to, and expects somebody to open it: for a moment its name leads there.
+    pub fn begin(&self, node: &Arc<Node>) -> Result<Arc<StagedFile>, ClientError> {
+        let name = (node.parent, node.name.clone());
+        let expected = Some(Instant::now());
+        let mut registry = self.shared.registry.lock();
+        if let Some(inode) = registry.names.get(&name).copied()
+            && let Some(known) = registry.files.get_mut(&inode)
+        {
+            known.expected = expected;
+            return Ok(known.file.clone());
+        }
+        let (object, file) = (node.object()?, self.shared.files.handle(node)?);
+        let base = Base { file, etag: object.etag.to_string(), valid: object.length };
+        let location: Arc<str> =
+            object.key.strip_suffix(&*String::from_utf8_lossy(&node.name)).unwrap_or_default().into();
+        let place = Place { parent: node.parent, name: node.name.clone(), location };
+        let inode = self.shared.next_inode.fetch_add(1, Ordering::Relaxed);
+        let file = Arc::new(StagedFile::new(self.shared.clone(), inode, object.mount, place, Some(base)));
+        registry.names.insert(name, inode);
+        registry.files.insert(inode, Known { file: file.clone(), expected, shown: None });
+        Ok(file)
+    }
+
+    /// A handle of the file was opened.
+    pub fn opened(&self, file: &Arc<StagedFile>) {
+        file.handles.fetch_add(1, Ordering::AcqRel);
+        if let Some(known) = self.shared.registry.lock().files.get_mut(&file.inode()) {
+            known.expected = None;
+        }
+    }
+
+    /// A handle was closed. With the last one what the bucket does not have is lost: commit first.
+    pub fn closed(&self, file: &Arc<StagedFile>) {
+        if file.handles.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        let mut registry = self.shared.registry.lock();
+        if registry.files.get(&file.inode()).is_some_and(Known::is_over) {
+            registry.forget(file.inode());
+        }
+    }
+
+    /// A file was changed without being opened: unless somebody has it open, its name leads to what the namespace says.
+    pub fn settled(&self, file: &Arc<StagedFile>) {
+        let mut registry = self.shared.registry.lock();
+        if let Some(known) = registry.files.get_mut(&file.inode()) {
+            known.expected = None;
+        }
+        if !file.is_open() {
+            registry.forget(file.inode());
+        }
+    }
+
+    /// Drops what was expected to be opened, and was not, now and then, until `stop`.
+    pub(crate) async fn sweep(&self, stop: CancellationToken) {
+        while stop.run_until_cancelled(tokio::time::sleep(MOMENT)).await.is_some() {
+            let mut registry = self.shared.registry.lock();
+            let over = registry.files.iter().filter(|(_, known)| known.is_over());
+            let over: Vec<u64> = over.map(|(inode, _)| *inode).collect();
+            over.into_iter().for_each(|inode| registry.forget(inode));
+        }
+    }
+
+    /// Ends what runs in the background.
+    pub(crate) async fn shutdown(&self) {
+        let files = std::mem::take(&mut *self.shared.registry.lock());
+        drop(files);
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+    }
+}
+
+impl Registry {
+    fn forget(&mut self, inode: u64) {
+        if let Some(known) = self.files.remove(&inode) {
+            self.forget_name(&known.file);
+        }
+    }
+
+    fn forget_name(&mut self, file: &StagedFile) {
+        let Place { parent, name, .. } = file.state.lock().place.clone();
+        let name = (parent, name);
+        if self.names.get(&name) == Some(&file.inode()) {
+            self.names.remove(&name);
+        }
+    }
+}
+
+/// A name in a directory of a cache-mode mount, which must be one that keys can have.
+fn place_in(directory: &Node, name: &[u8]) -> Result<Place, ClientError> {
+    let location = directory.key();
+    let refused = |errno: Errno, reason: String| Err(ClientError::Refused { errno: errno.raw_os_error(), reason });
+    if std::str::from_utf8(name).is_err() {
+        let name = String::from_utf8_lossy(name);
+        return refused(Errno::ILSEQ, format!("\"{name}\" is not UTF-8, as names of objects are"));
+    }
+    if location.len() + name.len() > KEY_BYTES_MAX {
+        return refused(Errno::NAMETOOLONG, format!("a key of more than {KEY_BYTES_MAX} bytes below {location}"));
+    }
+    Ok(Place { parent: directory.inode, name: name.into(), location: location.into() })
+}

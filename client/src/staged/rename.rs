@@ -1,0 +1,245 @@
+//! Renaming in a bucket: objects are copied there, all of them, and only then deleted under the old keys. So whatever ends a
+//! rename in the middle, each object is under one of its keys at least, and the rename can be made again.
+//!
+//! The bytes do not come here. Of a directory, which may have any number of objects, the log says how far it is.
+
+use std::collections::HashSet;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cavern_proto::master::{RenameMode, RenameName};
+use cavern_ufs::{ListMode, Metadata, ObjectMeta, Replaces, Ufs, UfsError};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use rustix::io::Errno;
+
+use super::file::{Place, StagedFile};
+use super::names::{changed, is_empty, refuse};
+use super::{KEY_BYTES_MAX, StagedFiles, place_in};
+use crate::error::ClientError;
+use crate::metadata::{Changed, Node};
+use crate::mounts::ObjectVersion;
+
+/// Objects of a directory that are copied or deleted at a time.
+const OBJECTS_AT_A_TIME: usize = 16;
+/// For so long after its close a file may still look open, and how often it is looked.
+const RELEASE_LAG: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(10);
+/// The log hears of a rename that takes longer this often.
+const TOLD_EVERY: Duration = Duration::from_secs(10);
+
+impl StagedFiles {
+    /// Renames a file or a directory; `to` is the directory of the new name.
+    pub(super) async fn rename(
+        &self,
+        ufs: &Ufs,
+        (from, to): (&Arc<Node>, &Arc<Node>),
+        rename: &RenameName,
+    ) -> Result<Changed, ClientError> {
+        if rename.mode() == RenameMode::Exchange {
+            return refuse(Errno::INVAL, format!("{from}: two objects cannot be exchanged in one step"));
+        }
+        let (old, new) = (place_in(from, &rename.name)?, place_in(to, &rename.new_name)?);
+        // What is being written there goes to the bucket under its old name first.
+        let staged = self.of_name(from.inode, &rename.name);
+        if let Some(file) = &staged {
+            file.commit().await?;
+        }
+        let source = self.known(from, &rename.name).await?.ok_or_else(|| ClientError::NotFound(old.key()))?;
+        let target = self.known(to, &rename.new_name).await?;
+        let is_written = self.shown(to.inode, &rename.new_name).is_some();
+        if rename.mode() == RenameMode::NoReplace && (target.is_some() || is_written) {
+            return refuse(Errno::EXIST, format!("{} is there already", new.key()));
+        }
+        if old.key() == new.key() {
+            return Ok(changed(None));
+        }
+        match (source.is_directory(), target.as_ref().map(|target| target.is_directory())) {
+            (true, Some(false)) => return refuse(Errno::NOTDIR, format!("{} is not a directory", new.key())),
+            (false, Some(true)) => return refuse(Errno::ISDIR, format!("{} is a directory", new.key())),
+            _ => {}
+        }
+        if source.is_directory() {
+            self.rename_directory(ufs, &source, target.as_ref(), &format!("{}/", new.key())).await?;
+        } else {
+            let object = source.object()?;
+            let etag = self.copy_file(ufs, &source, &object, &new.key()).await?;
+            if let Some(replaced) = self.of_name(to.inode, &rename.new_name) {
+                self.disown(&replaced);
+            }
+            if let Some(file) = &staged {
+                let moved = ObjectVersion::new(object.mount.clone(), &new.key(), &etag, object.length)?;
+                self.move_to(file, new, moved);
+            }
+            self.keep_directory(ufs, from, &rename.name).await?;
+            ufs.delete(&object.key, Replaces::Version(&object.etag)).await?;
+        }
+        for (directory, name) in [(to, &rename.new_name), (from, &rename.name)] {
+            self.shared.metadata.written(directory.inode, name).await?;
+        }
+        Ok(changed(None))
+    }
+
+    /// Copies the version that a node is of; gives the copy's ETag.
+    async fn copy_file(
+        &self,
+        ufs: &Ufs,
+        source: &Node,
+        object: &ObjectVersion,
+        to: &str,
+    ) -> Result<String, ClientError> {
+        let meta = ObjectMeta {
+            key: object.key.to_string(),
+            size: object.length,
+            etag: object.etag.to_string(),
+            mtime_ns: source.mtime_ns,
+            metadata: Metadata::new(),
+        };
+        match ufs.copy(&meta, to).await {
+            Ok(etag) => Ok(etag),
+            Err(UfsError::VersionChanged { .. } | UfsError::NotFound { .. }) => {
+                // Who asks again finds what is there by now.
+                self.shared.metadata.written(source.parent, &source.name).await?;
+                Err(ClientError::Stale(object.key.to_string()))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A file that somebody has open has another name, and so has the object below it.
+    fn move_to(&self, file: &Arc<StagedFile>, place: Place, object: ObjectVersion) {
+        let mut registry = self.shared.registry.lock();
+        registry.forget_name(file);
+        registry.names.insert((place.parent, place.name.clone()), file.inode());
+        drop(registry);
+        file.move_to(place, object);
+    }
+
+    /// Moves every object below a directory, and its own.
+    async fn rename_directory(
+        &self,
+        ufs: &Ufs,
+        source: &Arc<Node>,
+        target: Option<&Arc<Node>>,
+        to: &str,
+    ) -> Result<(), ClientError> {
+        let from = source.key();
+        if to.starts_with(&from) {
+            return refuse(Errno::INVAL, format!("{from} cannot be moved into itself"));
+        }
+        // What has just been closed may not have been released yet.
+        let deadline = Instant::now() + RELEASE_LAG;
+        while self.is_open_under(source, &from) {
+            if Instant::now() >= deadline {
+                return refuse(Errno::BUSY, format!("files below {from} are being written: close them first"));
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        if let Some(target) = target {
+            if self.is_open_under(target, to) || !is_empty(ufs, to).await? {
+                return refuse(Errno::NOTEMPTY, format!("{to} is not empty"));
+            }
+            // What is known of it is that it has nothing.
+            ufs.delete(to, Replaces::Anything).await?;
+            self.shared.metadata.written(target.parent, &target.name).await?;
+        }
+        let mut progress = Progress::new(format!("{from} → {to}"));
+        // What was copied, by hashes of key and version: so many objects as one likes take little memory.
+        let (hasher, mut copied) = (RandomState::new(), HashSet::new());
+        let mut lister = ufs.list(&from, ListMode::Recursive);
+        while let Some(page) = lister.next_page().await? {
+            if page.hidden > 0 {
+                return refuse(Errno::IO, format!("{from} has keys that are not UTF-8, which cannot be copied"));
+            }
+            let copies = page.objects.into_iter().map(|object| {
+                let hash = hasher.hash_one((&object.key, &object.etag));
+                let copied = copy_below(ufs.clone(), object, from.len(), to.to_owned());
+                async move { copied.await.map(|()| hash) }
+            });
+            let mut copies = stream::iter(copies).buffer_unordered(OBJECTS_AT_A_TIME);
+            while let Some(hash) = copies.try_next().await? {
+                copied.insert(hash);
+                progress.step("objects are copied");
+            }
+        }
+        self.keep_above(ufs, source).await?;
+        let mut lister = ufs.list(&from, ListMode::Recursive);
+        while let Some(page) = lister.next_page().await? {
+            // What somebody else has written there meanwhile stays.
+            let known = page.objects.into_iter();
+            let known = known.filter(|object| copied.contains(&hasher.hash_one((&object.key, &object.etag))));
+            let deletions = known.map(|object| delete_version(ufs.clone(), object));
+            let mut deletions = stream::iter(deletions).buffer_unordered(OBJECTS_AT_A_TIME);
+            while deletions.try_next().await?.is_some() {
+                progress.step("copied objects are deleted");
+            }
+        }
+        progress.end();
+        Ok(())
+    }
+
+    /// Makes the directory stay that a directory is moved out of.
+    async fn keep_above(&self, ufs: &Ufs, source: &Arc<Node>) -> Result<(), ClientError> {
+        let above = self.shared.metadata.node(source.parent).await?;
+        self.keep_directory(ufs, &above, &source.name).await.map(drop)
+    }
+
+    /// Whether any file below a directory is open for writing here.
+    fn is_open_under(&self, directory: &Node, prefix: &str) -> bool {
+        let registry = self.shared.registry.lock();
+        let mut files =
+            registry.files.values().map(|known| &known.file).filter(|file| file.is_dirty() || file.is_open());
+        files.any(|file| {
+            let is_of_mount = directory.mount.as_ref().is_some_and(|mount| mount.id() == file.mount.id());
+            is_of_mount && file.state.lock().place.location.starts_with(prefix)
+        })
+    }
+}
+
+/// Copies an object to the same place below another prefix: that of its own has so many bytes.
+async fn copy_below(ufs: Ufs, object: ObjectMeta, prefix_bytes: usize, to: String) -> Result<(), ClientError> {
+    let key = format!("{to}{}", &object.key[prefix_bytes..]);
+    if key.len() > KEY_BYTES_MAX {
+        return refuse(Errno::NAMETOOLONG, format!("a key of more than {KEY_BYTES_MAX} bytes: {key}"));
+    }
+    ufs.copy(&object, &key).await?;
+    Ok(())
+}
+
+/// Deletes an object, unless it is another by now.
+async fn delete_version(ufs: Ufs, object: ObjectMeta) -> Result<(), ClientError> {
+    match ufs.delete(&object.key, Replaces::Version(&object.etag)).await {
+        Ok(()) | Err(UfsError::VersionChanged { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// How far a rename is, for the log.
+struct Progress {
+    what: String,
+    steps: u64,
+    began: Instant,
+    told: Instant,
+}
+
+impl Progress {
+    fn new(what: String) -> Self {
+        let now = Instant::now();
+        Self { what, steps: 0, began: now, told: now }
+    }
+
+    fn step(&mut self, what: &str) {
+        self.steps += 1;
+        if self.told.elapsed() >= TOLD_EVERY {
+            self.told = Instant::now();
+            tracing::info!(rename = self.what, requests = self.steps, "a directory is being renamed: {what}");
+        }
+    }
+
+    fn end(&self) {
+        if self.began.elapsed() >= TOLD_EVERY {
+            tracing::info!(rename = self.what, requests = self.steps, "a directory was renamed");
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! From staged bytes to an object: in one request where it is small, else in parts.
+//!
+//! Parts that were written to their end are sent while the file is still being written, a few at a time. What is written over
+//! later is sent once more when the file is flushed, under the same number. The object appears with the last request or not at
+//! all; parts of an upload that is given up are aborted.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cavern_ufs::{Metadata as ObjectMetadata, MultipartUpload, Replaces, Ufs, UfsError};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use rustix::io::Errno;
+use tokio::runtime::Handle;
+use tokio::sync::{OnceCell, OwnedRwLockReadGuard, OwnedSemaphorePermit};
+use tokio_util::task::TaskTracker;
+
+use super::file::{Base, StagedFile, State};
+use super::parts::{Parts, UPLOAD_BYTES, part_count, part_range};
+use super::writers::Writers;
+use crate::error::ClientError;
+use crate::mounts::ObjectVersion;
+
+/// Parts of one file on their way at a time.
+const PARTS_AT_A_TIME: usize = 4;
+/// A part is sent ahead when the file has been written so far beyond it: what the kernel writes at the same time may arrive in
+/// another order, and many formats end with a second look at what was written last.
+const SLACK: u64 = 4 << 20;
+/// Metadata that names a write, so that one whose answer was lost is known again. Small objects that may replace anything have none.
+const WRITE_NAME: &str = "cavern-write";
+
+/// Parts that are sent before the file is flushed.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    /// The next one.
+    next: u64,
+    running: usize,
+    /// The bucket did not take one: the flush will find out why.
+    has_failed: bool,
+}
+
+/// An upload in parts, begun with the first of them.
+pub(super) struct Attempt {
+    upload: OnceCell<MultipartUpload>,
+    /// Names the write.
+    name: String,
+    is_done: AtomicBool,
+    tasks: TaskTracker,
+    runtime: Handle,
+}
+
+impl Attempt {
+    async fn upload(&self, ufs: &Ufs, key: &str) -> Result<&MultipartUpload, UfsError> {
+        let metadata = named(&self.name);
+        self.upload.get_or_try_init(|| ufs.begin_multipart(key, &metadata)).await
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        let Some(upload) = self.upload.take().filter(|_| !*self.is_done.get_mut()) else { return };
+        let abort = async move {
+            if let Err(error) = upload.abort().await {
+                tracing::warn!("an upload was given up, and its parts are still at the bucket: {error}");
+            }
+        };
+        self.tasks.spawn_on(abort, &self.runtime);
+    }
+}
+
+/// What an upload may replace.
+#[derive(Debug)]
+enum Condition {
+    Anything,
+    Nothing,
+    Version(String),
+}
+
+impl Condition {
+    fn replaces(&self) -> Replaces<'_> {
+        match self {
+            Self::Anything => Replaces::Anything,
+            Self::Nothing => Replaces::Nothing,
+            Self::Version(etag) => Replaces::Version(etag),
+        }
+    }
+}
+
+/// An object that is to be written.
+struct Plan {
+    key: String,
+    size: u64,
+    changes: u64,
+    condition: Condition,
+}
+
+impl StagedFile {
+    /// Writes the object, if the bucket lacks anything of it, and returns when the bucket has it: then all clients are told.
+    /// Nothing of the file appears after an error.
+    pub async fn commit(self: &Arc<Self>) -> Result<(), ClientError> {
+        if !self.is_dirty() {
+            return Ok(());
+        }
+        let _alone = self.gate.write().await;
+        // Another may have been faster.
+        if !self.is_dirty() {
+            return Ok(());
+        }
+        // What is sent ahead comes to its end, and nothing more is.
+        let _quiet = self.sending.write().await;
+        let plan = Plan::of(&self.state.lock());
+        let written = match self.mount.ufs() {
+            Ok(ufs) => self.write_object(ufs, &plan).await,
+            Err(error) => Err(error),
+        };
+        match written {
+            Ok(etag) => self.committed(&plan, etag).await,
+            Err(error) => {
+                self.not_written(&plan);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_object(&self, ufs: &Ufs, plan: &Plan) -> Result<String, ClientError> {
+        let (replaces, attempt) = (plan.condition.replaces(), self.attempt());
+        let written = if part_count(plan.size) <= 1 {
+            let _memory = self.memory(plan.size).await?;
+            let bytes = self.collect(0..plan.size).await?;
+            let is_plain = matches!(plan.condition, Condition::Anything);
+            let metadata = if is_plain { ObjectMetadata::new() } else { named(&attempt.name) };
+            ufs.put(&plan.key, &bytes, &metadata, replaces).await
+        } else {
+            let upload = attempt.upload(ufs, &plan.key).await?;
+            let parts = (0..part_count(plan.size)).map(|index| self.part(upload, index, plan.size));
+            let etags: Vec<String> = stream::iter(parts).buffered(PARTS_AT_A_TIME).try_collect().await?;
+            let completed = upload.complete(&etags, replaces).await;
+            attempt.is_done.store(completed.is_ok(), Ordering::Release);
+            completed
+        };
+        let error = match written {
+            Ok(etag) => return Ok(etag),
+            Err(error) => error,
+        };
+        if !matches!(error, UfsError::VersionChanged { .. } | UfsError::NotFound { .. }) {
+            return Err(error.into());
+        }
+        // An earlier try of this very request may have done it.
+        match ufs.head(&plan.key).await {
+            Ok(there) if there.metadata.get(WRITE_NAME) == Some(&attempt.name) => Ok(there.etag),
+            _ => Err(plan.refused(error)),
+        }
+    }
+
+    /// The ETag of a part, which is sent unless the bucket has it.
+    async fn part(&self, upload: &MultipartUpload, index: u64, size: u64) -> Result<String, ClientError> {
+        let range = part_range(index);
+        let range = range.start..range.end.min(size);
+        let length = range.end - range.start;
+        let changes = {
+            let mut state = self.state.lock();
+            if let Some(etag) = state.parts.etag(index, length) {
+                return Ok(etag.to_owned());
+            }
+            state.parts.begin(index)
+        };
+        let _memory = self.memory(length).await?;
+        let bytes = self.collect(range).await?;
+        let etag = upload.part(number_of(index), &bytes).await?;
+        self.state.lock().parts.sent(index, changes, length, etag.clone());
+        Ok(etag)
+    }
+
+    /// Memory for bytes on their way.
+    pub(super) async fn memory(&self, bytes: u64) -> Result<OwnedSemaphorePermit, ClientError> {
+        let kib = u32::try_from(bytes.min(UPLOAD_BYTES).div_ceil(1024)).unwrap_or(u32::MAX).min(self.shared.memory_kib);
+        self.shared.memory.clone().acquire_many_owned(kib).await.map_err(|_| ClientError::Shutdown)
+    }
+
+    /// The upload in parts that is under way, or another.
+    fn attempt(&self) -> Arc<Attempt> {
+        let mut state = self.state.lock();
+        let attempt = state.attempt.get_or_insert_with(|| {
+            Arc::new(Attempt {
+                upload: OnceCell::new(),
+                name: format!("{:032x}", rand::random::<u128>()),
+                is_done: AtomicBool::new(false),
+                tasks: self.shared.tasks.clone(),
+                runtime: self.shared.runtime.clone(),
+            })
+        });
+        attempt.clone()
+    }
+
+    /// The bucket has the object: from now on that is what lies below what will be written.
+    async fn committed(&self, plan: &Plan, etag: String) {
+        let object = ObjectVersion::new(self.mount.clone(), &plan.key, &etag, plan.size);
+        if let Ok(object) = &object {
+            self.keep_cached(object).await;
+        }
+        let node = self.node();
+        {
+            let mut state = self.state.lock();
+            state.committed = plan.changes;
+            state.writers = Writers::default();
+            state.is_exclusive = false;
+            state.forget_parts();
+            state.sent_away.remove(0..u64::MAX);
+            state.base = object.ok().map(|object| {
+                let file = self.shared.files.open_object(node.clone(), object);
+                Base { file, etag, valid: plan.size }
+            });
+        }
+        // Acknowledged it is already: without the master it shows when the directory is listed again.
+        if let Err(error) = self.shared.metadata.written(node.parent, &node.name).await {
+            tracing::warn!(file = %node, "written to the bucket, but not told to the other clients: {error}");
+        }
+    }
+
+    /// The next attempt begins anew, unless parts of this one are all that there is of some bytes.
+    fn not_written(&self, plan: &Plan) {
+        let mut state = self.state.lock();
+        state.failed = Some(plan.changes);
+        if !state.sent_away.touches(&(0..u64::MAX)) {
+            state.forget_parts();
+        }
+    }
+
+    /// Sends the parts that are complete.
+    pub(super) fn send_ahead(self: &Arc<Self>) {
+        while let Some((index, range, sending)) = self.next_ahead() {
+            let file = self.clone();
+            let sending = async move {
+                let sent = file.send_part_ahead(index).await;
+                drop(sending);
+                file.was_sent_ahead(index, sent.as_ref().err());
+                if sent.is_ok() && file.shared.room.is_scarce() {
+                    file.send_away(index, range).await;
+                }
+                file.send_ahead();
+            };
+            self.shared.tasks.spawn_on(sending, &self.shared.runtime);
+        }
+    }
+
+    /// A part that is complete, if it may be sent now.
+    fn next_ahead(&self) -> Option<(u64, Range<u64>, OwnedRwLockReadGuard<()>)> {
+        let range = {
+            let state = self.state.lock();
+            let range = part_range(state.ahead.next);
+            // The memory is for small parts; a large one takes all of it.
+            let most = (UPLOAD_BYTES / (range.end - range.start)).clamp(1, PARTS_AT_A_TIME as u64) as usize;
+            // What was written and committed may have been dropped here; then it is in the base.
+            let is_written = state.committed > 0 && state.base.as_ref().is_some_and(|base| base.valid >= range.end);
+            let is_due = state.size >= range.end + SLACK && (is_written || state.staged.contains(&range));
+            if !is_due || state.is_removed || state.ahead.has_failed || state.ahead.running >= most {
+                return None;
+            }
+            range
+        };
+        // Refused while the file is being flushed.
+        let sending = self.sending.clone().try_read_owned().ok()?;
+        let mut state = self.state.lock();
+        if part_range(state.ahead.next) != range {
+            return None;
+        }
+        let index = state.ahead.next;
+        state.ahead.next += 1;
+        state.ahead.running += 1;
+        Some((index, range, sending))
+    }
+
+    fn was_sent_ahead(&self, index: u64, error: Option<&ClientError>) {
+        let mut state = self.state.lock();
+        state.ahead.running -= 1;
+        if let Some(error) = error {
+            state.ahead.has_failed = true;
+            tracing::debug!(key = state.place.key(), part = index, "not sent ahead: {error}");
+        }
+    }
+
+    async fn send_part_ahead(&self, index: u64) -> Result<(), ClientError> {
+        let (attempt, key) = (self.attempt(), self.state.lock().place.key());
+        let upload = attempt.upload(self.mount.ufs()?, &key).await?;
+        self.part(upload, index, u64::MAX).await.map(drop)
+    }
+}
+
+impl State {
+    /// The upload in parts is over.
+    pub(super) fn forget_parts(&mut self) {
+        self.parts = Parts::default();
+        // Those on their way count themselves off.
+        self.ahead = Ahead { running: self.ahead.running, ..Ahead::default() };
+        self.attempt = None;
+    }
+}
+
+impl Plan {
+    fn of(state: &State) -> Self {
+        let condition = match &state.base {
+            // Even if nothing of it is left: who appends to an empty file must not undo what was written to it since.
+            Some(base) => Condition::Version(base.etag.clone()),
+            _ if state.is_exclusive => Condition::Nothing,
+            _ => Condition::Anything,
+        };
+        Self { key: state.place.key(), size: state.size, changes: state.changes, condition }
+    }
+
+    /// Something else is under the key than may be replaced, or the bucket has lost the parts.
+    fn refused(&self, error: UfsError) -> ClientError {
+        let (errno, what) = match self.condition {
+            Condition::Anything => (Errno::IO, "the upload is gone"),
+            Condition::Nothing => (Errno::EXIST, "another client has made it meanwhile"),
+            Condition::Version(_) => (Errno::IO, "another client has replaced what was being changed here"),
+        };
+        let reason = format!("{}: {what}: {error}", self.key);
+        ClientError::Refused { errno: errno.raw_os_error(), reason }
+    }
+}
+
+fn named(write: &str) -> ObjectMetadata {
+    ObjectMetadata::from([(WRITE_NAME.to_owned(), write.to_owned())])
+}
+
+fn number_of(index: u64) -> u32 {
+    // Below PARTS_MAX.
+    u32::try_from(index + 1).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,126 @@
+//! What a listing says of a directory of an fs-mode mount, on its way into the namespace.
+
+use bytes::Bytes;
+use cavern_conf::schema::Fuse;
+use cavern_proto::master::Existing;
+use cavern_proto::record::command::Command;
+use cavern_proto::record::{AdoptListing, TakeInObject};
+
+use super::Listings;
+use super::diff::listed_entry;
+use super::directory::gone;
+use super::window::{Listed, Window};
+use crate::MasterError;
+use crate::mounts::OpenMount;
+use crate::persist::PARKED;
+use crate::state::namespace::ListingCounts;
+use crate::state::{Directory, Outcome};
+
+/// Owner and permissions of what the bucket says nothing of.
+#[derive(Clone, Copy, Debug)]
+pub struct Looks {
+    uid: u32,
+    gid: u32,
+    file_mode: u32,
+    dir_mode: u32,
+}
+
+impl Looks {
+    /// As objects of cache-mode mounts have them.
+    pub fn new(conf: &Fuse) -> Self {
+        Self {
+            uid: u32::try_from(conf.uid).unwrap_or_else(|_| rustix::process::geteuid().as_raw()),
+            gid: u32::try_from(conf.gid).unwrap_or_else(|_| rustix::process::getegid().as_raw()),
+            file_mode: conf.file_mode & 0o7777,
+            dir_mode: conf.dir_mode & 0o7777,
+        }
+    }
+
+    /// Gives an object that comes in by itself its looks.
+    pub fn of_object(self, taken: TakeInObject) -> TakeInObject {
+        let Self { uid, gid, file_mode, dir_mode } = self;
+        TakeInObject { uid, gid, file_mode, dir_mode, ..taken }
+    }
+}
+
+/// What follows a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// Perhaps more names.
+    Unknown,
+    /// The directory ends here; so many of its keys cannot be names.
+    Nothing { hidden: u64 },
+}
+
+impl Listings {
+    /// Takes a window into a directory that was never listed.
+    pub(super) async fn adopt(
+        &self,
+        directory: &Directory,
+        mount: &OpenMount,
+        window: Window,
+        rest: Rest,
+    ) -> Result<ListingCounts, MasterError> {
+        let marker = window.marker.unwrap_or_default();
+        let names: Vec<_> = window.names.into_iter().collect();
+        if names.is_empty() && marker.is_empty() && rest == Rest::Unknown {
+            return Ok(ListingCounts::default());
+        }
+        self.propose_adoption(directory, mount, names, marker, rest).await
+    }
+
+    /// The same for a single name, of which nothing but that it is there is known.
+    pub(super) async fn adopt_name(
+        &self,
+        mount: &OpenMount,
+        directory: &Directory,
+        name: &Bytes,
+        listed: Listed,
+    ) -> Result<(), MasterError> {
+        let names = vec![(name.clone(), listed)];
+        self.propose_adoption(directory, mount, names, String::new(), Rest::Unknown).await.map(drop)
+    }
+
+    async fn propose_adoption(
+        &self,
+        directory: &Directory,
+        mount: &OpenMount,
+        mut names: Vec<(Bytes, Listed)>,
+        marker: String,
+        rest: Rest,
+    ) -> Result<ListingCounts, MasterError> {
+        let key_prefix = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(directory.inode))?;
+        if directory.is_mount_root() {
+            // What this cluster keeps there for itself goes by itself.
+            let parked = format!("{PARKED}{}-", self.0.cluster_id);
+            names.retain(|(name, _)| !name.starts_with(parked.as_bytes()));
+        }
+        let Looks { uid, gid, file_mode, dir_mode } = self.0.looks;
+        let (complete, hidden) = match rest {
+            Rest::Unknown => (false, 0),
+            Rest::Nothing { hidden } => (true, hidden),
+        };
+        let mut entries: Vec<_> = names.into_iter().map(|(name, listed)| listed_entry(name, listed)).collect();
+        if mount.mount.existing() == Existing::Recovered {
+            entries = self.recover(mount, &key_prefix, entries).await?;
+        }
+        let listing = AdoptListing {
+            mount_id: mount.id(),
+            directory: directory.inode,
+            key_prefix,
+            entries,
+            marker,
+            complete,
+            hidden,
+            uid,
+            gid,
+            file_mode,
+            dir_mode,
+            now_ns: self.0.clock.now_ns(),
+        };
+        match self.0.proposer.propose(Command::AdoptListing(listing)).await? {
+            Outcome::Listed(counts) => Ok(counts),
+            other => Err(MasterError::Refused(format!("a listing was answered by {other:?}"))),
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Replicas of fs-mode files that are lacking: the leader has workers copy blocks from each other (decision 10).
+//!
+//! - [`plan`](self::plan): what a block lacks, and who is to get it.
+//! - [`block`](self::block): one copy: nobody writes to the block from its beginning to its end.
+//! - [`strays`](self::strays): what workers have of blocks that they are no part of any more, to be freed.
+//! - [`unavailable`](self::unavailable): files of which nobody who is there has everything.
+//!
+//! What is to be done is found by two indexes: of blocks that have fewer replicas than their mount asks for, and of replicas by
+//! worker, for workers that have been lost for `master.repair_after`. What fails is tried again, with pauses that grow.
+
+mod block;
+mod plan;
+mod strays;
+mod unavailable;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cavern_client::Placement;
+use cavern_proto::ContentId;
+use cavern_proto::master::WorkerState;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::plan::{Step, plan};
+use crate::MasterError;
+use crate::lookup::Lookups;
+use crate::metrics::RepairMetrics;
+use crate::persist::ObjectWriter;
+use crate::raft::Proposer;
+use crate::state::BlockAt;
+use crate::workers::Workers;
+
+/// Blocks looked at with one read.
+const PAGE: usize = 500;
+/// Between two looks at everything.
+const PAUSE: Duration = Duration::from_millis(500);
+/// After a look that took long the pause is so many times as long.
+const REST: u32 = 10;
+/// Pauses after failures: the first, and the longest.
+const FAILURE_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Failures that are remembered; beyond it a block is tried again at once.
+const REMEMBERED: usize = 10_000;
+
+/// How repair goes about it.
+pub struct RepairOptions {
+    /// How long a worker is lost before others get what it had.
+    pub after: Duration,
+    /// Blocks copied at a time.
+    pub concurrency: usize,
+}
+
+/// What repair works with.
+pub struct Repair {
+    lookups: Lookups,
+    proposer: Proposer,
+    writer: Arc<dyn ObjectWriter>,
+    workers: Arc<Workers>,
+    cluster_id: Arc<str>,
+    after: Duration,
+    permits: Arc<Semaphore>,
+    books: Mutex<Books>,
+    metrics: RepairMetrics,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// What is under way, and what has failed: in memory, since a new leader may begin anew.
+#[derive(Default)]
+struct Books {
+    busy: HashSet<BlockAt>,
+    failures: HashMap<BlockAt, Failure>,
+}
+
+/// What is known of a block that could not be copied.
+struct Failure {
+    count: u32,
+    until: Instant,
+    /// Workers that could not take it.
+    tried: Vec<u64>,
+}
+
+/// Whether a worker counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Standing {
+    Live,
+    /// It may be back soon.
+    Away,
+    /// It is gone, or has been away for too long.
+    Lost,
+}
+
+/// The workers, as they stood at a moment.
+#[derive(Clone)]
+pub(crate) struct Standings {
+    placement: Arc<Placement>,
+    lost: HashSet<u64>,
+}
+
+impl Standings {
+    /// Live workers, the best for a block first.
+    fn candidates(&self, content: ContentId, index: u32) -> Vec<u64> {
+        self.placement.ranked(content, index)
+    }
+
+    pub(crate) fn of(&self, worker: u64) -> Standing {
+        match self.placement.worker(worker) {
+            Some(known) if known.state() == WorkerState::Live => Standing::Live,
+            Some(_) if !self.lost.contains(&worker) => Standing::Away,
+            _ => Standing::Lost,
+        }
+    }
+}
+
+impl Repair {
+    pub fn new(
+        lookups: Lookups,
+        proposer: Proposer,
+        writer: Arc<dyn ObjectWriter>,
+        workers: Arc<Workers>,
+        cluster_id: &str,
+        options: &RepairOptions,
+        metrics: RepairMetrics,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            lookups,
+            proposer,
+            writer,
+            workers,
+            cluster_id: cluster_id.into(),
+            after: options.after,
+            permits: Arc::new(Semaphore::new(options.concurrency.clamp(1, Semaphore::MAX_PERMITS))),
+            books: Mutex::default(),
+            metrics,
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        })
+    }
+
+    /// Begins to work.
+    pub fn start(self: &Arc<Self>) {
+        self.tasks.spawn(Self::keep(self.clone(), async |repair| repair.keep_repairing().await));
+        self.tasks.spawn(Self::keep(self.clone(), async |repair| repair.keep_freeing_strays().await));
+        self.tasks.spawn(Self::keep(self.clone(), async |repair| repair.keep_counting().await));
+    }
+
+    /// Stops, and waits for what is under way to be given up: it is cleaned up after a restart.
+    pub async fn shutdown(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Runs something until the end.
+    async fn keep(self: Arc<Self>, work: impl AsyncFnOnce(&Arc<Self>)) {
+        let stop = self.stop.clone();
+        tokio::select! {
+            () = work(&self) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    pub(crate) fn standings(&self) -> Result<Standings, MasterError> {
+        let placement = self.writer.placement()?;
+        let lost = placement.workers().iter().filter(|worker| worker.state() != WorkerState::Live);
+        let lost = lost.filter(|worker| self.workers.silent_for(worker.id) >= self.after);
+        Ok(Standings { lost: lost.map(|worker| worker.id).collect(), placement })
+    }
+
+    async fn keep_repairing(self: &Arc<Self>) {
+        loop {
+            let began = Instant::now();
+            if let Err(error) = self.look_at_all().await {
+                tracing::warn!("which blocks lack replicas is not known: {error}");
+            }
+            tokio::time::sleep(PAUSE.max(began.elapsed() * REST)).await;
+        }
+    }
+
+    async fn look_at_all(self: &Arc<Self>) -> Result<(), MasterError> {
+        let standings = self.standings()?;
+        let mut after = None;
+        loop {
+            let page = self.lookups.listings.read(move |tables| tables.repairs(after, PAGE)).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(*last);
+            self.look_at(page, &standings).await?;
+        }
+        let workers = self.lookups.listings.read(|tables| tables.workers_with_replicas()).await?;
+        for worker in workers.into_iter().filter(|worker| standings.of(*worker) == Standing::Lost) {
+            let mut after = None;
+            loop {
+                let page = self.lookups.listings.read(move |tables| tables.replicas_at(worker, after, PAGE)).await?;
+                let Some(last) = page.last() else { break };
+                after = Some(*last);
+                self.look_at(page, &standings).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to work on those of the blocks that lack something that they can be given.
+    async fn look_at(self: &Arc<Self>, page: Vec<BlockAt>, standings: &Standings) -> Result<(), MasterError> {
+        let page: Vec<(BlockAt, Vec<u64>)> = {
+            let (books, now) = (self.books.lock(), Instant::now());
+            let idle = page.into_iter().filter(|at| !books.busy.contains(at));
+            let due = idle.filter(|at| books.failures.get(at).is_none_or(|failure| failure.until <= now));
+            let tried = |at: &BlockAt| books.failures.get(at).map_or_else(Vec::new, |failure| failure.tried.clone());
+            due.map(|at| (at, tried(&at))).collect()
+        };
+        let (standings, cluster_id) = (standings.clone(), self.cluster_id.clone());
+        let steps = self.lookups.listings.read(move |tables| {
+            let step = |(at, tried): (BlockAt, Vec<u64>)| plan(tables, &standings, &cluster_id, at, &tried);
+            page.into_iter().filter_map(|at| step(at).transpose()).collect::<Result<Vec<Step>, MasterError>>()
+        });
+        for step in steps.await? {
+            let Ok(permit) = self.permits.clone().acquire_owned().await else { return Ok(()) };
+            let at = step.at();
+            if !self.books.lock().busy.insert(at) {
+                continue;
+            }
+            let repair = self.clone();
+            self.tasks.spawn(self.clone().keep(async move |_| {
+                let done = repair.carry_out(&step).await;
+                repair.note(&step, done);
+                drop(permit);
+            }));
+        }
+        Ok(())
+    }
+
+    fn note(&self, step: &Step, done: Result<(), String>) {
+        let mut books = self.books.lock();
+        let at = step.at();
+        books.busy.remove(&at);
+        let Err(error) = done else {
+            books.failures.remove(&at);
+            return;
+        };
+        self.metrics.failures.inc();
+        let (inode, index) = at;
+        tracing::debug!(inode, index, "a block gets its replica later: {error}");
+        if books.failures.len() >= REMEMBERED && !books.failures.contains_key(&at) {
+            let now = Instant::now();
+            books.failures.retain(|_, failure| now < failure.until);
+        }
+        let failure = books.failures.remove(&at);
+        let (count, mut tried) = failure.map_or((0, Vec::new()), |failure| (failure.count, failure.tried));
+        tried.extend(step.target());
+        let (first, most) = FAILURE_PAUSES;
+        let pause = first.saturating_mul(1u32.checked_shl(count).unwrap_or(u32::MAX)).min(most);
+        if books.failures.len() < REMEMBERED {
+            books.failures.insert(at, Failure { count: count + 1, until: Instant::now() + pause, tried });
+        }
+    }
+}

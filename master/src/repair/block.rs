@@ -1,0 +1,105 @@
+//! One copy, from the announcement to the replica.
+//!
+//! That a worker is to join a block is in the log first, so that no crash leaves a copy that nobody knows of. Every client is told
+//! of it, and writes to the block no more once it has acknowledged that; what it wrote before is at the source by then. A client
+//! that cannot be reached says of everything it writes which workers have it, with the commit, and a replica that lacks it is
+//! given up then. So the copy is begun only when all have acknowledged, none of them being on its way to another stream.
+
+use std::time::Duration;
+
+use cavern_client::block_name;
+use cavern_proto::data::CopyRequest;
+use cavern_proto::master::{Extent, FreeFate};
+use cavern_proto::record::command::Command;
+use cavern_proto::record::{JoinReplica, SettleReplica};
+
+use super::Repair;
+use super::plan::{Copy, Step};
+use crate::MasterError;
+use crate::state::Outcome;
+
+/// For a copy. Writers wait so long, and have `client.read_timeout`.
+const COPY_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Repair {
+    pub(super) async fn carry_out(&self, step: &Step) -> Result<(), String> {
+        match step {
+            Step::Copy(copy) => self.copy(copy).await,
+            Step::GiveUp { inode, extent } => self.settle(*inode, extent, None).await,
+            Step::FromBucket { inode, .. } => self.drop_lost(*inode).await,
+        }
+    }
+
+    async fn copy(&self, copy: &Copy) -> Result<(), String> {
+        let watch = &self.lookups.watch;
+        if !watch.has_settled() {
+            return Err("a client is on its way to another stream, or may still come after the master's start".into());
+        }
+        let Copy { inode, extent, .. } = copy;
+        let join = JoinReplica { inode: *inode, extent: Some(extent.clone()) };
+        match self.propose(Command::JoinReplica(join)).await {
+            Ok(()) => {}
+            // Things have changed since they were looked at: they are looked at again.
+            Err(Problem::Refused(_)) => return Ok(()),
+            Err(Problem::Failed(error)) => return Err(error),
+        }
+        let heard = watch.wait_acknowledged(watch.seq()).await && watch.has_settled();
+        let copied = if heard { self.have_copied(copy).await } else { Err("a client has not heard of it".into()) };
+        let keep = copied.is_ok().then_some(&copy.keep[..]);
+        let settled = self.settle(*inode, extent, keep).await;
+        copied.and(settled)?;
+        self.metrics.repaired_blocks.inc();
+        Ok(())
+    }
+
+    async fn have_copied(&self, copy: &Copy) -> Result<(), String> {
+        let Copy { inode, mount_id, block_size, extent, sources, .. } = copy;
+        let (generation, index) = (extent.generation, extent.index);
+        let block = block_name(&self.cluster_id, *inode, generation, index, *block_size, *mount_id);
+        let request = CopyRequest { block: Some(block), workers: sources.clone(), deadline_ms: 0 };
+        self.writer.copy(extent.joining, request, COPY_TIMEOUT).await
+    }
+
+    /// Takes a copy in, with the workers that stay beside it; or gives it up.
+    async fn settle(&self, inode: u64, extent: &Extent, keep: Option<&[u64]>) -> Result<(), String> {
+        let (joined, keep) = (keep.is_some(), keep.unwrap_or_default().to_vec());
+        let settle = SettleReplica { inode, extent: Some(extent.clone()), joined, keep };
+        match self.propose(Command::SettleReplica(settle)).await {
+            // It has been given up already.
+            Err(Problem::Refused(_)) if !joined => Ok(()),
+            Ok(()) => Ok(()),
+            Err(Problem::Refused(reason) | Problem::Failed(reason)) => Err(reason),
+        }
+    }
+
+    /// The blocks of a file make way for what the bucket has.
+    async fn drop_lost(&self, inode: u64) -> Result<(), String> {
+        match self.proposer.propose(Command::FreeContent(inode)).await {
+            Ok(Outcome::Freed(freed)) if matches!(freed.fate(), FreeFate::Freed | FreeFate::Nothing) => Ok(()),
+            Ok(Outcome::Freed(freed)) => Err(format!("the bucket cannot stand in for it: {:?}", freed.fate())),
+            Ok(_) => Err("the state does not know it".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    async fn propose(&self, command: Command) -> Result<(), Problem> {
+        match self.proposer.propose(command).await {
+            Ok(Outcome::Refused(reason)) => Err(Problem::Refused(reason)),
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Why a command did not do what it should.
+enum Problem {
+    /// The state does not allow it.
+    Refused(String),
+    Failed(String),
+}
+
+impl From<MasterError> for Problem {
+    fn from(error: MasterError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}

@@ -1,0 +1,97 @@
+//! What a block lacks, and who is to get it.
+
+use cavern_proto::ContentId;
+use cavern_proto::master::Extent;
+use cavern_proto::record::{ExtentRecord, Stray};
+
+use super::{Standing, Standings};
+use crate::MasterError;
+use crate::state::{BlockAt, Tables, is_clean};
+
+/// What is to be done about a block.
+#[derive(Debug)]
+pub(super) enum Step {
+    Copy(Box<Copy>),
+    /// A copy that an earlier master began.
+    GiveUp {
+        inode: u64,
+        extent: Extent,
+    },
+    /// The block is gone for good, and the bucket has the file.
+    FromBucket {
+        inode: u64,
+        index: u32,
+    },
+}
+
+/// A copy to be made.
+#[derive(Debug)]
+pub(super) struct Copy {
+    pub inode: u64,
+    pub mount_id: u32,
+    pub block_size: u64,
+    /// As it is; `joining` is who is to get the copy.
+    pub extent: Extent,
+    /// Live workers that have it.
+    pub sources: Vec<u64>,
+    /// Its workers that stay so.
+    pub keep: Vec<u64>,
+}
+
+impl Step {
+    pub(super) fn at(&self) -> BlockAt {
+        match self {
+            Self::Copy(copy) => (copy.inode, copy.extent.index),
+            Self::GiveUp { inode, extent } => (*inode, extent.index),
+            Self::FromBucket { inode, index } => (*inode, *index),
+        }
+    }
+
+    pub(super) fn target(&self) -> Option<u64> {
+        match self {
+            Self::Copy(copy) => Some(copy.extent.joining),
+            Self::GiveUp { .. } | Self::FromBucket { .. } => None,
+        }
+    }
+}
+
+/// The next step for a block that nobody works on; `None` when it lacks nothing, or nobody can give it to it. Workers that have
+/// been `tried` in vain come last.
+pub(super) fn plan(
+    tables: Tables<'_>,
+    standings: &Standings,
+    cluster_id: &str,
+    (inode, index): BlockAt,
+    tried: &[u64],
+) -> Result<Option<Step>, MasterError> {
+    let Some(record) = tables.extent(inode, index)? else { return Ok(None) };
+    let ExtentRecord { generation, workers, joined, joining, .. } = record;
+    let extent = Extent { index, generation, workers, joined, joining };
+    if joining != 0 {
+        return Ok(Some(Step::GiveUp { inode, extent }));
+    }
+    let Some(mount_id) = tables.inode(inode)?.map(|record| record.mount_id) else { return Ok(None) };
+    let Some(mount) = tables.mount(mount_id)? else { return Ok(None) };
+    let of =
+        |standing: Standing| extent.workers.iter().copied().filter(move |worker| standings.of(*worker) == standing);
+    let (sources, keep): (Vec<u64>, Vec<u64>) =
+        (of(Standing::Live).collect(), of(Standing::Live).chain(of(Standing::Away)).collect());
+    if keep.is_empty() && is_clean(tables, inode)? {
+        return Ok(Some(Step::FromBucket { inode, index }));
+    }
+    if sources.is_empty() || keep.len() >= mount.replicas.max(1) as usize {
+        return Ok(None);
+    }
+    let stray = Stray { inode, generation, index };
+    let mut targets = standings.candidates(ContentId::of_inode(cluster_id, inode, generation), index);
+    targets.retain(|worker| !extent.workers.contains(worker));
+    targets.sort_by_key(|worker| tried.iter().filter(|failed| *failed == worker).count());
+    for target in targets {
+        if !tables.is_stray(target, &stray)? {
+            let extent = Extent { joining: target, ..extent };
+            let copy = Copy { inode, mount_id, block_size: mount.block_size, extent, sources, keep };
+            return Ok(Some(Step::Copy(Box::new(copy))));
+        }
+    }
+    Ok(None)
+}

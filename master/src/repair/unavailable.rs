@@ -1,0 +1,124 @@
+//! Files of which nobody who is there has everything, while their bucket lacks it.
+//!
+//! They are found by the index of the replicas of the workers that are away, so that it costs nothing while all are there.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use cavern_proto::master::{Extent, UnavailableFile, UnavailableFiles};
+
+use super::{PAGE, REST, Repair, Standing, Standings};
+use crate::MasterError;
+use crate::state::{BlockAt, Tables};
+
+/// Between two counts.
+const PAUSE: Duration = Duration::from_secs(2);
+
+impl Repair {
+    /// Keeps the gauges up to date.
+    pub(super) async fn keep_counting(&self) {
+        loop {
+            let began = Instant::now();
+            match self.unavailable(0).await {
+                Ok(found) => {
+                    let shown = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+                    let before = self.metrics.unavailable_files.set(shown(found.files));
+                    self.metrics.unavailable_blocks.set(shown(found.blocks));
+                    if found.files > 0 && before == 0 {
+                        let (files, blocks) = (found.files, found.blocks);
+                        tracing::error!(
+                            files,
+                            blocks,
+                            "content that is in no bucket is at lost workers only: start them again; `cv report` lists the files"
+                        );
+                    } else if found.files == 0 && before > 0 {
+                        tracing::info!("all content is available again");
+                    }
+                }
+                Err(error) => tracing::warn!("which content is unavailable is not known: {error}"),
+            }
+            tokio::time::sleep(PAUSE.max(began.elapsed() * REST)).await;
+        }
+    }
+
+    /// How many files there are, and up to `limit` of them.
+    pub async fn unavailable(&self, limit: usize) -> Result<UnavailableFiles, MasterError> {
+        let standings = self.standings()?;
+        let workers = self.lookups.listings.read(|tables| tables.workers_with_replicas()).await?;
+        let away: Vec<u64> = workers.into_iter().filter(|worker| standings.of(*worker) != Standing::Live).collect();
+        let mut found = UnavailableFiles::default();
+        let mut files: BTreeSet<u64> = BTreeSet::new();
+        for worker in away {
+            let mut after = None;
+            loop {
+                let standings = standings.clone();
+                let page = self.lookups.listings.read(move |tables| {
+                    let page = tables.replicas_at(worker, after, PAGE)?;
+                    let last = page.last().copied();
+                    let lost = page.into_iter().filter_map(|at| is_lost(tables, &standings, worker, at).transpose());
+                    Ok((last, lost.collect::<Result<Vec<BlockAt>, MasterError>>()?))
+                });
+                let (last, lost) = page.await?;
+                found.blocks += lost.len() as u64;
+                files.extend(lost.into_iter().map(|(inode, _)| inode));
+                let Some(last) = last else { break };
+                after = Some(last);
+            }
+        }
+        found.files = files.len() as u64;
+        for inode in files.into_iter().take(limit) {
+            let file = self.lookups.listings.read(move |tables| describe(tables, inode)).await?;
+            found.listed.extend(file);
+        }
+        Ok(found)
+    }
+
+    /// Which blocks of a file are at workers only that are away, and what its bucket has is something else.
+    pub async fn unavailable_blocks(&self, inode: u64) -> Result<Vec<Extent>, MasterError> {
+        let standings = self.standings()?;
+        self.lookups
+            .listings
+            .read(move |tables| {
+                if is_in_bucket(tables, inode)? {
+                    return Ok(Vec::new());
+                }
+                let mut extents = tables.extents(inode, 0)?;
+                extents.retain(|extent| !extent.workers.iter().any(|worker| standings.of(*worker) == Standing::Live));
+                Ok(extents)
+            })
+            .await
+    }
+}
+
+/// The block, if none of its workers is there and its bucket lacks it. One of several workers answers for it: the first.
+fn is_lost(
+    tables: Tables<'_>,
+    standings: &Standings,
+    worker: u64,
+    (inode, index): BlockAt,
+) -> Result<Option<BlockAt>, MasterError> {
+    let Some(extent) = tables.extent(inode, index)? else { return Ok(None) };
+    let is_there = extent.workers.iter().any(|worker| standings.of(*worker) == Standing::Live);
+    if is_there || extent.workers.first() != Some(&worker) || is_in_bucket(tables, inode)? {
+        return Ok(None);
+    }
+    Ok(Some((inode, index)))
+}
+
+/// Whether an object holds the content of a file as it is.
+fn is_in_bucket(tables: Tables<'_>, inode: u64) -> Result<bool, MasterError> {
+    let Some(record) = tables.inode(inode)? else { return Ok(true) };
+    let objects = tables.objects(inode)?;
+    Ok(objects.iter().any(|(_, object)| !object.etag.is_empty() && object.version == record.version))
+}
+
+/// A file as it is listed; `None` when it is gone, or has no name any more.
+fn describe(tables: Tables<'_>, inode: u64) -> Result<Option<UnavailableFile>, MasterError> {
+    let Some(record) = tables.inode(inode)? else { return Ok(None) };
+    let Some((parent, name)) = tables.names(inode, &record)?.into_iter().next() else { return Ok(None) };
+    let Some(directory) = tables.directory(parent)? else { return Ok(None) };
+    let mount = tables.mount(directory.mount_id)?.map_or_else(String::new, |mount| mount.path);
+    let below = directory.path.iter().chain([&name]).map(|name| String::from_utf8_lossy(name));
+    let path = below.fold(mount.trim_end_matches('/').to_owned(), |path, name| format!("{path}/{name}"));
+    Ok(Some(UnavailableFile { inode, path, size: record.size }))
+}

@@ -1,0 +1,86 @@
+//! Changes of fs-mode mounts: a stream for each client, applied and answered in the order in which they were sent.
+
+use cavern_proto::master::{MutateReply, MutateRequest};
+use cavern_proto::record::Mutate;
+use cavern_proto::record::command::Command;
+use futures::StreamExt;
+use futures::stream::FuturesOrdered;
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+use super::Services;
+use crate::MasterError;
+use crate::state::Outcome;
+
+/// Calls of a stream under way at a time, and answers that wait for a slow reader.
+pub(super) const CALLS_AHEAD: usize = 16;
+/// Changes of one call.
+const MUTATIONS_MAX: usize = 1000;
+
+impl Services {
+    /// Takes calls until the asker is gone, or one is refused: what is under way is answered before that is said.
+    pub(super) async fn serve_changes(
+        &self,
+        mut calls: Streaming<MutateRequest>,
+        answers: &mpsc::Sender<Result<MutateReply, Status>>,
+    ) {
+        let mut under_way = FuturesOrdered::new();
+        let refusal = loop {
+            tokio::select! {
+                call = calls.next(), if under_way.len() < CALLS_AHEAD => match call {
+                    Some(Ok(call)) => match self.begin_changes(call).await {
+                        Ok(answer) => under_way.push_back(answer),
+                        Err(error) => break Some(error),
+                    },
+                    // Who has gone has what was sent before made nevertheless.
+                    Some(Err(_)) | None => break None,
+                },
+                Some(answer) = under_way.next(), if !under_way.is_empty() => {
+                    let is_over = answer.is_err();
+                    if answers.send(answer.map_err(Status::from)).await.is_err() || is_over {
+                        return;
+                    }
+                }
+            }
+        };
+        while let Some(answer) = under_way.next().await {
+            let is_over = answer.is_err();
+            if answers.send(answer.map_err(Status::from)).await.is_err() || is_over {
+                return;
+            }
+        }
+        if let Some(error) = refusal {
+            let _gone = answers.send(Err(error.into())).await;
+        }
+    }
+
+    /// Gives the changes of a call their places behind those of earlier calls, and returns what waits for their results.
+    pub(crate) async fn begin_changes(
+        &self,
+        call: MutateRequest,
+    ) -> Result<impl Future<Output = Result<MutateReply, MasterError>> + Send + use<>, MasterError> {
+        let MutateRequest { session, mutations, answered } = call;
+        if mutations.len() > MUTATIONS_MAX {
+            let reason = format!("{} changes in one call: send at most {MUTATIONS_MAX}", mutations.len());
+            return Err(MasterError::Invalid(reason));
+        }
+        if !self.watch.is_live(session) {
+            let reason = format!("session {session} has lapsed: open another, and forget what was cached");
+            return Err(MasterError::Refused(reason));
+        }
+        let now_ns = self.lookups.listings.clock().now_ns();
+        let commands = mutations
+            .into_iter()
+            .map(|mutation| Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation) }));
+        let made = self.proposer.begin_all(commands.collect()).await?;
+        let watch = self.watch.clone();
+        Ok(async move {
+            let results = made.await?.into_iter().map(|outcome| match outcome {
+                Outcome::Mutated(result) => Ok(*result),
+                other => Err(MasterError::Refused(format!("a change was answered by {other:?}"))),
+            });
+            let results = results.collect::<Result<_, _>>()?;
+            Ok(MutateReply { results, event_seq: watch.told(session) })
+        })
+    }
+}

@@ -1,0 +1,225 @@
+//! The blocks of files and where they are: `extent` records, and what finds them by worker and by need.
+//!
+//! Every worker of an extent has all that was committed to the block. So whoever commits names the workers that have what it
+//! wrote, and the others are given up ([`commit`]); and a worker joins only with a copy that was made while nobody wrote
+//! ([`join`], [`settle`]; decision 10). What a worker may have of a block that it is no longer part of is a *stray*, until it has
+//! freed that: it is given no other copy before, which the freeing could destroy.
+
+use cavern_proto::master::Extent;
+use cavern_proto::record::{ExtentRecord, GarbageRecord, JoinReplica, SettleReplica, Stray, StraysFreed};
+
+use super::records::{extent_key, replica_key, stray_key};
+use super::{Change, Family, Outcome, Transaction};
+use crate::MasterError;
+
+/// Which file a block belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Owner {
+    pub inode: u64,
+    pub mount_id: u32,
+    /// Replicas that the mount asks for.
+    pub replicas: u32,
+}
+
+/// The replicas of an extent: each worker, and which of its replicas of the block it is.
+fn replicas<'e>(workers: &'e [u64], joined: &'e [u32]) -> impl Iterator<Item = (u64, u32)> + 'e {
+    let joined = |position: usize| joined.get(position).copied().unwrap_or_default();
+    workers.iter().enumerate().map(move |(position, worker)| (*worker, joined(position)))
+}
+
+/// The record with other replicas.
+fn with_replicas(record: &ExtentRecord, kept: &[(u64, u32)]) -> ExtentRecord {
+    let joined: Vec<u32> = kept.iter().map(|(_, joined)| *joined).collect();
+    ExtentRecord {
+        generation: record.generation,
+        workers: kept.iter().map(|(worker, _)| *worker).collect(),
+        joined: if joined.iter().all(|joined| *joined == 0) { Vec::new() } else { joined },
+        joining: 0,
+        joins: record.joins,
+    }
+}
+
+/// What becomes of a known block when somebody has written to it at these workers; `None` when none of its replicas has
+/// that.
+pub(super) fn after_commit(known: &ExtentRecord, written: &Extent) -> Option<ExtentRecord> {
+    let has_all: Vec<(u64, u32)> = replicas(&written.workers, &written.joined).collect();
+    let kept: Vec<(u64, u32)> =
+        replicas(&known.workers, &known.joined).filter(|replica| has_all.contains(replica)).collect();
+    (!kept.is_empty() && known.generation == written.generation).then(|| with_replicas(known, &kept))
+}
+
+/// Stores what a commit makes of a block: `known` before, at `named` by the one who wrote.
+pub(super) fn commit(
+    transaction: &mut Transaction<'_>,
+    owner: &Owner,
+    index: u32,
+    known: Option<&ExtentRecord>,
+    after: &ExtentRecord,
+    named: &[u64],
+) {
+    if known == Some(after) && named.iter().all(|worker| after.workers.contains(worker)) {
+        return;
+    }
+    put(transaction, owner, index, known, after);
+    for worker in named.iter().filter(|worker| !after.workers.contains(worker)) {
+        put_stray(transaction, owner, index, after.generation, *worker);
+    }
+}
+
+/// Stores an extent; replicas that it has no more become strays.
+fn put(
+    transaction: &mut Transaction<'_>,
+    owner: &Owner,
+    index: u32,
+    before: Option<&ExtentRecord>,
+    after: &ExtentRecord,
+) {
+    let Owner { inode, replicas: wanted, .. } = *owner;
+    transaction.put(Family::Extent, &extent_key(inode, index), after);
+    for worker in &after.workers {
+        if before.is_none_or(|before| !before.workers.contains(worker)) {
+            transaction.put_bytes(Family::Replica, &replica_key(*worker, inode, index), &[]);
+        }
+    }
+    if let Some(before) = before {
+        let gone = before.workers.iter().filter(|worker| !after.workers.contains(worker));
+        for worker in gone {
+            transaction.delete(Family::Replica, &replica_key(*worker, inode, index));
+            put_stray(transaction, owner, index, before.generation, *worker);
+        }
+        let copy = before.joining;
+        if copy != 0 && copy != after.joining && !after.workers.contains(&copy) {
+            put_stray(transaction, owner, index, before.generation, copy);
+        }
+    }
+    if after.joining != 0 || (after.workers.len() as u32) < wanted {
+        transaction.put_bytes(Family::Repair, &extent_key(inode, index), &[]);
+    } else if before.is_some() {
+        transaction.delete(Family::Repair, &extent_key(inode, index));
+    }
+}
+
+fn put_stray(transaction: &mut Transaction<'_>, owner: &Owner, index: u32, generation: u32, worker: u64) {
+    let stray = Stray { inode: owner.inode, generation, index };
+    transaction.put_bytes(Family::Stray, &stray_key(worker, &stray), &owner.mount_id.to_be_bytes());
+}
+
+/// Takes the blocks from an index on off a file, and notes that they are to be freed.
+pub(super) fn drop_from(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    mount_id: u32,
+    from: u32,
+) -> Result<(), MasterError> {
+    let mut extents: Vec<Extent> = transaction.before().extents(inode, from)?;
+    for extent in &mut extents {
+        transaction.delete(Family::Extent, &extent_key(inode, extent.index));
+        transaction.delete(Family::Repair, &extent_key(inode, extent.index));
+        for worker in &extent.workers {
+            transaction.delete(Family::Replica, &replica_key(*worker, inode, extent.index));
+        }
+        if extent.joining != 0 {
+            extent.workers.push(extent.joining);
+        }
+        (extent.joined, extent.joining) = (Vec::new(), 0);
+    }
+    if !extents.is_empty() {
+        transaction.counters.garbage += 1;
+        let key = transaction.counters.garbage.to_be_bytes();
+        transaction.put(Family::Garbage, &key, &GarbageRecord { inode, mount_id, extents });
+    }
+    Ok(())
+}
+
+/// The file of a block, and the block as it is now; `None` when either is gone.
+fn find(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    index: u32,
+) -> Result<Option<(Owner, ExtentRecord)>, MasterError> {
+    let Some(record) = transaction.inode(inode)? else { return Ok(None) };
+    let Some(known) = transaction.before().extent(inode, index)? else { return Ok(None) };
+    let replicas = transaction.before().mount(record.mount_id)?.map_or(1, |mount| mount.replicas.max(1));
+    Ok(Some((Owner { inode, mount_id: record.mount_id, replicas }, known)))
+}
+
+fn is_as(known: &ExtentRecord, extent: &Extent) -> bool {
+    known.generation == extent.generation && known.workers == extent.workers && known.joined == extent.joined
+}
+
+/// Notes that a worker is about to be given a copy of a block.
+pub(super) fn join(transaction: &mut Transaction<'_>, join: &JoinReplica) -> Result<Outcome, MasterError> {
+    let refused = |reason: &str| Ok(Outcome::Refused(reason.to_owned()));
+    let Some(extent) = &join.extent else { return refused("no block is named") };
+    let Some((owner, known)) = find(transaction, join.inode, extent.index)? else {
+        return refused("the block is gone");
+    };
+    if !is_as(&known, extent) || known.joining != 0 || known.workers.contains(&extent.joining) {
+        return refused("the block has other replicas by now");
+    }
+    let stray = Stray { inode: join.inode, generation: known.generation, index: extent.index };
+    if transaction.before().is_stray(extent.joining, &stray)? {
+        return refused("the worker has not freed what it had of the block");
+    }
+    let after = ExtentRecord { joining: extent.joining, ..known.clone() };
+    put(transaction, &owner, extent.index, Some(&known), &after);
+    transaction.changes.push(Change::Layout(join.inode));
+    Ok(Outcome::Done)
+}
+
+/// Takes a copy in as a replica, or gives it up.
+pub(super) fn settle(transaction: &mut Transaction<'_>, settle: &SettleReplica) -> Result<Outcome, MasterError> {
+    let refused = |reason: &str| Ok(Outcome::Refused(reason.to_owned()));
+    let Some(extent) = &settle.extent else { return refused("no block is named") };
+    let found = find(transaction, settle.inode, extent.index)?;
+    let Some((owner, known)) = found.filter(|(_, known)| known.joining != 0 && known.joining == extent.joining) else {
+        return refused("the copy has been given up");
+    };
+    let is_good = settle.joined && is_as(&known, extent);
+    let after = if is_good {
+        let joins = known.joins + 1;
+        let kept = replicas(&known.workers, &known.joined).filter(|(worker, _)| settle.keep.contains(worker));
+        let kept: Vec<(u64, u32)> = kept.chain([(known.joining, joins)]).collect();
+        ExtentRecord { joins, ..with_replicas(&known, &kept) }
+    } else {
+        ExtentRecord { joining: 0, ..known.clone() }
+    };
+    put(transaction, &owner, extent.index, Some(&known), &after);
+    transaction.changes.push(Change::Layout(settle.inode));
+    if is_good || !settle.joined { Ok(Outcome::Done) } else { refused("the block was written to meanwhile") }
+}
+
+/// Strikes off what a worker has freed.
+pub(super) fn strays_freed(transaction: &mut Transaction<'_>, freed: &StraysFreed) -> Outcome {
+    for stray in &freed.strays {
+        transaction.delete(Family::Stray, &stray_key(freed.worker, stray));
+    }
+    Outcome::Done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(replicas: &[(u64, u32)]) -> ExtentRecord {
+        with_replicas(&ExtentRecord { generation: 3, joins: 9, ..ExtentRecord::default() }, replicas)
+    }
+
+    fn written(replicas: &[(u64, u32)]) -> Extent {
+        let ExtentRecord { generation, workers, joined, .. } = known(replicas);
+        Extent { index: 0, generation, workers, joined, joining: 0 }
+    }
+
+    #[test]
+    fn a_commit_leaves_the_replicas_that_have_what_was_written() {
+        let after = |before: &[(u64, u32)], at: &[(u64, u32)]| after_commit(&known(before), &written(at));
+        assert_eq!(after(&[(1, 0), (2, 0)], &[(1, 0), (2, 0)]), Some(known(&[(1, 0), (2, 0)])));
+        assert_eq!(after(&[(1, 0), (2, 0)], &[(2, 0)]), Some(known(&[(2, 0)])));
+        assert_eq!(after(&[(1, 0), (3, 1)], &[(1, 0), (2, 0)]), Some(known(&[(1, 0)])), "3 came while it was writing");
+        assert_eq!(after(&[(1, 0), (2, 1)], &[(1, 0), (2, 0)]), Some(known(&[(1, 0)])), "2 has another copy by now");
+        assert_eq!(after(&[(1, 0)], &[(2, 0)]), None);
+        assert_eq!(after_commit(&known(&[(1, 0)]), &Extent { generation: 2, ..written(&[(1, 0)]) }), None);
+        let joining = ExtentRecord { joining: 5, ..known(&[(1, 0)]) };
+        assert_eq!(after_commit(&joining, &written(&[(1, 0)])), Some(known(&[(1, 0)])), "the copy lacks it");
+    }
+}

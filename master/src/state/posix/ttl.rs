@@ -1,0 +1,57 @@
+//! How long files live: rules of directories, and the removal of a file whose time is over.
+
+use cavern_proto::master::{RemoveName, SetTtl, TtlAction};
+use cavern_proto::record::{Expire, InodeRecord, TtlRecord};
+use rustix::io::Errno;
+
+use super::{Mutating, Outcome, Refusal, Stop, refuse};
+use crate::MasterError;
+use crate::state::records::{inode_key, is_directory};
+use crate::state::{Family, Transaction};
+
+impl Mutating<'_, '_> {
+    /// Sets the rule of a directory, or ends it.
+    pub(super) fn set_ttl(&mut self, set: &SetTtl) -> Result<u64, Stop> {
+        self.directory(set.inode)?;
+        let Ok(action) = TtlAction::try_from(set.action) else {
+            return refuse(Errno::INVAL, "an action that this master does not know");
+        };
+        if set.seconds == 0 {
+            self.transaction.delete(Family::Ttl, &inode_key(set.inode));
+        } else {
+            let rule = TtlRecord { seconds: set.seconds, action: action as i32 };
+            self.transaction.put(Family::Ttl, &inode_key(set.inode), &rule);
+        }
+        Ok(set.inode)
+    }
+}
+
+/// Ends the rule of a directory that goes.
+pub(super) fn drop_ttl(transaction: &mut Transaction<'_>, inode: u64, record: &InodeRecord) {
+    if is_directory(record) {
+        transaction.delete(Family::Ttl, &inode_key(inode));
+    }
+}
+
+/// Removes the first name of a file that nobody has changed since it was looked at, nor writes to.
+pub fn expire(transaction: &mut Transaction<'_>, expire: &Expire) -> Result<Outcome, MasterError> {
+    let is_as_seen =
+        |record: &InodeRecord| !record.unlinked && !is_directory(record) && record.ctime_ns == expire.ctime_ns;
+    let Some(record) = transaction.inode(expire.inode)?.filter(is_as_seen) else {
+        return Ok(Outcome::Refused("the file has changed".into()));
+    };
+    if transaction.before().is_held(expire.inode)? {
+        return Ok(Outcome::Refused("somebody writes to the file".into()));
+    }
+    let remove = RemoveName { parent: record.parent, name: record.name, directory: false };
+    let mut mutating = Mutating::new(transaction, expire.now_ns);
+    match mutating.remove(&remove) {
+        Ok(_) => {
+            mutating.note_intents()?;
+            Ok(Outcome::Done)
+        }
+        Err(Stop::Refused(Refusal { reason, .. })) => Ok(Outcome::Refused(reason)),
+        Err(Stop::Unlisted { .. }) => Ok(Outcome::Refused("not all names of its directory are known yet".into())),
+        Err(Stop::Broken(error)) => Err(error),
+    }
+}

@@ -1,0 +1,38 @@
+//! Reads of how long files live in directories.
+
+use cavern_proto::master::{Ttl, Ttls};
+use cavern_proto::record::TtlRecord;
+
+use super::{DEPTH_MAX, Tables};
+use crate::MasterError;
+use crate::state::Family;
+use crate::state::records::{inode_key, leading_id};
+
+impl Tables<'_> {
+    pub fn ttl(&self, directory: u64) -> Result<Option<TtlRecord>, MasterError> {
+        self.record(Family::Ttl, &inode_key(directory))
+    }
+
+    /// The rules of a directory and of those above it, nearest first; for inode 0, all of them.
+    pub fn ttls(&self, directory: u64) -> Result<Ttls, MasterError> {
+        let mut ttls = Vec::new();
+        if directory == 0 {
+            for key in self.keys(Family::Ttl) {
+                ttls.extend(self.ttl_of(leading_id(&key?).unwrap_or_default())?);
+            }
+            return Ok(Ttls { ttls });
+        }
+        let mut at = directory;
+        for _ in 0..DEPTH_MAX {
+            let Some(record) = self.inode(at)?.filter(|record| record.mount_id != 0) else { break };
+            ttls.extend(self.ttl_of(at)?);
+            at = record.parent;
+        }
+        Ok(Ttls { ttls })
+    }
+
+    fn ttl_of(&self, inode: u64) -> Result<Option<Ttl>, MasterError> {
+        let Some(TtlRecord { seconds, action }) = self.ttl(inode)? else { return Ok(None) };
+        Ok(Some(Ttl { inode, path: self.path(inode)?, seconds, action }))
+    }
+}

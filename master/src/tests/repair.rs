@@ -1,0 +1,251 @@
+//! Replicas: what becomes of them with commits, how new ones join, and how old ones are freed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cavern_client::Placement;
+use cavern_conf::{Config, Interval};
+use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest};
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{CommitContent, CreateInode, Extent, Kind, Mount, Mutation, Worker, WorkerState, WriteType};
+use cavern_proto::record::command::Command;
+use cavern_proto::record::{JoinReplica, Mutate};
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+
+use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket, placement_of};
+use crate::MasterError;
+use crate::persist::ObjectWriter;
+use crate::server::{MakeFiller, WayToWorkers};
+use crate::state::Outcome;
+use crate::workers::Workers;
+
+/// Target, sources and index of a copy.
+type Copied = (u64, Vec<u64>, u32);
+
+/// Workers that say that they did what they were asked to.
+#[derive(Clone, Default)]
+struct Fake {
+    live: Arc<Mutex<Vec<(u64, WorkerState)>>>,
+    copied: Arc<Mutex<Vec<Copied>>>,
+    freed: Arc<Mutex<Vec<(u64, u32)>>>,
+    copies_fail: Arc<AtomicBool>,
+    /// A copy takes until this is taken away.
+    copies_wait: Arc<AtomicBool>,
+}
+
+impl MakeFiller for Fake {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WayToWorkers {
+        WayToWorkers { filler: Arc::new(NoWorkers), writer: Arc::new(self.clone()), pool: None }
+    }
+}
+
+impl ObjectWriter for Fake {
+    fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+        Ok(placement_of(&self.live.lock()))
+    }
+
+    fn reported(&self) -> Result<Vec<Worker>, MasterError> {
+        Ok(Vec::new())
+    }
+
+    fn persist(&self, _: u64, _: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>> {
+        Box::pin(async { Err("not now".to_owned()) })
+    }
+
+    fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>> {
+        self.freed.lock().extend(blocks.iter().map(|block| (worker, block.index)));
+        Box::pin(async { Ok(()) })
+    }
+
+    fn copy(&self, worker: u64, request: CopyRequest, _: Duration) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async move {
+            let index = request.block.unwrap_or_default().index;
+            self.copied.lock().push((worker, request.workers, index));
+            while self.copies_wait.load(Ordering::Acquire) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            if self.copies_fail.load(Ordering::Acquire) { Err("on purpose".to_owned()) } else { Ok(()) }
+        })
+    }
+}
+
+struct Bench {
+    master: Option<TestMaster>,
+    fake: Fake,
+    file: u64,
+    seq: u64,
+}
+
+impl Bench {
+    async fn new(live: &[u64]) -> Self {
+        let fake = Fake::default();
+        *fake.live.lock() = live.iter().map(|id| (*id, WorkerState::Live)).collect();
+        let (_, uri) = new_bucket();
+        let mut config = Config::default();
+        // No client is waited for after the start.
+        config.master.session_lease = Interval::millis(1);
+        config.master.repair_after = Interval::millis(0);
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        let master = TestMaster::with(config, dir, Arc::new(fake.clone())).await.unwrap();
+        let mount = Mount {
+            path: "/m".into(),
+            uri,
+            write_type: WriteType::FsMode as i32,
+            block_size: 1 << 20,
+            replicas: 2,
+            ..Mount::default()
+        };
+        let Outcome::Mount(mount) = master.services().proposer.propose(Command::Mount(mount)).await.unwrap() else {
+            panic!("not mounted")
+        };
+        let mut bench = Self { master: Some(master), fake, file: 0, seq: 0 };
+        let parent = mount.root_inode;
+        let create = CreateInode { parent, name: name("f"), kind: Kind::File as i32, ..CreateInode::default() };
+        bench.file = bench.change(Change::Create(create)).await.unwrap();
+        bench
+    }
+
+    fn master(&self) -> &TestMaster {
+        self.master.as_ref().unwrap()
+    }
+
+    async fn change(&mut self, change: Change) -> Result<u64, i32> {
+        self.seq += 1;
+        let services = self.master().services();
+        let mutation = Mutation { seq: self.seq, uid: 1, gid: 2, change: Some(change) };
+        let mutate = Mutate { session: 1, answered: self.seq - 1, now_ns: 5, mutation: Some(mutation) };
+        match services.proposer.propose(Command::Mutate(mutate)).await.unwrap() {
+            Outcome::Mutated(result) if result.errno == 0 => Ok(result.inode),
+            Outcome::Mutated(result) => Err(result.errno),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn commit(&mut self, index: u32, workers: &[u64], joined: &[u32]) -> Result<u64, i32> {
+        let (workers, joined) = (workers.to_vec(), joined.to_vec());
+        let made = vec![Extent { index, workers, joined, ..Extent::default() }];
+        let commit = CommitContent { inode: self.file, grow_to: 1, made, changed: true };
+        self.change(Change::Commit(commit)).await
+    }
+
+    /// Workers of a block, which replica of each it is, and who joins.
+    async fn extent(&self, index: u32) -> (Vec<u64>, Vec<u32>, u64) {
+        let file = self.file;
+        let read = self.master().services().lookups.listings.read(move |tables| tables.extent(file, index));
+        let record = read.await.unwrap().unwrap();
+        (record.workers, record.joined, record.joining)
+    }
+
+    async fn becomes(&self, index: u32, workers: &[u64], joined: &[u32]) {
+        eventually(|| async { self.extent(index).await == (workers.to_vec(), joined.to_vec(), 0) }).await;
+    }
+
+    async fn has_strays(&self) -> bool {
+        let read = self.master().services().lookups.listings.read(|tables| tables.strays(None, 10));
+        !read.await.unwrap().is_empty()
+    }
+
+    async fn end(self) {
+        self.master.unwrap().master.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_lacks_a_replica_gets_one_and_what_was_given_up_is_freed() {
+    let mut bench = Bench::new(&[1, 2, 3]).await;
+    bench.commit(0, &[1, 2], &[]).await.unwrap();
+    bench.commit(1, &[3], &[]).await.unwrap();
+    eventually(|| async { bench.extent(1).await.0.len() == 2 }).await;
+    let copied = bench.fake.copied.lock().clone();
+    let extent = bench.extent(1).await;
+    assert_eq!((copied[0].0, &copied[0].1[..], copied[0].2), (extent.0[1], &[3][..], 1));
+    assert_eq!(extent.1, [0, 1]);
+    assert_eq!(bench.extent(0).await, (vec![1, 2], vec![], 0), "it lacks nothing");
+
+    // A writer gave 2 up, which is not given a copy before it has freed what it had.
+    bench.commit(0, &[1], &[]).await.unwrap();
+    eventually(|| async { bench.extent(0).await.0.len() == 2 }).await;
+    eventually(|| async { !bench.has_strays().await }).await;
+    assert!(bench.fake.freed.lock().contains(&(2, 0)));
+    let (workers, joined, _) = bench.extent(0).await;
+    assert_eq!((workers[0], joined), (1, vec![0, 1]));
+    // One that writes to what there was before has not reached the new one.
+    bench.commit(0, &[1, workers[1]], &[]).await.unwrap();
+    assert_eq!(bench.extent(0).await.0[..1], [1]);
+    eventually(|| async { bench.extent(0).await.1 == [0, 2] }).await;
+    // With nobody left who has it, it is refused.
+    assert!(bench.commit(0, &[9], &[]).await.is_err());
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lost_worker_had_is_copied_from_where_else_it_is() {
+    let mut bench = Bench::new(&[1, 2, 3]).await;
+    for index in 0..20 {
+        bench.commit(index, &[1, 2], &[]).await.unwrap();
+    }
+    *bench.fake.live.lock() = vec![(1, WorkerState::Live), (2, WorkerState::Lost), (3, WorkerState::Live)];
+    bench.commit(20, &[2], &[]).await.unwrap();
+    for index in 0..20 {
+        bench.becomes(index, &[1, 3], &[0, 1]).await;
+    }
+    assert!(bench.fake.copied.lock().iter().filter(|(_, sources, _)| sources == &[1]).count() >= 20);
+    // Nobody who is there has it, and it was not given up.
+    assert_eq!(bench.extent(20).await.0, [2]);
+    let lost = bench.master().services().repair.unavailable(10).await.unwrap();
+    assert_eq!((lost.files, lost.blocks, &lost.listed[0].path[..]), (1, 1, "/m/f"));
+    assert!(bench.has_strays().await && bench.fake.freed.lock().iter().all(|(worker, _)| *worker != 2));
+    bench.fake.live.lock()[1].1 = WorkerState::Live;
+    eventually(|| async { !bench.has_strays().await }).await;
+    let freed = bench.fake.freed.lock().clone();
+    assert!((0..20).all(|index| freed.contains(&(2, index))));
+    assert_eq!(bench.master().services().repair.unavailable(10).await.unwrap().files, 0);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_while_a_copy_is_made_ends_it() {
+    let mut bench = Bench::new(&[1, 2]).await;
+    bench.fake.copies_wait.store(true, Ordering::Release);
+    bench.commit(0, &[1], &[]).await.unwrap();
+    eventually(|| async { bench.extent(0).await.2 == 2 && !bench.fake.copied.lock().is_empty() }).await;
+    bench.commit(0, &[1], &[]).await.unwrap();
+    assert_eq!(bench.extent(0).await, (vec![1], vec![], 0));
+    bench.fake.copies_wait.store(false, Ordering::Release);
+    // What the first copy lacks it may: it is freed, and another one made.
+    bench.becomes(0, &[1, 2], &[0, 1]).await;
+    assert!(bench.fake.freed.lock().contains(&(2, 0)) && bench.fake.copied.lock().len() >= 2);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_fails_is_given_up_and_made_again_elsewhere() {
+    let mut bench = Bench::new(&[1, 2]).await;
+    bench.fake.copies_fail.store(true, Ordering::Release);
+    bench.commit(0, &[1], &[]).await.unwrap();
+    eventually(|| async { !bench.fake.freed.lock().is_empty() }).await;
+    assert_eq!(bench.extent(0).await.0, [1]);
+    bench.fake.copies_fail.store(false, Ordering::Release);
+    bench.becomes(0, &[1, 2], &[0, 1]).await;
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_a_restart_cut_off_is_given_up() {
+    let mut bench = Bench::new(&[1]).await;
+    bench.commit(0, &[1], &[]).await.unwrap();
+    let extent = Extent { workers: vec![1], joining: 7, ..Extent::default() };
+    let join = JoinReplica { inode: bench.file, extent: Some(extent) };
+    let services = bench.master().services();
+    assert_eq!(services.proposer.propose(Command::JoinReplica(join.clone())).await.unwrap(), Outcome::Done);
+    assert!(matches!(services.proposer.propose(Command::JoinReplica(join)).await.unwrap(), Outcome::Refused(_)));
+    let TestMaster { dir, master, config } = bench.master.take().unwrap();
+    master.stop().await;
+    bench.master = Some(TestMaster::with(config, dir, Arc::new(bench.fake.clone())).await.unwrap());
+    bench.becomes(0, &[1], &[]).await;
+    // Worker 7 is in no table: there is nothing to be freed.
+    eventually(|| async { !bench.has_strays().await }).await;
+    bench.end().await;
+}

@@ -1,0 +1,69 @@
+//! Blocks copied from another worker: all of them, from a source at rest, instead of what was there.
+
+use cavern_proto::master::{Worker, WorkerTable};
+
+use super::persist::{block, write};
+use super::*;
+
+const BLOCK: usize = 8 * MIB as usize;
+
+async fn copy(client: &mut Client, request: &CopyRequest) -> CopyReply {
+    client.send(FrameKind::Copy, request).await;
+    client.receive().await.unwrap().decode(FrameKind::CopyReply)
+}
+
+fn content(bench: &Bench, name: &BlockRef) -> Vec<u8> {
+    let target = crate::fill::BlockSource::parse_data(name.clone()).unwrap();
+    let block = bench.store.find_data(&target, crate::store::Touch::None).unwrap();
+    let mut bytes = vec![0; BLOCK];
+    block.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_is_the_source_and_nothing_of_what_was_there_before() {
+    let (here, there) = (Bench::new("copy-here").await, Bench::new("copy-there").await);
+    here.membership.set(8, "cluster-1");
+    let worker =
+        |id: u64, bench: &Bench| Worker { id, data_address: bench.address().to_string(), ..Default::default() };
+    here.pool.set_table("cluster-1", &WorkerTable { epoch: 1, workers: vec![worker(7, &there)] });
+    let (mut near, mut far) = (here.tcp_as(8).await, there.tcp().await);
+    let name = block(1, 1);
+    let (data, old) = (noise(300_000), noise(BLOCK));
+    write(&mut near, &name, &old).await;
+    let source = WriteRequest { block: Some(name.clone()), offset: 5 * MIB as u32, ..Default::default() };
+    far.send_with(FrameKind::Write, &source, &data).await;
+    let written: WriteReply = far.receive().await.unwrap().decode(FrameKind::WriteReply);
+    assert_eq!(written.status(), Status::Ok);
+
+    let request = CopyRequest { block: Some(name.clone()), workers: vec![7], deadline_ms: 20_000 };
+    let reply = copy(&mut near, &request).await;
+    assert_eq!(reply.status(), Status::Ok, "{}", reply.message);
+    let mut expected = vec![0; BLOCK];
+    expected[5 * MIB as usize..][..data.len()].copy_from_slice(&data);
+    assert!(content(&here, &name) == expected);
+    let used: u64 = here.store.usage().iter().map(|disk| disk.used_bytes).sum();
+    assert!(used < 2 * MIB, "{used} bytes are used where most is a hole");
+
+    // A source without the block leaves nothing behind, and another one may have it.
+    here.pool.set_table("cluster-1", &WorkerTable { epoch: 2, workers: vec![worker(7, &there), worker(9, &there)] });
+    there.store.free_data(&BlockId::of(&name).unwrap()).unwrap();
+    assert_eq!(copy(&mut near, &request).await.status(), Status::NoSuchBlock);
+    let query: QueryReply = {
+        near.send(FrameKind::Query, &QueryRequest { blocks: vec![name.clone()] }).await;
+        near.receive().await.unwrap().decode(FrameKind::QueryReply)
+    };
+    assert!(!query.items[0].known);
+    write(&mut far, &name, &data).await;
+    let either = CopyRequest { workers: vec![9, 7], ..request.clone() };
+    assert_eq!(copy(&mut near, &either).await.status(), Status::Ok, "worker 9 cannot be reached under that name");
+    assert!(content(&here, &name).starts_with(&data));
+
+    for nonsense in [vec![], vec![8], vec![1; 17]] {
+        let reply = copy(&mut near, &CopyRequest { workers: nonsense, ..request.clone() }).await;
+        assert_eq!(reply.status(), Status::BadRequest);
+    }
+    assert!(content(&here, &name).starts_with(&data), "a request without sense changes nothing");
+    here.end().await;
+    there.end().await;
+}
