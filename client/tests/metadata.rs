@@ -5,6 +5,7 @@
 mod support;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cavern_client::{CachedLookup, ClientError, InvalidationSink};
@@ -109,7 +110,9 @@ async fn a_listing_comes_in_pages_and_leaves_its_entries_in_the_cache() {
 #[derive(Default)]
 struct Recording {
     events: Mutex<Vec<String>>,
-    barriers: Mutex<Vec<tokio::sync::oneshot::Receiver<()>>>,
+    /// Nothing passes a barrier while this is true.
+    stuck: tokio::sync::watch::Sender<bool>,
+    barriers: AtomicUsize,
 }
 
 impl InvalidationSink for Recording {
@@ -123,11 +126,10 @@ impl InvalidationSink for Recording {
         self.events.lock().push("reset".to_owned());
     }
     fn barrier(&self) -> BoxFuture<'static, ()> {
-        let waits = self.barriers.lock().pop();
+        self.barriers.fetch_add(1, Ordering::Relaxed);
+        let mut stuck = self.stuck.subscribe();
         Box::pin(async move {
-            if let Some(release) = waits {
-                let _released = release.await;
-            }
+            let _over = stuck.wait_for(|stuck| !stuck).await;
         })
     }
 }
@@ -141,15 +143,18 @@ async fn a_replaced_object_is_another_inode_and_is_acknowledged_after_it_was_pas
     let metadata = client.metadata();
     let node = metadata.lookup(MOUNT_ROOT, b"a").await.unwrap();
     master.settled().await;
-    let (release, held) = tokio::sync::oneshot::channel();
-    sink.barriers.lock().push(held);
+    sink.stuck.send_replace(true);
     let new = master.put_file(MOUNT_ROOT, "a", "e2", 6);
     let changed = format!("{MOUNT_ROOT}/a {old}>{new}");
     until("the sink has heard", || sink.events.lock().last() == Some(&changed)).await;
     assert_eq!(sink.events.lock()[0], "reset");
-    assert!(master.acknowledged() < master.seq(), "not before the barrier");
+    let replaced = master.seq();
+    assert!(master.acknowledged() < replaced, "not before the barrier");
     assert_eq!(metadata.trust(&node), Duration::ZERO, "the old node is out of date");
-    release.send(()).unwrap();
+    let barriers = sink.barriers.load(Ordering::Relaxed);
+    until("a barrier is given up", || sink.barriers.load(Ordering::Relaxed) > barriers + 1).await;
+    assert!(master.acknowledged() < replaced, "the next sign of life acknowledges nothing that was not passed on");
+    sink.stuck.send_replace(false);
     master.settled().await;
     assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, new);
     assert!(matches!(metadata.node(old).await, Err(ClientError::Stale(_))));

@@ -311,6 +311,25 @@ fn sparse_files_stay_sparse_and_may_be_huge() {
 }
 
 #[test]
+fn allocated_room_is_set_aside_on_the_disks_of_the_workers() {
+    let cluster = mounted(Options::default());
+    let file = File::create(cluster.path("fs/allocated")).unwrap();
+    let data = cluster.at_start.workers[0].dirs[0].join("data");
+    let taken = || -> u64 {
+        let folders = fs::read_dir(&data).unwrap().map(|folder| folder.unwrap().path());
+        let files = folders.flat_map(|folder| fs::read_dir(folder).unwrap());
+        files.map(|file| file.unwrap().metadata().unwrap().blocks() * 512).sum()
+    };
+    assert_eq!(taken(), 0);
+    rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, MIB / 2, 3 * MIB).unwrap();
+    assert!((3 * MIB..4 * MIB).contains(&taken()), "{} bytes", taken());
+    assert_eq!(file.metadata().unwrap().len(), 0);
+    file.write_all_at(b"written", MIB).unwrap();
+    assert!(taken() < 4 * MIB, "what is written goes there");
+    assert_eq!(file.metadata().unwrap().len(), MIB + 7);
+}
+
+#[test]
 fn what_is_removed_while_it_is_open_can_be_written_and_read() {
     let cluster = mounted(Options::default());
     let path = cluster.path("fs/file");

@@ -146,6 +146,7 @@ pub struct Store {
     residents: Mutex<Residents>,
     /// See `data`.
     stripes: Vec<Mutex<()>>,
+    unsettled: data::Unsettled,
     identity: Mutex<Identity>,
     high_watermark: f64,
     low_watermark: f64,
@@ -211,6 +212,7 @@ pub fn open(
         directories,
         residents: Mutex::new(Residents { cache, open: OpenBlocks::new(options.max_open_blocks) }),
         stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+        unsettled: data::Unsettled::default(),
         identity: Mutex::new(identity),
         high_watermark: options.high_watermark,
         low_watermark: options.low_watermark,

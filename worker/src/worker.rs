@@ -211,11 +211,11 @@ async fn relieve(store: Arc<Store>, stop: CancellationToken) {
     }
 }
 
-/// Keeps the capacity of each directory to what its file system has.
+/// Keeps the capacity of each directory to what its file system has, and what is charged for blocks to what they take.
 async fn keep_space(store: Arc<Store>, stop: CancellationToken) {
     while stop.run_until_cancelled(tokio::time::sleep(SPACE_INTERVAL)).await.is_some() {
         let store = store.clone();
-        if tokio::task::spawn_blocking(move || store.fit_to_file_systems()).await.is_err() {
+        if tokio::task::spawn_blocking(move || (store.settle(), store.fit_to_file_systems())).await.is_err() {
             return;
         }
     }

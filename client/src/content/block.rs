@@ -5,9 +5,10 @@ use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
-use cavern_proto::chunk::chunks_touching;
+use cavern_proto::chunk::{RESERVATION, chunks_touching};
 use cavern_proto::data::{self, BlockRef};
 use cavern_proto::{ChunkMap, ContentId};
 use parking_lot::Mutex;
@@ -24,6 +25,8 @@ pub(super) struct OpenBlock {
     pub is_writable: bool,
     /// Chunks for which every replica has made room.
     pub reserved: Mutex<ChunkMap>,
+    /// When it was made last.
+    pub since: Instant,
 }
 
 /// A block at one worker.
@@ -63,9 +66,14 @@ pub(super) fn wire_range(bytes: &Range<u32>) -> data::Range {
 }
 
 impl OpenBlock {
+    /// Whether room that was made counts still, which it does longer for the workers.
+    pub(super) fn is_reserved(&self) -> bool {
+        self.is_writable && self.since.elapsed() < RESERVATION / 2
+    }
+
     /// Whether bytes may be written through descriptors.
     pub(super) fn has_room(&self, bytes: &Range<u32>) -> bool {
-        self.is_writable && self.reserved.lock().contains_all(chunks_touching(bytes.start, bytes.len() as u32))
+        self.is_reserved() && self.reserved.lock().contains_all(chunks_touching(bytes.start, bytes.len() as u32))
     }
 
     /// Whether all replicas are on this host.

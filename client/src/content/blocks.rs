@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cavern_conf::Failpoint;
 use cavern_proto::chunk::{chunk_count, chunk_range, chunks_touching};
@@ -70,7 +71,8 @@ impl Content {
         }
         let reserved = Mutex::new(ChunkMap::new());
         let generation = known.generation;
-        let open = Arc::new(OpenBlock { name, generation, replicas, is_writable: false, reserved });
+        let since = Instant::now();
+        let open = Arc::new(OpenBlock { name, generation, replicas, is_writable: false, reserved, since });
         self.remember(index, &open);
         Ok(Some(open))
     }
@@ -153,9 +155,10 @@ impl Content {
         if known.as_ref().is_some_and(|known| known.is_joined) {
             return Err(ClientError::BlockHeld { inode: self.inode, index });
         }
-        let known_reserved = open.as_ref().filter(|open| open.is_writable).map(|open| open.reserved.lock().clone());
+        let known_reserved = open.as_ref().filter(|open| open.is_reserved()).map(|open| open.reserved.lock().clone());
         let generous = self.with_room_ahead(bytes, known_reserved.as_ref());
-        let (made, failed) = match &known {
+        let since = Instant::now();
+        let (mut made, failed) = match &known {
             Some(known) => {
                 let name = self.name_of(index, known.generation);
                 let is_known = open.filter(|open| open.is_writable && known.is_at(open.generation, &open.replicas));
@@ -174,6 +177,7 @@ impl Content {
                 now.insert(chunk);
             }
         }
+        made.since = since;
         Failpoint::BlockReserved.pass();
         let made = Arc::new(made);
         self.use_layout(|layout, blocks| {
@@ -357,6 +361,7 @@ impl Content {
             replicas: left,
             is_writable: open.is_writable,
             reserved: Mutex::new(open.reserved.lock().clone()),
+            since: open.since,
         };
         blocks.insert(index, Arc::new(fewer));
     }
@@ -367,5 +372,6 @@ fn writable(name: BlockRef, generation: u32, replicas: Vec<Replica>, bytes: &Ran
     for chunk in chunks_touching(bytes.start, bytes.len() as u32) {
         reserved.insert(chunk);
     }
-    OpenBlock { name, generation, replicas, is_writable: true, reserved: Mutex::new(reserved) }
+    let since = Instant::now();
+    OpenBlock { name, generation, replicas, is_writable: true, reserved: Mutex::new(reserved), since }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_conf::Failpoint;
 use cavern_proto::chunk::chunks_touching;
-use cavern_proto::data::WriteRequest;
+use cavern_proto::data::{ReserveRequest, WriteRequest};
 use cavern_proto::frame::MAX_WRITE_BYTES;
 use futures::future::join_all;
 use rustix::io::Errno;
@@ -41,6 +41,8 @@ enum Taken {
 enum Deed {
     Write(Bytes),
     Zero,
+    /// Room is set aside; its bytes stay what they are.
+    Allocate,
 }
 
 impl Content {
@@ -120,7 +122,7 @@ impl Content {
             self.zero_behind_end(range.end, deadline).await?;
         }
         for span in spans(range.clone(), self.block_size(), u64::MAX) {
-            while let Err(failure) = self.block_to_write(span.index, &span.bytes).await {
+            while let Err(failure) = self.try_block(span.index, &span.bytes, &Deed::Allocate).await {
                 self.wait_after(span.index, failure, deadline).await?;
             }
         }
@@ -249,6 +251,7 @@ impl Content {
         at: &Range<u32>,
         deed: &Deed,
     ) -> Result<(), ClientError> {
+        let wait = self.shared.worker_timeout;
         let payload = match (deed, &replica.file) {
             // Into the page cache: less than handing it to another thread costs.
             (Deed::Write(bytes), Some(file)) if bytes.len() <= WRITE_HERE_MAX => {
@@ -261,6 +264,13 @@ impl Content {
             }
             (Deed::Write(bytes), None) => bytes.clone(),
             (Deed::Zero, _) => Bytes::new(),
+            (Deed::Allocate, _) => {
+                let (block, ranges) = (Some(open.name.clone()), vec![wire_range(at)]);
+                let request = ReserveRequest { block, ranges, allocate: true, ..ReserveRequest::default() };
+                let reserving = self.shared.pool.reserve(replica.worker, request, wait);
+                let incarnation = self.asking(replica.worker, reserving).await?.incarnation;
+                return self.same(open, replica, incarnation);
+            }
         };
         let mut request = WriteRequest { block: Some(open.name.clone()), offset: at.start, ..WriteRequest::default() };
         if matches!(deed, Deed::Zero) {
@@ -270,9 +280,13 @@ impl Content {
             let mut reserved = open.reserved.lock();
             chunks_touching(at.start, at.len() as u32).for_each(|chunk| reserved.remove(chunk));
         }
-        let wait = self.shared.worker_timeout;
         let writing = self.shared.pool.write(replica.worker, request, payload, wait);
         let incarnation = self.asking(replica.worker, writing).await?;
+        self.same(open, replica, incarnation)
+    }
+
+    /// Whether the worker has done it in the file that was meant.
+    fn same(&self, open: &OpenBlock, replica: &Replica, incarnation: u64) -> Result<(), ClientError> {
         if incarnation == replica.incarnation { Ok(()) } else { Err(self.lost(replica.worker, open.name.index)) }
     }
 }

@@ -79,6 +79,7 @@ async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink, stop
         }
     };
     let mut lease = FIRST_LEASE;
+    let mut to_pass_on = false;
     loop {
         let event = tokio::select! {
             event = next_event(inner, &mut events, lease) => event,
@@ -103,14 +104,14 @@ async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink, stop
             }
         }
         let last = batch.last().map_or(0, |event| event.seq);
-        let (mut passed_on, mut to_hold) = (false, Vec::new());
+        let mut to_hold = Vec::new();
         for event in batch {
             match &event.event {
                 Some(Event::Reset(_)) => to_hold = inner.open_inodes(),
                 Some(Event::Unlinked(inode)) => to_hold.push(*inode),
                 _ => {}
             }
-            passed_on |= apply(inner, sink, event, &mut lease);
+            to_pass_on |= apply(inner, sink, event, &mut lease);
         }
         inner.lease.extend(lease);
         inner.lease.applied(last);
@@ -128,12 +129,13 @@ async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink, stop
                 break;
             }
         }
-        // A sink that is stuck must not end the lease; what it did not pass on is not acknowledged.
+        // A sink that is stuck must not end the lease; what it did not pass on is not acknowledged, with later events neither.
         let passing_on = timeout(lease / 2, sink.barrier());
-        if passed_on && stop.run_until_cancelled(passing_on).await.is_none_or(|passed_on| passed_on.is_err()) {
+        if to_pass_on && stop.run_until_cancelled(passing_on).await.is_none_or(|passed_on| passed_on.is_err()) {
             tracing::warn!("invalidations up to {last} could not be passed on in time");
             continue;
         }
+        to_pass_on = false;
         // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
         let _queued = acknowledge.try_send(WatchRequest { acknowledged_seq: last, ..WatchRequest::default() });
         if broken {

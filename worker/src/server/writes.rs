@@ -148,6 +148,9 @@ impl Service {
         let target = BlockSource::parse_data(request.block.unwrap_or_default())?;
         let ranges = within(&request.ranges, target.length)?;
         let block = self.store.reserve_data(&target, &ranges)?;
+        if request.allocate {
+            self.store.allocate_data(&block, &ranges)?;
+        }
         if asker == Asker::Elsewhere {
             return Ok((block, None));
         }

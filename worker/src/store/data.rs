@@ -10,7 +10,7 @@
 //!
 //! **Room** is accounted for by chunk, before a chunk is written for the first time, and cached blocks are evicted for it. Which
 //! chunks are charged is kept in memory while the process lives, also for blocks that are closed, because clients may hold
-//! descriptors and write what they reserved much later; after a start it is what the file holds.
+//! descriptors and write what they reserved a while later; after that, and after a start, it is what the file holds (`settle`).
 //!
 //! Locks are taken in this order: the stripe that a block is made and freed under (held during the I/O of just that, on
 //! threads that may wait), then that of the residents, then that of the charged chunks (both for a moment).
@@ -18,6 +18,7 @@
 mod draft;
 mod recovery;
 mod room;
+mod settle;
 mod sync;
 
 use std::fs::File;
@@ -26,17 +27,22 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching};
 use cavern_proto::{BlockId, ChunkMap};
 pub use draft::Draft;
 use parking_lot::Mutex;
 pub(super) use recovery::scan;
+pub(super) use settle::Unsettled;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::block::{Block, BlockPlace, BlockState, open_to_read};
 use super::chunk_units;
+
+/// Bytes of what `stat` counts as one block.
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Which block of an fs-mode file a request means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +58,10 @@ pub struct DataTarget {
 pub(super) struct DataState {
     /// Chunks whose room is accounted for.
     charged: Mutex<ChunkMap>,
+    /// Of these, those that the file system has set aside for good.
+    allocated: Mutex<ChunkMap>,
+    /// When room was given last, unless that has been settled. Taken after the residents' lock, and before the two above.
+    given: Mutex<Option<Instant>>,
     /// The file's name is on disk.
     name_synced: AtomicBool,
     /// The kernel reports once that it could not write pages, and believes them clean from then on.
@@ -60,7 +70,13 @@ pub(super) struct DataState {
 
 impl DataState {
     fn new(charged: ChunkMap) -> Self {
-        Self { charged: Mutex::new(charged), name_synced: AtomicBool::new(false), sync_failed: AtomicBool::new(false) }
+        Self {
+            charged: Mutex::new(charged),
+            allocated: Mutex::default(),
+            given: Mutex::default(),
+            name_synced: AtomicBool::new(false),
+            sync_failed: AtomicBool::new(false),
+        }
     }
 }
 
@@ -166,6 +182,19 @@ impl Block {
             self.write_bytes(part.start, &ZEROS[..part.len()]).map_err(|(_, error)| error)?;
         }
         Ok(Zeroed::InPlace)
+    }
+}
+
+/// Sets room of a file aside; false where the file system cannot do that.
+fn allocate(file: &File, range: &Range<u32>) -> io::Result<bool> {
+    loop {
+        let flags = FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(file, flags, u64::from(range.start), range.len() as u64) {
+            Ok(()) => return Ok(true),
+            Err(Errno::INTR) => {}
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 

@@ -21,7 +21,7 @@ fn of_object(key: &str, etag: &str, length: u64, index: u32) -> BlockRef {
 async fn reserve(client: &mut Client, block: &BlockRef, origin: BlockRef, origin_bytes: u32) -> ReserveReply {
     let ranges = vec![Range { offset: 100, length: 5 }];
     let (block, origin) = (Some(block.clone()), Some(origin));
-    let request = ReserveRequest { block, ranges, origin, origin_bytes, deadline_ms: 20_000 };
+    let request = ReserveRequest { block, ranges, origin, origin_bytes, deadline_ms: 20_000, allocate: false };
     client.send(FrameKind::Reserve, &request).await;
     client.receive().await.unwrap().decode(FrameKind::ReserveReply)
 }

@@ -1,16 +1,12 @@
 //! The data blocks of a directory, found by their files.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use tracing::warn;
 
 use crate::store::directory::parse_data_name;
-use crate::store::table::{Entry, Segment, UNIT_BYTES};
-
-/// Bytes of what `stat` counts as one block.
-const STAT_BLOCK_BYTES: u64 = 512;
+use crate::store::table::{Entry, Segment};
 
 fn is_draft(name: &str) -> bool {
     name.strip_suffix(super::draft::SUFFIX).is_some_and(|name| parse_data_name(name).is_some())
@@ -33,8 +29,7 @@ pub(in crate::store) fn scan(directory: &Path, position: u8) -> io::Result<Vec<E
                 Some(((id, incarnation, mount_id), length)) => {
                     let mut entry = Entry::new(id, incarnation, length, mount_id, position);
                     entry.segment = Segment::Data;
-                    let units = (stat.blocks() * STAT_BLOCK_BYTES).div_ceil(u64::from(UNIT_BYTES));
-                    entry.units = u32::try_from(units).unwrap_or(u32::MAX);
+                    entry.units = super::settle::units_of(&stat);
                     entries.push(entry);
                 }
                 // A block that was being made when the worker died.

@@ -91,7 +91,6 @@ impl Store {
     /// Registers a data block that was opened, or gives the one that was there first; `None` when it was freed, or opened
     /// and closed again, meanwhile.
     fn keep_data_open(&self, block: Arc<Block>) -> Option<Arc<Block>> {
-        let (time, mut evicted) = (self.now(), Vec::new());
         let mut residents = self.residents.lock();
         let Residents { cache, open } = &mut *residents;
         let slot = cache.table.find(block.id())?;
@@ -106,18 +105,11 @@ impl Store {
             None => {
                 entry.open = Some(block.clone());
                 entry.data = Some(own.clone());
-                // So far it was accounted for with what it takes of the disk, now it is by the chunk.
-                let (before, now) = (entry.units, units_of_chunks(&own.charged.lock(), block.length()));
-                cache.charge(slot, now.saturating_sub(before));
-                cache.discharge(slot, before.saturating_sub(now));
-                // If cached blocks do not make up for it, whoever wants more room is told so.
-                let _ = cache.make_room(block.directory(), 0, time, &mut evicted);
             }
         }
         let closed = open.opened(&mut cache.table, slot);
         drop(residents);
         drop(closed);
-        self.bury(evicted);
         Some(block)
     }
 
@@ -237,6 +229,8 @@ impl Store {
             fresh.iter().for_each(|index| {
                 charged.insert(index);
             });
+            drop(charged);
+            self.gave_room(block.id(), data);
             Ok(fresh)
         };
         let result = charge(&mut self.residents.lock(), &mut evicted);
@@ -250,8 +244,10 @@ impl Store {
         let cache = &mut residents.cache;
         let Some(slot) = slot_of(cache, block) else { return };
         let mut charged = data.charged.lock();
+        let mut allocated = data.allocated.lock();
         let mut units = 0;
         for index in chunks {
+            allocated.remove(index);
             if charged.contains(index) {
                 charged.remove(index);
                 units += crate::store::chunk_units(index, block.length());
@@ -311,6 +307,9 @@ impl Store {
                 entry.open = Some(block.clone());
                 entry.data = block.data().cloned();
                 let slot = cache.insert(entry);
+                if let Some(data) = block.data() {
+                    self.gave_room(block.id(), data);
+                }
                 closed = open.opened(&mut cache.table, slot);
             }
             made

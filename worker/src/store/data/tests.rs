@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::store::tests::{MIB, block_files, copy_tree, fill, find, id, open_store, used};
+use crate::store::table::UNIT_BYTES;
 use crate::store::{Lookup, Store, StoreError, Touch};
 
 /// Two whole chunks and a short one.
@@ -271,6 +272,35 @@ fn what_is_reserved_stays_reserved_while_the_block_is_closed() {
 }
 
 #[test]
+fn room_that_was_given_and_not_used_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 64 * MIB);
+    let all = std::slice::from_ref(&(0..LENGTH));
+    let (unit, rest) = (u64::from(UNIT_BYTES), u64::from(LENGTH.next_multiple_of(UNIT_BYTES) - CHUNK_BYTES));
+    let data_bytes = || store.usage()[0].data_bytes;
+    let block = store.reserve_data(&target(1), all).unwrap();
+    let given = Instant::now();
+    block.writer().unwrap().write_all_at(b"a few", 0).unwrap();
+    assert_eq!(data_bytes(), u64::from(CHUNK_BYTES) + rest);
+    store.reserve_data(&target(1), &[]).unwrap();
+    store.settle_until(Some(given));
+    assert_eq!(data_bytes(), u64::from(CHUNK_BYTES) + rest, "more was asked for since");
+    store.settle_until(Some(Instant::now()));
+    assert_eq!(data_bytes(), unit);
+    store.reserve_data(&target(1), all).unwrap();
+    assert_eq!(data_bytes(), unit + rest, "all but the chunk that is there");
+
+    store.allocate_data(&block, all).unwrap();
+    store.settle_until(Some(Instant::now()));
+    assert!(data_bytes() >= u64::from(LENGTH), "what was set aside stays: {}", data_bytes());
+    store.write_data(&target(1), 0, &[], all).unwrap();
+    store.settle_until(Some(Instant::now()));
+    assert_eq!(data_bytes(), 0);
+    store.free_data(&target(1).id).unwrap();
+    store.settle_until(Some(Instant::now()));
+}
+
+#[test]
 fn a_damaged_index_takes_no_data_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 4 * MIB);
@@ -313,7 +343,7 @@ fn a_start_tells_blocks_from_what_is_left_of_them() {
     let store = open_store(dir.path(), 4 * MIB);
     assert!(bytes_of(&store, &target(1)).starts_with(b"one"));
     assert_eq!((older.exists(), empty.exists(), stray.exists()), (true, false, true));
-    assert_eq!(store.usage()[0].data_bytes, u64::from(CHUNK_BYTES), "the sum is that of the files");
+    assert_eq!(store.usage()[0].data_bytes, u64::from(UNIT_BYTES), "the sum is that of the files");
     let new = store.write_data(&target(2), 0, b"two", &[]).unwrap();
     assert!(new.incarnation() > incarnation);
 }
