@@ -3,8 +3,9 @@
 //! - [`load`](self::load): what only the bucket has comes into the workers' cache.
 //! - [`export`](self::export): what the bucket of an fs-mode mount lacks gets there now.
 //!
-//! A job is in the log from its beginning to its end: it goes on after a restart. Its progress is kept in memory, and put into the log
-//! every few seconds. An ended job stays as it ended, until a hundred later ones have ended; trying it again makes a new one.
+//! A job is in the log from its beginning to its end: it goes on after a restart. Its progress is kept in memory, and
+//! put into the log every few seconds. An ended job stays as it ended, until a hundred later ones have ended; trying it
+//! again makes a new one.
 
 mod export;
 mod filler;

@@ -40,7 +40,6 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use self::hurry::Hurried;
 use self::hurry::Hurries;
 use self::ledger::Ledger;
 pub use self::refresh::Run;

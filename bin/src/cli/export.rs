@@ -17,8 +17,8 @@ The bucket follows an fs-mode mount by itself, when files have been at rest for 
 wait for that, and tries again at once what has failed before. It is of the changes that were made before it began, not
 of those that come meanwhile. Files, directories, links and objects that are to be deleted count as files.
 
-It fails when all that is left was refused five times (access denied, no such bucket, a name that cannot be a key), or has
-failed otherwise for a minute. The bucket follows nevertheless as soon as it can; `cv job retry` begins another export.
+It fails when all that is left was refused five times (access denied, a name that cannot be a key), or has failed
+otherwise for a minute. The bucket follows nevertheless as soon as it can; `cv job retry` begins another export.
 Cancelling gives up the hurry, nothing else.
 
 --watch draws a bar on a terminal, prints lines elsewhere and one JSON object per line with --json; while no master

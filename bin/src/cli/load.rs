@@ -17,8 +17,8 @@ use crate::error::CliError;
 answers it waits. Interrupting it cancels the job. Exit code 1 when the job ended with errors or was cancelled.
 
 In cache-mode, what the listings know is loaded: those older than the mount's --metadata-ttl are made anew first, and
-`cv refresh` makes them anew at any time. In fs-mode, what only the bucket has is loaded: files of an existing prefix, and
-those whose blocks were dropped (`cv fs free`); the rest is at workers, and counts as done.")]
+`cv refresh` makes them anew at any time. In fs-mode, what only the bucket has is loaded: files of an existing prefix,
+and those whose blocks were dropped (`cv fs free`); the rest is at workers, and counts as done.")]
 pub struct LoadArgs {
     #[command(flatten)]
     job: BeginArgs,

@@ -1,8 +1,9 @@
 //! Exports: what the bucket of an fs-mode mount lacks gets there without waiting for `master.persist_delay`.
 //!
-//! Persistence does the work, in a hurry for as long as the job runs. The job names the changes by number, those that were made
-//! before it began, and measures what is left of them; so it has nothing to remember across a restart, and what is changed later is not
-//! waited for. It fails when persistence has lost hope of all that is left, and says why; persistence itself goes on trying.
+//! Persistence does the work, in a hurry for as long as the job runs. The job names the changes by number, those that
+//! were made before it began, and measures what is left of them; so it has nothing to remember across a restart, and
+//! what is changed later is not waited for. It fails when persistence has lost hope of all that is left, and says why;
+//! persistence itself goes on trying.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,7 @@ impl Jobs {
             return match self.lookups.mounts.get(scope.mount_id)?.is_fs_mode() {
                 true => Ok(()),
                 false => Err(MasterError::Refused(format!(
-                    "{path} is in a cache-mode mount, whose bucket has everything already: only fs-mode mounts are exported"
+                    "{path} is in a cache-mode mount, whose bucket has everything already: export an fs-mode mount"
                 ))),
             };
         }

@@ -1,8 +1,9 @@
 //! Loads: walk a subtree, name the blocks of every file, and have the workers that own them fill them.
 //!
-//! Of a file in a cache-mode mount the blocks are those of its object. Of one in an fs-mode mount they are those of its origin that no
-//! block of the file has taken the place of: the rest is at workers already, or is a hole, and counts as done. A walk has no cursor: after a
-//! restart it begins anew, where filling what is already filled costs a worker one look into its index.
+//! Of a file in a cache-mode mount the blocks are those of its object. Of one in an fs-mode mount they are those of its
+//! origin that no block of the file has taken the place of: the rest is at workers already, or is a hole, and counts as
+//! done. A walk has no cursor: after a restart it begins anew, where filling what is already filled costs a worker one
+//! look into its index.
 
 mod blocks;
 mod fill;

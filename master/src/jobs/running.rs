@@ -74,8 +74,8 @@ impl RunningJob {
     }
 }
 
-/// Total and done, by what is left. What is left no more is done; what has come on top was not known before: a directory that was renamed
-/// becomes all that is in it.
+/// Total and done, by what is left. What is left no more is done; what has come on top was not known before: a
+/// directory that was renamed becomes all that is in it.
 fn advanced(total: u64, done: u64, left: u64) -> (u64, u64) {
     let before = total.saturating_sub(done);
     if left <= before { (total, total - left) } else { (done + left, done) }

@@ -1,7 +1,8 @@
-//! Parts of the namespace that somebody waits for: their changes are brought to the bucket without the usual delay, and what
-//! has failed before is tried again at once.
+//! Parts of the namespace that somebody waits for: their changes are brought to the bucket without the usual delay, and
+//! what has failed before is tried again at once.
 //!
-//! A hurry is of the changes up to a number, and ends with the wait. Nothing of it is kept: whoever waits keeps what it waits for.
+//! A hurry is of the changes up to a number, and ends with the wait. Nothing of it is kept: whoever waits keeps what it
+//! waits for.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -57,11 +58,14 @@ impl Hurried {
     /// [`MasterError::NotFound`] when the mount is gone.
     pub async fn left(&self) -> Result<Backlog, MasterError> {
         let Hurry { scope, up_to, since } = &*self.hurry;
-        if scope.mount_id != 0 {
-            self.persistence.lookups.mounts.get(scope.mount_id)?;
-        }
         let span = Span { up_to: *up_to, hurried_since: Some(*since) };
-        Ok(self.persistence.measure(scope.clone(), span).await?.0)
+        let (left, _) = self.persistence.measure(scope.clone(), span).await?;
+        let mount_id = scope.mount_id;
+        let read = self.persistence.lookups.listings.read(move |tables| Ok(tables.mount(mount_id)?.is_none()));
+        if mount_id != 0 && read.await? {
+            return Err(MasterError::NotFound("the mount is gone, and what its bucket lacked was given up".into()));
+        }
+        Ok(left)
     }
 }
 

@@ -9,14 +9,14 @@ use parking_lot::Mutex;
 /// Pauses after failures: the first, and the longest.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// The same for a whole bucket. What failed because its bucket did pauses twice as long: another asks next, lest one that is
-/// itself to blame keeps all others waiting.
+/// The same for a whole bucket. What failed because its bucket did pauses twice as long: another asks next, lest one
+/// that is itself to blame keeps all others waiting.
 const BUCKET_PAUSE_FIRST: Duration = Duration::from_millis(200);
 const BUCKET_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Failures that are remembered one by one. Beyond it things are tried again at the pace of their bucket.
 const REMEMBERED: usize = 10_000;
-/// Who waits for something gives up when it was refused so often, or has failed in another way for so long. It is tried again
-/// nevertheless.
+/// Who waits for something gives up when it was refused so often, or has failed in another way for so long. It is tried
+/// again nevertheless.
 const REFUSALS: u32 = 5;
 pub(super) const HOPE: Duration = Duration::from_secs(60);
 
@@ -164,8 +164,8 @@ impl Ledger {
         self.0.lock().buckets.get(&mount_id).map(|failure| (failure.at, failure.error.clone()))
     }
 
-    /// Whether somebody who has been waiting for an item since then should not wait any longer, be it for what is wrong with the item
-    /// or with its bucket.
+    /// Whether somebody who has been waiting for an item since then should not wait any longer, be it for what is wrong
+    /// with the item or with its bucket.
     pub(super) fn is_hopeless(&self, item: &Item, mount_id: u32, since: Instant) -> bool {
         let state = self.0.lock();
         let failures = [state.failures.get(item), state.buckets.get(&mount_id)];

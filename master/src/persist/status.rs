@@ -70,7 +70,8 @@ pub struct Backlog {
     pub bytes: u64,
     /// Objects that are to be deleted.
     pub deletions: u64,
-    /// Of all these, those that nobody should wait for any longer: see [`Ledger::is_hopeless`](super::ledger::Ledger::is_hopeless).
+    /// Of all these, those that nobody should wait for any longer: see
+    /// [`Ledger::is_hopeless`](super::ledger::Ledger::is_hopeless).
     pub hopeless: u64,
     oldest_ns: i64,
     error: Option<(Instant, String)>,

@@ -98,7 +98,7 @@ impl Watch {
             });
             if since.elapsed() >= MASTER_PATIENCE {
                 return Err(CliError::Unreachable(format!(
-                    "no master has answered for {} s ({cause}): the job goes on when one is started; `cv job wait {id}` follows it",
+                    "no master has answered for {} s ({cause}): the job goes on with one: `cv job wait {id}`",
                     MASTER_PATIENCE.as_secs()
                 )));
             }

@@ -154,62 +154,72 @@ impl Batches {
     }
 }
 
+/// Blocks that are to be tried again.
+#[derive(Default)]
+struct Again {
+    /// Why the last of them is.
+    error: String,
+    /// By the workers that are asked.
+    blocks: HashMap<u64, Vec<Block>>,
+}
+
+impl Again {
+    fn add(&mut self, worker: u64, blocks: impl IntoIterator<Item = Block>, error: String) {
+        self.blocks.entry(worker).or_default().extend(blocks);
+        self.error = error;
+    }
+}
+
 impl Loader {
     /// Fills blocks, and tries again what may work the second time.
     async fn fill(&self, job: &RunningJob, worker: u64, blocks: Vec<Block>, _permit: OwnedSemaphorePermit) {
-        let mut requests = vec![(worker, blocks)];
-        let mut last_error = String::new();
+        let mut again = Again::default();
+        again.add(worker, blocks, String::new());
         for attempt in 0..ATTEMPTS {
-            if attempt > 0 {
-                tokio::select! {
-                    () = tokio::time::sleep(RETRY_PAUSE * (1 << (attempt - 1))) => {}
-                    () = job.cancel.cancelled() => return,
+            let requests = std::mem::take(&mut again.blocks);
+            let attempt = async {
+                if attempt > 0 {
+                    tokio::time::sleep(RETRY_PAUSE * (1 << (attempt - 1))).await;
                 }
-            }
-            let mut again: HashMap<u64, Vec<Block>> = HashMap::new();
-            for (worker, blocks) in requests {
-                let items = blocks.iter().map(|block| block.wanted.item.clone()).collect();
-                let answer = tokio::select! {
-                    answer = self.filler.fill(worker, items) => answer,
-                    () = job.cancel.cancelled() => return,
-                };
-                let filled = match answer {
-                    Ok(filled) => filled,
-                    Err(error) => {
-                        last_error = error;
-                        again.entry(worker).or_default().extend(blocks);
-                        continue;
-                    }
-                };
-                for (block, filled) in blocks.into_iter().zip(filled) {
-                    match filled {
-                        Filled::Present { fetched_bytes } => block.present(job, fetched_bytes),
-                        Filled::Failed { reason, failure: Failure::MayPass } => {
-                            last_error = reason;
-                            again.entry(worker).or_default().push(block);
-                        }
-                        Filled::Failed { reason, failure: Failure::Final } => block.failed(job, &reason),
-                        Filled::Failed { reason, failure: Failure::Replaced } => {
-                            if let Some((worker, block)) = self.follow(job, block, &reason).await {
-                                last_error = reason;
-                                again.entry(worker).or_default().push(block);
-                            }
-                        }
-                    }
+                for (worker, blocks) in requests {
+                    self.request(job, worker, blocks, &mut again).await;
                 }
+            };
+            tokio::select! {
+                () = attempt => {}
+                () = job.cancel.cancelled() => return,
             }
-            if again.is_empty() {
+            if again.blocks.is_empty() {
                 return;
             }
-            requests = again.into_iter().collect();
         }
-        for block in requests.into_iter().flat_map(|(_, blocks)| blocks) {
-            block.failed(job, &last_error);
+        for block in again.blocks.values().flatten() {
+            block.failed(job, &again.error);
         }
     }
 
-    /// The bucket has not got the object of a block. The content of a file may have moved: gives the block that has it now, and
-    /// its worker.
+    async fn request(&self, job: &RunningJob, worker: u64, blocks: Vec<Block>, again: &mut Again) {
+        let items = blocks.iter().map(|block| block.wanted.item.clone()).collect();
+        let filled = match self.filler.fill(worker, items).await {
+            Ok(filled) => filled,
+            Err(error) => return again.add(worker, blocks, error),
+        };
+        for (block, filled) in blocks.into_iter().zip(filled) {
+            match filled {
+                Filled::Present { fetched_bytes } => block.present(job, fetched_bytes),
+                Filled::Failed { reason, failure: Failure::MayPass } => again.add(worker, [block], reason),
+                Filled::Failed { reason, failure: Failure::Final } => block.failed(job, &reason),
+                Filled::Failed { reason, failure: Failure::Replaced } => {
+                    if let Some((worker, block)) = self.follow(job, block, &reason).await {
+                        again.add(worker, [block], reason);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The bucket has not got the object of a block. The content of a file may have moved: gives the block that has it
+    /// now, and its worker.
     async fn follow(&self, job: &RunningJob, block: Block, reason: &str) -> Option<(u64, Block)> {
         let inode = block.wanted.inode;
         if inode == 0 {
