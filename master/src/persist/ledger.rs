@@ -349,4 +349,28 @@ mod tests {
         drop(turn);
         assert!(ledger.begin(&Item::Inode(2), 1, Pace::Usual).is_some());
     }
+
+    #[test]
+    fn whoever_waits_gives_up_what_has_failed_for_long() {
+        let ledger = Ledger::default();
+        let item = Item::Inode(1);
+        let now = Instant::now();
+        let before = now.checked_sub(HOPE).unwrap();
+        for blame in [Blame::Item, Blame::Bucket] {
+            for _ in 0..=REFUSALS {
+                ledger.0.lock().failures.values_mut().for_each(|failure| failure.until = now);
+                ledger.0.lock().buckets.values_mut().for_each(|failure| failure.until = now);
+                ledger.begin(&item, 1, Pace::Usual).unwrap().failed(blame, "no");
+            }
+            assert!(!ledger.is_hopeless(&item, 1, before), "it may pass");
+        }
+        let mut state = ledger.0.lock();
+        state.failures.get_mut(&item).unwrap().first = before;
+        drop(state);
+        assert!(ledger.is_hopeless(&item, 1, before) && !ledger.is_hopeless(&item, 1, now));
+        assert!(!ledger.is_hopeless(&Item::Inode(2), 1, before));
+        ledger.0.lock().buckets.get_mut(&1).unwrap().first = before;
+        assert!(ledger.is_hopeless(&Item::Inode(2), 1, before) && !ledger.is_hopeless(&Item::Inode(2), 2, before));
+        assert!(!ledger.is_hopeless(&item, 2, now));
+    }
 }
