@@ -2,8 +2,10 @@
 
 mod conf;
 pub mod connect;
+mod export;
 mod fs;
 mod gen_images;
+mod job;
 mod load;
 mod local;
 mod mount;
@@ -70,6 +72,11 @@ enum Command {
     Fs(fs::FsCommand),
     /// Warm a file or a directory into the workers.
     Load(load::LoadArgs),
+    /// Bring what the bucket of an fs-mode mount lacks to the bucket now.
+    Export(export::ExportArgs),
+    /// Follow, cancel and retry what `cv load` and `cv export` began.
+    #[command(subcommand)]
+    Job(job::JobCommand),
     /// How far the buckets of fs-mode mounts are behind the namespace.
     #[command(subcommand)]
     Persist(persist::PersistCommand),
@@ -107,6 +114,8 @@ impl Cli {
             Command::Umount(args) => block_on(args.run()),
             Command::Fs(command) => block_on(command.run()),
             Command::Load(args) => block_on(args.run()),
+            Command::Export(args) => block_on(args.run()),
+            Command::Job(command) => block_on(command.run()),
             Command::Persist(command) => block_on(command.run()),
             Command::Refresh(args) => block_on(args.run()),
             Command::Report(args) => block_on(args.run()),

@@ -65,7 +65,7 @@ pub struct Master {
     pub refresh_wait: Interval,
     /// LIST requests in flight at most.
     pub list_concurrency: usize,
-    /// Blocks of a load job in flight at most.
+    /// Blocks of all loads together in flight at most.
     pub load_concurrency: usize,
     /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket.
     pub persist_delay: Interval,

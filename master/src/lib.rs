@@ -1,4 +1,4 @@
-//! The master of a Cavern cluster: it owns the namespace, the mounts, the worker table and the load jobs.
+//! The master of a Cavern cluster: it owns the namespace, the mounts, the worker table and the jobs.
 //!
 //! - [`state`]: the tables in RocksDB, and what each command does to them.
 //! - [`raft`]: the replicated log that commands go through; [`recovery`]: what is looked at before the database is opened.
@@ -6,7 +6,8 @@
 //!   names; what is fresh and what is not.
 //! - [`repair`]: from worker to worker: replicas that fs-mode files lack.
 //! - [`watch`]: sessions of clients, and the stream of invalidations.
-//! - [`workers`], [`mounts`], [`load`]: the rest of the cluster.
+//! - [`jobs`]: long work that commands ask for: loads and exports.
+//! - [`workers`], [`mounts`]: the rest of the cluster.
 //! - [`service`]: the gRPC face of all that.
 //!
 //! Reads are served from RocksDB directly. Everything that changes goes through the log and is on disk before it is
@@ -16,8 +17,8 @@ mod attach;
 mod clock;
 mod error;
 mod expiry;
+mod jobs;
 mod listing;
-mod load;
 mod lookup;
 mod metrics;
 mod mounts;

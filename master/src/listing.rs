@@ -8,7 +8,7 @@
 //! - A whole mount is **indexed** ([`index`]) from one flat listing after it was made.
 //! - What the bucket of an **fs-mode** mount had before ([`existing`], [`adopt`]) comes in by the same listings of directories, and
 //!   of such a mount each directory is listed once: from then on the namespace is the truth.
-//! - Trees are **walked** ([`walk`]) for refreshes, usage and load jobs.
+//! - Trees are **walked** ([`walk`]) for refreshes, usage and loads.
 //!
 //! Several of these may learn about the same name at the same time. The rule is: what was asked later wins. A listing that
 //! runs leaves alone what was checked after it began ([`Flight::record_check`]); a check whose question is older than the

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::process::Metrics;
+use cavern_proto::master::{JobKind, JobState};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
@@ -158,6 +161,69 @@ impl ExpiryMetrics {
     }
 }
 
+/// What tells jobs apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct JobLabels {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EndLabels {
+    kind: &'static str,
+    state: &'static str,
+}
+
+/// Jobs that run, and how they ended since the process started.
+#[derive(Clone, Debug)]
+pub struct JobMetrics {
+    running: Family<JobLabels, Gauge>,
+    ended: Family<EndLabels, Counter>,
+}
+
+impl JobMetrics {
+    fn register(metrics: &Metrics) -> Self {
+        let jobs = Self {
+            running: metrics.family("master_jobs_running", "Jobs at work, by kind"),
+            ended: metrics.family("master_jobs_ended", "Jobs that have ended, by kind and how"),
+        };
+        for kind in [JobKind::Load, JobKind::Export] {
+            drop(jobs.running.get_or_create(&JobLabels { kind: kind_name(kind) }));
+            for state in [JobState::Done, JobState::Failed, JobState::Cancelled] {
+                drop(jobs.ended.get_or_create(&EndLabels { kind: kind_name(kind), state: state_name(state) }));
+            }
+        }
+        jobs
+    }
+
+    pub fn began(&self, kind: JobKind) {
+        self.running.get_or_create(&JobLabels { kind: kind_name(kind) }).inc();
+    }
+
+    /// With the state that it ended in, or without one if it only pauses for a restart.
+    pub fn ended(&self, kind: JobKind, state: Option<JobState>) {
+        self.running.get_or_create(&JobLabels { kind: kind_name(kind) }).dec();
+        if let Some(state) = state {
+            self.ended.get_or_create(&EndLabels { kind: kind_name(kind), state: state_name(state) }).inc();
+        }
+    }
+}
+
+fn kind_name(kind: JobKind) -> &'static str {
+    match kind {
+        JobKind::Export => "export",
+        JobKind::Load | JobKind::Unspecified => "load",
+    }
+}
+
+fn state_name(state: JobState) -> &'static str {
+    match state {
+        JobState::Done => "done",
+        JobState::Failed => "failed",
+        JobState::Cancelled => "cancelled",
+        JobState::Running | JobState::Unspecified => "running",
+    }
+}
+
 /// Values that are set from time to time.
 #[derive(Clone, Debug)]
 pub struct Gauges {
@@ -177,6 +243,7 @@ pub struct MasterMetrics {
     pub persist: PersistMetrics,
     pub repair: RepairMetrics,
     pub expiry: ExpiryMetrics,
+    pub jobs: JobMetrics,
     pub gauges: Gauges,
     pub events: Counter,
     pub resets: Counter,
@@ -198,6 +265,7 @@ impl MasterMetrics {
             persist: PersistMetrics::register(&registry),
             repair: RepairMetrics::register(&registry),
             expiry: ExpiryMetrics::register(&registry),
+            jobs: JobMetrics::register(&registry),
             gauges,
             events: registry.counter("master_events", "Events told to sessions"),
             resets: registry

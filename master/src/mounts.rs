@@ -151,6 +151,11 @@ impl Mounts {
         Ok(self.opened.lock().entry(id).or_insert_with(|| Arc::new(open)).clone())
     }
 
+    /// What the keys of a mount begin with; empty for a mount that cannot be used.
+    pub fn prefix(&self, id: u32) -> String {
+        self.get(id).map_or_else(|_| String::new(), |mount| mount.ufs.prefix().to_owned())
+    }
+
     /// Drops what is held of a mount that was removed.
     pub fn forget(&self, id: u32) {
         self.opened.lock().remove(&id);

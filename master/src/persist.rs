@@ -7,6 +7,7 @@
 //! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up only when the
 //!   object under the new key has been confirmed.
 //! - [`origins`](self::origins): objects that have what no block of a file has. Nobody else writes over them.
+//! - [`hurry`](self::hurry): parts of the namespace that somebody waits for. Nothing of them waits for a delay.
 //! - [`room`](self::room): blocks of files that the bucket has, dropped where a worker is nearly full.
 //! - [`garbage`](self::garbage): blocks of workers that no file has any more.
 //!
@@ -19,6 +20,7 @@
 
 mod deletions;
 mod garbage;
+mod hurry;
 mod intents;
 mod ledger;
 pub mod metadata;
@@ -26,6 +28,7 @@ mod origins;
 mod plan;
 mod refresh;
 mod room;
+mod scope;
 mod status;
 mod tag;
 mod workers;
@@ -37,8 +40,11 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::hurry::Hurries;
 use self::ledger::Ledger;
 pub use self::refresh::Run;
+pub use self::scope::Scope;
+pub use self::status::Backlog;
 use self::status::Throughput;
 pub use self::workers::ObjectWriter;
 use crate::lookup::Lookups;
@@ -66,6 +72,7 @@ pub struct Persistence {
     /// Objects written and deleted at a time.
     permits: Arc<Semaphore>,
     ledger: Ledger,
+    hurries: Hurries,
     throughput: Throughput,
     metrics: PersistMetrics,
     tasks: TaskTracker,
@@ -97,6 +104,7 @@ impl Persistence {
             delay: options.delay,
             permits: Arc::new(Semaphore::new(options.concurrency.clamp(1, Semaphore::MAX_PERMITS))),
             ledger: Ledger::default(),
+            hurries: Hurries::default(),
             throughput: Throughput::default(),
             metrics,
             tasks: TaskTracker::new(),

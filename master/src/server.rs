@@ -19,8 +19,8 @@ use crate::MasterError;
 use crate::attach;
 use crate::clock::Clock;
 use crate::expiry::keep_expiring;
+use crate::jobs::{BlockFiller, Jobs, PooledWorkers};
 use crate::listing::{ListingOptions, Listings, Looks};
-use crate::load::{BlockFiller, Loads, PooledWorkers};
 use crate::lookup::Lookups;
 use crate::metrics::MasterMetrics;
 use crate::mounts::Mounts;
@@ -167,7 +167,6 @@ impl Master {
         let lookups =
             Lookups { listings, mounts: mounts.clone(), watch: watch.clone(), refresh_wait: conf.refresh_wait.get() };
         let WayToWorkers { filler, writer, pool } = fillers.make(&config, workers.clone(), &cluster_id);
-        let loads = Loads::new(lookups.clone(), proposer.clone(), filler, conf.load_concurrency);
         let options = PersistOptions { delay: conf.persist_delay.get(), concurrency: conf.persist_concurrency };
         let persistence = Persistence::new(
             lookups.clone(),
@@ -176,6 +175,14 @@ impl Master {
             &cluster_id,
             &options,
             metrics.persist.clone(),
+        );
+        let jobs = Jobs::new(
+            lookups.clone(),
+            proposer.clone(),
+            filler,
+            conf.load_concurrency,
+            persistence.clone(),
+            metrics.jobs.clone(),
         );
         let options = RepairOptions { after: conf.repair_after.get(), concurrency: conf.repair_concurrency };
         let repair = Repair::new(
@@ -193,7 +200,7 @@ impl Master {
             mounts,
             watch,
             workers,
-            loads,
+            jobs,
             persistence,
             repair,
             consensus,
@@ -203,7 +210,7 @@ impl Master {
             tasks: TaskTracker::new(),
             stop: stop.clone(),
         };
-        services.loads.resume().await?;
+        services.jobs.resume().await?;
         services.persistence.start();
         services.repair.start();
         for mount in Tables::new(&database).mounts()? {
@@ -241,7 +248,7 @@ impl Master {
             server.abort();
             let _ = server.await;
         }
-        services.loads.shutdown().await;
+        services.jobs.shutdown().await;
         services.persistence.shutdown().await;
         services.repair.shutdown().await;
         services.lookups.listings.shutdown().await;

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
-use crate::load::Loads;
+use crate::jobs::Jobs;
 use crate::lookup::Lookups;
 use crate::mounts::Mounts;
 use crate::persist::Persistence;
@@ -39,7 +39,7 @@ pub struct Services {
     pub mounts: Arc<Mounts>,
     pub watch: Arc<WatchHub>,
     pub workers: Arc<Workers>,
-    pub loads: Arc<Loads>,
+    pub jobs: Arc<Jobs>,
     pub persistence: Arc<Persistence>,
     pub repair: Arc<Repair>,
     pub consensus: Arc<Consensus>,

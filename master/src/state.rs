@@ -2,7 +2,7 @@
 //!
 //! [`database`] opens it, [`tables`] reads it, [`transaction`] collects what one log entry changes, and [`apply`] turns a
 //! command into changes: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers and
-//! load jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the bucket is to learn of that, [`extent`] for
+//! jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the bucket is to learn of that, [`extent`] for
 //! where its blocks are, [`origin`] for content that only the bucket has, [`existing`] for what was in the bucket of such a mount
 //! before (and [`restored`] for what it was there), [`orphans`] for what was taken out of the namespace and
 //! is deleted in bounded steps, [`usage`] for how much there is below directories.

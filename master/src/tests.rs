@@ -1,7 +1,7 @@
 //! Tests of the master as a whole, in one process: a real database, a real log, buckets in memory.
 
 mod harness;
-mod load;
+mod jobs;
 mod locks;
 mod model;
 mod mutations;

@@ -57,8 +57,13 @@ fn commands_that_make_no_sense_are_refused_with_the_reason() {
     refused(&cluster, &["fs", "cat", "/data/none"], NOT_FOUND, &["/data/none"]);
     refused(&cluster, &["fs", "get", "/"], USAGE, &["TARGET"]);
     refused(&cluster, &["load", "/none"], NOT_FOUND, &["/none"]);
-    refused(&cluster, &["load", "--status", "99"], NOT_FOUND, &["99"]);
-    refused(&cluster, &["load", "--cancel", "99"], NOT_FOUND, &["99"]);
+    refused(&cluster, &["load"], USAGE, &["PATH"]);
+    refused(&cluster, &["export", "/none"], NOT_FOUND, &["/none"]);
+    refused(&cluster, &["export", "/data"], FAILED, &["/data", "cache-mode"]);
+    refused(&cluster, &["export", "/"], FAILED, &["no fs-mode mount"]);
+    for command in ["status", "wait", "cancel", "retry"] {
+        refused(&cluster, &["job", command, "99"], NOT_FOUND, &["99", "cv job list"]);
+    }
     refused(&cluster, &["refresh", "/none"], NOT_FOUND, &["none is not there"]);
     refused(&cluster, &["umount", "/none"], NOT_FOUND, &["/none"]);
     refused(&cluster, &["gen-images", "/tmp/never", "--mean-size", "10B"], USAGE, &["--mean-size"]);

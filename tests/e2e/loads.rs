@@ -1,81 +1,24 @@
 //! `cv load`: what it counts, what it tells while it runs, and what becomes of it when something goes wrong.
 
-use std::fs::{self, File};
-use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
-use std::process::Child;
+use std::fs;
 use std::time::Duration;
 
-use cavern_tests::{Cluster, Finished, Options, eventually};
-use rustix::process::{Pid, Signal, kill_process};
+use cavern_tests::{Cluster, Options, eventually};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use crate::running::{Running, counts, lines};
+
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A `cv load` that runs beside the test, with its output in files.
-struct Running {
-    process: Child,
-    stdout: PathBuf,
-    stderr: PathBuf,
-}
-
-impl Running {
-    fn start(cluster: &Cluster, arguments: &[&str]) -> Self {
-        let file = |name: &str| cluster.directory().join(format!("load.{name}"));
-        let (stdout, stderr) = (file("stdout"), file("stderr"));
-        let mut command = cluster.command(arguments);
-        command.stdout(File::create(&stdout).unwrap()).stderr(File::create(&stderr).unwrap());
-        Self { process: command.spawn().unwrap(), stdout, stderr }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_raw(self.process.id() as i32).unwrap(), signal).unwrap();
-    }
-
-    /// Waits until one of its outputs has `text`.
-    #[track_caller]
-    fn says(&self, text: &str) {
-        eventually(&format!("cv load says {text:?}"), PATIENCE, || {
-            let said = [&self.stdout, &self.stderr].map(|path| fs::read_to_string(path).unwrap()).concat();
-            said.contains(text).then_some(())
-        });
-    }
-
-    #[track_caller]
-    fn finish(mut self) -> Finished {
-        let status = eventually("cv load ends", PATIENCE, || self.process.try_wait().unwrap());
-        assert_eq!(status.signal(), None);
-        let read = |path: &PathBuf| fs::read_to_string(path).unwrap();
-        Finished { code: status.code().unwrap(), stdout: read(&self.stdout), stderr: read(&self.stderr) }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It has ended, unless the test fails.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
 
 /// Slows every GET down, so that a job is seen at work.
 fn slow_down(cluster: &Cluster, latency_ms: u64) {
     cluster.s3.add_fault(&json!({"latency_ms": latency_ms, "operations": ["GET"]}));
 }
 
-/// Every line of JSON, the last one being the end of the job.
-fn lines(finished: &Finished) -> Vec<Value> {
-    finished.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
-/// The fields of a job that count something.
-fn counts(job: &Value) -> [u64; 5] {
-    ["files_total", "files_done", "bytes_total", "bytes_done", "errors"].map(|field| job[field].as_u64().unwrap())
-}
-
 fn job(cluster: &Cluster, id: u64) -> Value {
     // Its exit code tells of the job's end.
-    cluster.try_cv(&["load", "--status", &id.to_string(), "--json"]).json()
+    cluster.try_cv(&["job", "status", &id.to_string(), "--json"]).json()
 }
 
 #[test]
@@ -116,12 +59,12 @@ fn totals_are_those_of_the_bucket_and_what_is_cached_is_not_fetched_again() {
     // Part of it; and the list of all.
     let folder = cluster.cv(&["load", "/data/0001", "--json"]).json();
     let id = folder["id"].as_u64().unwrap();
-    let ended = lines(&cluster.cv(&["load", "--status", &id.to_string(), "--watch", "--json"])).pop().unwrap();
+    let ended = lines(&cluster.cv(&["job", "wait", &id.to_string(), "--json"])).pop().unwrap();
     let below = tree.range("0001/".to_owned().."0002/".to_owned()).map(|(_, content)| content.len() as u64).sum();
     assert_eq!(counts(&ended), [100, 100, below, below, 0]);
     let file = lines(&cluster.cv(&["load", "/data/blocks", "--watch", "--json"])).pop().unwrap();
     assert_eq!(counts(&file), [1, 1, (2 << 20) + 1, (2 << 20) + 1, 0]);
-    let list = cluster.cv(&["load", "--list", "--json"]).json();
+    let list = cluster.cv(&["job", "list", "--json"]).json();
     let states: Vec<_> = list.as_array().unwrap().iter().map(|job| job["state"].as_str().unwrap()).collect();
     assert_eq!(states, ["done"; 4]);
 }
@@ -152,7 +95,7 @@ fn what_changed_is_loaded_after_the_next_listing_and_until_then_counted_as_error
     assert_eq!(last["state"], "failed");
     assert!(stale.stderr.contains("3 errors") && stale.stderr.contains("cv refresh"), "{}", stale.stderr);
     let id = last["id"].to_string();
-    assert_eq!(cluster.try_cv(&["load", "--status", &id]).code, 1);
+    assert_eq!(cluster.try_cv(&["job", "status", &id]).code, 1);
     assert_eq!(cluster.cv(&["refresh", "/trusted", "--json"]).json()["changed"], 2);
     let fresh = lines(&cluster.cv(&["load", "/trusted", "--watch", "--json"])).pop().unwrap();
     let now = all - gone + 2 * 7;
@@ -179,7 +122,7 @@ fn a_killed_master_is_waited_for_and_the_job_goes_on() {
     slow_down(&cluster, 1000);
     let load = Running::start(&cluster, &["load", "/data", "--watch", "--json"]);
     eventually("some files are loaded", PATIENCE, || {
-        let list = cluster.cv(&["load", "--list", "--json"]).json();
+        let list = cluster.cv(&["job", "list", "--json"]).json();
         (list[0]["files_done"].as_u64()? > 0).then_some(())
     });
     cluster.kill("master");
@@ -219,7 +162,7 @@ fn an_interrupt_cancels_the_job_that_the_command_began() {
     // One that somebody else began goes on.
     cluster.cv(&["fs", "free", "/data"]);
     let id = cluster.cv(&["load", "/data", "--json"]).json()["id"].as_u64().unwrap();
-    let watch = Running::start(&cluster, &["load", "--status", &id.to_string(), "--watch"]);
+    let watch = Running::start(&cluster, &["job", "wait", &id.to_string()]);
     watch.says("running");
     watch.signal(Signal::INT);
     let ended = watch.finish();
@@ -227,8 +170,8 @@ fn an_interrupt_cancels_the_job_that_the_command_began() {
     assert_eq!(job(&cluster, id)["state"], "running");
 
     // Cancelled from elsewhere: its watcher learns of it, and a restarted master does not begin anew.
-    let watch = Running::start(&cluster, &["load", "--status", &id.to_string(), "--watch"]);
-    let cancelled = cluster.cv(&["load", "--cancel", &id.to_string(), "--json"]).json();
+    let watch = Running::start(&cluster, &["job", "wait", &id.to_string()]);
+    let cancelled = cluster.cv(&["job", "cancel", &id.to_string(), "--json"]).json();
     assert_eq!(cancelled["state"], "cancelled");
     let ended = watch.finish();
     assert!(ended.code == 1 && ended.stderr.contains("was cancelled"), "{ended:?}");
@@ -257,4 +200,36 @@ fn a_bucket_that_fails_for_a_moment_costs_no_error_and_one_that_stays_away_is_to
     let last = lines(&cluster.cv(&["load", "/data", "--watch", "--json"])).pop().unwrap();
     let missing: usize = tree.iter().filter(|(key, _)| key.starts_with("0000/00000")).map(|(_, one)| one.len()).sum();
     assert_eq!(last["bytes_fetched"], missing);
+}
+
+#[test]
+fn files_of_fs_mode_mounts_that_only_the_bucket_has_are_loaded() {
+    let conf = "[master]\npersist_delay = \"100ms\"\n".to_owned();
+    let cluster = Cluster::up(Options { workers: 2, conf, ..Options::default() });
+    let existing = cluster.seed("bucket", "fs/old/", 50, 20_000);
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "1MiB"]);
+    let large: Vec<u8> = (0..(3 << 20) + 77u32).map(|number| (number / 7) as u8).collect();
+    fs::create_dir(cluster.path("fs/new")).unwrap();
+    fs::write(cluster.path("fs/new/large"), &large).unwrap();
+    fs::write(cluster.path("fs/new/kept"), b"kept").unwrap();
+    cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
+    assert_eq!(cluster.cv(&["fs", "free", "/fs/new/large", "--json"]).json()["files"], 1);
+
+    cluster.s3.reset_stats();
+    let last = lines(&cluster.cv(&["load", "/fs", "--watch", "--json"])).pop().unwrap();
+    let old: u64 = existing.values().map(|content| content.len() as u64).sum();
+    let fetched = old + large.len() as u64;
+    assert_eq!(counts(&last), [52, 52, fetched + 4, fetched + 4, 0]);
+    assert_eq!(
+        (&last["bytes_fetched"], &last["state"], &last["kind"]),
+        (&json!(fetched), &json!("done"), &json!("load"))
+    );
+    assert!(cluster.s3.requests("GET") > 0);
+    cluster.s3.reset_stats();
+    cluster.assert_tree("fs/old", "fs/old/", &existing);
+    assert!(fs::read(cluster.path("fs/new/large")).unwrap() == large);
+    assert_eq!(fs::read(cluster.path("fs/new/kept")).unwrap(), b"kept");
+    assert_eq!(cluster.s3.requests("GET"), 0, "all of it is at the workers");
+    let again = lines(&cluster.cv(&["load", "/fs/new/large", "--watch", "--json"])).pop().unwrap();
+    assert_eq!((counts(&again)[..2].to_vec(), &again["bytes_fetched"]), (vec![1, 1], &json!(0)));
 }

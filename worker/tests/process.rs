@@ -74,6 +74,8 @@ not_asked! {
     mount(MountRequest) -> MountReply;
     unmount(UnmountRequest) -> UnmountReply;
     submit_load(SubmitLoadRequest) -> Job;
+    submit_export(SubmitExportRequest) -> Job;
+    retry_job(GetJobRequest) -> Job;
     get_job(GetJobRequest) -> Job;
     list_jobs(ListJobsRequest) -> JobList;
     cancel_job(GetJobRequest) -> Job;

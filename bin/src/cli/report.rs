@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::connect::ClusterArgs;
-use super::load::JobView;
+use super::job::JobView;
 use super::mount::{self, MountView};
 use crate::console;
 use crate::error::CliError;

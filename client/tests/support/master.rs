@@ -504,6 +504,14 @@ impl Cluster for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
+    async fn submit_export(&self, _: Request<SubmitExportRequest>) -> Result<Response<Job>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn retry_job(&self, _: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn get_job(&self, _: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }

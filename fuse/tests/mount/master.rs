@@ -426,6 +426,12 @@ impl Cluster for Master {
     async fn submit_load(&self, _: Request<wire::SubmitLoadRequest>) -> Result<Response<wire::Job>, Status> {
         Err(Status::unimplemented("submit_load"))
     }
+    async fn submit_export(&self, _: Request<wire::SubmitExportRequest>) -> Result<Response<wire::Job>, Status> {
+        Err(Status::unimplemented("submit_export"))
+    }
+    async fn retry_job(&self, _: Request<wire::GetJobRequest>) -> Result<Response<wire::Job>, Status> {
+        Err(Status::unimplemented("retry_job"))
+    }
     async fn get_job(&self, _: Request<wire::GetJobRequest>) -> Result<Response<wire::Job>, Status> {
         Err(Status::unimplemented("get_job"))
     }

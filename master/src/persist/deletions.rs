@@ -12,8 +12,8 @@ use cavern_proto::record::Deleted;
 use cavern_proto::record::command::Command;
 use cavern_ufs::{Replaces, Ufs, UfsError};
 
-use super::ledger::{Blame, Item, Turn};
-use super::{PAGE, Persistence};
+use super::Persistence;
+use super::ledger::{Blame, Item, Pace, Turn};
 use crate::MasterError;
 use crate::state::{Doomed, Tables};
 
@@ -32,35 +32,32 @@ enum Owner {
 
 impl Persistence {
     pub(super) async fn keep_deleting(self: &Arc<Self>) {
+        let mut hurries = self.hurries.subscribe();
         loop {
             let began = Instant::now();
             let mut busy = false;
             let mut after: Option<(u32, String)> = None;
             loop {
-                let from = after.take();
-                let page = self.lookups.listings.read(move |tables| {
-                    tables.deletions(from.as_ref().map(|(mount, key)| (*mount, key.as_str())), PAGE)
-                });
-                let page = page.await.unwrap_or_else(|error| {
+                let page = self.paced_deletions(after.take()).await.unwrap_or_else(|error| {
                     tracing::warn!("what is to be deleted from buckets cannot be read: {error}");
                     Vec::new()
                 });
-                let Some(last) = page.last() else { break };
+                let Some((last, _)) = page.last() else { break };
                 after = Some((last.mount_id, last.key.clone()));
-                for doomed in page {
-                    busy |= self.consider_deletion(doomed).await;
+                for (doomed, pace) in page {
+                    busy |= self.consider_deletion(doomed, pace).await;
                 }
             }
             if !busy {
-                tokio::time::sleep(self.pause(began)).await;
+                self.rest(began, &mut hurries).await;
             }
         }
     }
 
-    async fn consider_deletion(self: &Arc<Self>, doomed: Doomed) -> bool {
+    async fn consider_deletion(self: &Arc<Self>, doomed: Doomed, pace: Pace) -> bool {
         // The turn is the claim of the key.
         let item = Item::Key(doomed.mount_id, doomed.key.clone());
-        let Some(turn) = self.ledger.begin(&item, doomed.mount_id) else { return false };
+        let Some(turn) = self.ledger.begin(&item, doomed.mount_id, pace) else { return false };
         let Ok(permit) = self.permits.clone().acquire_owned().await else { return false };
         let persistence = self.clone();
         self.tasks.spawn(self.clone().keep(async move |_| {
@@ -99,9 +96,9 @@ impl Persistence {
                 }
                 Err(error) => {
                     self.metrics.failures.inc();
-                    let blame = if is_of_bucket(&error) { Blame::Bucket } else { Blame::Item };
+                    let blame = blame(&error);
                     turn.failed(blame, &error.to_string());
-                    if blame == Blame::Bucket {
+                    if blame.is_of_bucket() {
                         mount.failed(&MasterError::Ufs(error));
                     }
                     return Ok(());
@@ -111,14 +108,24 @@ impl Persistence {
         self.deleted(doomed).await
     }
 
+    /// Whether the object under a key is to be written by somebody, so that it is not deleted before.
+    pub(super) fn waits_for_owner(&self, tables: Tables<'_>, doomed: &Doomed) -> Result<bool, MasterError> {
+        let Ok(mount) = self.lookups.mounts.get(doomed.mount_id) else { return Ok(false) };
+        Ok(owner(tables, &mount.mount, mount.ufs.prefix(), &doomed.key)? == Owner::Waited)
+    }
+
     async fn deleted(&self, doomed: &Doomed) -> Result<(), MasterError> {
         let deleted = Deleted { mount_id: doomed.mount_id, key: doomed.key.clone(), change: doomed.record.change };
         self.proposer.propose(Command::Deleted(deleted)).await.map(drop)
     }
 }
 
-fn is_of_bucket(error: &UfsError) -> bool {
-    error.is_temporary() || matches!(error, UfsError::Denied { .. } | UfsError::NoBucket { .. })
+fn blame(error: &UfsError) -> Blame {
+    match error {
+        UfsError::Denied { .. } | UfsError::NoBucket { .. } => Blame::Denied,
+        error if error.is_temporary() => Blame::Bucket,
+        _ => Blame::Item,
+    }
 }
 
 /// Deletes the version that is known, or the one that is there instead of it.

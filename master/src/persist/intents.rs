@@ -8,11 +8,11 @@ use cavern_proto::ContentId;
 use cavern_proto::data::Status;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{BeginObjects, IntentRecord, Persisted, PersistedObject, SpreadIntent};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use super::ledger::{Blame, Claim, Item, Turn};
+use super::ledger::{Blame, Claim, Item, Pace, Turn};
 use super::plan::{self, Step, Work, Write};
-use super::{PAGE, PATIENCE, PAUSES, Persistence, REST};
+use super::{PATIENCE, PAUSES, Persistence, REST};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 use crate::state::Outcome;
@@ -21,6 +21,8 @@ use crate::state::Outcome;
 const SPREAD: u32 = 500;
 /// An object that is in the way under a key is told by the worker; so often it is believed.
 const ROUNDS: usize = 4;
+/// While somebody waits, a file that is being written to is looked at again after so long.
+const CHANGING_PAUSE: Duration = Duration::from_secs(1);
 
 /// How working on an inode ended.
 pub(super) enum End {
@@ -29,6 +31,8 @@ pub(super) enum End {
     /// The bucket did as it was asked, and there is more to do.
     Again,
     Later(Duration),
+    /// It was written to meanwhile.
+    Changing,
     Failed(Blame, String),
 }
 
@@ -43,42 +47,52 @@ impl Persistence {
     }
 
     /// The pause after a look at everything that began then.
-    pub(super) fn pause(&self, began: Instant) -> Duration {
-        (self.delay / 4).clamp(PAUSES.0, PAUSES.1).max(began.elapsed() * REST)
+    fn pause(&self, began: Instant) -> Duration {
+        let rest = if self.hurries.is_empty() { REST } else { 1 };
+        (self.delay / 4).clamp(PAUSES.0, PAUSES.1).max(began.elapsed() * rest)
+    }
+
+    /// Rests after a look at everything that began then and found nothing to do, or until somebody is in a hurry.
+    pub(super) async fn rest(&self, began: Instant, hurries: &mut watch::Receiver<()>) {
+        tokio::select! {
+            () = tokio::time::sleep(self.pause(began)) => {}
+            _ = hurries.changed() => {}
+        }
     }
 
     pub(super) async fn keep_persisting(self: &Arc<Self>) {
+        let mut hurries = self.hurries.subscribe();
         loop {
             let began = Instant::now();
             let mut busy = false;
             let mut after = 0;
             loop {
-                let page = self.lookups.listings.read(move |tables| tables.intents(after, PAGE)).await;
-                let page = page.unwrap_or_else(|error| {
+                let page = self.paced_intents(after).await.unwrap_or_else(|error| {
                     tracing::warn!("what is to be persisted cannot be read: {error}");
                     Vec::new()
                 });
-                let Some((last, _)) = page.last() else { break };
+                let Some((last, _, _)) = page.last() else { break };
                 after = *last;
-                for (inode, intent) in page {
-                    busy |= self.consider(inode, &intent).await;
+                for (inode, intent, pace) in page {
+                    busy |= self.consider(inode, &intent, pace).await;
                 }
             }
             if !busy {
-                tokio::time::sleep(self.pause(began)).await;
+                self.rest(began, &mut hurries).await;
             }
         }
     }
 
     /// Begins to work on an inode if it is due; says whether it has.
-    async fn consider(self: &Arc<Self>, inode: u64, intent: &IntentRecord) -> bool {
-        if !self.is_due(intent) {
+    async fn consider(self: &Arc<Self>, inode: u64, intent: &IntentRecord, pace: Pace) -> bool {
+        if pace == Pace::Usual && !self.is_due(intent) {
             return false;
         }
-        let Some(turn) = self.ledger.begin(&Item::Inode(inode), intent.mount_id) else { return false };
+        let Some(turn) = self.ledger.begin(&Item::Inode(inode), intent.mount_id, pace) else { return false };
         let Ok(permit) = self.permits.clone().acquire_owned().await else { return false };
         let (persistence, mount_id) = (self.clone(), intent.mount_id);
-        self.tasks.spawn(self.clone().keep(async move |_| persistence.attend(inode, mount_id, &turn, permit).await));
+        let attend = async move |_: &Arc<Self>| persistence.attend(inode, mount_id, pace, &turn, permit).await;
+        self.tasks.spawn(self.clone().keep(attend));
         true
     }
 
@@ -90,9 +104,9 @@ impl Persistence {
         is_older(intent.changed_ns, self.delay) || is_older(intent.first_ns, self.delay * PATIENCE)
     }
 
-    async fn attend(&self, inode: u64, mount_id: u32, turn: &Turn, _permit: OwnedSemaphorePermit) {
+    async fn attend(&self, inode: u64, mount_id: u32, pace: Pace, turn: &Turn, _permit: OwnedSemaphorePermit) {
         loop {
-            let end = match self.step(inode, mount_id).await {
+            let end = match self.step(inode, mount_id, pace).await {
                 Ok(end) => end,
                 // The log does not take anything at the moment: whatever is begun anew finds things as they are.
                 Err(error) => End::Failed(Blame::Item, error.to_string()),
@@ -101,6 +115,9 @@ impl Persistence {
                 End::Done => return turn.succeeded(),
                 End::Again => turn.succeeded(),
                 End::Later(pause) => return turn.later(pause),
+                End::Changing if self.hurries.is_empty() => return turn.later(self.delay),
+                // It may be what somebody waits for, perhaps since a moment ago.
+                End::Changing => return turn.later(self.delay.min(CHANGING_PAUSE)),
                 End::Failed(blame, error) => {
                     self.metrics.failures.inc();
                     tracing::debug!(inode, mount = mount_id, "not persisted: {error}");
@@ -110,7 +127,7 @@ impl Persistence {
         }
     }
 
-    async fn step(&self, inode: u64, mount_id: u32) -> Result<End, MasterError> {
+    async fn step(&self, inode: u64, mount_id: u32, pace: Pace) -> Result<End, MasterError> {
         let mount = match self.lookups.mounts.get(mount_id) {
             Ok(mount) => mount,
             Err(error) if error.is_not_found() => {
@@ -126,14 +143,14 @@ impl Persistence {
             .listings
             .read(move |tables| plan::plan(tables, &cluster, inode, &seen.mount, seen.ufs.prefix()));
         match planned.await? {
-            Err(unfit) => Ok(End::Failed(Blame::Item, unfit)),
+            Err(unfit) => Ok(End::Failed(Blame::Unfit, unfit)),
             Ok(Step::None) => Ok(End::Done),
             Ok(Step::Spread) => {
                 self.proposer.propose(Command::SpreadIntent(SpreadIntent { inode, limit: SPREAD })).await?;
                 Failpoint::RenameSpread.pass();
                 Ok(End::Again)
             }
-            Ok(Step::InTheWay { key, owner }) => self.make_way(&mount, inode, &key, owner).await,
+            Ok(Step::InTheWay { key, owner }) => self.make_way(&mount, inode, &key, owner, pace).await,
             Ok(Step::Write(work)) => self.carry_out(&mount, *work).await,
         }
     }
@@ -218,16 +235,16 @@ impl Persistence {
                 // The namespace says what is under the key: what is there goes.
                 Status::VersionChanged if write.replaces != reply.etag => write.replaces = reply.etag,
                 Status::VersionChanged => return Err(failed(Blame::Item)),
-                Status::Changed => return Err(End::Later(self.delay)),
+                Status::Changed => return Err(End::Changing),
                 Status::NotFound => return Err(self.recognize(mount, work, &reply.message).await),
-                Status::UfsUnavailable | Status::Denied => {
+                status @ (Status::UfsUnavailable | Status::Denied) => {
                     mount.failed(&MasterError::Refused(reply.message.clone()));
-                    return Err(failed(Blame::Bucket));
+                    return Err(failed(if status == Status::Denied { Blame::Denied } else { Blame::Bucket }));
                 }
                 _ => return Err(failed(Blame::Item)),
             }
         }
-        Err(End::Later(self.delay))
+        Err(End::Changing)
     }
 
     /// A live worker: one that has the first block, or else any, the same for the same object.

@@ -9,12 +9,16 @@ use parking_lot::Mutex;
 /// Pauses after failures: the first, and the longest.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// The same for a whole bucket. What failed because its bucket did pauses twice as long: another asks next, lest one that is
-/// itself to blame keeps all others waiting.
+/// The same for a whole bucket. What failed because its bucket did pauses twice as long: another asks next, lest one
+/// that is itself to blame keeps all others waiting.
 const BUCKET_PAUSE_FIRST: Duration = Duration::from_millis(200);
 const BUCKET_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Failures that are remembered one by one. Beyond it things are tried again at the pace of their bucket.
 const REMEMBERED: usize = 10_000;
+/// Who waits for something gives up when it was refused so often, or has failed in another way for so long. It is tried
+/// again nevertheless.
+const REFUSALS: u32 = 5;
+pub(super) const HOPE: Duration = Duration::from_secs(60);
 
 /// Something to be done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +32,29 @@ pub(super) enum Item {
 pub(super) enum Blame {
     /// Other things of the same bucket may go well.
     Item,
+    /// The same, and a person has to mend it.
+    Unfit,
     Bucket,
+    /// The same, and a person has to mend it.
+    Denied,
+}
+
+impl Blame {
+    pub(super) fn is_of_bucket(self) -> bool {
+        matches!(self, Self::Bucket | Self::Denied)
+    }
+
+    fn may_pass(self) -> bool {
+        matches!(self, Self::Item | Self::Bucket)
+    }
+}
+
+/// How soon something is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    Usual,
+    /// Somebody has been waiting for it since then: failures before that keep nothing waiting.
+    Hurried(Instant),
 }
 
 /// What is known of something that failed.
@@ -38,7 +64,33 @@ struct Failure {
     until: Instant,
     /// Empty for what only has to wait.
     error: String,
+    /// The first and the last time without a success between them.
+    first: Instant,
     at: Instant,
+    /// The last failure may pass by itself.
+    may_pass: bool,
+}
+
+impl Failure {
+    fn new(before: Option<&Self>, blame: Blame, error: &str, (first, most): (Duration, Duration)) -> Self {
+        let now = Instant::now();
+        let before = before.filter(|before| before.count > 0);
+        let count = before.map_or(0, |before| before.count) + 1;
+        Self {
+            count,
+            until: now + pause(first, most, count),
+            error: error.to_owned(),
+            first: before.map_or(now, |before| before.first),
+            at: now,
+            may_pass: blame.may_pass(),
+        }
+    }
+
+    /// Whether somebody who has been waiting since then should not wait any longer.
+    fn is_hopeless(&self, since: Instant) -> bool {
+        let is_refused = !self.may_pass && self.count >= REFUSALS;
+        self.first >= since && self.count > 0 && (is_refused || self.first.elapsed() >= HOPE)
+    }
 }
 
 #[derive(Default)]
@@ -72,9 +124,12 @@ pub(super) struct Claim {
 
 impl Ledger {
     /// A turn, unless the item is being worked on, or it or its bucket is to be left alone for now.
-    pub(super) fn begin(&self, item: &Item, mount_id: u32) -> Option<Turn> {
+    pub(super) fn begin(&self, item: &Item, mount_id: u32, pace: Pace) -> Option<Turn> {
         let now = Instant::now();
         let mut state = self.0.lock();
+        if let Pace::Hurried(since) = pace {
+            state.forgive(item, mount_id, since);
+        }
         let waits = |failure: Option<&Failure>| failure.is_some_and(|failure| now < failure.until);
         if state.busy.contains(item) || waits(state.failures.get(item)) || waits(state.buckets.get(&mount_id)) {
             return None;
@@ -108,6 +163,14 @@ impl Ledger {
     pub(super) fn bucket_error(&self, mount_id: u32) -> Option<(Instant, String)> {
         self.0.lock().buckets.get(&mount_id).map(|failure| (failure.at, failure.error.clone()))
     }
+
+    /// Whether somebody who has been waiting for an item since then should not wait any longer, be it for what is wrong
+    /// with the item or with its bucket.
+    pub(super) fn is_hopeless(&self, item: &Item, mount_id: u32, since: Instant) -> bool {
+        let state = self.0.lock();
+        let failures = [state.failures.get(item), state.buckets.get(&mount_id)];
+        failures.into_iter().flatten().any(|failure| failure.is_hopeless(since))
+    }
 }
 
 impl Turn {
@@ -126,35 +189,42 @@ impl Turn {
     /// Nothing is wrong, but now is not the time.
     pub(super) fn later(&self, pause: Duration) {
         let now = Instant::now();
-        let waits = Failure { count: 0, until: now + pause, error: String::new(), at: now };
+        let waits = Failure { count: 0, until: now + pause, error: String::new(), first: now, at: now, may_pass: true };
         self.ledger.0.lock().remember(&self.item, waits);
     }
 
     pub(super) fn failed(&self, blame: Blame, error: &str) {
-        let now = Instant::now();
         let mut state = self.ledger.0.lock();
-        let count = state.failures.get(&self.item).map_or(0, |failure| failure.count) + 1;
-        let (first, most) = match blame {
-            Blame::Item => (PAUSE_FIRST, PAUSE_MAX),
-            Blame::Bucket => (BUCKET_PAUSE_FIRST * 2, BUCKET_PAUSE_MAX * 2),
+        let pauses = match blame.is_of_bucket() {
+            false => (PAUSE_FIRST, PAUSE_MAX),
+            true => (BUCKET_PAUSE_FIRST * 2, BUCKET_PAUSE_MAX * 2),
         };
-        let failure =
-            |count: u32, pause: Duration| Failure { count, until: now + pause, error: error.to_owned(), at: now };
-        state.remember(&self.item, failure(count, pause(first, most, count)));
-        if blame == Blame::Bucket {
+        let failure = Failure::new(state.failures.get(&self.item), blame, error, pauses);
+        state.remember(&self.item, failure);
+        if blame.is_of_bucket() {
+            let known = state.buckets.get(&self.mount_id);
             // What was under way when it failed for the first time says nothing new.
-            let count = match state.buckets.get(&self.mount_id).map(|known| known.count) {
-                None => 1,
-                Some(count) if self.probes => count + 1,
-                Some(_) => return,
-            };
-            let pause = pause(BUCKET_PAUSE_FIRST, BUCKET_PAUSE_MAX, count);
-            state.buckets.insert(self.mount_id, failure(count, pause));
+            if known.is_none() || self.probes {
+                let failure = Failure::new(known, blame, error, (BUCKET_PAUSE_FIRST, BUCKET_PAUSE_MAX));
+                state.buckets.insert(self.mount_id, failure);
+            }
         }
     }
 }
 
 impl State {
+    /// Lets what failed before somebody began to wait be tried again at once, and counts anew.
+    fn forgive(&mut self, item: &Item, mount_id: u32, since: Instant) {
+        if self.failures.get(item).is_some_and(|failure| failure.first < since) {
+            self.failures.remove(item);
+        }
+        // Whether it is back is still asked by one at a time.
+        if let Some(bucket) = self.buckets.get_mut(&mount_id).filter(|bucket| bucket.first < since) {
+            let now = Instant::now();
+            (bucket.count, bucket.first, bucket.until) = (0, now, now);
+        }
+    }
+
     fn remember(&mut self, item: &Item, failure: Failure) {
         if self.failures.len() < REMEMBERED || self.failures.contains_key(item) {
             self.failures.insert(item.clone(), failure);
@@ -198,49 +268,109 @@ mod tests {
     fn a_key_is_claimed_once_and_an_item_has_one_turn() {
         let ledger = Ledger::default();
         let claim = ledger.claim(1, "k").unwrap();
-        assert!(ledger.claim(1, "k").is_none() && ledger.begin(&Item::Key(1, "k".into()), 1).is_none());
+        assert!(ledger.claim(1, "k").is_none() && ledger.begin(&Item::Key(1, "k".into()), 1, Pace::Usual).is_none());
         assert!(ledger.claim(2, "k").is_some());
         drop(claim);
         assert!(ledger.claim(1, "k").is_some());
-        let turn = ledger.begin(&Item::Inode(5), 1).unwrap();
-        assert!(ledger.begin(&Item::Inode(5), 1).is_none());
+        let turn = ledger.begin(&Item::Inode(5), 1, Pace::Usual).unwrap();
+        assert!(ledger.begin(&Item::Inode(5), 1, Pace::Usual).is_none());
         drop(turn);
-        assert!(ledger.begin(&Item::Inode(5), 1).is_some());
+        assert!(ledger.begin(&Item::Inode(5), 1, Pace::Usual).is_some());
     }
 
     #[test]
     fn a_bucket_that_fails_is_asked_by_one_at_a_time() {
         let ledger = Ledger::default();
-        let first = ledger.begin(&Item::Inode(1), 1).unwrap();
+        let first = ledger.begin(&Item::Inode(1), 1, Pace::Usual).unwrap();
         first.failed(Blame::Bucket, "away");
         drop(first);
-        assert!(ledger.begin(&Item::Inode(2), 1).is_none(), "it is left alone");
-        assert!(ledger.begin(&Item::Inode(3), 2).is_some(), "others are not");
+        assert!(ledger.begin(&Item::Inode(2), 1, Pace::Usual).is_none(), "it is left alone");
+        assert!(ledger.begin(&Item::Inode(3), 2, Pace::Usual).is_some(), "others are not");
         assert_eq!(ledger.bucket_error(1).unwrap().1, "away");
         std::thread::sleep(BUCKET_PAUSE_FIRST);
-        assert!(ledger.begin(&Item::Inode(1), 1).is_none(), "another asks next");
-        let probe = ledger.begin(&Item::Inode(2), 1).unwrap();
-        assert!(ledger.begin(&Item::Inode(4), 1).is_none());
+        assert!(ledger.begin(&Item::Inode(1), 1, Pace::Usual).is_none(), "another asks next");
+        let probe = ledger.begin(&Item::Inode(2), 1, Pace::Usual).unwrap();
+        assert!(ledger.begin(&Item::Inode(4), 1, Pace::Usual).is_none());
         probe.succeeded();
         drop(probe);
-        assert!(ledger.begin(&Item::Inode(4), 1).is_some() && ledger.bucket_error(1).is_none());
+        assert!(ledger.begin(&Item::Inode(4), 1, Pace::Usual).is_some() && ledger.bucket_error(1).is_none());
     }
 
     #[test]
     fn failures_pause_longer_and_are_forgotten_with_success() {
         let ledger = Ledger::default();
         let item = Item::Inode(1);
-        let turn = ledger.begin(&item, 1).unwrap();
+        let turn = ledger.begin(&item, 1, Pace::Usual).unwrap();
         turn.failed(Blame::Item, "broken");
         drop(turn);
         assert_eq!(ledger.error(&item).unwrap().1, "broken");
-        assert!(ledger.begin(&item, 1).is_none() && ledger.begin(&Item::Inode(2), 1).is_some());
+        assert!(
+            ledger.begin(&item, 1, Pace::Usual).is_none() && ledger.begin(&Item::Inode(2), 1, Pace::Usual).is_some()
+        );
         std::thread::sleep(PAUSE_FIRST);
-        let turn = ledger.begin(&item, 1).unwrap();
+        let turn = ledger.begin(&item, 1, Pace::Usual).unwrap();
         turn.succeeded();
         drop(turn);
-        assert!(ledger.error(&item).is_none() && ledger.begin(&item, 1).is_some());
+        assert!(ledger.error(&item).is_none() && ledger.begin(&item, 1, Pace::Usual).is_some());
         let pauses: Vec<u128> = [1, 2, 3, 40].map(|count| pause(PAUSE_FIRST, PAUSE_MAX, count).as_millis()).into();
         assert_eq!(pauses, [500, 1000, 2000, 30_000]);
+    }
+
+    #[test]
+    fn what_failed_before_somebody_hurries_is_tried_at_once_and_counted_anew() {
+        let ledger = Ledger::default();
+        let item = Item::Inode(1);
+        let fail = |pace: Pace, blame: Blame| {
+            let turn = ledger.begin(&item, 1, pace).unwrap();
+            turn.failed(blame, "no");
+        };
+        fail(Pace::Usual, Blame::Denied);
+        assert!(ledger.begin(&item, 1, Pace::Usual).is_none());
+        let since = Instant::now();
+        fail(Pace::Hurried(since), Blame::Denied);
+        assert!(ledger.begin(&item, 1, Pace::Hurried(since)).is_none(), "once");
+        let is_hopeless = |since: Instant| [&item, &Item::Inode(2)].map(|item| ledger.is_hopeless(item, 1, since));
+        assert_eq!(is_hopeless(since), [false; 2]);
+        for count in 1..REFUSALS {
+            assert_eq!(is_hopeless(since), [false; 2], "{count}");
+            let mut state = ledger.0.lock();
+            let now = Instant::now();
+            state.failures.values_mut().for_each(|failure| failure.until = now);
+            state.buckets.values_mut().for_each(|failure| failure.until = now);
+            drop(state);
+            fail(Pace::Usual, Blame::Denied);
+        }
+        assert_eq!(is_hopeless(since), [true; 2], "with its bucket, all that is to be done there is");
+        let later = Instant::now();
+        assert_eq!(is_hopeless(later), [false; 2]);
+        let turn = ledger.begin(&item, 1, Pace::Hurried(later)).unwrap();
+        assert!(ledger.begin(&Item::Inode(2), 1, Pace::Hurried(later)).is_none(), "one at a time asks the bucket");
+        turn.succeeded();
+        drop(turn);
+        assert!(ledger.begin(&Item::Inode(2), 1, Pace::Usual).is_some());
+    }
+
+    #[test]
+    fn whoever_waits_gives_up_what_has_failed_for_long() {
+        let ledger = Ledger::default();
+        let item = Item::Inode(1);
+        let now = Instant::now();
+        let before = now.checked_sub(HOPE).unwrap();
+        for blame in [Blame::Item, Blame::Bucket] {
+            for _ in 0..=REFUSALS {
+                ledger.0.lock().failures.values_mut().for_each(|failure| failure.until = now);
+                ledger.0.lock().buckets.values_mut().for_each(|failure| failure.until = now);
+                ledger.begin(&item, 1, Pace::Usual).unwrap().failed(blame, "no");
+            }
+            assert!(!ledger.is_hopeless(&item, 1, before), "it may pass");
+        }
+        let mut state = ledger.0.lock();
+        state.failures.get_mut(&item).unwrap().first = before;
+        drop(state);
+        assert!(ledger.is_hopeless(&item, 1, before) && !ledger.is_hopeless(&item, 1, now));
+        assert!(!ledger.is_hopeless(&Item::Inode(2), 1, before));
+        ledger.0.lock().buckets.get_mut(&1).unwrap().first = before;
+        assert!(ledger.is_hopeless(&Item::Inode(2), 1, before) && !ledger.is_hopeless(&Item::Inode(2), 2, before));
+        assert!(!ledger.is_hopeless(&item, 2, now));
     }
 }

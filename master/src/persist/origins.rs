@@ -16,7 +16,7 @@ use cavern_proto::record::{BeginParking, MoveOrigin, Persisted, PersistedObject}
 use cavern_ufs::UfsError;
 
 use super::intents::End;
-use super::ledger::Blame;
+use super::ledger::{Blame, Pace};
 use super::plan::{Content, Work, Write};
 use super::{PARKED, Persistence, tag};
 use crate::MasterError;
@@ -45,7 +45,7 @@ impl Persistence {
                 origin.key.escape_debug(),
                 origin.etag
             );
-            return End::Failed(Blame::Item, error);
+            return End::Failed(Blame::Unfit, error);
         };
         tracing::info!(inode = work.inode, key = origin.key, "an upload is known again whose confirmation was lost");
         let objects = vec![PersistedObject { key: origin.key.clone(), object: Some(object) }];
@@ -71,6 +71,7 @@ impl Persistence {
         inode: u64,
         key: &str,
         owner: u64,
+        pace: Pace,
     ) -> Result<End, MasterError> {
         let read = self.lookups.listings.read(move |tables| {
             let waits_since = tables.intent(inode)?.map_or(0, |intent| intent.changed_ns);
@@ -81,7 +82,8 @@ impl Persistence {
         let Some(origin) = record.and_then(|record| record.origin) else { return Ok(End::Again) };
         let now_ns = self.lookups.listings.clock().now_ns();
         let waited = Duration::from_nanos(u64::try_from(now_ns.saturating_sub(waits_since)).unwrap_or(0));
-        if origin.key != key || will_move && waited < self.delay + PATIENCE {
+        let usual = if pace == Pace::Usual { self.delay } else { Duration::ZERO };
+        if origin.key != key || will_move && waited < usual + PATIENCE {
             return Ok(End::Later(PAUSE));
         }
         let parked = format!("{}{PARKED}{}-{owner}-{change}", mount.ufs.prefix(), self.cluster_id);
@@ -105,7 +107,7 @@ impl Persistence {
         let etag = match self.write(mount, &work, write).await {
             Ok(etag) => etag,
             // Nothing is left to be kept, so nobody waits for it: reading it fails under the other key as well.
-            Err(End::Failed(Blame::Item, error)) if self.is_lost(mount, &origin, owner).await => {
+            Err(End::Failed(Blame::Item | Blame::Unfit, error)) if self.is_lost(mount, &origin, owner).await => {
                 tracing::warn!(inode = owner, key, "{error}");
                 origin.etag.clone()
             }

@@ -1,18 +1,17 @@
 //! How far the buckets are behind.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cavern_proto::master::{Kind, PersistStatus};
-use cavern_proto::record::IntentRecord;
 use parking_lot::Mutex;
 
 use super::ledger::Item;
+use super::scope::{Scope, Within};
 use super::{PAGE, Persistence, REST};
 use crate::MasterError;
-use crate::lookup::components;
-use crate::state::Tables;
+use crate::state::{Doomed, Tables};
 
 /// The rate is that of so many seconds.
 const WINDOW: Duration = Duration::from_secs(10);
@@ -48,35 +47,56 @@ impl Throughput {
     }
 }
 
-/// A part of the namespace.
-#[derive(Clone, Debug)]
-struct Scope {
-    inode: u64,
-    /// 0 above all mounts.
-    mount_id: u32,
-    /// The keys in it begin with this; a file's key is all of it.
-    key: String,
+/// Which changes are looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    /// Number of the last of them.
+    pub up_to: u64,
+    /// Somebody has been waiting for them since then: failures before that do not count, nor do objects whose keys are
+    /// to be written anew, which is a change of its own.
+    pub hurried_since: Option<Instant>,
 }
 
-/// Sums up a backlog.
-#[derive(Default)]
-struct Backlog {
-    files: u64,
-    bytes: u64,
-    deletions: u64,
+impl Span {
+    pub(super) const ALL: Self = Self { up_to: u64::MAX, hurried_since: None };
+}
+
+/// Sums up what a bucket lacks.
+#[derive(Debug, Default)]
+pub struct Backlog {
+    /// Files, directories and links.
+    pub files: u64,
+    /// Of files of which the bucket lacks the content.
+    pub bytes: u64,
+    /// Objects that are to be deleted.
+    pub deletions: u64,
+    /// Of all these, those that nobody should wait for any longer: see
+    /// [`Ledger::is_hopeless`](super::ledger::Ledger::is_hopeless).
+    pub hopeless: u64,
     oldest_ns: i64,
     error: Option<(Instant, String)>,
 }
 
 impl Backlog {
+    /// Files and objects that are to be dealt with.
+    pub fn items(&self) -> u64 {
+        self.files + self.deletions
+    }
+
+    /// The last failure; empty without any.
+    pub fn last_error(&self) -> &str {
+        self.error.as_ref().map_or("", |(_, error)| error)
+    }
+
     fn older(&mut self, ns: i64) {
         if self.oldest_ns == 0 || ns < self.oldest_ns {
             self.oldest_ns = ns;
         }
     }
 
-    fn failed(&mut self, error: Option<(Instant, String)>) {
+    fn failed(&mut self, error: Option<(Instant, String)>, span: Span) {
         if let Some((at, _)) = &error
+            && span.hurried_since.is_none_or(|since| since <= *at)
             && self.error.as_ref().is_none_or(|(last, _)| last < at)
         {
             self.error = error;
@@ -90,14 +110,8 @@ impl Persistence {
     /// # Errors
     /// [`MasterError::NotFound`] for a path that leads nowhere.
     pub async fn status(self: &Arc<Self>, path: &str, up_to: u64) -> Result<PersistStatus, MasterError> {
-        let names = components(path)?;
-        let entry = self.lookups.resolve(&format!("/{}", names.join("/"))).await?;
-        let attr = entry.attr.unwrap_or_default();
-        let scope = Scope { inode: attr.inode, mount_id: entry.mount_id, key: entry.key };
-        if attr.kind() != Kind::Directory && scope.mount_id == 0 {
-            return Err(MasterError::Invalid(format!("{path} is in no mount")));
-        }
-        let (backlog, change) = self.measure(scope, up_to).await?;
+        let scope = self.scope(path).await?;
+        let (backlog, change) = self.measure(scope, Span { up_to, hurried_since: None }).await?;
         let (files_per_second, bytes_per_second) = self.throughput.rate();
         let age_ns = match backlog.oldest_ns {
             0 => 0,
@@ -108,7 +122,7 @@ impl Persistence {
             bytes: backlog.bytes,
             deletions: backlog.deletions,
             oldest_age_ms: age_ns / 1_000_000,
-            last_error: backlog.error.map(|(_, error)| error).unwrap_or_default(),
+            last_error: backlog.last_error().to_owned(),
             files_per_second,
             bytes_per_second,
             change,
@@ -119,8 +133,8 @@ impl Persistence {
     pub(super) async fn keep_measuring(self: &Arc<Self>) {
         loop {
             let began = Instant::now();
-            let scope = Scope { inode: cavern_proto::ROOT_INODE, mount_id: 0, key: String::new() };
-            match self.measure(scope, u64::MAX).await {
+            let scope = Scope { inode: cavern_proto::ROOT_INODE, mount_id: 0 };
+            match self.measure(scope, Span::ALL).await {
                 Ok((backlog, _)) => self.metrics.set_backlog(
                     backlog.files,
                     backlog.bytes,
@@ -139,34 +153,39 @@ impl Persistence {
         }
     }
 
-    async fn measure(self: &Arc<Self>, scope: Scope, up_to: u64) -> Result<(Backlog, u64), MasterError> {
+    pub(super) async fn measure(self: &Arc<Self>, scope: Scope, span: Span) -> Result<(Backlog, u64), MasterError> {
         let persistence = self.clone();
-        self.lookups.listings.read(move |tables| persistence.sum_up(tables, &scope, up_to)).await
+        self.lookups.listings.read(move |tables| persistence.sum_up(tables, &scope, span)).await
     }
 
     /// Reads all of the backlog. *Blocking*.
-    fn sum_up(&self, tables: Tables<'_>, scope: &Scope, up_to: u64) -> Result<(Backlog, u64), MasterError> {
+    fn sum_up(&self, tables: Tables<'_>, scope: &Scope, span: Span) -> Result<(Backlog, u64), MasterError> {
         // Before the rest: what comes meanwhile has a higher number.
         let change = tables.counters()?.change;
         let mut backlog = Backlog::default();
-        let mut within = Within { scope, known: HashMap::new() };
+        let mut within = Within::new(scope);
         let mut buckets = Vec::new();
+        let mut add = |backlog: &mut Backlog, item: &Item, mount_id: u32| {
+            backlog.failed(self.ledger.error(item), span);
+            let is_hopeless = |since| self.ledger.is_hopeless(item, mount_id, since);
+            backlog.hopeless += u64::from(span.hurried_since.is_some_and(is_hopeless));
+            if !buckets.contains(&mount_id) {
+                buckets.push(mount_id);
+            }
+        };
         let mut after = 0;
         loop {
             let page = tables.intents(after, PAGE)?;
             let Some((last, _)) = page.last() else { break };
             after = *last;
             for (inode, intent) in page {
-                if intent.first_change > up_to || !within.has(tables, inode, &intent)? {
+                if intent.first_change > span.up_to || !within.has(tables, inode, &intent)? {
                     continue;
                 }
                 backlog.files += 1;
                 backlog.bytes += unwritten_bytes(tables, inode)?;
                 backlog.older(intent.first_ns);
-                backlog.failed(self.ledger.error(&Item::Inode(inode)));
-                if !buckets.contains(&intent.mount_id) {
-                    buckets.push(intent.mount_id);
-                }
+                add(&mut backlog, &Item::Inode(inode), intent.mount_id);
             }
         }
         let mut after: Option<(u32, String)> = None;
@@ -175,26 +194,40 @@ impl Persistence {
             let Some(last) = page.last() else { break };
             after = Some((last.mount_id, last.key.clone()));
             for doomed in page {
-                let is_below = scope.mount_id == doomed.mount_id && doomed.key.starts_with(&scope.key);
-                // What is kept for those who have a nameless file open goes when they close it.
-                if let Some(inode) = tables.origin_of(doomed.mount_id, &doomed.key)?
-                    && tables.is_held(inode)?
-                    && tables.inode(inode)?.is_some_and(|record| record.unlinked)
-                {
-                    continue;
-                }
-                if doomed.record.first_change > up_to || !(is_below || within.has_mount(tables, doomed.mount_id)?) {
+                if doomed.record.first_change > span.up_to || !self.counts(tables, &mut within, &doomed, span)? {
                     continue;
                 }
                 backlog.deletions += 1;
                 backlog.older(doomed.record.since_ns);
-                backlog.failed(self.ledger.error(&Item::Key(doomed.mount_id, doomed.key)));
+                let mount_id = doomed.mount_id;
+                add(&mut backlog, &Item::Key(mount_id, doomed.key), mount_id);
             }
         }
         for mount_id in buckets {
-            backlog.failed(self.ledger.bucket_error(mount_id));
+            backlog.failed(self.ledger.bucket_error(mount_id), span);
         }
         Ok((backlog, change))
+    }
+
+    /// Whether an object that is to be deleted counts as something that the bucket lacks.
+    fn counts(
+        &self,
+        tables: Tables<'_>,
+        within: &mut Within<'_>,
+        doomed: &Doomed,
+        span: Span,
+    ) -> Result<bool, MasterError> {
+        let prefix = || self.lookups.mounts.prefix(doomed.mount_id);
+        if !within.has_key(tables, doomed, prefix)? {
+            return Ok(false);
+        }
+        if span.hurried_since.is_some() && self.waits_for_owner(tables, doomed)? {
+            return Ok(false);
+        }
+        // What is kept for those who have a nameless file open goes when they close it.
+        let Some(inode) = tables.origin_of(doomed.mount_id, &doomed.key)? else { return Ok(true) };
+        let is_kept = tables.is_held(inode)? && tables.inode(inode)?.is_some_and(|record| record.unlinked);
+        Ok(!is_kept)
     }
 }
 
@@ -204,42 +237,4 @@ fn unwritten_bytes(tables: Tables<'_>, inode: u64) -> Result<u64, MasterError> {
     let objects = tables.objects(inode)?;
     let is_written = objects.iter().any(|(_, object)| !object.etag.is_empty() && object.version == record.version);
     Ok(if is_written { 0 } else { record.size })
-}
-
-/// Tells what lies in a scope.
-struct Within<'s> {
-    scope: &'s Scope,
-    /// Directories that were asked about before.
-    known: HashMap<u64, bool>,
-}
-
-impl Within<'_> {
-    fn has(&mut self, tables: Tables<'_>, inode: u64, intent: &IntentRecord) -> Result<bool, MasterError> {
-        let top = self.scope.inode;
-        // What is to be handed on to a directory concerns all that lies in it.
-        if inode == top || (intent.spread && tables.is_below(top, inode)?) {
-            return Ok(true);
-        }
-        let Some(record) = tables.inode(inode)? else { return Ok(false) };
-        for (parent, _) in tables.names(inode, &record)? {
-            let is_below = match self.known.get(&parent) {
-                Some(known) => *known,
-                None => tables.is_below(parent, top)?,
-            };
-            self.known.insert(parent, is_below);
-            if is_below {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Whether a whole mount lies in a scope above all mounts.
-    fn has_mount(&self, tables: Tables<'_>, mount_id: u32) -> Result<bool, MasterError> {
-        if self.scope.mount_id != 0 {
-            return Ok(false);
-        }
-        let Some(mount) = tables.mount(mount_id)? else { return Ok(false) };
-        tables.is_below(mount.root_inode, self.scope.inode)
-    }
 }

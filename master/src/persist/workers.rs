@@ -9,7 +9,7 @@ use cavern_proto::master::Worker;
 use futures::future::BoxFuture;
 
 use crate::MasterError;
-use crate::load::{BlockFiller, PooledWorkers};
+use crate::jobs::{BlockFiller, PooledWorkers};
 
 /// For an object: so long, and so long for each MiB, slower than any bucket is.
 const OBJECT_TIMEOUT: Duration = Duration::from_secs(120);

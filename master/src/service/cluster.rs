@@ -6,8 +6,8 @@ use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     ClusterStatus, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job, JobList, ListJobsRequest, ListMountsRequest,
     ListUnavailableRequest, ListWorkersRequest, Mount, MountReply, MountRequest, MountTable, PersistStatus,
-    PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, StatusRequest, SubmitLoadRequest,
-    UnavailableFiles, UnmountReply, UnmountRequest, WatchEvent, WatchRequest, WorkerTable,
+    PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, StatusRequest, SubmitExportRequest,
+    SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, WatchEvent, WatchRequest, WorkerTable,
 };
 use cavern_proto::record::command::Command;
 use futures::StreamExt;
@@ -124,19 +124,27 @@ impl Cluster for Services {
     }
 
     async fn submit_load(&self, request: Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
-        Ok(Response::new(self.loads.submit(&request.into_inner().path).await?))
+        Ok(Response::new(self.jobs.load(&request.into_inner().path).await?))
+    }
+
+    async fn submit_export(&self, request: Request<SubmitExportRequest>) -> Result<Response<Job>, Status> {
+        Ok(Response::new(self.jobs.export(&request.into_inner().path).await?))
     }
 
     async fn get_job(&self, request: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
-        Ok(Response::new(self.loads.get(request.into_inner().id).await?))
+        Ok(Response::new(self.jobs.get(request.into_inner().id).await?))
     }
 
     async fn list_jobs(&self, _: Request<ListJobsRequest>) -> Result<Response<JobList>, Status> {
-        Ok(Response::new(JobList { jobs: self.loads.list().await? }))
+        Ok(Response::new(JobList { jobs: self.jobs.list().await? }))
     }
 
     async fn cancel_job(&self, request: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
-        Ok(Response::new(self.loads.cancel(request.into_inner().id).await?))
+        Ok(Response::new(self.jobs.cancel(request.into_inner().id).await?))
+    }
+
+    async fn retry_job(&self, request: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+        Ok(Response::new(self.jobs.retry(request.into_inner().id).await?))
     }
 
     async fn get_persist_status(
@@ -177,7 +185,7 @@ impl Cluster for Services {
             sessions: self.watch.sessions(),
             workers: Some(self.workers.table()?),
             mounts: Some(mounts),
-            jobs: self.loads.list().await?,
+            jobs: self.jobs.list().await?,
         }))
     }
 }

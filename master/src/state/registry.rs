@@ -1,4 +1,4 @@
-//! The worker table and the list of load jobs.
+//! The worker table and the list of jobs.
 
 use cavern_proto::master::{Job, JobState, WorkerState};
 use cavern_proto::record::{PutWorker, SetWorkerState, WorkerRecord};
@@ -8,7 +8,7 @@ use super::database::Family;
 use super::transaction::{Change, Transaction};
 use crate::MasterError;
 
-/// Ended jobs that are kept for `cv report`.
+/// Ended jobs that are kept.
 const ENDED_JOBS_KEPT: usize = 100;
 
 /// Registers a worker, or renews what is known of it. The uuid decides who it is; a new uuid at a known address is a worker

@@ -15,7 +15,7 @@ use futures::future::BoxFuture;
 use tempfile::TempDir;
 
 use crate::MasterError;
-use crate::load::{BlockFiller, Filled};
+use crate::jobs::{BlockFiller, Filled};
 use crate::persist::ObjectWriter;
 use crate::server::{MakeFiller, Master, WayToWorkers};
 use crate::service::Services;

@@ -3,8 +3,10 @@
 
 mod bench;
 mod existing;
+mod exports;
 mod external;
 mod fake;
+mod loads;
 mod origins;
 mod random;
 

@@ -313,7 +313,8 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
         master.refused(&what, async { namespace().refresh(request).await?.into_inner().message().await });
         let request = UsageRequest { path: path.clone() };
         master.refused(&what, async { namespace().usage(request).await?.into_inner().message().await });
-        master.refused(&what, async { calls().submit_load(SubmitLoadRequest { path }).await });
+        master.refused(&what, async { calls().submit_load(SubmitLoadRequest { path: path.clone() }).await });
+        master.refused(&what, async { calls().submit_export(SubmitExportRequest { path }).await });
     }
     let directories = vec![u64::MAX; 20_000];
     master.refused("many directories", async {
@@ -324,6 +325,7 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
     let request = MountRequest { mount: Some(mount), check_only: false };
     master.refused("an unknown write type", async { calls().mount(request).await });
     master.refused("a job that is none", async { calls().get_job(GetJobRequest { id: u64::MAX }).await });
+    master.refused("a job to try again", async { calls().retry_job(GetJobRequest { id: u64::MAX }).await });
     master.refused("a job to cancel", async { calls().cancel_job(GetJobRequest { id: u64::MAX }).await });
     let worker = |uuid: usize, address: &str| RegisterWorkerRequest {
         uuid: vec![1; uuid].into(),

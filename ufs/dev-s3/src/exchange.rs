@@ -56,7 +56,8 @@ pub(crate) async fn answer(
             reset.store(true, Ordering::Relaxed);
             return Err(Ended::Reset);
         }
-        Some(FaultKind::Unavailable) => slow_down(),
+        Some(FaultKind::Unavailable) => refusal(S3ErrorCode::SlowDown),
+        Some(FaultKind::Denied) => refusal(S3ErrorCode::AccessDenied),
         Some(FaultKind::Hang) => {
             tokio::select! {
                 () = shared.faults.cleared_since(&verdict) => {}
@@ -89,8 +90,8 @@ pub(crate) async fn answer(
     Ok(response.map(|body| Answer { body, entry, remaining, cut, flushed: false }))
 }
 
-fn slow_down() -> Result<Response<Body>, StdError> {
-    let error = S3Error::with_message(S3ErrorCode::SlowDown, "A fault rule refuses this request.");
+fn refusal(code: S3ErrorCode) -> Result<Response<Body>, StdError> {
+    let error = S3Error::with_message(code, "A fault rule refuses this request.");
     Ok(error.to_http_response()?)
 }
 

@@ -20,6 +20,9 @@ pub enum FaultKind {
     /// Answered with 503 `SlowDown`, nothing is done.
     #[serde(rename = "503")]
     Unavailable,
+    /// Answered with 403 `AccessDenied`, nothing is done.
+    #[serde(rename = "403")]
+    Denied,
     /// The connection is reset without an answer, nothing is done.
     Reset,
     /// The request is carried out, but half of the answer's body is sent, under the full Content-Length; then the connection

@@ -225,6 +225,11 @@ async fn faults_are_real_on_the_wire() {
     assert!(head.starts_with("http/1.1 503") && String::from_utf8(body).unwrap().contains("SlowDown"), "{head}");
     fixture.s3.faults().clear();
 
+    fixture.s3.faults().add(fault(Some(FaultKind::Denied), 0)).unwrap();
+    let (head, body) = fixture.get("big", "").await.unwrap();
+    assert!(head.starts_with("http/1.1 403") && String::from_utf8(body).unwrap().contains("AccessDenied"), "{head}");
+    fixture.s3.faults().clear();
+
     fixture.s3.faults().add(fault(Some(FaultKind::Reset), 0)).unwrap();
     assert_eq!(fixture.get("big", "").await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
     fixture.s3.faults().clear();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::{Config, Interval};
@@ -41,6 +42,15 @@ impl Bench {
 
     /// With objects that are there before, which nothing brings into the namespace yet.
     pub async fn with(objects: &[(&str, Bytes)]) -> Self {
+        Self::start(objects, Duration::from_millis(5)).await
+    }
+
+    /// Nothing is brought to the bucket by itself, as far as a test can tell.
+    pub async fn idle() -> Self {
+        Self::start(&[], Duration::from_secs(3600)).await
+    }
+
+    async fn start(objects: &[(&str, Bytes)], persist_delay: Duration) -> Self {
         let (bucket, uri) = new_bucket();
         for (key, content) in objects {
             bucket.put(key, content.clone());
@@ -49,7 +59,7 @@ impl Bench {
         let uri = format!("{uri}/top");
         let fake = Fake::new(&uri);
         let mut config = Config::default();
-        config.master.persist_delay = Interval::millis(5);
+        config.master.persist_delay = Interval::millis(u64::try_from(persist_delay.as_millis()).unwrap());
         let dir = Arc::new(tempfile::tempdir().unwrap());
         let master = TestMaster::with(config, dir, Arc::new(fake.clone())).await.unwrap();
         let mount = Mount {

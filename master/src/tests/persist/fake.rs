@@ -7,17 +7,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_client::Placement;
 use cavern_conf::Config;
-use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, Status};
-use cavern_proto::master::{DiskReport, Worker, WorkerState};
+use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, Status, open_request};
+use cavern_proto::master::{DiskReport, Worker, WorkerState, WorkerTable};
 use cavern_ufs::{Metadata, Replaces, Ufs, UfsError};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::bench::BLOCK;
 use crate::MasterError;
+use crate::jobs::{BlockFiller, Failure, Filled};
 use crate::persist::ObjectWriter;
 use crate::server::{MakeFiller, WayToWorkers};
-use crate::tests::harness::{NoWorkers, placement_of};
+use crate::tests::harness::placement_of;
 use crate::workers::Workers;
 
 /// Workers that make objects of the names of blocks, and fail as they are told to.
@@ -29,6 +30,8 @@ pub struct Fake {
     pub dice: Arc<AtomicU64>,
     /// All requests fail, as if the bucket were away.
     pub is_away: Arc<AtomicU32>,
+    /// All requests are refused.
+    pub is_denied: Arc<AtomicU32>,
     /// Requests are carried out, and their answers are lost.
     pub is_lost: Arc<AtomicU32>,
     pub written: Arc<Mutex<Vec<String>>>,
@@ -36,6 +39,10 @@ pub struct Fake {
     pub live: Arc<Mutex<Vec<(u64, WorkerState)>>>,
     /// Bytes of a disk of worker 1, and of the blocks on it.
     pub disk: Arc<Mutex<(u64, u64)>>,
+    /// Keys, indexes and lengths of blocks that were filled.
+    pub filled: Arc<Mutex<Vec<(String, u32, u32)>>>,
+    /// Held while a test lets nothing be filled.
+    pub fills: Arc<tokio::sync::RwLock<()>>,
 }
 
 impl Fake {
@@ -46,10 +53,13 @@ impl Fake {
             trouble: Arc::default(),
             dice: Arc::new(AtomicU64::new(1)),
             is_away: Arc::default(),
+            is_denied: Arc::default(),
             is_lost: Arc::default(),
             written: Arc::default(),
             freed: Arc::default(),
             disk: Arc::default(),
+            filled: Arc::default(),
+            fills: Arc::default(),
             live: Arc::new(Mutex::new(vec![(1, WorkerState::Live)])),
         }
     }
@@ -89,6 +99,9 @@ impl Fake {
         };
         if self.is_away.load(Ordering::Acquire) > 0 {
             return answer(Status::UfsUnavailable, String::new());
+        }
+        if self.is_denied.load(Ordering::Acquire) > 0 {
+            return answer(Status::Denied, String::new());
         }
         let trouble = self.roll() % 100 < u64::from(self.trouble.load(Ordering::Acquire));
         let fate = if trouble { self.roll() % 4 } else { 9 };
@@ -143,7 +156,32 @@ pub const HOLE: &str = "-";
 
 impl MakeFiller for Fake {
     fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WayToWorkers {
-        WayToWorkers { filler: Arc::new(NoWorkers), writer: Arc::new(self.clone()), pool: None }
+        WayToWorkers { filler: Arc::new(self.clone()), writer: Arc::new(self.clone()), pool: None }
+    }
+}
+
+impl BlockFiller for Fake {
+    fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+        let worker = |id: u64| Worker { id, capacity_bytes: 1, state: WorkerState::Live as i32, ..Worker::default() };
+        Ok(Arc::new(Placement::new(&WorkerTable { epoch: 1, workers: vec![worker(1), worker(2)] })))
+    }
+
+    fn fill(&self, _: u64, items: Vec<open_request::Item>) -> BoxFuture<'_, Result<Vec<Filled>, String>> {
+        Box::pin(async move {
+            let _turn = self.fills.read().await;
+            let mut answers = Vec::new();
+            for item in items {
+                let (block, length) = (item.block.unwrap(), item.want[0].length);
+                let there = self.ufs.head(&block.key).await.map(|there| there.etag).unwrap_or_default();
+                answers.push(if there == block.etag {
+                    self.filled.lock().push((block.key, block.index, length));
+                    Filled::Present { fetched_bytes: u64::from(length) }
+                } else {
+                    Filled::Failed { reason: "no such version".into(), failure: Failure::Replaced }
+                });
+            }
+            Ok(answers)
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use cavern_proto::master::{GetJobRequest, Job};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio_util::sync::CancellationToken;
 
-use super::JobView;
+use super::view::JobView;
 use crate::cli::connect::{ClusterArgs, Connection};
 use crate::console;
 use crate::error::{CliError, Context as _};
@@ -98,7 +98,7 @@ impl Watch {
             });
             if since.elapsed() >= MASTER_PATIENCE {
                 return Err(CliError::Unreachable(format!(
-                    "no master has answered for {} s ({cause}): the job goes on when one is started; `cv load --status {id} --watch` follows it",
+                    "no master has answered for {} s ({cause}): the job goes on with one: `cv job wait {id}`",
                     MASTER_PATIENCE.as_secs()
                 )));
             }
@@ -113,9 +113,7 @@ impl Watch {
     async fn interrupted(mut self, job: JobView) -> Result<(), CliError> {
         let id = job.id;
         if self.interrupt == Interrupt::LeavesJob {
-            return Err(CliError::Failed(format!(
-                "interrupted; job {id} goes on: `cv load --cancel {id}` would end it"
-            )));
+            return Err(CliError::Failed(format!("interrupted; job {id} goes on: `cv job cancel {id}` would end it")));
         }
         let cancelled = tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.cancel_job(GetJobRequest { id }));
         let cause = match cancelled.await {
@@ -128,7 +126,7 @@ impl Watch {
             Err(_) => format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()),
         };
         Err(CliError::Unreachable(format!(
-            "interrupted, but job {id} is not cancelled ({cause}): run `cv load --cancel {id}` when a master answers"
+            "interrupted, but job {id} is not cancelled ({cause}): run `cv job cancel {id}` when a master answers"
         )))
     }
 }

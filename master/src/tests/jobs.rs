@@ -1,4 +1,4 @@
-//! Load jobs against workers that only count.
+//! Jobs: loads against workers that only count, exports against those that make objects of the names of blocks.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, new_bucket};
 use crate::MasterError;
-use crate::load::{BlockFiller, Filled};
+use crate::jobs::{BlockFiller, Failure, Filled};
 use crate::server::{MakeFiller, WayToWorkers};
 use crate::workers::Workers;
 
@@ -47,7 +47,7 @@ impl BlockFiller for Counting {
             let fill = |item: open_request::Item| {
                 let block = item.block.unwrap();
                 if block.key.contains("bad") {
-                    return Filled::Failed { reason: "no such object".into(), may_retry: false };
+                    return Filled::Failed { reason: "no such object".into(), failure: Failure::Final };
                 }
                 let is_new = self.filled.lock().entry(worker).or_default().insert((block.key, block.index));
                 Filled::Present { fetched_bytes: if is_new { u64::from(item.want[0].length) } else { 0 } }
@@ -71,10 +71,10 @@ async fn a_job_fills_every_block_where_it_belongs_and_counts_what_failed() {
     let request = Mount { block_size: 1 << 20, ..mount_request("/m", &uri) };
     master.services().mount_bucket(request, false).await.unwrap();
 
-    let loads = &master.services().loads;
-    let job = loads.submit("/m").await.unwrap();
-    eventually(|| async { loads.get(job.id).await.unwrap().state() != JobState::Running }).await;
-    let done = loads.get(job.id).await.unwrap();
+    let jobs = &master.services().jobs;
+    let job = jobs.load("/m").await.unwrap();
+    eventually(|| async { jobs.get(job.id).await.unwrap().state() != JobState::Running }).await;
+    let done = jobs.get(job.id).await.unwrap();
     assert_eq!(done.state(), JobState::Done, "{}", done.last_error);
     let bytes = 50 * 1000 + (2 << 20) + 1;
     assert_eq!((done.files_total, done.files_done, done.walked), (52, 52, true));
@@ -85,16 +85,16 @@ async fn a_job_fills_every_block_where_it_belongs_and_counts_what_failed() {
 
     bucket.put("d0/bad", "1");
     master.refresh("/m").await;
-    let again = loads.submit("/m/d0").await.unwrap();
-    eventually(|| async { loads.get(again.id).await.unwrap().state() != JobState::Running }).await;
-    let failed = loads.get(again.id).await.unwrap();
+    let again = jobs.load("/m/d0").await.unwrap();
+    eventually(|| async { jobs.get(again.id).await.unwrap().state() != JobState::Running }).await;
+    let failed = jobs.get(again.id).await.unwrap();
     assert_eq!((failed.state(), failed.errors, failed.bytes_fetched), (JobState::Failed, 1, 0));
     assert!(failed.last_error.contains("bad"), "{}", failed.last_error);
-    assert!(loads.submit("/nowhere").await.is_err());
-    assert!(loads.get(99).await.unwrap_err().is_not_found());
-    assert_eq!(loads.list().await.unwrap().len(), 2);
+    assert!(jobs.load("/nowhere").await.is_err());
+    assert!(jobs.get(99).await.unwrap_err().is_not_found());
+    assert_eq!(jobs.list().await.unwrap().len(), 2);
 
     let master = master.restart().await;
-    assert_eq!(master.services().loads.get(again.id).await.unwrap(), failed);
+    assert_eq!(master.services().jobs.get(again.id).await.unwrap(), failed);
     master.master.stop().await;
 }

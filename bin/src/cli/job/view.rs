@@ -1,8 +1,8 @@
-//! A load job as it is shown.
+//! A job as it is shown.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use cavern_proto::master::{Job, JobState};
+use cavern_proto::master::{Job, JobKind, JobState};
 use indicatif::HumanDuration;
 use serde::Serialize;
 
@@ -13,6 +13,8 @@ use crate::error::CliError;
 #[derive(Debug, Serialize)]
 pub struct JobView {
     pub id: u64,
+    /// `load` or `export`.
+    pub kind: &'static str,
     pub path: String,
     /// `running`, `done`, `cancelled` or `failed`.
     pub state: &'static str,
@@ -20,6 +22,7 @@ pub struct JobView {
     pub files_done: u64,
     pub bytes_total: u64,
     pub bytes_done: u64,
+    /// Of loads.
     pub bytes_fetched: u64,
     /// The totals are final.
     pub walked: bool,
@@ -30,6 +33,8 @@ pub struct JobView {
     pub files_per_second: f64,
     /// Estimate of the rest; absent while the totals still grow.
     pub eta_seconds: Option<f64>,
+    /// The job that this one tries again.
+    pub retry_of: Option<u64>,
 }
 
 impl From<Job> for JobView {
@@ -42,6 +47,11 @@ impl From<Job> for JobView {
         let left = job.bytes_total.saturating_sub(job.bytes_done) as f64;
         let running = job.state() == JobState::Running;
         Self {
+            kind: match job.kind() {
+                JobKind::Export => "export",
+                JobKind::Load | JobKind::Unspecified => "load",
+            },
+            retry_of: (job.retry_of != 0).then_some(job.retry_of),
             state: match job.state() {
                 JobState::Running => "running",
                 JobState::Done => "done",
@@ -79,31 +89,42 @@ impl JobView {
         });
         let errors = match (self.errors, self.last_error.as_str()) {
             (0, "") => String::new(),
+            (0, last) => format!(", the last error: {last}"),
             (errors, "") => format!(", {errors} errors"),
             (errors, last) => format!(", {errors} errors, the last: {last}"),
         };
+        let fetched = match self.kind {
+            "load" => format!(" ({} fetched)", console::size(self.bytes_fetched)),
+            _ => String::new(),
+        };
         format!(
-            "job {} {} {}: {}/{}{more} files, {} of {}{more} ({} fetched), {:.0} files/s, {}/s{eta}{errors}",
+            "job {} {} {} {}: {}/{}{more} files, {} of {}{more}{fetched}, {:.0} files/s, {}/s{eta}{errors}",
             self.id,
+            self.kind,
             self.path,
             self.state,
             self.files_done,
             self.files_total,
             console::size(self.bytes_done),
             console::size(self.bytes_total),
-            console::size(self.bytes_fetched),
             self.files_per_second,
             console::size(self.bytes_per_second as u64)
         )
     }
 
-    /// The table of `cv load --list` and `cv report`.
+    /// Shows it once.
+    pub fn print(&self, json: bool) -> Result<(), CliError> {
+        if json { console::json(self) } else { console::line(self.line()) }
+    }
+
+    /// The table of `cv job list` and `cv report`.
     pub fn print_table(jobs: &[Self]) -> Result<(), CliError> {
         let rows: Vec<_> = jobs
             .iter()
             .map(|job| {
                 [
                     job.id.to_string(),
+                    job.kind.to_owned(),
                     job.state.to_owned(),
                     job.path.clone(),
                     format!("{}/{}", job.files_done, job.files_total),
@@ -113,17 +134,20 @@ impl JobView {
                 ]
             })
             .collect();
-        console::table(["JOB", "STATE", "PATH", "FILES", "BYTES", "ERRORS", "LAST ERROR"], &rows)
+        console::table(["JOB", "KIND", "STATE", "PATH", "FILES", "BYTES", "ERRORS", "LAST ERROR"], &rows)
     }
 
     /// What the exit code tells.
     pub fn outcome(&self) -> Result<(), CliError> {
         match self.state {
             "failed" => Err(CliError::Failed(format!(
-                "job {} ended with {} errors, the last: {}",
-                self.id, self.errors, self.last_error
+                "job {} ended with {} errors, the last: {}; `cv job retry {}` begins it anew",
+                self.id, self.errors, self.last_error, self.id
             ))),
-            "cancelled" => Err(CliError::Failed(format!("job {} was cancelled", self.id))),
+            "cancelled" => Err(CliError::Failed(format!(
+                "job {} was cancelled: `cv job retry {}` begins it anew",
+                self.id, self.id
+            ))),
             _ => Ok(()),
         }
     }

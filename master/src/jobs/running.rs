@@ -4,6 +4,8 @@ use cavern_proto::master::{Job, JobState};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use crate::persist::Backlog;
+
 /// A job that runs.
 pub struct RunningJob {
     pub id: u64,
@@ -49,6 +51,15 @@ impl RunningJob {
         self.job.lock().walked = true;
     }
 
+    /// So much is left of what the job began with.
+    pub fn left(&self, left: &Backlog) {
+        let mut job = self.job.lock();
+        (job.files_total, job.files_done) = advanced(job.files_total, job.files_done, left.items());
+        (job.bytes_total, job.bytes_done) = advanced(job.bytes_total, job.bytes_done, left.bytes);
+        job.errors = left.hopeless;
+        left.last_error().clone_into(&mut job.last_error);
+    }
+
     /// Ends the job: cancelled, failed if anything failed, or done.
     pub fn end(&self, now_ns: i64) -> Job {
         let mut job = self.job.lock();
@@ -60,5 +71,27 @@ impl RunningJob {
         job.state = state as i32;
         job.ended_ns = now_ns;
         job.clone()
+    }
+}
+
+/// Total and done, by what is left. What is left no more is done; what has come on top was not known before: a
+/// directory that was renamed becomes all that is in it.
+fn advanced(total: u64, done: u64, left: u64) -> (u64, u64) {
+    let before = total.saturating_sub(done);
+    if left <= before { (total, total - left) } else { (done + left, done) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_no_more_is_done_and_what_comes_on_top_makes_the_total_grow() {
+        let mut progress = (10, 0);
+        let expected = [(10, (10, 0)), (7, (10, 3)), (7, (10, 3)), (9, (12, 3)), (0, (12, 12)), (1, (13, 12))];
+        for (left, wanted) in expected {
+            progress = advanced(progress.0, progress.1, left);
+            assert_eq!(progress, wanted, "{left} left");
+        }
     }
 }

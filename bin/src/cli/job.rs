@@ -1,0 +1,156 @@
+//! `cv job`: long work that other commands began.
+
+mod begin;
+mod view;
+mod watch;
+
+use cavern_conf::process;
+use cavern_proto::master::{GetJobRequest, ListJobsRequest};
+use clap::{Args, Subcommand};
+
+pub use self::begin::BeginArgs;
+pub use self::view::JobView;
+use self::watch::{Interrupt, Watch};
+use super::connect::ClusterArgs;
+use crate::console;
+use crate::error::CliError;
+
+#[derive(Subcommand)]
+pub enum JobCommand {
+    /// List the jobs that run, and the last hundred that have ended.
+    List(ListArgs),
+    /// Show a job.
+    Status(StatusArgs),
+    /// Show the progress of a job until it has ended.
+    Wait(WaitArgs),
+    /// Stop a job.
+    Cancel(CancelArgs),
+    /// Begin a job anew that failed or was cancelled.
+    Retry(RetryArgs),
+}
+
+impl JobCommand {
+    pub async fn run(self) -> Result<(), CliError> {
+        match self {
+            Self::List(args) => args.run().await,
+            Self::Status(args) => args.job.status().await,
+            Self::Wait(args) => args.job.wait().await,
+            Self::Cancel(args) => args.job.cancel().await,
+            Self::Retry(args) => args.run().await,
+        }
+    }
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cv job list
+  cv job list --json | jq '.[] | select(.state == \"failed\")'")]
+pub struct ListArgs {
+    /// Results as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cv job status 7
+  cv job status 7 --json
+
+Exit code 1 when the job has ended with errors or was cancelled.")]
+pub struct StatusArgs {
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cv job wait 7
+
+Draws a bar on a terminal, prints lines elsewhere and one JSON object per line with --json; while no master answers it
+waits. Interrupting it leaves the job alone. Exit code 1 when the job ended with errors or was cancelled.")]
+pub struct WaitArgs {
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cv job cancel 7
+
+What was done so far stays. A cancelled export gives up its hurry: the bucket follows at its usual pace. A job that has
+ended stays as it is.")]
+pub struct CancelArgs {
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cv job retry 7
+  cv job retry 7 --watch
+
+Begins a new job of the same kind for the same path, and prints its number; the old one stays as it ended. What the old
+one did is not done again. Interrupting it with --watch cancels the new job.")]
+pub struct RetryArgs {
+    /// Show progress until the job ends.
+    #[arg(long)]
+    watch: bool,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+#[derive(Args)]
+struct JobArgs {
+    /// Number of the job.
+    #[arg(value_name = "ID")]
+    id: u64,
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+impl ListArgs {
+    async fn run(self) -> Result<(), CliError> {
+        let mut connection = self.cluster.connect().await?;
+        let jobs = connection.cluster.list_jobs(ListJobsRequest {}).await?.into_inner().jobs;
+        let jobs: Vec<_> = jobs.into_iter().map(JobView::from).collect();
+        if self.json { console::json(&jobs) } else { JobView::print_table(&jobs) }
+    }
+}
+
+impl JobArgs {
+    async fn status(self) -> Result<(), CliError> {
+        let mut connection = self.cluster.connect().await?;
+        let job = JobView::from(connection.cluster.get_job(GetJobRequest { id: self.id }).await?.into_inner());
+        job.print(self.json)?;
+        job.outcome()
+    }
+
+    async fn wait(self) -> Result<(), CliError> {
+        let stop = process::shutdown_on_signals();
+        let mut connection = self.cluster.connect().await?;
+        let job = JobView::from(connection.cluster.get_job(GetJobRequest { id: self.id }).await?.into_inner());
+        let Self { cluster, json, .. } = self;
+        Watch { cluster, connection, interrupt: Interrupt::LeavesJob, json, stop }.run(job).await
+    }
+
+    async fn cancel(self) -> Result<(), CliError> {
+        let mut connection = self.cluster.connect().await?;
+        let job = JobView::from(connection.cluster.cancel_job(GetJobRequest { id: self.id }).await?.into_inner());
+        job.print(self.json)
+    }
+}
+
+impl RetryArgs {
+    async fn run(self) -> Result<(), CliError> {
+        let JobArgs { id, json, cluster } = self.job;
+        let retry = async |connection: &mut super::connect::Connection| {
+            connection.cluster.retry_job(GetJobRequest { id }).await
+        };
+        begin::begin(cluster, self.watch, json, retry).await
+    }
+}
