@@ -120,7 +120,7 @@ impl Content {
             self.zero_behind_end(range.end, deadline).await?;
         }
         for span in spans(range.clone(), self.block_size(), u64::MAX) {
-            while let Err(failure) = self.block_to_write(span.index, &span.bytes).await {
+            while let Err(failure) = self.block_to_write(span.index, &span.bytes, None).await {
                 self.wait_after(span.index, failure, deadline).await?;
             }
         }
@@ -221,7 +221,11 @@ impl Content {
 
     /// The block's generation, and the workers where it was done.
     async fn try_block(&self, index: u32, at: &Range<u32>, deed: &Deed) -> Result<(u32, Vec<u64>), ClientError> {
-        let open = self.block_to_write(index, at).await?;
+        let written = match deed {
+            Deed::Write(bytes) => bytes.clone(),
+            Deed::Zero => Bytes::new(),
+        };
+        let open = self.block_to_write(index, at, Some(&written)).await?;
         let results = join_all(open.replicas.iter().map(|replica| self.do_to_replica(&open, replica, at, deed))).await;
         let (mut written, mut failed, mut failure) = (Vec::new(), Vec::new(), None);
         for (replica, result) in open.replicas.iter().zip(results) {
