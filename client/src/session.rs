@@ -69,7 +69,7 @@ impl Client {
         let metadata = Metadata::new(master.clone(), tables.clone(), stats.clone(), config);
         let files = Files::new(metadata.clone(), pool.clone(), stats.clone(), config);
         let contents = Contents::new(metadata.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
-        let staged = StagedFiles::new(metadata.clone(), files.clone(), pool.clone(), &config.client);
+        let staged = StagedFiles::new(metadata.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let client = Arc::new(Self {
             master,

@@ -20,6 +20,7 @@ use super::parts::{Parts, UPLOAD_BYTES, part_count, part_range};
 use super::writers::Writers;
 use crate::error::ClientError;
 use crate::mounts::ObjectVersion;
+use crate::stats::UnderWay;
 
 /// Parts of one file on their way at a time.
 const PARTS_AT_A_TIME: usize = 4;
@@ -109,13 +110,19 @@ impl StagedFile {
         // What is sent ahead comes to its end, and nothing more is.
         let _quiet = self.sending.write().await;
         let plan = Plan::of(&self.state.lock());
+        let stats = &self.shared.stats;
+        let _under_way = UnderWay::new(&stats.staged_uploads);
         let written = match self.mount.ufs() {
             Ok(ufs) => self.write_object(ufs, &plan).await,
             Err(error) => Err(error),
         };
         match written {
-            Ok(etag) => self.committed(&plan, etag).await,
+            Ok(etag) => {
+                stats.uploads.inc();
+                self.committed(&plan, etag).await;
+            }
             Err(error) => {
+                stats.upload_errors.inc();
                 self.not_written(&plan);
                 return Err(error);
             }
@@ -130,7 +137,9 @@ impl StagedFile {
             let bytes = self.collect(0..plan.size).await?;
             let is_plain = matches!(plan.condition, Condition::Anything);
             let metadata = if is_plain { ObjectMetadata::new() } else { named(&attempt.name) };
-            ufs.put(&plan.key, &bytes, &metadata, replaces).await
+            let put = ufs.put(&plan.key, &bytes, &metadata, replaces).await;
+            self.shared.stats.uploaded_bytes.inc_by(if put.is_ok() { plan.size } else { 0 });
+            put
         } else {
             let upload = attempt.upload(ufs, &plan.key).await?;
             let parts = (0..part_count(plan.size)).map(|index| self.part(upload, index, plan.size));
@@ -168,6 +177,7 @@ impl StagedFile {
         let _memory = self.memory(length).await?;
         let bytes = self.collect(range).await?;
         let etag = upload.part(number_of(index), &bytes).await?;
+        self.shared.stats.uploaded_bytes.inc_by(length);
         self.state.lock().parts.sent(index, changes, length, etag.clone());
         Ok(etag)
     }
