@@ -93,12 +93,28 @@ impl Content {
             let part = bytes.slice(at..at + span.length());
             at += span.length();
             self.do_to_block(span.index, &span.bytes, Deed::Write(part), offset + at as u64, deadline).await?;
-            // The master may refuse that the file grows (a quota): whoever writes much hears of it now, not at the end.
-            if self.use_layout(|layout, _| layout.growth()).await? >= UNCOMMITTED_BLOCKS * self.block_size() {
-                self.commit().await?;
-            }
+            self.tell_growth().await?;
         }
         Ok(())
+    }
+
+    /// The master may refuse that the file grows (a quota): whoever writes much hears of it now, not at the end.
+    async fn tell_growth(&self) -> Result<(), ClientError> {
+        if self.use_layout(|layout, _| layout.growth()).await? >= UNCOMMITTED_BLOCKS * self.block_size() {
+            self.commit().await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a range of the file zeros; the file reaches at least to its end then.
+    pub(super) async fn write_hole(&self, range: Range<u64>) -> Result<(), ClientError> {
+        let _writing = self.gate.read().await;
+        let deadline = Instant::now() + self.shared.timeout;
+        let size = self.size().await?;
+        self.zero_behind_end(range.end, deadline).await?;
+        self.zero_range(range.start..range.end.min(size), deadline).await?;
+        self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
+        self.tell_growth().await
     }
 
     /// Makes a range of the file zeros, up to its end; what lies behind it is not touched.
