@@ -158,7 +158,7 @@ impl Client {
         if let Some(inode) = changed_inode(&change) {
             let on = self.metadata.node(inode).await?;
             if on.is_in_writable_bucket() {
-                return self.staged.change(&on, &change).await;
+                return self.staged.change(&on, &change, (uid, gid)).await;
             }
         }
         self.metadata.change(change, uid, gid).await

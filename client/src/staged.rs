@@ -4,11 +4,12 @@
 //! bucket as a whole object when the file is closed or synced (`upload`), large ones in parts that are sent ahead while they
 //! are written (`parts`). The bucket is the truth: a change is acknowledged when the bucket has it. Then the master is told to
 //! look, and with that the name leads to the new version on every client; the workers have got its bytes before (`cached`). `place` is about the room on the disk, `ranges` about
-//! which bytes are there, `writers` about whose close counts, `names` and `rename` about names that are made, removed and moved.
+//! which bytes are there, `writers` about whose close counts, `names` and `rename` about names that are made, removed and moved, `attributes` about what the bucket keeps beside bytes.
 //!
 //! While a file is being written here it has an inode of its own, beyond those of the namespace, which its name leads to on
 //! this client only.
 
+mod attributes;
 mod cached;
 mod disk;
 mod file;

@@ -6,6 +6,7 @@
 mod bad;
 #[path = "crash/bucket.rs"]
 mod bucket;
+mod cache_attributes;
 mod cache_writes;
 mod command_line;
 mod deleted;

@@ -10,11 +10,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use cavern_proto::master::{Attr, Entry, Kind};
+use cavern_proto::master::{Attr, Entry, Kind, OwnAttributes};
+use cavern_ufs::ObjectAttributes;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
 use super::Shared;
+use super::attributes::attributes_of;
 use super::parts::Parts;
 use super::ranges::RangeSet;
 use super::upload::{Ahead, Attempt};
@@ -47,6 +49,8 @@ pub(super) struct State {
     pub size: u64,
     /// When it was written last, in nanoseconds since the epoch.
     pub written_ns: i64,
+    /// What the object will keep beside its bytes, in mounts that have it keep something. An mtime that was set goes with the next write.
+    pub attributes: Option<ObjectAttributes>,
     pub staged: RangeSet,
     /// What was staged, and is in no place but the parts of an upload.
     pub sent_away: RangeSet,
@@ -99,6 +103,7 @@ impl StagedFile {
         base: Option<Base>,
     ) -> Self {
         let size = base.as_ref().map_or(0, |base| base.valid);
+        let attributes = base.as_ref().and_then(|base| attributes_of(base.file.node()));
         let written_ns = base.as_ref().map_or_else(now_ns, |base| base.file.node().mtime_ns);
         // A new file is one to be written, even without a byte.
         let changes = u64::from(base.is_none());
@@ -106,6 +111,7 @@ impl StagedFile {
             place,
             size,
             written_ns,
+            attributes,
             staged: RangeSet::default(),
             sent_away: RangeSet::default(),
             base,
@@ -161,15 +167,23 @@ impl StagedFile {
     /// It as programs see it now.
     pub fn node(&self) -> Arc<Node> {
         let state = self.state.lock();
+        let own = state.attributes.map_or_else(Attr::default, |own| Attr {
+            mode: own.mode & 0o7777,
+            uid: own.uid,
+            gid: own.gid,
+            own: OwnAttributes::Kept.into(),
+            ..Attr::default()
+        });
+        let set_ns = state.attributes.and_then(|own| own.mtime_ns);
         let attr = Attr {
             inode: self.inode,
             kind: Kind::File.into(),
             size: state.size,
-            mtime_ns: state.written_ns,
+            mtime_ns: set_ns.unwrap_or(state.written_ns),
             ctime_ns: state.written_ns,
             atime_ns: state.written_ns,
             nlink: 1,
-            ..Attr::default()
+            ..own
         };
         let Place { parent, name, location } = &state.place;
         let entry = Entry { name: Bytes::copy_from_slice(name), parent: *parent, ..Entry::default() };
@@ -209,10 +223,13 @@ impl State {
     pub(super) fn changed(&mut self) {
         self.changes += 1;
         self.written_ns = now_ns();
+        if let Some(attributes) = &mut self.attributes {
+            attributes.mtime_ns = None;
+        }
     }
 }
 
-fn now_ns() -> i64 {
+pub(super) fn now_ns() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }

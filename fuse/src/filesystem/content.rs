@@ -113,7 +113,8 @@ impl Inner {
         reply.carry_out(move |reply| async move {
             match this.node(kernel_parent).await {
                 Ok(directory) if directory.is_in_writable_bucket() => {
-                    return this.create_staged(&directory, &name, flags, reply).await;
+                    let owner = (caller.uid, caller.gid);
+                    return this.create_staged(&directory, &name, (mode & !umask, owner), flags, reply).await;
                 }
                 // Whatever it is shows below.
                 _ => {}
@@ -174,7 +175,12 @@ impl Inner {
     pub(super) fn write(self: &Arc<Self>, fh: u64, offset: u64, data: &[u8], how: Writing, reply: Reply) {
         let content = match self.files.get(fh).as_deref() {
             Some(OpenHandle::Content(content)) => Arc::clone(content),
-            Some(OpenHandle::Staged(file)) => return self.write_staged(file, offset, data, how.writer, reply),
+            Some(OpenHandle::Staged(file)) => {
+                if how.kills_privileges {
+                    file.kill_privileges();
+                }
+                return self.write_staged(file, offset, data, how.writer, reply);
+            }
             _ => return reply.error(libc::EBADF),
         };
         // At most what one request holds.
