@@ -179,8 +179,8 @@ fn rsync_there_and_back_has_nothing_to_do_the_second_time() {
     assert!(fs::read(back.join("large")).unwrap() == vec![9; 20 << 20]);
 
     // cp sets everything before it closes.
-    let copied = Command::new("cp").args(["-a", "--no-preserve=xattr"]).arg(&from).arg(cluster.path("data/copied"));
-    let copied = { copied }.output().unwrap();
+    let mut copy = Command::new("cp");
+    let copied = copy.args(["-a", "--no-preserve=xattr"]).arg(&from).arg(cluster.path("data/copied")).output().unwrap();
     assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
     assert_eq!(rsync(&from, &cluster.path("data/copied")), "");
 }
