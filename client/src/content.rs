@@ -3,13 +3,14 @@
 //! A file that is open here has one [`Content`], whoever has it open. What is written goes to every worker of its block at
 //! once, through a descriptor where the worker is on this host; the master is told of new blocks, and of a new length, when
 //! a file is flushed, synced, or given other attributes ([`commit`](Content::commit)). `layout` knows the file without
-//! I/O, `block` one block at its workers, `blocks` opens them, `origin` is about what no block has, `read`, `write` and `cut` do what their names say.
+//! I/O, `block` one block at its workers, `blocks` opens them, `origin` is about what no block has, `read`, `write`, `copy` and `cut` do what their names say.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 
 mod block;
 mod blocks;
 mod commit;
+mod copy;
 mod cut;
 mod layout;
 mod origin;
@@ -149,6 +150,12 @@ impl Contents {
             Some(kept) => kept,
             None => self.shared.metadata.keep_open(node).await?,
         };
+        self.enter(node, kept, Some(Layout::new(attr, Vec::new(), None)))
+    }
+
+    /// The same of a file that was made without a name: it is gone with the last who has it open, unless it gets a name.
+    pub fn open_nameless(&self, node: &Node, attr: &Attr) -> Result<Arc<Content>, ClientError> {
+        let kept = self.shared.metadata.keep_nameless(node.inode);
         self.enter(node, kept, Some(Layout::new(attr, Vec::new(), None)))
     }
 

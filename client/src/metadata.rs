@@ -189,14 +189,14 @@ impl Metadata {
 
     /// An inode from the cache, without I/O. `None`: ask with `node`.
     pub fn cached_node(&self, inode: u64) -> Option<Arc<Node>> {
-        let node = self.inner.caching.then(|| self.inner.cache.node(inode)).flatten()?;
+        let node = self.inner.caching.then(|| self.inner.looked_node(inode)).flatten()?;
         self.inner.usable(node.parent, || Some(node))
     }
 
     /// An inode by id. `Stale` when it has been replaced or deleted.
     pub async fn node(&self, inode: u64) -> Result<Arc<Node>, ClientError> {
         let parent = |node: Option<&Arc<Node>>| node.map_or(0, |node| node.parent);
-        self.ask_unless(parent, || self.inner.cache.node(inode).map(Ok), || self.ask_node(inode)).await
+        self.ask_unless(parent, || self.inner.looked_node(inode).map(Ok), || self.ask_node(inode)).await
     }
 
     /// An absolute path of the namespace, in one round trip.
@@ -405,10 +405,15 @@ impl Inner {
     /// What a name leads to: `Some(None)` for nowhere, `None` when it is not known here.
     fn known(&self, parent: u64, name: &[u8]) -> Option<Option<Arc<Node>>> {
         match self.cache.lookup(parent, name) {
-            Some(Found::Node(node)) => Some(Some(node)),
+            Some(Found::Node(node)) => (!node.is_unlooked()).then_some(Some(node)),
             Some(Found::Absent(_)) => Some(None),
             None => self.directories.get(parent).filter(|directory| directory.is_without(name)).map(|_| None),
         }
+    }
+
+    /// A node of the cache, unless its attributes are to be asked for.
+    fn looked_node(&self, inode: u64) -> Option<Arc<Node>> {
+        self.cache.node(inode).filter(|node| !node.is_unlooked())
     }
 
     /// Whether the absence of a name in the directory may be cached.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cavern_conf::schema;
 use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
-use cavern_proto::master::{AccessMode, Consistency, Mount, MountTable, WriteType};
+use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Mount, MountTable, WriteType};
 use cavern_ufs::Ufs;
 
 use crate::error::ClientError;
@@ -61,6 +61,11 @@ impl MountView {
     /// Whether the bucket is the truth, and is written to by way of the mount.
     pub fn has_writable_bucket(&self) -> bool {
         !self.is_fs_mode() && self.mount.access_mode() == AccessMode::ReadWrite
+    }
+
+    /// Whether it is in cache-mode, and what programs set of files' attributes is kept as metadata of the objects.
+    pub fn keeps_attributes(&self) -> bool {
+        !self.is_fs_mode() && self.mount.attributes() == AttributePolicy::Keep
     }
 
     pub fn consistency(&self) -> Consistency {

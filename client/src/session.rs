@@ -69,7 +69,7 @@ impl Client {
         let metadata = Metadata::new(master.clone(), tables.clone(), stats.clone(), config);
         let files = Files::new(metadata.clone(), pool.clone(), stats.clone(), config);
         let contents = Contents::new(metadata.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
-        let staged = StagedFiles::new(metadata.clone(), files.clone(), pool.clone(), &config.client);
+        let staged = StagedFiles::new(metadata.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let client = Arc::new(Self {
             master,
@@ -158,7 +158,7 @@ impl Client {
         if let Some(inode) = changed_inode(&change) {
             let on = self.metadata.node(inode).await?;
             if on.is_in_writable_bucket() {
-                return self.staged.change(&on, &change).await;
+                return self.staged.change(&on, &change, (uid, gid)).await;
             }
         }
         self.metadata.change(change, uid, gid).await

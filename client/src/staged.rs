@@ -1,22 +1,26 @@
 //! Files of cache-mode mounts that are being written.
 //!
-//! Objects cannot be changed in place, so what is written is staged on this host ([`StagedFile`], in `file`) and goes to the
+//! Objects cannot be changed in place, so what is written is staged on this host ([`StagedFile`], in `file`, `write`, `read` and `disk`) and goes to the
 //! bucket as a whole object when the file is closed or synced (`upload`), large ones in parts that are sent ahead while they
 //! are written (`parts`). The bucket is the truth: a change is acknowledged when the bucket has it. Then the master is told to
 //! look, and with that the name leads to the new version on every client; the workers have got its bytes before (`cached`). `place` is about the room on the disk, `ranges` about
-//! which bytes are there, `writers` about whose close counts, `names` and `rename` about names that are made, removed and moved.
+//! which bytes are there, `writers` about whose close counts, `names` and `rename` about names that are made, removed and moved, `attributes` about what the bucket keeps beside bytes.
 //!
 //! While a file is being written here it has an inode of its own, beyond those of the namespace, which its name leads to on
 //! this client only.
 
+mod attributes;
 mod cached;
+mod disk;
 mod file;
 mod names;
 mod parts;
 mod place;
 mod ranges;
+mod read;
 mod rename;
 mod upload;
+mod write;
 mod writers;
 
 use std::collections::HashMap;
@@ -40,6 +44,7 @@ pub use parts::OBJECT_BYTES_MAX;
 use crate::error::ClientError;
 use crate::metadata::{Metadata, Node};
 use crate::read::Files;
+use crate::stats::Stats;
 use crate::wire::WorkerPool;
 use file::{Base, Place};
 use parts::UPLOAD_BYTES;
@@ -64,6 +69,7 @@ pub(super) struct Shared {
     metadata: Metadata,
     files: Files,
     pool: Arc<WorkerPool>,
+    stats: Arc<Stats>,
     directory: PathBuf,
     room: Room,
     /// Parts on their way, in KiB.
@@ -115,15 +121,23 @@ pub enum Creation {
 
 impl StagedFiles {
     /// Inside a tokio runtime, where uploads will run.
-    pub(crate) fn new(metadata: Metadata, files: Files, pool: Arc<WorkerPool>, conf: &schema::Client) -> Self {
+    pub(crate) fn new(
+        metadata: Metadata,
+        files: Files,
+        pool: Arc<WorkerPool>,
+        stats: Arc<Stats>,
+        conf: &schema::Client,
+    ) -> Self {
         let memory = UPLOAD_BYTES.min(conf.memory_budget.bytes() / MEMORY_SHARE);
         let memory_kib = u32::try_from(memory / 1024).unwrap_or(u32::MAX).max(1);
+        let room = Room::new(conf.staging_size.bytes(), stats.staged_bytes.clone());
         let shared = Shared {
             metadata,
             files,
             pool,
+            stats,
             directory: conf.staging_directory.clone(),
-            room: Room::new(conf.staging_size.bytes()),
+            room,
             memory: Arc::new(Semaphore::new(memory_kib as usize)),
             memory_kib,
             timeout: conf.read_timeout.get(),

@@ -76,6 +76,40 @@ stats! {
     watch_resets: Counter = "client_watch_resets",
     /// Calls that the master did not answer
     master_errors: Counter = "client_master_errors",
+    /// Files of cache-mode mounts that are being written, or were a moment ago
+    staged_files: Gauge = "client_staged_files",
+    /// Bytes of such files on the disk of this host, out of client.staging_size
+    staged_bytes: Gauge = "client_staged_bytes",
+    /// Such files that are closed or synced at the moment: the bucket has not taken them yet
+    staged_uploads: Gauge = "client_staged_uploads",
+    /// Bytes of such files that the bucket has taken, in parts or whole
+    uploaded_bytes: Counter = "client_uploaded_bytes",
+    /// Objects written to buckets of cache-mode mounts
+    uploads: Counter = "client_uploads",
+    /// Files that a bucket did not take when they were closed or synced
+    upload_errors: Counter = "client_upload_errors",
+    /// Directories of cache-mode mounts that are being renamed
+    directory_renames: Gauge = "client_directory_renames",
+    /// Objects copied by renames of directories
+    renamed_copies: Counter = "client_renamed_copies",
+    /// Objects that such renames have copied and then deleted under their old keys
+    renamed_deletions: Counter = "client_renamed_deletions",
+}
+
+/// Counts something that is under way, until it is dropped.
+pub(crate) struct UnderWay(Gauge);
+
+impl UnderWay {
+    pub(crate) fn new(gauge: &Gauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 #[cfg(test)]

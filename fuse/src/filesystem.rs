@@ -10,6 +10,7 @@
 mod attributes;
 mod changes;
 mod content;
+mod copy;
 mod create;
 mod directory;
 mod failed_reads;
@@ -27,6 +28,7 @@ mod setattr;
 mod staged;
 mod statfs;
 mod symlink;
+mod tmpfile;
 mod unopened;
 mod xattr;
 
@@ -190,6 +192,7 @@ impl Filesystem for Namespace {
             Operation::Create { name, mode, umask, flags } => {
                 inner.create(node, caller, name, (mode, umask), flags, reply);
             }
+            Operation::Tmpfile { mode, umask, flags } => inner.tmpfile(node, caller, (mode, umask), flags, reply),
             Operation::Write { fh, offset, data, flags, kill_privileges, writer } => {
                 let is_sync = flags.cast_signed() & libc::O_DSYNC != 0;
                 let how = Writing { is_sync, kills_privileges: kill_privileges, writer };
@@ -203,6 +206,7 @@ impl Filesystem for Namespace {
             Operation::Fsyncdir => reply.done(),
             Operation::Fallocate { fh, offset, length, mode } => inner.fallocate(fh, offset, length, mode, reply),
             Operation::Lseek { fh, offset, whence } => inner.lseek(fh, offset, whence, reply),
+            Operation::CopyFileRange(range) => inner.copy_file_range(caller, range, reply),
             // The event loop answers the others.
             _ => reply.error(libc::ENOSYS),
         }

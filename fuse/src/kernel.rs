@@ -22,5 +22,5 @@ pub use directory::DirectoryPage;
 pub use mount::{Mount, MountError, MountOptions};
 pub use notify::Notifier;
 pub use reply::{Delivery, Reply};
-pub use request::{Caller, LockRequest, NewAttributes, NewTime, Operation};
+pub use request::{Caller, CopyRange, LockRequest, NewAttributes, NewTime, Operation};
 pub use session::{Filesystem, READ_MAX, Session, SessionError, SessionOptions};

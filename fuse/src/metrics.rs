@@ -73,6 +73,7 @@ impl MountCollector {
         for (name, help, count) in [
             ("cavern_fuse_read_bytes", "Bytes answered to reads of the kernel", &seen.read_bytes),
             ("cavern_fuse_written_bytes", "Bytes of writes of the kernel that were carried out", &seen.written_bytes),
+            ("cavern_fuse_copied_bytes", "Bytes copied from file to file by copy_file_range", &seen.copied_bytes),
             ("cavern_fuse_malformed_requests", "Requests that could not be decoded", &seen.malformed),
             ("cavern_fuse_invalidations_sent", "Invalidations that the kernel took", &told.sent),
             ("cavern_fuse_invalidations_unknown", "Invalidations of what the kernel did not know", &told.unknown),

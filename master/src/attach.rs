@@ -1,7 +1,7 @@
 //! Attaching buckets to the namespace, and detaching them.
 
 use cavern_proto::CHUNK_BYTES;
-use cavern_proto::master::{AccessMode, Consistency, Existing, Mount, WriteType};
+use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Existing, Mount, WriteType};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{CountUsage, ReapOrphans};
 use cavern_ufs::Contents;
@@ -198,6 +198,17 @@ fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
         (Ok(_), _) => mount.access_mode = AccessMode::Unspecified as i32,
         (Err(_), _) => return invalid("the access mode is neither read_only nor read_write".into()),
     }
+    match (AttributePolicy::try_from(mount.attributes), mount.write_type()) {
+        (Ok(AttributePolicy::Refuse), _) => {}
+        (Ok(AttributePolicy::Keep), WriteType::FsMode) => {
+            return invalid("fs_mode keeps all attributes anyway: leave --attributes out".into());
+        }
+        (Ok(AttributePolicy::Keep), _) if mount.uri.starts_with("file://") => {
+            return invalid("a directory tree has nothing that keeps attributes beside the bytes of an object".into());
+        }
+        (Ok(AttributePolicy::Keep), _) => {}
+        (Err(_), _) => return invalid("attributes are neither refused nor kept".into()),
+    }
     match (mount.existing(), mount.write_type()) {
         (Existing::Recovered, WriteType::FsMode) => {}
         (Existing::Recovered, _) => {
@@ -264,11 +275,14 @@ mod tests {
 
     #[test]
     fn impossible_requests_are_refused() {
-        let broken: [fn(&mut Mount); 14] = [
+        let broken: [fn(&mut Mount); 17] = [
             |mount| (mount.write_type, mount.uri) = (WriteType::FsMode as i32, "file:///d".into()),
             |mount| (mount.access_mode, mount.uri) = (AccessMode::ReadWrite as i32, "file:///d".into()),
             |mount| (mount.access_mode, mount.write_type) = (AccessMode::ReadOnly as i32, WriteType::FsMode as i32),
             |mount| mount.access_mode = 7,
+            |mount| mount.attributes = 7,
+            |mount| (mount.attributes, mount.write_type) = (1, WriteType::FsMode as i32),
+            |mount| (mount.attributes, mount.uri) = (1, "file:///d".into()),
             |mount| mount.existing = Existing::Recovered as i32,
             |mount| mount.path = "/".into(),
             |mount| mount.path = "a".into(),

@@ -8,6 +8,7 @@
 //! - A whole mount is **indexed** ([`index`]) from one flat listing after it was made.
 //! - What the bucket of an **fs-mode** mount had before ([`existing`], [`adopt`]) comes in by the same listings of directories, and
 //!   of such a mount each directory is listed once: from then on the namespace is the truth.
+//! - What the bucket **keeps** ([`kept`]) of the attributes of a file, in mounts that have it keep them, is asked file by file.
 //! - Trees are **walked** ([`walk`]) for refreshes, usage and loads.
 //!
 //! Several of these may learn about the same name at the same time. The rule is: what was asked later wins. A listing that
@@ -23,6 +24,7 @@ mod existing;
 mod external;
 mod flight;
 mod index;
+mod kept;
 mod recover;
 mod walk;
 mod window;

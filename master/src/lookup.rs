@@ -1,13 +1,14 @@
 //! Reading the namespace for clients: names, inodes, pages of directories, each after whatever listing it needs.
 //!
-//! Nothing here sends a HEAD for a name that a listing knows. A directory that was never listed is listed first; a name in a
+//! Nothing here sends a HEAD for a name that a listing knows, except in mounts whose buckets keep attributes, for each name that is
+//! looked at for the first time. A directory that was never listed is listed first; a name in a
 //! huge one is checked alone. What is known goes on being served while a bucket does not answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cavern_proto::master::{Consistency, Entry, Kind, MakeListedReply};
+use cavern_proto::master::{Consistency, Entry, Kind, MakeListedReply, OwnAttributes};
 use cavern_proto::record::InodeRecord;
 use cavern_proto::{NAME_MAX, ROOT_INODE};
 use futures::{StreamExt, stream};
@@ -70,6 +71,11 @@ impl Lookups {
 
     /// The entry of a name in a directory.
     pub async fn lookup(&self, parent: u64, name: &Bytes) -> Result<Entry, MasterError> {
+        self.looked_at(self.lookup_listed(parent, name).await?).await
+    }
+
+    /// The same, with attributes that the bucket keeps only if it has been asked for them.
+    async fn lookup_listed(&self, parent: u64, name: &Bytes) -> Result<Entry, MasterError> {
         check_name(name)?;
         self.watch.mark_seen(parent);
         let looked_up = name.clone();
@@ -192,6 +198,10 @@ impl Lookups {
     /// # Errors
     /// [`MasterError::NotFound`] when it was replaced or deleted.
     pub async fn get_inode(&self, inode: u64) -> Result<Entry, MasterError> {
+        self.looked_at(self.known_inode(inode).await?).await
+    }
+
+    async fn known_inode(&self, inode: u64) -> Result<Entry, MasterError> {
         let record = self.listings.read(move |tables| tables.inode(inode)).await?.ok_or_else(|| gone(inode))?;
         if record.kind() == Kind::Directory {
             let directory = self.listings.read(move |tables| tables.directory(inode)).await?;
@@ -211,7 +221,40 @@ impl Lookups {
         self.watch.mark_seen(parent);
         self.watch.mark_missed(parent);
         self.listings.check_name(parent, name, why).await?;
-        self.absent_or_entry(parent, name).await
+        let entry = self.absent_or_entry(parent, name).await?;
+        match why {
+            // Times of objects are too coarse to tell whether what is kept with one has changed.
+            Why::Written => self.look_at(entry).await,
+            Why::Unknown => self.looked_at(entry).await,
+        }
+    }
+
+    /// An entry with the attributes that the bucket keeps. While the bucket does not answer, it says that they are not known.
+    async fn looked_at(&self, entry: Entry) -> Result<Entry, MasterError> {
+        match entry.attr.unwrap_or_default().own() {
+            OwnAttributes::Unknown => self.look_at(entry).await,
+            _ => Ok(entry),
+        }
+    }
+
+    /// The same after the bucket has been asked, in mounts that have it keep attributes.
+    async fn look_at(&self, entry: Entry) -> Result<Entry, MasterError> {
+        let (parent, name) = (entry.parent, entry.name.clone());
+        let looked_up = name.clone();
+        let read =
+            self.listings.read(move |tables| Ok(tables.directory(parent)?.zip(find(tables, parent, &looked_up)?)));
+        let Some((directory, (inode, record))) = read.await?.filter(|(directory, _)| directory.mount_id != 0) else {
+            return Ok(entry);
+        };
+        let mount = self.mounts.get(directory.mount_id)?;
+        if !mount.keeps_attributes() {
+            return Ok(entry);
+        }
+        match self.listings.look_at(&mount, &directory, &name, (inode, &record)).await {
+            Ok(()) => self.absent_or_entry(parent, &name).await,
+            // Noted where it happened.
+            Err(_) => Ok(entry),
+        }
     }
 
     /// Renews the listings that are past half of their time. With `wait`, waits for them as long as the configuration allows,
@@ -298,6 +341,7 @@ impl Lookups {
             if mount.is_fs_mode() {
                 return Ok(entry);
             }
+            self.mark_unknown(&mount, &mut entry, &directory.record);
             entry.key = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(directory.inode))?;
         }
         Ok(entry)
@@ -319,6 +363,7 @@ impl Lookups {
             if mount.is_fs_mode() {
                 return Ok(entry);
             }
+            self.mark_unknown(&mount, &mut entry, record);
             let is_mount_root = directory.mount_id == 0;
             entry.key = if is_mount_root {
                 mount.ufs.prefix().to_owned()
@@ -341,7 +386,21 @@ impl Lookups {
         let mut entry = plain_entry(0, name, inode, record);
         let is_directory = record.kind() == Kind::Directory;
         entry.listing_age_ms = self.age_of(if is_directory { record } else { &directory.record });
+        if let Ok(mount) = self.mounts.get(record.mount_id) {
+            self.mark_unknown(&mount, &mut entry, record);
+        }
         entry
+    }
+
+    /// Says so where the bucket may keep attributes that nobody has asked for.
+    fn mark_unknown(&self, mount: &OpenMount, entry: &mut Entry, record: &InodeRecord) {
+        if let Some(attr) = &mut entry.attr
+            && mount.keeps_attributes()
+            && record.kept.is_none()
+            && attr.inode != mount.mount.root_inode
+        {
+            attr.set_own(OwnAttributes::Unknown);
+        }
     }
 }
 

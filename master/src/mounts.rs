@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cavern_conf::schema;
-use cavern_proto::master::{Consistency, Mount, MountStatus, WriteType};
+use cavern_proto::master::{AttributePolicy, Consistency, Mount, MountStatus, WriteType};
 use cavern_ufs::Ufs;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
@@ -58,6 +58,11 @@ impl OpenMount {
     /// Whether the namespace, not the bucket, says what is in the mount.
     pub fn is_fs_mode(&self) -> bool {
         self.mount.write_type() == WriteType::FsMode
+    }
+
+    /// Whether the bucket may keep attributes of its files, which are shown then.
+    pub fn keeps_attributes(&self) -> bool {
+        !self.is_fs_mode() && self.mount.attributes() == AttributePolicy::Keep
     }
 
     /// How long a listing is fresh; `None` when it is trusted until a refresh.

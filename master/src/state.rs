@@ -14,6 +14,7 @@ pub mod database;
 mod existing;
 mod extent;
 mod intent;
+mod kept;
 mod mount;
 pub mod namespace;
 mod origin;

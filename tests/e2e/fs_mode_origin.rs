@@ -94,6 +94,48 @@ fn dropped_blocks_are_read_from_the_bucket_and_only_touched_ones_come_back() {
 }
 
 #[test]
+fn blocks_that_are_written_over_as_a_whole_are_not_fetched() {
+    let cluster = mounted(Options { workers: 2, ..Options::default() });
+    let path = cluster.path("fs/f");
+    let mut content = noise(1, (3 * MIB + 1000) as usize);
+    fs::write(&path, &content).unwrap();
+    fs::write(cluster.path("fs/zeroed"), noise(2, 5000)).unwrap();
+    freed(&cluster, "/fs");
+    eventually("the workers have dropped the blocks", PATIENCE, || (data_bytes(&cluster) == 0).then_some(()));
+    cluster.s3.reset_stats();
+    let mut write = |at: u64, length: u64| {
+        // The kernel passes a whole block on in one request only if its pages are whole.
+        let buffer = noise(at, length as usize + 4096);
+        let start = buffer.as_ptr().align_offset(4096);
+        let bytes = &buffer[start..start + length as usize];
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.write_all_at(bytes, at).unwrap();
+        content.resize(content.len().max((at + length) as usize), 0);
+        content[at as usize..(at + length) as usize].copy_from_slice(bytes);
+    };
+    // A block, what there is of the last one and more, and a file that becomes zeros.
+    write(MIB, MIB);
+    assert_eq!(cluster.s3.requests("GET"), 0);
+    write(3 * MIB, 5000);
+    assert_eq!(cluster.s3.requests("GET"), 0);
+    let zero = FallocateFlags::ZERO_RANGE;
+    rustix::fs::fallocate(OpenOptions::new().write(true).open(cluster.path("fs/zeroed")).unwrap(), zero, 0, 5000)
+        .unwrap();
+    assert_eq!(cluster.s3.requests("GET"), 0);
+    // All but a byte.
+    write(2 * MIB + 1, MIB - 1);
+    assert_eq!(cluster.s3.requests("GET"), 1);
+    assert_content(&path, &content);
+    assert_content(&cluster.path("fs/zeroed"), &[0; 5000]);
+    cluster.kill("worker0");
+    cluster.start("worker0");
+    persisted(&cluster);
+    assert!(objects(&cluster)["fs/f"] == content);
+    assert_eq!(objects(&cluster)["fs/zeroed"], vec![0; 5000]);
+    assert_content(&path, &content);
+}
+
+#[test]
 fn cuts_holes_and_zeros_leave_nothing_behind_that_comes_back() {
     let cluster = mounted(Options::default());
     let mut content = noise(2, (4 * MIB) as usize);

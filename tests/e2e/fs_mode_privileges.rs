@@ -1,7 +1,7 @@
 //! Set-user-ID and set-group-ID bits and capabilities of files of fs-mode mounts: they go with writes and new owners as on a
 //! local file system, whatever way the bytes take.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -14,10 +14,15 @@ use rustix::fs::XattrFlags;
 const USER: u32 = 65_534;
 
 /// What a shell of the user does to the file.
-const DEEDS: [(&str, &str); 5] = [
+const DEEDS: [(&str, &str); 6] = [
     ("appends", "echo x >> file"),
     ("opens it for both and writes", "exec 3<> file; echo x >&3"),
     ("writes past the pages", "dd if=/dev/zero of=file bs=4096 count=1 oflag=direct conv=notrunc status=none"),
+    (
+        "copies to it from a file",
+        "python3 -c 'import os; r = os.open(\"file\", os.O_RDONLY); w = os.open(\"file\", os.O_WRONLY); \
+         os.copy_file_range(r, w, 100, 0, 200)'",
+    ),
     ("cuts it by opening it", ": > file"),
     ("cuts it", "truncate -s 3 file"),
 ];
@@ -41,6 +46,9 @@ fn modes(directory: &Path) -> Vec<(String, u32)> {
             modes.push((format!("{before:o}: the user {deed}"), mode()));
         }
         again();
+        let (from, to) = (File::open(&file).unwrap(), File::options().write(true).open(&file).unwrap());
+        assert_eq!(rustix::fs::copy_file_range(&from, Some(&mut 0), &to, Some(&mut 100), 50), Ok(50));
+        modes.push((format!("{before:o}: root copies to it"), mode()));
         fs::write(&file, b"by root").unwrap();
         modes.push((format!("{before:o}: root writes"), mode()));
         chown(&file, Some(1), None).unwrap();

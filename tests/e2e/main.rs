@@ -6,6 +6,7 @@
 mod bad;
 #[path = "crash/bucket.rs"]
 mod bucket;
+mod cache_attributes;
 mod cache_writes;
 mod command_line;
 mod deleted;
@@ -16,6 +17,7 @@ mod fs_changes;
 mod fs_commands;
 mod fs_mode_acls;
 mod fs_mode_content;
+mod fs_mode_copy;
 mod fs_mode_existing;
 mod fs_mode_locks;
 mod fs_mode_names;
@@ -24,6 +26,7 @@ mod fs_mode_privileges;
 mod fs_mode_quotas;
 mod fs_mode_random;
 mod fs_mode_replicas;
+mod fs_mode_tmpfile;
 mod fs_mode_ttl;
 mod loads;
 mod local_cluster;

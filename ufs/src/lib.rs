@@ -17,6 +17,7 @@
 //! How a request goes through retries, limits, counters and deadlines is told in `store.rs`; the URIs and their options in
 //! `uri.rs` and `s3/options.rs`.
 
+mod attributes;
 mod deadline;
 mod error;
 mod exact;
@@ -34,6 +35,7 @@ mod ufs;
 mod uri;
 mod write;
 
+pub use attributes::{ObjectAttributes, nanoseconds, seconds};
 pub use error::{Cause, Operation, Request, UfsError};
 pub use fault::Faults;
 pub use memory::MemoryBucket;

@@ -203,9 +203,9 @@ impl MemoryBucket {
                 objects.by_key.remove(request.key);
                 Ok(String::new())
             }
-            Change::Copy { source } => {
+            Change::Copy { source, metadata } => {
                 let found = objects.version_of(&source).ok_or_else(missing)?;
-                Ok(objects.store(request.key, found.bytes, found.metadata))
+                Ok(objects.store(request.key, found.bytes, metadata.cloned().unwrap_or(found.metadata)))
             }
             Change::CopyPart { upload, number, source, bytes: (first, last) } => {
                 let found = objects.version_of(&source).ok_or_else(missing)?;

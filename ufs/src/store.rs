@@ -89,9 +89,10 @@ pub(crate) enum Change<'a> {
     Delete {
         replaces: Replaces<'a>,
     },
-    /// Answers the object's ETag. Its metadata are those of the source.
+    /// Answers the object's ETag. Its metadata are those of the source, unless there are others.
     Copy {
         source: CopySource<'a>,
+        metadata: Option<&'a Metadata>,
     },
     /// Answers the part's ETag.
     CopyPart {
@@ -137,7 +138,7 @@ impl ChangeRequest<'_> {
     /// What the store has to handle before it can answer.
     pub(crate) fn handled_bytes(&self) -> u64 {
         match self.change {
-            Change::Copy { source } => source.length,
+            Change::Copy { source, .. } => source.length,
             Change::CopyPart { bytes: (first, last), .. } => last - first + 1,
             _ => self.body_bytes(),
         }

@@ -48,11 +48,27 @@ impl Ufs {
     /// # Errors
     /// [`UfsError::VersionChanged`] or [`UfsError::NotFound`] when that version is not there any more.
     pub async fn copy(&self, from: &ObjectMeta, to: &str) -> Result<String, UfsError> {
+        self.copy_with(from, to, None).await
+    }
+
+    /// Gives a version of an object other metadata, and no others; gives the ETag that it has then, which may be another. The bytes
+    /// do not come here.
+    ///
+    /// # Errors
+    /// As [`Ufs::copy`].
+    pub async fn describe(&self, object: &ObjectMeta, metadata: &Metadata) -> Result<String, UfsError> {
+        self.copy_with(object, &object.key, Some(metadata)).await
+    }
+
+    async fn copy_with(&self, from: &ObjectMeta, to: &str, metadata: Option<&Metadata>) -> Result<String, UfsError> {
         let source = CopySource { key: &from.key, etag: &from.etag, length: from.size };
         if from.size <= COPY_BYTES {
-            return self.change(to, Change::Copy { source }).await;
+            return self.change(to, Change::Copy { source, metadata }).await;
         }
-        let upload = self.begin_multipart(to, &self.head(&from.key).await?.metadata).await?;
+        let upload = match metadata {
+            Some(metadata) => self.begin_multipart(to, metadata).await?,
+            None => self.begin_multipart(to, &self.head(&from.key).await?.metadata).await?,
+        };
         let part = from.size.div_ceil(PARTS_MAX).max(COPY_BYTES);
         let copied = stream::iter((1..).zip(0..from.size.div_ceil(part))).map(|(number, index)| {
             let bytes = (index * part, from.size.min((index + 1) * part) - 1);

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use cavern_conf::{ByteSize, Interval};
 use cavern_proto::master::{
-    AccessMode, Consistency, Existing, ListMountsRequest, Mount, MountRequest, MountStatus, MountTable, UnmountRequest,
-    WriteType,
+    AccessMode, AttributePolicy, Consistency, Existing, ListMountsRequest, Mount, MountRequest, MountStatus,
+    MountTable, UnmountRequest, WriteType,
 };
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -43,6 +43,9 @@ pub struct MountArgs {
     /// Whether clients change what is in it [default: read_only in cache_mode, read_write in fs_mode].
     #[arg(long, value_enum, requires = "uri")]
     access_mode: Option<AccessModeArg>,
+    /// In cache_mode: what becomes of modes, owners and times that programs set [default: refuse].
+    #[arg(long, value_enum, requires = "uri")]
+    attributes: Option<AttributesArg>,
     /// Option of the bucket; several times.
     #[arg(short = 'c', long = "option", value_name = "KEY=VALUE", value_parser = key_value, requires = "uri")]
     options: Vec<(String, String)>,
@@ -94,6 +97,14 @@ enum AccessModeArg {
     /// Files can be written, made and removed; with cache_mode the bucket has a file when its close returns.
     #[value(name = "read_write")]
     ReadWrite,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum AttributesArg {
+    /// They are EOPNOTSUPP, and everything looks as the client's configuration says.
+    Refuse,
+    /// The bucket keeps them as metadata of the objects. The first look at a file costs a HEAD.
+    Keep,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -164,6 +175,10 @@ impl MountArgs {
                 Some(AccessModeArg::ReadOnly) => AccessMode::ReadOnly.into(),
                 Some(AccessModeArg::ReadWrite) => AccessMode::ReadWrite.into(),
             },
+            attributes: match self.attributes {
+                None | Some(AttributesArg::Refuse) => AttributePolicy::Refuse.into(),
+                Some(AttributesArg::Keep) => AttributePolicy::Keep.into(),
+            },
             existing: if self.recover { Existing::Recovered.into() } else { Existing::None.into() },
             ..Mount::default()
         })
@@ -208,6 +223,7 @@ pub struct MountView {
     pub uri: String,
     pub write_type: &'static str,
     pub access_mode: &'static str,
+    pub attributes: &'static str,
     pub consistency: &'static str,
     pub metadata_ttl_ms: u64,
     pub ttl_ms: u64,
@@ -242,6 +258,10 @@ impl MountView {
             access_mode: match (mount.access_mode(), mount.write_type()) {
                 (AccessMode::ReadWrite, _) | (AccessMode::Unspecified, WriteType::FsMode) => "read_write",
                 _ => "read_only",
+            },
+            attributes: match (mount.attributes(), mount.write_type()) {
+                (AttributePolicy::Refuse, WriteType::CacheMode) => "refuse",
+                _ => "keep",
             },
             consistency: match mount.consistency() {
                 Consistency::Always => "always",

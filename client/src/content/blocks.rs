@@ -3,11 +3,12 @@
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use cavern_conf::Failpoint;
 use cavern_proto::chunk::{chunk_count, chunk_range, chunks_touching};
-use cavern_proto::data::{BlockRef, ReserveRequest, Status, open_request};
+use cavern_proto::data::{BlockRef, ReserveRequest, Status, WriteRequest, open_request};
 use cavern_proto::{ChunkMap, ContentId};
 use parking_lot::Mutex;
 
@@ -30,6 +31,16 @@ pub(super) fn is_of_worker(error: &ClientError) -> bool {
         ClientError::WorkerStatus { status, .. } => !matches!(status, Status::BadRequest),
         _ => false,
     }
+}
+
+/// What a block that is made has from its first moment on.
+#[derive(Clone, Debug)]
+enum Beginning {
+    Zeros,
+    /// The first bytes of a block of the origin, which its worker fetches.
+    Origin(BlockRef, u32),
+    /// Bytes that are written over all that the origin has.
+    Bytes(Bytes),
 }
 
 fn no_space(error: &ClientError) -> bool {
@@ -134,8 +145,14 @@ impl Content {
         Ok(Replica { worker, joined: 0, incarnation: item.incarnation, file })
     }
 
-    /// A block with room for bytes at each of its workers, made where it is not there yet.
-    pub(super) async fn block_to_write(&self, index: u32, bytes: &Range<u32>) -> Result<Arc<OpenBlock>, ClientError> {
+    /// A block with room for bytes at each of its workers, made where it is not there yet. `written` is what is about to be written to all
+    /// of the range, if anything is.
+    pub(super) async fn block_to_write(
+        &self,
+        index: u32,
+        bytes: &Range<u32>,
+        written: Option<&Bytes>,
+    ) -> Result<Arc<OpenBlock>, ClientError> {
         let open = |blocks: &std::collections::HashMap<u32, Arc<OpenBlock>>| {
             blocks.get(&index).filter(|open| open.has_room(bytes)).cloned()
         };
@@ -169,7 +186,7 @@ impl Content {
                     made => made,
                 }?
             }
-            None => (self.make(index, generation, bytes).await?, Vec::new()),
+            None => (self.make(index, generation, bytes, written).await?, Vec::new()),
         };
         if let Some(before) = known_reserved {
             let mut now = made.reserved.lock();
@@ -209,8 +226,21 @@ impl Content {
     }
 
     /// Makes a block of which the master knows nothing, at the workers that placement names, or at the next ones.
-    async fn make(&self, index: u32, generation: u32, bytes: &Range<u32>) -> Result<OpenBlock, ClientError> {
-        let origin = self.origin_of(index).await?;
+    async fn make(
+        &self,
+        index: u32,
+        generation: u32,
+        bytes: &Range<u32>,
+        written: Option<&Bytes>,
+    ) -> Result<OpenBlock, ClientError> {
+        let beginning = match (self.origin_of(index).await?, written) {
+            (None, _) => Beginning::Zeros,
+            // Nothing of it would be left.
+            (Some((_, length)), Some(written)) if bytes.start == 0 && bytes.end >= length => {
+                Beginning::Bytes(written.clone())
+            }
+            (Some((block, length)), _) => Beginning::Origin(block, length),
+        };
         let name = self.name_of(index, generation);
         let content = ContentId::from_slice(&name.content_id).unwrap_or_else(|| unreachable!("it was made above"));
         let wanted = self.mount.replicas();
@@ -222,7 +252,7 @@ impl Content {
             if replicas.len() == wanted || (!replicas.is_empty() && self.shared.pool.rests(worker)) {
                 break;
             }
-            match self.asking(worker, self.reserve_with(worker, &name, bytes, origin.clone())).await {
+            match self.asking(worker, self.begin(worker, &name, bytes, &beginning)).await {
                 Ok(replica) => replicas.push(replica),
                 // No other will find in the bucket what is not there.
                 Err(error) if is_of_worker(&error) && !error.is_version_gone() => {
@@ -302,28 +332,37 @@ impl Content {
         ClientError::WorkerStatus { worker, status: Status::NoSuchBlock, message }
     }
 
-    async fn reserve(&self, worker: u64, name: &BlockRef, bytes: &Range<u32>) -> Result<Replica, ClientError> {
-        self.reserve_with(worker, name, bytes, None).await
-    }
-
-    /// The same; a block that is not there yet begins with what the origin has.
-    async fn reserve_with(
+    /// Reserves in a block that need not be there yet.
+    async fn begin(
         &self,
         worker: u64,
         name: &BlockRef,
         bytes: &Range<u32>,
-        origin: Option<(BlockRef, u32)>,
+        beginning: &Beginning,
     ) -> Result<Replica, ClientError> {
-        // What the bucket has must be fetched first.
-        let wait = if origin.is_some() { self.shared.timeout } else { self.shared.worker_timeout };
-        let (origin, origin_bytes) = origin.unzip();
-        let request = ReserveRequest {
-            block: Some(name.clone()),
-            ranges: vec![wire_range(bytes)],
-            origin,
-            origin_bytes: origin_bytes.unwrap_or_default(),
-            ..ReserveRequest::default()
-        };
+        let mut request = reservation(name, bytes);
+        let mut wait = self.shared.worker_timeout;
+        match beginning {
+            Beginning::Zeros => {}
+            Beginning::Origin(origin, length) => {
+                (request.origin, request.origin_bytes) = (Some(origin.clone()), *length);
+                // What the bucket has must be fetched first.
+                wait = self.shared.timeout;
+            }
+            // A block without the bytes would be found by the next who writes there, should this client die now.
+            Beginning::Bytes(written) => {
+                let write = WriteRequest { block: Some(name.clone()), begins: true, ..WriteRequest::default() };
+                self.shared.pool.write(worker, write, written.clone(), wait).await?;
+            }
+        }
+        self.reserve_as(worker, request, wait).await
+    }
+
+    async fn reserve(&self, worker: u64, name: &BlockRef, bytes: &Range<u32>) -> Result<Replica, ClientError> {
+        self.reserve_as(worker, reservation(name, bytes), self.shared.worker_timeout).await
+    }
+
+    async fn reserve_as(&self, worker: u64, request: ReserveRequest, wait: Duration) -> Result<Replica, ClientError> {
         let reserved = self.shared.pool.reserve(worker, request, wait).await?;
         let file = reserved.descriptor.map(|descriptor| Arc::new(File::from(descriptor)));
         Ok(Replica { worker, joined: 0, incarnation: reserved.incarnation, file })
@@ -365,6 +404,10 @@ impl Content {
         };
         blocks.insert(index, Arc::new(fewer));
     }
+}
+
+fn reservation(name: &BlockRef, bytes: &Range<u32>) -> ReserveRequest {
+    ReserveRequest { block: Some(name.clone()), ranges: vec![wire_range(bytes)], ..ReserveRequest::default() }
 }
 
 fn writable(name: BlockRef, generation: u32, replicas: Vec<Replica>, bytes: &Range<u32>) -> OpenBlock {

@@ -95,12 +95,28 @@ impl Content {
             let part = bytes.slice(at..at + span.length());
             at += span.length();
             self.do_to_block(span.index, &span.bytes, Deed::Write(part), offset + at as u64, deadline).await?;
-            // The master may refuse that the file grows (a quota): whoever writes much hears of it now, not at the end.
-            if self.use_layout(|layout, _| layout.growth()).await? >= UNCOMMITTED_BLOCKS * self.block_size() {
-                self.commit().await?;
-            }
+            self.tell_growth().await?;
         }
         Ok(())
+    }
+
+    /// The master may refuse that the file grows (a quota): whoever writes much hears of it now, not at the end.
+    async fn tell_growth(&self) -> Result<(), ClientError> {
+        if self.use_layout(|layout, _| layout.growth()).await? >= UNCOMMITTED_BLOCKS * self.block_size() {
+            self.commit().await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a range of the file zeros; the file reaches at least to its end then.
+    pub(super) async fn write_hole(&self, range: Range<u64>) -> Result<(), ClientError> {
+        let _writing = self.gate.read().await;
+        let deadline = Instant::now() + self.shared.timeout;
+        let size = self.size().await?;
+        self.zero_behind_end(range.end, deadline).await?;
+        self.zero_range(range.start..range.end.min(size), deadline).await?;
+        self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
+        self.tell_growth().await
     }
 
     /// Makes a range of the file zeros, up to its end; what lies behind it is not touched.
@@ -223,7 +239,12 @@ impl Content {
 
     /// The block's generation, and the workers where it was done.
     async fn try_block(&self, index: u32, at: &Range<u32>, deed: &Deed) -> Result<(u32, Vec<u64>), ClientError> {
-        let open = self.block_to_write(index, at).await?;
+        let written = match deed {
+            Deed::Write(bytes) => Some(bytes.clone()),
+            Deed::Zero => Some(Bytes::new()),
+            Deed::Allocate => None,
+        };
+        let open = self.block_to_write(index, at, written.as_ref()).await?;
         let results = join_all(open.replicas.iter().map(|replica| self.do_to_replica(&open, replica, at, deed))).await;
         let (mut written, mut failed, mut failure) = (Vec::new(), Vec::new(), None);
         for (replica, result) in open.replicas.iter().zip(results) {

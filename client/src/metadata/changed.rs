@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{Attr, Entry, Kind, MutationResult, RenameMode};
+use cavern_proto::master::{Attr, Entry, Kind, MutationResult, Naming, RenameMode};
 
 use super::recent::Mark;
 use super::{Inner, Node};
@@ -95,6 +95,7 @@ impl Inner {
 fn places(change: &Change, result: &MutationResult) -> Vec<Place> {
     let place = |parent: u64, name: &bytes::Bytes, inode: u64| Place { parent, name: name.clone(), inode };
     match change {
+        Change::Create(create) if create.naming() != Naming::Named => Vec::new(),
         Change::Create(create) => vec![place(create.parent, &create.name, result.inode)],
         Change::Link(link) => vec![place(link.parent, &link.name, result.inode)],
         Change::Remove(remove) => vec![place(remove.parent, &remove.name, 0)],

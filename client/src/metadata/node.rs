@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
-use cavern_proto::master::{Attr, Consistency, Entry, Kind};
+use cavern_proto::master::{Attr, Consistency, Entry, Kind, OwnAttributes};
 use rustix::io::Errno;
 
 use crate::error::ClientError;
@@ -35,6 +35,7 @@ pub struct Node {
     pub gid: u32,
     pub nlink: u32,
     pub kind: Kind,
+    own: OwnAttributes,
     /// In fs-mode mounts.
     posix: Option<Box<Posix>>,
 }
@@ -115,6 +116,7 @@ impl Node {
             gid: attr.gid,
             nlink: attr.nlink,
             kind: attr.kind(),
+            own: attr.own(),
         }
     }
 
@@ -141,6 +143,7 @@ impl Node {
             gid: attr.gid,
             nlink: attr.nlink,
             kind: self.kind,
+            own: attr.own(),
             posix,
         }
     }
@@ -158,6 +161,21 @@ impl Node {
     /// Whether it is of a cache-mode mount that is written to: changes of it are changes of the bucket.
     pub fn is_in_writable_bucket(&self) -> bool {
         self.mount.as_ref().is_some_and(|mount| mount.has_writable_bucket())
+    }
+
+    /// Whether mode, owner and mtime are those that the bucket keeps with the object.
+    pub fn has_own_attributes(&self) -> bool {
+        self.own == OwnAttributes::Kept
+    }
+
+    /// Whether the bucket may keep such attributes, and has not been asked: this is good for its name alone.
+    pub fn is_unlooked(&self) -> bool {
+        self.own == OwnAttributes::Unknown
+    }
+
+    /// Whether what programs set of its attributes is kept by the bucket.
+    pub fn keeps_attributes(&self) -> bool {
+        self.mount.as_ref().is_some_and(|mount| mount.keeps_attributes())
     }
 
     /// Whether no name leads to it any more: it is there only for those who have it open.

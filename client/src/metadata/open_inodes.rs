@@ -140,6 +140,13 @@ impl Metadata {
         Ok(kept)
     }
 
+    /// Keeps an inode that this session has just made without a name, and so holds.
+    pub(crate) fn keep_nameless(&self, inode: u64) -> OpenInode {
+        let kept = self.register_open(inode);
+        self.inner.open.hold(inode);
+        kept
+    }
+
     fn register_open(&self, inode: u64) -> OpenInode {
         let news = self.inner.open.opened(inode);
         OpenInode { inner: self.inner.clone(), inode, news }

@@ -11,19 +11,20 @@ use cavern_proto::master::{Attr, CreateInode, Kind, MutationResult, RemoveName, 
 use cavern_ufs::{ListMode, Metadata as ObjectMetadata, Replaces, Ufs, UfsError};
 use rustix::io::Errno;
 
+use super::attributes::attributes_of_new;
 use super::{StagedFiles, place_in};
 use crate::error::ClientError;
 use crate::metadata::{Changed, Node};
 
 impl StagedFiles {
-    /// Makes a change in the bucket of a cache-mode mount; `on` is the directory or the file that is changed. Returns when the
+    /// Makes a change in the bucket of a cache-mode mount; `on` is the directory or the file that is changed, `owner` user and group of what is made. Returns when the
     /// bucket has it, and the caches of this client know of it. What buckets cannot keep is refused with `EOPNOTSUPP`.
-    pub async fn change(&self, on: &Arc<Node>, change: &Change) -> Result<Changed, ClientError> {
+    pub async fn change(&self, on: &Arc<Node>, change: &Change, owner: (u32, u32)) -> Result<Changed, ClientError> {
         let ufs = on.mount.as_ref().ok_or_else(|| ClientError::Invalid(format!("{on} is in no mount")))?.ufs()?.clone();
         match change {
             Change::Create(create) => match create.kind() {
-                Kind::File => self.make(&ufs, on, create, "").await,
-                Kind::Directory => self.make(&ufs, on, create, "/").await,
+                Kind::File => self.make(&ufs, on, create, owner).await,
+                Kind::Directory => self.make(&ufs, on, create, owner).await,
                 kind => refuse(Errno::OPNOTSUPP, format!("{on}: a bucket has files and directories, no {kind:?}")),
             },
             Change::Remove(remove) if remove.directory => self.remove_directory(&ufs, on, remove).await,
@@ -32,8 +33,9 @@ impl StagedFiles {
                 let to = self.shared.metadata.node(rename.new_parent).await?;
                 self.rename(&ufs, (on, &to), rename).await
             }
+            Change::SetAttr(set) if on.keeps_attributes() => self.set_attributes(&ufs, on, set).await,
             Change::SetAttr(set) if is_touch(set) && !on.is_directory() => self.touch(on).await,
-            _ => refuse(Errno::OPNOTSUPP, format!("{on}: a bucket cannot keep this")),
+            _ => refuse(Errno::OPNOTSUPP, format!("{on}: the bucket of this mount does not keep this")),
         }
     }
 
@@ -62,14 +64,22 @@ impl StagedFiles {
     }
 
     /// An empty object.
-    async fn make(&self, ufs: &Ufs, on: &Node, create: &CreateInode, end: &str) -> Result<Changed, ClientError> {
+    async fn make(
+        &self,
+        ufs: &Ufs,
+        on: &Node,
+        create: &CreateInode,
+        owner: (u32, u32),
+    ) -> Result<Changed, ClientError> {
         let place = place_in(on, &create.name)?;
+        let end = if create.kind() == Kind::Directory { "/" } else { "" };
+        let metadata = attributes_of_new(on, create, owner);
         let key = format!("{}{end}", place.key());
         let exists = || refuse(Errno::EXIST, format!("{key} is there already"));
         if self.shown(on.inode, &create.name).is_some() || self.known(on, &create.name).await?.is_some() {
             return exists();
         }
-        match ufs.put(&key, &Bytes::new(), &ObjectMetadata::new(), Replaces::Nothing).await {
+        match ufs.put(&key, &Bytes::new(), &metadata, Replaces::Nothing).await {
             Ok(_) => {}
             Err(UfsError::VersionChanged { .. }) => return exists(),
             Err(error) => return Err(error.into()),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use prometheus_client::metrics::gauge::Gauge;
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
 use rustix::io::Errno;
 use tokio::sync::Notify;
@@ -49,12 +50,14 @@ pub(super) fn punch(file: &File, range: &Range<u64>) -> io::Result<()> {
 pub(super) struct Room {
     limit: u64,
     used: Mutex<u64>,
+    /// Shows `used`.
+    shown: Gauge,
     given: Notify,
 }
 
 impl Room {
-    pub fn new(limit: u64) -> Self {
-        Self { limit, used: Mutex::new(0), given: Notify::new() }
+    pub fn new(limit: u64, shown: Gauge) -> Self {
+        Self { limit, used: Mutex::new(0), shown, given: Notify::new() }
     }
 
     /// Takes room, if there is so much.
@@ -63,6 +66,7 @@ impl Room {
         let fits = used.saturating_add(bytes) <= self.limit;
         if fits {
             *used += bytes;
+            self.shown.set(used.cast_signed());
         }
         fits
     }
@@ -84,6 +88,7 @@ impl Room {
         if bytes > 0 {
             let mut used = self.used.lock();
             *used = used.saturating_sub(bytes);
+            self.shown.set(used.cast_signed());
             drop(used);
             self.given.notify_waiters();
         }
@@ -117,7 +122,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_for_room_gets_it_or_hears_that_there_is_none() {
-        let room = std::sync::Arc::new(Room::new(100));
+        let room = std::sync::Arc::new(Room::new(100, Gauge::default()));
         assert!(room.try_take(60) && !room.try_take(41) && room.is_scarce());
         let soon = || Instant::now() + Duration::from_millis(5);
         assert!(!room.take(50, soon()).await);

@@ -1,7 +1,8 @@
 //! Renaming in a bucket: objects are copied there, all of them, and only then deleted under the old keys. So whatever ends a
 //! rename in the middle, each object is under one of its keys at least, and the rename can be made again.
 //!
-//! The bytes do not come here. Of a directory, which may have any number of objects, the log says how far it is.
+//! The bytes do not come here. Of a directory, which may have any number of objects, the log says how far it is, and so do the
+//! counters `client_renamed_copies` and `client_renamed_deletions`.
 
 use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
@@ -20,6 +21,7 @@ use super::{KEY_BYTES_MAX, StagedFiles, place_in};
 use crate::error::ClientError;
 use crate::metadata::{Changed, Node};
 use crate::mounts::ObjectVersion;
+use crate::stats::UnderWay;
 
 /// Objects of a directory that are copied or deleted at a time.
 const OBJECTS_AT_A_TIME: usize = 16;
@@ -144,6 +146,8 @@ impl StagedFiles {
             ufs.delete(to, Replaces::Anything).await?;
             self.shared.metadata.written(target.parent, &target.name).await?;
         }
+        let stats = &self.shared.stats;
+        let _under_way = UnderWay::new(&stats.directory_renames);
         let mut progress = Progress::new(format!("{from} → {to}"));
         // What was copied, by hashes of key and version: so many objects as one likes take little memory.
         let (hasher, mut copied) = (RandomState::new(), HashSet::new());
@@ -160,6 +164,7 @@ impl StagedFiles {
             let mut copies = stream::iter(copies).buffer_unordered(OBJECTS_AT_A_TIME);
             while let Some(hash) = copies.try_next().await? {
                 copied.insert(hash);
+                stats.renamed_copies.inc();
                 progress.step("objects are copied");
             }
         }
@@ -172,6 +177,7 @@ impl StagedFiles {
             let deletions = known.map(|object| delete_version(ufs.clone(), object));
             let mut deletions = stream::iter(deletions).buffer_unordered(OBJECTS_AT_A_TIME);
             while deletions.try_next().await?.is_some() {
+                stats.renamed_deletions.inc();
                 progress.step("copied objects are deleted");
             }
         }

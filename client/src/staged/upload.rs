@@ -5,10 +5,10 @@
 //! all; parts of an upload that is given up are aborted.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use cavern_ufs::{Metadata as ObjectMetadata, MultipartUpload, Replaces, Ufs, UfsError};
+use cavern_ufs::{Metadata as ObjectMetadata, MultipartUpload, ObjectAttributes, ObjectMeta, Replaces, Ufs, UfsError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
@@ -20,6 +20,7 @@ use super::parts::{Parts, UPLOAD_BYTES, part_count, part_range};
 use super::writers::Writers;
 use crate::error::ClientError;
 use crate::mounts::ObjectVersion;
+use crate::stats::UnderWay;
 
 /// Parts of one file on their way at a time.
 const PARTS_AT_A_TIME: usize = 4;
@@ -42,6 +43,8 @@ pub(super) struct Ahead {
 /// An upload in parts, begun with the first of them.
 pub(super) struct Attempt {
     upload: OnceCell<MultipartUpload>,
+    /// What it was begun with.
+    metadata: OnceLock<ObjectMetadata>,
     /// Names the write.
     name: String,
     is_done: AtomicBool,
@@ -50,9 +53,14 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    async fn upload(&self, ufs: &Ufs, key: &str) -> Result<&MultipartUpload, UfsError> {
-        let metadata = named(&self.name);
-        self.upload.get_or_try_init(|| ufs.begin_multipart(key, &metadata)).await
+    /// Begins with these metadata, if it has not begun yet.
+    async fn upload(&self, ufs: &Ufs, key: &str, metadata: &ObjectMetadata) -> Result<&MultipartUpload, UfsError> {
+        let begin = async || {
+            let upload = ufs.begin_multipart(key, metadata).await?;
+            let _first = self.metadata.set(metadata.clone());
+            Ok(upload)
+        };
+        self.upload.get_or_try_init(begin).await
     }
 }
 
@@ -92,6 +100,7 @@ struct Plan {
     size: u64,
     changes: u64,
     condition: Condition,
+    attributes: Option<ObjectAttributes>,
 }
 
 impl StagedFile {
@@ -109,13 +118,19 @@ impl StagedFile {
         // What is sent ahead comes to its end, and nothing more is.
         let _quiet = self.sending.write().await;
         let plan = Plan::of(&self.state.lock());
+        let stats = &self.shared.stats;
+        let _under_way = UnderWay::new(&stats.staged_uploads);
         let written = match self.mount.ufs() {
             Ok(ufs) => self.write_object(ufs, &plan).await,
             Err(error) => Err(error),
         };
         match written {
-            Ok(etag) => self.committed(&plan, etag).await,
+            Ok(etag) => {
+                stats.uploads.inc();
+                self.committed(&plan, etag).await;
+            }
             Err(error) => {
+                stats.upload_errors.inc();
                 self.not_written(&plan);
                 return Err(error);
             }
@@ -129,15 +144,25 @@ impl StagedFile {
             let _memory = self.memory(plan.size).await?;
             let bytes = self.collect(0..plan.size).await?;
             let is_plain = matches!(plan.condition, Condition::Anything);
-            let metadata = if is_plain { ObjectMetadata::new() } else { named(&attempt.name) };
-            ufs.put(&plan.key, &bytes, &metadata, replaces).await
+            let metadata = described(plan.attributes, (!is_plain).then_some(&attempt.name));
+            let put = ufs.put(&plan.key, &bytes, &metadata, replaces).await;
+            self.shared.stats.uploaded_bytes.inc_by(if put.is_ok() { plan.size } else { 0 });
+            put
         } else {
-            let upload = attempt.upload(ufs, &plan.key).await?;
+            let metadata = described(plan.attributes, Some(&attempt.name));
+            let upload = attempt.upload(ufs, &plan.key, &metadata).await?;
             let parts = (0..part_count(plan.size)).map(|index| self.part(upload, index, plan.size));
             let etags: Vec<String> = stream::iter(parts).buffered(PARTS_AT_A_TIME).try_collect().await?;
             let completed = upload.complete(&etags, replaces).await;
             attempt.is_done.store(completed.is_ok(), Ordering::Release);
-            completed
+            match completed {
+                // They were set when the first parts were on their way.
+                Ok(etag) if attempt.metadata.get() != Some(&metadata) => {
+                    let object = ObjectMeta { key: plan.key.clone(), size: plan.size, etag, mtime_ns: 0, metadata };
+                    ufs.describe(&object, &object.metadata).await
+                }
+                completed => completed,
+            }
         };
         let error = match written {
             Ok(etag) => return Ok(etag),
@@ -168,6 +193,7 @@ impl StagedFile {
         let _memory = self.memory(length).await?;
         let bytes = self.collect(range).await?;
         let etag = upload.part(number_of(index), &bytes).await?;
+        self.shared.stats.uploaded_bytes.inc_by(length);
         self.state.lock().parts.sent(index, changes, length, etag.clone());
         Ok(etag)
     }
@@ -184,6 +210,7 @@ impl StagedFile {
         let attempt = state.attempt.get_or_insert_with(|| {
             Arc::new(Attempt {
                 upload: OnceCell::new(),
+                metadata: OnceLock::new(),
                 name: format!("{:032x}", rand::random::<u128>()),
                 is_done: AtomicBool::new(false),
                 tasks: self.shared.tasks.clone(),
@@ -281,8 +308,13 @@ impl StagedFile {
     }
 
     async fn send_part_ahead(&self, index: u64) -> Result<(), ClientError> {
-        let (attempt, key) = (self.attempt(), self.state.lock().place.key());
-        let upload = attempt.upload(self.mount.ufs()?, &key).await?;
+        let attempt = self.attempt();
+        let (key, attributes) = {
+            let state = self.state.lock();
+            (state.place.key(), state.attributes)
+        };
+        let metadata = described(attributes, Some(&attempt.name));
+        let upload = attempt.upload(self.mount.ufs()?, &key, &metadata).await?;
         self.part(upload, index, u64::MAX).await.map(drop)
     }
 }
@@ -305,7 +337,8 @@ impl Plan {
             _ if state.is_exclusive => Condition::Nothing,
             _ => Condition::Anything,
         };
-        Self { key: state.place.key(), size: state.size, changes: state.changes, condition }
+        let (size, changes, attributes) = (state.size, state.changes, state.attributes);
+        Self { key: state.place.key(), size, changes, condition, attributes }
     }
 
     /// Something else is under the key than may be replaced, or the bucket has lost the parts.
@@ -320,8 +353,14 @@ impl Plan {
     }
 }
 
-fn named(write: &str) -> ObjectMetadata {
-    ObjectMetadata::from([(WRITE_NAME.to_owned(), write.to_owned())])
+/// The metadata of an object that is written: what it keeps, and the name of the write.
+fn described(attributes: Option<ObjectAttributes>, write: Option<&String>) -> ObjectMetadata {
+    let mut metadata = ObjectMetadata::new();
+    if let Some(attributes) = attributes {
+        attributes.write(&mut metadata);
+    }
+    metadata.extend(write.map(|write| (WRITE_NAME.to_owned(), write.clone())));
+    metadata
 }
 
 fn number_of(index: u64) -> u32 {

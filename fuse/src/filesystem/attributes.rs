@@ -1,5 +1,5 @@
 //! How nodes look: owner, permissions, times, and for how long the kernel may believe them. In cache-mode mounts the
-//! configuration decides about owners and permissions, in fs-mode mounts the namespace.
+//! configuration decides about owners and permissions, unless the bucket keeps them; in fs-mode mounts the namespace.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,6 +66,7 @@ impl Appearance {
         }
         let (mtime, mtimensec) = time(node.mtime_ns);
         let (ctime, ctimensec) = time(node.ctime_ns);
+        let (mode, uid, gid) = self.looks(node);
         Attr {
             ino,
             size: node.size,
@@ -76,15 +77,23 @@ impl Appearance {
             atimensec: mtimensec,
             mtimensec,
             ctimensec,
-            mode: self.mode(node.kind),
+            mode: self.mode(node.kind) & libc::S_IFMT | mode,
             nlink: if node.is_directory() { 2 } else { 1 },
-            uid: self.uid,
-            gid: self.gid,
+            uid,
+            gid,
             rdev: 0,
             // What programs take as their buffer size; a larger one costs every small file an allocation.
             blksize: CHUNK_BYTES,
             flags: 0,
         }
+    }
+
+    /// Permissions, user and group of what is in a cache-mode mount.
+    pub(super) fn looks(&self, node: &Node) -> (u32, u32, u32) {
+        if node.has_own_attributes() {
+            return (node.mode & 0o7777, node.uid, node.gid);
+        }
+        (self.mode(node.kind) & 0o7777, self.uid, self.gid)
     }
 
     /// Inodes of fs-mode mounts look as the namespace says.

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use cavern_client::{Changed, ClientError, Node};
-use cavern_proto::master::Kind;
 use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{Kind, SetAttr};
 
 use super::Inner;
 use crate::kernel::{Caller, Reply};
@@ -77,7 +77,9 @@ impl Inner {
             return refused(errno);
         }
         if node.is_in_writable_bucket() {
-            let changed = self.client.staged().change(&node, &attempt.change).await?;
+            let Caller { uid, gid } = attempt.caller;
+            let change = self.with_looks(&node, attempt.change);
+            let changed = self.client.staged().change(&node, &change, (uid, gid)).await?;
             let with = attempt.with.map(|with| self.root.to_namespace(with));
             for directory in with.into_iter().chain([node.inode]) {
                 self.invalidations.listings().changed_here(directory);
@@ -91,6 +93,17 @@ impl Inner {
             self.invalidations.listings().changed_here(attr.inode);
         }
         Ok((node, changed))
+    }
+
+    /// What is not set of a file whose bucket is to keep attributes from now on stays as it looks.
+    fn with_looks(&self, node: &Node, change: Change) -> Change {
+        let Change::SetAttr(set) = &change else { return change };
+        if !node.keeps_attributes() || node.has_own_attributes() {
+            return change;
+        }
+        let (mode, uid, gid) = self.appearance.looks(node);
+        let (mode, uid, gid) = (set.mode.or(Some(mode)), set.uid.or(Some(uid)), set.gid.or(Some(gid)));
+        Change::SetAttr(SetAttr { mode, uid, gid, ..*set })
     }
 
     /// Answers what was created or linked.

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_client::{ClientError, Content, Node, Seek};
+use cavern_client::{Changed, ClientError, Content, Node, Seek};
 use cavern_conf::Failpoint;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{CreateInode, Kind, SetAttr};
+use cavern_proto::master::{Attr, CreateInode, Kind, SetAttr};
 use quick_cache::sync::Cache;
 
 use super::Inner;
@@ -113,7 +113,8 @@ impl Inner {
         reply.carry_out(move |reply| async move {
             match this.node(kernel_parent).await {
                 Ok(directory) if directory.is_in_writable_bucket() => {
-                    return this.create_staged(&directory, &name, flags, reply).await;
+                    let owner = (caller.uid, caller.gid);
+                    return this.create_staged(&directory, &name, (mode & !umask, owner), flags, reply).await;
                 }
                 // Whatever it is shows below.
                 _ => {}
@@ -121,13 +122,7 @@ impl Inner {
             match this.create_content(attempt).await {
                 Ok((node, content)) => {
                     Failpoint::CreateAnswered.pass();
-                    let entry = this.entry_of(&node);
-                    let open_flags = this.open_flags(&node, &content, flags);
-                    let handle = OpenHandle::Content(content);
-                    let number = this.files.insert(Arc::new(handle));
-                    if reply.created(&entry, number, open_flags) == Delivery::Refused {
-                        this.files.remove(number);
-                    }
+                    this.answer_created(&node, content, flags, reply);
                 }
                 // Somebody else was faster: the kernel looks again, and opens what it finds if the caller may do so.
                 Err(error) if error.errno() == libc::EEXIST && flags & libc::O_EXCL == 0 => reply.error(libc::ESTALE),
@@ -136,12 +131,20 @@ impl Inner {
         });
     }
 
+    pub(super) fn answer_created(&self, node: &Node, content: Arc<Content>, flags: i32, reply: Reply) {
+        let entry = self.entry_of(node);
+        let open_flags = self.open_flags(node, &content, flags);
+        let number = self.files.insert(Arc::new(OpenHandle::Content(content)));
+        if reply.created(&entry, number, open_flags) == Delivery::Refused {
+            self.files.remove(number);
+        }
+    }
+
     async fn create_content(&self, attempt: Attempt) -> Result<(Arc<Node>, Arc<Content>), ClientError> {
         let (directory, changed) = self.make(attempt).await?;
-        let attr = changed.result.attributes.iter().find(|attr| attr.inode == changed.result.inode);
-        let attr = attr.ok_or_else(|| ClientError::Invalid("the master says nothing of what was created".into()))?;
-        let node = match changed.node {
-            Some(node) => node,
+        let attr = created(&changed)?;
+        let node = match &changed.node {
+            Some(node) => Arc::clone(node),
             None => Arc::new(Node::nameless(attr, directory.mount.clone())),
         };
         let content = self.client.contents().open_new(&node, attr).await?;
@@ -172,7 +175,12 @@ impl Inner {
     pub(super) fn write(self: &Arc<Self>, fh: u64, offset: u64, data: &[u8], how: Writing, reply: Reply) {
         let content = match self.files.get(fh).as_deref() {
             Some(OpenHandle::Content(content)) => Arc::clone(content),
-            Some(OpenHandle::Staged(file)) => return self.write_staged(file, offset, data, how.writer, reply),
+            Some(OpenHandle::Staged(file)) => {
+                if how.kills_privileges {
+                    file.kill_privileges();
+                }
+                return self.write_staged(file, offset, data, how.writer, reply);
+            }
             _ => return reply.error(libc::EBADF),
         };
         // At most what one request holds.
@@ -200,7 +208,7 @@ impl Inner {
     }
 
     /// Whether a file lets whoever runs it have more rights than he has, or may do so as far as is known here.
-    fn may_have_privileges(&self, inode: u64) -> bool {
+    pub(super) fn may_have_privileges(&self, inode: u64) -> bool {
         self.client.metadata().cached_node(inode).is_none_or(|node| {
             let has_xattrs = node.posix().is_some_and(|posix| posix.has_xattrs);
             has_xattrs || node.mode & (libc::S_ISUID | libc::S_ISGID) != 0
@@ -392,6 +400,12 @@ impl Inner {
             }
         });
     }
+}
+
+/// The attributes of what a change has made.
+pub(super) fn created(changed: &Changed) -> Result<&Attr, ClientError> {
+    let attr = changed.result.attributes.iter().find(|attr| attr.inode == changed.result.inode);
+    attr.ok_or_else(|| ClientError::Invalid("the master says nothing of what was created".into()))
 }
 
 /// LSEEK in an object, which is data from its beginning to its end.

@@ -215,6 +215,8 @@ impl Inner {
         let entry = DirectoryEntry { ino: self.root.to_kernel(node.inode), next_offset, mode, name: &node.name };
         match form {
             Form::Names => page.add(entry),
+            // Without a node id: the kernel asks for the attributes when somebody wants them.
+            Form::Entries if node.is_unlooked() => page.add_plus(&Default::default(), entry),
             Form::Entries => page.add_plus(&self.entry_of(node), entry),
         }
     }

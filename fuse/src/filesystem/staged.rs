@@ -51,10 +51,19 @@ impl Inner {
         fopen::KEEP_CACHE | how | flushes
     }
 
-    pub(super) async fn create_staged(&self, directory: &Node, name: &[u8], flags: i32, reply: Reply) {
+    /// `looks` are permissions and owner, for buckets that keep them.
+    pub(super) async fn create_staged(
+        &self,
+        directory: &Node,
+        name: &[u8],
+        looks: (u32, (u32, u32)),
+        flags: i32,
+        reply: Reply,
+    ) {
         let is_exclusive = flags & libc::O_EXCL != 0;
         match self.begin_new(directory, name, is_exclusive).await {
             Ok(file) => {
+                file.set_new_attributes(looks.0, looks.1);
                 let entry = self.entry_of(&file.node());
                 let open_flags = self.staged_flags(flags);
                 let number = self.files.insert(Arc::new(OpenHandle::Staged(file.clone())));
@@ -183,13 +192,22 @@ impl Inner {
             // With nobody who has it open, no close would come.
             return if file.is_open() { Ok(()) } else { self.commit_unopened(file).await };
         }
+        if self.looks_so_already(&file.node(), set) {
+            return Ok(());
+        }
+        if file.keeps_attributes() {
+            file.set_attributes(set, self.appearance.looks(&file.node()))?;
+            return if file.is_open() { Ok(()) } else { self.commit_unopened(file).await };
+        }
         let is_now = |time: &Option<Time>| time.is_none_or(|time| time.now);
         let times_are_now = (set.atime.is_some() || set.mtime.is_some()) && is_now(&set.atime) && is_now(&set.mtime);
         let node = file.node();
         let others = if times_are_now { SetAttr { atime: None, mtime: None, ..*set } } else { *set };
         if !self.looks_so_already(&node, &others) {
-            let reason =
-                format!("{node}: an object has neither permissions nor an owner, and the time when it was written");
+            let reason = format!(
+                "{node}: an object has neither permissions nor an owner, and the time when it was written; mount the \
+                 bucket with --attributes keep to have them kept"
+            );
             return Err(ClientError::Refused { errno: libc::EOPNOTSUPP, reason });
         }
         if times_are_now && !file.is_dirty() {
@@ -210,7 +228,8 @@ impl Inner {
             && set.mode.is_none_or(|mode| mode == looks.mode & 0o7777)
             && set.uid.is_none_or(|uid| uid == looks.uid)
             && set.gid.is_none_or(|gid| gid == looks.gid)
-            && is_time(set.atime)
+            && (node.keeps_attributes() || is_time(set.atime))
             && is_time(set.mtime)
+            && !(set.kill_privileges && node.has_own_attributes())
     }
 }

@@ -57,6 +57,8 @@ pub mod opcode {
     pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
     pub const TMPFILE: u32 = 51;
+    /// As COPY_FILE_RANGE, with a count of 64 bits (Linux 6.18 and later). `ENOSYS` to it has the kernel use the other.
+    pub const COPY_FILE_RANGE_64: u32 = 53;
 }
 
 /// Flags of INIT; bits 32 and up travel in `flags2`.
@@ -240,6 +242,17 @@ wire! {
     struct FallocateIn { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 }
     struct LseekIn { fh: u64, offset: u64, whence: u32, padding: u32 }
     struct LseekOut { offset: u64 }
+    /// What COPY_FILE_RANGE is answered with is a `WriteOut`.
+    struct CopyFileRangeIn {
+        fh_in: u64,
+        off_in: u64,
+        nodeid_out: u64,
+        fh_out: u64,
+        off_out: u64,
+        len: u64,
+        flags: u64,
+    }
+    struct CopyFileRangeOut { bytes_copied: u64 }
     struct StatfsOut {
         blocks: u64,
         bfree: u64,
@@ -303,6 +316,7 @@ mod tests {
         assert_eq!(size_of::<FlushIn>(), 24);
         assert_eq!(size_of::<FallocateIn>(), 32);
         assert_eq!(size_of::<LseekIn>(), 24);
+        assert_eq!((size_of::<CopyFileRangeIn>(), size_of::<CopyFileRangeOut>()), (56, 8));
         assert_eq!(size_of::<SetattrIn>(), 88);
         assert_eq!(size_of::<MknodIn>(), 16);
         assert_eq!(size_of::<CreateIn>(), 16);

@@ -33,7 +33,9 @@ pub enum Kind {
     Setxattr,
     Removexattr,
     Create,
+    Tmpfile,
     Write,
+    Copy,
     Flush,
     Fsync,
     Fallocate,
@@ -44,7 +46,7 @@ pub enum Kind {
 
 impl Kind {
     /// All, in the order of their numbers.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 33] = [
         Self::Lookup,
         Self::Getattr,
         Self::Readlink,
@@ -69,7 +71,9 @@ impl Kind {
         Self::Setxattr,
         Self::Removexattr,
         Self::Create,
+        Self::Tmpfile,
         Self::Write,
+        Self::Copy,
         Self::Flush,
         Self::Fsync,
         Self::Fallocate,
@@ -105,7 +109,9 @@ impl Kind {
             Operation::Setxattr { .. } => Self::Setxattr,
             Operation::Removexattr { .. } => Self::Removexattr,
             Operation::Create { .. } => Self::Create,
+            Operation::Tmpfile { .. } => Self::Tmpfile,
             Operation::Write { .. } => Self::Write,
+            Operation::CopyFileRange(_) => Self::Copy,
             Operation::Flush { .. } => Self::Flush,
             Operation::Fsync { .. } | Operation::Fsyncdir => Self::Fsync,
             Operation::Fallocate { .. } => Self::Fallocate,
@@ -142,7 +148,9 @@ impl Kind {
             Self::Setxattr => "setxattr",
             Self::Removexattr => "removexattr",
             Self::Create => "create",
+            Self::Tmpfile => "tmpfile",
             Self::Write => "write",
+            Self::Copy => "copy_file_range",
             Self::Flush => "flush",
             Self::Fsync => "fsync",
             Self::Fallocate => "fallocate",
@@ -178,14 +186,25 @@ pub struct KindCounts {
     pub latency: [AtomicU64; LATENCY_BOUNDS_US.len() + 1],
 }
 
+#[derive(Debug)]
+struct Kinds([KindCounts; Kind::ALL.len()]);
+
+impl Default for Kinds {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| KindCounts::default()))
+    }
+}
+
 /// Counts of one connection.
 #[derive(Debug, Default)]
 pub struct Observation {
-    kinds: [KindCounts; Kind::ALL.len()],
+    kinds: Kinds,
     /// Bytes answered to READ.
     pub read_bytes: AtomicU64,
     /// Bytes of answered WRITEs.
     pub written_bytes: AtomicU64,
+    /// Bytes of answered COPY_FILE_RANGEs.
+    pub copied_bytes: AtomicU64,
     /// Requests that could not be decoded.
     pub malformed: AtomicU64,
 }
@@ -193,7 +212,7 @@ pub struct Observation {
 impl Observation {
     /// The counts of a kind.
     pub fn kind(&self, kind: Kind) -> &KindCounts {
-        &self.kinds[kind as usize]
+        &self.kinds.0[kind as usize]
     }
 
     /// Takes in one answered request; `errno` is 0 for success.

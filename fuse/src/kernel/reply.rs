@@ -16,6 +16,7 @@ use super::abi::{self, AttrOut, EntryOut, OpenOut, StatfsOut, fopen};
 use super::channel::{Backing, Channel};
 use super::in_flight::{Admission, InFlight, Signals};
 use super::observation::{Kind, Path};
+use super::request::CopyCount;
 
 /// How one request will be answered.
 #[derive(Debug)]
@@ -155,7 +156,7 @@ impl Reply {
         self.send(0, OpenOut { fh, open_flags, backing_id: 0 }.as_bytes())
     }
 
-    /// Answers CREATE: a new name, and its file, which is open.
+    /// Answers CREATE and TMPFILE: a new name, or none, and its file, which is open.
     pub fn created(mut self, entry: &EntryOut, fh: u64, open_flags: u32) -> Delivery {
         let opened = OpenOut { fh, open_flags, backing_id: 0 };
         self.send(0, &[entry.as_bytes(), opened.as_bytes()].concat())
@@ -165,6 +166,17 @@ impl Reply {
     pub fn written(self, size: u32) {
         self.in_flight.observation().written_bytes.fetch_add(u64::from(size), Relaxed);
         self.structure(&abi::WriteOut { size, padding: 0 });
+    }
+
+    /// Answers COPY_FILE_RANGE. `bytes` are no more than were asked for.
+    pub fn copied(self, bytes: u64, count: CopyCount) {
+        self.in_flight.observation().copied_bytes.fetch_add(bytes, Relaxed);
+        match count {
+            CopyCount::Bits32 => {
+                self.structure(&abi::WriteOut { size: u32::try_from(bytes).unwrap_or(u32::MAX), padding: 0 });
+            }
+            CopyCount::Bits64 => self.structure(&abi::CopyFileRangeOut { bytes_copied: bytes }),
+        }
     }
 
     /// Answers LSEEK.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use cavern_proto::data::MetadataItem;
 use cavern_proto::master::{Kind, Xattr};
 use cavern_proto::record::{InodeRecord, Restored};
-use cavern_ufs::ObjectMeta;
+use cavern_ufs::{ObjectMeta, nanoseconds, seconds};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::state::records;
@@ -117,27 +117,6 @@ fn kind_of(mode: u32) -> Option<Kind> {
     KINDS.into_iter().find(|kind| type_bits(*kind) == mode & 0o170_000)
 }
 
-/// A time as [`seconds`] writes it; other programs leave the decimals out.
-fn nanoseconds(text: &str) -> Option<i64> {
-    let (sign, digits) = text.strip_prefix('-').map_or((1, text), |digits| (-1, digits));
-    let (whole, decimals) = digits.split_once('.').unwrap_or((digits, ""));
-    if whole.is_empty()
-        || decimals.len() > 9
-        || !whole.bytes().chain(decimals.bytes()).all(|byte| byte.is_ascii_digit())
-    {
-        return None;
-    }
-    let decimals: i64 = format!("{decimals:0<9}").parse().ok()?;
-    whole.parse::<i64>().ok()?.checked_mul(1_000_000_000)?.checked_add(decimals)?.checked_mul(sign)
-}
-
-/// A time in seconds, with nine decimals.
-fn seconds(ns: i64) -> String {
-    let sign = if ns < 0 { "-" } else { "" };
-    let ns = ns.unsigned_abs();
-    format!("{sign}{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)
-}
-
 /// Names and base64 values as JSON, percent-encoded; `None` when a name is no UTF-8.
 fn encoded(xattrs: &[(Bytes, Bytes)]) -> Option<String> {
     let mut map = serde_json::Map::new();
@@ -200,8 +179,6 @@ mod tests {
             let restored = read(&object(&[item("mode", "33188"), item("mtime", time)])).unwrap();
             assert_eq!(restored.mtime_ns, 5, "{time}");
         }
-        let times = ["1", "1.5", "-1.000000001"].map(nanoseconds);
-        assert_eq!(times, [Some(1_000_000_000), Some(1_500_000_000), Some(-1_000_000_001)]);
         for xattr in ["%", "%7B%7D%", "[]", "%7B%22a%22%3A1%7D", "%7B%22%22%3A%22%22%7D", "%7B%22a%22%3A%22%2A%22%7D"] {
             let restored = read(&object(&[item("mode", "33188"), item("xattr", xattr)])).unwrap();
             assert!(restored.incomplete && restored.xattrs.is_empty(), "{xattr}");

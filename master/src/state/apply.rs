@@ -9,7 +9,7 @@ use super::namespace::{ListingCounts, apply_listing, create_root};
 use super::orphans::{Reaped, reap};
 use super::tables::{CLUSTER_KEY, index_key};
 use super::transaction::Transaction;
-use super::{Family, existing, extent, intent, mount, origin, posix, registry, restored, usage};
+use super::{Family, existing, extent, intent, kept, mount, origin, posix, registry, restored, usage};
 use crate::MasterError;
 
 /// What a command did.
@@ -81,6 +81,7 @@ fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<
         Some(Kind::MoveOrigin(moved)) => origin::move_to(transaction, moved),
         Some(Kind::AdoptListing(listing)) => Ok(Outcome::Listed(existing::adopt(transaction, listing)?)),
         Some(Kind::TakeInObject(taken)) => Ok(Outcome::TakenIn(posix::take_in(transaction, &taken)?)),
+        Some(Kind::KeepAttributes(keep)) => kept::keep(transaction, keep),
         Some(Kind::CountUsage(step)) => usage::count(transaction, &step),
     }
 }

@@ -127,8 +127,9 @@ fn upsert(
         if record.mtime_ns == entry.mtime_ns {
             return Ok(Upsert::Unchanged);
         }
-        // The same bytes written again: the content, and so the inode, stays.
+        // The same bytes written again: the content, and so the inode, stays; what is kept with them may be something else.
         record.mtime_ns = entry.mtime_ns;
+        record.kept = None;
         transaction.put_inode(known.inode, record);
         transaction.changes.push(Change::Inode(known.inode));
         return Ok(Upsert::Changed);

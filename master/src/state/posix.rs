@@ -99,7 +99,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
     let mut mutating = Mutating { uid: mutation.uid, gid: mutation.gid, ..Mutating::new(transaction, mutate.now_ns) };
     let done = match mutation.change {
         None => refuse(Errno::NOSYS, "a change of a kind that this master does not know"),
-        Some(Kind::Create(create)) => mutating.create(create),
+        Some(Kind::Create(create)) => mutating.create(create, mutate.session),
         Some(Kind::Link(link)) => mutating.link(&link),
         Some(Kind::Remove(remove)) => mutating.remove(&remove),
         Some(Kind::Rename(rename)) => mutating.rename(&rename),

@@ -6,7 +6,7 @@
 //! be 0, every mode carries [`MODE_CHOSEN`].
 
 use bytes::Bytes;
-use cavern_proto::master::{Attr, Kind, LockKind};
+use cavern_proto::master::{Attr, Kind, LockKind, OwnAttributes};
 use cavern_proto::record::{InodeRecord, ListedEntry, Stray};
 use prost::Message;
 
@@ -177,14 +177,17 @@ pub fn etag(record: &InodeRecord) -> String {
 
 /// The attributes that a record stands for.
 pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
+    let own = record.kept.as_ref().filter(|kept| kept.own);
+    let (own_mode, uid, gid) =
+        own.map_or((mode(record), record.uid, record.gid), |kept| (kept.mode & 0o7777, kept.uid, kept.gid));
     Attr {
         inode,
         kind: record.kind,
-        mode: mode(record),
-        uid: record.uid,
-        gid: record.gid,
+        mode: own_mode,
+        uid,
+        gid,
         size: record.size,
-        mtime_ns: record.mtime_ns,
+        mtime_ns: own.and_then(|kept| kept.mtime_ns).unwrap_or(record.mtime_ns),
         ctime_ns: if record.ctime_ns == 0 { record.mtime_ns } else { record.ctime_ns },
         nlink: if record.unlinked { 0 } else { links(record) },
         atime_ns: record.atime_ns.unwrap_or(record.mtime_ns),
@@ -192,6 +195,7 @@ pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
         version: record.version,
         generation: record.generation,
         has_xattrs: record.has_xattrs,
+        own: if own.is_some() { OwnAttributes::Kept.into() } else { OwnAttributes::None.into() },
     }
 }
 

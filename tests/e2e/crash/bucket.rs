@@ -10,8 +10,8 @@ use tokio::runtime::Runtime;
 pub type Objects = BTreeMap<String, Bytes>;
 
 pub struct Bucket {
-    runtime: Runtime,
-    ufs: Ufs,
+    pub runtime: Runtime,
+    pub ufs: Ufs,
 }
 
 impl Bucket {

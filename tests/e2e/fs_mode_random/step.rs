@@ -96,7 +96,7 @@ fn noise(random: &mut StdRng) -> Vec<u8> {
 impl Step {
     pub fn random(random: &mut StdRng) -> Self {
         let handle = random.random_range(0..HANDLES);
-        match random.random_range(0..66) {
+        match random.random_range(0..70) {
             0..=9 | 64 | 65 => {
                 // No opening waits for the other end of a FIFO.
                 let mut flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -140,7 +140,7 @@ impl Step {
                 let mode = modes[random.random_range(0..modes.len())];
                 Self::Allocate(handle, offset(random), length(random) as u64, mode)
             }
-            28 => {
+            28 | 66..=69 => {
                 let to = random.random_range(0..HANDLES);
                 Self::Copy(handle, offset(random), to, offset(random), length(random))
             }

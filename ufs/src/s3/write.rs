@@ -62,6 +62,9 @@ impl S3Store {
             let from = format!("/{}/{}", self.bucket, percent_encode_path(source.key));
             unsigned = unsigned.header("x-amz-copy-source", from);
             unsigned = unsigned.header("x-amz-copy-source-if-match", if_match(source.etag));
+            if bytes.is_none() && metadata.is_some() {
+                unsigned = unsigned.header("x-amz-metadata-directive", HeaderValue::from_static("REPLACE"));
+            }
             if let Some((first, last)) = bytes {
                 unsigned = unsigned.header("x-amz-copy-source-range", format!("bytes={first}-{last}"));
             }
@@ -104,7 +107,7 @@ fn replaces_of<'a>(change: &Change<'a>) -> Replaces<'a> {
 /// What is copied, and which bytes of it if not all.
 fn copied_of<'a>(change: &Change<'a>) -> Option<(CopySource<'a>, Option<(u64, u64)>)> {
     match change {
-        Change::Copy { source } => Some((*source, None)),
+        Change::Copy { source, .. } => Some((*source, None)),
         Change::CopyPart { source, bytes, .. } => Some((*source, Some(*bytes))),
         _ => None,
     }
@@ -131,7 +134,7 @@ fn spoken<'a>(change: &Change<'a>) -> (Method, String, Bytes, Option<&'a Metadat
         }
         Change::Abort { upload } => (Method::DELETE, format!("?{}", of_upload(upload)), Bytes::new(), None),
         Change::Delete { .. } => (Method::DELETE, String::new(), Bytes::new(), None),
-        Change::Copy { .. } => (Method::PUT, String::new(), Bytes::new(), None),
+        Change::Copy { metadata, .. } => (Method::PUT, String::new(), Bytes::new(), metadata),
         Change::CopyPart { upload, number, .. } => {
             (Method::PUT, format!("?partNumber={number}&{}", of_upload(upload)), Bytes::new(), None)
         }

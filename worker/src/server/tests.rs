@@ -616,7 +616,14 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
             let content_id = id.content.as_bytes()[..id_bytes.min(16)].to_vec().into();
             let block = Some(BlockRef { content_id, block_size, data: true, ..Default::default() });
             let range = Range { offset, length };
-            let write = WriteRequest { block: block.clone(), offset, zero: vec![range], sync: true, deadline_ms: 10 };
+            let write = WriteRequest {
+                block: block.clone(),
+                offset,
+                zero: vec![range],
+                sync: true,
+                deadline_ms: 10,
+                begins: false,
+            };
             // With some of what it announces, or more.
             let mut frames = encode_frame(FrameKind::Write, 3, &write, announced % 600);
             frames.extend_from_slice(&payload);

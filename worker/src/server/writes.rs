@@ -37,6 +37,7 @@ pub(super) struct Write {
     target: Target,
     offset: u32,
     zero: Vec<Range<u32>>,
+    begins: bool,
     sync: bool,
     until: Instant,
 }
@@ -65,13 +66,16 @@ impl Write {
         let zero = within(&request.zero, source.length())?;
         let payload = WireRange { offset: request.offset, length: payload_bytes };
         within(&[payload], source.length())?;
+        if request.begins && (request.offset > 0 || !zero.is_empty()) {
+            return Err(Refusal::bad_request("a block begins with bytes at offset 0, and nothing else"));
+        }
         let target = match source.data() {
             Some(target) => Target::Data(target),
             None => {
                 let is_whole = |at: u32| at.is_multiple_of(CHUNK_BYTES) || at == source.length();
                 let end = request.offset + payload_bytes;
                 let is_kept = payload_bytes > 0 && request.offset.is_multiple_of(CHUNK_BYTES) && is_whole(end);
-                if !is_kept || request.sync || !zero.is_empty() {
+                if !is_kept || request.sync || request.begins || !zero.is_empty() {
                     return Err(Refusal::bad_request(
                         "of a block of an object whole chunks are kept, and nothing else",
                     ));
@@ -80,7 +84,7 @@ impl Write {
             }
         };
         let until = Instant::now() + deadline_of(request.deadline_ms);
-        Ok(Self { target, offset: request.offset, zero, sync: request.sync, until })
+        Ok(Self { target, offset: request.offset, zero, begins: request.begins, sync: request.sync, until })
     }
 }
 
@@ -178,6 +182,13 @@ impl Service {
         let Target::Data(target) = &write.target else {
             return Err(Refusal::bad_request("a block of an object is not written, but kept"));
         };
+        if write.begins
+            && let Some(draft) = self.store.begin_draft(target, payload.len() as u32)?
+        {
+            self.store.write_draft(&draft, 0, payload)?;
+            self.store.publish_draft(&draft)?;
+        }
+        // Once more where it has just begun so: another may have made it meanwhile.
         let block = self.store.write_data(target, write.offset, payload, &write.zero)?;
         self.metrics.written_bytes.inc_by(payload.len() as u64);
         if write.sync {

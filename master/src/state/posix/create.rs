@@ -1,11 +1,12 @@
-//! mkdir, mknod, open with `O_CREAT`, symlink.
+//! mkdir, mknod, open with `O_CREAT` or `O_TMPFILE`, symlink.
 
-use cavern_proto::master::{CreateInode, Kind};
+use cavern_proto::master::{CreateInode, Kind, Naming};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
 use super::{Mutating, Stop, check_name, refuse};
-use crate::state::records::{MODE_CHOSEN, mode};
+use crate::state::Family;
+use crate::state::records::{MODE_CHOSEN, inode_key, mode};
 use crate::state::usage::Weight;
 
 /// Longest target of a symlink, as Linux has it (`PATH_MAX` without its NUL).
@@ -14,20 +15,11 @@ const TARGET_MAX: usize = 4095;
 const SET_GROUP_ID: u32 = 0o2000;
 
 impl Mutating<'_, '_> {
-    pub(super) fn create(&mut self, create: CreateInode) -> Result<u64, Stop> {
-        check_name(&create.name)?;
-        let kind = create.kind();
-        match (kind, create.target.len()) {
-            (Kind::Unspecified, _) => return refuse(Errno::INVAL, "an inode of no kind"),
-            (Kind::Symlink, 0) => return refuse(Errno::NOENT, "a symlink that leads nowhere"),
-            (Kind::Symlink, length) if length > TARGET_MAX => {
-                return refuse(Errno::NAMETOOLONG, format!("a symlink's target of {length} bytes"));
-            }
-            (Kind::Symlink, _) | (_, 0) => {}
-            _ => return refuse(Errno::INVAL, "only a symlink has a target"),
-        }
-        let directory = self.whole_directory(create.parent)?;
-        if self.transaction.dentry(create.parent, &create.name)?.is_some() {
+    pub(super) fn create(&mut self, create: CreateInode, session: u64) -> Result<u64, Stop> {
+        check(&create)?;
+        let (kind, is_named) = (create.kind(), create.naming() == Naming::Named);
+        let directory = if is_named { self.whole_directory(create.parent)? } else { self.directory(create.parent)? };
+        if is_named && self.transaction.dentry(create.parent, &create.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
         }
         self.check_quotas(create.parent, Weight { bytes: 0, inodes: 1 })?;
@@ -58,16 +50,42 @@ impl Mutating<'_, '_> {
             // The namespace is the truth of what is in it, from its first moment on.
             listed_ns: if kind == Kind::Directory { self.now_ns.max(1) } else { 0 },
             rdev: if matches!(kind, Kind::CharacterDevice | Kind::BlockDevice) { create.rdev } else { 0 },
-            target: create.target,
+            target: create.target.clone(),
             has_xattrs: !lists.is_empty(),
+            unlinked: !is_named,
+            linkable: create.naming() == Naming::Nameless,
             ..InodeRecord::default()
         };
         let inode = self.transaction.create_inode(record.clone());
         self.put_acls(inode, &lists);
-        self.transaction.put_dentry(create.parent, &create.name, DentryRecord { inode, kind: create.kind });
         self.touch(inode, record);
-        self.name_changed(create.parent, &create.name, 0, inode);
-        self.directory_changed(create.parent, directory, i32::from(kind == Kind::Directory));
+        if is_named {
+            self.transaction.put_dentry(create.parent, &create.name, DentryRecord { inode, kind: create.kind });
+            self.name_changed(create.parent, &create.name, 0, inode);
+            self.directory_changed(create.parent, directory, i32::from(kind == Kind::Directory));
+        } else {
+            self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);
+            self.put_hold(inode, session);
+        }
         Ok(inode)
+    }
+}
+
+/// What can be refused without a look at the state.
+fn check(create: &CreateInode) -> Result<(), Stop> {
+    let kind = create.kind();
+    match create.naming() {
+        Naming::Named => check_name(&create.name)?,
+        _ if kind == Kind::File && create.name.is_empty() => {}
+        _ => return refuse(Errno::INVAL, "only a file can be without a name"),
+    }
+    match (kind, create.target.len()) {
+        (Kind::Unspecified, _) => refuse(Errno::INVAL, "an inode of no kind"),
+        (Kind::Symlink, 0) => refuse(Errno::NOENT, "a symlink that leads nowhere"),
+        (Kind::Symlink, length) if length > TARGET_MAX => {
+            refuse(Errno::NAMETOOLONG, format!("a symlink's target of {length} bytes"))
+        }
+        (Kind::Symlink, _) | (_, 0) => Ok(()),
+        _ => refuse(Errno::INVAL, "only a symlink has a target"),
     }
 }

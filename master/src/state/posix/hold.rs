@@ -14,8 +14,12 @@ impl Mutating<'_, '_> {
     /// then. Who writes to blocks that are known here holds it, lest they be dropped.
     pub(super) fn hold(&mut self, inode: u64, session: u64) -> Result<u64, Stop> {
         self.inode(inode)?;
-        self.transaction.put_bytes(Family::Hold, &hold_key(inode, session), &[]);
+        self.put_hold(inode, session);
         Ok(inode)
+    }
+
+    pub(super) fn put_hold(&mut self, inode: u64, session: u64) {
+        self.transaction.put_bytes(Family::Hold, &hold_key(inode, session), &[]);
     }
 
     pub(super) fn release(&mut self, inode: u64, session: u64) -> Result<u64, Stop> {

@@ -1,4 +1,4 @@
-//! Hard links.
+//! Hard links, and names for files that were made without one.
 //!
 //! An inode's record says one of its names: enough to find its path and to tell who caches it. The names of an inode that
 //! has several are all in the family `link` as well, so that another takes its place when that one goes.
@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::{Mutating, Stop, check_name, refuse};
 use crate::MasterError;
 use crate::state::records::{dentry_key, inode_key, is_directory, links};
+use crate::state::usage::Weight;
 use crate::state::{Family, Transaction};
 
 /// As ext4 has it.
@@ -30,10 +31,33 @@ impl Mutating<'_, '_> {
         if is_directory(&record) {
             return refuse(Errno::PERM, "a directory has one name only");
         }
-        if record.unlinked {
+        if record.linkable {
+            self.give_first_name(link, &mut record)?;
+        } else if record.unlinked {
             return refuse(Errno::NOENT, format!("inode {} has been removed", link.inode));
+        } else {
+            self.give_another_name(link, &mut record)?;
         }
-        let count = links(&record);
+        self.transaction.put_dentry(link.parent, &link.name, DentryRecord { inode: link.inode, kind: record.kind });
+        record.ctime_ns = self.now_ns;
+        self.put(link.inode, record);
+        self.name_changed(link.parent, &link.name, 0, link.inode);
+        self.directory_changed(link.parent, directory, 0);
+        Ok(link.inode)
+    }
+
+    /// A file that was made without a name gets one. It counts from now on.
+    fn give_first_name(&mut self, link: &LinkInode, record: &mut InodeRecord) -> Result<(), Stop> {
+        let bytes = i64::try_from(record.size).unwrap_or(i64::MAX);
+        self.check_quotas(link.parent, Weight { bytes, inodes: 1 })?;
+        self.transaction.delete(Family::Unlinked, &inode_key(link.inode));
+        (record.unlinked, record.linkable) = (false, false);
+        (record.parent, record.name) = (link.parent, link.name.clone());
+        Ok(())
+    }
+
+    fn give_another_name(&mut self, link: &LinkInode, record: &mut InodeRecord) -> Result<(), Stop> {
+        let count = links(record);
         if count >= LINKS_MAX {
             return refuse(Errno::MLINK, format!("inode {} has {count} names", link.inode));
         }
@@ -41,13 +65,8 @@ impl Mutating<'_, '_> {
             put_link(self.transaction, link.inode, record.parent, &record.name);
         }
         put_link(self.transaction, link.inode, link.parent, &link.name);
-        self.transaction.put_dentry(link.parent, &link.name, DentryRecord { inode: link.inode, kind: record.kind });
         record.nlink = count + 1;
-        record.ctime_ns = self.now_ns;
-        self.put(link.inode, record);
-        self.name_changed(link.parent, &link.name, 0, link.inode);
-        self.directory_changed(link.parent, directory, 0);
-        Ok(link.inode)
+        Ok(())
     }
 
     /// Takes one name off an inode that is no directory; the last one leaves it unlinked.

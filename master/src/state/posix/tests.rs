@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Mutation, RemoveName, RemoveXattr,
+    CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Mutation, Naming, RemoveName, RemoveXattr,
     RenameMode, RenameName, SetAttr, SetXattr, XattrMode,
 };
 use cavern_proto::record::command::Command as Kind;
@@ -468,6 +468,46 @@ fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
     let tables = Tables::new(&bench.database);
     assert!(tables.inode(inode).unwrap().is_none() && extents(&bench).is_empty());
     assert_eq!(tables.counters().unwrap().garbage, 3);
+}
+
+#[test]
+fn a_file_without_a_name_is_held_by_who_made_it_and_gets_one_by_a_link() {
+    let mut bench = Bench::new();
+    let make = |parent, naming: Naming, kind: InodeKind| {
+        let (kind, naming) = (kind as i32, naming as i32);
+        Change::Create(CreateInode { parent, kind, naming, mode: 0o640, ..CreateInode::default() })
+    };
+    let root = bench.root;
+    let named = |name: &'static str, inode| Change::Link(LinkInode { inode, parent: root, name: name.into() });
+    let refused = |result: &MutationResult| Errno::from_raw_os_error(result.errno);
+    let (linkable, other) = (
+        bench.change(make(root, Naming::Nameless, InodeKind::File)),
+        bench.change(make(root, Naming::NamelessForEver, InodeKind::File)),
+    );
+    let attributes = linkable.attributes[0];
+    assert_eq!((linkable.attributes.len(), attributes.nlink, attributes.mode), (1, 0, 0o640));
+    assert_eq!(refused(&bench.change(named("a", other.inode))), Errno::NOENT);
+    assert_eq!(refused(&bench.change(make(root, Naming::Nameless, InodeKind::Directory))), Errno::INVAL);
+    assert_eq!(refused(&bench.change(make(other.inode, Naming::Nameless, InodeKind::File))), Errno::NOTDIR);
+    assert!(bench.tree().is_empty());
+    for inode in [linkable.inode, other.inode] {
+        run(&bench.database, Kind::ReapUnlinked(inode));
+        assert!(Tables::new(&bench.database).inode(inode).unwrap().is_some(), "the session holds it");
+    }
+    let linked = bench.change(named("a", linkable.inode));
+    assert_eq!((linked.errno, linked.attributes[0].nlink), (0, 1));
+    assert_eq!(bench.change(named("b", linkable.inode)).attributes[0].nlink, 2);
+    for (name, left) in [("a", 1), ("b", 0)] {
+        let remove = RemoveName { parent: root, name: name.into(), directory: false };
+        let removed = bench.change(Change::Remove(remove));
+        assert_eq!(removed.attributes[0].nlink, left);
+    }
+    assert_eq!(refused(&bench.change(named("a", linkable.inode))), Errno::NOENT, "it has had names");
+    run(&bench.database, Kind::EndSession(7));
+    for inode in [linkable.inode, other.inode] {
+        run(&bench.database, Kind::ReapUnlinked(inode));
+        assert!(Tables::new(&bench.database).inode(inode).unwrap().is_none());
+    }
 }
 
 #[test]

@@ -96,6 +96,30 @@ async fn what_is_written_is_read_synced_and_freed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_block_begins_with_bytes_and_one_that_is_there_is_written() {
+    let bench = Bench::new("begins").await;
+    let mut client = bench.tcp().await;
+    let begins = |block| WriteRequest { begins: true, ..write_of(block, 0) };
+    let bytes = noise(200_000);
+    let first = write(&mut client, begins(block(1, 0)), &bytes).await;
+    assert_eq!(first.status(), Status::Ok, "{}", first.message);
+    let again = write(&mut client, begins(block(1, 0)), b"over it").await;
+    assert_eq!((again.status(), again.incarnation), (Status::Ok, first.incarnation));
+    assert_eq!(write(&mut client, begins(block(2, 0)), b"").await.status(), Status::Ok);
+    let items = vec![(block(1, 0), 0, 200_001), (block(2, 0), BLOCK_BYTES - 1, 1)];
+    let (_, payload) = client.read(items).await;
+    assert!(payload == [b"over it", &bytes[7..], &[0; 2]].concat());
+    for wrong in [
+        WriteRequest { offset: 1, ..begins(block(3, 0)) },
+        WriteRequest { zero: vec![Range { offset: 0, length: 1 }], ..begins(block(3, 0)) },
+    ] {
+        assert_eq!(write(&mut client, wrong, b"x").await.status(), Status::BadRequest);
+    }
+    assert_eq!(bench.store.usage()[0].blocks, 2);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_of_this_host_writes_through_a_descriptor() {
     let bench = Bench::new("reserve").await;
     let (mut near, mut far) = (bench.unix().await, bench.tcp().await);

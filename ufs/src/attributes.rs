@@ -1,0 +1,95 @@
+//! What an object keeps of the attributes of a file, beside its bytes: in its metadata. Names and spellings are those of s3fs, which
+//! other programs understand.
+
+use crate::object::Metadata;
+
+/// The types of files in a mode, and of directories, as `stat` has them.
+const TYPE_BITS: u32 = 0o170_000;
+
+/// Attributes of a file or a directory that its object keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectAttributes {
+    /// Permissions and type, as `stat` has them.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Nanoseconds since the epoch; `None` for the time when the object was written.
+    pub mtime_ns: Option<i64>,
+}
+
+impl ObjectAttributes {
+    /// What the metadata of an object say; `None` when they say nothing of a file with this type in its mode.
+    pub fn read(metadata: &Metadata, type_bits: u32) -> Option<Self> {
+        let number = |name: &str| metadata.get(name).and_then(|text| text.parse::<u32>().ok());
+        let mode = number("mode").filter(|mode| mode & TYPE_BITS == type_bits)?;
+        Some(Self {
+            mode,
+            uid: number("uid").unwrap_or_default(),
+            gid: number("gid").unwrap_or_default(),
+            mtime_ns: metadata.get("mtime").and_then(|text| nanoseconds(text)),
+        })
+    }
+
+    /// Puts them into the metadata of an object, which may have others.
+    pub fn write(&self, metadata: &mut Metadata) {
+        for (name, number) in [("mode", self.mode), ("uid", self.uid), ("gid", self.gid)] {
+            metadata.insert(name.to_owned(), number.to_string());
+        }
+        match self.mtime_ns {
+            Some(ns) => metadata.insert("mtime".to_owned(), seconds(ns)),
+            None => metadata.remove("mtime"),
+        };
+    }
+}
+
+/// A time in seconds, with nine decimals.
+pub fn seconds(ns: i64) -> String {
+    let sign = if ns < 0 { "-" } else { "" };
+    let ns = ns.unsigned_abs();
+    format!("{sign}{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)
+}
+
+/// A time as [`seconds`] writes it; other programs leave the decimals out.
+pub fn nanoseconds(text: &str) -> Option<i64> {
+    let (sign, digits) = text.strip_prefix('-').map_or((1, text), |digits| (-1, digits));
+    let (whole, decimals) = digits.split_once('.').unwrap_or((digits, ""));
+    if whole.is_empty()
+        || decimals.len() > 9
+        || !whole.bytes().chain(decimals.bytes()).all(|byte| byte.is_ascii_digit())
+    {
+        return None;
+    }
+    let decimals: i64 = format!("{decimals:0<9}").parse().ok()?;
+    whole.parse::<i64>().ok()?.checked_mul(1_000_000_000)?.checked_add(decimals)?.checked_mul(sign)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: u32 = 0o100_000;
+
+    #[test]
+    fn what_is_written_is_read_again_and_leaves_the_rest() {
+        let mut metadata = Metadata::from([("other".to_owned(), "kept".to_owned())]);
+        for mtime_ns in [Some(1_800_000_000_000_000_007), Some(-1), None] {
+            let attributes = ObjectAttributes { mode: FILE | 0o4640, uid: 7, gid: 8, mtime_ns };
+            attributes.write(&mut metadata);
+            assert_eq!(ObjectAttributes::read(&metadata, FILE), Some(attributes));
+            assert_eq!(ObjectAttributes::read(&metadata, 0o040_000), None, "of another type");
+        }
+        let expected = [("gid", "8"), ("mode", "35232"), ("other", "kept"), ("uid", "7")];
+        let expected: Metadata = expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        assert_eq!(metadata, expected);
+    }
+
+    #[test]
+    fn times_have_nine_decimals_or_fewer() {
+        assert_eq!(
+            ["1", "1.5", "-1.000000001"].map(nanoseconds),
+            [Some(1_000_000_000), Some(1_500_000_000), Some(-1_000_000_001)]
+        );
+        assert_eq!(["", "1.0000000001", "1.x", "99999999999", "--1", "0x1"].map(nanoseconds), [None; 6]);
+        assert_eq!([0, -1, 1_500_000_000].map(seconds), ["0.000000000", "-0.000000001", "1.500000000"]);
+    }
+}
