@@ -220,8 +220,7 @@ impl State {
         }
         // Whether it is back is still asked by one at a time.
         if let Some(bucket) = self.buckets.get_mut(&mount_id).filter(|bucket| bucket.first < since) {
-            let now = Instant::now();
-            (bucket.count, bucket.first, bucket.until) = (0, now, now);
+            (bucket.count, bucket.first, bucket.until) = (0, Instant::now(), since);
         }
     }
 
