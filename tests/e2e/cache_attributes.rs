@@ -63,7 +63,7 @@ fn what_is_set_is_kept_by_the_bucket_and_shown_on_every_mount() {
     let at = |name: &str| cluster.path("data").join(name);
     let there = |name: &str| cluster.at_start.fuse[1].mount_point.join("data").join(name);
     // By whoever makes it.
-    let mut file = OpenOptions::new().create(true).write(true).mode(0o4640).open(at("file")).unwrap();
+    let mut file = OpenOptions::new().create_new(true).write(true).mode(0o4640).open(at("file")).unwrap();
     file.write_all(b"content").unwrap();
     drop(file);
     assert_eq!(shown(&at("file")).0, 0o4640);

@@ -80,23 +80,6 @@ fn files_are_copied_without_the_kernel_seeing_the_bytes() {
 #[test]
 fn holes_stay_holes_and_what_only_the_bucket_has_is_copied_too() {
     let cluster = mounted(Options { conf: "[master]\npersist_delay = \"100ms\"\n".into(), ..Options::default() });
-    let (sparse, copied) = (open(&cluster.path("fs/sparse")), open(&cluster.path("fs/copied")));
-    sparse.set_len(1 << 40).unwrap();
-    sparse.write_all_at(b"middle", 600 << 30).unwrap();
-    copied.write_all_at(&noise(2 * MIB), 0).unwrap();
-    assert_eq!(copy((&sparse, 0), (&copied, 0), 1 << 40), Ok(1 << 40));
-    assert_eq!(copied.metadata().unwrap().len(), 1 << 40);
-    let used = cluster.status().workers[0].metric("cavern_worker_data_bytes").unwrap();
-    assert!(used <= 16 * MIB, "{used} bytes at the worker for six that are no hole");
-    let mut read = vec![1; 3 * MIB as usize];
-    copied.read_exact_at(&mut read, 0).unwrap();
-    assert!(read.iter().all(|byte| *byte == 0), "what was there is overwritten by the hole");
-    copied.read_exact_at(&mut read[..8], (600 << 30) - 1).unwrap();
-    assert_eq!(&read[..8], b"\0middle\0");
-    drop((sparse, copied));
-    fs::remove_file(cluster.path("fs/sparse")).unwrap();
-    fs::remove_file(cluster.path("fs/copied")).unwrap();
-
     let content = noise(3 * MIB + 77);
     fs::write(cluster.path("fs/dropped"), &content).unwrap();
     cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
@@ -105,6 +88,25 @@ fn holes_stay_holes_and_what_only_the_bucket_has_is_copied_too() {
     assert_eq!(copy((&from, 1000), (&to, 5), MIB * 2), Ok(MIB * 2));
     let read = fs::read(cluster.path("fs/again")).unwrap();
     assert!(read[..5] == [0; 5] && read[5..] == content[1000..1000 + 2 * MIB as usize]);
+    drop((from, to));
+
+    // Last: nobody waits until the bucket has it.
+    let (sparse, copied) = (open(&cluster.path("fs/sparse")), open(&cluster.path("fs/copied")));
+    sparse.set_len(1 << 36).unwrap();
+    sparse.write_all_at(b"middle", 40 << 30).unwrap();
+    copied.write_all_at(&noise(2 * MIB), 0).unwrap();
+    assert_eq!(copy((&sparse, 0), (&copied, 0), 1 << 36), Ok(1 << 36));
+    assert_eq!(copied.metadata().unwrap().len(), 1 << 36);
+    let used = cluster.status().workers[0].metric("cavern_worker_data_bytes").unwrap();
+    assert!(used <= 16 * MIB, "{used} bytes at the worker for six that are no hole");
+    let mut read = vec![1; 3 * MIB as usize];
+    copied.read_exact_at(&mut read, 0).unwrap();
+    assert!(read.iter().all(|byte| *byte == 0), "what was there is overwritten by the hole");
+    copied.read_exact_at(&mut read[..8], (40 << 30) - 1).unwrap();
+    assert_eq!(&read[..8], b"\0middle\0");
+    drop((sparse, copied));
+    fs::remove_file(cluster.path("fs/sparse")).unwrap();
+    fs::remove_file(cluster.path("fs/copied")).unwrap();
 }
 
 #[test]

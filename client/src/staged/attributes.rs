@@ -26,7 +26,7 @@ const SET_GROUP_ID: u32 = 0o2010;
 /// What the bucket keeps with the object of a node, and goes on keeping with the next version of it.
 pub(super) fn attributes_of(node: &Node) -> Option<ObjectAttributes> {
     let type_bits = if node.is_directory() { DIRECTORY } else { FILE };
-    node.has_own_attributes().then(|| ObjectAttributes {
+    node.has_own_attributes().then_some(ObjectAttributes {
         mode: type_bits | node.mode,
         uid: node.uid,
         gid: node.gid,

@@ -35,7 +35,7 @@ impl StagedFiles {
             }
             Change::SetAttr(set) if on.keeps_attributes() => self.set_attributes(&ufs, on, set).await,
             Change::SetAttr(set) if is_touch(set) && !on.is_directory() => self.touch(on).await,
-            _ => refuse(Errno::OPNOTSUPP, format!("{on}: the bucket of this mount does not keep this")),
+            _ => refuse(Errno::OPNOTSUPP, format!("{on}: a bucket cannot keep this")),
         }
     }
 
