@@ -93,13 +93,20 @@ struct Registry {
 
 struct Known {
     file: Arc<StagedFile>,
-    /// Somebody is about to open it.
+    /// Somebody is about to open it; since when.
     expected: Option<Instant>,
+    /// Several are, and nobody can tell when the last of them has: they all have a moment.
+    expects_several: bool,
     /// When its name was last said to lead there: who looked may open it even when the name leads elsewhere by then.
     shown: Option<Instant>,
 }
 
 impl Known {
+    fn expect(&mut self) {
+        self.expects_several = self.is_expected();
+        self.expected = Some(Instant::now());
+    }
+
     fn is_expected(&self) -> bool {
         self.expected.is_some_and(|since| since.elapsed() < MOMENT)
     }
@@ -212,19 +219,29 @@ impl StagedFiles {
         }
         file.handles.fetch_add(1, Ordering::AcqRel);
         registry.names.insert((place.parent, place.name), inode);
-        registry.files.insert(inode, Known { file: file.clone(), expected: None, shown: None });
+        let known = Known { file: file.clone(), expected: None, expects_several: false, shown: None };
+        registry.files.insert(inode, known);
         Ok(file)
+    }
+
+    /// Expects somebody to open the file that is being written under a name, if there is one: for a moment the name leads there,
+    /// even when the bucket has the file by then.
+    pub fn expect(&self, parent: u64, name: &[u8]) {
+        let mut registry = self.shared.registry.lock();
+        let inode = registry.names.get(&(parent, Box::from(name))).copied();
+        if let Some(known) = inode.and_then(|inode| registry.files.get_mut(&inode)) {
+            known.expect();
+        }
     }
 
     /// Makes an object one that can be written to, and expects somebody to open it: for a moment its name leads there.
     pub fn begin(&self, node: &Arc<Node>) -> Result<Arc<StagedFile>, ClientError> {
         let name = (node.parent, node.name.clone());
-        let expected = Some(Instant::now());
         let mut registry = self.shared.registry.lock();
         if let Some(inode) = registry.names.get(&name).copied()
             && let Some(known) = registry.files.get_mut(&inode)
         {
-            known.expected = expected;
+            known.expect();
             return Ok(known.file.clone());
         }
         let (object, file) = (node.object()?, self.shared.files.handle(node)?);
@@ -235,14 +252,18 @@ impl StagedFiles {
         let inode = self.shared.next_inode.fetch_add(1, Ordering::Relaxed);
         let file = Arc::new(StagedFile::new(self.shared.clone(), inode, object.mount, place, Some(base)));
         registry.names.insert(name, inode);
-        registry.files.insert(inode, Known { file: file.clone(), expected, shown: None });
+        let mut known = Known { file: file.clone(), expected: None, expects_several: false, shown: None };
+        known.expect();
+        registry.files.insert(inode, known);
         Ok(file)
     }
 
     /// A handle of the file was opened.
     pub fn opened(&self, file: &Arc<StagedFile>) {
         file.handles.fetch_add(1, Ordering::AcqRel);
-        if let Some(known) = self.shared.registry.lock().files.get_mut(&file.inode()) {
+        if let Some(known) =
+            self.shared.registry.lock().files.get_mut(&file.inode()).filter(|known| !known.expects_several)
+        {
             known.expected = None;
         }
     }

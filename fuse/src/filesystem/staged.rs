@@ -72,8 +72,11 @@ impl Inner {
                     self.client.staged().closed(&file);
                 }
             }
-            // Somebody else was faster: the kernel looks again, and opens what it finds.
-            Err(error) if error.errno() == libc::EEXIST && !is_exclusive => reply.error(libc::ESTALE),
+            // Somebody else was faster: the kernel looks again, once, and opens what it finds. That must be what can be written.
+            Err(error) if error.errno() == libc::EEXIST && !is_exclusive => {
+                self.client.staged().expect(directory.inode, name);
+                reply.error(libc::ESTALE);
+            }
             Err(error) => self.failures.answer(reply, "create", &error),
         }
     }
@@ -87,6 +90,9 @@ impl Inner {
         let creation = if is_exclusive { Creation::Exclusive } else { Creation::Replacing };
         match self.client.metadata().lookup(directory.inode, name).await {
             Ok(node) => {
+                if !is_exclusive && node.object().is_ok() {
+                    self.client.staged().begin(&node)?;
+                }
                 let reason = format!("{node} is there already");
                 Err(ClientError::Refused { errno: libc::EEXIST, reason })
             }

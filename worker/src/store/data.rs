@@ -34,9 +34,9 @@ use cavern_proto::{BlockId, ChunkMap};
 pub use draft::Draft;
 use parking_lot::Mutex;
 pub(super) use recovery::scan;
-pub(super) use settle::Unsettled;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
+pub(super) use settle::Unsettled;
 
 use super::block::{Block, BlockPlace, BlockState, open_to_read};
 use super::chunk_units;

@@ -11,8 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cavern_proto::chunk::{RESERVATION, chunk_range};
 use cavern_proto::BlockId;
+use cavern_proto::chunk::{RESERVATION, chunk_range};
 use parking_lot::Mutex;
 
 use super::{DataState, STAT_BLOCK_BYTES, allocate, chunks_of, chunks_with_data};

@@ -8,8 +8,8 @@ use cavern_proto::ContentId;
 use proptest::prelude::*;
 
 use super::*;
-use crate::store::tests::{MIB, block_files, copy_tree, fill, find, id, open_store, used};
 use crate::store::table::UNIT_BYTES;
+use crate::store::tests::{MIB, block_files, copy_tree, fill, find, id, open_store, used};
 use crate::store::{Lookup, Store, StoreError, Touch};
 
 /// Two whole chunks and a short one.
