@@ -170,6 +170,8 @@ fn files_of_more_than_may_be_staged_are_written() {
     let read = places.filter_map(|at| refused(reader.read_exact_at(&mut [0], at as u64)));
     assert_eq!(read.collect::<HashSet<_>>(), HashSet::from([Errno::IO]));
     file.sync_all().unwrap();
+    let staged = cluster.status().fuse[0].metric("cavern_client_staged_bytes").unwrap();
+    assert!(staged <= 32 << 20, "what the bucket has makes room: {staged} bytes are staged");
     assert_object(&cluster, "top/large", &content);
     // Then it can.
     file.write_all_at(b"header", 0).unwrap();

@@ -220,7 +220,7 @@ impl StagedFile {
         attempt.clone()
     }
 
-    /// The bucket has the object: from now on that is what lies below what will be written.
+    /// The bucket has the object, and nobody writes: from now on that is what lies below what will be written.
     async fn committed(&self, plan: &Plan, etag: String) {
         let object = ObjectVersion::new(self.mount.clone(), &plan.key, &etag, plan.size);
         if let Ok(object) = &object {
@@ -238,6 +238,9 @@ impl StagedFile {
                 let file = self.shared.files.open_object(node.clone(), object);
                 Base { file, etag, valid: plan.size }
             });
+        }
+        if self.shared.room.is_scarce() {
+            self.drop_staged(plan.size).await;
         }
         // Acknowledged it is already: without the master it shows when the directory is listed again.
         if let Err(error) = self.shared.metadata.written(node.parent, &node.name).await {

@@ -185,6 +185,24 @@ impl StagedFile {
             state.sent_away.insert(range.clone());
         }
         let room = range.end - range.start;
+        self.give_back(range, room).await;
+    }
+
+    /// Gives all staged bytes of a file that the bucket has back to the file system. The caller has the gate alone.
+    pub(super) async fn drop_staged(&self, size: u64) {
+        let room = {
+            let mut state = self.state.lock();
+            if state.base.is_none() {
+                return;
+            }
+            state.staged.remove(0..u64::MAX)
+        };
+        if room > 0 {
+            self.give_back(0..size, room).await;
+        }
+    }
+
+    async fn give_back(&self, range: Range<u64>, room: u64) {
         let punched = self.with_file(move |file| punch(file, &range)).await;
         if let Err(error) = punched {
             tracing::debug!(file = %self.node(), "staged bytes stay on the disk: {error}");
