@@ -227,8 +227,9 @@ fn what_is_not_served_is_refused_by_name() {
     for (number, error) in [
         (opcode::FLUSH, libc::EIO),
         (opcode::FSYNC, libc::EIO),
-        (opcode::COPY_FILE_RANGE, libc::ENOSYS),
-        (opcode::TMPFILE, libc::ENOSYS),
+        (opcode::COPY_FILE_RANGE, libc::EIO),
+        (opcode::COPY_FILE_RANGE_64, libc::EIO),
+        (opcode::TMPFILE, libc::EIO),
         (9999, libc::ENOSYS),
         (opcode::INIT, libc::EIO),
         (opcode::FALLOCATE, libc::EIO),
