@@ -19,9 +19,8 @@ use crate::state::{Outcome, is_clean};
 /// Of a hundred bytes of a worker's disks: where dropping begins, and where it ends.
 const HIGH_PERCENT: u64 = 75;
 const LOW_PERCENT: u64 = 60;
-/// Files looked at together, and of them dropped together: by so many it may be too much.
+/// Files looked at, and dropped, together.
 const FILES: usize = 100;
-const TOGETHER: usize = 20;
 const PAUSE: Duration = Duration::from_millis(500);
 /// What was dropped shows in the heartbeats when the workers have freed it.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -73,22 +72,19 @@ impl Persistence {
                 (*after, has_wrapped) = (0, true);
                 continue;
             };
-            for some in clean.chunks(TOGETHER) {
-                let full = some.iter().filter(|(_, extents)| extents.iter().any(|extent| has_excess(&excess, extent)));
-                let full: Vec<_> = full.collect();
-                let drops = full.iter().map(|(inode, _)| Command::FreeContent(*inode));
-                let outcomes = self.proposer.propose_all(drops.collect::<Vec<_>>()).await?;
-                for ((_, extents), outcome) in full.iter().zip(outcomes) {
-                    if let Outcome::Freed(freed) = outcome
-                        && freed.fate() == FreeFate::Freed
-                    {
-                        dropped += freed.bytes;
-                        settle(&mut excess, extents, freed.bytes);
-                    }
+            for (inode, extents) in clean {
+                if !extents.iter().any(|extent| has_excess(&excess, extent)) {
+                    continue;
+                }
+                if let Outcome::Freed(freed) = self.proposer.propose(Command::FreeContent(inode)).await?
+                    && freed.fate() == FreeFate::Freed
+                {
+                    dropped += freed.bytes;
+                    settle(&mut excess, &extents, freed.bytes);
                 }
                 if excess.is_empty() {
                     // The rest of the page has its turn next time.
-                    *after = some.last().map_or(*after, |(inode, _)| *inode);
+                    *after = inode;
                     return Ok(dropped);
                 }
             }
