@@ -295,7 +295,7 @@ fn room_that_was_given_and_not_used_comes_back() {
     assert!(data_bytes() >= u64::from(LENGTH), "what was set aside stays: {}", data_bytes());
     store.write_data(&target(1), 0, &[], all).unwrap();
     store.settle_until(Some(Instant::now()));
-    assert_eq!(data_bytes(), 0);
+    assert!(data_bytes() <= unit, "all but what the end of the file cuts: {}", data_bytes());
     store.free_data(&target(1).id).unwrap();
     store.settle_until(Some(Instant::now()));
 }
