@@ -41,9 +41,6 @@ pub(super) use settle::Unsettled;
 use super::block::{Block, BlockPlace, BlockState, open_to_read};
 use super::chunk_units;
 
-/// Bytes of what `stat` counts as one block.
-const STAT_BLOCK_BYTES: u64 = 512;
-
 /// Which block of an fs-mode file a request means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DataTarget {
@@ -164,13 +161,8 @@ impl Block {
     fn zero(&self, range: &Range<u32>) -> io::Result<Zeroed> {
         let writer = self.writer()?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        loop {
-            match rustix::fs::fallocate(&*writer, flags, u64::from(range.start), range.len() as u64) {
-                Ok(()) => return Ok(Zeroed::Freed),
-                Err(Errno::INTR) => {}
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => break,
-                Err(error) => return Err(error.into()),
-            }
+        if fallocate(&writer, flags, range)? {
+            return Ok(Zeroed::Freed);
         }
         // A file system without holes. What was never charged was never written.
         static ZEROS: [u8; CHUNK_BYTES as usize] = [0; CHUNK_BYTES as usize];
@@ -185,10 +177,9 @@ impl Block {
     }
 }
 
-/// Sets room of a file aside; false where the file system cannot do that.
-fn allocate(file: &File, range: &Range<u32>) -> io::Result<bool> {
+/// Sets room of a file aside, or gives it back; false where the file system cannot do that.
+fn fallocate(file: &File, flags: FallocateFlags, range: &Range<u32>) -> io::Result<bool> {
     loop {
-        let flags = FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(file, flags, u64::from(range.start), range.len() as u64) {
             Ok(()) => return Ok(true),
             Err(Errno::INTR) => {}

@@ -12,13 +12,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cavern_proto::BlockId;
-use cavern_proto::chunk::{RESERVATION, chunk_range};
+use cavern_proto::chunk::{RESERVATION, chunk_range, chunks_touching};
 use parking_lot::Mutex;
+use rustix::fs::FallocateFlags;
 
-use super::{DataState, STAT_BLOCK_BYTES, allocate, chunks_of, chunks_with_data};
+use super::{DataState, chunks_with_data, fallocate};
 use crate::store::block::Block;
 use crate::store::table::{Entry, UNIT_BYTES};
 use crate::store::{Store, StoreError, is_out_of_space};
+
+/// Bytes of what `stat` counts as one block.
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Blocks in which room was given, each once, nearly in the order of the time when it was.
 pub(in crate::store) type Unsettled = Mutex<VecDeque<(Instant, BlockId)>>;
@@ -104,10 +108,16 @@ impl Store {
     pub fn allocate_data(&self, block: &Block, ranges: &[Range<u32>]) -> Result<(), StoreError> {
         let Some(data) = block.data() else { return Err(StoreError::NoSuchBlock) };
         let writer = block.writer().map_err(|error| self.disk_failed(block, "allocating in a data block", error))?;
-        for chunk in chunks_of(ranges.iter().cloned()).iter() {
-            match allocate(&writer, &chunk_range(chunk, block.length())) {
+        for range in ranges.iter().filter(|range| !range.is_empty()) {
+            let chunks = chunks_touching(range.start, range.len() as u32);
+            let whole =
+                chunk_range(chunks.start, block.length()).start..chunk_range(chunks.end - 1, block.length()).end;
+            match fallocate(&writer, FallocateFlags::KEEP_SIZE, &whole) {
                 Ok(true) => {
-                    data.allocated.lock().insert(chunk);
+                    let mut allocated = data.allocated.lock();
+                    chunks.for_each(|chunk| {
+                        allocated.insert(chunk);
+                    });
                 }
                 Ok(false) => return Ok(()),
                 Err(error) if is_out_of_space(&error) => {
