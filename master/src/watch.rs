@@ -1,6 +1,6 @@
 //! Sessions of clients, and the stream of invalidations.
 //!
-//! A session is a client's `Watch` stream, and those that follow it when it breaks; it is also the client's lease. Changes come from the applying thread, in applied
+//! A session is a client's `Watch` stream, and those that follow it when it breaks; it is also the client's lease. Changes come from the applying task, in applied
 //! order, get the next sequence number and are appended to the queue of every session. The queue is bounded: a session that
 //! falls too far behind loses it and is told to forget everything (`Reset`), which is always right. A tick each second
 //! carries the current number, so a client that hears ticks knows that it has missed nothing.

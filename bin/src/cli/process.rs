@@ -30,18 +30,18 @@ pub struct ProcessArgs {
 
 impl ProcessArgs {
     pub fn master(self) -> Result<(), CliError> {
-        self.run(cavern_master::run)
+        self.run(some_threads(), cavern_master::run)
     }
 
     pub fn worker(self) -> Result<(), CliError> {
-        self.run(cavern_worker::run)
+        self.run(all_threads(), cavern_worker::run)
     }
 
     pub fn fuse(self) -> Result<(), CliError> {
-        self.run(cavern_fuse::run)
+        self.run(some_threads(), cavern_fuse::run)
     }
 
-    fn run<F, E>(self, role: impl FnOnce(Config, CancellationToken) -> F) -> Result<(), CliError>
+    fn run<F, E>(self, threads: usize, role: impl FnOnce(Config, CancellationToken) -> F) -> Result<(), CliError>
     where
         F: Future<Output = Result<(), E>>,
         E: Display,
@@ -49,7 +49,7 @@ impl ProcessArgs {
         let config = Config::load(self.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
         process::init_logging(&config.log).map_err(|error| CliError::Usage(error.to_string()))?;
         enable_failpoints().map_err(CliError::Usage)?;
-        serve(|stop| role(config, stop))
+        serve(threads, |stop| role(config, stop))
     }
 }
 
@@ -102,12 +102,24 @@ impl DevS3Args {
             request_log: self.request_log,
             ..cavern_dev_s3::DevS3Config::new(self.root)
         };
-        serve(|stop| cavern_dev_s3::run(config, stop))
+        serve(all_threads(), |stop| cavern_dev_s3::run(config, stop))
     }
 }
 
-/// Runs a process until it is told to stop.
-fn serve<F, E>(role: impl FnOnce(CancellationToken) -> F) -> Result<(), CliError>
+/// Threads for tasks that move bytes: one per core.
+fn all_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Threads for tasks that do little before they hand on to a disk, a socket or a thread of their own: one for two cores. With
+/// more of them each change of the namespace wakes some that then find nothing to do; on two cores a new file costs the
+/// master and the client thirteen changes of threads each with two threads, and eight with one.
+fn some_threads() -> usize {
+    all_threads().div_ceil(2)
+}
+
+/// Runs a process with so many threads for its tasks until it is told to stop.
+fn serve<F, E>(threads: usize, role: impl FnOnce(CancellationToken) -> F) -> Result<(), CliError>
 where
     F: Future<Output = Result<(), E>>,
     E: Display,
@@ -115,6 +127,7 @@ where
     process::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .worker_threads(threads)
         .max_blocking_threads(BLOCKING_THREADS)
         .build()
         .context("cannot start the asynchronous runtime")?;

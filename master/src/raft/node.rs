@@ -50,7 +50,7 @@ pub struct Consensus {
 /// What `stop` waits for.
 struct Running {
     proposals: task::JoinHandle<()>,
-    threads: [JoinHandle<()>; 2],
+    log: JoinHandle<()>,
 }
 
 impl Consensus {
@@ -64,7 +64,7 @@ impl Consensus {
     ) -> Result<Self, MasterError> {
         let snapshots = Snapshots::open(config.snapshots.to_owned())?;
         let (log, log_thread) = LogStore::start(database.clone(), metrics.clone())?;
-        let (machine, apply_thread) = StateMachine::start(database, snapshots, listener, metrics.clone())?;
+        let machine = StateMachine::open(database, snapshots, listener, metrics.clone())?;
         let fatal = |error: &dyn std::fmt::Display| MasterError::Consensus(error.to_string());
         let raft_config = Config {
             cluster_name: config.cluster_name.to_owned(),
@@ -87,7 +87,7 @@ impl Consensus {
         }
         let (proposer, serve) = Proposer::new(raft.clone(), metrics);
         let proposals = task::spawn(serve);
-        let running = Running { proposals, threads: [apply_thread, log_thread] };
+        let running = Running { proposals, log: log_thread };
         let node = Self { raft, proposer, running: Mutex::new(Some(running)) };
         match node.become_ready(config.new_cluster_id, config.now_ns).await {
             Ok(()) => Ok(node),
@@ -123,20 +123,19 @@ impl Consensus {
         (applied, metrics.current_leader.unwrap_or(0), state)
     }
 
-    /// Stops consensus and joins its threads. Proposals fail from now on; a second call does nothing.
+    /// Stops consensus and joins its thread. Proposals fail from now on; a second call does nothing.
     pub async fn stop(&self) {
-        let Some(Running { proposals, threads }) = self.running.lock().take() else { return };
+        let Some(Running { proposals, log }) = self.running.lock().take() else { return };
         if self.raft.shutdown().await.is_err() {
             tracing::warn!("the consensus task ended by a panic");
         }
         proposals.abort();
         // Aborted, which is how it is meant to end.
         let _ = proposals.await;
-        let join = move || threads.into_iter().map(JoinHandle::join).all(|result| result.is_ok());
-        match tokio::time::timeout(STOP_TIMEOUT, task::spawn_blocking(join)).await {
-            Ok(Ok(true)) => {}
-            Ok(_) => tracing::warn!("a thread of the consensus ended by a panic"),
-            Err(_) => tracing::warn!("the threads of the consensus did not end in time"),
+        match tokio::time::timeout(STOP_TIMEOUT, task::spawn_blocking(move || log.join())).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(_) => tracing::warn!("the thread of the log ended by a panic"),
+            Err(_) => tracing::warn!("the thread of the log did not end in time"),
         }
     }
 }

@@ -1,19 +1,18 @@
-//! The state machine: a thread of its own that applies committed entries one after the other.
+//! The state machine: applies committed entries one after the other, on the task that openraft keeps for it. An entry takes
+//! less time than handing it to a thread and back would.
 //!
 //! Each command is one write batch. The batch of an entry's last command carries the entry's position in the log, those
 //! before it say how many of the entry's commands are done: replay after a crash begins exactly behind what was written.
-//! The thread reads and writes RocksDB and does nothing else; outcomes go back to the proposers, changes to the
-//! [`ChangeListener`] in applied order.
+//! Outcomes go back to the proposers, changes to the [`ChangeListener`] in applied order.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use cavern_conf::Failpoint;
 use openraft::storage::RaftStateMachine;
 use openraft::{EntryPayload, LogId, OptionalSend, Snapshot, StorageIOError, StoredMembership};
 use rocksdb::{IteratorMode, WriteBatch};
-use tokio::sync::{mpsc, oneshot};
+use tokio::task;
 
 use super::snapshot::{Builder, Checkpoint, Meta, Snapshots};
 use super::types::{Entry, Node, NodeId, Outcomes, StorageError, Types, from_json, to_json};
@@ -30,10 +29,7 @@ const INSTALLING_KEY: &[u8] = b"installing";
 /// Records copied with one batch when a snapshot is installed.
 const INSTALL_BATCH: usize = 4096;
 
-/// Requests that wait for the thread at most; openraft itself has one in flight.
-const QUEUE: usize = 16;
-
-/// Told what each entry changed, in applied order, on the applying thread, before the proposer gets its outcome. Must not
+/// Told what each entry changed, in applied order, by the applying task, before the proposer gets its outcome. Must not
 /// block.
 pub trait ChangeListener: Send + Sync + 'static {
     /// `origin` is the session that asked for them, 0 for none.
@@ -42,16 +38,14 @@ pub trait ChangeListener: Send + Sync + 'static {
     fn replaced(&self);
 }
 
-/// The handle that openraft holds. The thread ends when it is dropped.
+/// What openraft holds.
 pub struct StateMachine {
     database: Arc<Database>,
     snapshots: Snapshots,
-    requests: mpsc::Sender<Request>,
-}
-
-enum Request {
-    Apply(Vec<Entry>, oneshot::Sender<Result<Vec<Outcomes>, MasterError>>),
-    Install(Box<Meta>, Checkpoint, oneshot::Sender<Result<(), MasterError>>),
+    listener: Arc<dyn ChangeListener>,
+    metrics: RaftMetrics,
+    /// Index of the entry that a crash left partly applied, and how many of its commands are done.
+    progress: (u64, u64),
 }
 
 /// Last applied log id and last membership.
@@ -68,74 +62,30 @@ pub fn read_position(database: &Database) -> Result<Position, MasterError> {
 }
 
 impl StateMachine {
-    /// Starts the applying thread.
-    pub fn start(
+    /// Finishes what a crash may have interrupted, and finds out where to go on. *Blocking*.
+    pub fn open(
         database: Arc<Database>,
         snapshots: Snapshots,
         listener: Arc<dyn ChangeListener>,
         metrics: RaftMetrics,
-    ) -> Result<(Self, JoinHandle<()>), MasterError> {
-        let (requests, queue) = mpsc::channel(QUEUE);
-        let mut applier =
-            Applier { database: database.clone(), snapshots: snapshots.clone(), listener, metrics, progress: (0, 0) };
-        applier.recover()?;
-        let thread = std::thread::Builder::new().name("apply".into()).spawn(move || applier.run(queue));
-        let thread = thread.map_err(MasterError::io("the thread apply"))?;
-        Ok((Self { database, snapshots, requests }, thread))
-    }
-
-    async fn ask<T>(
-        &self,
-        request: impl FnOnce(oneshot::Sender<Result<T, MasterError>>) -> Request,
-    ) -> Result<T, MasterError> {
-        let stopped = || MasterError::Consensus("the state machine has stopped".into());
-        let (answer, receive) = oneshot::channel();
-        self.requests.send(request(answer)).await.map_err(|_| stopped())?;
-        receive.await.map_err(|_| stopped())?
-    }
-}
-
-struct Applier {
-    database: Arc<Database>,
-    snapshots: Snapshots,
-    listener: Arc<dyn ChangeListener>,
-    metrics: RaftMetrics,
-    /// Index of the entry that a crash left partly applied, and how many of its commands are done.
-    progress: (u64, u64),
-}
-
-impl Applier {
-    /// Finishes what a crash may have interrupted, and finds out where to go on.
-    fn recover(&mut self) -> Result<(), MasterError> {
-        if self.database.get(Family::RaftMeta, INSTALLING_KEY)?.is_some()
-            && let Some((_, checkpoint)) = self.snapshots.current()?
+    ) -> Result<Self, MasterError> {
+        if database.get(Family::RaftMeta, INSTALLING_KEY)?.is_some()
+            && let Some((_, checkpoint)) = snapshots.current()?
         {
-            self.copy_state(&checkpoint)?;
+            copy_state(&database, &checkpoint)?;
         }
-        if let Some(bytes) = self.database.get(Family::Meta, PROGRESS_KEY)? {
-            let number = |range: std::ops::Range<usize>| -> Option<u64> {
-                Some(u64::from_be_bytes(bytes.get(range)?.try_into().ok()?))
-            };
-            self.progress = number(0..8)
-                .zip(number(8..16))
-                .ok_or_else(|| MasterError::Corrupt("the progress inside a log entry".into()))?;
-        }
-        Ok(())
-    }
-
-    fn run(mut self, mut queue: mpsc::Receiver<Request>) {
-        while let Some(request) = queue.blocking_recv() {
-            // Whoever no longer waits for an answer is being stopped.
-            match request {
-                Request::Apply(entries, answer) => {
-                    let outcomes = entries.into_iter().map(|entry| self.apply_entry(entry)).collect();
-                    let _ = answer.send(outcomes);
-                }
-                Request::Install(meta, checkpoint, answer) => {
-                    let _ = answer.send(self.install(&meta, &checkpoint));
-                }
+        let progress = match database.get(Family::Meta, PROGRESS_KEY)? {
+            Some(bytes) => {
+                let number = |range: std::ops::Range<usize>| -> Option<u64> {
+                    Some(u64::from_be_bytes(bytes.get(range)?.try_into().ok()?))
+                };
+                number(0..8)
+                    .zip(number(8..16))
+                    .ok_or_else(|| MasterError::Corrupt("the progress inside a log entry".into()))?
             }
-        }
+            None => (0, 0),
+        };
+        Ok(Self { database, snapshots, listener, metrics, progress })
     }
 
     fn apply_entry(&mut self, entry: Entry) -> Result<Outcomes, MasterError> {
@@ -187,38 +137,41 @@ impl Applier {
         self.metrics.applied(timer.elapsed());
         Ok(Outcomes(outcomes))
     }
+}
 
-    /// Replaces the state by that of a snapshot. A crash in between is finished at the next start.
-    fn install(&mut self, meta: &Meta, checkpoint: &Checkpoint) -> Result<(), MasterError> {
-        self.snapshots.adopt(meta, checkpoint)?;
-        let mut mark = WriteBatch::default();
-        mark.put_cf(self.database.family(Family::RaftMeta), INSTALLING_KEY, []);
-        self.database.write_synced(mark)?;
-        self.copy_state(checkpoint)?;
-        self.listener.replaced();
-        Ok(())
-    }
+/// Replaces the state by that of a snapshot. A crash in between is finished at the next start.
+fn install(
+    database: &Database,
+    snapshots: &Snapshots,
+    meta: &Meta,
+    checkpoint: &Checkpoint,
+) -> Result<(), MasterError> {
+    snapshots.adopt(meta, checkpoint)?;
+    let mut mark = WriteBatch::default();
+    mark.put_cf(database.family(Family::RaftMeta), INSTALLING_KEY, []);
+    database.write_synced(mark)?;
+    copy_state(database, checkpoint)
+}
 
-    fn copy_state(&mut self, checkpoint: &Checkpoint) -> Result<(), MasterError> {
-        let source = Database::open_checkpoint(&checkpoint.directory)?;
-        for &family in Family::STATE {
-            let target = self.database.family(family);
-            let mut batch = WriteBatch::default();
-            // No key is longer than an id and a name.
-            batch.delete_range_cf(target, [].as_slice(), [0xff; 300].as_slice());
-            for item in source.raw().iterator_cf(source.family(family), IteratorMode::Start) {
-                let (key, value) = item?;
-                batch.put_cf(target, key, value);
-                if batch.len() >= INSTALL_BATCH {
-                    self.database.write(std::mem::take(&mut batch))?;
-                }
+fn copy_state(database: &Database, checkpoint: &Checkpoint) -> Result<(), MasterError> {
+    let source = Database::open_checkpoint(&checkpoint.directory)?;
+    for &family in Family::STATE {
+        let target = database.family(family);
+        let mut batch = WriteBatch::default();
+        // No key is longer than an id and a name.
+        batch.delete_range_cf(target, [].as_slice(), [0xff; 300].as_slice());
+        for item in source.raw().iterator_cf(source.family(family), IteratorMode::Start) {
+            let (key, value) = item?;
+            batch.put_cf(target, key, value);
+            if batch.len() >= INSTALL_BATCH {
+                database.write(std::mem::take(&mut batch))?;
             }
-            self.database.write(batch)?;
         }
-        let mut unmark = WriteBatch::default();
-        unmark.delete_cf(self.database.family(Family::RaftMeta), INSTALLING_KEY);
-        self.database.write_synced(unmark)
+        database.write(batch)?;
     }
+    let mut unmark = WriteBatch::default();
+    unmark.delete_cf(database.family(Family::RaftMeta), INSTALLING_KEY);
+    database.write_synced(unmark)
 }
 
 impl RaftStateMachine<Types> for StateMachine {
@@ -233,8 +186,7 @@ impl RaftStateMachine<Types> for StateMachine {
         I: IntoIterator<Item = Entry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let entries: Vec<Entry> = entries.into_iter().collect();
-        let outcomes = self.ask(|answer| Request::Apply(entries, answer)).await;
+        let outcomes: Result<_, _> = entries.into_iter().map(|entry| self.apply_entry(entry)).collect();
         outcomes.map_err(|error| StorageIOError::write_state_machine(&error).into())
     }
 
@@ -247,8 +199,15 @@ impl RaftStateMachine<Types> for StateMachine {
     }
 
     async fn install_snapshot(&mut self, meta: &Meta, snapshot: Box<Checkpoint>) -> Result<(), StorageError> {
-        let installed = self.ask(|answer| Request::Install(Box::new(meta.clone()), *snapshot, answer)).await;
-        installed.map_err(|error| StorageIOError::write_snapshot(Some(meta.signature()), &error).into())
+        let failed = |error: &MasterError| -> StorageError {
+            StorageIOError::write_snapshot(Some(meta.signature()), error).into()
+        };
+        let (database, snapshots, own) = (self.database.clone(), self.snapshots.clone(), meta.clone());
+        let installed = task::spawn_blocking(move || install(&database, &snapshots, &own, &snapshot)).await;
+        let stopped = |_| failed(&MasterError::Consensus("the state machine has stopped".into()));
+        installed.map_err(stopped)?.map_err(|error| failed(&error))?;
+        self.listener.replaced();
+        Ok(())
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<Types>>, StorageError> {
@@ -277,9 +236,9 @@ mod tests {
         fn replaced(&self) {}
     }
 
-    fn start(database: &Arc<Database>, snapshots: &Snapshots) -> StateMachine {
+    fn open(database: &Arc<Database>, snapshots: &Snapshots) -> StateMachine {
         let metrics = MasterMetrics::new().raft;
-        StateMachine::start(database.clone(), snapshots.clone(), Arc::new(Silent), metrics).unwrap().0
+        StateMachine::open(database.clone(), snapshots.clone(), Arc::new(Silent), metrics).unwrap()
     }
 
     fn entry(index: u64, jobs: usize) -> Entry {
@@ -300,7 +259,7 @@ mod tests {
         let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
         write(&database, Family::Meta, PROGRESS_KEY, &[7u64.to_be_bytes(), 2u64.to_be_bytes()].concat());
-        let mut machine = start(&database, &snapshots);
+        let mut machine = open(&database, &snapshots);
         let outcomes = machine.apply([entry(7, 3), entry(8, 1)]).await.unwrap();
         assert_eq!(outcomes[0].0, [Outcome::Done, Outcome::Done, Outcome::Job(1)]);
         assert_eq!(outcomes[1].0, [Outcome::Job(2)]);
@@ -312,14 +271,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
-        let mut machine = start(&database, &snapshots);
+        let mut machine = open(&database, &snapshots);
         machine.apply([entry(1, 3)]).await.unwrap();
         let expected = Tables::new(&database).jobs().unwrap();
         machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
         machine.apply([entry(2, 1)]).await.unwrap();
         // As a crash between the first and the last family leaves it.
         write(&database, Family::RaftMeta, INSTALLING_KEY, &[]);
-        let mut again = start(&database, &snapshots);
+        let mut again = open(&database, &snapshots);
         assert_eq!(Tables::new(&database).jobs().unwrap(), expected);
         assert_eq!(again.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)));
         assert!(database.get(Family::RaftMeta, INSTALLING_KEY).unwrap().is_none());

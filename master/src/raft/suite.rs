@@ -29,7 +29,7 @@ impl StoreBuilder<Types, LogStore, StateMachine, TempDir> for Builder {
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
         let metrics = MasterMetrics::new().raft;
         let (log, _) = LogStore::start(database.clone(), metrics.clone()).unwrap();
-        let (machine, _) = StateMachine::start(database, snapshots, Arc::new(Silent), metrics).unwrap();
+        let machine = StateMachine::open(database, snapshots, Arc::new(Silent), metrics).unwrap();
         Ok((dir, log, machine))
     }
 }
