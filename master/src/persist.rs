@@ -57,10 +57,13 @@ const PATIENCE: u32 = 10;
 pub const PARKED: &str = ".cavern-kept-";
 /// Records read at a time.
 const PAGE: usize = 500;
-/// Bounds of the pause after a look at all records that found nothing to do.
+/// Bounds of the pause after a look at all records.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
-/// After a look that took long the pause is so many times as long.
+/// The pause is at least so many times as long as reading the records took: when nothing was to be done, when something was,
+/// and while somebody waits for it.
 const REST: u32 = 50;
+const REST_BUSY: u32 = 10;
+const REST_HURRIED: u32 = 1;
 
 /// What persistence works with.
 pub struct Persistence {

@@ -19,8 +19,9 @@ use crate::error::ClientError;
 use crate::read::fetch::{check_status, only_item};
 use crate::wire::Route;
 
-/// Chunks that are reserved ahead of a writer at most: 8 MiB.
-const AHEAD_CHUNKS: u32 = 64;
+/// Chunks that are reserved ahead of a writer: so many times as many as are reserved already, up to 32 MiB.
+const AHEAD: u32 = 3;
+const AHEAD_CHUNKS: u32 = 256;
 
 /// Whether the failure is the worker's: another one may be able to.
 pub(super) fn is_of_worker(error: &ClientError) -> bool {
@@ -212,11 +213,11 @@ impl Content {
         Ok(made)
     }
 
-    /// As much again as a writer has reserved already, so that a stream asks ever more rarely.
+    /// A multiple of what a writer has reserved already, so that a stream asks ever more rarely.
     fn with_room_ahead(&self, bytes: &Range<u32>, reserved: Option<&ChunkMap>) -> Range<u32> {
         let length = self.block_length();
         let touched = chunks_touching(bytes.start, bytes.len() as u32);
-        let ahead = reserved.map_or(0, |reserved| reserved.count().min(AHEAD_CHUNKS));
+        let ahead = reserved.map_or(0, |reserved| (AHEAD * reserved.count()).min(AHEAD_CHUNKS));
         let last = (touched.end + ahead).min(chunk_count(length)).max(1) - 1;
         bytes.start..chunk_range(last, length).end.max(bytes.end)
     }

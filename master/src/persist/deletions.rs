@@ -34,23 +34,22 @@ impl Persistence {
     pub(super) async fn keep_deleting(self: &Arc<Self>) {
         let mut hurries = self.hurries.subscribe();
         loop {
-            let began = Instant::now();
-            let mut busy = false;
+            let (mut reading, mut busy) = (Duration::ZERO, false);
             let mut after: Option<(u32, String)> = None;
             loop {
+                let began = Instant::now();
                 let page = self.paced_deletions(after.take()).await.unwrap_or_else(|error| {
                     tracing::warn!("what is to be deleted from buckets cannot be read: {error}");
                     Vec::new()
                 });
+                reading += began.elapsed();
                 let Some((last, _)) = page.last() else { break };
                 after = Some((last.mount_id, last.key.clone()));
                 for (doomed, pace) in page {
                     busy |= self.consider_deletion(doomed, pace).await;
                 }
             }
-            if !busy {
-                self.rest(began, &mut hurries).await;
-            }
+            self.rest(reading, busy, &mut hurries).await;
         }
     }
 

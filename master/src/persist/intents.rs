@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::ledger::{Blame, Claim, Item, Pace, Turn};
 use super::plan::{self, Step, Work, Write};
-use super::{PATIENCE, PAUSES, Persistence, REST};
+use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_HURRIED};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 use crate::state::Outcome;
@@ -46,16 +46,16 @@ impl Persistence {
         }
     }
 
-    /// The pause after a look at everything that began then.
-    fn pause(&self, began: Instant) -> Duration {
-        let rest = if self.hurries.is_empty() { REST } else { 1 };
-        (self.delay / 4).clamp(PAUSES.0, PAUSES.1).max(began.elapsed() * rest)
-    }
-
-    /// Rests after a look at everything that began then and found nothing to do, or until somebody is in a hurry.
-    pub(super) async fn rest(&self, began: Instant, hurries: &mut watch::Receiver<()>) {
+    /// Rests after a look at everything, of which reading took so long and which found something to do or nothing, or until
+    /// somebody is in a hurry. What is done is struck off the records, but must be passed over by whoever reads them again.
+    pub(super) async fn rest(&self, reading: Duration, busy: bool, hurries: &mut watch::Receiver<()>) {
+        let (shortest, rest) = match (self.hurries.is_empty(), busy) {
+            (true, false) => (PAUSES.1, REST),
+            (true, true) => (PAUSES.1, REST_BUSY),
+            (false, _) => (PAUSES.0, REST_HURRIED),
+        };
         tokio::select! {
-            () = tokio::time::sleep(self.pause(began)) => {}
+            () = tokio::time::sleep((self.delay / 4).clamp(PAUSES.0, shortest).max(reading * rest)) => {}
             _ = hurries.changed() => {}
         }
     }
@@ -63,23 +63,22 @@ impl Persistence {
     pub(super) async fn keep_persisting(self: &Arc<Self>) {
         let mut hurries = self.hurries.subscribe();
         loop {
-            let began = Instant::now();
-            let mut busy = false;
+            let (mut reading, mut busy) = (Duration::ZERO, false);
             let mut after = 0;
             loop {
+                let began = Instant::now();
                 let page = self.paced_intents(after).await.unwrap_or_else(|error| {
                     tracing::warn!("what is to be persisted cannot be read: {error}");
                     Vec::new()
                 });
+                reading += began.elapsed();
                 let Some((last, _, _)) = page.last() else { break };
                 after = *last;
                 for (inode, intent, pace) in page {
                     busy |= self.consider(inode, &intent, pace).await;
                 }
             }
-            if !busy {
-                self.rest(began, &mut hurries).await;
-            }
+            self.rest(reading, busy, &mut hurries).await;
         }
     }
 
