@@ -1,12 +1,13 @@
 //! The content of files of fs-mode mounts: read and written at the workers, and made known to the master.
 //!
 //! A file that is open here has one [`Content`], whoever has it open. What is written goes to every worker of its block at
-//! once, through a descriptor where the worker is on this host; the master is told of new blocks, and of a new length, when
+//! once, through a descriptor where the worker is on this host, else behind the writer (`behind`); the master is told of new blocks, and of a new length, when
 //! a file is flushed, synced, or given other attributes ([`commit`](Content::commit)). `layout` knows the file without
 //! I/O, `block` one block at its workers, `blocks` opens them, `origin` is about what no block has, `read`, `write`, `copy` and `cut` do what their names say.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 
+mod behind;
 mod block;
 mod blocks;
 mod commit;
@@ -25,6 +26,7 @@ use std::time::{Duration, SystemTime};
 use cavern_conf::schema;
 use cavern_proto::master::Attr;
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::RwLock;
 
 use crate::error::ClientError;
@@ -33,6 +35,8 @@ use crate::mounts::MountView;
 use crate::read::Files;
 use crate::stats::Stats;
 use crate::wire::WorkerPool;
+pub use behind::Offer;
+use behind::{Behind, Budget};
 use block::OpenBlock;
 pub use block::block_name;
 use layout::{Layout, News};
@@ -54,6 +58,9 @@ struct Shared {
     /// The way to objects.
     files: Files,
     stats: Arc<Stats>,
+    runtime: Handle,
+    /// What may be on its way to workers behind its writers.
+    budget: Budget,
     /// One read or write, every attempt included.
     timeout: Duration,
     /// One attempt at one worker.
@@ -74,6 +81,7 @@ pub struct Content {
     held: AtomicBool,
     /// Writes share it; a cut has it alone.
     gate: RwLock<()>,
+    behind: Behind,
     opening: tokio::sync::Mutex<()>,
     committing: tokio::sync::Mutex<()>,
 }
@@ -114,6 +122,8 @@ impl Contents {
             pool,
             files,
             stats,
+            runtime: Handle::current(),
+            budget: Budget::new(conf.write_behind.bytes()),
             timeout: conf.read_timeout.get(),
             worker_timeout: conf.worker_timeout.get(),
             open: Mutex::default(),
@@ -179,6 +189,7 @@ impl Contents {
             state: Mutex::new(State { layout, seen, gaps, ..State::default() }),
             held: AtomicBool::new(false),
             gate: RwLock::new(()),
+            behind: Behind::default(),
             opening: tokio::sync::Mutex::new(()),
             committing: tokio::sync::Mutex::new(()),
         });
@@ -206,14 +217,16 @@ impl Content {
     pub fn unsettled(&self) -> Option<Unsettled> {
         let state = self.state.lock();
         let layout = state.layout.as_ref()?;
-        let written_ns = layout.written_ns()?;
-        Some(Unsettled { size: layout.size(), written_ns })
+        let behind = self.behind.end();
+        let written_ns = behind.map(|_| now_ns()).or_else(|| layout.written_ns())?;
+        Some(Unsettled { size: layout.size().max(behind.unwrap_or(0)), written_ns })
     }
 
     /// Whether the master knows all that was written here.
     pub fn is_committed(&self) -> bool {
         let state = self.state.lock();
-        !state.is_lost && state.layout.as_ref().is_none_or(Layout::is_committed)
+        let is_told = !state.is_lost && state.layout.as_ref().is_none_or(Layout::is_committed);
+        is_told && self.behind.is_settled()
     }
 
     /// Grows with every commit; `None` while the layout is not known.

@@ -27,7 +27,7 @@ mod flights;
 mod session;
 mod tables;
 
-pub use content::{Content, Contents, Seek, Unsettled, block_name};
+pub use content::{Content, Contents, Offer, Seek, Unsettled, block_name};
 pub use error::ClientError;
 pub use master_channel::MasterChannel;
 pub use metadata::{

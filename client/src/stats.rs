@@ -40,6 +40,10 @@ stats! {
     bucket_reads: Counter = "client_bucket_reads",
     /// Bytes received from the bucket itself
     bucket_bytes: Counter = "client_bucket_bytes",
+    /// Requests to write behind their writers
+    written_behind: Counter = "client_written_behind",
+    /// Bytes written to workers behind their writers
+    written_behind_bytes: Counter = "client_written_behind_bytes",
     /// Reads and opens that failed
     read_errors: Counter = "client_read_errors",
     /// Reads and opens that found their version gone

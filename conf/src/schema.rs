@@ -137,6 +137,8 @@ pub struct Client {
     pub worker_backoff_max: Interval,
     /// Largest read-ahead window of one handle.
     pub readahead_max: ByteSize,
+    /// What may be on its way to workers over the network behind its writers; 0 for nothing.
+    pub write_behind: ByteSize,
     /// Inodes (and their names) kept in the client metadata cache at most.
     pub metadata_cache_entries: usize,
     /// Idle descriptors of block files kept at most.
@@ -268,6 +270,7 @@ impl Default for Client {
             worker_backoff: Interval::millis(200),
             worker_backoff_max: Interval::millis(10_000),
             readahead_max: ByteSize::mib(32),
+            write_behind: ByteSize::mib(64),
             metadata_cache_entries: 1_000_000,
             descriptor_cache: 16_384,
             hedge_percent: 5,

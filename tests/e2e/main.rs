@@ -16,6 +16,7 @@ mod first_read;
 mod fs_changes;
 mod fs_commands;
 mod fs_mode_acls;
+mod fs_mode_behind;
 mod fs_mode_content;
 mod fs_mode_copy;
 mod fs_mode_existing;

@@ -34,6 +34,12 @@ impl Content {
         if self.is_committed() {
             return Ok(());
         }
+        self.behind.settled().await?;
+        self.commit_placed().await
+    }
+
+    /// The same of what is at its workers by now.
+    pub(super) async fn commit_placed(&self) -> Result<(), ClientError> {
         let _one = self.committing.lock().await;
         self.tell_commit().await?;
         if std::mem::take(&mut self.state.lock().is_lost) {
@@ -114,6 +120,7 @@ impl Content {
     /// Returns when everything that was written before is on the disks of its workers, and known to the master. Bounded by
     /// `client.read_timeout`.
     pub async fn sync(&self) -> Result<(), ClientError> {
+        self.behind.settled().await?;
         let deadline = Instant::now() + self.shared.timeout;
         let blocks = self.state.lock().layout.as_mut().map_or_else(Vec::new, |layout| layout.begin_sync());
         Failpoint::SyncBegun.pass();

@@ -16,6 +16,7 @@ impl Content {
     /// Sets attributes after everything that was written before, so that a time that is set stays. No write of this client
     /// runs meanwhile.
     pub async fn set_attributes(&self, set: SetAttr, uid: u32, gid: u32) -> Result<Changed, ClientError> {
+        self.behind.settle().await;
         let _alone = self.gate.write().await;
         let deadline = Instant::now() + self.shared.timeout;
         match set.size {
@@ -24,13 +25,13 @@ impl Content {
             Some(size) if size > 0 => self.zero_behind_end(size, deadline).await?,
             _ => {}
         }
-        match (self.commit().await, set.size) {
+        match (self.commit_placed().await, set.size) {
             // Only what stays must have room.
             (Err(error), Some(size)) if error.errno() == Errno::DQUOT.raw_os_error() => {
                 if let Some(layout) = self.state.lock().layout.as_mut() {
                     layout.give_up_beyond(size, self.block_size());
                 }
-                self.commit().await?;
+                self.commit_placed().await?;
             }
             (committed, _) => committed?,
         }

@@ -24,14 +24,23 @@ pub enum Seek {
 }
 
 impl Content {
-    /// Bytes of the file, asking the master where that is not known.
+    /// Bytes of the file, asking the master where that is not known, with all that was written.
     pub async fn size(&self) -> Result<u64, ClientError> {
+        self.behind.settle().await;
+        self.placed_size().await
+    }
+
+    /// The same with what is at its workers by now.
+    pub(super) async fn placed_size(&self) -> Result<u64, ClientError> {
         self.use_layout(|layout, _| layout.size()).await
     }
 
     /// Reads without waiting, for event loops: holes, and what is in the page cache of this host. `None` when that is not
     /// possible for the whole range: use `read`. Fewer bytes than asked only at the end of the file.
     pub fn read_now(&self, offset: u64, buffer: &mut [u8]) -> Option<usize> {
+        if !self.behind.is_empty() {
+            return None;
+        }
         let parts = self.with_layout(|layout, blocks| {
             let range = clip(layout.size(), offset, buffer.len());
             let part = |span: Span| match (blocks.get(&span.index), layout.block(span.index)) {

@@ -49,6 +49,9 @@ impl Content {
     /// Writes without asking anybody, for event loops: where the room is reserved already, and every replica is on this
     /// host. `None` when that is not so, and nothing (or a part, with the same bytes) was written: use `write`.
     pub fn write_now(&self, offset: u64, bytes: &[u8]) -> Option<()> {
+        if !self.behind.is_settled() {
+            return None;
+        }
         let _writing = self.gate.try_read().ok()?;
         let end = end_of(offset, bytes.len()).ok()?;
         let parts = self.with_layout(|layout, blocks| {
@@ -85,7 +88,13 @@ impl Content {
     }
 
     /// Writes all of `bytes` at `offset`. Bounded by `client.read_timeout`. After an error a part may have been written.
+    /// What was written behind comes before it, and its failure is told now.
     pub async fn write(&self, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
+        self.behind.settled().await?;
+        self.place(offset, bytes).await
+    }
+
+    pub(super) async fn place(&self, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
         let _writing = self.gate.read().await;
         let deadline = Instant::now() + self.shared.timeout;
         let end = end_of(offset, bytes.len())?;
@@ -103,16 +112,17 @@ impl Content {
     /// The master may refuse that the file grows (a quota): whoever writes much hears of it now, not at the end.
     async fn tell_growth(&self) -> Result<(), ClientError> {
         if self.use_layout(|layout, _| layout.growth()).await? >= UNCOMMITTED_BLOCKS * self.block_size() {
-            self.commit().await?;
+            self.commit_placed().await?;
         }
         Ok(())
     }
 
     /// Makes a range of the file zeros; the file reaches at least to its end then.
     pub(super) async fn write_hole(&self, range: Range<u64>) -> Result<(), ClientError> {
+        self.behind.settle().await;
         let _writing = self.gate.read().await;
         let deadline = Instant::now() + self.shared.timeout;
-        let size = self.size().await?;
+        let size = self.placed_size().await?;
         self.zero_behind_end(range.end, deadline).await?;
         self.zero_range(range.start..range.end.min(size), deadline).await?;
         self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
@@ -121,14 +131,16 @@ impl Content {
 
     /// Makes a range of the file zeros, up to its end; what lies behind it is not touched.
     pub async fn zero(&self, range: Range<u64>) -> Result<(), ClientError> {
+        self.behind.settle().await;
         let _writing = self.gate.read().await;
         let deadline = Instant::now() + self.shared.timeout;
-        let size = self.size().await?;
+        let size = self.placed_size().await?;
         self.zero_range(range.start..range.end.min(size), deadline).await
     }
 
     /// Makes room for a range; the file grows to its end if `grow`.
     pub async fn allocate(&self, range: Range<u64>, grow: bool) -> Result<(), ClientError> {
+        self.behind.settle().await;
         let _writing = self.gate.read().await;
         let deadline = Instant::now() + self.shared.timeout;
         if range.end > FILE_BYTES_MAX {
@@ -142,7 +154,7 @@ impl Content {
                 self.wait_after(span.index, failure, deadline).await?;
             }
         }
-        if grow && range.end > self.size().await? {
+        if grow && range.end > self.placed_size().await? {
             self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
         }
         Ok(())
@@ -151,7 +163,7 @@ impl Content {
     /// What lies behind the end of the file, in its last block, is of no content, and may be what was cut off once: it
     /// becomes zeros before the file reaches to `to`.
     pub(super) async fn zero_behind_end(&self, to: u64, deadline: Instant) -> Result<(), ClientError> {
-        let size = self.size().await?;
+        let size = self.placed_size().await?;
         let block = size / self.block_size();
         let end = to.min((block + 1) * self.block_size());
         if size.is_multiple_of(self.block_size()) || end <= size {
@@ -232,7 +244,7 @@ impl Content {
             };
             match self.use_layout(look).await? {
                 Some(taken) => return Ok(taken),
-                None => self.commit().await?,
+                None => self.commit_placed().await?,
             }
         }
     }
@@ -312,7 +324,7 @@ impl Content {
     }
 }
 
-fn end_of(offset: u64, length: usize) -> Result<u64, ClientError> {
+pub(super) fn end_of(offset: u64, length: usize) -> Result<u64, ClientError> {
     offset.checked_add(length as u64).filter(|end| *end <= FILE_BYTES_MAX).ok_or_else(too_large)
 }
 

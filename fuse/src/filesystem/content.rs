@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_client::{Changed, ClientError, Content, Node, Seek};
+use cavern_client::{Changed, ClientError, Content, Node, Offer, Seek};
 use cavern_conf::Failpoint;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Attr, CreateInode, Kind, SetAttr};
@@ -186,7 +186,8 @@ impl Inner {
         // At most what one request holds.
         let size = data.len() as u32;
         let kills = how.kills_privileges && self.may_have_privileges(content.inode());
-        if !kills && content.write_now(offset, data).is_some() && !how.is_sync {
+        let is_plain = !kills && !how.is_sync;
+        if is_plain && (content.write_now(offset, data).is_some() || content.write_behind(offset, data) == Offer::Taken) {
             return reply.written(size);
         }
         let (this, data) = (Arc::clone(self), Bytes::copy_from_slice(data));
@@ -196,6 +197,9 @@ impl Inner {
                     let inode = content.inode();
                     let set = SetAttr { inode, kill_privileges: true, ..SetAttr::default() };
                     content.set_attributes(set, 0, 0).await?;
+                }
+                if is_plain {
+                    return content.write_soon(offset, data).await;
                 }
                 content.write(offset, data).await?;
                 if how.is_sync { this.sync(&content).await } else { Ok(()) }
