@@ -187,7 +187,8 @@ impl Inner {
         let size = data.len() as u32;
         let kills = how.kills_privileges && self.may_have_privileges(content.inode());
         let is_plain = !kills && !how.is_sync;
-        if is_plain && (content.write_now(offset, data).is_some() || content.write_behind(offset, data) == Offer::Taken) {
+        if is_plain && (content.write_now(offset, data).is_some() || content.write_behind(offset, data) == Offer::Taken)
+        {
             return reply.written(size);
         }
         let (this, data) = (Arc::clone(self), Bytes::copy_from_slice(data));
