@@ -76,6 +76,14 @@ def write_stream(number, directory, size):
     os.close(file)
 
 
+def append(number, directory, count, size):
+    data = os.urandom(size)
+    file = os.open(directory / f"log{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for _ in range(count):
+        os.write(file, data)
+    os.close(file)
+
+
 def write_and_sync(number, path, count):
     order = random.Random(number)
     file = os.open(path, os.O_RDWR)
@@ -106,8 +114,9 @@ def unlink(number, directory, count):
 
 
 class Bench:
-    def __init__(self, directory, files):
+    def __init__(self, directory, files, conf=""):
         self.directory = directory
+        self.conf = conf
         self.files = files
         self.local = directory / "local"
         self.cluster = directory / "cluster"
@@ -122,7 +131,9 @@ class Bench:
     def up(self):
         self.mount.mkdir(parents=True, exist_ok=True)
         self.local.mkdir(exist_ok=True)
-        self.cv("local", "up", "--dir", self.cluster, "--mount-point", self.mount, "--workers", 2)
+        conf = self.directory / "bench.toml"
+        conf.write_text(self.conf)
+        self.cv("local", "up", "--dir", self.cluster, "--mount-point", self.mount, "--workers", 2, "--conf", conf)
         self.s3 = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))["s3"]
         seed = self.directory / "seed"
         seed.mkdir(exist_ok=True)
@@ -183,6 +194,26 @@ class Bench:
                 what = f"{streams} stream{'s' if streams > 1 else ''}, {replicas} replica{'s' if replicas > 1 else ''}"
                 rows.append((what, ours, "local disk", local))
         self.table("Writes of 1 MiB, 512 MiB a stream, MiB/s", rows)
+
+    def network_section(self):
+        """Files whose workers are not asked for descriptors, as if they were on other hosts."""
+        figures = {"64MiB": ([], []), "0B": ([], [])}
+        for number in range(ROUNDS):
+            for behind, (small, large) in figures.items():
+                conf = f'[client]\nlocal_descriptors = false\nwrite_behind = "{behind}"\n'
+                bench = Bench(self.directory / "network", self.files, conf)
+                try:
+                    bench.up()
+                    base = bench.mount / "one"
+                    small.append(20_000 / together(1, append, base, 20_000, 4096))
+                    large.append(512 / together(1, write_stream, base, 512 * MIB))
+                finally:
+                    bench.down()
+        rows = []
+        for position, what in enumerate(("writes of 4 KiB a second", "writes of 1 MiB, MiB/s")):
+            ours, baseline = (statistics.median(figures[behind][position]) for behind in ("64MiB", "0B"))
+            rows.append((what, ours, '`write_behind = "0B"`', baseline))
+        self.table("Over the network, one stream", rows)
 
     def sync_section(self):
         def sync(directory):
@@ -266,7 +297,7 @@ class Bench:
 
 
 def main():
-    sections = ("ingest", "stream", "sync", "names", "fio", "drain")
+    sections = ("ingest", "stream", "network", "sync", "names", "fio", "drain")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, help="on the disk to measure; 12 GB are needed")
     parser.add_argument("--files", type=int, default=20_000)
