@@ -21,6 +21,8 @@ use crate::read::span::spans;
 
 /// Bytes of a piece at most.
 const PIECE_BYTES: usize = 4 << 20;
+/// Bytes of a write that is taken at most. Larger ones fill a request by themselves, and would only be copied once more.
+const WRITE_BYTES: usize = 128 << 10;
 
 /// What a file has behind.
 #[derive(Default)]
@@ -177,6 +179,9 @@ impl Content {
     /// Takes bytes to be written behind, without waiting, for event loops: to one block, over the network, where room has been
     /// reserved. When `write_now` does not do.
     pub fn write_behind(self: &Arc<Self>, offset: u64, bytes: &[u8]) -> Offer {
+        if bytes.len() > WRITE_BYTES {
+            return Offer::Refused;
+        }
         let Ok(_writing) = self.gate.try_read() else { return Offer::Refused };
         let Ok(end) = end_of(offset, bytes.len()) else { return Offer::Refused };
         let mut parts = spans(offset..end, self.block_size(), u64::MAX);
