@@ -68,17 +68,9 @@ def write_files(number, directory, files, writers, data, sync):
         os.close(file)
 
 
-def write_stream(number, directory, size):
-    data = os.urandom(MIB)
-    file = os.open(directory / f"stream{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    for _ in range(size // MIB):
-        os.write(file, data)
-    os.close(file)
-
-
-def append(number, directory, count, size):
+def write_stream(number, directory, count, size):
     data = os.urandom(size)
-    file = os.open(directory / f"log{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    file = os.open(directory / f"stream{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for _ in range(count):
         os.write(file, data)
     os.close(file)
@@ -188,7 +180,7 @@ class Bench:
         for mount, replicas in (("one", 1), ("two", 2)):
             for streams in (1, 4):
                 def stream(directory):
-                    return streams * 512 / together(streams, write_stream, directory, 512 * MIB)
+                    return streams * 512 / together(streams, write_stream, directory, 512, MIB)
 
                 ours, local = self.turns(stream, mount)
                 what = f"{streams} stream{'s' if streams > 1 else ''}, {replicas} replica{'s' if replicas > 1 else ''}"
@@ -205,8 +197,8 @@ class Bench:
                 try:
                     bench.up()
                     base = bench.mount / "one"
-                    small.append(20_000 / together(1, append, base, 20_000, 4096))
-                    large.append(512 / together(1, write_stream, base, 512 * MIB))
+                    small.append(20_000 / together(1, write_stream, base, 20_000, 4096))
+                    large.append(512 / together(1, write_stream, base, 512, MIB))
                 finally:
                     bench.down()
         rows = []
