@@ -5,7 +5,7 @@
 //! behind for longer than a round trip. Only what has room at its workers is taken, so what is left to fail is what
 //! fails for all writers: workers that are gone, a quota. The failure is told once, by the next write, sync or close.
 //!
-//! Whoever reads, syncs, commits, cuts or asks for the length waits for what is behind, before it takes the file's gate.
+//! Whoever reads, syncs, commits or cuts waits for what is behind, before it takes the file's gate; `unsettled` counts it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,7 +76,6 @@ pub enum Offer {
 }
 
 /// The bytes that all files of a process may have behind.
-#[derive(Default)]
 pub(super) struct Budget {
     used: AtomicU64,
     limit: u64,
@@ -106,7 +105,8 @@ impl Behind {
 
     /// Whether there is nothing that anybody should wait for or hear of.
     pub(super) fn is_settled(&self) -> bool {
-        self.is_empty() && self.queue.lock().failure.is_none()
+        let queue = self.queue.lock();
+        queue.under_way.is_none() && queue.gathered.is_none() && queue.failure.is_none()
     }
 
     /// The end of what is behind, in the file.
@@ -140,7 +140,7 @@ impl Behind {
     /// Takes bytes in; the last answer says whether they want somebody to send them.
     fn offer(&self, budget: &Budget, block: u32, offset: u64, bytes: &[u8]) -> (Offer, bool) {
         let mut queue = self.queue.lock();
-        if queue.failure.is_some() || bytes.len() > PIECE_BYTES || !budget.take(bytes.len()) {
+        if queue.failure.is_some() || !budget.take(bytes.len()) {
             return (Offer::Refused, false);
         }
         let before = queue.gathered.as_ref().map_or(0, |piece| piece.bytes.len());
