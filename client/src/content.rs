@@ -16,6 +16,7 @@ mod cut;
 mod layout;
 mod origin;
 mod read;
+mod rounds;
 mod write;
 
 use std::collections::HashMap;
@@ -42,6 +43,7 @@ pub use block::block_name;
 use layout::{Layout, News};
 use origin::OpenOrigin;
 pub use read::Seek;
+use rounds::Rounds;
 
 /// As much as ext4 has it.
 pub const FILE_BYTES_MAX: u64 = 1 << 44;
@@ -84,6 +86,7 @@ pub struct Content {
     behind: Behind,
     opening: tokio::sync::Mutex<()>,
     committing: tokio::sync::Mutex<()>,
+    syncs: Rounds,
 }
 
 #[derive(Default)]
@@ -192,6 +195,7 @@ impl Contents {
             behind: Behind::default(),
             opening: tokio::sync::Mutex::new(()),
             committing: tokio::sync::Mutex::new(()),
+            syncs: Rounds::default(),
         });
         open.insert(node.inode, Arc::downgrade(&content));
         Ok(content)

@@ -6,7 +6,7 @@ use cavern_conf::Failpoint;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::CommitContent;
 use cavern_proto::master::mutation::Change;
-use futures::future::join_all;
+use futures::future::{join, join_all};
 use rustix::io::Errno;
 use tokio::time::Instant;
 
@@ -117,21 +117,30 @@ impl Content {
         }
     }
 
-    /// Returns when everything that was written before is on the disks of its workers, and known to the master. Bounded by
-    /// `client.read_timeout`.
+    /// Returns when everything that was written before is on the disks of its workers, and known to the master. Those who ask
+    /// while a sync is under way share the next one. Each is bounded by `client.read_timeout`.
     pub async fn sync(&self) -> Result<(), ClientError> {
+        self.syncs.take_part(self.sync_all()).await
+    }
+
+    async fn sync_all(&self) -> Result<(), ClientError> {
         self.behind.settled().await?;
         let deadline = Instant::now() + self.shared.timeout;
         let blocks = self.state.lock().layout.as_mut().map_or_else(Vec::new, |layout| layout.begin_sync());
         Failpoint::SyncBegun.pass();
-        if let Err(error) = self.sync_blocks(&blocks, deadline).await {
+        // The disks of the workers and of the master work at the same time.
+        let (synced, committed) = join(self.sync_blocks(&blocks, deadline), self.commit()).await;
+        if let Err(error) = synced {
             if let Some(layout) = self.state.lock().layout.as_mut() {
                 layout.sync_failed(&blocks);
             }
             return Err(error);
         }
         Failpoint::SyncedAtWorkers.pass();
-        self.commit().await
+        committed?;
+        let has_urgent = |layout: &Layout| blocks.iter().any(|index| layout.is_urgent(*index));
+        let gave_up = self.state.lock().layout.as_ref().is_some_and(has_urgent);
+        if gave_up { self.commit().await } else { Ok(()) }
     }
 
     async fn sync_blocks(&self, blocks: &[u32], deadline: Instant) -> Result<(), ClientError> {
