@@ -99,8 +99,8 @@ struct State {
     gaps: Option<u64>,
     blocks: HashMap<u32, Arc<OpenBlock>>,
     origin: Option<OpenOrigin>,
-    /// What was written to blocks that the master has dropped; told once.
-    is_lost: bool,
+    /// Why something that was written is lost; told once.
+    lost: Option<String>,
 }
 
 /// What of a file's attributes the master does not know yet.
@@ -137,6 +137,12 @@ impl Contents {
     /// The content of a file that is open here.
     pub fn get(&self, inode: u64) -> Option<Arc<Content>> {
         self.shared.open.lock().get(&inode).and_then(Weak::upgrade)
+    }
+
+    /// Those of which something was written that the master does not know.
+    pub fn uncommitted(&self) -> Vec<Arc<Content>> {
+        let open: Vec<_> = self.shared.open.lock().values().filter_map(Weak::upgrade).collect();
+        open.into_iter().filter(|content| !content.is_committed()).collect()
     }
 
     /// Opens a file without I/O; `None` when the master must be asked whether it is still there: use `open`.
@@ -229,7 +235,7 @@ impl Content {
     /// Whether the master knows all that was written here.
     pub fn is_committed(&self) -> bool {
         let state = self.state.lock();
-        let is_told = !state.is_lost && state.layout.as_ref().is_none_or(Layout::is_committed);
+        let is_told = state.lost.is_none() && state.layout.as_ref().is_none_or(Layout::is_committed);
         is_told && self.behind.is_settled()
     }
 
@@ -290,14 +296,14 @@ impl Content {
         }
         let fresh = Layout::new(&answer.attr.unwrap_or_default(), answer.extents, answer.origin);
         let news = if gaps.is_some() && gaps == state.gaps { News::Complete } else { News::MayLack };
-        let State { layout, blocks, origin, is_lost, .. } = &mut *state;
+        let State { layout, blocks, origin, lost: told, .. } = &mut *state;
         let layout = layout.get_or_insert_with(Layout::default);
         let lost = layout.rebase(fresh, news);
         if !layout.origin().zip(origin.as_ref()).is_some_and(|(now, open)| open.is(now)) {
             *origin = None;
         }
         if !lost.is_empty() && layout.origin().is_some() {
-            *is_lost = true;
+            *told = Some("it was written to blocks that have been dropped, when the session had ended".to_owned());
         }
         if !lost.is_empty() {
             let blocks = lost.len();

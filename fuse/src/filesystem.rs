@@ -139,6 +139,14 @@ impl Namespace {
         }
     }
 
+    /// Tells the master what is written to files that stay open, until `stop`.
+    pub fn commit(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + 'static {
+        let inner = Arc::clone(&self.inner);
+        async move {
+            stop.run_until_cancelled(inner.keep_committing()).await;
+        }
+    }
+
     /// What is open, for the metrics.
     pub fn usage(&self) -> impl Fn() -> Usage + Send + Sync + 'static {
         let inner = Arc::clone(&self.inner);

@@ -51,6 +51,7 @@ async fn serve(
     let usage = namespace.usage();
     let sweeping = CancellationToken::new();
     let sweeper = tokio::spawn(namespace.sweep(sweeping.clone()));
+    let committer = tokio::spawn(namespace.commit(sweeping.clone()));
     let (mount, session) = begin(config, namespace).await?;
     let notifier = invalidations.attach(session.notifier(), root).map_err(FuseError::Thread)?;
 
@@ -80,6 +81,7 @@ async fn serve(
     sweeping.cancel();
     http_stop.cancel();
     finish(sweeper).await;
+    finish(committer).await;
     finish(web).await;
     Ok(())
 }

@@ -18,7 +18,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 /// For an invalidation to reach another mount.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 const MIB: u64 = 1 << 20;
 
 /// Blocks are small, so that few operations reach many.
@@ -377,6 +377,20 @@ fn another_mount_sees_what_was_closed_and_then_what_was_synced() {
     let there = mounts[1].join("file");
     eventually("the line", PATIENCE, || (fs::metadata(&there).unwrap().len() == before + 5).then_some(()));
     assert!(fs::read(&there).unwrap().ends_with(b"line\n"));
+}
+
+#[test]
+fn lines_of_a_log_that_stays_open_are_seen_by_others_and_outlive_their_client() {
+    let conf = "[master]\npersist_delay = \"100ms\"\n".to_owned();
+    let cluster = mounted(Options { more_mounts: vec!["second"], conf, ..Options::default() });
+    let there = cluster.at_start.fuse[1].mount_point.join("fs/log");
+    let mut log = OpenOptions::new().append(true).create(true).open(cluster.path("fs/log")).unwrap();
+    log.write_all(b"a line\n").unwrap();
+    eventually("the line", PATIENCE, || (fs::read(&there).ok()? == b"a line\n").then_some(()));
+    cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
+    assert_eq!(cluster.s3.get("bucket", "fs/log"), "a line\n");
+    cluster.kill("fuse0");
+    assert_eq!(fs::read(&there).unwrap(), b"a line\n");
 }
 
 #[test]

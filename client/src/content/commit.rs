@@ -42,13 +42,22 @@ impl Content {
     pub(super) async fn commit_placed(&self) -> Result<(), ClientError> {
         let _one = self.committing.lock().await;
         self.tell_commit().await?;
-        if std::mem::take(&mut self.state.lock().is_lost) {
-            let cause = "it was written to blocks that have been dropped, when the session had ended".to_owned();
-            return Err(ClientError::OutcomeUnknown { cause });
+        match self.state.lock().lost.take() {
+            Some(cause) => Err(ClientError::OutcomeUnknown { cause }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
+    /// The same while nobody waits for it, and only while the master is there. What was lost is told to whoever commits next.
+    pub async fn commit_meanwhile(&self) -> Result<(), ClientError> {
+        if !self.shared.metadata.has_session() {
+            return Ok(());
+        }
+        let _one = self.committing.lock().await;
+        self.tell_commit().await
+    }
+
+    /// What the master does not take any more is noted as lost, and not told again.
     async fn tell_commit(&self) -> Result<(), ClientError> {
         match self.try_commit().await {
             Err(ClientError::Refused { errno, reason }) if errno == Errno::STALE.raw_os_error() => {
@@ -65,11 +74,11 @@ impl Content {
         if let Err(ClientError::Refused { reason, .. }) = &result {
             tracing::warn!(inode = self.inode, "what was written is given up: {reason}");
             let mut state = self.state.lock();
-            state.seen = u64::MAX;
+            (state.seen, state.lost) = (u64::MAX, Some(reason.clone()));
             if let Some(layout) = state.layout.as_mut() {
                 layout.forget_uncommitted();
             }
-            return Err(ClientError::OutcomeUnknown { cause: reason.clone() });
+            return Ok(());
         }
         result
     }

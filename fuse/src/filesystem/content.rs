@@ -1,16 +1,18 @@
 //! Files of fs-mode mounts, open: CREATE, READ, WRITE, FLUSH, FSYNC, FALLOCATE, LSEEK.
 //!
 //! What a write brings goes to the workers before it is answered, on the event loop's own thread where that takes no
-//! question; what the master must know of it is told with the close. The kernel keeps pages from one open to the next while
+//! question; what the master must know of it is told with the close, or some seconds later. The kernel keeps pages from one open to the next while
 //! nobody else has changed the content: `pages` remembers which version they are of.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_client::{Changed, ClientError, Content, Node, Offer, Seek};
 use cavern_conf::Failpoint;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Attr, CreateInode, Kind, SetAttr};
+use futures::stream::{self, StreamExt};
 use quick_cache::sync::Cache;
 
 use super::Inner;
@@ -21,6 +23,11 @@ use crate::kernel::{Caller, Delivery, Reply};
 
 /// Inodes whose pages are remembered; of any other they are read anew when it is opened.
 const PAGES_OF: usize = 100_000;
+
+/// What is written is known to the master so soon, if nobody closes or syncs it before.
+const COMMIT_EVERY: Duration = Duration::from_secs(5);
+/// Files of which it is told at a time.
+const COMMITS: usize = 64;
 
 /// What a WRITE asks for besides.
 #[derive(Clone, Copy)]
@@ -293,6 +300,22 @@ impl Inner {
         let committed = content.commit().await;
         self.moved_on(content, before);
         committed
+    }
+
+    /// Tells the master what has been written to files that stay open, every [`COMMIT_EVERY`]: others see it, the bucket
+    /// gets it, and it outlives this process.
+    pub(super) async fn keep_committing(&self) {
+        loop {
+            tokio::time::sleep(COMMIT_EVERY).await;
+            let commits = self.client.contents().uncommitted().into_iter().map(async |content| {
+                let before = content.version();
+                if let Err(error) = content.commit_meanwhile().await {
+                    tracing::debug!(inode = content.inode(), "not committed for now: {error}");
+                }
+                self.moved_on(&content, before);
+            });
+            stream::iter(commits).buffer_unordered(COMMITS).collect::<()>().await;
+        }
     }
 
     async fn sync(&self, content: &Content) -> Result<(), ClientError> {
