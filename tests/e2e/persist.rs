@@ -3,7 +3,7 @@
 mod writer;
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -105,6 +105,34 @@ fn files_of_all_kinds_are_objects_and_go_with_their_names() {
     eventually("the blocks are freed", PATIENCE, || (data_bytes(&cluster) == 0).then_some(()));
     let nowhere = cluster.try_cv(&["persist", "status", "/fs/nowhere"]);
     assert_eq!(nowhere.code, 4, "{nowhere:?}");
+}
+
+#[test]
+fn large_content_that_the_bucket_has_is_not_sent_again() {
+    let cluster = mounted(1);
+    let mut writer = Writer::new(&cluster);
+    let large = noise(1, 20 << 20);
+    writer.create("/fs", "large", &large);
+    let wait = || cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
+    wait();
+    cluster.s3.reset_stats();
+    fs::rename(cluster.path("fs/large"), cluster.path("fs/moved")).unwrap();
+    wait();
+    fs::set_permissions(cluster.path("fs/moved"), fs::Permissions::from_mode(0o600)).unwrap();
+    wait();
+    fs::hard_link(cluster.path("fs/moved"), cluster.path("fs/other")).unwrap();
+    wait();
+    let requests = |kind| cluster.s3.requests(kind);
+    assert_eq!((requests("PUT"), requests("GET"), requests("COPY")), (0, 0, 3));
+    assert_same(&writer.bucket(), &objects(&[("fs/moved", &large), ("fs/other", &large)]));
+
+    // What somebody else has put there instead is not taken for it.
+    fs::remove_file(cluster.path("fs/other")).unwrap();
+    wait();
+    cluster.s3.put("bucket", "fs/moved", noise(2, 20 << 20));
+    fs::rename(cluster.path("fs/moved"), cluster.path("fs/last")).unwrap();
+    wait();
+    assert!(writer.bucket()["fs/last"] == large);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What a store says about its objects.
 
 /// One object, as a listing or a HEAD describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectMeta {
     /// The full key, byte for byte as the store has it.
     pub key: String,

@@ -69,15 +69,7 @@ impl Ufs {
             Some(metadata) => self.begin_multipart(to, metadata).await?,
             None => self.begin_multipart(to, &self.head(&from.key).await?.metadata).await?,
         };
-        let part = from.size.div_ceil(PARTS_MAX).max(COPY_BYTES);
-        let copied = stream::iter((1..).zip(0..from.size.div_ceil(part))).map(|(number, index)| {
-            let bytes = (index * part, from.size.min((index + 1) * part) - 1);
-            self.change(to, Change::CopyPart { upload: &upload.id, number, source, bytes })
-        });
-        let copied = async {
-            let etags: Vec<String> = copied.buffered(COPIES_AT_A_TIME).try_collect().await?;
-            upload.complete(&etags, Replaces::Anything).await
-        };
+        let copied = async { upload.complete(&upload.copy(from).await?, Replaces::Anything).await };
         match copied.await {
             Ok(etag) => Ok(etag),
             Err(error) => {
@@ -112,6 +104,20 @@ impl MultipartUpload {
     /// Sends a part, numbered from 1; gives its ETag. All parts but the last have at least 5 MiB.
     pub async fn part(&self, number: u32, body: &Bytes) -> Result<String, UfsError> {
         self.ufs.change(&self.key, Change::Part { upload: &self.id, number, body }).await
+    }
+
+    /// Takes all bytes of a version of another object of the bucket for its parts; gives their ETags. The bytes do not come here.
+    ///
+    /// # Errors
+    /// As [`Ufs::copy`].
+    pub async fn copy(&self, from: &ObjectMeta) -> Result<Vec<String>, UfsError> {
+        let source = CopySource { key: &from.key, etag: &from.etag, length: from.size };
+        let part = from.size.div_ceil(PARTS_MAX).max(COPY_BYTES);
+        let parts = stream::iter((1..).zip(0..from.size.div_ceil(part))).map(|(number, index)| {
+            let bytes = (index * part, from.size.min((index + 1) * part) - 1);
+            self.ufs.change(&self.key, Change::CopyPart { upload: &self.id, number, source, bytes })
+        });
+        parts.buffered(COPIES_AT_A_TIME).try_collect().await
     }
 
     /// Makes an object of the parts, given by their ETags in order; gives the object's.

@@ -8,6 +8,8 @@
 //!
 //! [`copy`] reads a block of another worker in the same way, to have it here.
 //!
+//! Large content that the bucket has already, of a file that got another name or other attributes, is copied there.
+//!
 //! What is given up (the asker is gone, the deadline is over, a part failed, the file changed) is aborted at the store too.
 
 mod copy;
@@ -21,7 +23,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_conf::Failpoint;
 use cavern_proto::data::{PersistReply, PersistRequest, Status};
-use cavern_ufs::{MultipartUpload, PARTS_MAX, Replaces, Ufs, UfsError};
+use cavern_ufs::{MultipartUpload, ObjectMeta, PARTS_MAX, Replaces, Ufs, UfsError};
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
@@ -145,6 +147,12 @@ impl Uploads {
             }
             Content::Blocks(blocks) => blocks,
         };
+        if plan.length > PART_BYTES
+            && let Some(same) = &plan.same
+            && let Some(etag) = self.copy_there(ufs, plan, same).await?
+        {
+            return Ok(etag);
+        }
         let source = Source::open(&self.parts, ufs, plan, blocks).await?;
         if plan.length <= PART_BYTES {
             let (bytes, _memory) = self.read(&source, 0, plan.length).await?;
@@ -164,6 +172,23 @@ impl Uploads {
         Failpoint::UploadCompleted.pass();
         guard.upload = None;
         Ok(etag)
+    }
+
+    /// Makes the object of one that has the same content; `None` when that is not there any more.
+    async fn copy_there(&self, ufs: &Ufs, plan: &Plan, same: &ObjectMeta) -> Result<Option<String>, Stop> {
+        let upload = ufs.begin_multipart(&plan.key, &plan.metadata).await.map_err(Refusal::from)?;
+        Failpoint::UploadBegun.pass();
+        let mut guard = AbortUnlessDone { upload: Some(upload.clone()), tasks: self.tasks.clone() };
+        let etags = match upload.copy(same).await {
+            Ok(etags) => etags,
+            Err(UfsError::VersionChanged { .. } | UfsError::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(Refusal::from(error).into()),
+        };
+        Failpoint::UploadSent.pass();
+        let etag = upload.complete(&etags, plan.replaces()).await.map_err(stopped)?;
+        Failpoint::UploadCompleted.pass();
+        guard.upload = None;
+        Ok(Some(etag))
     }
 
     async fn send_parts(

@@ -98,6 +98,7 @@ impl Persistence {
             inline: bytes::Bytes::new(),
             block_size: mount.mount.block_size,
             extents: Vec::new(),
+            same: (origin.valid == origin.length).then(|| (origin.key.clone(), origin.etag.clone())),
             tag: tag::of(&self.cluster_id, owner, origin.version, 0),
             origin: Some(origin.clone()),
         };

@@ -62,6 +62,8 @@ pub(super) struct Content {
     pub extents: Vec<Extent>,
     /// What has no block, and is no hole.
     pub origin: Option<Origin>,
+    /// Key and ETag of an object with the same content, under any metadata.
+    pub same: Option<(String, String)>,
     /// Tells whose content of which version it is; empty for what has none.
     pub tag: String,
 }
@@ -109,6 +111,10 @@ pub(super) fn plan(
     }
     // The others are made of what it has: it is written over last.
     writes.sort_by_key(|write| record.origin.as_ref().is_some_and(|origin| origin.key == write.key));
+    let has_all = |object: &ObjectRecord| {
+        !object.etag.is_empty() && object.version == record.version && object.size == record.size
+    };
+    let same = objects.iter().find(|(_, object)| has_all(object)).map(|(key, object)| (key.clone(), object.etag.clone()));
     let gone = objects.into_iter().map(|(key, _)| key).filter(|key| !keys.contains(key)).collect();
     let is_file = record.kind() == Kind::File;
     let extents = if is_file && !writes.is_empty() { extents(tables, inode, &record, mount)? } else { Vec::new() };
@@ -122,6 +128,7 @@ pub(super) fn plan(
         block_size: mount.block_size,
         extents,
         origin: record.origin,
+        same,
     };
     let work = Work { inode, change: intent.change, mount_id: mount.id, writes, gone, content };
     Ok(Ok(Step::Write(Box::new(work))))
@@ -138,6 +145,7 @@ pub(super) fn nothing(inode: u64, intent: &IntentRecord) -> Work {
         block_size: 0,
         extents: Vec::new(),
         origin: None,
+        same: None,
         tag: String::new(),
     };
     let (change, mount_id) = (intent.change, intent.mount_id);
@@ -196,6 +204,7 @@ impl Content {
             metadata.push(MetadataItem { name: tag::NAME.to_owned(), value: self.tag.clone() });
         }
         let origin = self.origin.clone().unwrap_or_default();
+        let (same_key, same_etag) = self.same.clone().unwrap_or_default();
         PersistRequest {
             mount_id: work.mount_id,
             key: write.key.clone(),
@@ -214,6 +223,8 @@ impl Content {
             origin_key: origin.key,
             origin_etag: origin.etag,
             origin_bytes: origin.valid,
+            same_key,
+            same_etag,
         }
     }
 

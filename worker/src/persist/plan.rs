@@ -4,7 +4,7 @@ use bytes::Bytes;
 use cavern_proto::content::block_length;
 use cavern_proto::data::{BlockRef, MetadataItem, PersistRequest};
 use cavern_proto::{ContentId, data};
-use cavern_ufs::Metadata;
+use cavern_ufs::{Metadata, ObjectMeta};
 
 use crate::refusal::Refusal;
 
@@ -31,6 +31,8 @@ pub(super) struct Plan {
     pub replaces: String,
     /// What has no block, and is no hole.
     pub origin: Option<Origin>,
+    /// An object with the same content.
+    pub same: Option<ObjectMeta>,
 }
 
 /// The first bytes of an object of the same bucket, in one version.
@@ -86,7 +88,12 @@ impl Plan {
             return bad(format!("an origin with a key of {} bytes", origin.key.len()));
         }
         let origin = Some(origin).filter(|origin| origin.bytes > 0);
-        Ok(Self { mount_id, key, length, metadata, content, block_size, replaces, origin })
+        if request.same_key.len() > MAX_KEY_BYTES || request.same_key.is_empty() != request.same_etag.is_empty() {
+            return bad(format!("the same content under a key of {} bytes, or of no version", request.same_key.len()));
+        }
+        let same = ObjectMeta { key: request.same_key, size: length, etag: request.same_etag, ..ObjectMeta::default() };
+        let same = Some(same).filter(|same| !same.key.is_empty());
+        Ok(Self { mount_id, key, length, metadata, content, block_size, replaces, origin, same })
     }
 }
 
@@ -170,7 +177,9 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let changes: [fn(&mut PersistRequest); 13] = [
+        let changes: [fn(&mut PersistRequest); 15] = [
+            |request| request.same_key = "k".into(),
+            |request| (request.same_key, request.same_etag) = ("k".repeat(1025), "e".into()),
             |request| request.origin_bytes = 5,
             |request| (request.origin_key, request.origin_bytes) = ("k".repeat(1025), 5),
             |request| request.key.clear(),
