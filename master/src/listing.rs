@@ -14,7 +14,8 @@
 //! Several of these may learn about the same name at the same time. The rule is: what was asked later wins. A listing that
 //! runs leaves alone what was checked after it began ([`Flight::record_check`]); a check whose question is older than the
 //! running listing is asked again; an index leaves a directory to its listing; and none of the latter two reaches the log
-//! after a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended (`observed_ns`).
+//! after a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended (`observed_ns`). Checks of the same name
+//! take turns ([`turns`]).
 
 mod adopt;
 mod check;
@@ -26,6 +27,7 @@ mod flight;
 mod index;
 mod kept;
 mod recover;
+mod turns;
 mod walk;
 mod window;
 
@@ -54,6 +56,8 @@ pub fn windows(prefix: String) -> window::Windows {
     window::Windows::new(prefix)
 }
 
+use turns::NameChecks;
+
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics::ListingMetrics;
@@ -81,6 +85,7 @@ struct Inner {
     looks: Looks,
     cluster_id: Arc<str>,
     flights: Mutex<HashMap<u64, Arc<Flight>>>,
+    checks: NameChecks,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -115,6 +120,7 @@ impl Listings {
             looks,
             cluster_id,
             flights: Mutex::default(),
+            checks: NameChecks::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         }))

@@ -54,9 +54,12 @@ impl Listings {
             return Ok(());
         }
         loop {
+            let check = self.0.checks.begin(directory, name);
             let asked_ns = self.0.clock.now_ns();
             let listed = self.ask(&mount, &place, name, why).await?;
+            let Some(turn) = check.turn().await else { return Ok(()) };
             if self.record(&mount, &place, name, listed, asked_ns).await? {
+                turn.done();
                 return Ok(());
             }
         }

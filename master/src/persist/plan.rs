@@ -114,7 +114,8 @@ pub(super) fn plan(
     let has_all = |object: &ObjectRecord| {
         !object.etag.is_empty() && object.version == record.version && object.size == record.size
     };
-    let same = objects.iter().find(|(_, object)| has_all(object)).map(|(key, object)| (key.clone(), object.etag.clone()));
+    let same =
+        objects.iter().find(|(_, object)| has_all(object)).map(|(key, object)| (key.clone(), object.etag.clone()));
     let gone = objects.into_iter().map(|(key, _)| key).filter(|key| !keys.contains(key)).collect();
     let is_file = record.kind() == Kind::File;
     let extents = if is_file && !writes.is_empty() { extents(tables, inode, &record, mount)? } else { Vec::new() };
