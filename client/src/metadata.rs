@@ -50,7 +50,7 @@ use freshness::{Lease, Proof, Use};
 use lease::SessionLease;
 use locks::Locks;
 use open_inodes::OpenInodes;
-use recent::Recent;
+use recent::{Mark, Recent};
 use touch::SlowBuckets;
 
 /// Entries asked for at once when a listing is recorded, so that a large directory takes few round trips.
@@ -130,9 +130,10 @@ struct Inner {
     slow: SlowBuckets,
     touch_queue: mpsc::Sender<u64>,
     touch_waiting: Mutex<Option<mpsc::Receiver<u64>>>,
-    lookups: Flights<NameKey, Result<Arc<Node>, ClientError>>,
-    nodes: Flights<u64, Result<Arc<Node>, ClientError>>,
-    pages: Flights<(NameKey, usize), Result<DirPage, ClientError>>,
+    /// Those are shared that begin at the same mark: an answer that was read before somebody's change is none to that one.
+    lookups: Flights<(NameKey, Mark), Result<Arc<Node>, ClientError>>,
+    nodes: Flights<(u64, Mark), Result<Arc<Node>, ClientError>>,
+    pages: Flights<(NameKey, usize, Mark), Result<DirPage, ClientError>>,
     touches: Flights<u64, ()>,
 }
 
@@ -301,6 +302,16 @@ impl Metadata {
     /// Whether the session with the master has begun.
     pub(crate) fn has_session(&self) -> bool {
         self.inner.lease.is_live()
+    }
+
+    /// Now, in the order of what this client is told.
+    pub(crate) fn mark(&self) -> Mark {
+        self.inner.recent.mark()
+    }
+
+    /// Whether this client was told since that a name may lead elsewhere.
+    pub(crate) fn has_changed(&self, since: Mark, parent: u64, name: &[u8]) -> bool {
+        self.inner.recent.since(since).touch(parent, name, 0)
     }
 
     /// Forgets what belongs to mounts that are gone or were replaced.

@@ -47,6 +47,7 @@ use crate::read::Files;
 use crate::stats::Stats;
 use crate::wire::WorkerPool;
 use file::{Base, Place};
+use names::refuse;
 use parts::UPLOAD_BYTES;
 use place::Room;
 
@@ -93,22 +94,29 @@ struct Registry {
 
 struct Known {
     file: Arc<StagedFile>,
-    /// Somebody is about to open it; since when.
-    expected: Option<Instant>,
-    /// Several are, and nobody can tell when the last of them has: they all have a moment.
-    expects_several: bool,
+    /// Threads that are about to open it, and since when.
+    expected: Vec<(u32, Instant)>,
     /// When its name was last said to lead there: who looked may open it even when the name leads elsewhere by then.
     shown: Option<Instant>,
 }
 
 impl Known {
-    fn expect(&mut self) {
-        self.expects_several = self.is_expected();
-        self.expected = Some(Instant::now());
+    fn new(file: Arc<StagedFile>) -> Self {
+        Self { file, expected: Vec::new(), shown: None }
+    }
+
+    fn expect(&mut self, thread: u32) {
+        self.expected.retain(|(expected, since)| *expected != thread && since.elapsed() < MOMENT);
+        self.expected.push((thread, Instant::now()));
+    }
+
+    /// A thread is there. Those that cannot be told apart (0) all have a moment.
+    fn met(&mut self, thread: u32) {
+        self.expected.retain(|(expected, _)| *expected != thread || thread == 0);
     }
 
     fn is_expected(&self) -> bool {
-        self.expected.is_some_and(|since| since.elapsed() < MOMENT)
+        self.expected.iter().any(|(_, since)| since.elapsed() < MOMENT)
     }
 
     /// Whether nobody can come to open it any more.
@@ -171,8 +179,7 @@ impl StagedFiles {
     /// is, or one that somebody is about to open for writing.
     pub fn shown(&self, parent: u64, name: &[u8]) -> Option<Arc<StagedFile>> {
         let mut registry = self.shared.registry.lock();
-        let inode = registry.names.get(&(parent, Box::from(name))).copied()?;
-        let known = registry.files.get_mut(&inode)?;
+        let known = registry.named(parent, name)?;
         // What the bucket did not take is given up with its last close.
         if !known.is_expected() && (!known.file.is_dirty() || known.file.has_failed()) {
             return None;
@@ -183,8 +190,7 @@ impl StagedFiles {
 
     /// The file of a name, whatever the name leads to.
     fn of_name(&self, parent: u64, name: &[u8]) -> Option<Arc<StagedFile>> {
-        let registry = self.shared.registry.lock();
-        registry.files.get(registry.names.get(&(parent, Box::from(name)))?).map(|known| known.file.clone())
+        self.shared.registry.lock().named(parent, name).map(|known| known.file.clone())
     }
 
     /// Whether a file in a directory is being written here.
@@ -201,8 +207,52 @@ impl StagedFiles {
         self.shared.registry.lock().forget_name(file);
     }
 
-    /// Begins a new file, open once. `EEXIST` if one of this name is being written here already.
-    pub fn create(&self, directory: &Node, name: &[u8], creation: Creation) -> Result<Arc<StagedFile>, ClientError> {
+    /// Begins a new file where there is none, open once. `EEXIST` if there is one by now; unless the new one was to be
+    /// exclusive, `thread` is then expected to open what is there for writing.
+    pub async fn create(
+        &self,
+        directory: &Node,
+        name: &[u8],
+        creation: Creation,
+        thread: u32,
+    ) -> Result<Arc<StagedFile>, ClientError> {
+        let metadata = &self.shared.metadata;
+        let thread = (creation == Creation::Replacing).then_some(thread);
+        loop {
+            let before = metadata.mark();
+            match metadata.lookup(directory.inode, name).await {
+                Ok(node) => {
+                    if thread.is_some() && node.object().is_ok() {
+                        self.begin(&node, thread)?;
+                    }
+                    return refuse(Errno::EXIST, format!("{node} is there already"));
+                }
+                Err(ClientError::NotFound(_)) => {}
+                Err(error) => return Err(error),
+            }
+            let mut registry = self.shared.registry.lock();
+            registry.refuse_written(directory, name, thread)?;
+            // Another may have gone to the bucket since; from now on none can.
+            if !metadata.has_changed(before, directory.inode, name) {
+                return self.insert_new(&mut registry, directory, name, creation);
+            }
+        }
+    }
+
+    /// Begins a new file to take the place of whatever is there, open once. `EEXIST` if one of this name is being written here.
+    pub fn replace(&self, directory: &Node, name: &[u8]) -> Result<Arc<StagedFile>, ClientError> {
+        let mut registry = self.shared.registry.lock();
+        registry.refuse_written(directory, name, None)?;
+        self.insert_new(&mut registry, directory, name, Creation::Replacing)
+    }
+
+    fn insert_new(
+        &self,
+        registry: &mut Registry,
+        directory: &Node,
+        name: &[u8],
+        creation: Creation,
+    ) -> Result<Arc<StagedFile>, ClientError> {
         let place = place_in(directory, name)?;
         let mount =
             directory.mount.clone().ok_or_else(|| ClientError::Invalid(format!("{directory} is in no mount")))?;
@@ -211,38 +261,23 @@ impl StagedFiles {
         if creation == Creation::Exclusive {
             file.set_exclusive();
         }
-        let mut registry = self.shared.registry.lock();
-        let known = registry.names.get(&(place.parent, place.name.clone())).and_then(|inode| registry.files.get(inode));
-        if known.is_some_and(|known| known.is_expected() || known.file.is_dirty()) {
-            let reason = format!("{}: it is being written already", place.key());
-            return Err(ClientError::Refused { errno: Errno::EXIST.raw_os_error(), reason });
-        }
         file.handles.fetch_add(1, Ordering::AcqRel);
         registry.names.insert((place.parent, place.name), inode);
-        let known = Known { file: file.clone(), expected: None, expects_several: false, shown: None };
-        registry.files.insert(inode, known);
+        registry.files.insert(inode, Known::new(file.clone()));
         Ok(file)
     }
 
-    /// Expects somebody to open the file that is being written under a name, if there is one: for a moment the name leads there,
-    /// even when the bucket has the file by then.
-    pub fn expect(&self, parent: u64, name: &[u8]) {
+    /// Makes an object one that can be written to. If a thread is expected to open it, its name leads there for a moment.
+    pub fn begin(&self, node: &Arc<Node>, thread: Option<u32>) -> Result<Arc<StagedFile>, ClientError> {
         let mut registry = self.shared.registry.lock();
-        let inode = registry.names.get(&(parent, Box::from(name))).copied();
-        if let Some(known) = inode.and_then(|inode| registry.files.get_mut(&inode)) {
-            known.expect();
-        }
-    }
-
-    /// Makes an object one that can be written to, and expects somebody to open it: for a moment its name leads there.
-    pub fn begin(&self, node: &Arc<Node>) -> Result<Arc<StagedFile>, ClientError> {
-        let name = (node.parent, node.name.clone());
-        let mut registry = self.shared.registry.lock();
-        if let Some(inode) = registry.names.get(&name).copied()
-            && let Some(known) = registry.files.get_mut(&inode)
-        {
-            known.expect();
-            return Ok(known.file.clone());
+        let mut expected = Vec::new();
+        if let Some(known) = registry.named(node.parent, &node.name) {
+            if known.file.is_dirty() || !known.file.is_older_than(node) {
+                thread.inspect(|thread| known.expect(*thread));
+                return Ok(known.file.clone());
+            }
+            // Another client has written it since.
+            expected = std::mem::take(&mut known.expected);
         }
         let (object, file) = (node.object()?, self.shared.files.handle(node)?);
         let base = Base { file, etag: object.etag.to_string(), valid: object.length };
@@ -251,20 +286,18 @@ impl StagedFiles {
         let place = Place { parent: node.parent, name: node.name.clone(), location };
         let inode = self.shared.next_inode.fetch_add(1, Ordering::Relaxed);
         let file = Arc::new(StagedFile::new(self.shared.clone(), inode, object.mount, place, Some(base)));
-        registry.names.insert(name, inode);
-        let mut known = Known { file: file.clone(), expected: None, expects_several: false, shown: None };
-        known.expect();
+        registry.names.insert((node.parent, node.name.clone()), inode);
+        let mut known = Known { expected, ..Known::new(file.clone()) };
+        thread.inspect(|thread| known.expect(*thread));
         registry.files.insert(inode, known);
         Ok(file)
     }
 
-    /// A handle of the file was opened.
-    pub fn opened(&self, file: &Arc<StagedFile>) {
+    /// A thread has opened a handle of the file.
+    pub fn opened(&self, file: &Arc<StagedFile>, thread: u32) {
         file.handles.fetch_add(1, Ordering::AcqRel);
-        if let Some(known) =
-            self.shared.registry.lock().files.get_mut(&file.inode()).filter(|known| !known.expects_several)
-        {
-            known.expected = None;
+        if let Some(known) = self.shared.registry.lock().files.get_mut(&file.inode()) {
+            known.met(thread);
         }
     }
 
@@ -273,21 +306,16 @@ impl StagedFiles {
         if file.handles.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
-        let mut registry = self.shared.registry.lock();
-        if registry.files.get(&file.inode()).is_some_and(Known::is_over) {
-            registry.forget(file.inode());
-        }
+        self.shared.registry.lock().forget_if_over(file.inode());
     }
 
-    /// A file was changed without being opened: unless somebody has it open, its name leads to what the namespace says.
-    pub fn settled(&self, file: &Arc<StagedFile>) {
+    /// A thread that was expected to open the file has changed it without.
+    pub fn met(&self, file: &Arc<StagedFile>, thread: u32) {
         let mut registry = self.shared.registry.lock();
         if let Some(known) = registry.files.get_mut(&file.inode()) {
-            known.expected = None;
+            known.met(thread);
         }
-        if !file.is_open() {
-            registry.forget(file.inode());
-        }
+        registry.forget_if_over(file.inode());
     }
 
     /// Drops what was expected to be opened, and was not, now and then, until `stop`.
@@ -310,6 +338,28 @@ impl StagedFiles {
 }
 
 impl Registry {
+    fn named(&mut self, parent: u64, name: &[u8]) -> Option<&mut Known> {
+        let inode = self.names.get(&(parent, Box::from(name)))?;
+        self.files.get_mut(inode)
+    }
+
+    /// `EEXIST` if a file of this name is being written, which `thread` is then expected to open.
+    fn refuse_written(&mut self, directory: &Node, name: &[u8], thread: Option<u32>) -> Result<(), ClientError> {
+        match self.named(directory.inode, name).filter(|known| known.is_expected() || known.file.is_dirty()) {
+            Some(known) => {
+                thread.inspect(|thread| known.expect(*thread));
+                refuse(Errno::EXIST, format!("{}: it is being written already", known.file.node()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn forget_if_over(&mut self, inode: u64) {
+        if self.files.get(&inode).is_some_and(Known::is_over) {
+            self.forget(inode);
+        }
+    }
+
     fn forget(&mut self, inode: u64) {
         if let Some(known) = self.files.remove(&inode) {
             self.forget_name(&known.file);
@@ -328,13 +378,12 @@ impl Registry {
 /// A name in a directory of a cache-mode mount, which must be one that keys can have.
 fn place_in(directory: &Node, name: &[u8]) -> Result<Place, ClientError> {
     let location = directory.key();
-    let refused = |errno: Errno, reason: String| Err(ClientError::Refused { errno: errno.raw_os_error(), reason });
     if std::str::from_utf8(name).is_err() {
         let name = String::from_utf8_lossy(name);
-        return refused(Errno::ILSEQ, format!("\"{name}\" is not UTF-8, as names of objects are"));
+        return refuse(Errno::ILSEQ, format!("\"{name}\" is not UTF-8, as names of objects are"));
     }
     if location.len() + name.len() > KEY_BYTES_MAX {
-        return refused(Errno::NAMETOOLONG, format!("a key of more than {KEY_BYTES_MAX} bytes below {location}"));
+        return refuse(Errno::NAMETOOLONG, format!("a key of more than {KEY_BYTES_MAX} bytes below {location}"));
     }
     Ok(Place { parent: directory.inode, name: name.into(), location: location.into() })
 }

@@ -164,7 +164,7 @@ impl Filesystem for Namespace {
         match operation {
             Operation::Lookup { name } => inner.lookup(node, name, reply),
             Operation::Getattr => inner.getattr(node, reply),
-            Operation::Open { flags } => inner.open(node, flags, reply),
+            Operation::Open { flags } => inner.open(node, caller, flags, reply),
             Operation::Read { fh, offset, size } => inner.read(node, fh, offset, size, reply, payload),
             Operation::Release { fh, flock_owner } => {
                 inner.released(node, fh, flock_owner);

@@ -186,6 +186,25 @@ fn rsync_there_and_back_has_nothing_to_do_the_second_time() {
 }
 
 #[test]
+fn a_file_that_stays_open_is_written_on_after_its_attributes_were_set_by_name() {
+    let cluster = mounted(Options::default());
+    let bucket = Bucket::of(&cluster, "bucket");
+    let path = cluster.path("data/log");
+    let mut log = File::create(&path).unwrap();
+    for mode in [0o600, 0o640, 0o644] {
+        log.write_all(b"line\n").unwrap();
+        log.sync_all().unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        log.write_all(b"line\n").unwrap();
+        log.sync_all().unwrap();
+        assert_eq!(kept_by(&bucket, "top/log")["mode"], (0o100_000 | mode).to_string());
+    }
+    drop(log);
+    assert_eq!(cluster.s3.get("bucket", "top/log"), "line\n".repeat(6));
+    assert_eq!(shown(&path).0, 0o644);
+}
+
+#[test]
 fn privileges_go_with_writes_and_new_owners() {
     use std::os::unix::process::CommandExt as _;
 

@@ -269,14 +269,6 @@ fn several_descriptors_and_names_that_go_are_as_they_are_locally() {
     assert!(Command::new("sh").args(["-c", script, "sh"]).arg(at("log")).status().unwrap().success());
     assert_object(&cluster, "top/log", b"one\ntwo\nthree\n");
 
-    // Several that append by the line, one after the other and at the same time.
-    let script = "for turn in 1 2 3 4 5; do echo line >> \"$1\" || exit 1; done";
-    let start = |_| Command::new("sh").args(["-c", script, "sh"]).arg(at("lines")).spawn().unwrap();
-    let shells: Vec<_> = (0..4).map(start).collect();
-    assert!(shells.into_iter().all(|mut shell| shell.wait().unwrap().success()));
-    assert_object(&cluster, "top/lines", "line\n".repeat(20).as_bytes());
-    fs::remove_file(at("lines")).unwrap();
-
     // Whoever has a version open reads that to its end.
     let mut reader = File::open(at("log")).unwrap();
     fs::write(at("log"), "new").unwrap();
@@ -299,6 +291,39 @@ fn several_descriptors_and_names_that_go_are_as_they_are_locally() {
     drop(log);
     let old = [b'o'; 300_000];
     assert_same("after removing", &Bucket::of(&cluster, "bucket").objects(), &objects(&[("top/old/file", &old)]));
+}
+
+#[test]
+fn lines_that_several_append_are_all_there() {
+    let cluster = mounted_with(Options { more_mounts: vec!["other"], ..Options::default() });
+    let (one, other) = (cluster.path("data"), cluster.directory().join("other/data"));
+    // Each opens and closes the file for each line, and all of them at the same time.
+    let script = "for turn in 1 2 3 4 5; do echo line >> \"$1\" || exit 1; done";
+    let start = |file: usize| {
+        Command::new("sh").args(["-c", script, "sh"]).arg(one.join(format!("lines{file}"))).spawn().unwrap()
+    };
+    for _ in 0..4 {
+        let shells: Vec<_> = (0..24).map(|shell| start(shell / 4)).collect();
+        assert!(shells.into_iter().all(|mut shell| shell.wait().unwrap().success()));
+        for file in 0..6 {
+            assert_object(&cluster, &format!("top/lines{file}"), "line\n".repeat(20).as_bytes());
+            fs::remove_file(one.join(format!("lines{file}"))).unwrap();
+        }
+    }
+
+    // In turn on two mounts, each as soon as it sees what the other has written.
+    let mut lines = String::new();
+    for turn in 0..12 {
+        let here = if turn % 2 == 0 { &one } else { &other }.join("lines");
+        eventually("the lines of the other", PATIENCE, || {
+            (fs::read_to_string(&here).unwrap_or_default() == lines).then_some(())
+        });
+        let mut file = OpenOptions::new().append(true).create(true).open(&here).unwrap();
+        file.write_all(b"line\n").unwrap();
+        file.sync_all().unwrap();
+        lines += "line\n";
+    }
+    assert_object(&cluster, "top/lines", lines.as_bytes());
 }
 
 #[test]

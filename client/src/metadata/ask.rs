@@ -23,9 +23,9 @@ const PAGE_WAIT: Duration = Duration::from_secs(10);
 impl Metadata {
     pub(super) async fn ask_lookup(&self, parent: u64, name: &[u8]) -> Result<Arc<Node>, ClientError> {
         let (metadata, name): (_, Box<[u8]>) = (self.clone(), name.into());
-        let key = (parent, name.clone());
+        let mark = metadata.mark();
+        let key = ((parent, name.clone()), mark);
         let asked = async move {
-            let mark = metadata.inner.recent.mark();
             let name = bytes::Bytes::from(name);
             let ask = |mut stubs: Stubs| {
                 let request = LookupRequest { parent, name: name.clone() };
@@ -51,9 +51,8 @@ impl Metadata {
     }
 
     pub(super) async fn ask_node(&self, inode: u64) -> Result<Arc<Node>, ClientError> {
-        let metadata = self.clone();
+        let (metadata, mark) = (self.clone(), self.mark());
         let asked = async move {
-            let mark = metadata.inner.recent.mark();
             let ask = |mut stubs: Stubs| async move { stubs.namespace.get_inode(GetInodeRequest { inode }).await };
             let answer = match metadata.inner.is_fs_mode(inode) {
                 true => metadata.inner.master.call_patiently("GetInode", ask).await,
@@ -68,7 +67,7 @@ impl Metadata {
                 Err(error) => Err(error),
             }
         };
-        self.inner.nodes.join(inode, asked).await
+        self.inner.nodes.join((inode, mark), asked).await
     }
 
     pub(super) async fn ask_path(&self, path: &str) -> Result<Arc<Node>, ClientError> {
@@ -142,14 +141,14 @@ impl Metadata {
         limit: usize,
     ) -> Result<DirPage, ClientError> {
         let (metadata, after): (_, Box<[u8]>) = (self.clone(), after.into());
-        let key = ((directory, after.clone()), limit);
-        let asked = async move { metadata.fetch_dir_page(directory, &after, limit).await };
+        let mark = metadata.mark();
+        let key = ((directory, after.clone()), limit, mark);
+        let asked = async move { metadata.fetch_dir_page(directory, &after, limit, mark).await };
         self.inner.pages.join(key, asked).await
     }
 
-    async fn fetch_dir_page(&self, inode: u64, after: &[u8], limit: usize) -> Result<DirPage, ClientError> {
+    async fn fetch_dir_page(&self, inode: u64, after: &[u8], limit: usize, mark: Mark) -> Result<DirPage, ClientError> {
         let inner = &self.inner;
-        let mark = inner.recent.mark();
         let epoch = inner.directories.get(inode).map(|directory| directory.listing_epoch());
         let (name, session) = (bytes::Bytes::copy_from_slice(after), inner.lease.session());
         let ask = |mut stubs: Stubs| {

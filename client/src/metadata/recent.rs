@@ -40,8 +40,8 @@ enum Origin {
 }
 
 /// A point in the order of invalidations.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Mark(u64);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Mark(u64);
 
 /// What changed since a mark.
 #[derive(Debug)]

@@ -16,6 +16,7 @@ use super::file::{StagedFile, now_ns};
 use super::names::{changed, refuse};
 use crate::error::ClientError;
 use crate::metadata::{Changed, Node};
+use crate::mounts::ObjectVersion;
 
 const FILE: u32 = 0o100_000;
 const DIRECTORY: u32 = 0o040_000;
@@ -113,6 +114,10 @@ impl StagedFiles {
         set: &SetAttr,
     ) -> Result<Changed, ClientError> {
         let key = on.key();
+        let staged = self.of_name(on.parent, &on.name);
+        if let Some(file) = &staged {
+            file.commit().await?;
+        }
         let is_root = on.mount.as_ref().is_some_and(|mount| mount.root_inode() == on.inode);
         if is_root || set.size.is_some() {
             return refuse(Errno::OPNOTSUPP, format!("{on}: there is no object that could keep this"));
@@ -139,11 +144,14 @@ impl StagedFiles {
             attributes.mode = without_privileges(attributes.mode);
         }
         attributes.write(&mut metadata);
-        let described = match &there {
-            Some(there) => ufs.describe(there, &metadata).await,
-            None => ufs.put(&key, &Bytes::new(), &metadata, Replaces::Nothing).await,
+        let etag = match &there {
+            Some(there) => ufs.describe(there, &metadata).await?,
+            None => ufs.put(&key, &Bytes::new(), &metadata, Replaces::Nothing).await?,
         };
-        described?;
+        if let Some(file) = staged {
+            let object = ObjectVersion::new(on.object()?.mount, &key, &etag, on.size)?;
+            file.described(object, attributes);
+        }
         self.shared.metadata.written(on.parent, &on.name).await?;
         let attr = Attr {
             inode: on.inode,

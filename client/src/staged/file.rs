@@ -58,8 +58,11 @@ pub(super) struct State {
     /// Nothing may be under the key: it was made so (`O_EXCL`).
     pub is_exclusive: bool,
     pub changes: u64,
-    /// So many changes the bucket has.
+    /// So many changes the bucket has, and the master knows of.
     pub committed: u64,
+    /// The namespace's inode of what was committed last, and those of later versions are larger. 0 when others have written it
+    /// since, the largest when it is not known.
+    pub known_as: u64,
     /// The bucket did not take it as it is after so many changes.
     pub failed: Option<u64>,
     pub writers: Writers,
@@ -105,6 +108,7 @@ impl StagedFile {
         let size = base.as_ref().map_or(0, |base| base.valid);
         let attributes = base.as_ref().and_then(|base| attributes_of(base.file.node()));
         let written_ns = base.as_ref().map_or_else(now_ns, |base| base.file.node().mtime_ns);
+        let known_as = base.as_ref().map_or(0, |base| base.file.node().inode);
         // A new file is one to be written, even without a byte.
         let changes = u64::from(base.is_none());
         let state = State {
@@ -118,6 +122,7 @@ impl StagedFile {
             is_exclusive: false,
             changes,
             committed: 0,
+            known_as,
             failed: None,
             writers: Writers::default(),
             is_removed: false,
@@ -159,6 +164,11 @@ impl StagedFile {
         state.failed == Some(state.changes)
     }
 
+    /// Whether a node of the namespace is a later version than what was committed here.
+    pub(super) fn is_older_than(&self, node: &Node) -> bool {
+        self.state.lock().known_as < node.inode
+    }
+
     /// Whether anybody here has it open.
     pub fn is_open(&self) -> bool {
         self.handles.load(Ordering::Acquire) > 0
@@ -198,9 +208,21 @@ impl StagedFile {
     /// It has another name, under which the bucket has what it had under the old one.
     pub(super) fn move_to(&self, place: Place, object: ObjectVersion) {
         let mut state = self.state.lock();
-        // Parts that were sent ahead are on their way to the old one.
-        state.forget_parts();
         state.place = place;
+        self.is_now(&mut state, object);
+    }
+
+    /// Its object has been written anew, with the same bytes and these attributes.
+    pub(super) fn described(&self, object: ObjectVersion, attributes: ObjectAttributes) {
+        let mut state = self.state.lock();
+        state.attributes = Some(ObjectAttributes { mtime_ns: None, ..attributes });
+        self.is_now(&mut state, object);
+    }
+
+    fn is_now(&self, state: &mut State, object: ObjectVersion) {
+        // Parts that were sent ahead are on their way to what it was.
+        state.forget_parts();
+        state.known_as = u64::MAX;
         if let Some(base) = &mut state.base {
             base.etag = object.etag.to_string();
             base.file = self.shared.files.open_object(base.file.node().clone(), object);

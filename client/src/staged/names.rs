@@ -41,10 +41,10 @@ impl StagedFiles {
 
     /// Writes an object anew as it is: its time is that of now.
     async fn touch(&self, on: &Arc<Node>) -> Result<Changed, ClientError> {
-        let file = self.begin(on)?;
+        let file = self.begin(on, None)?;
         file.touch();
         let committed = file.commit().await;
-        self.settled(&file);
+        self.shared.registry.lock().forget_if_over(file.inode());
         committed?;
         let now_ns = file.node().mtime_ns;
         let attr = Attr {

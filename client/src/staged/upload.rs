@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, OwnedRwLockReadGuard, OwnedSemaphorePermit};
 use tokio_util::task::TaskTracker;
 
-use super::file::{Base, StagedFile, State};
+use super::file::{Base, Place, StagedFile, State};
 use super::parts::{Parts, UPLOAD_BYTES, part_count, part_range};
 use super::writers::Writers;
 use crate::error::ClientError;
@@ -174,7 +174,14 @@ impl StagedFile {
         // An earlier try of this very request may have done it.
         match ufs.head(&plan.key).await {
             Ok(there) if there.metadata.get(WRITE_NAME) == Some(&attempt.name) => Ok(there.etag),
-            _ => Err(plan.refused(error)),
+            _ => {
+                // Who opens it next is to find what is there.
+                let Place { parent, name, .. } = self.state.lock().place.clone();
+                if let Err(error) = self.shared.metadata.written(parent, &name).await {
+                    tracing::debug!(key = plan.key, "the master was not told what is there: {error}");
+                }
+                Err(plan.refused(error))
+            }
         }
     }
 
@@ -227,9 +234,20 @@ impl StagedFile {
             self.keep_cached(object).await;
         }
         let node = self.node();
+        // Acknowledged it is already: without the master it shows when the directory is listed again. Until then nobody here may
+        // take the name for free.
+        let known = self.shared.metadata.written(node.parent, &node.name).await;
+        if let Err(error) = &known {
+            tracing::warn!(file = %node, "written to the bucket, but not told to the other clients: {error}");
+        }
         {
             let mut state = self.state.lock();
             state.committed = plan.changes;
+            state.known_as = match known {
+                Ok(Some(known)) if known.etag() == etag => known.inode,
+                Ok(_) => 0,
+                Err(_) => u64::MAX,
+            };
             state.writers = Writers::default();
             state.is_exclusive = false;
             state.forget_parts();
@@ -241,10 +259,6 @@ impl StagedFile {
         }
         if self.shared.room.is_scarce() {
             self.drop_staged(plan.size).await;
-        }
-        // Acknowledged it is already: without the master it shows when the directory is listed again.
-        if let Err(error) = self.shared.metadata.written(node.parent, &node.name).await {
-            tracing::warn!(file = %node, "written to the bucket, but not told to the other clients: {error}");
         }
     }
 

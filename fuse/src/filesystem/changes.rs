@@ -77,7 +77,7 @@ impl Inner {
             return refused(errno);
         }
         if node.is_in_writable_bucket() {
-            let Caller { uid, gid } = attempt.caller;
+            let Caller { uid, gid, .. } = attempt.caller;
             let change = self.with_looks(&node, attempt.change);
             let changed = self.client.staged().change(&node, &change, (uid, gid)).await?;
             let with = attempt.with.map(|with| self.root.to_namespace(with));
@@ -86,7 +86,7 @@ impl Inner {
             }
             return Ok((node, changed));
         }
-        let Caller { uid, gid } = attempt.caller;
+        let Caller { uid, gid, .. } = attempt.caller;
         let changed = self.client.metadata().change(attempt.change, uid, gid).await?;
         // Before the answer: the kernel may open the directory as soon as it has it.
         for attr in changed.result.attributes.iter().filter(|attr| attr.kind() == Kind::Directory) {

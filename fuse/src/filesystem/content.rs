@@ -120,8 +120,7 @@ impl Inner {
         reply.carry_out(move |reply| async move {
             match this.node(kernel_parent).await {
                 Ok(directory) if directory.is_in_writable_bucket() => {
-                    let owner = (caller.uid, caller.gid);
-                    return this.create_staged(&directory, &name, (mode & !umask, owner), flags, reply).await;
+                    return this.create_staged(&directory, &name, (mode & !umask, caller), flags, reply).await;
                 }
                 // Whatever it is shows below.
                 _ => {}
@@ -409,7 +408,7 @@ impl Inner {
                 let node = this.node(kernel_node).await?;
                 if node.is_in_writable_bucket() {
                     // The kernel looks the name up again, finds what can be cut, and asks for that.
-                    this.client.staged().begin(&node)?;
+                    this.client.staged().begin(&node, Some(caller.thread))?;
                     return Err(ClientError::Stale(node.to_string()));
                 }
                 if !node.is_fs_mode() {

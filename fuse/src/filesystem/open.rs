@@ -23,7 +23,7 @@ use tracing::warn;
 use super::Inner;
 use super::failed_reads::FailedReads;
 use crate::kernel::abi::fopen;
-use crate::kernel::{Backing, Delivery, Reply};
+use crate::kernel::{Backing, Caller, Delivery, Reply};
 
 /// An open file as the kernel has it.
 pub(super) enum OpenHandle {
@@ -47,7 +47,7 @@ impl FileHandle {
 }
 
 impl Inner {
-    pub(super) fn open(self: &Arc<Self>, kernel_node: u64, flags: u32, reply: Reply) {
+    pub(super) fn open(self: &Arc<Self>, kernel_node: u64, caller: Caller, flags: u32, reply: Reply) {
         let flags = flags.cast_signed();
         let is_to_write = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         if is_to_write && !self.has_writable() {
@@ -58,7 +58,7 @@ impl Inner {
         }
         let inode = self.root.to_namespace(kernel_node);
         if StagedFiles::is_staged(inode) {
-            return self.open_staged(inode, flags, reply);
+            return self.open_staged(inode, caller, flags, reply);
         }
         if let Some(file) = self.second_opens.file(inode).filter(|_| !is_to_write) {
             return self.opened(file, flags, reply);
@@ -68,7 +68,7 @@ impl Inner {
             return self.open_content(Arc::clone(node), flags, reply);
         }
         if is_to_write && let Some(node) = &node {
-            return self.begin_to_write(node, reply);
+            return self.begin_to_write(node, caller, reply);
         }
         if let Some(node) = &node
             && let Some(file) = self.client.files().open_cached(node)
@@ -89,7 +89,7 @@ impl Inner {
                 return this.open_content(node, flags, reply);
             }
             if is_to_write {
-                return this.begin_to_write(&node, reply);
+                return this.begin_to_write(&node, caller, reply);
             }
             match this.client.files().open(&node).await {
                 Ok(file) => this.opened(file, flags, reply),

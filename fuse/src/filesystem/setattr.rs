@@ -36,7 +36,7 @@ impl Inner {
             kill_privileges: set.kill_privileges,
         };
         if StagedFiles::is_staged(set.inode) {
-            return self.set_staged_attributes(set, writer, reply);
+            return self.set_staged_attributes(caller, set, writer, reply);
         }
         if let Some(node) = self.known_node(kernel_node).filter(|node| self.looks_so_already(node, &set)) {
             return reply.attr(&self.attributes_of(&node));

@@ -16,24 +16,24 @@ use cavern_proto::master::{SetAttr, Time};
 use super::Inner;
 use super::open::OpenHandle;
 use crate::kernel::abi::fopen;
-use crate::kernel::{Delivery, Reply};
+use crate::kernel::{Caller, Delivery, Reply};
 
 impl Inner {
     /// An object is opened for writing, by an inode that is only read.
-    pub(super) fn begin_to_write(&self, node: &Arc<Node>, reply: Reply) {
+    pub(super) fn begin_to_write(&self, node: &Arc<Node>, caller: Caller, reply: Reply) {
         if !node.is_in_writable_bucket() {
             return reply.error(libc::EROFS);
         }
-        match self.client.staged().begin(node) {
+        match self.client.staged().begin(node, Some(caller.thread)) {
             Ok(_) => reply.error(libc::ESTALE),
             Err(error) => self.failures.answer(reply, "open", &error),
         }
     }
 
-    pub(super) fn open_staged(&self, inode: u64, flags: i32, reply: Reply) {
+    pub(super) fn open_staged(&self, inode: u64, caller: Caller, flags: i32, reply: Reply) {
         let Some(file) = self.client.staged().get(inode) else { return reply.error(libc::ESTALE) };
         let open_flags = self.staged_flags(flags);
-        self.client.staged().opened(&file);
+        self.client.staged().opened(&file, caller.thread);
         let number = self.files.insert(Arc::new(OpenHandle::Staged(file.clone())));
         if reply.opened(number, open_flags) == Delivery::Refused {
             self.files.remove(number);
@@ -51,19 +51,20 @@ impl Inner {
         fopen::KEEP_CACHE | how | flushes
     }
 
-    /// `looks` are permissions and owner, for buckets that keep them.
+    /// A file with these permissions, where buckets keep them.
     pub(super) async fn create_staged(
         &self,
         directory: &Node,
         name: &[u8],
-        looks: (u32, (u32, u32)),
+        (mode, caller): (u32, Caller),
         flags: i32,
         reply: Reply,
     ) {
         let is_exclusive = flags & libc::O_EXCL != 0;
-        match self.begin_new(directory, name, is_exclusive).await {
+        let creation = if is_exclusive { Creation::Exclusive } else { Creation::Replacing };
+        match self.client.staged().create(directory, name, creation, caller.thread).await {
             Ok(file) => {
-                file.set_new_attributes(looks.0, looks.1);
+                file.set_new_attributes(mode, (caller.uid, caller.gid));
                 let entry = self.entry_of(&file.node());
                 let open_flags = self.staged_flags(flags);
                 let number = self.files.insert(Arc::new(OpenHandle::Staged(file.clone())));
@@ -72,32 +73,11 @@ impl Inner {
                     self.client.staged().closed(&file);
                 }
             }
-            // Somebody else was faster: the kernel looks again, once, and opens what it finds. That must be what can be written.
+            // Somebody else was faster: the kernel looks again, once, and opens what it finds, which can be written.
             Err(error) if error.errno() == libc::EEXIST && !is_exclusive => {
-                self.client.staged().expect(directory.inode, name);
                 reply.error(libc::ESTALE);
             }
             Err(error) => self.failures.answer(reply, "create", &error),
-        }
-    }
-
-    async fn begin_new(
-        &self,
-        directory: &Node,
-        name: &[u8],
-        is_exclusive: bool,
-    ) -> Result<Arc<StagedFile>, ClientError> {
-        let creation = if is_exclusive { Creation::Exclusive } else { Creation::Replacing };
-        match self.client.metadata().lookup(directory.inode, name).await {
-            Ok(node) => {
-                if !is_exclusive && node.object().is_ok() {
-                    self.client.staged().begin(&node)?;
-                }
-                let reason = format!("{node} is there already");
-                Err(ClientError::Refused { errno: libc::EEXIST, reason })
-            }
-            Err(ClientError::NotFound(_)) => self.client.staged().create(directory, name, creation),
-            Err(error) => Err(error),
         }
     }
 
@@ -148,12 +128,6 @@ impl Inner {
         Ok(())
     }
 
-    async fn commit_unopened(&self, file: &Arc<StagedFile>) -> Result<(), ClientError> {
-        let committed = self.commit_staged(file).await;
-        self.client.staged().settled(file);
-        committed
-    }
-
     pub(super) fn fsync_staged(self: &Arc<Self>, file: Arc<StagedFile>, reply: Reply) {
         let this = Arc::clone(self);
         reply.carry_out(move |reply| async move {
@@ -181,11 +155,19 @@ impl Inner {
         });
     }
 
-    pub(super) fn set_staged_attributes(self: &Arc<Self>, set: SetAttr, writer: Option<u64>, reply: Reply) {
+    pub(super) fn set_staged_attributes(
+        self: &Arc<Self>,
+        caller: Caller,
+        set: SetAttr,
+        writer: Option<u64>,
+        reply: Reply,
+    ) {
         let Some(file) = self.client.staged().get(set.inode) else { return reply.error(libc::ESTALE) };
         let this = Arc::clone(self);
         reply.carry_out(move |reply| async move {
-            match this.set_staged(&file, &set, writer).await {
+            let done = this.set_staged(&file, &set, writer).await;
+            this.client.staged().met(&file, caller.thread);
+            match done {
                 Ok(()) => reply.attr(&this.attributes_of(&file.node())),
                 Err(error) => this.failures.answer(reply, "setattr", &error),
             }
@@ -196,14 +178,14 @@ impl Inner {
         if let Some(size) = set.size {
             file.set_size(size, writer).await?;
             // With nobody who has it open, no close would come.
-            return if file.is_open() { Ok(()) } else { self.commit_unopened(file).await };
+            return if file.is_open() { Ok(()) } else { self.commit_staged(file).await };
         }
         if self.looks_so_already(&file.node(), set) {
             return Ok(());
         }
         if file.keeps_attributes() {
             file.set_attributes(set, self.appearance.looks(&file.node()))?;
-            return if file.is_open() { Ok(()) } else { self.commit_unopened(file).await };
+            return if file.is_open() { Ok(()) } else { self.commit_staged(file).await };
         }
         let is_now = |time: &Option<Time>| time.is_none_or(|time| time.now);
         let times_are_now = (set.atime.is_some() || set.mtime.is_some()) && is_now(&set.atime) && is_now(&set.mtime);
@@ -219,7 +201,7 @@ impl Inner {
         if times_are_now && !file.is_dirty() {
             file.touch();
             if !file.is_open() {
-                return self.commit_unopened(file).await;
+                return self.commit_staged(file).await;
             }
         }
         Ok(())

@@ -12,6 +12,8 @@ const SECOND_NS: i64 = 1_000_000_000;
 pub struct Caller {
     pub uid: u32,
     pub gid: u32,
+    /// As the mount's process namespace numbers it; 0 for one that is not in there.
+    pub thread: u32,
 }
 
 /// A request with what every request carries.
@@ -319,7 +321,7 @@ impl<'a> Request<'a> {
             .and_then(|length| rest.get(..length))
             .ok_or(malformed)?;
         let operation = Operation::decode(header.opcode, body).ok_or(malformed)?;
-        let caller = Caller { uid: header.uid, gid: header.gid };
+        let caller = Caller { uid: header.uid, gid: header.gid, thread: header.pid };
         Ok(Self { unique: header.unique, node: header.node, caller, operation })
     }
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_client::{Client, Content, Creation, Node};
+use cavern_client::{Client, Content, Node};
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Kind, RemoveName, RenameName};
@@ -205,7 +205,7 @@ async fn copy(source: Source, write: impl AsyncFn(u64, Bytes) -> Result<(), CliE
 /// Puts one file into a bucket; its bytes.
 async fn put_object(client: &Client, source: Source, place: &Place) -> Result<u64, CliError> {
     let staged = client.staged();
-    let file = staged.create(&place.directory, &place.name, Creation::Replacing)?;
+    let file = staged.replace(&place.directory, &place.name)?;
     let written = copy(source, async |offset, piece| file.write(offset, piece, None).await.context(&place.path)).await;
     let done = match written {
         Ok(bytes) => file.commit().await.context(&place.path).map(|()| bytes),

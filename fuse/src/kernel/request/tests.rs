@@ -7,7 +7,7 @@ use super::*;
 
 fn message(number: u32, body: &[u8]) -> Vec<u8> {
     let len = u32::try_from(size_of::<InHeader>() + body.len()).unwrap();
-    let header = InHeader { len, opcode: number, unique: 42, node: 7, uid: 3, gid: 4, ..InHeader::default() };
+    let header = InHeader { len, opcode: number, unique: 42, node: 7, uid: 3, gid: 4, pid: 5, ..InHeader::default() };
     [header.as_bytes(), body].concat()
 }
 
@@ -15,7 +15,7 @@ fn message(number: u32, body: &[u8]) -> Vec<u8> {
 fn a_lookup_is_decoded() {
     let bytes = message(opcode::LOOKUP, b"name\0");
     let request = Request::decode(&bytes).unwrap();
-    assert_eq!((request.unique, request.node, request.caller), (42, 7, Caller { uid: 3, gid: 4 }));
+    assert_eq!((request.unique, request.node, request.caller), (42, 7, Caller { uid: 3, gid: 4, thread: 5 }));
     assert!(matches!(request.operation, Operation::Lookup { name: b"name" }));
 }
 
