@@ -16,6 +16,8 @@ use crate::units::{ByteSize, Interval};
 const CHUNK: ByteSize = ByteSize::kib(128);
 /// Below this a lease lapses from an ordinary scheduling delay.
 const SHORTEST_LEASE: Interval = Interval::millis(500);
+/// Clients say every few seconds what they have made.
+const SHORTEST_UNCLAIMED: Interval = Interval::secs(1);
 /// A heartbeat more often than this is a load, not a sign of life.
 const SHORTEST_HEARTBEAT: Interval = Interval::millis(10);
 /// Ten years: a longer timeout is a slip of the unit.
@@ -212,6 +214,11 @@ fn worker(config: &Config, rules: &mut Rules<'_>) {
         },
     );
     rules.at_least("worker.index_cache", worker.index_cache, ByteSize::mib(1));
+    rules.require(
+        (SHORTEST_UNCLAIMED..=LONGEST).contains(&worker.unclaimed_after),
+        &["worker.unclaimed_after"],
+        || format!("\"{}\" must be at least \"{SHORTEST_UNCLAIMED}\", as \"1h\"", worker.unclaimed_after),
+    );
     rules.count("worker.fill_concurrency", worker.fill_concurrency);
     rules.at_least("worker.fill_size_max", worker.fill_size_max, CHUNK);
     rules.ordered(("worker.fill_size_max", worker.fill_size_max), ("worker.memory_budget", worker.memory_budget));

@@ -102,6 +102,8 @@ pub struct Worker {
     pub fill_size_max: ByteSize,
     /// Checksums verified in the background, per second; "0B" switches the scrubber off.
     pub scrub_rate: ByteSize,
+    /// Blocks of fs-mode mounts that no file has are freed when nobody has written to them for so long.
+    pub unclaimed_after: Interval,
 }
 
 /// How buckets are spoken to, by every process.
@@ -241,6 +243,7 @@ impl Default for Worker {
             fill_concurrency: 64,
             fill_size_max: ByteSize::mib(8),
             scrub_rate: ByteSize::mib(10),
+            unclaimed_after: Interval::millis(3_600_000),
         }
     }
 }

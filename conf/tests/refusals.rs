@@ -93,6 +93,7 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     ("[master]\nsnapshot_entries = 0\n", 2, "master.snapshot_entries", &["at least 1"]),
     ("[master]\nheartbeat = \"0s\"\n", 2, "master.heartbeat", &["at least \"10ms\""]),
     ("[master]\nsession_lease = \"1ms\"\n", 2, "master.session_lease", &["at least \"500ms\""]),
+    ("[worker]\nunclaimed_after = \"0s\"\n", 2, "worker.unclaimed_after", &["at least \"1s\""]),
     ("[worker]\ndirs = []\n", 2, "worker.dirs", &["at least one directory"]),
     ("[worker]\ndirs = [\"/nvme0\"]\n", 2, "worker.dirs", &["\"[SSD:1TB]/path\""]),
     ("[worker]\ndirs = [\"[NVME]/nvme0\"]\n", 2, "worker.dirs", &["MEM, SSD, HDD"]),

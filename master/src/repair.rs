@@ -2,6 +2,7 @@
 //!
 //! - [`plan`](self::plan): what a block lacks, and who is to get it.
 //! - [`block`](self::block): one copy: nobody writes to the block from its beginning to its end.
+//! - [`claims`](self::claims): what each worker is to keep.
 //! - [`strays`](self::strays): what workers have of blocks that they are no part of any more, to be freed.
 //! - [`unavailable`](self::unavailable): files of which nobody who is there has everything.
 //!
@@ -9,6 +10,7 @@
 //! worker, for workers that have been lost for `master.repair_after`. What fails is tried again, with pauses that grow.
 
 mod block;
+pub(crate) mod claims;
 mod plan;
 mod strays;
 mod unavailable;

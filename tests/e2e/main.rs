@@ -29,6 +29,7 @@ mod fs_mode_random;
 mod fs_mode_replicas;
 mod fs_mode_tmpfile;
 mod fs_mode_ttl;
+mod fs_mode_unclaimed;
 mod loads;
 mod local_cluster;
 mod memory;

@@ -21,6 +21,7 @@ mod persist;
 mod refusal;
 mod server;
 mod store;
+mod unclaimed;
 mod worker;
 
 pub use error::WorkerError;

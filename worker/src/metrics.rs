@@ -40,6 +40,8 @@ pub struct WorkerMetrics {
     pub persist_failures: Counter,
     /// Blocks of fs-mode files copied from other workers.
     pub copied_blocks: Counter,
+    /// Blocks that were freed because no file had them.
+    pub unclaimed_blocks: Counter,
     /// Reservations that waited because the disks are nearly full of what the bucket lacks.
     pub slowed_reservations: Counter,
     pub connections: Gauge,
@@ -83,6 +85,7 @@ impl WorkerMetrics {
             persisted: counter("persisted_objects", "Objects of fs-mode files written to buckets"),
             persisted_bytes: counter("persisted_bytes", "Bytes of objects of fs-mode files written to buckets"),
             copied_blocks: counter("copied_blocks", "Blocks of fs-mode files copied from other workers"),
+            unclaimed_blocks: counter("unclaimed_blocks", "Blocks of fs-mode files freed because no file had them"),
             slowed_reservations: counter(
                 "slowed_reservations",
                 "Reservations for fs-mode files that waited because the disks are nearly full of what the buckets lack",

@@ -32,7 +32,7 @@ pub use block::Block;
 use cavern_conf::{ByteSize, DirSpec, Tier};
 use cavern_proto::BlockId;
 use cavern_proto::chunk::chunk_range;
-pub use data::{DataTarget, Draft};
+pub use data::{Claims, DataTarget, Draft};
 pub(crate) use file_system::is_out_of_space;
 use parking_lot::Mutex;
 pub(crate) use scrub::scrub;

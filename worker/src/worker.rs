@@ -20,6 +20,7 @@ use crate::mounts::Mounts;
 use crate::persist::{Peers, UploadParts, Uploads};
 use crate::server::{Membership, Server, Serving};
 use crate::store::{self, Store, StoreOptions};
+use crate::unclaimed::Unclaimed;
 
 /// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
 const MAX_OPEN_BLOCKS: u64 = 32_768;
@@ -94,6 +95,13 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
     info!(data = addresses.data, socket = addresses.socket, http = addresses.http, "serving");
 
     // Whatever ends first with an error ends the others.
+    let unclaimed = Unclaimed {
+        store: store.clone(),
+        master: master.clone(),
+        membership: membership.clone(),
+        metrics: metrics.clone(),
+        rest: config.worker.unclaimed_after.get(),
+    };
     let heartbeat = Heartbeat {
         store: store.clone(),
         mounts: mounts.clone(),
@@ -125,7 +133,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
         memory_kib,
         evictions,
     };
-    let (result, cleaned, (), (), (), (), (), ()) = tokio::join!(
+    let (result, cleaned, (), (), (), (), (), (), ()) = tokio::join!(
         link,
         cleaning,
         server.serve(serving, stop.clone()),
@@ -134,6 +142,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
         relieve(store.clone(), stop.clone()),
         keep_space(store.clone(), stop.clone()),
         expire(store.clone(), mounts, stop.clone()),
+        unclaimed.run(stop.clone()),
     );
     if tokio::time::timeout(FILL_DRAIN, fills.finish()).await.is_err() {
         warn!("stopped while fills were running: what they had not written is fetched again");

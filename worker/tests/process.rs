@@ -70,6 +70,7 @@ macro_rules! not_asked {
 not_asked! {
     watch(tonic::Streaming<WatchRequest>) -> Self::WatchStream;
     list_workers(ListWorkersRequest) -> WorkerTable;
+    list_claims(ListClaimsRequest) -> ClaimList;
     list_unavailable(ListUnavailableRequest) -> UnavailableFiles;
     mount(MountRequest) -> MountReply;
     unmount(UnmountRequest) -> UnmountReply;

@@ -524,6 +524,10 @@ impl Cluster for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
+    async fn list_claims(&self, _: Request<ListClaimsRequest>) -> Result<Response<ClaimList>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn list_jobs(&self, _: Request<ListJobsRequest>) -> Result<Response<JobList>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }

@@ -448,6 +448,9 @@ impl Cluster for Master {
     ) -> Result<Response<wire::UnavailableFiles>, Status> {
         Err(Status::unimplemented("list_unavailable"))
     }
+    async fn list_claims(&self, _: Request<wire::ListClaimsRequest>) -> Result<Response<wire::ClaimList>, Status> {
+        Err(Status::unimplemented("list_claims"))
+    }
     async fn list_jobs(&self, _: Request<wire::ListJobsRequest>) -> Result<Response<wire::JobList>, Status> {
         Err(Status::unimplemented("list_jobs"))
     }

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
-    ClusterStatus, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job, JobList, ListJobsRequest, ListMountsRequest,
-    ListUnavailableRequest, ListWorkersRequest, Mount, MountReply, MountRequest, MountTable, PersistStatus,
-    PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, StatusRequest, SubmitExportRequest,
-    SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, WatchEvent, WatchRequest, WorkerTable,
+    ClaimList, ClusterStatus, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job, JobList, ListClaimsRequest,
+    ListJobsRequest, ListMountsRequest, ListUnavailableRequest, ListWorkersRequest, Mount, MountReply, MountRequest,
+    MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, StatusRequest,
+    SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, WatchEvent, WatchRequest,
+    WorkerTable,
 };
 use cavern_proto::record::command::Command;
 use futures::StreamExt;
@@ -99,6 +100,10 @@ impl Cluster for Services {
             mounts_epoch: counters.mounts_epoch,
             register: !is_known,
         }))
+    }
+
+    async fn list_claims(&self, request: Request<ListClaimsRequest>) -> Result<Response<ClaimList>, Status> {
+        Ok(Response::new(self.repair.claims(request.into_inner()).await?))
     }
 
     async fn list_workers(&self, _: Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {

@@ -8,15 +8,18 @@ use cavern_client::Placement;
 use cavern_conf::{Config, Interval};
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest};
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{CommitContent, CreateInode, Extent, Kind, Mount, Mutation, Worker, WorkerState, WriteType};
+use cavern_proto::master::{
+    Claim, CommitContent, CreateInode, Extent, Kind, ListClaimsRequest, Mount, Mutation, Worker, WorkerState, WriteType,
+};
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{JoinReplica, Mutate};
+use cavern_proto::record::{JoinReplica, Mutate, PutWorker};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket, placement_of};
 use crate::MasterError;
 use crate::persist::ObjectWriter;
+use crate::repair::claims;
 use crate::server::{MakeFiller, WayToWorkers};
 use crate::state::Outcome;
 use crate::workers::Workers;
@@ -247,5 +250,47 @@ async fn a_copy_that_a_restart_cut_off_is_given_up() {
     bench.becomes(0, &[1], &[]).await;
     // Worker 7 is in no table: there is nothing to be freed.
     eventually(|| async { !bench.has_strays().await }).await;
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_is_to_keep_its_own_and_what_those_had_that_are_gone() {
+    let mut bench = Bench::new(&[]).await;
+    for (uuid, data_address) in [([1; 16], "a:1"), ([2; 16], "b:1")] {
+        let worker = Worker { data_address: data_address.into(), ..Worker::default() };
+        let put = PutWorker { uuid: uuid.to_vec().into(), worker: Some(worker) };
+        bench.master().services().proposer.propose(Command::PutWorker(put)).await.unwrap();
+    }
+    // There is no worker 9 any more.
+    for (index, workers) in [(0, [1, 2]), (1, [2, 1]), (2, [2, 9]), (3, [9, 1]), (4, [1, 2])] {
+        bench.commit(index, &workers, &[0, 0]).await.unwrap();
+    }
+    let listings = bench.master().services().lookups.listings.clone();
+    let page = async |worker, after, limit| {
+        listings.read(move |tables| claims::page(tables, worker, after, limit)).await.unwrap()
+    };
+    for limit in [1, 2, 3, 6, 7, 100] {
+        let (mut claimed, mut after) = (Vec::new(), None);
+        loop {
+            let list = page(1, after, limit).await;
+            assert!(list.claims.len() <= limit);
+            claimed.extend(list.claims.iter().map(|claim| (claim.worker_id, claim.index)));
+            if list.is_last {
+                break;
+            }
+            after = list.claims.last().copied();
+        }
+        assert_eq!(claimed, [(1, 0), (1, 1), (1, 3), (1, 4), (9, 2), (9, 3)], "{limit} at a time");
+    }
+    let first = page(2, None, 1).await.claims;
+    assert_eq!(first, [Claim { worker_id: 2, inode: bench.file, generation: 0, index: 0 }]);
+
+    let repair = bench.master().services().repair.clone();
+    let cluster_id = bench.master().services().cluster_id.to_string();
+    let known = ListClaimsRequest { worker_id: 1, cluster_id, after: None };
+    assert_eq!(repair.claims(known.clone()).await.unwrap().claims.len(), 6);
+    let others = ListClaimsRequest { cluster_id: "another".into(), ..known.clone() };
+    assert!(matches!(repair.claims(others).await, Err(MasterError::Refused(_))));
+    assert!(matches!(repair.claims(ListClaimsRequest { worker_id: 9, ..known }).await, Err(MasterError::Refused(_))));
     bench.end().await;
 }

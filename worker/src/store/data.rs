@@ -20,6 +20,7 @@ mod recovery;
 mod room;
 mod settle;
 mod sync;
+mod unclaimed;
 
 use std::fs::File;
 use std::io;
@@ -37,6 +38,7 @@ pub(super) use recovery::scan;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 pub(super) use settle::Unsettled;
+pub use unclaimed::Claims;
 
 use super::block::{Block, BlockPlace, BlockState, open_to_read};
 use super::chunk_units;

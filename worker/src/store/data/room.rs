@@ -350,6 +350,11 @@ impl Store {
     /// Removes a data block for good; gives the bytes that it took, or `None` when it is not here or its file cannot be
     /// deleted. Descriptors of it go on working. *Blocking*.
     pub fn free_data(&self, id: &BlockId) -> Option<u64> {
+        self.free_data_if(id, |_| true)
+    }
+
+    /// The same, unless `is_free` says otherwise when nobody can make the block.
+    pub(super) fn free_data_if(&self, id: &BlockId, is_free: impl FnOnce(&BlockPlace) -> bool) -> Option<u64> {
         let _alone = self.stripe(id).lock();
         let place = {
             let residents = self.residents.lock();
@@ -357,6 +362,9 @@ impl Store {
             let entry = table.find(id).and_then(|slot| table.at(slot)).filter(|entry| entry.is_data())?;
             self.place(entry)
         };
+        if !is_free(&place) {
+            return None;
+        }
         // Not synced: should a power failure bring the file back, it is freed once more.
         match std::fs::remove_file(&place.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

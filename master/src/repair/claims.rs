@@ -1,0 +1,62 @@
+//! The blocks that each worker is to keep: it frees others by itself, which were made for clients that died before they said so.
+
+use cavern_proto::master::{Claim, ClaimList, ListClaimsRequest};
+
+use super::Repair;
+use crate::MasterError;
+use crate::state::Tables;
+
+/// Claims of one answer.
+const PAGE: usize = 10_000;
+
+impl Repair {
+    /// A page of what a worker is to keep.
+    ///
+    /// # Errors
+    /// [`MasterError::Refused`] for a worker that is none of this cluster's.
+    pub async fn claims(&self, request: ListClaimsRequest) -> Result<ClaimList, MasterError> {
+        let ListClaimsRequest { worker_id, cluster_id, after } = request;
+        if *cluster_id != *self.cluster_id {
+            let reason =
+                format!("worker {worker_id} belongs to cluster {cluster_id}, this is cluster {}", self.cluster_id);
+            return Err(MasterError::Refused(reason));
+        }
+        self.lookups.listings.read(move |tables| page(tables, worker_id, after, PAGE)).await
+    }
+}
+
+/// Up to `limit` claims beyond this one.
+pub(crate) fn page(
+    tables: Tables<'_>,
+    worker: u64,
+    after: Option<Claim>,
+    limit: usize,
+) -> Result<ClaimList, MasterError> {
+    if tables.worker(worker)?.is_none() {
+        return Err(MasterError::Refused(format!("there is no worker {worker}")));
+    }
+    let mut owners = vec![worker];
+    for other in tables.workers_with_replicas()? {
+        if tables.worker(other)?.is_none() {
+            owners.push(other);
+        }
+    }
+    owners.sort_unstable();
+    let mut list = ClaimList { claims: Vec::new(), is_last: true };
+    for owner in owners.into_iter().filter(|owner| after.is_none_or(|after| *owner >= after.worker_id)) {
+        let from = after.filter(|after| after.worker_id == owner).map(|after| (after.inode, after.index));
+        let room = limit - list.claims.len();
+        let blocks = tables.replicas_at(owner, from, room)?;
+        list.is_last = blocks.len() < room;
+        for (inode, index) in blocks {
+            // It may have been dropped since the index was read.
+            if let Some(extent) = tables.extent(inode, index)? {
+                list.claims.push(Claim { worker_id: owner, inode, generation: extent.generation, index });
+            }
+        }
+        if !list.is_last {
+            break;
+        }
+    }
+    Ok(list)
+}

@@ -1,0 +1,35 @@
+//! Blocks of fs-mode mounts that no file has: what a client made that died before it could say so does not stay for ever.
+
+use std::fs;
+use std::time::Duration;
+
+use cavern_conf::Failpoint;
+use cavern_tests::{Cluster, Options, eventually};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const MIB: usize = 1 << 20;
+
+#[test]
+fn blocks_that_no_file_has_are_freed_and_no_others() {
+    let conf = "[worker]\nunclaimed_after = \"1s\"\n".to_owned();
+    let more_mounts = vec!["second"];
+    let cluster = Cluster::up(Options { workers: 2, more_mounts, conf, failpoints: true, ..Options::default() });
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "1MiB"]);
+    let there = cluster.at_start.fuse[1].mount_point.join("fs");
+    fs::write(there.join("kept"), vec![b'k'; 5 * MIB]).unwrap();
+    let metric = |name: &str| -> u64 {
+        cluster.status().workers.iter().map(|worker| worker.metric(&format!("cavern_worker_{name}")).unwrap()).sum()
+    };
+    let data_bytes = || metric("data_bytes");
+    let kept = data_bytes();
+
+    cluster.arm(Failpoint::CommitBegun, 1);
+    assert!(fs::write(cluster.path("fs/lost"), vec![b'l'; 3 * MIB]).is_err());
+    assert!(cluster.has_died_at(Failpoint::CommitBegun));
+    assert!(data_bytes() >= kept + 3 * MIB as u64);
+    eventually("what no file has is freed", PATIENCE, || (data_bytes() == kept).then_some(()));
+    assert_eq!(metric("unclaimed_blocks_total"), 3);
+    assert!(fs::read(there.join("kept")).unwrap() == vec![b'k'; 5 * MIB]);
+    assert_eq!(fs::read(there.join("lost")).unwrap(), b"");
+}

@@ -1,0 +1,95 @@
+//! Data blocks that no file has.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use cavern_proto::BlockId;
+
+use crate::store::Store;
+
+/// Slots looked at under one lock.
+const SLOTS: u32 = 4096;
+
+/// Blocks that are to be kept, by their slots: a bit each, since there may be millions. A slot that another block has by now keeps
+/// that one, until the next look.
+#[derive(Debug, Default)]
+pub struct Claims(Vec<u64>);
+
+impl Claims {
+    fn add(&mut self, slot: u32) {
+        let word = slot as usize / 64;
+        if word >= self.0.len() {
+            self.0.resize(word + 1, 0);
+        }
+        self.0[word] |= 1 << (slot % 64);
+    }
+
+    fn has(&self, slot: u32) -> bool {
+        self.0.get(slot as usize / 64).is_some_and(|word| word & 1 << (slot % 64) != 0)
+    }
+}
+
+impl Store {
+    /// Some file has these blocks.
+    pub fn claim(&self, claims: &mut Claims, blocks: impl Iterator<Item = BlockId>) {
+        let residents = self.residents.lock();
+        for id in blocks {
+            if let Some(slot) = residents.cache.table.find(&id) {
+                claims.add(slot);
+            }
+        }
+    }
+
+    /// Data blocks that nobody has claimed, nor written to for `rest`, with their incarnations. *Blocking*.
+    pub fn unclaimed(&self, claims: &Claims, rest: Duration) -> Vec<(BlockId, u64)> {
+        let (mut found, mut slot) = (Vec::new(), 0);
+        loop {
+            let places: Vec<_> = {
+                let residents = self.residents.lock();
+                let table = &residents.cache.table;
+                let end = table.slot_count().min(slot + SLOTS);
+                if slot >= end {
+                    return found;
+                }
+                let unclaimed = (slot..end).filter(|slot| !claims.has(*slot)).filter_map(|slot| table.at(slot));
+                let places = unclaimed.filter(|entry| entry.is_data()).map(|entry| self.place(entry)).collect();
+                slot = end;
+                places
+            };
+            let rests = places.into_iter().filter(|place| has_rested(&place.path, rest));
+            found.extend(rests.map(|place| (place.id, place.incarnation)));
+        }
+    }
+
+    /// Frees such a block, if it is still the same and still rests; gives its bytes. *Blocking*.
+    pub fn free_unclaimed(&self, (id, incarnation): (BlockId, u64), rest: Duration) -> Option<u64> {
+        self.free_data_if(&id, |place| place.incarnation == incarnation && has_rested(&place.path, rest))
+    }
+}
+
+/// Whether a file was neither written to nor put there for so long. What cannot be told is no.
+fn has_rested(path: &Path, rest: Duration) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let Ok(stat) = std::fs::symlink_metadata(path) else { return false };
+    let since = u64::try_from(stat.mtime().max(stat.ctime())).unwrap_or(u64::MAX);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    // A change of this very second counts as one of its end.
+    now.as_secs().saturating_sub(since) > rest.as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_are_of_their_slots_alone() {
+        let mut claims = Claims::default();
+        for slot in [0, 63, 64, 1_000_000] {
+            assert!(!claims.has(slot));
+            claims.add(slot);
+        }
+        let claimed: Vec<u32> = (0..1_000_100).filter(|slot| claims.has(*slot)).collect();
+        assert_eq!(claimed, [0, 63, 64, 1_000_000]);
+    }
+}
