@@ -1,21 +1,23 @@
 //! Free ports for the children.
 //!
 //! They are taken from below the range that the kernel gives to outgoing connections (32,768 and up on Linux), so that a
-//! child that was stopped finds its port still free when it starts again.
+//! child that was stopped finds its port still free when it starts again. While a cluster starts, its ports are set aside: a socket
+//! without a file is named after each, so that another `cv local up` does not choose it before the child listens there.
 
-use std::collections::HashSet;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
 
 use rand::Rng;
 
 const RANGE: std::ops::Range<u16> = 12_000..32_000;
 const ATTEMPTS: usize = 1000;
 
-/// Hands out each port once.
+/// Hands out each port once, as long as it lives.
 #[derive(Default)]
 pub struct FreePorts {
-    given: HashSet<u16>,
+    set_aside: Vec<UnixListener>,
 }
 
 impl FreePorts {
@@ -23,8 +25,10 @@ impl FreePorts {
     pub fn address(&mut self) -> io::Result<String> {
         for _ in 0..ATTEMPTS {
             let port = rand::rng().random_range(RANGE);
-            if !self.given.contains(&port) && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-                self.given.insert(port);
+            let name = SocketAddr::from_abstract_name(format!("cavern-port-{port}"))?;
+            let Ok(set_aside) = UnixListener::bind_addr(&name) else { continue };
+            if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+                self.set_aside.push(set_aside);
                 return Ok(format!("127.0.0.1:{port}"));
             }
         }
@@ -34,7 +38,22 @@ impl FreePorts {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+
+    #[test]
+    fn what_is_set_aside_is_given_to_nobody_else() {
+        let mut ports = FreePorts::default();
+        let name = |address: &str| {
+            let port = address.rsplit(':').next().unwrap();
+            SocketAddr::from_abstract_name(format!("cavern-port-{port}")).unwrap()
+        };
+        let address = ports.address().unwrap();
+        assert!(UnixListener::bind_addr(&name(&address)).is_err());
+        drop(ports);
+        assert!(UnixListener::bind_addr(&name(&address)).is_ok());
+    }
 
     #[test]
     fn no_port_is_given_twice_nor_while_taken() {

@@ -54,7 +54,8 @@ pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
         .canonicalize()
         .context(format_args!("cannot use the directory {}", options.directory.display()))?;
     let _lock = lock(&directory)?;
-    let cluster = plan(&directory, options, &config)?;
+    let mut ports = FreePorts::default();
+    let cluster = plan(&directory, options, &config, &mut ports)?;
     cluster.store()?;
     write_conf(&cluster, config)?;
     let started = start_all(&cluster, options.patience);
@@ -84,8 +85,7 @@ fn lock(directory: &Path) -> Result<fs::File, CliError> {
 }
 
 /// The recorded cluster with what was asked for on top, or a new one.
-fn plan(directory: &Path, options: &UpOptions, config: &Config) -> Result<Cluster, CliError> {
-    let mut ports = FreePorts::default();
+fn plan(directory: &Path, options: &UpOptions, config: &Config, ports: &mut FreePorts) -> Result<Cluster, CliError> {
     let mut address = || ports.address().context("cannot find a port for a child");
     let mut cluster = match Cluster::find(directory)? {
         Some(cluster) => cluster,
@@ -353,19 +353,21 @@ mod tests {
         let directory = directory.path().canonicalize().unwrap();
         let mut config = Config::default();
         config.worker.dirs = vec!["[MEM:1GiB]/dev/shm/x".into(), "[SSD]/nvme".into()];
-        let first = plan(&directory, &options(&directory, None, &[]), &config).unwrap();
+        let mut ports = FreePorts::default();
+        let first = plan(&directory, &options(&directory, None, &[]), &config, &mut ports).unwrap();
         assert_eq!((first.masters.len(), first.workers.len(), first.fuse.len()), (1, 1, 1));
         assert_eq!(first.fuse[0].mount_point, directory.join("mnt"));
         assert_eq!(first.workers[0].dirs[0].tier, "[MEM:1GiB]");
         assert_eq!(first.workers[0].dirs[1].path, directory.join("worker0/disk1"));
         first.store().unwrap();
-        let more = plan(&directory, &options(&directory, Some(3), &[directory.join("other")]), &config).unwrap();
+        let more =
+            plan(&directory, &options(&directory, Some(3), &[directory.join("other")]), &config, &mut ports).unwrap();
         assert_eq!((more.workers.len(), more.fuse.len()), (3, 2));
         assert_eq!((&more.workers[0], &more.s3), (&first.workers[0], &first.s3));
         more.store().unwrap();
-        let fewer = plan(&directory, &options(&directory, Some(2), &[]), &config).unwrap_err();
+        let fewer = plan(&directory, &options(&directory, Some(2), &[]), &config, &mut ports).unwrap_err();
         assert!(matches!(&fewer, CliError::Usage(text) if text.contains("has 3 workers")), "{fewer}");
-        let again = plan(&directory, &options(&directory, None, &[]), &config).unwrap();
+        let again = plan(&directory, &options(&directory, None, &[]), &config, &mut ports).unwrap();
         assert_eq!(again, more);
     }
 
