@@ -25,7 +25,8 @@ use crate::kernel::{Caller, Delivery, Reply};
 const PAGES_OF: usize = 100_000;
 
 /// What is written is known to the master so soon, if nobody closes or syncs it before.
-const COMMIT_EVERY: Duration = Duration::from_secs(5);
+/// Sooner than `master.persist_delay` usually is, so that a file which is being written does not look as if it had come to rest.
+const COMMIT_EVERY: Duration = Duration::from_secs(3);
 /// Files of which it is told at a time.
 const COMMITS: usize = 64;
 
