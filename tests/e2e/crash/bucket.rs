@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use cavern_tests::Cluster;
-use cavern_ufs::{ListMode, Ufs};
+use cavern_ufs::{ListMode, Ufs, UfsError};
 use tokio::runtime::Runtime;
 
 pub type Objects = BTreeMap<String, Bytes>;
@@ -26,14 +26,19 @@ impl Bucket {
         Self { runtime, ufs }
     }
 
+    /// All objects, without those that are deleted meanwhile.
     pub fn objects(&self) -> Objects {
         self.runtime.block_on(async {
             let mut objects = Objects::new();
             let mut lister = self.ufs.list("", ListMode::Recursive);
             while let Some(page) = lister.next_page().await.unwrap() {
                 for object in page.objects {
-                    let content = self.ufs.get_bytes(&object.key, &object.etag, 0..object.size).await.unwrap();
-                    objects.insert(object.key, content);
+                    match self.ufs.get_bytes(&object.key, &object.etag, 0..object.size).await {
+                        Ok(content) => drop(objects.insert(object.key, content)),
+                        // It has been deleted since it was listed.
+                        Err(UfsError::NotFound { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
                 }
             }
             objects
