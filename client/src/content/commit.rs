@@ -53,6 +53,8 @@ impl Content {
         if !self.shared.metadata.has_session() {
             return Ok(());
         }
+        // Somebody may be about to write to blocks that could be dropped as soon as the master knows them.
+        self.hold().await?;
         let _one = self.committing.lock().await;
         self.tell_commit().await
     }

@@ -144,10 +144,17 @@ impl Content {
         if self.is_held() || !self.use_layout(|layout, _| layout.has_committed() || layout.origin().is_some()).await? {
             return Ok(());
         }
-        self.kept.hold().await?;
-        self.held.store(true, Ordering::Release);
-        // What it has dropped before is not to be written to.
-        self.forget_layout();
+        self.hold().await
+    }
+
+    /// The same of blocks that it is about to know.
+    pub(super) async fn hold(&self) -> Result<(), ClientError> {
+        if !self.is_held() {
+            self.kept.hold().await?;
+            self.held.store(true, Ordering::Release);
+            // What it has dropped before is not to be written to.
+            self.forget_layout();
+        }
         Ok(())
     }
 
