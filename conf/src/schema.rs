@@ -67,7 +67,8 @@ pub struct Master {
     pub list_concurrency: usize,
     /// Blocks of all loads together in flight at most.
     pub load_concurrency: usize,
-    /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket.
+    /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket; up to ten times as
+    /// long while clients make many changes.
     pub persist_delay: Interval,
     /// Objects written to and deleted from buckets at a time.
     pub persist_concurrency: usize,

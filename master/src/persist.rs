@@ -2,8 +2,9 @@
 //! carry out the difference. None of it is on the path of a command; all that it decides goes through the log.
 //!
 //! - [`intents`](self::intents): inodes with changes that the bucket lacks. A file that has just changed is left alone for
-//!   `master.persist_delay`, since it will change again, but for [`PATIENCE`] times that at most. An object that is new under its
-//!   key is noted before it is written; what was written is confirmed by the number of the change.
+//!   `master.persist_delay`, since it will change again, but for [`PATIENCE`] times that at most; and so are all files while
+//!   clients make many changes ([`demand`](self::demand)), unless workers run out of room. An object that is new under its key is
+//!   noted before it is written; what was written is confirmed by the number of the change.
 //! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up only when the
 //!   object under the new key has been confirmed.
 //! - [`origins`](self::origins): objects that have what no block of a file has. Nobody else writes over them.
@@ -19,6 +20,7 @@
 //! time asks whether it is back.
 
 mod deletions;
+mod demand;
 mod garbage;
 mod hurry;
 mod intents;
@@ -34,12 +36,14 @@ mod tag;
 mod workers;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::demand::Demand;
 use self::hurry::Hurries;
 use self::ledger::Ledger;
 pub use self::refresh::Run;
@@ -51,7 +55,7 @@ use crate::lookup::Lookups;
 use crate::metrics::PersistMetrics;
 use crate::raft::Proposer;
 
-/// A file that never comes to rest is written when its oldest change is so many delays old.
+/// A file that never comes to rest, or whose master is never at rest, is written when its oldest change is so many delays old.
 const PATIENCE: u32 = 10;
 /// Begins the names of objects that are kept beside all names of the namespace; the cluster's id follows.
 pub const PARKED: &str = ".cavern-kept-";
@@ -76,6 +80,9 @@ pub struct Persistence {
     permits: Arc<Semaphore>,
     ledger: Ledger,
     hurries: Hurries,
+    demand: Demand,
+    /// A worker is nearly full.
+    lacks_room: AtomicBool,
     throughput: Throughput,
     metrics: PersistMetrics,
     tasks: TaskTracker,
@@ -108,6 +115,8 @@ impl Persistence {
             permits: Arc::new(Semaphore::new(options.concurrency.clamp(1, Semaphore::MAX_PERMITS))),
             ledger: Ledger::default(),
             hurries: Hurries::default(),
+            demand: Demand::default(),
+            lacks_room: AtomicBool::new(false),
             throughput: Throughput::default(),
             metrics,
             tasks: TaskTracker::new(),
@@ -122,6 +131,16 @@ impl Persistence {
         self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_freeing().await));
         self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_room().await));
         self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_measuring().await));
+    }
+
+    /// Clients make so many changes.
+    pub fn demand(&self, changes: usize) {
+        self.demand.add(changes);
+    }
+
+    /// Whether what nobody waits for is to wait, for a time.
+    pub(crate) fn makes_way(&self) -> bool {
+        self.demand.is_high() && !self.lacks_room.load(Ordering::Relaxed)
     }
 
     /// Stops, and waits for what is under way to be given up: it is done again after a restart.

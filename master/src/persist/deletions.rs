@@ -54,6 +54,9 @@ impl Persistence {
     }
 
     async fn consider_deletion(self: &Arc<Self>, doomed: Doomed, pace: Pace) -> bool {
+        if pace == Pace::Usual && self.makes_way() && !self.is_overdue(doomed.record.since_ns) {
+            return false;
+        }
         // The turn is the claim of the key.
         let item = Item::Key(doomed.mount_id, doomed.key.clone());
         let Some(turn) = self.ledger.begin(&item, doomed.mount_id, pace) else { return false };

@@ -96,11 +96,17 @@ impl Persistence {
     }
 
     fn is_due(&self, intent: &IntentRecord) -> bool {
-        let now_ns = self.lookups.listings.clock().now_ns();
-        let is_older = |ns: i64, than: Duration| {
-            u64::try_from(now_ns.saturating_sub(ns)).is_ok_and(|age| Duration::from_nanos(age) >= than)
-        };
-        is_older(intent.changed_ns, self.delay) || is_older(intent.first_ns, self.delay * PATIENCE)
+        self.is_overdue(intent.first_ns) || !self.makes_way() && self.is_older(intent.changed_ns, self.delay)
+    }
+
+    /// Whether what has been to be done since then waits for nothing any longer.
+    pub(super) fn is_overdue(&self, since_ns: i64) -> bool {
+        self.is_older(since_ns, self.delay * PATIENCE)
+    }
+
+    fn is_older(&self, ns: i64, than: Duration) -> bool {
+        let age_ns = self.lookups.listings.clock().now_ns().saturating_sub(ns);
+        u64::try_from(age_ns).is_ok_and(|age| Duration::from_nanos(age) >= than)
     }
 
     async fn attend(&self, inode: u64, mount_id: u32, pace: Pace, turn: &Turn, _permit: OwnedSemaphorePermit) {

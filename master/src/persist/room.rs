@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cavern_proto::master::{Extent, FreeFate, Worker, WorkerState};
@@ -50,6 +51,7 @@ impl Persistence {
     /// Drops files until no worker is too full, or all have been looked at once; gives the bytes that were dropped.
     async fn make_room(&self, after: &mut u64) -> Result<u64, MasterError> {
         let mut excess = excess(&self.writer.reported()?);
+        self.lacks_room.store(!excess.is_empty(), Ordering::Relaxed);
         let (start, mut has_wrapped, mut dropped) = (*after, false, 0);
         while !excess.is_empty() {
             let from = *after;

@@ -50,7 +50,7 @@ impl Bench {
         Self::start(&[], Duration::from_secs(3600)).await
     }
 
-    async fn start(objects: &[(&str, Bytes)], persist_delay: Duration) -> Self {
+    pub async fn start(objects: &[(&str, Bytes)], persist_delay: Duration) -> Self {
         let (bucket, uri) = new_bucket();
         for (key, content) in objects {
             bucket.put(key, content.clone());
