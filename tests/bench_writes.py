@@ -3,7 +3,7 @@
 
 Needs root, fio, rclone and the release build of `cv`:
 
-    tests/bench_writes.py --dir /data/bench               # everything, some five minutes
+    tests/bench_writes.py --dir /data/bench               # everything, some ten minutes
     tests/bench_writes.py --dir /data/bench ingest names  # only these sections
 
 Starts a cluster of its own with two workers on the disk of `--dir`; the local disk is the same file system. Each figure is the median
