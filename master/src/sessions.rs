@@ -25,9 +25,13 @@ pub async fn reap_unlinked(services: &Services) -> Result<(), MasterError> {
     if !services.watch.has_settled() {
         return Ok(());
     }
-    let seq = services.watch.seq();
     let unlinked = services.lookups.listings.read(|tables| tables.unheld(REAP_MAX)).await?;
-    if unlinked.is_empty() || !services.watch.wait_acknowledged(seq).await {
+    if unlinked.is_empty() {
+        return Ok(());
+    }
+    // What the tables show may not have been told yet.
+    services.consensus.wait_told().await?;
+    if !services.watch.wait_settled(services.watch.seq()).await {
         return Ok(());
     }
     services.proposer.propose_all(unlinked.into_iter().map(Command::ReapUnlinked)).await?;

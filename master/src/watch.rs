@@ -73,6 +73,15 @@ impl State {
             None => is_recorded && self.started.elapsed() < lease,
         }
     }
+
+    fn has_settled(&self, lease: Duration) -> bool {
+        self.started.elapsed() >= lease && self.broken.values().all(|since| since.elapsed() >= lease)
+    }
+
+    /// Whether every session has taken in what it was told of the events up to `seq`: its own changes it was not told.
+    fn have_acknowledged(&self, seq: u64) -> bool {
+        self.sessions.values().all(|session| session.acknowledged >= seq.min(session.told))
+    }
 }
 
 struct Session {
@@ -244,8 +253,7 @@ impl WatchHub {
 
     /// Whether no session is on its way to another stream.
     pub fn has_settled(&self) -> bool {
-        let state = self.state.lock();
-        state.started.elapsed() >= self.lease && state.broken.values().all(|since| since.elapsed() >= self.lease)
+        self.state.lock().has_settled(self.lease)
     }
 
     /// Whether a session is over: it has no stream, and may not have another.
@@ -317,15 +325,23 @@ impl WatchHub {
 
     /// Returns when every session that is live has acknowledged `seq`, at the latest after one lease; whether all have.
     pub async fn wait_acknowledged(&self, seq: u64) -> bool {
+        self.wait_until(|state| state.have_acknowledged(seq)).await
+    }
+
+    /// The same of all sessions, those that are on their way to another stream too.
+    pub async fn wait_settled(&self, seq: u64) -> bool {
+        self.wait_until(|state| state.has_settled(self.lease) && state.have_acknowledged(seq)).await
+    }
+
+    /// Returns when the sessions are as they should be, at the latest after one lease; whether they are.
+    async fn wait_until(&self, is_so: impl Fn(&State) -> bool) -> bool {
         let deadline = tokio::time::Instant::now() + self.lease;
         loop {
             let changed = self.progress.notified();
             tokio::pin!(changed);
             // Registered before looking, so that no acknowledgement in between is missed.
             changed.as_mut().enable();
-            // What a session changed itself it is not told.
-            let has_taken = |session: &Session| session.acknowledged >= seq.min(session.told);
-            if self.state.lock().sessions.values().all(has_taken) {
+            if is_so(&self.state.lock()) {
                 return true;
             }
             if tokio::time::timeout_at(deadline, changed).await.is_err() {

@@ -43,7 +43,7 @@ impl Repair {
             Err(Problem::Refused(_)) => return Ok(()),
             Err(Problem::Failed(error)) => return Err(error),
         }
-        let heard = watch.wait_acknowledged(watch.seq()).await && watch.has_settled();
+        let heard = watch.wait_settled(watch.seq()).await;
         let copied = if heard { self.have_copied(copy).await } else { Err("a client has not heard of it".into()) };
         let keep = copied.is_ok().then_some(&copy.keep[..]);
         let settled = self.settle(*inode, extent, keep).await;

@@ -1,7 +1,9 @@
 //! Changes of an fs-mode mount over the service, across restarts of the master, and what becomes of removed inodes.
 
+use cavern_proto::master::WatchEvent;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
+use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
     CreateInode, GetXattrsRequest, Kind, Mount, MutateRequest, Mutation, MutationResult, ReadDirRequest, RemoveName,
     SetXattr, WriteType, Xattr,
@@ -163,6 +165,50 @@ async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
     // Its lease ends, and with it what it holds.
     drop(holder);
     eventually(|| async { !here(inodes[0]).await }).await;
+    master.master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of_the_removal() {
+    let mut config = cavern_conf::Config::default();
+    config.master.session_lease = cavern_conf::Interval::millis(1500);
+    let dir = std::sync::Arc::new(tempfile::tempdir().unwrap());
+    let master = TestMaster::with(config, dir, std::sync::Arc::new(super::harness::NoWorkers)).await.unwrap();
+    let root = mount(&master).await.root_inode;
+    let mut session = master.services().watch.open("reader", 0, false).unwrap();
+    let id = session.id();
+    while !master.services().watch.has_settled() {
+        take_in(&master, &mut session).await;
+    }
+    let services = master.services().clone();
+    let reaping = tokio::spawn(async move {
+        loop {
+            crate::sessions::reap_unlinked(&services).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+    });
+    let mut seq = 1;
+    let mut change = async |change| {
+        seq += 1;
+        mutate(&master, id, seq - 1, vec![change]).await.unwrap()[0].inode
+    };
+    for _ in 0..300 {
+        let inode = change(create(root, "f", Kind::File)).await;
+        master.services().watch.acknowledge(id, master.services().watch.seq());
+        change(remove(root, "f")).await;
+        let mut told = Vec::new();
+        while !told.iter().any(|event: &WatchEvent| matches!(event.event, Some(Event::Unlinked(lost)) if lost == inode))
+        {
+            told.extend(session.next().await.unwrap().iter().flat_map(|events| events.iter().cloned()));
+        }
+        // It says so through the log, and until then it has acknowledged nothing.
+        let held = change(Change::Hold(inode)).await;
+        assert_eq!(held, inode, "it was deleted before its removal was acknowledged");
+        change(Change::LetGo(inode)).await;
+        master.services().watch.acknowledge(id, told.last().unwrap().seq);
+    }
+    reaping.abort();
+    drop(session);
     master.master.stop().await;
 }
 
