@@ -1,20 +1,28 @@
 //! Changes of an fs-mode mount over the service, across restarts of the master, and what becomes of removed inodes.
 
-use cavern_proto::master::WatchEvent;
+use std::sync::Arc;
+
+use cavern_conf::{Config, Interval};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
     CreateInode, GetXattrsRequest, Kind, Mount, MutateRequest, Mutation, MutationResult, ReadDirRequest, RemoveName,
-    SetXattr, WriteType, Xattr,
+    SetXattr, WatchEvent, WriteType, Xattr,
 };
 use cavern_proto::record::command::Command;
 use futures::StreamExt;
 use tonic::{Code, Request, Status};
 
-use super::harness::{TestMaster, eventually, name, new_bucket};
+use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket};
 use crate::state::Outcome;
 use crate::watch::SessionStream;
+
+async fn with_short_leases() -> TestMaster {
+    let mut config = Config::default();
+    config.master.session_lease = Interval::millis(1500);
+    TestMaster::with(config, Arc::new(tempfile::tempdir().unwrap()), Arc::new(NoWorkers)).await.unwrap()
+}
 
 pub(super) async fn mount(master: &TestMaster) -> Mount {
     let (_, uri) = new_bucket();
@@ -62,7 +70,7 @@ async fn take_in(master: &TestMaster, session: &mut SessionStream) -> Vec<u64> {
     let mut unlinked = Vec::new();
     for events in session.next().await.unwrap() {
         for event in events.iter() {
-            if let Some(cavern_proto::master::watch_event::Event::Unlinked(inode)) = event.event {
+            if let Some(Event::Unlinked(inode)) = event.event {
                 unlinked.push(inode);
             }
             master.services().watch.acknowledge(session.id(), event.seq);
@@ -126,10 +134,7 @@ async fn extended_attributes_are_read_as_they_were_set() {
 
 #[tokio::test]
 async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
-    let mut config = cavern_conf::Config::default();
-    config.master.session_lease = cavern_conf::Interval::millis(1500);
-    let dir = std::sync::Arc::new(tempfile::tempdir().unwrap());
-    let master = TestMaster::with(config, dir, std::sync::Arc::new(super::harness::NoWorkers)).await.unwrap();
+    let master = with_short_leases().await;
     let root = mount(&master).await.root_inode;
     let mut holder = master.services().watch.open("holder", 0, false).unwrap();
     let id = holder.id();
@@ -170,10 +175,7 @@ async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of_the_removal() {
-    let mut config = cavern_conf::Config::default();
-    config.master.session_lease = cavern_conf::Interval::millis(1500);
-    let dir = std::sync::Arc::new(tempfile::tempdir().unwrap());
-    let master = TestMaster::with(config, dir, std::sync::Arc::new(super::harness::NoWorkers)).await.unwrap();
+    let master = with_short_leases().await;
     let root = mount(&master).await.root_inode;
     let mut session = master.services().watch.open("reader", 0, false).unwrap();
     let id = session.id();
