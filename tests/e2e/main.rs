@@ -27,6 +27,7 @@ mod fs_mode_privileges;
 mod fs_mode_quotas;
 mod fs_mode_random;
 mod fs_mode_replicas;
+mod fs_mode_signals;
 mod fs_mode_tmpfile;
 mod fs_mode_ttl;
 mod fs_mode_unclaimed;

@@ -161,6 +161,7 @@ impl Inner {
             let lag =
                 async { if wait { interrupted.cancelled().await } else { tokio::time::sleep(RELEASE_LAG).await } };
             tokio::select! {
+                biased;
                 () = this.locks.objects.lock(inode, owner, kind) => reply.done(),
                 () = lag => reply.error(if wait { libc::EINTR } else { libc::EAGAIN }),
             }

@@ -8,12 +8,16 @@
 //! the request came from; an entry therefore keeps its channel. An interrupt may also be read by one event loop
 //! before another has registered the request: it is then remembered in a short list that registration looks into.
 //! (Request ids are never used twice, so a remembered id that turns out to be answered already does no harm.)
+//!
+//! No call on a local disk ends with `EINTR` for a signal that the program handles, and programs are written so. But
+//! a program whose mount hangs must be able to leave. So a signal that kills the asker ends the wait at once, and
+//! another one only what still waits [`PATIENCE`] later.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -32,6 +36,12 @@ pub const WAITING_MAX: usize = 16_384;
 /// Interrupts remembered whose request has not been registered (yet). Between the kernel's hand-over of a request and
 /// its registration lie microseconds, in which not even this many signals arrive.
 const EARLY_MAX: usize = 256;
+
+/// How long a request goes on after a signal that does not kill the asker: longer than any takes while all is well.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The kernel tells of the first signal only. How often it is looked whether another one kills the asker.
+const DEATH_CHECK: Duration = Duration::from_millis(50);
 
 /// The table, shared by the event loops and the tasks of one connection.
 #[derive(Debug)]
@@ -52,7 +62,7 @@ struct State {
 /// What a signal does to a request that waits.
 #[derive(Debug)]
 pub enum Signals {
-    /// It is answered with `EINTR`, and its task dropped.
+    /// It is answered with `EINTR` and its task dropped, when the asker is being killed or has waited long enough.
     End,
     /// Nothing: the request has been passed on, and only its answer tells what became of it.
     Wait,
@@ -60,12 +70,21 @@ pub enum Signals {
     Tell(CancellationToken),
 }
 
+/// What whoever answers a request must know of it.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub channel: Arc<Channel>,
+    pub unique: u64,
+    pub kind: Kind,
+    /// [`Caller::thread`](super::Caller::thread).
+    pub thread: u32,
+    pub received: Instant,
+}
+
 #[derive(Debug)]
 struct Waiting {
-    channel: Arc<Channel>,
-    kind: Kind,
+    asked: Asked,
     signals: Signals,
-    received: Instant,
     abort: Option<AbortHandle>,
 }
 
@@ -73,8 +92,6 @@ struct Waiting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     Waiting,
-    /// Its interrupt is here already.
-    Interrupted,
     /// The table is full.
     Full,
     /// The connection is being shut down.
@@ -96,31 +113,20 @@ impl InFlight {
     }
 
     /// Enters a request; unless it is admitted, the caller answers it.
-    pub fn register(
-        &self,
-        unique: u64,
-        channel: &Arc<Channel>,
-        kind: Kind,
-        signals: Signals,
-        received: Instant,
-    ) -> Admission {
+    pub fn register(self: &Arc<Self>, asked: &Asked, signals: Signals) -> Admission {
         let mut state = self.state.lock();
         if state.closed {
             return Admission::Closed;
         }
-        if let Some(place) = state.early.iter().position(|early| *early == unique) {
-            state.early.remove(place);
-            // Nothing has been done yet. But no program expects a close or a change of names to be interrupted, nor is it asked
-            // to do it once more.
-            if !matches!(signals, Signals::Wait) {
-                return Admission::Interrupted;
-            }
-        }
         if state.waiting.len() >= WAITING_MAX {
             return Admission::Full;
         }
-        let waiting = Waiting { channel: Arc::clone(channel), kind, signals, received, abort: None };
-        state.waiting.insert(unique, waiting);
+        let waiting = Waiting { asked: asked.clone(), signals, abort: None };
+        if let Some(place) = state.early.iter().position(|early| *early == asked.unique) {
+            state.early.remove(place);
+            self.signalled(&waiting);
+        }
+        state.waiting.insert(asked.unique, waiting);
         Admission::Waiting
     }
 
@@ -147,33 +153,44 @@ impl InFlight {
         self.state.lock().waiting.remove(&unique).is_some()
     }
 
-    /// A signal has reached the asker: answers `EINTR` and drops the task, unless the request is one that signals do not
-    /// end, or not so.
-    pub fn interrupt(&self, unique: u64) {
-        let waiting = {
-            let mut state = self.state.lock();
-            if let Some(waiting) = state.waiting.get(&unique) {
-                match &waiting.signals {
-                    Signals::End => {}
-                    Signals::Wait => return,
-                    Signals::Tell(interrupted) => {
-                        self.observation.kind(waiting.kind).interrupted.fetch_add(1, Relaxed);
-                        return interrupted.cancel();
-                    }
-                }
+    /// A signal has reached the asker.
+    pub fn interrupt(self: &Arc<Self>, unique: u64) {
+        let mut state = self.state.lock();
+        if let Some(waiting) = state.waiting.get(&unique) {
+            return self.signalled(waiting);
+        }
+        if state.early.len() == EARLY_MAX {
+            state.early.pop_front();
+        }
+        state.early.push_back(unique);
+    }
+
+    fn signalled(self: &Arc<Self>, waiting: &Waiting) {
+        match &waiting.signals {
+            Signals::End => {
+                let (this, unique, thread) = (Arc::clone(self), waiting.asked.unique, waiting.asked.thread);
+                self.tasks.spawn_on(async move { this.end_in_time(unique, thread).await }, &self.runtime);
             }
-            let waiting = state.waiting.remove(&unique);
-            if waiting.is_none() {
-                if state.early.len() == EARLY_MAX {
-                    state.early.pop_front();
-                }
-                state.early.push_back(unique);
+            Signals::Wait => {}
+            Signals::Tell(interrupted) => {
+                self.observation.kind(waiting.asked.kind).interrupted.fetch_add(1, Relaxed);
+                interrupted.cancel();
             }
-            waiting
-        };
+        }
+    }
+
+    async fn end_in_time(&self, unique: u64, thread: u32) {
+        let patience = Instant::now() + PATIENCE;
+        while Instant::now() < patience && !is_being_killed(thread) {
+            tokio::time::sleep(DEATH_CHECK).await;
+            if !self.state.lock().waiting.contains_key(&unique) {
+                return;
+            }
+        }
+        let waiting = self.state.lock().waiting.remove(&unique);
         if let Some(waiting) = waiting {
-            self.observation.kind(waiting.kind).interrupted.fetch_add(1, Relaxed);
-            self.give_up(unique, waiting, libc::EINTR);
+            self.observation.kind(waiting.asked.kind).interrupted.fetch_add(1, Relaxed);
+            self.give_up(waiting, libc::EINTR);
         }
     }
 
@@ -184,27 +201,36 @@ impl InFlight {
             state.closed = true;
             std::mem::take(&mut state.waiting)
         };
-        for (unique, waiting) in waiting {
-            self.give_up(unique, waiting, errno);
+        for waiting in waiting.into_values() {
+            self.give_up(waiting, errno);
         }
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    fn give_up(&self, unique: u64, waiting: Waiting, errno: i32) {
-        let took = waiting.received.elapsed();
+    fn give_up(&self, Waiting { asked, abort, .. }: Waiting, errno: i32) {
+        let took = asked.received.elapsed();
         // The kernel may have given up on its own: nothing is lost then.
-        let _ = waiting.channel.send(unique, -errno, &[], &[]);
-        if let Some(abort) = waiting.abort {
+        let _ = asked.channel.send(asked.unique, -errno, &[], &[]);
+        if let Some(abort) = abort {
             abort.abort();
         }
-        self.observation.answered(waiting.kind, Path::Deferred, 0, took);
+        self.observation.answered(asked.kind, Path::Deferred, 0, took);
     }
 
     /// Says why a request was turned away; the table is never full in ordinary use, so each is worth a line.
     pub fn log_full(&self, kind: Kind) {
         error!(operation = kind.name(), waiting = WAITING_MAX, "too many requests are waiting: answered EIO");
     }
+}
+
+/// Whether the kernel has told a thread to die, by whichever signal. False for one that is not in this process namespace.
+fn is_being_killed(thread: u32) -> bool {
+    // A signal that ends a process reaches each of its threads as SIGKILL.
+    const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
+    pending.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set & SIGKILL != 0)
 }
 
 #[cfg(test)]
@@ -215,20 +241,26 @@ mod tests {
 
     #[tokio::test]
     async fn a_signal_that_overtakes_its_request_ends_only_what_signals_end() {
-        let in_flight = InFlight::new(Handle::current(), Arc::default());
+        let began = Instant::now();
+        let in_flight = Arc::new(InFlight::new(Handle::current(), Arc::default()));
         let channel = Arc::new(Channel::new(File::open("/dev/null").unwrap().into()));
-        for (unique, signals, admission) in [
-            (1, Signals::End, Admission::Interrupted),
-            (2, Signals::Tell(CancellationToken::new()), Admission::Interrupted),
-            (3, Signals::Wait, Admission::Waiting),
-        ] {
+        let asked = |unique| Asked {
+            channel: Arc::clone(&channel),
+            unique,
+            kind: Kind::Flush,
+            thread: 0,
+            received: Instant::now(),
+        };
+        let told = CancellationToken::new();
+        for (unique, signals) in [(1, Signals::End), (2, Signals::Tell(told.clone())), (3, Signals::Wait)] {
             in_flight.interrupt(unique);
-            let admitted = in_flight.register(unique, &channel, Kind::Flush, signals, Instant::now());
-            assert_eq!(admitted, admission, "request {unique}");
+            assert_eq!(in_flight.register(&asked(unique), signals), Admission::Waiting, "request {unique}");
         }
-        // It is remembered once.
-        assert!(in_flight.claim(3));
-        let again = in_flight.register(3, &channel, Kind::Flush, Signals::End, Instant::now());
-        assert_eq!(again, Admission::Waiting);
+        assert!(told.is_cancelled());
+        while in_flight.waiting() == 3 {
+            tokio::time::sleep(DEATH_CHECK).await;
+        }
+        assert!(began.elapsed() >= PATIENCE);
+        assert_eq!([1, 2, 3].map(|unique| in_flight.claim(unique)), [false, true, true]);
     }
 }

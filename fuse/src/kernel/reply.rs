@@ -5,7 +5,7 @@ use std::future::Future;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
@@ -13,19 +13,16 @@ use tracing::{debug, warn};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::abi::{self, AttrOut, EntryOut, OpenOut, StatfsOut, fopen};
-use super::channel::{Backing, Channel};
-use super::in_flight::{Admission, InFlight, Signals};
+use super::channel::Backing;
+use super::in_flight::{Admission, Asked, InFlight, Signals};
 use super::observation::{Kind, Path};
 use super::request::CopyCount;
 
 /// How one request will be answered.
 #[derive(Debug)]
 pub struct Reply {
-    channel: Arc<Channel>,
     in_flight: Arc<InFlight>,
-    unique: u64,
-    kind: Kind,
-    received: Instant,
+    asked: Asked,
     path: Path,
     answered: bool,
 }
@@ -40,20 +37,12 @@ pub enum Delivery {
 }
 
 impl Reply {
-    pub(super) fn new(channel: &Arc<Channel>, in_flight: &Arc<InFlight>, unique: u64, kind: Kind) -> Self {
-        Self {
-            channel: Arc::clone(channel),
-            in_flight: Arc::clone(in_flight),
-            unique,
-            kind,
-            received: Instant::now(),
-            path: Path::Fast,
-            answered: false,
-        }
+    pub(super) fn new(in_flight: &Arc<InFlight>, asked: Asked) -> Self {
+        Self { in_flight: Arc::clone(in_flight), asked, path: Path::Fast, answered: false }
     }
 
-    /// Answers from a task of the runtime. The task is dropped when a signal interrupts the asker or the connection
-    /// shuts down, and the request is answered then.
+    /// Answers from a task of the runtime. The task is dropped when the asker is killed, when it has waited for
+    /// [`PATIENCE`](super::in_flight::PATIENCE) since another signal, or when the connection shuts down; the request is answered then.
     pub fn defer<Work, Task>(self, work: Work)
     where
         Work: FnOnce(Self) -> Task,
@@ -86,15 +75,15 @@ impl Reply {
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
     {
-        let (in_flight, unique) = (Arc::clone(&self.in_flight), self.unique);
+        let (in_flight, unique) = (Arc::clone(&self.in_flight), self.asked.unique);
         if let Some(reply) = self.admitted(signals) {
             in_flight.spawn(unique, work(reply));
         }
     }
 
-    /// Answers from a thread that may block. A signal is answered at once, but `work` goes on to its end.
+    /// Answers from a thread that may block. A signal ends the wait as with `defer`, but `work` goes on to its end.
     pub fn defer_blocking(self, work: impl FnOnce(Self) + Send + 'static) {
-        let (in_flight, unique) = (Arc::clone(&self.in_flight), self.unique);
+        let (in_flight, unique) = (Arc::clone(&self.in_flight), self.asked.unique);
         if let Some(reply) = self.admitted(Signals::End) {
             in_flight.spawn_blocking(unique, move || work(reply));
         }
@@ -102,17 +91,13 @@ impl Reply {
 
     /// The reply of a request that may wait; the others are answered.
     fn admitted(mut self, signals: Signals) -> Option<Self> {
-        match self.in_flight.register(self.unique, &self.channel, self.kind, signals, self.received) {
+        match self.in_flight.register(&self.asked, signals) {
             Admission::Waiting => {
                 self.path = Path::Deferred;
                 return Some(self);
             }
-            Admission::Interrupted => {
-                self.in_flight.observation().kind(self.kind).interrupted.fetch_add(1, Relaxed);
-                self.error(libc::EINTR);
-            }
             Admission::Full => {
-                self.in_flight.log_full(self.kind);
+                self.in_flight.log_full(self.asked.kind);
                 self.error(libc::EIO);
             }
             Admission::Closed => self.error(libc::EIO),
@@ -186,7 +171,7 @@ impl Reply {
 
     /// Registers a file for [`Reply::opened_passthrough`].
     pub fn register(&self, file: BorrowedFd<'_>) -> Result<Backing, Errno> {
-        Backing::register(&self.channel, file)
+        Backing::register(&self.asked.channel, file)
     }
 
     /// Answers OPEN: the kernel reads `backing` by itself. All handles of an inode that are open at a time must have
@@ -208,7 +193,7 @@ impl Reply {
 
     /// Bytes of a file, of a symlink's target or of a directory page.
     pub fn bytes(self, bytes: &[u8]) {
-        if self.kind == Kind::Read {
+        if self.asked.kind == Kind::Read {
             self.in_flight.observation().read_bytes.fetch_add(bytes.len() as u64, Relaxed);
         }
         self.finish(0, bytes);
@@ -234,18 +219,20 @@ impl Reply {
 
     fn send(&mut self, errno: i32, body: &[u8]) -> Delivery {
         self.answered = true;
-        if self.path == Path::Deferred && !self.in_flight.claim(self.unique) {
+        if self.path == Path::Deferred && !self.in_flight.claim(self.asked.unique) {
             return Delivery::Refused;
         }
         // Counted before it is sent, so that whoever has the answer finds it counted.
-        self.in_flight.observation().answered(self.kind, self.path, errno, self.received.elapsed());
-        match self.channel.send(self.unique, -errno, body, &[]) {
+        self.in_flight.observation().answered(self.asked.kind, self.path, errno, self.asked.received.elapsed());
+        match self.asked.channel.send(self.asked.unique, -errno, body, &[]) {
             Ok(()) => return Delivery::Taken,
             // The asker was killed, or the file system unmounted: nobody waits.
-            Err(Errno::NOENT | Errno::NODEV) => debug!(operation = self.kind.name(), "the kernel no longer waits"),
+            Err(Errno::NOENT | Errno::NODEV) => {
+                debug!(operation = self.asked.kind.name(), "the kernel no longer waits")
+            }
             Err(cause) => {
-                warn!(operation = self.kind.name(), %cause, "the kernel refused an answer: answered EIO");
-                let _ = self.channel.send(self.unique, -libc::EIO, &[], &[]);
+                warn!(operation = self.asked.kind.name(), %cause, "the kernel refused an answer: answered EIO");
+                let _ = self.asked.channel.send(self.asked.unique, -libc::EIO, &[], &[]);
             }
         }
         Delivery::Refused

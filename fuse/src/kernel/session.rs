@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use rustix::io::Errno;
 use tokio::runtime::Handle;
@@ -17,7 +18,7 @@ use zerocopy::IntoBytes;
 
 use super::abi::{self, InitOut, init};
 use super::channel::Channel;
-use super::in_flight::InFlight;
+use super::in_flight::{Asked, InFlight};
 use super::notify::Notifier;
 use super::observation::{Kind, Observation};
 use super::reply::Reply;
@@ -316,7 +317,14 @@ impl<F: Filesystem> EventLoop<F> {
                 }
             }
             operation => {
-                let reply = Reply::new(&self.channel, &self.in_flight, request.unique, Kind::of(&operation));
+                let asked = Asked {
+                    channel: Arc::clone(&self.channel),
+                    unique: request.unique,
+                    kind: Kind::of(&operation),
+                    thread: request.caller.thread,
+                    received: Instant::now(),
+                };
+                let reply = Reply::new(&self.in_flight, asked);
                 match operation {
                     // The connection ends with ENODEV, not with this message, which only some mounts send.
                     Operation::Destroy => reply.done(),
