@@ -1,6 +1,5 @@
 //! What signals do to programs that handle them: nothing that a local disk would not do.
 
-use std::fs;
 use std::process::{Command, Stdio};
 
 use cavern_tests::{Cluster, Options};
@@ -60,12 +59,11 @@ print(f"failed: {failed}; signals: {signals > 100}")
 fn signals_that_a_program_handles_end_none_of_its_calls() {
     let cluster = Cluster::up(Options::default());
     cluster.s3.create_bucket("bucket");
-    cluster.mount("s3://bucket", "/data", &["--write-type", "fs_mode"]);
-    let local = cluster.path("local");
-    fs::create_dir(&local).unwrap();
-    for directory in [local, cluster.path("data")] {
+    cluster.mount_fs_mode("s3://bucket", "/data", &[]);
+    let local = tempfile::tempdir().unwrap();
+    for directory in [local.path(), &cluster.path("data")] {
         let mut program = Command::new("python3");
-        let done = program.args(["-c", CALLS_UNDER_A_TIMER]).arg(&directory).stdin(Stdio::null()).output().unwrap();
+        let done = program.args(["-c", CALLS_UNDER_A_TIMER]).arg(directory).stdin(Stdio::null()).output().unwrap();
         let said = String::from_utf8_lossy(&done.stdout);
         assert_eq!(said.trim(), "failed: {}; signals: True", "in {}: {done:?}", directory.display());
     }

@@ -1,6 +1,7 @@
 //! Blocks of fs-mode mounts that no file has: what a client made that died before it could say so does not stay for ever.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write as _;
 use std::time::Duration;
 
 use cavern_conf::Failpoint;
@@ -25,10 +26,12 @@ fn blocks_that_no_file_has_are_freed_and_no_others() {
     let kept = data_bytes();
 
     cluster.arm(Failpoint::CommitBegun, 1);
-    assert!(fs::write(cluster.path("fs/lost"), vec![b'l'; 3 * MIB]).is_err());
+    // The master is told at the latest when two blocks have been written.
+    let mut lost = File::create(cluster.path("fs/lost")).unwrap();
+    assert!(lost.write_all(&[b'l'; 2 * MIB]).and_then(|()| lost.sync_all()).is_err());
     assert!(cluster.has_died_at(Failpoint::CommitBegun));
-    let is_freed = || metric("unclaimed_blocks_total") > 0 && data_bytes() == kept;
-    eventually("what no file has is freed", PATIENCE, || is_freed().then_some(()));
+    eventually("what no file has is freed", PATIENCE, || (metric("unclaimed_blocks_total") == 2).then_some(()));
+    assert_eq!(data_bytes(), kept);
     assert!(fs::read(there.join("kept")).unwrap() == vec![b'k'; 5 * MIB]);
     assert_eq!(fs::read(there.join("lost")).unwrap(), b"");
 }

@@ -147,7 +147,7 @@ fn a_signal_ends_every_waiting_system_call() {
     freeze(&cluster, Signal::STOP);
     freeze_bucket(&cluster, Signal::STOP);
     let path = |below: &str| cluster.path("data").join(below);
-    for signal in [Signal::INT, Signal::KILL] {
+    for signal in [Signal::TERM, Signal::KILL] {
         let blocked = [
             ("open", Blocked::start(&["cat"], &path("cold/small"))),
             ("read", Blocked::start(&["cat"], &path("cold/large"))),
@@ -172,6 +172,9 @@ fn a_signal_ends_every_waiting_system_call() {
         eprintln!("Python, {call}: ended {took:?} after SIGINT");
         assert!(took < PATIENCE + AT_ONCE, "Python, {call}: ended {took:?} after SIGINT");
     }
+    // dd says how much it has copied.
+    let took = Blocked::start(&["sh", "-c", DIRECT_READ], &path("cold/large")).dies_of(Signal::INT);
+    assert!(took < PATIENCE + AT_ONCE, "dd ended {took:?} after SIGINT");
     freeze_bucket(&cluster, Signal::CONT);
     freeze(&cluster, Signal::CONT);
     for file in ["cold/small", "cold/large", "unknown/a/file", "unknown/b/file"] {
