@@ -134,7 +134,7 @@ impl Persistence {
     }
 
     /// Clients make so many changes.
-    pub fn demand(&self, changes: usize) {
+    pub fn clients_changed(&self, changes: usize) {
         self.demand.add(changes);
     }
 

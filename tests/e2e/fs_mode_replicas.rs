@@ -277,6 +277,59 @@ fn what_the_bucket_has_is_read_there_when_its_worker_is_lost() {
 }
 
 #[test]
+fn what_the_bucket_has_is_written_on_when_its_worker_is_lost() {
+    let conf = CONF.replace("repair_after = \"1s\"", "repair_after = \"1h\"");
+    let conf = conf.replace("persist_delay = \"1h\"", "persist_delay = \"20ms\"");
+    let cluster = mounted(Options { workers: 2, conf, ..Options::default() }, "1");
+    let path = |name: &str| cluster.path(format!("fs/{name}"));
+    // Of eight blocks, and of eight files, some are at this worker and some at that.
+    let mut large = noise(&mut StdRng::seed_from_u64(5), 8 * MIB);
+    fs::write(path("large"), &large).unwrap();
+    let short: Vec<String> = (0..8).map(|number| format!("short{number}")).collect();
+    for name in &short {
+        fs::write(path(name), "short").unwrap();
+    }
+    let mut log = OpenOptions::new().append(true).create(true).open(path("log")).unwrap();
+    for line in ["one\n", "two\n"] {
+        log.write_all(line.as_bytes()).unwrap();
+        log.sync_all().unwrap();
+    }
+    let three = "three\n".repeat(50_000);
+    cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
+    let worker = replicas(&cluster, "/fs/log")[0].1;
+    let child = child_of(&cluster, worker);
+    cluster.kill(&child);
+
+    // Not known to be lost yet, held by who writes, and without room for so much.
+    log.write_all(three.as_bytes()).unwrap();
+    log.sync_all().unwrap();
+    lost(&cluster, worker);
+    let file = OpenOptions::new().write(true).open(path("large")).unwrap();
+    for block in (0..8).map(|index| index * MIB) {
+        large[block + 7..block + 11].copy_from_slice(b"over");
+        file.write_all_at(b"over", block as u64 + 7).unwrap();
+    }
+    file.sync_all().unwrap();
+    for name in &short {
+        OpenOptions::new().write(true).open(path(name)).unwrap().set_len(7).unwrap();
+    }
+    let lines = format!("one\ntwo\n{three}");
+    let written = || {
+        assert!(fs::read_to_string(path("log")).unwrap() == lines);
+        assert!(fs::read(path("large")).unwrap() == large);
+        for name in &short {
+            assert_eq!(fs::read(path(name)).unwrap(), b"short\0\0", "{name}");
+        }
+    };
+    written();
+    cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
+    assert!(cluster.s3.get("bucket", "fs/log") == lines);
+    cluster.start(&child);
+    forget(&cluster);
+    written();
+}
+
+#[test]
 fn a_full_worker_is_waited_for_and_what_was_written_stays() {
     let conf = format!("{CONF}\n[worker]\ndirs = [\"[SSD:40MiB]/x\"]\n[client]\nread_timeout = \"10s\"\n");
     let cluster = mounted(Options { workers: 1, conf, ..Options::default() }, "1");

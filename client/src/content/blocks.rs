@@ -119,13 +119,16 @@ impl Content {
             return failure;
         }
         let known = self.state.lock().layout.as_ref().and_then(|layout| layout.block(index).cloned());
-        let placement = self.shared.pool.placement();
-        match known {
-            Some(known) if !known.workers.iter().any(|worker| placement.is_live(*worker)) => {
-                ClientError::Unavailable { inode: self.inode, index, workers: known.workers }
-            }
-            _ => failure,
+        match known.filter(|known| self.is_lost(known)) {
+            Some(known) => ClientError::Unavailable { inode: self.inode, index, workers: known.workers },
+            None => failure,
         }
+    }
+
+    /// Whether all workers of a block are lost.
+    pub(super) fn is_lost(&self, known: &Known) -> bool {
+        let placement = self.shared.pool.placement();
+        !known.workers.iter().any(|worker| placement.is_live(*worker))
     }
 
     async fn open_replica(&self, worker: u64, name: &BlockRef) -> Result<Replica, ClientError> {

@@ -22,7 +22,11 @@ impl Content {
         match set.size {
             Some(size) if size > FILE_BYTES_MAX => return Err(too_large()),
             // Only a file that grows has something to be zeroed.
-            Some(size) if size > 0 => self.zero_behind_end(size, deadline).await?,
+            Some(size) if size > 0 => {
+                while let Err(error) = self.zero_behind_end(size, deadline).await {
+                    self.fall_back_alone(error, deadline).await?;
+                }
+            }
             _ => {}
         }
         match (self.commit_placed().await, set.size) {

@@ -138,6 +138,10 @@ impl Layout {
         self.blocks.get(&index)
     }
 
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (u32, &Known)> {
+        self.blocks.iter().map(|(index, known)| (*index, known))
+    }
+
     pub(super) fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
     }

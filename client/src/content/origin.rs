@@ -97,9 +97,6 @@ impl Content {
     /// After a failure: whether the content may be elsewhere by now, so that another attempt makes sense. The error is the one to
     /// be answered.
     pub(super) async fn look_elsewhere(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
-        if matches!(error, ClientError::Unavailable { .. }) {
-            return self.fall_back(error, deadline).await;
-        }
         let is_dropped = matches!(&error, ClientError::WorkerStatus { status: Status::NoSuchBlock, .. });
         if !is_dropped && !has_moved(&error) {
             return Err(error);
@@ -121,14 +118,26 @@ impl Content {
         Ok(())
     }
 
-    /// No worker that is there has a block: what the bucket has as well is read there from now on.
-    async fn fall_back(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
-        let freed = self.shared.metadata.free_content(vec![self.inode]).await;
-        let fate = freed.ok().and_then(|freed| freed.first().map(|freed| freed.fate()));
-        // Another reader may have been faster.
-        let is_elsewhere = matches!(fate, Some(FreeFate::Freed | FreeFate::Nothing));
-        if !is_elsewhere || Instant::now() + PAUSE >= deadline {
+    /// After a failure: when no worker that is there has a block, what the bucket has as well is read there from now on, and written to
+    /// blocks that are made anew. The error is the one to be answered.
+    pub(super) async fn fall_back(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
+        let _alone = self.gate.write().await;
+        self.fall_back_alone(error, deadline).await
+    }
+
+    /// The same for a caller that keeps all others from writing.
+    pub(super) async fn fall_back_alone(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
+        // What the master does not know the bucket has not got.
+        let is_committed = self.state.lock().layout.as_ref().is_none_or(super::Layout::is_committed);
+        let is_lost = matches!(error, ClientError::Unavailable { .. });
+        if !is_lost || !is_committed || Instant::now() + PAUSE >= deadline {
             return Err(error);
+        }
+        match self.shared.metadata.free_own_content(self.inode).await {
+            Ok(FreeFate::Freed) => {}
+            // Somebody else may have been faster.
+            Ok(FreeFate::Nothing) => tokio::time::sleep(PAUSE).await,
+            _ => return Err(error),
         }
         self.forget_layout();
         Ok(())
@@ -137,6 +146,30 @@ impl Content {
     /// The master is asked anew.
     fn forget_layout(&self) {
         self.state.lock().seen = u64::MAX;
+    }
+
+    /// Holds the file before something is written to it for the first time, and lets go of blocks that are at lost workers only: the bucket
+    /// has not got all of the file any more once another block has been written to.
+    pub(super) async fn prepare_to_write(&self, deadline: Instant) -> Result<(), ClientError> {
+        if self.is_held() {
+            return Ok(());
+        }
+        self.hold_blocks().await?;
+        if !self.is_held() {
+            return Ok(());
+        }
+        let lost = |layout: &mut super::Layout, _: &mut _| {
+            let lost = layout.blocks().find(|(_, known)| self.is_lost(known))?;
+            Some((lost.0, lost.1.workers.clone()))
+        };
+        if let Some((index, workers)) = self.use_layout(lost).await? {
+            let unavailable = ClientError::Unavailable { inode: self.inode, index, workers };
+            // The other blocks can be written to all the same.
+            if let Err(error) = self.fall_back(unavailable, deadline).await {
+                tracing::debug!(inode = self.inode, "the bucket cannot stand in for lost blocks: {error}");
+            }
+        }
+        Ok(())
     }
 
     /// Keeps the master from dropping blocks that it knows, and from taking in what others make of the origin.

@@ -83,6 +83,7 @@ impl Content {
         loop {
             match self.try_read(offset, length, deadline).await {
                 Ok(bytes) => return Ok(bytes),
+                Err(error @ ClientError::Unavailable { .. }) => self.fall_back(error, deadline).await?,
                 Err(error) => self.look_elsewhere(error, deadline).await?,
             }
         }

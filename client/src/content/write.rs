@@ -45,6 +45,19 @@ enum Deed {
     Allocate,
 }
 
+/// What is done to the file.
+#[derive(Debug)]
+enum Work {
+    /// These bytes, at this offset.
+    Write(u64, Bytes),
+    /// Zeros, to which the file grows.
+    Hole(Range<u64>),
+    /// Zeros, up to its end.
+    Zero(Range<u64>),
+    /// Room; the file grows to its end if `grow`.
+    Allocate { range: Range<u64>, grow: bool },
+}
+
 impl Content {
     /// Writes without asking anybody, for event loops: where the room is reserved already, and every replica is on this
     /// host. `None` when that is not so, and nothing (or a part, with the same bytes) was written: use `write`.
@@ -95,8 +108,45 @@ impl Content {
     }
 
     pub(super) async fn place(&self, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
-        let _writing = self.gate.read().await;
+        self.carry_out(Work::Write(offset, bytes)).await
+    }
+
+    /// Bounded by `client.read_timeout`. Done once more when it meets with blocks that are at lost workers only, but in the bucket as well.
+    /// No cut by this client runs meanwhile.
+    async fn carry_out(&self, work: Work) -> Result<(), ClientError> {
         let deadline = Instant::now() + self.shared.timeout;
+        self.prepare_to_write(deadline).await?;
+        loop {
+            let done = {
+                let _writing = self.gate.read().await;
+                Box::pin(self.attempt(&work, deadline)).await
+            };
+            match done {
+                Err(error @ ClientError::Unavailable { .. }) => self.fall_back(error, deadline).await?,
+                done => return done,
+            }
+        }
+    }
+
+    async fn attempt(&self, work: &Work, deadline: Instant) -> Result<(), ClientError> {
+        match work {
+            Work::Write(offset, bytes) => self.write_parts(*offset, bytes, deadline).await,
+            Work::Hole(range) => {
+                let size = self.placed_size().await?;
+                self.zero_behind_end(range.end, deadline).await?;
+                self.zero_range(range.start..range.end.min(size), deadline).await?;
+                self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
+                self.tell_growth().await
+            }
+            Work::Zero(range) => {
+                let size = self.placed_size().await?;
+                self.zero_range(range.start..range.end.min(size), deadline).await
+            }
+            Work::Allocate { range, grow } => self.allocate_range(range, *grow, deadline).await,
+        }
+    }
+
+    async fn write_parts(&self, offset: u64, bytes: &Bytes, deadline: Instant) -> Result<(), ClientError> {
         let end = end_of(offset, bytes.len())?;
         self.zero_behind_end(offset, deadline).await?;
         let mut at = 0;
@@ -120,32 +170,25 @@ impl Content {
     /// Makes a range of the file zeros; the file reaches at least to its end then.
     pub(super) async fn write_hole(&self, range: Range<u64>) -> Result<(), ClientError> {
         self.behind.settle().await;
-        let _writing = self.gate.read().await;
-        let deadline = Instant::now() + self.shared.timeout;
-        let size = self.placed_size().await?;
-        self.zero_behind_end(range.end, deadline).await?;
-        self.zero_range(range.start..range.end.min(size), deadline).await?;
-        self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
-        self.tell_growth().await
+        self.carry_out(Work::Hole(range)).await
     }
 
     /// Makes a range of the file zeros, up to its end; what lies behind it is not touched.
     pub async fn zero(&self, range: Range<u64>) -> Result<(), ClientError> {
         self.behind.settle().await;
-        let _writing = self.gate.read().await;
-        let deadline = Instant::now() + self.shared.timeout;
-        let size = self.placed_size().await?;
-        self.zero_range(range.start..range.end.min(size), deadline).await
+        self.carry_out(Work::Zero(range)).await
     }
 
     /// Makes room for a range; the file grows to its end if `grow`.
     pub async fn allocate(&self, range: Range<u64>, grow: bool) -> Result<(), ClientError> {
         self.behind.settle().await;
-        let _writing = self.gate.read().await;
-        let deadline = Instant::now() + self.shared.timeout;
         if range.end > FILE_BYTES_MAX {
             return Err(too_large());
         }
+        self.carry_out(Work::Allocate { range, grow }).await
+    }
+
+    async fn allocate_range(&self, range: &Range<u64>, grow: bool, deadline: Instant) -> Result<(), ClientError> {
         if grow {
             self.zero_behind_end(range.end, deadline).await?;
         }

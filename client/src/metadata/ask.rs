@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{
-    Entry, FreeContentRequest, FreedContent, GetInodeRequest, GetLayoutRequest, GetQuotasRequest, GetTtlsRequest,
-    GetXattrsRequest, Kind, Layout, LookupRequest, Quotas, ReadDirRequest, ResolveRequest, RevalidateRequest, Ttls,
-    Xattr,
+    Entry, FreeContentRequest, FreeFate, FreedContent, GetInodeRequest, GetLayoutRequest, GetQuotasRequest,
+    GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest, Quotas, ReadDirRequest, ResolveRequest,
+    RevalidateRequest, Ttls, Xattr,
 };
 use tokio_stream::StreamExt;
 
@@ -295,9 +295,19 @@ impl Metadata {
         if inodes.is_empty() {
             return Ok(Vec::new());
         }
+        self.free_content_as(0, inodes).await
+    }
+
+    /// The same of one file, though it is held here: nobody here writes to it meanwhile, nor afterwards without having asked for its layout.
+    pub(crate) async fn free_own_content(&self, inode: u64) -> Result<FreeFate, ClientError> {
+        let freed = self.free_content_as(self.inner.lease.session(), vec![inode]).await?;
+        Ok(freed.first().map_or(FreeFate::Dirty, FreedContent::fate))
+    }
+
+    async fn free_content_as(&self, session: u64, inodes: Vec<u64>) -> Result<Vec<FreedContent>, ClientError> {
         let answer = self.inner.master.call_patiently("FreeContent", |mut stubs: Stubs| {
             let inodes = inodes.clone();
-            async move { stubs.namespace.free_content(FreeContentRequest { inodes }).await }
+            async move { stubs.namespace.free_content(FreeContentRequest { inodes, session }).await }
         });
         Ok(answer.await?.results)
     }

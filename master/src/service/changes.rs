@@ -68,7 +68,7 @@ impl Services {
             let reason = format!("session {session} has lapsed: open another, and forget what was cached");
             return Err(MasterError::Refused(reason));
         }
-        self.persistence.demand(mutations.len());
+        self.persistence.clients_changed(mutations.len());
         let now_ns = self.lookups.listings.clock().now_ns();
         let commands = mutations
             .into_iter()

@@ -11,6 +11,7 @@ use cavern_proto::master::{
     RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, Ttls, UsageProgress, UsageRequest,
     Xattr, Xattrs, touch_reply,
 };
+use cavern_proto::record::FreeOwnContent;
 use cavern_proto::record::command::Command;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -159,12 +160,16 @@ impl Namespace for Services {
     }
 
     async fn free_content(&self, request: Request<FreeContentRequest>) -> Result<Response<FreeContentReply>, Status> {
-        let FreeContentRequest { inodes } = request.into_inner();
+        let FreeContentRequest { inodes, session } = request.into_inner();
         if inodes.len() > FREES_MAX {
             let reason = format!("{} files in one call: send at most {FREES_MAX}", inodes.len());
             return Err(MasterError::Invalid(reason).into());
         }
-        let outcomes = self.proposer.propose_all(inodes.into_iter().map(Command::FreeContent)).await?;
+        let free = |inode| match session {
+            0 => Command::FreeContent(inode),
+            session => Command::FreeOwnContent(FreeOwnContent { inode, session }),
+        };
+        let outcomes = self.proposer.propose_all(inodes.into_iter().map(free)).await?;
         let results = outcomes.into_iter().map(|outcome| match outcome {
             Outcome::Freed(freed) => Ok(freed),
             other => Err(MasterError::Refused(format!("dropping blocks was answered by {other:?}"))),

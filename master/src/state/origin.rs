@@ -66,12 +66,12 @@ pub(super) fn cut(
     set(transaction, inode, record, rest)
 }
 
-/// Drops the blocks of a file, if the bucket has all of its content and nobody may be writing to them.
-pub(super) fn free(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, MasterError> {
+/// Drops the blocks of a file, if the bucket has all of its content and nobody may be writing to them: nobody but `session` holds it.
+pub(super) fn free(transaction: &mut Transaction<'_>, inode: u64, session: u64) -> Result<Outcome, MasterError> {
     let tables = transaction.before();
     let freed =
         |fate: FreeFate, blocks: u64, bytes: u64| Ok(Outcome::Freed(FreedContent { fate: fate as i32, blocks, bytes }));
-    let is_file = |record: &InodeRecord| record.kind() == Kind::File && !record.unlinked;
+    let is_file = |record: &InodeRecord| record.kind() == Kind::File;
     let Some(mut record) = transaction.inode(inode)?.filter(is_file) else { return freed(FreeFate::Nothing, 0, 0) };
     let mount = tables.mount(record.mount_id)?.filter(|mount| mount.write_type() == WriteType::FsMode);
     let Some(mount) = mount else { return freed(FreeFate::Nothing, 0, 0) };
@@ -89,7 +89,7 @@ pub(super) fn free(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outc
         Some(object) => object,
         None => return freed(FreeFate::Dirty, blocks, bytes),
     };
-    if tables.is_held(inode)? {
+    if record.unlinked || tables.is_held_by_others(inode, session)? {
         return freed(FreeFate::Open, blocks, bytes);
     }
     let origin = (record.size > 0).then(|| at(key, &object, record.size));

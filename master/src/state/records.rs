@@ -101,6 +101,14 @@ pub fn unlisted_key(mount_id: u32, path: &[u8]) -> Vec<u8> {
     [mount_id.to_be_bytes().as_slice(), path].concat()
 }
 
+/// Key of a session's hold of an inode: inode ‖ session.
+pub fn hold_key(inode: u64, session: u64) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&inode_key(inode));
+    key[8..].copy_from_slice(&session.to_be_bytes());
+    key
+}
+
 /// Key of the locks of one kind of a file: inode ‖ kind.
 pub fn lock_key(inode: u64, kind: LockKind) -> [u8; 9] {
     let mut key = [kind as u8; 9];

@@ -23,7 +23,7 @@ use prost::Message;
 use rocksdb::{Direction, IteratorMode, ReadOptions};
 
 use super::records::{
-    decode, dentry_key, extent_key, inode_key, leading_id, lock_key, locked_by_session, result_key, xattr_key,
+    decode, dentry_key, extent_key, hold_key, inode_key, leading_id, lock_key, locked_by_session, result_key, xattr_key,
 };
 use super::{Database, Family};
 use crate::MasterError;
@@ -159,7 +159,15 @@ impl<'a> Tables<'a> {
 
     /// Whether a session holds an inode that has no name.
     pub fn is_held(&self, inode: u64) -> Result<bool, MasterError> {
-        Ok(self.keys_under(Family::Hold, &inode_key(inode)).next().transpose()?.is_some())
+        self.is_held_by_others(inode, 0)
+    }
+
+    /// Whether another session than this one does.
+    pub fn is_held_by_others(&self, inode: u64, session: u64) -> Result<bool, MasterError> {
+        let own = hold_key(inode, session);
+        let other =
+            self.keys_under(Family::Hold, &inode_key(inode)).find(|key| !matches!(key, Ok(key) if **key == own[..]));
+        Ok(other.transpose()?.is_some())
     }
 
     /// The sessions that have changed something.

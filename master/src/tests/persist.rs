@@ -75,7 +75,7 @@ async fn while_clients_make_many_changes_the_bucket_waits_but_not_for_ever_nor_w
     let persistence = bench.master().services().persistence.clone();
     let changes = tokio::spawn(async move {
         loop {
-            persistence.demand(1000);
+            persistence.clients_changed(1000);
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });

@@ -6,7 +6,7 @@ use super::{Mutating, Outcome, Stop};
 use crate::MasterError;
 use crate::state::extent;
 use crate::state::orphans::Reaped;
-use crate::state::records::{inode_key, xattr_key};
+use crate::state::records::{hold_key, inode_key, xattr_key};
 use crate::state::{Family, Transaction, origin, usage};
 
 impl Mutating<'_, '_> {
@@ -67,8 +67,4 @@ pub(super) fn release_all(transaction: &mut Transaction<'_>, session: u64) -> Re
         }
     }
     Ok(())
-}
-
-fn hold_key(inode: u64, session: u64) -> Vec<u8> {
-    [inode.to_be_bytes(), session.to_be_bytes()].concat()
 }

@@ -12,7 +12,7 @@ use cavern_proto::master::{
     RemoveName, RenameMode, RenameName, SetAttr, WriteType,
 };
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{InodeRecord, Mutate};
+use cavern_proto::record::{FreeOwnContent, InodeRecord, Mutate};
 use cavern_ufs::MemoryBucket;
 
 use super::fake::{Fake, HOLE, body, written};
@@ -150,7 +150,16 @@ impl Bench {
 
     /// Drops the blocks of a file.
     pub async fn free(&self, inode: u64) -> FreeFate {
-        let outcome = self.master().services().proposer.propose(Command::FreeContent(inode)).await.unwrap();
+        self.free_by(Command::FreeContent(inode)).await
+    }
+
+    /// The same at the wish of a session, whose own holds do not count.
+    pub async fn free_own(&self, inode: u64, session: u64) -> FreeFate {
+        self.free_by(Command::FreeOwnContent(FreeOwnContent { inode, session })).await
+    }
+
+    async fn free_by(&self, command: Command) -> FreeFate {
+        let outcome = self.master().services().proposer.propose(command).await.unwrap();
         let Outcome::Freed(freed) = outcome else { panic!("{outcome:?}") };
         freed.fate()
     }

@@ -50,8 +50,9 @@ async fn only_what_the_bucket_has_and_nobody_holds_is_dropped() {
     bench.settled().await;
     bench.change(Change::Hold(file)).await;
     assert_eq!(bench.free(file).await, FreeFate::Open);
+    assert_eq!(bench.free_own(file, 2).await, FreeFate::Open);
+    assert_eq!(bench.free_own(file, 1).await, FreeFate::Freed);
     bench.change(Change::LetGo(file)).await;
-    assert_eq!(bench.free(file).await, FreeFate::Freed);
     assert_eq!(bench.free(file).await, FreeFate::Nothing);
     eventually(|| async { bench.fake.freed.lock().contains(&(1, 0)) }).await;
     // What is written now has other names than what is dropped.
