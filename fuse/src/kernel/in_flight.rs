@@ -257,6 +257,8 @@ mod tests {
             assert_eq!(in_flight.register(&asked(unique), signals), Admission::Waiting, "request {unique}");
         }
         assert!(told.is_cancelled());
+        // Each is remembered once.
+        assert!(in_flight.state.lock().early.is_empty());
         while in_flight.waiting() == 3 {
             tokio::time::sleep(DEATH_CHECK).await;
         }
