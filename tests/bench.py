@@ -25,8 +25,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cavern"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or CACHE / "target") / "release"
-# With what tests/requirements.txt names; `bin/setup --tests` makes it.
-VENV = CACHE / "venv"
+# The Python with what tests/requirements.txt names; `bin/setup --tests` makes it.
+PYTHON = CACHE / "venv/bin/python"
 
 
 def run(*command, **options):
@@ -132,7 +132,7 @@ class Bench:
     def boto3_client(self, name):
         s3 = self.status["s3"]
         environment = dict(os.environ, AWS_ACCESS_KEY_ID=s3["access_key"], AWS_SECRET_ACCESS_KEY=s3["secret_key"])
-        text = run(VENV / "bin/python", HERE / "load_s3.py", s3["endpoint"], name, "--num_workers", 8, env=environment)
+        text = run(PYTHON, HERE / "load_s3.py", s3["endpoint"], name, "--num_workers", 8, env=environment)
         return float(text.split()[0])
 
     def restart_fuse(self, no_open):
@@ -294,6 +294,8 @@ def main():
     unknown = set(options.sections) - set(sections)
     if unknown:
         parser.error(f"unknown section {', '.join(sorted(unknown))}: choose from {', '.join(sections)}")
+    if not PYTHON.exists():
+        sys.exit(f"bench: {PYTHON} is missing, which has boto3: run bin/setup --tests")
     bench = Bench(options.dir.resolve(), options.images, options.stream_bytes)
     bench.set_up()
     try:

@@ -103,6 +103,14 @@ def run(directory, options):
     }
 
 
+def with_pil():
+    """Goes on under Debian's Python, which has Debian's PIL. The first one in the path may be another, without it."""
+    python = "/usr/bin/python3"
+    if sys.executable != python and os.access(python, os.X_OK):
+        os.execv(python, [python, *sys.argv])
+    sys.exit("load_img: decoding needs PIL (apt install python3-pil); --raw does without")
+
+
 def show(result):
     print(
         f"{result['images_per_second']:.0f} images/s "
@@ -127,7 +135,7 @@ def main():
         try:
             import PIL.Image  # here, so that the processes of the pool have it before the clock starts
         except ImportError:
-            sys.exit("load_img: decoding needs PIL (apt install python3-pil); --raw does without")
+            with_pil()
 
     results = [run(directory, options) for directory in [options.directory, options.against] if directory]
     if options.json:

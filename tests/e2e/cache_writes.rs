@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{COUNTED, Cluster, Options, eventually};
 use http::{HeaderMap, Method};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
@@ -453,7 +453,7 @@ fn mounts_see_what_others_closed_and_an_exclusive_file_is_made_once() {
 
 #[test]
 fn what_was_written_is_read_without_asking_the_bucket() {
-    let cluster = mounted_with(Options { workers: 3, more_mounts: vec!["other"], ..Options::default() });
+    let cluster = mounted_with(Options { workers: 3, more_mounts: vec!["other"], conf: COUNTED.to_owned(), ..Options::default() });
     let other = cluster.directory().join("other/data");
     // More than a block, at several workers; and small ones, one of them changed.
     let large = noise(7, (65 << 20) + 12_345);

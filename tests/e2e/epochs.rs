@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use cavern_tests::{Cluster, Options, Process, eventually};
+use cavern_tests::{COUNTED, Cluster, Options, Process, eventually};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -40,7 +40,7 @@ fn the_hits_are_those_of_the_worker_not_of_the_client() {
 /// The hit ratio of each epoch; `between` runs before each.
 fn epochs(between: impl Fn(&Cluster)) -> Vec<f64> {
     // Hits are what the bucket was not asked for: a hedged read would count as a miss though the worker has the block.
-    let conf = format!("[worker]\ndirs = [\"[SSD:{CAPACITY}B]/cache\"]\n[client]\nhedge_percent = 0\n");
+    let conf = format!("[worker]\ndirs = [\"[SSD:{CAPACITY}B]/cache\"]\n{COUNTED}");
     let cluster = Cluster::up(Options { conf, alone: true, ..Options::default() });
     let tree = cluster.seed("bucket", "", FILES, MEAN_BYTES);
     let total: u64 = tree.values().map(|content| content.len() as u64).sum();

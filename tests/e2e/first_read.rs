@@ -2,12 +2,11 @@
 
 use std::fs;
 
-use cavern_tests::{Cluster, Options};
+use cavern_tests::{COUNTED, Cluster, Options};
 
 #[test]
 fn files_read_as_the_bucket_has_them_and_warm_reads_leave_it_alone() {
-    // A hedged read asks the bucket a second time; here requests are counted.
-    let cluster = Cluster::up(Options { conf: "[client]\nhedge_percent = 0\n".to_owned(), ..Options::default() });
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
     let tree = cluster.seed("bucket", "some/prefix/", 200, 50_000);
     cluster.mount("s3://bucket/some/prefix", "/data", &[]);
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{COUNTED, Cluster, Options, eventually};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rustix::fs::FallocateFlags;
@@ -96,7 +96,7 @@ fn dropped_blocks_are_read_from_the_bucket_and_only_touched_ones_come_back() {
 #[test]
 fn blocks_that_are_written_over_as_a_whole_are_not_fetched() {
     // A request that takes long is not sent a second time: they are counted.
-    let conf = "[client]\nhedge_percent = 0\n".to_owned();
+    let conf = COUNTED.to_owned();
     let cluster = mounted(Options { workers: 2, conf, ..Options::default() });
     let path = cluster.path("fs/f");
     let mut content = noise(1, (3 * MIB + 1000) as usize);

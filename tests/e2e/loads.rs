@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{COUNTED, Cluster, Options, eventually};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ fn job(cluster: &Cluster, id: u64) -> Value {
 
 #[test]
 fn totals_are_those_of_the_bucket_and_what_is_cached_is_not_fetched_again() {
-    let cluster = Cluster::up(Options { workers: 2, ..Options::default() });
+    let cluster = Cluster::up(Options { workers: 2, conf: COUNTED.to_owned(), ..Options::default() });
     let tree = cluster.seed("bucket", "", 300, 20_000);
     cluster.s3.put("bucket", "empty", "");
     cluster.s3.put("bucket", "blocks", vec![9; (2 << 20) + 1]);
@@ -115,8 +115,7 @@ fn what_changed_is_loaded_after_the_next_listing_and_until_then_counted_as_error
 
 #[test]
 fn a_killed_master_is_waited_for_and_the_job_goes_on() {
-    // A hedged read asks the bucket a second time; here requests are counted.
-    let cluster = Cluster::up(Options { conf: "[client]\nhedge_percent = 0\n".to_owned(), ..Options::default() });
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
     let tree = cluster.seed("bucket", "", 400, 5000);
     let bytes: u64 = tree.values().map(|content| content.len() as u64).sum();
     cluster.mount("s3://bucket", "/data", &[]);
@@ -205,7 +204,7 @@ fn a_bucket_that_fails_for_a_moment_costs_no_error_and_one_that_stays_away_is_to
 
 #[test]
 fn files_of_fs_mode_mounts_that_only_the_bucket_has_are_loaded() {
-    let conf = "[master]\npersist_delay = \"100ms\"\n".to_owned();
+    let conf = format!("[master]\npersist_delay = \"100ms\"\n{COUNTED}");
     let cluster = Cluster::up(Options { workers: 2, conf, ..Options::default() });
     let existing = cluster.seed("bucket", "fs/old/", 50, 20_000);
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "1MiB"]);

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use bytes::Bytes;
-use cavern_tests::{Cluster, Options};
+use cavern_tests::{COUNTED, Cluster, Options};
 use rustix::io::Errno;
 
 fn mounted(keys: impl IntoIterator<Item = impl AsRef<str>>) -> Cluster {
@@ -253,7 +253,7 @@ fn deep_and_long_keys_are_paths() {
 
 #[test]
 fn an_empty_object_is_an_empty_file_and_asks_the_bucket_nothing() {
-    let cluster = Cluster::up(Options::default());
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
     cluster.s3.create_bucket("bucket");
     cluster.s3.put("bucket", "empty", Bytes::new());
     cluster.mount("s3://bucket", "/data", &[]);
@@ -267,7 +267,7 @@ fn an_empty_object_is_an_empty_file_and_asks_the_bucket_nothing() {
 #[test]
 fn an_object_of_5_gib_is_read_anywhere() {
     const SIZE: u64 = 5 << 30;
-    let cluster = Cluster::up(Options::default());
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
     cluster.s3.create_bucket("bucket");
     cluster.s3.put_sparse("bucket", "sparse", SIZE);
     cluster.mount("s3://bucket", "/data", &[]);

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{COUNTED, Cluster, Options, eventually};
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
 use rustix::process::Signal;
@@ -19,7 +19,7 @@ use crate::bucket::Objects;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn mounted(workers: usize) -> Cluster {
-    let conf = "[master]\npersist_delay = \"100ms\"\n".to_owned();
+    let conf = format!("[master]\npersist_delay = \"100ms\"\n{COUNTED}");
     let cluster = Cluster::up(Options { workers, conf, ..Options::default() });
     cluster.s3.create_bucket("bucket");
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);

@@ -25,6 +25,11 @@ fn a_database_is_whole_after_its_client_was_killed() {
 }
 
 #[test]
+fn a_server_of_databases_and_its_client_are_killed_under_load() {
+    run(&["postgres"]);
+}
+
+#[test]
 fn trees_go_there_and_back_and_are_built_and_seen_elsewhere() {
     run(&["tar", "rsync", "make", "checkpoint"]);
 }

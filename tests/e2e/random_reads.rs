@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::FileExt;
 
-use cavern_tests::{Cluster, Options};
+use cavern_tests::{COUNTED, Cluster, Options};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -14,7 +14,7 @@ const READ: u64 = 128 << 10;
 const READS: u64 = 200;
 
 fn cluster_with_object() -> Cluster {
-    let cluster = Cluster::up(Options { alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), alone: true, ..Options::default() });
     cluster.s3.create_bucket("bucket");
     cluster.s3.put_sparse("bucket", "large.bin", OBJECT);
     cluster.mount("s3://bucket", "/data", &[]);

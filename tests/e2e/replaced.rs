@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{COUNTED, Cluster, Options, eventually};
 use rustix::io::Errno;
 
 const CELL: usize = 16;
@@ -163,7 +163,11 @@ fn duration() -> Duration {
 
 /// A cluster with two mounts of its namespace, in each of which /data is `bucket`.
 fn two_mounts(options: &[&str], objects: &[&Replaced]) -> (Cluster, [PathBuf; 2]) {
-    let cluster = Cluster::up(Options { more_mounts: vec!["second"], ..Options::default() });
+    two_mounts_with("", options, objects)
+}
+
+fn two_mounts_with(conf: &str, options: &[&str], objects: &[&Replaced]) -> (Cluster, [PathBuf; 2]) {
+    let cluster = Cluster::up(Options { conf: conf.to_owned(), more_mounts: vec!["second"], ..Options::default() });
     cluster.s3.create_bucket("bucket");
     objects.iter().for_each(|object| object.put(&cluster, 0));
     cluster.mount("s3://bucket", "/data", options);
@@ -308,7 +312,7 @@ fn after_a_refresh_every_client_sees_the_new_version_at_once() {
 #[test]
 fn the_same_bytes_again_are_the_same_version() {
     let small = Replaced::new("small", 50_000);
-    let (cluster, shown) = two_mounts(&["--metadata-ttl", "1h"], &[&small]);
+    let (cluster, shown) = two_mounts_with(COUNTED, &["--metadata-ttl", "1h"], &[&small]);
     let stat = || shown.each_ref().map(|path| fs::metadata(path.join("small")).unwrap());
     let before = stat();
     assert_eq!(version_of(&fs::read(shown[0].join("small")).unwrap(), small.mean), 0);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use cavern_tests::{Cluster, Moto, Options};
+use cavern_tests::{COUNTED, Cluster, Moto, Options};
 
 /// Images in the embedded store, and in that of moto, which answers a few hundred requests a second. `CV_TEST_MOTO_IMAGES`
 /// says another number for the latter.
@@ -15,9 +15,7 @@ const MOTO_IMAGES: usize = 2_000;
 #[test]
 fn a_tree_of_images_is_that_of_the_bucket_and_costs_no_head() {
     let moto_images = std::env::var("CV_TEST_MOTO_IMAGES").map_or(MOTO_IMAGES, |count| count.parse().unwrap());
-    // A hedged read asks the bucket a second time; here requests are counted.
-    let conf = "[client]\nhedge_percent = 0\n".to_owned();
-    let cluster = Cluster::up(Options { conf, alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), alone: true, ..Options::default() });
     let images = |count: usize| {
         let directory = cluster.directory().join(format!("images-{count}"));
         let path = directory.to_str().unwrap();

@@ -22,10 +22,11 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 import applications
 import outages
+import postgres
 import suites
 from cluster import Cluster, Missing
 
-RUNS = {**suites.RUNS, **applications.RUNS, **outages.RUNS}
+RUNS = {**suites.RUNS, **applications.RUNS, **postgres.RUNS, **outages.RUNS}
 
 
 def main():

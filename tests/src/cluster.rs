@@ -22,6 +22,12 @@ use crate::http::http_get;
 use crate::s3::S3;
 use crate::wait::{eventually, within};
 
+/// The line of [`COUNTED`] that counts, for a configuration with more below `[client]`.
+pub const HEDGED_NEVER: &str = "hedge_percent = 0";
+
+/// The configuration of a test that counts what the bucket is asked for: clients ask once for each thing, however long that takes.
+pub const COUNTED: &str = "[client]\nhedge_percent = 0\n";
+
 /// What the cluster of a test is like.
 pub struct Options {
     pub workers: usize,
@@ -194,7 +200,8 @@ impl Cluster {
         assert_eq!(up.code, 0, "cv local up: {}{}", up.stdout, up.stderr);
         let status: Status =
             serde_json::from_str(&up.stdout).unwrap_or_else(|error| panic!("{error} in {}", up.stdout));
-        let s3 = S3::new(&status.s3.endpoint, &status.s3.admin, &status.s3.access_key, &status.s3.secret_key);
+        let S3Status { endpoint, admin, access_key, secret_key, .. } = &status.s3;
+        let s3 = S3::new(endpoint, admin, access_key, secret_key, !options.conf.contains(HEDGED_NEVER));
         std::mem::forget(guard);
         Self { s3, at_start: status, directory, failpoints, _slot: slot }
     }

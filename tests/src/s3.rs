@@ -18,18 +18,21 @@ pub struct S3 {
     pub access_key: String,
     pub secret_key: String,
     admin: String,
+    /// Whether clients ask twice for what is slow to come.
+    hedged: bool,
     client: PlainS3,
     runtime: Runtime,
 }
 
 impl S3 {
-    pub fn new(endpoint: &str, admin: &str, access_key: &str, secret_key: &str) -> Self {
+    pub(crate) fn new(endpoint: &str, admin: &str, access_key: &str, secret_key: &str, hedged: bool) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         Self {
             endpoint: endpoint.to_owned(),
             access_key: access_key.to_owned(),
             secret_key: secret_key.to_owned(),
             admin: admin.to_owned(),
+            hedged,
             client: PlainS3::new(endpoint, access_key, secret_key).unwrap(),
             runtime,
         }
@@ -82,15 +85,20 @@ impl S3 {
     }
 
     /// Requests of one kind: GET and HEAD (of objects), LIST, PUT, COPY, DELETE, MULTIPART, BUCKET, OTHER.
+    ///
+    /// GETs can be counted in a cluster with [`crate::COUNTED`] only: elsewhere a read that a busy machine delays is sent
+    /// twice, and their number says how busy it was.
     #[track_caller]
     pub fn requests(&self, kind: &str) -> u64 {
+        assert!(!self.hedged || kind != "GET", "reads are hedged here: count GETs in a cluster with the configuration COUNTED");
         let stats = self.stats();
         stats["kinds"][kind].as_u64().unwrap_or_else(|| panic!("no kind {kind} in {stats}"))
     }
 
-    /// Bytes of all answers' bodies.
+    /// Bytes of all answers' bodies. Like GETs, for a cluster with [`crate::COUNTED`] only.
     #[track_caller]
     pub fn bytes_out(&self) -> u64 {
+        assert!(!self.hedged, "reads are hedged here: count bytes in a cluster with the configuration COUNTED");
         self.stats()["bytes_out"].as_u64().unwrap()
     }
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cavern_tests::{Child, Cluster, Options, eventually};
+use cavern_tests::{COUNTED, Child, Cluster, Options, eventually};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -17,7 +17,7 @@ const DRAINED: Duration = Duration::from_secs(5);
 
 #[test]
 fn each_process_drains_and_ends_with_0() {
-    let cluster = Cluster::up(Options { alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), alone: true, ..Options::default() });
     let seeded = cluster.seed("bucket", "", FILES, 50_000);
     cluster.mount("s3://bucket", "/data", &[]);
     let tree = shown_at(&cluster.path("data"), "", &seeded);

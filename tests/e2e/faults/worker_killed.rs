@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{COUNTED, Cluster, Options, eventually};
 
 use crate::readers::{Readers, shown_at};
 
@@ -11,11 +11,10 @@ const FILES: usize = 2000;
 const READERS: u64 = 8;
 
 /// Hedged reads leave a few blocks to the bucket; without them the requests can be counted exactly.
-const WITHOUT_HEDGING: &str = "[client]\nhedge_percent = 0\n";
 
 #[test]
 fn readers_do_not_notice_that_the_only_worker_dies() {
-    survive(1, WITHOUT_HEDGING);
+    survive(1, COUNTED);
 }
 
 #[test]
