@@ -5,6 +5,7 @@ pub mod connect;
 mod export;
 mod fs;
 mod gen_images;
+mod host_path;
 mod job;
 mod load;
 mod local;
@@ -16,7 +17,7 @@ mod report;
 
 use std::future::Future;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::console;
 use crate::error::{CliError, Context as _};
@@ -30,12 +31,13 @@ use crate::error::{CliError, Context as _};
     version,
     disable_help_subcommand = true,
     after_help = "Examples:
-  cv local up                      a whole cluster on this host, with an object store
-  cv mount s3://data/train /train --write-type cache_mode -c s3.endpoint_url=http://s3:9000
+  cv local up                      a whole cluster on this host, for a try
+  cv mount s3://data/train /train --write-type cache-mode -c …
+                                   attach a bucket; see cv mount --help
   cv load /train --watch           warm the cache
   cv report                        what the cluster is doing
 
-Which cluster: --master, --local DIR or --conf FILE; else CV_CONF or /etc/cavern/cluster.toml;
+Which cluster: --master, --local DIR or --conf FILE; else CV_CONF or /etc/cavern/cluster.toml; \
 else the cluster of `cv local up` in ~/.cavern/local.
 
 Exit codes:
@@ -96,14 +98,17 @@ enum Command {
     Version,
 }
 
-impl Cli {
-    /// From the arguments of this process; ends it where they make no sense, or ask for help.
-    pub fn from_arguments() -> Self {
-        Self::parse_from(fs::with_two_dashes(std::env::args_os()))
-    }
+/// Does what the arguments of this process ask for; ends it where they make no sense, or ask for help. What goes wrong is told by
+/// the error alone.
+pub fn run() -> Result<(), CliError> {
+    let arguments = fs::with_two_dashes(std::env::args_os());
+    let matches = Cli::command().get_matches_from(&arguments);
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    cli.run().map_err(|error| host_path::explained(error, &arguments, &matches))
+}
 
-    /// Does what was asked. What goes wrong is told by the error alone.
-    pub fn run(self) -> Result<(), CliError> {
+impl Cli {
+    fn run(self) -> Result<(), CliError> {
         match self.command {
             Command::Master(args) => args.master(),
             Command::Worker(args) => args.worker(),
@@ -141,12 +146,43 @@ pub fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T,
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
+    use clap::{Command, CommandFactory as _};
 
     use super::Cli;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    fn every_command(command: &Command, visit: &mut impl FnMut(&Command)) {
+        visit(command);
+        command.get_subcommands().for_each(|below| every_command(below, visit));
+    }
+
+    /// A terminal wraps prose where it ends, once: a paragraph is one line, and what is laid out by hand fits into 80 columns.
+    #[test]
+    fn help_is_wrapped_once() {
+        let mut commands = 0;
+        every_command(&Cli::command(), &mut |command| {
+            commands += 1;
+            let name = command.get_name();
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let is_prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
+            let lines: Vec<&str> = text.lines().collect();
+            for pair in lines.windows(2) {
+                let wrapped = is_prose(pair[0]) && is_prose(pair[1]);
+                assert!(!wrapped, "the help of {name} is wrapped by hand after {:?}", pair[0]);
+            }
+            for line in lines.iter().filter(|line| !is_prose(line)) {
+                assert!(line.chars().count() <= 80, "the help of {name} has a line that is too long: {line}");
+            }
+            for columns in [80, 120] {
+                let help = command.clone().term_width(columns).render_long_help().to_string();
+                let wide = help.lines().find(|line| line.chars().count() > columns);
+                assert_eq!(wide, None, "the help of {name} at {columns} columns");
+            }
+        });
+        assert!(commands > 50, "{commands}");
     }
 }

@@ -1,11 +1,18 @@
 //! What goes to stdout: lines, tables, JSON. Errors and progress go to stderr, so that a pipe sees results only.
 
+mod progress;
+
 use std::fmt::Display;
 use std::io::{self, Write};
 
 use serde::Serialize;
+use terminal_size::{Width, terminal_size_of};
 
+pub use self::progress::Progress;
 use crate::error::CliError;
+
+/// A terminal that says it has fewer columns is not asked again: nothing would be left of a table.
+const COLUMNS_MIN: u16 = 40;
 
 /// Writes one line.
 pub fn line(text: impl Display) -> Result<(), CliError> {
@@ -39,6 +46,18 @@ pub fn remark(text: impl Display) {
 
 /// Writes rows below a heading, columns aligned by their widest cell, the last one not padded.
 pub fn table<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> Result<(), CliError> {
+    let lines = aligned(heading, rows);
+    output(|out| lines.iter().try_for_each(|line| writeln!(out, "{line}")))
+}
+
+/// The same, cut where the terminal ends: for tables whose last columns say nothing that is not to be had otherwise. What goes
+/// into a pipe is whole.
+pub fn table_cut<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> Result<(), CliError> {
+    let (lines, columns) = (aligned(heading, rows), columns());
+    output(|out| lines.iter().try_for_each(|line| writeln!(out, "{}", cut(line, columns))))
+}
+
+fn aligned<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> Vec<String> {
     let heading = heading.map(str::to_owned);
     let mut widths = [0; N];
     for row in rows.iter().chain([&heading]) {
@@ -46,12 +65,27 @@ pub fn table<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> Result
             *width = (*width).max(cell.chars().count());
         }
     }
-    output(|out| {
-        [&heading].into_iter().chain(rows).try_for_each(|row| {
-            let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-            writeln!(out, "{}", cells.join("  ").trim_end())
-        })
-    })
+    let line = |row: &[String; N]| {
+        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        cells.join("  ").trim_end().to_owned()
+    };
+    [&heading].into_iter().chain(rows).map(line).collect()
+}
+
+/// A line with no more than so many characters; one that has lost some says so by its last.
+fn cut(line: &str, columns: Option<usize>) -> String {
+    match columns {
+        Some(columns) if line.chars().count() > columns => {
+            line.chars().take(columns.saturating_sub(1)).chain(['…']).collect()
+        }
+        _ => line.to_owned(),
+    }
+}
+
+/// Columns of the terminal that stdout is; `None` where it is none.
+fn columns() -> Option<usize> {
+    let (Width(columns), _) = terminal_size_of(io::stdout())?;
+    (columns >= COLUMNS_MIN).then_some(columns.into())
 }
 
 fn output(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), CliError> {
@@ -70,4 +104,20 @@ pub fn size(bytes: u64) -> String {
 /// Part of a whole in percent, or a dash of nothing.
 pub fn share(part: u64, whole: u64) -> String {
     if whole == 0 { "–".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_aligned_and_ends_where_the_terminal_does() {
+        let rows = [["/train", "ok", "endpoint=http://s3:9000"], ["/a", "failing", "é"]];
+        let lines = aligned(["PATH", "STATUS", "OPTIONS"], &rows.map(|row| row.map(str::to_owned)));
+        assert_eq!(lines[0], "PATH    STATUS   OPTIONS");
+        assert_eq!(lines[2], "/a      failing  é");
+        let narrow: Vec<String> = lines.iter().map(|line| cut(line, Some(24))).collect();
+        assert_eq!(narrow, ["PATH    STATUS   OPTIONS", "/train  ok       endpoi…", "/a      failing  é"]);
+        assert_eq!(cut(&lines[1], None), lines[1]);
+    }
 }

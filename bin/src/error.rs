@@ -29,6 +29,18 @@ pub enum CliError {
 }
 
 impl CliError {
+    /// The same, of a path: said before a cause that does not know what the path is.
+    pub fn of(self, path: &str) -> Self {
+        let said = |text: String| if text.contains(path) { text } else { format!("{path}: {text}") };
+        match self {
+            Self::Failed(text) => Self::Failed(said(text)),
+            Self::Usage(text) => Self::Usage(said(text)),
+            Self::Unreachable(text) => Self::Unreachable(said(text)),
+            Self::NotFound(text) => Self::NotFound(said(text)),
+            Self::OutputClosed => Self::OutputClosed,
+        }
+    }
+
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::OutputClosed => 0,

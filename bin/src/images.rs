@@ -46,8 +46,8 @@ pub struct Written {
 }
 
 impl Plan {
-    /// Writes all files, on every processor, calling `progress` with the number of files written so far.
-    pub fn generate(&self, progress: impl Fn(u64) + Sync) -> io::Result<Written> {
+    /// Writes all files, on every processor, calling `written` after each.
+    pub fn generate(&self, written: impl Fn() + Sync) -> io::Result<Written> {
         let palettes = strip::palettes(self.mean_bytes, self.seed)?;
         for folder in 0..self.count.div_ceil(FOLDER_FILES) {
             fs::create_dir_all(self.directory.join(folder_name(folder)))?;
@@ -64,7 +64,7 @@ impl Plan {
                 self.compose(&palettes, index, &mut image);
                 fs::write(self.directory.join(file_name(index)), &image)?;
                 bytes.fetch_add(image.len() as u64, Ordering::Relaxed);
-                progress(index + 1);
+                written();
             }
         };
         let threads = thread::available_parallelism().map_or(1, |count| count.get());
@@ -107,7 +107,7 @@ mod tests {
     fn generate(count: u64, mean_bytes: u64, seed: u64) -> (tempfile::TempDir, Written) {
         let directory = tempfile::tempdir().unwrap();
         let plan = Plan { directory: directory.path().to_owned(), count, mean_bytes, seed };
-        let written = plan.generate(|_| ()).unwrap();
+        let written = plan.generate(|| ()).unwrap();
         (directory, written)
     }
 

@@ -15,7 +15,7 @@
 mod child;
 mod down;
 mod keeper;
-mod mounted;
+pub mod mounted;
 mod ports;
 mod record;
 pub mod seed;

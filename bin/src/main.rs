@@ -27,7 +27,7 @@ fn give_memory_back_soon() {
 
 fn main() -> ExitCode {
     give_memory_back_soon();
-    match cli::Cli::from_arguments().run() {
+    match cli::run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error::CliError::OutputClosed) => ExitCode::SUCCESS,
         Err(error) => {

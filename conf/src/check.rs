@@ -116,9 +116,9 @@ fn cluster(config: &Config, rules: &mut Rules<'_>) {
         "must name at least one master, as [\"127.0.0.1:7700\"]".to_owned()
     });
     for (index, master) in cluster.masters.iter().enumerate() {
-        rules.require(is_host_port(master, Port::Given), &["cluster.masters"], || {
-            format!("\"{master}\" is not the address of a master: write host:port, as \"127.0.0.1:7700\"")
-        });
+        if let Err(message) = check_master(master) {
+            rules.require(false, &["cluster.masters"], || message);
+        }
         rules.require(!cluster.masters[..index].contains(master), &["cluster.masters"], || {
             format!("\"{master}\" is named twice: name each master once")
         });
@@ -296,6 +296,21 @@ fn fuse(fuse: &Fuse, rules: &mut Rules<'_>) {
         });
     }
     rules.require(fuse.max_background > 0, &["fuse.max_background"], || "must be from 1 to 65535, as 256".to_owned());
+}
+
+/// Refuses what cannot be the address of a master, with what would be one.
+///
+/// # Errors
+/// The sentence for whoever wrote it.
+pub fn check_master(address: &str) -> Result<(), String> {
+    if is_host_port(address, Port::Given) {
+        return Ok(());
+    }
+    let with_port = format!("{address}:7700");
+    Err(match is_host_port(&with_port, Port::Given) {
+        true => format!("\"{address}\" has no port: write HOST:PORT, as \"{with_port}\""),
+        false => format!("\"{address}\" is not the address of a master: write HOST:PORT, as \"127.0.0.1:7700\""),
+    })
 }
 
 /// Which ports an address may have.

@@ -16,9 +16,10 @@ mod settings;
 mod show;
 mod units;
 
+pub use check::check_master;
 pub use dirs::{DirError, DirSpec, Tier};
 pub use error::{ConfigError, Origin, Problem};
 pub use failpoint::{FAILPOINTS_VARIABLE, Failpoint, enable_failpoints};
 pub use load::Effective;
 pub use schema::Config;
-pub use units::{ByteSize, Interval, UnitError};
+pub use units::{ByteSize, Interval, UnitError, counted};

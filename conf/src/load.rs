@@ -114,6 +114,14 @@ impl Effective {
         if problems.is_empty() { Ok(effective) } else { Err(ConfigError::Rejected(problems)) }
     }
 
+    /// The variables of the environment that set something, in the order of the keys.
+    pub fn variables(&self) -> impl Iterator<Item = &str> {
+        self.origins.values().filter_map(|origin| match origin {
+            Origin::Environment(variable) => Some(variable.as_str()),
+            Origin::Default | Origin::File { .. } => None,
+        })
+    }
+
     /// Where the value of `section.key` came from.
     pub fn origin(&self, key: &str) -> Origin {
         self.origins.get(key).cloned().unwrap_or(Origin::Default)

@@ -32,7 +32,7 @@ pub struct Cluster {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
-    /// A level, or directives as `info,cavern_worker=debug`.
+    /// A level, or directives as `info,cavern_worker=debug`. At `info` the library of the master's log is heard when it warns only.
     pub level: String,
     pub format: LogFormat,
 }

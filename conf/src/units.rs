@@ -1,4 +1,4 @@
-//! Sizes and durations as the configuration file spells them: a whole number and a unit, `"64MiB"`, `"10s"`.
+//! Sizes and durations as the configuration file spells them: a whole number and a unit, `"64MiB"`, `"10s"`; and counts of things.
 //!
 //! Parsing is strict, because a forgotten or misspelt unit is the commonest mistake in such a file and a silent guess
 //! the dearest: no bare numbers (but zero), no fractions, no spaces inside, and units spelled exactly. Printing picks
@@ -10,6 +10,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
+
+/// A number of things, one or several: `1 file`, `2 entries`. `what` is the word for one of them.
+pub fn counted(count: u64, what: &str) -> String {
+    match what.strip_suffix('y') {
+        _ if count == 1 => format!("1 {what}"),
+        Some(stem) if !stem.ends_with(['a', 'e', 'o', 'u']) => format!("{count} {stem}ies"),
+        _ => format!("{count} {what}s"),
+    }
+}
 
 /// Why a text is not a size or a duration. The display text is a clause that says what would be right.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -283,6 +292,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn one_thing_is_not_several() {
+        let said = [(1, "file"), (0, "file"), (2, "entry"), (1, "directory"), (3, "hidden key")];
+        let said = said.map(|(count, what)| counted(count, what));
+        assert_eq!(said, ["1 file", "0 files", "2 entries", "1 directory", "3 hidden keys"]);
+    }
 
     #[test]
     fn sizes_parse_in_every_unit() {

@@ -79,8 +79,8 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     // Values that cannot be.
     ("[cluster]\nname = \"\"\n", 2, "cluster.name", &["1 to 64 letters"]),
     ("[cluster]\nmasters = []\n", 2, "cluster.masters", &["at least one master"]),
-    ("[cluster]\nmasters = [\"localhost\"]\n", 2, "cluster.masters", &["host:port"]),
-    ("[cluster]\nmasters = [\"a:0\"]\n", 2, "cluster.masters", &["host:port"]),
+    ("[cluster]\nmasters = [\"localhost\"]\n", 2, "cluster.masters", &["has no port", "\"localhost:7700\""]),
+    ("[cluster]\nmasters = [\"a:0\"]\n", 2, "cluster.masters", &["HOST:PORT"]),
     ("[cluster]\nmasters = [\"a:1\", \"a:1\"]\n", 2, "cluster.masters", &["named twice"]),
     ("[log]\nlevel = \"verbose\"\n", 2, "log.level", &["off, error, warn, info, debug, trace"]),
     ("[master]\nlisten = \"127.0.0.1:77000\"\n", 2, "master.listen", &["as \"0.0.0.0:7700\""]),

@@ -120,7 +120,8 @@ fn decode_hex(text: &str) -> Option<Vec<u8>> {
 pub fn redact(options: &HashMap<String, String>) -> HashMap<String, String> {
     const SECRET: [&str; 6] = ["credential", "secret", "token", "password", "access", "key"];
     let shown = |(name, value): (&String, &String)| {
-        let is_secret = SECRET.iter().any(|word| name.to_ascii_lowercase().contains(word));
+        let is_profile = name == "s3.credentials.profile";
+        let is_secret = !is_profile && SECRET.iter().any(|word| name.to_ascii_lowercase().contains(word));
         (name.clone(), if is_secret { "***".to_owned() } else { value.clone() })
     };
     options.iter().map(shown).collect()

@@ -17,6 +17,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cavern_proto::COMMAND_CLIENT;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{EntryChanged, Reset, WatchEvent};
 use parking_lot::Mutex;
@@ -216,7 +217,7 @@ impl WatchHub {
             acknowledged: 0,
             heard: Instant::now(),
         };
-        tracing::info!(session = id, client = session.client, goes_on, "a client's session begins");
+        note(id, &session.client, if goes_on { "a client's session goes on" } else { "a client's session begins" });
         if let Some(older) = state.sessions.insert(id, session) {
             older.wake.notify_one();
         }
@@ -274,7 +275,7 @@ impl WatchHub {
     /// The client of a session says that it ends: it will not come back.
     pub fn end(&self, session: u64) {
         if let Some(ended) = self.state.lock().sessions.remove(&session) {
-            tracing::info!(session, client = ended.client, "a client's session ends");
+            note(session, &ended.client, "a client's session ends");
             ended.wake.notify_one();
         }
         self.progress.notify_waiters();
@@ -290,7 +291,7 @@ impl WatchHub {
         state.sessions.retain(|id, session| {
             let is_alive = session.heard.elapsed() < lease;
             if !is_alive {
-                tracing::info!(session = id, client = session.client, "a client's session has lapsed");
+                note(*id, &session.client, "a client's session has lapsed");
                 session.wake.notify_one();
             }
             is_alive
@@ -475,11 +476,20 @@ impl SessionStream {
     }
 }
 
+/// Writes down what becomes of a session. Those of commands would fill the log, and say nothing.
+fn note(session: u64, client: &str, what: &str) {
+    match client == COMMAND_CLIENT {
+        true => tracing::debug!(session, client, "{what}"),
+        false => tracing::info!(session, client, "{what}"),
+    }
+}
+
 impl Drop for SessionStream {
     fn drop(&mut self) {
         let mut state = self.hub.state.lock();
-        if state.sessions.get(&self.id).is_some_and(|session| session.stream == self.stream) {
-            tracing::info!(session = self.id, "the stream of a client's session ends");
+        let own = state.sessions.get(&self.id).filter(|session| session.stream == self.stream);
+        if let Some(session) = own {
+            note(self.id, &session.client, "the stream of a client's session ends");
             state.sessions.remove(&self.id);
             state.broken.insert(self.id, Instant::now());
         }

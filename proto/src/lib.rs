@@ -39,6 +39,9 @@ pub mod frame;
 pub use chunk::{CHUNK_BYTES, ChunkMap};
 pub use content::{BlockId, ContentId};
 
+/// What the clients of commands call themselves to the master. They come and go with their commands, which is no news to its log.
+pub const COMMAND_CLIENT: &str = "cv";
+
 /// Inode id of the namespace's root.
 pub const ROOT_INODE: u64 = 1;
 

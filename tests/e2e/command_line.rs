@@ -35,7 +35,7 @@ fn commands_that_make_no_sense_are_refused_with_the_reason() {
     refused(&cluster, &["frobnicate"], USAGE, &["frobnicate"]);
     refused(&cluster, &["fs", "lss", "/"], USAGE, &["ls"]);
     refused(&cluster, &["mount", "s3://bucket"], USAGE, &["<PATH>"]);
-    refused(&cluster, &["mount", "s3://bucket", "/x"], USAGE, &["--write-type cache_mode"]);
+    refused(&cluster, &["mount", "s3://bucket", "/x"], USAGE, &["--write-type cache-mode", "--write-type fs-mode"]);
     let mount = |more: &[&'static str]| {
         let mut arguments = vec!["mount", "s3://bucket", "/x", "--write-type", "cache_mode"];
         arguments.extend(more);
@@ -76,9 +76,114 @@ fn commands_that_make_no_sense_are_refused_with_the_reason() {
     // A port that speaks something else.
     refused(&cluster, &["report", "--master", &cluster.at_start.masters[0].http], UNREACHABLE, &["master"]);
 
+    refused(&cluster, &["report", "--master", "localhost"], USAGE, &["localhost", "has no port: write HOST:PORT"]);
+    // What is a file is named, wherever the change is refused.
+    for command in [&["fs", "mkdir", "/data/0000/000000.bin/x"][..], &["fs", "rm", "/data/0000/000000.bin/x"]] {
+        refused(&cluster, command, FAILED, &["/data/0000/000000.bin is not a directory"]);
+    }
+    for command in [&["quota", "set", "/data", "--bytes", "1GiB"][..], &["quota", "get", "/data"]] {
+        let command = [&["fs"], command].concat();
+        refused(&cluster, &command, FAILED, &["quotas exist in fs-mode mounts only", "/data"]);
+    }
+    refused(&cluster, &["fs", "ttl", "set", "/data", "1d", "--action", "free"], FAILED, &["fs-mode mounts only"]);
+
     cluster.assert_tree("data", "", &tree);
     let mounts = cluster.cv(&["mount", "--json"]).json();
     assert_eq!(mounts.as_array().map(Vec::len), Some(1), "{mounts}");
+}
+
+#[test]
+fn a_path_of_this_host_is_told_from_one_of_the_namespace() {
+    let cluster = Cluster::up(Options::default());
+    cluster.seed("bucket", "", 1, 1000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    let there = cluster.path("data/0000").to_str().unwrap().to_owned();
+    let says = "is a path of this host: in the namespace it is /data/0000";
+    for command in ["ls", "stat", "cat", "blocks", "du"] {
+        refused(&cluster, &["fs", command, &there], NOT_FOUND, &[&there, says]);
+    }
+    for command in ["load", "refresh", "umount"] {
+        refused(&cluster, &[command, &there], NOT_FOUND, &[&there, says]);
+    }
+    let mount_point = cluster.mount_point().to_str().unwrap();
+    refused(&cluster, &["fs", "ls", mount_point], NOT_FOUND, &["in the namespace it is /"]);
+    refused(&cluster, &["fs", "ls", "/proc/self"], NOT_FOUND, &["/proc/self is a path of this host", "cv fs ls /"]);
+    let conf = cluster.at_start.conf.to_str().unwrap();
+    let other = cluster.try_cv(&["fs", "ls", "/none", "--conf", conf]);
+    assert!(other.code == NOT_FOUND && !other.stderr.contains("of this host"), "{other:?}");
+}
+
+#[test]
+fn what_has_two_spellings_is_taken_in_both_and_what_is_good_is_named() {
+    let cluster = Cluster::up(Options::default());
+    cluster.s3.create_bucket("bucket");
+    let place = cluster.directory().to_str().unwrap();
+    for (mode, path) in [("fs-mode", "/a"), ("fs_mode", "/b"), ("cache-mode", "/c"), ("cache_mode", "/d")] {
+        let uri = format!("s3://bucket{path}");
+        let options = cluster.bucket_options();
+        let mut command = vec!["mount", &uri, path, "--write-type", mode, "--ttl", "2h", "--dir", place];
+        command.extend(options.iter().flat_map(|option| ["-c", option.as_str()]));
+        cluster.cv(&command);
+    }
+    cluster.mount("s3://bucket/e", "/e", &["--access-mode", "read-write", "--ttl-ms", "7200000"]);
+    cluster.mount("s3://bucket/f", "/f", &["--access-mode", "read_write"]);
+    let mounts = cluster.cv(&["mount", "--json", "--local", place]).json();
+    let shown = |field: &str| -> Vec<String> {
+        mounts.as_array().unwrap().iter().map(|mount| mount[field].to_string().replace('"', "")).collect()
+    };
+    assert_eq!(shown("write_type"), ["fs_mode", "fs_mode", "cache_mode", "cache_mode", "cache_mode", "cache_mode"]);
+    assert_eq!(shown("access_mode")[2..], ["read_only", "read_only", "read_write", "read_write"]);
+    assert_eq!(shown("ttl_ms"), ["7200000", "7200000", "7200000", "7200000", "7200000", "0"]);
+    cluster.cv(&["local", "status", "--local", place]);
+
+    let conf = cluster.at_start.conf.to_str().unwrap();
+    let checked = cluster.cv(&["conf", "check", "--conf", conf]).stdout;
+    assert!(checked.contains(conf) && checked.contains("is good"), "{checked}");
+    let checked = cluster.command(&["conf", "check"]).env("CV_LOG__LEVEL", "debug").output().unwrap();
+    let checked = String::from_utf8(checked.stdout).unwrap();
+    assert!(checked.contains(conf) && checked.contains("CV_LOG__LEVEL"), "{checked}");
+
+    // Whose credentials count is said where this shell has some, and where the mount has none.
+    let options = cluster.bucket_options();
+    let mount = |options: &[String]| {
+        let mut arguments = vec!["mount", "s3://bucket/x", "/x", "--write-type", "fs-mode", "--check"];
+        arguments.extend(options.iter().flat_map(|option| ["-c", option.as_str()]));
+        let tried = cluster.command(&arguments).env("AWS_ACCESS_KEY_ID", "of-this-shell").output().unwrap();
+        String::from_utf8(tried.stderr).unwrap()
+    };
+    let told = mount(&options[..2]);
+    assert!(told.contains("AWS_ACCESS_KEY_ID") && told.contains("the master and the workers"), "{told}");
+    assert!(!told.contains("of-this-shell"), "{told}");
+    assert_eq!(mount(&options), "");
+}
+
+#[test]
+fn one_failing_mount_leaves_the_table_as_it_is_and_its_keys_are_nowhere() {
+    let cluster = Cluster::up(Options::default());
+    cluster.seed("bucket", "", 1, 1000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    let table = || -> Vec<String> {
+        let lines = cluster.cv(&["mount"]).stdout.lines().map(str::to_owned).collect::<Vec<_>>();
+        assert!(lines[0].starts_with("PATH") && lines[1].starts_with("/data"), "{lines:?}");
+        lines
+    };
+    let before = table();
+    assert!(before.len() == 2 && before[1].contains(" ok "), "{before:?}");
+    cluster.stop("s3");
+    cluster.try_cv(&["refresh", "/data"]);
+    let error = cluster.cv(&["mount", "--json"]).json()[0]["status"]["last_error"].as_str().unwrap().to_owned();
+    assert!(error.contains("127.0.0.1"), "{error}");
+    let after = table();
+    assert!(after[1].contains(" failing ") && !after[1].contains(&error), "{after:?}");
+    assert_eq!(after[2..].join("\n"), format!("/data: {error}"));
+    let report = cluster.cv(&["report"]).stdout;
+    assert!(report.lines().any(|line| line == format!("/data: {error}")), "{report}");
+    for command in [&["mount"][..], &["mount", "--json"], &["report"], &["report", "--json"]] {
+        let said = cluster.cv(command).stdout;
+        assert!(said.contains(&cluster.s3.endpoint), "{command:?}: {said}");
+        let keys = [&cluster.s3.access_key, &cluster.s3.secret_key];
+        assert!(!keys.iter().any(|key| said.contains(key.as_str())), "{command:?}: {said}");
+    }
 }
 
 #[test]

@@ -262,15 +262,17 @@ fn a_bucket_in_cache_mode_is_read_and_not_changed() {
         &["mv", "/data/lines", "/data/new"],
         &["chmod", "600", "/data/lines"],
         &["chown", "1", "/data/lines"],
-        &["setfattr", "-n", "user.a", "-v", "1", "/data/lines"],
-        &["getfattr", "/data/lines"],
     ] {
         refused(
             &cluster,
             &[&["fs"], arguments].concat(),
             FAILED,
-            &["/data", "cache-mode", "--access-mode read_write", "cv refresh /data"],
+            &["/data", "cache-mode", "--access-mode read-write", "cv refresh /data"],
         );
+    }
+    for arguments in [&["setfattr", "-n", "user.a", "-v", "1", "/data/lines"][..], &["getfattr", "/data/lines"]] {
+        let only = "extended attributes that can be set exist in fs-mode mounts only: /data/lines is in /data";
+        refused(&cluster, &[&["fs"], arguments].concat(), FAILED, &[only]);
     }
     refused(&cluster, &["fs", "mkdir", "/new"], FAILED, &["/new", "in no mount"]);
     refused(&cluster, &["fs", "rm", "-r", "/data"], FAILED, &["in no mount"]);

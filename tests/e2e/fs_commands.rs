@@ -261,3 +261,49 @@ fn a_refresh_counts_what_it_changed() {
     assert_eq!(cluster.cv(&["fs", "cat", "/data/a/one", "/data/c/new"]).stdout, "changednew");
     assert_eq!(cluster.try_cv(&["refresh", "/data/b/four"]).code, NOT_FOUND);
 }
+
+#[test]
+fn a_file_of_an_fs_mode_mount_is_as_long_as_it_is_and_says_whether_the_bucket_has_it() {
+    let conf = "[master]\npersist_delay = \"100ms\"\n[ufs]\nretries = 0\n".to_owned();
+    let cluster = Cluster::up(Options { conf, ..Options::default() });
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    fs::write(cluster.path("fs/small"), vec![7; 3 << 20]).unwrap();
+    let blocks = cluster.cv(&["fs", "blocks", "/fs/small", "--json"]).json();
+    let chunks = (3 << 20) / CHUNK;
+    assert_eq!(
+        (&blocks[0]["length"], &blocks[0]["chunks"], &blocks[0]["chunks_present"]),
+        (&json!(3 << 20), &json!(chunks), &json!(chunks)),
+        "{blocks}"
+    );
+    let said = cluster.cv(&["fs", "blocks", "/fs/small"]).stdout;
+    assert!(said.contains("3.00 MiB") && !said.contains("64.00 MiB"), "{said}");
+
+    let stat = |path: &str| {
+        let said = cluster.cv(&["fs", "stat", path]).stdout;
+        let bucket =
+            said.lines().find_map(|line| line.trim().strip_prefix("bucket")).map(|text| text.trim().to_owned());
+        assert!(!said.contains("listed"), "{said}");
+        (bucket.unwrap_or_default(), lines(&cluster.cv(&["fs", "stat", path, "--json"])).remove(0))
+    };
+    cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
+    let (said, told) = stat("/fs/small");
+    assert_eq!((said.as_str(), &told["bucket"]["persisted"]), ("has it", &json!(true)), "{told}");
+    assert_eq!(stat("/fs").0, "has everything below");
+
+    cluster.stop("s3");
+    fs::write(cluster.path("fs/late"), "late").unwrap();
+    let (said, told) = eventually("the bucket is told to have failed", PATIENCE, || {
+        let (said, told) = stat("/fs/late");
+        (told["bucket"]["last_error"] != "").then_some((said, told))
+    });
+    assert!(said.starts_with("lacks the last change, waiting for ") && said.contains("; the last error: "), "{said}");
+    assert_eq!((&told["bucket"]["persisted"], &told["bucket"]["files"]), (&json!(false), &json!(1)), "{told}");
+    assert!(stat("/fs").0.starts_with("lacks 1 file, 0 objects to delete, waiting"), "{:?}", stat("/fs"));
+    assert_eq!(stat("/fs/small").0, "has it", "another file's failure is none of its own");
+    // One is not several.
+    assert!(cluster.cv(&["persist", "status", "/fs"]).stdout.starts_with("/fs: 1 file (4 B) to write, 0 objects"));
+    assert_eq!(cluster.cv(&["fs", "count", "/fs/late"]).stdout, "0 directories, 1 file, 4 bytes in /fs/late\n");
+    cluster.start("s3");
+    cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
+}

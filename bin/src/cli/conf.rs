@@ -46,8 +46,8 @@ impl ConfCommand {
     pub fn run(self) -> Result<(), CliError> {
         match self {
             Self::Check(file) => {
-                file.load()?;
-                console::line("the configuration is good")
+                let effective = file.load()?;
+                console::line(format_args!("{}: the configuration is good", source(&effective)))
             }
             Self::Show(args) => {
                 let effective = if args.defaults { Effective::defaults() } else { args.file.load()? };
@@ -55,6 +55,16 @@ impl ConfCommand {
             }
         }
     }
+}
+
+/// Where a configuration came from.
+fn source(effective: &Effective) -> String {
+    let file = match &effective.file {
+        Some(path) => path.display().to_string(),
+        None => "the defaults, since no file is named and there is no /etc/cavern/cluster.toml".to_owned(),
+    };
+    let variables: Vec<&str> = effective.variables().collect();
+    if variables.is_empty() { file } else { format!("{file}, with {} of the environment", variables.join(", ")) }
 }
 
 impl ConfArgs {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cavern_conf::Config;
+use cavern_conf::{Config, check_master};
 use cavern_proto::master::cluster_client::ClusterClient;
 use cavern_proto::master::namespace_client::NamespaceClient;
 use cavern_proto::master::{ListWorkersRequest, WorkerState};
@@ -26,14 +26,23 @@ pub struct ClusterArgs {
     #[arg(long, value_name = "FILE")]
     conf: Option<PathBuf>,
     /// Address of a master's gRPC port.
-    #[arg(long, value_name = "HOST:PORT", conflicts_with = "local")]
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "local", value_parser = master_address)]
     master: Option<String>,
     /// Directory of a cluster that `cv local up` has started.
-    #[arg(long, value_name = "DIR", conflicts_with = "conf")]
+    #[arg(long, visible_alias = "dir", value_name = "DIR", conflicts_with = "conf")]
     local: Option<PathBuf>,
 }
 
+fn master_address(text: &str) -> Result<String, String> {
+    check_master(text).map(|()| text.to_owned())
+}
+
 impl ClusterArgs {
+    /// The cluster of a configuration file, or of a directory of `cv local`.
+    pub fn of(conf: Option<PathBuf>, local: Option<PathBuf>) -> Self {
+        Self { conf, master: None, local }
+    }
+
     /// The configuration of the cluster that is meant: `--local`, `--conf`, the usual places, and last the local cluster
     /// of this user if none of those says anything; `--master` goes before all for the masters' addresses.
     pub fn config(&self) -> Result<Config, CliError> {

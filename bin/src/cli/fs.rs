@@ -68,7 +68,7 @@ What is asked for holds together: a file must be as every option says. The optio
   cv fs put ./data /work
   tar cf - src | cv fs put - /work/src.tar
 
-What is there already is replaced, a file in one step: a reader has the old one or the new one, whole. When the command
+What is there already is replaced, a file in one step: a reader has the old one or the new one, whole. When the command \
 is done, the bytes are on the disks of the workers.")]
     Put(put::PutArgs),
     /// Make files in a mount that can be written to, or set the times of those that are there to now.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use cavern_conf::ByteSize;
+use cavern_conf::{ByteSize, counted};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -50,17 +50,13 @@ impl GenImagesArgs {
             let text = format!("--mean-size {} is not between 1536B and 16MiB", self.mean_size);
             return Err(CliError::Usage(text));
         }
-        let style = ProgressStyle::with_template("{bar:40} {pos}/{len} images {per_sec} {eta}")
-            .context("the progress bar's template")?;
+        let style =
+            ProgressStyle::with_template("{bar:40} {pos}/{len} images").context("the progress bar's template")?;
         let bar = ProgressBar::new(self.count).with_style(style);
         let started = Instant::now();
         let plan = Plan { directory: self.directory, count: self.count, mean_bytes, seed: self.seed };
         let written = plan
-            .generate(|done| {
-                if done % 100 == 0 {
-                    bar.set_position(done)
-                }
-            })
+            .generate(|| bar.inc(1))
             .context(format_args!("cannot write images to {}", plan.directory.display()))?;
         bar.finish_and_clear();
         let result = Generated {
@@ -73,8 +69,8 @@ impl GenImagesArgs {
             return console::json(&result);
         }
         console::line(format_args!(
-            "{} images, {} in {:.1} s, in {}",
-            result.files,
+            "{}, {} in {:.1} s, in {}",
+            counted(result.files, "image"),
             console::size(result.bytes),
             result.seconds,
             result.directory.display()

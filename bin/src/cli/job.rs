@@ -68,7 +68,7 @@ pub struct StatusArgs {
 #[command(after_help = "Examples:
   cv job wait 7
 
-Draws a bar on a terminal, prints lines elsewhere and one JSON object per line with --json; while no master answers it
+Draws a bar on a terminal, prints lines elsewhere and one JSON object per line with --json; while no master answers it \
 waits. Interrupting it leaves the job alone. Exit code 1 when the job ended with errors or was cancelled.")]
 pub struct WaitArgs {
     #[command(flatten)]
@@ -79,7 +79,7 @@ pub struct WaitArgs {
 #[command(after_help = "Examples:
   cv job cancel 7
 
-What was done so far stays. A cancelled export gives up its hurry: the bucket follows at its usual pace. A job that has
+What was done so far stays. A cancelled export gives up its hurry: the bucket follows at its usual pace. A job that has \
 ended stays as it is.")]
 pub struct CancelArgs {
     #[command(flatten)]
@@ -91,7 +91,7 @@ pub struct CancelArgs {
   cv job retry 7
   cv job retry 7 --watch
 
-Begins a new job of the same kind for the same path, and prints its number; the old one stays as it ended. What the old
+Begins a new job of the same kind for the same path, and prints its number; the old one stays as it ended. What the old \
 one did is not done again. Interrupting it with --watch cancels the new job.")]
 pub struct RetryArgs {
     /// Show progress until the job ends.
@@ -118,7 +118,11 @@ impl ListArgs {
         let mut connection = self.cluster.connect().await?;
         let jobs = connection.cluster.list_jobs(ListJobsRequest {}).await?.into_inner().jobs;
         let jobs: Vec<_> = jobs.into_iter().map(JobView::from).collect();
-        if self.json { console::json(&jobs) } else { JobView::print_table(&jobs) }
+        match (self.json, jobs.is_empty()) {
+            (true, _) => console::json(&jobs),
+            (_, true) => console::line("no job has been begun: see `cv load` and `cv export`"),
+            _ => JobView::print_table(&jobs),
+        }
     }
 }
 

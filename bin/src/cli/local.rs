@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use cavern_conf::counted;
 use clap::{Args, Subcommand};
 
 use crate::console;
@@ -40,7 +41,8 @@ Addresses and directories are chosen by `cv local`; all else of --conf is honour
     Kill(ChildArgs),
     /// Copy a directory of files into a bucket of the cluster's object store; the bucket is made if need be.
     #[command(after_help = "Examples:
-  cv gen-images /tmp/images --count 2000 && cv local seed /tmp/images s3://demo/images")]
+  cv gen-images /tmp/images --count 2000
+  cv local seed /tmp/images s3://demo/images")]
     Seed(SeedArgs),
     #[command(hide = true)]
     Keep(KeepArgs),
@@ -49,7 +51,7 @@ Addresses and directories are chosen by `cv local`; all else of --conf is honour
 #[derive(Args)]
 pub struct DirArgs {
     /// Directory of the cluster [default: ~/.cavern/local].
-    #[arg(long, value_name = "D")]
+    #[arg(long, visible_alias = "local", value_name = "D")]
     dir: Option<PathBuf>,
 }
 
@@ -147,8 +149,8 @@ impl LocalCommand {
             Self::Seed(args) => {
                 let copied = seed::seed(&args.place.cluster()?.s3, &args.source, &args.target)?;
                 console::line(format_args!(
-                    "{} objects, {} in {}",
-                    copied.objects,
+                    "{}, {} in {}",
+                    counted(copied.objects, "object"),
                     console::size(copied.bytes),
                     args.target
                 ))

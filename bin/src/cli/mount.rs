@@ -1,8 +1,10 @@
 //! `cv mount` and `cv umount`.
 
+mod environment;
+
 use std::collections::{BTreeMap, HashMap};
 
-use cavern_conf::{ByteSize, Interval};
+use cavern_conf::{ByteSize, Interval, counted};
 use cavern_proto::master::{
     AccessMode, AttributePolicy, Consistency, Existing, ListMountsRequest, Mount, MountRequest, MountStatus,
     MountTable, UnmountRequest, WriteType,
@@ -20,14 +22,18 @@ use crate::error::CliError;
   s3.region_name           region that requests are signed for
   s3.credentials.access    access key
   s3.credentials.secret    secret key
-  s3.force.path.style      true: http://host/BUCKET/KEY, false: http://BUCKET.host/KEY
+  s3.force.path.style      true: http://host/BUCKET/KEY,
+                           false: http://BUCKET.host/KEY
 
 Examples:
-  cv mount s3://data/train /train --write-type cache_mode -c s3.endpoint_url=http://s3:9000 \\
+  cv mount s3://data/train /train --write-type cache-mode \\
+      -c s3.endpoint_url=http://s3:9000 -c s3.region_name=us-east-1 \\
       -c s3.credentials.access=KEY -c s3.credentials.secret=SECRET
-  cv mount s3://data/train /train --write-type cache_mode -c … --check      verify only
-  cv mount s3://data/work /work --write-type fs_mode --recover -c …         after the loss of a cluster
-  cv mount                                                                  list what is attached
+  cv mount s3://data/train /train --write-type cache-mode -c … --check
+                                             verify only
+  cv mount s3://data/work /work --write-type fs-mode --recover -c …
+                                             after the loss of a cluster
+  cv mount                                   list what is attached
 
 Bucket and credentials are verified before anything is recorded.")]
 pub struct MountArgs {
@@ -40,18 +46,21 @@ pub struct MountArgs {
     /// Which side is the truth.
     #[arg(long, value_enum, requires = "uri")]
     write_type: Option<WriteTypeArg>,
-    /// Whether clients change what is in it [default: read_only in cache_mode, read_write in fs_mode].
+    /// Whether clients change what is in it [default: read-only in cache-mode, read-write in fs-mode].
     #[arg(long, value_enum, requires = "uri")]
     access_mode: Option<AccessModeArg>,
-    /// In cache_mode: what becomes of modes, owners and times that programs set [default: refuse].
+    /// In cache-mode: what becomes of modes, owners and times that programs set [default: refuse].
     #[arg(long, value_enum, requires = "uri")]
     attributes: Option<AttributesArg>,
     /// Option of the bucket; several times.
     #[arg(short = 'c', long = "option", value_name = "KEY=VALUE", value_parser = key_value, requires = "uri")]
     options: Vec<(String, String)>,
-    /// Cached blocks unused for this many milliseconds may be dropped first; 0 for never.
-    #[arg(long, value_name = "MS", default_value_t = 0)]
-    ttl_ms: u64,
+    /// Cached blocks unused for so long may be dropped first; 0 for never.
+    #[arg(long, value_name = "TIME", default_value = "0")]
+    ttl: Interval,
+    /// The same in milliseconds.
+    #[arg(long, value_name = "MS", hide = true, conflicts_with = "ttl")]
+    ttl_ms: Option<u64>,
     /// Workers that keep each block.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     replicas: u32,
@@ -64,7 +73,7 @@ pub struct MountArgs {
     /// When the bucket is asked again.
     #[arg(long, value_enum, default_value_t = ConsistencyArg::Ttl)]
     consistency: ConsistencyArg,
-    /// In fs_mode: give the objects of the prefix back what their metadata say they were, as Cavern has written them: owners,
+    /// In fs-mode: give the objects of the prefix back what their metadata say they were, as Cavern has written them: owners,
     /// permissions, times, links, attributes.
     #[arg(long, requires = "uri")]
     recover: bool,
@@ -81,21 +90,21 @@ pub struct MountArgs {
 #[derive(Clone, Copy, ValueEnum)]
 enum WriteTypeArg {
     /// The bucket is the truth; Cavern caches it.
-    #[value(name = "cache_mode")]
+    #[value(name = "cache-mode", alias = "cache_mode")]
     CacheMode,
     /// The namespace is the truth, and can be written; the bucket follows it. Objects that are there
     /// already are indexed in the background.
-    #[value(name = "fs_mode")]
+    #[value(name = "fs-mode", alias = "fs_mode")]
     FsMode,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum AccessModeArg {
     /// Whatever would change something is refused.
-    #[value(name = "read_only")]
+    #[value(name = "read-only", alias = "read_only")]
     ReadOnly,
-    /// Files can be written, made and removed; with cache_mode the bucket has a file when its close returns.
-    #[value(name = "read_write")]
+    /// Files can be written, made and removed; with cache-mode the bucket has a file when its close returns.
+    #[value(name = "read-write", alias = "read_write")]
     ReadWrite,
 }
 
@@ -130,11 +139,14 @@ impl MountArgs {
             return self.list().await;
         };
         let Some(write_type) = self.write_type else {
-            let text = "say which side is the truth: --write-type cache_mode (the bucket; Cavern caches it)";
+            let text = "say which side is the truth: --write-type cache-mode (the bucket; Cavern caches it) or --write-type \
+                        fs-mode (the namespace, which can be written; the bucket follows it)";
             return Err(CliError::Usage(text.to_owned()));
         };
         let check_only = self.check;
-        let request = MountRequest { mount: Some(self.mount(uri, path, write_type)?), check_only };
+        let mount = self.mount(uri, path, write_type)?;
+        environment::tell_if_unused(&mount, |name| std::env::var_os(name).is_some());
+        let request = MountRequest { mount: Some(mount), check_only };
         let reply = self.cluster.connect().await?.cluster.mount(request).await?.into_inner();
         let view = MountView::new(&reply.mount.unwrap_or_default(), None);
         if self.json {
@@ -169,7 +181,7 @@ impl MountArgs {
             replicas: self.replicas,
             metadata_ttl_ms,
             consistency: consistency.into(),
-            ttl_ms: self.ttl_ms,
+            ttl_ms: self.ttl_ms.unwrap_or(self.ttl.as_millis()),
             access_mode: match self.access_mode {
                 None => AccessMode::Unspecified.into(),
                 Some(AccessModeArg::ReadOnly) => AccessMode::ReadOnly.into(),
@@ -295,43 +307,54 @@ impl MountView {
         views
     }
 
+    /// In a word or two, for a table.
     fn state(&self) -> String {
         let Some(status) = &self.status else { return String::new() };
-        let mut parts = Vec::new();
-        match (status.indexing, status.indexed_entries, status.unlisted_directories) {
-            (false, _, _) => {}
-            (true, entries, 0) => parts.push(format!("indexing ({entries} entries)")),
-            (true, entries, left) => {
-                parts.push(format!("indexing ({entries} entries, {left} directories to be listed)"))
-            }
-        }
-        if status.hidden_keys > 0 {
-            parts.push(format!("{} keys hidden", status.hidden_keys));
+        let state = match (status.last_error.is_empty(), status.indexing) {
+            (false, _) => "failing",
+            (true, true) => "indexing",
+            (true, false) => "ok",
+        };
+        let hidden = match status.hidden_keys {
+            0 => String::new(),
+            keys => format!(", {} hidden", counted(keys, "key")),
+        };
+        format!("{state}{hidden}")
+    }
+
+    /// What there is to be said that a table has no room for.
+    fn remarks(&self) -> Vec<String> {
+        let Some(status) = &self.status else { return Vec::new() };
+        let mut remarks = Vec::new();
+        if status.indexing {
+            let left = match status.unlisted_directories {
+                0 => String::new(),
+                left => format!(", {} to be listed", counted(left, "directory")),
+            };
+            remarks.push(format!("indexing, {} so far{left}", counted(status.indexed_entries, "entry")));
         }
         if status.incomplete_entries > 0 {
-            parts.push(format!("{} entries recovered without all of their attributes", status.incomplete_entries));
+            let entries = counted(status.incomplete_entries, "entry");
+            remarks.push(format!("{entries} recovered without all of their attributes"));
         }
-        if !status.last_error.is_empty() {
-            parts.push(status.last_error.clone());
-        }
-        if parts.is_empty() { "ok".to_owned() } else { parts.join(", ") }
+        remarks.extend(Some(status.last_error.clone()).filter(|error| !error.is_empty()));
+        remarks
     }
 }
+
+const HIDDEN: &str = "***";
 
 /// Only what is known to be harmless is shown: an option that this version does not know may be a secret.
 fn shown(key: &str, value: &str) -> String {
     match key {
-        "s3.endpoint_url"
-        | "s3.region_name"
-        | "s3.credentials.access"
-        | "s3.credentials.profile"
-        | "s3.force.path.style"
-        | "s3.anonymous" => value.to_owned(),
-        _ => "***".to_owned(),
+        "s3.endpoint_url" | "s3.region_name" | "s3.credentials.profile" | "s3.force.path.style" | "s3.anonymous" => {
+            value.to_owned()
+        }
+        _ => HIDDEN.to_owned(),
     }
 }
 
-/// The table of `cv mount` and `cv report`.
+/// The table of `cv mount` and `cv report`, and below it what has no room in it. Options that are hidden are left out.
 pub fn print(views: &[MountView]) -> Result<(), CliError> {
     if views.is_empty() {
         return console::line("nothing is mounted: attach a bucket with `cv mount s3://BUCKET/PREFIX /PATH`");
@@ -339,18 +362,24 @@ pub fn print(views: &[MountView]) -> Result<(), CliError> {
     let rows: Vec<_> = views
         .iter()
         .map(|view| {
-            let options: Vec<_> = view.options.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            let shown = view.options.iter().filter(|(_, value)| *value != HIDDEN);
+            let options: Vec<_> = shown.map(|(key, value)| format!("{key}={value}")).collect();
             [
                 view.path.clone(),
                 view.uri.clone(),
-                view.write_type.to_owned(),
-                format!("{} {}", view.consistency, Interval::millis(view.metadata_ttl_ms)),
+                view.write_type.replace('_', "-"),
+                match view.consistency {
+                    "ttl" => format!("ttl {}", Interval::millis(view.metadata_ttl_ms)),
+                    other => other.to_owned(),
+                },
                 view.state(),
                 options.join(" "),
             ]
         })
         .collect();
-    console::table(["PATH", "URI", "MODE", "CONSISTENCY", "STATUS", "OPTIONS"], &rows)
+    console::table_cut(["PATH", "URI", "MODE", "CONSISTENCY", "STATUS", "OPTIONS"], &rows)?;
+    let remarks = views.iter().flat_map(|view| view.remarks().into_iter().map(move |text| (&view.path, text)));
+    remarks.map(|(path, text)| format!("{path}: {text}")).try_for_each(console::line)
 }
 
 #[cfg(test)]
@@ -369,7 +398,7 @@ mod tests {
         let options = options.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let view = MountView::new(&Mount { options, ..Mount::default() }, None);
         let text = serde_json::to_string(&view).unwrap();
-        assert!(!text.contains("hush") && text.contains("http://h") && text.contains("AK"), "{text}");
+        assert!(!text.contains("hush") && text.contains("http://h") && !text.contains("AK"), "{text}");
     }
 
     #[test]

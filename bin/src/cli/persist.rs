@@ -2,7 +2,7 @@
 
 mod wait;
 
-use cavern_conf::Interval;
+use cavern_conf::{Interval, counted};
 use cavern_proto::master::{PersistStatus, PersistStatusRequest};
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -52,8 +52,8 @@ pub struct StatusArgs {
   cv persist wait /work/run1                 until the bucket has it
   cv persist wait /work/run1 --timeout 5m    for five minutes at most
 
-Waits for the changes that were made before it began, not for those that come meanwhile. What fails is tried again for
-ever, so without --timeout the wait for a bucket that is away has no end. Draws a bar on a terminal, prints lines
+Waits for the changes that were made before it began, not for those that come meanwhile. What fails is tried again for \
+ever, so without --timeout the wait for a bucket that is away has no end. Draws a bar on a terminal, prints lines \
 elsewhere and one JSON object per line with --json. Exit code 1 when the time is over.")]
 pub struct WaitArgs {
     /// File or directory of the namespace.
@@ -108,11 +108,11 @@ impl BacklogView {
         let error =
             if self.last_error.is_empty() { String::new() } else { format!("; the last error: {}", self.last_error) };
         format!(
-            "{}: {} files ({}) to write, {} objects to delete, the oldest change {:.0} s ago; {} files/s, {}/s{error}",
+            "{}: {} ({}) to write, {} to delete, the oldest change {:.0} s ago; {} files/s, {}/s{error}",
             self.path,
-            self.files,
+            counted(self.files, "file"),
             console::size(self.bytes),
-            self.deletions,
+            counted(self.deletions, "object"),
             self.oldest_seconds,
             self.files_per_second,
             console::size(self.bytes_per_second)

@@ -56,10 +56,10 @@ impl ProcessArgs {
 #[derive(Args)]
 #[command(after_help = "Examples:
   cv dev-s3 --root /tmp/objects --listen 127.0.0.1:9000
-  cv dev-s3 --root /tmp/objects --listen 127.0.0.1:0 --request-log /tmp/requests.jsonl
+  cv dev-s3 --root /tmp/objects --request-log /tmp/requests.jsonl
 
-For laptops and tests: one pair of keys, no TLS, nothing is synced to disk. Objects are files below --root whose names
-are numbers; keys and attributes stand at their ends. The admin port has no authentication: GET /_dev/stats counts
+For laptops and tests: one pair of keys, no TLS, nothing is synced to disk. Objects are files below --root whose names \
+are numbers; keys and attributes stand at their ends. The admin port has no authentication: GET /_dev/stats counts \
 requests by kind, POST /_dev/faults takes rules that delay or fail them, GET /metrics is for Prometheus.")]
 pub struct DevS3Args {
     /// Where objects are kept; created if it does not exist.

@@ -1,5 +1,6 @@
 //! `cv refresh`.
 
+use cavern_conf::counted;
 use cavern_proto::master::{RefreshFate, RefreshItem, RefreshProgress, RefreshRequest};
 use clap::Args;
 use serde::Serialize;
@@ -12,7 +13,7 @@ use crate::error::CliError;
 #[command(after_help = "Examples:
   cv refresh /train                     a directory and all below it
   cv refresh /train/part-1 --shallow    one directory alone
-  cv refresh /work --dry-run            what others changed in the bucket of an fs-mode mount
+  cv refresh /work --dry-run            what others changed in the bucket
 
 In fs-mode the namespace is the truth: what was changed there and is not in the bucket yet stays as it is, and is told as a conflict \
 where others have changed the object as well.
@@ -102,10 +103,12 @@ impl RefreshArgs {
         }
         let some = |count: u64, what: &str| if count == 0 { String::new() } else { format!(", {count} {what}") };
         console::line(format_args!(
-            "{}: {directories} directories, {entries} entries: {}{added} added, {changed} changed, {removed} removed{}{}{}",
+            "{}: {}, {}: {}{added} added, {changed} changed, {removed} removed{}{}{}",
             self.path,
+            counted(directories, "directory"),
+            counted(entries, "entry"),
             if self.dry_run { "would be " } else { "" },
-            some(hidden, "keys hidden"),
+            some(hidden, if hidden == 1 { "key hidden" } else { "keys hidden" }),
             some(conflicts, "in conflict"),
             some(pending, "left until the bucket has followed")
         ))

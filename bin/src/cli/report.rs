@@ -1,5 +1,6 @@
 //! `cv report` and `cv node list`: what the cluster is doing.
 
+use cavern_conf::counted;
 use cavern_proto::master::{
     ClusterStatus, ListUnavailableRequest, ListWorkersRequest, StatusRequest, UnavailableFiles, Worker, WorkerState,
     WorkerTable,
@@ -148,18 +149,22 @@ impl Report {
     }
 
     fn print(&self) -> Result<(), CliError> {
-        let live = self.workers.iter().filter(|worker| worker.state == "live").count();
+        let live = self.workers.iter().filter(|worker| worker.state == "live").count() as u64;
         let cache = &self.cache;
         console::line(format_args!("cluster   {}, version {}", self.cluster_id, self.version))?;
         console::line(format_args!(
-            "master    leader {}, log applied to {}, {} inodes, {} clients",
-            self.leader, self.applied_index, self.inodes, self.sessions
+            "master    leader {}, log applied to {}, {}, {}",
+            self.leader,
+            self.applied_index,
+            counted(self.inodes, "inode"),
+            counted(self.sessions, "client")
         ))?;
         console::line(format_args!(
-            "cache     {} of {} used, {} blocks on {live} workers, {} evicted",
+            "cache     {} of {} used, {} on {}, {} evicted",
             console::size(cache.used_bytes),
             console::size(cache.capacity_bytes),
-            cache.blocks,
+            counted(cache.blocks, "block"),
+            counted(live, "worker"),
             cache.evicted_blocks
         ))?;
         console::line(format_args!(
@@ -170,14 +175,14 @@ impl Report {
             console::share(cache.hits, cache.hits + cache.misses)
         ))?;
         console::line(format_args!(
-            "buckets   {} read by workers in {} requests",
+            "buckets   {} read by workers in {}",
             console::size(cache.ufs_bytes),
-            cache.ufs_requests
+            counted(cache.ufs_requests, "request")
         ))?;
         if cache.corrupt_chunks > 0 {
             console::line(format_args!(
-                "damage    {} chunks failed their checksum and were fetched again",
-                cache.corrupt_chunks
+                "damage    {} failed the checksum, fetched again",
+                counted(cache.corrupt_chunks, "chunk")
             ))?;
         }
         self.unavailable.print()?;
@@ -199,8 +204,9 @@ impl Unavailable {
             return Ok(());
         }
         console::line(format_args!(
-            "LOST      {} blocks of {} files are at lost workers only, and in no bucket: start these workers again",
-            self.blocks, self.files
+            "LOST      {} of {} at lost workers only, and in no bucket: start these workers again",
+            counted(self.blocks, "block"),
+            counted(self.files, "file")
         ))?;
         for path in &self.paths {
             console::line(format_args!("          {path}"))?;

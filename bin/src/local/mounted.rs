@@ -3,10 +3,13 @@
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::mount::{UnmountFlags, unmount};
+
+/// Type of a mount of Cavern in the kernel's table.
+const CAVERN: &[u8] = b"fuse.cv";
 
 /// True when the uppermost file system at `path` (absolute, without symlinks) is a FUSE mount. Anything else, say a
 /// disk that the mount point lies on, is not ours to look at or to undo.
@@ -14,7 +17,19 @@ pub fn is_mounted(path: &Path) -> io::Result<bool> {
     Ok(is_fuse_on_top(&fs::read("/proc/self/mountinfo")?, path))
 }
 
+/// The nearest mount of Cavern that a path lies in, or is; symbolic links in the path are not looked through.
+pub fn cavern_mount_above(path: &Path) -> Option<PathBuf> {
+    let table = fs::read("/proc/self/mountinfo").ok()?;
+    let is_ours = |above: &&Path| kind_on_top(&table, above).is_some_and(|kind| kind == CAVERN);
+    path.ancestors().find(is_ours).map(Path::to_owned)
+}
+
 fn is_fuse_on_top(table: &[u8], path: &Path) -> bool {
+    kind_on_top(table, path).is_some_and(|kind| kind == b"fuse" || kind.starts_with(b"fuse."))
+}
+
+/// The type of the uppermost file system that is mounted at a path.
+fn kind_on_top<'t>(table: &'t [u8], path: &Path) -> Option<&'t [u8]> {
     let wanted = path.as_os_str().as_bytes();
     let mut top = None;
     for line in table.split(|byte| *byte == b'\n') {
@@ -24,7 +39,7 @@ fn is_fuse_on_top(table: &[u8], path: &Path) -> bool {
             top = fields.skip_while(|field| *field != b"-").nth(1);
         }
     }
-    top.is_some_and(|kind| kind == b"fuse" || kind.starts_with(b"fuse."))
+    top
 }
 
 /// Detaches whatever is mounted at `path`; opened files stay usable until they are closed.
@@ -73,6 +88,7 @@ mod tests {
         assert!(!is_fuse_on_top(table, Path::new("/x")), "a disk lies above");
         assert!(!is_fuse_on_top(table, Path::new("/")));
         assert!(!is_fuse_on_top(table, Path::new("/my")));
+        assert_eq!(kind_on_top(table, Path::new("/my data")), Some(CAVERN));
         assert!(!is_mounted(Path::new("/proc")).unwrap());
         assert_eq!(unescape(br"/a\040b\134c"), br"/a b\c");
         assert_eq!(unescape(br"/a\"), br"/a\");

@@ -6,6 +6,10 @@ use tracing_subscriber::util::SubscriberInitExt;
 use super::ProcessError;
 use crate::schema::{Log, LogFormat};
 
+/// The library that keeps the master's log; its messages are of this target.
+const CONSENSUS: &str = "openraft";
+const CONSENSUS_WARNS: &str = "openraft=warn";
+
 /// Sends this process's log to stderr, in the configured level and format; once per process.
 ///
 /// # Errors
@@ -29,7 +33,7 @@ pub(crate) fn parse_level(level: &str) -> Result<EnvFilter, ProcessError> {
     let refuse = |reason: String| ProcessError::LogLevel { level: level.to_owned(), reason };
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let known = |text: &str| LEVELS.iter().any(|name| name.eq_ignore_ascii_case(text));
-    let directives: Vec<&str> = level.split(',').map(str::trim).collect();
+    let mut directives: Vec<&str> = level.split(',').map(str::trim).collect();
     for directive in &directives {
         match directive.rsplit_once('=') {
             _ if directive.is_empty() => return Err(refuse("a directive is empty".to_owned())),
@@ -42,12 +46,28 @@ pub(crate) fn parse_level(level: &str) -> Result<EnvFilter, ProcessError> {
             _ => {}
         }
     }
+    // At this level the library of the log prints its whole state at every start, which tells an operator nothing.
+    let is_info = directives.iter().any(|directive| directive.eq_ignore_ascii_case("info"));
+    if is_info && !directives.iter().any(|directive| directive.starts_with(CONSENSUS)) {
+        directives.push(CONSENSUS_WARNS);
+    }
     EnvFilter::try_new(directives.join(",")).map_err(|error| refuse(error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_library_of_the_log_is_heard_when_it_warns_or_is_asked_for() {
+        let shown = |level: &str| parse_level(level).unwrap().to_string();
+        for level in ["info", "INFO", "info,cavern_worker=debug"] {
+            assert!(shown(level).contains("openraft=warn"), "{level}: {}", shown(level));
+        }
+        for level in ["debug", "off", "error", "info,openraft=debug"] {
+            assert!(!shown(level).contains("openraft=warn"), "{level}: {}", shown(level));
+        }
+    }
 
     #[test]
     fn levels_and_directives_are_told_from_nonsense() {

@@ -22,10 +22,10 @@ mod results;
 mod ttl;
 mod xattr;
 
-use cavern_proto::NAME_MAX;
 use cavern_proto::master::mutation::Change as Kind;
 use cavern_proto::master::{Attr, MutationResult, WriteType};
 use cavern_proto::record::{InodeRecord, Mutate};
+use cavern_proto::{NAME_MAX, ROOT_INODE};
 use rustix::io::Errno;
 
 use super::existing;
@@ -123,7 +123,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         }
         Err(Stop::Unlisted { directory, below }) => MutationResult {
             errno: Errno::AGAIN.raw_os_error(),
-            reason: format!("directory inode {directory} has names in the bucket that are not known yet"),
+            reason: format!("{} has names in the bucket that are not known yet", mutating.shown(directory)?),
             unlisted: directory,
             unlisted_below: below,
             ..MutationResult::default()
@@ -142,14 +142,22 @@ impl<'t, 'd> Mutating<'t, 'd> {
 }
 
 impl Mutating<'_, '_> {
+    /// What a refusal calls an inode: its path, by the first of its names, or its number where it has none.
+    fn shown(&mut self, inode: u64) -> Result<String, MasterError> {
+        Ok(match existing::path(self.transaction, inode, ROOT_INODE)? {
+            Some(path) => format!("/{}", String::from_utf8_lossy(path.strip_suffix(b"/").unwrap_or_default())),
+            None => format!("inode {inode}"),
+        })
+    }
+
     /// A directory in which names may be changed.
     fn directory(&mut self, inode: u64) -> Result<InodeRecord, Stop> {
         let record = self.inode(inode)?;
         if !is_directory(&record) {
-            return refuse(Errno::NOTDIR, format!("inode {inode} is not a directory"));
+            return refuse(Errno::NOTDIR, format!("{} is not a directory", self.shown(inode)?));
         }
         if record.unlinked {
-            return refuse(Errno::NOENT, format!("directory inode {inode} has been removed"));
+            return refuse(Errno::NOENT, format!("{} has been removed", self.shown(inode)?));
         }
         Ok(record)
     }
@@ -191,7 +199,7 @@ impl Mutating<'_, '_> {
                 Ok(record)
             }
             Some(mount) => refuse(Errno::ROFS, format!("{} is mounted in cache-mode", mount.path)),
-            None => refuse(Errno::ROFS, format!("inode {inode} is in no mount: only mounts can be changed")),
+            None => refuse(Errno::ROFS, format!("{} is in no mount: only mounts can be changed", self.shown(inode)?)),
         }
     }
 

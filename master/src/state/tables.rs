@@ -330,7 +330,7 @@ impl<'a> Tables<'a> {
     pub fn directory(&self, inode: u64) -> Result<Option<Directory>, MasterError> {
         let Some(record) = self.inode(inode)? else { return Ok(None) };
         if record.kind() != Kind::Directory {
-            return Err(MasterError::Refused(format!("inode {inode} is not a directory")));
+            return Err(MasterError::Refused(format!("{} is not a directory", self.path(inode)?)));
         }
         let mount_id = record.mount_id;
         let mut path = Vec::new();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cavern_client::{Client, Node, ObjectVersion, block_name};
+use cavern_conf::counted;
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{FreeFate, FreedContent, Kind, WorkerState};
@@ -79,22 +80,22 @@ impl Freed {
         let mut kept = Vec::new();
         if self.unpersisted_files > 0 {
             kept.push(format!(
-                "kept {} of {} files, of which the bucket lacks changes: see cv persist status",
+                "kept {} of {}, of which the bucket lacks changes: see cv persist status",
                 console::size(self.unpersisted_bytes),
-                self.unpersisted_files
+                counted(self.unpersisted_files, "file")
             ));
         }
         if self.open_files > 0 {
             kept.push(format!(
-                "kept {} of {} files that are open, and have been written to: try again when they are closed",
+                "kept {} of {} open, and written to: try again when all are closed",
                 console::size(self.open_bytes),
-                self.open_files
+                counted(self.open_files, "file")
             ));
         }
         if self.unsupported_files > 0 {
             kept.push(format!(
-                "kept {} files: what is written to file:// stays at the workers",
-                self.unsupported_files
+                "kept {}: what is written to file:// stays at the workers",
+                counted(self.unsupported_files, "file")
             ));
         }
         kept
@@ -109,11 +110,23 @@ fn version(node: &Node) -> Result<Option<ObjectVersion>, CliError> {
     }
 }
 
+/// Chunks of which a worker says that it has them.
+fn present(map: &[u8]) -> u32 {
+    map.iter().map(|byte| byte.count_ones()).sum()
+}
+
+/// Bytes of a file that are in one of its blocks: the last one is not full.
+fn length_in_file(index: u32, block_size: u64, size: u64) -> u32 {
+    let before = u64::from(index).saturating_mul(block_size);
+    u32::try_from(size.saturating_sub(before).min(block_size)).unwrap_or(u32::MAX)
+}
+
 /// A file of an fs-mode mount: each block at each worker that the master names, whether that is there or not.
 async fn where_data_is(client: &Client, node: &Arc<Node>) -> Result<Vec<BlockView>, CliError> {
     let Some(mount) = &node.mount else { return Ok(vec![]) };
     let (layout, placement) = (client.metadata().layout(node.inode).await?, client.workers());
     let cluster_id = client.pool().cluster_id();
+    let size = layout.attr.unwrap_or_default().size;
     let mut views = Vec::new();
     for extent in layout.extents {
         let name = block_name(&cluster_id, node.inode, extent.generation, extent.index, layout.block_size, mount.id());
@@ -123,16 +136,18 @@ async fn where_data_is(client: &Client, node: &Arc<Node>) -> Result<Vec<BlockVie
                 Some(_) => client.pool().query(*id, vec![name.clone()]).await?.items.into_iter().next(),
                 None => None,
             };
-            let length = u32::try_from(layout.block_size).unwrap_or(u32::MAX);
+            let length = length_in_file(extent.index, layout.block_size, size);
             let item = item.filter(|item| item.known).unwrap_or_default();
+            // A block has room for what may be written to it yet.
+            let (chunks, present) = (length.div_ceil(CHUNK_BYTES), present(&item.present));
             views.push(BlockView {
                 index: extent.index,
                 length,
                 worker: *id,
                 data: placement.worker(*id).map_or_else(String::new, |worker| worker.data_address.clone()),
                 first: position == 0,
-                chunks: length.div_ceil(CHUNK_BYTES),
-                chunks_present: item.present.iter().map(|byte| byte.count_ones()).sum(),
+                chunks,
+                chunks_present: present.min(chunks),
                 path: item.path,
             });
         }
@@ -184,7 +199,7 @@ async fn where_blocks_are(client: &Client, node: &Arc<Node>) -> Result<Vec<Block
             for (index, item) in batch.iter().zip(reply.items).filter(|(_, item)| item.known) {
                 let length = version.block_length(*index);
                 let chunks = length.div_ceil(CHUNK_BYTES);
-                let present = item.present.iter().map(|byte| byte.count_ones()).sum();
+                let present = present(&item.present);
                 views.push(BlockView {
                     index: *index,
                     length,
@@ -248,10 +263,10 @@ pub async fn free(args: PathArgs) -> Result<(), CliError> {
         return console::json(&freed);
     }
     console::line(format_args!(
-        "dropped {} blocks, {}, of {} files",
-        freed.blocks,
+        "dropped {}, {}, of {}",
+        counted(freed.blocks, "block"),
         console::size(freed.bytes),
-        freed.files
+        counted(freed.files, "file")
     ))?;
     freed.kept().iter().try_for_each(|line| console::line(format_args!("{line}")))
 }
@@ -268,4 +283,16 @@ async fn drop_blocks(client: &Client, blocks: Vec<BlockRef>) -> Result<(u64, u64
         bytes += reply.bytes;
     }
     Ok((count, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_block_of_a_file_ends_with_it() {
+        let lengths = [(0, 3 << 20), (0, 64 << 20), (1, 65 << 20), (1, 1 << 20)];
+        let lengths = lengths.map(|(index, size)| length_in_file(index, 64 << 20, size) >> 20);
+        assert_eq!(lengths, [3, 64, 1, 0]);
+    }
 }

@@ -54,7 +54,11 @@ impl Place {
                 "\"{path}\" cannot be made or removed: give the absolute path of a name"
             )));
         };
-        let directory = client.metadata().resolve(if above.is_empty() { "/" } else { above }).await?;
+        let above = if above.is_empty() { "/" } else { above };
+        let directory = client.metadata().resolve(above).await?;
+        if !directory.is_directory() {
+            return Err(CliError::Failed(format!("{above} is not a directory: {path} cannot be in it")));
+        }
         check(path, &directory)?;
         Ok(Self { path: path.to_owned(), directory, name: Bytes::copy_from_slice(name.as_bytes()) })
     }
@@ -92,6 +96,21 @@ pub async fn changeable(client: &Client, path: &str) -> Result<Arc<Node>, CliErr
     Ok(node)
 }
 
+/// The directory or file of an fs-mode mount that `path` leads to. `what` (quotas, say) exists in such mounts only.
+pub async fn in_fs_mode(client: &Client, path: &str, what: &str) -> Result<Arc<Node>, CliError> {
+    let node = client.metadata().resolve(path).await?;
+    match &node.mount {
+        Some(mount) if !node.is_fs_mode() => Err(CliError::Failed(format!(
+            "{what} exist in fs-mode mounts only: {path} is in {}, which is mounted in cache-mode",
+            mount.path()
+        ))),
+        None => Err(CliError::Failed(format!(
+            "{what} exist in fs-mode mounts only: {path} is in no mount; `cv mount` lists the mounts"
+        ))),
+        Some(_) => Ok(node),
+    }
+}
+
 /// Whether it is in a mount that can be written to.
 pub fn can_be_changed(node: &Node) -> bool {
     node.is_fs_mode() || node.is_in_writable_bucket()
@@ -102,7 +121,7 @@ fn check(path: &str, node: &Node) -> Result<(), CliError> {
     match &node.mount {
         Some(_) if can_be_changed(node) => Ok(()),
         Some(mount) => Err(CliError::Failed(format!(
-            "{path}: {0} is mounted in cache-mode to be read: mount it with `--access-mode read_write`, or change the objects with \
+            "{path}: {0} is mounted in cache-mode to be read: mount it with `--access-mode read-write`, or change the objects with \
              a client of the bucket, and run `cv refresh {0}` then",
             mount.path()
         ))),
@@ -125,6 +144,9 @@ pub async fn make_as(client: &Client, path: &str, change: Change, (uid, gid): (u
         }
         ClientError::NotFound(_) => CliError::NotFound(format!("{path}: no such file or directory")),
         ClientError::Refused { reason, .. } => CliError::Failed(format!("{path}: {reason}")),
+        ClientError::Unlisted { .. } => CliError::Unreachable(format!(
+            "{path}: the bucket has names there that are not known yet: try again when it answers"
+        )),
         other => other.into(),
     })
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cavern_client::{Client, Node};
+use cavern_conf::counted;
 use cavern_proto::master::Kind;
 use clap::Args;
 use serde::Serialize;
@@ -106,7 +107,7 @@ impl GetArgs {
         if self.json {
             return console::json(&copied);
         }
-        console::line(format_args!("{} files, {}", copied.files, console::size(copied.bytes)))
+        console::line(format_args!("{}, {}", counted(copied.files, "file"), console::size(copied.bytes)))
     }
 }
 

@@ -1,6 +1,10 @@
 //! `cv fs ls` and `cv fs stat`.
 
-use cavern_proto::master::{Entry, Extent, Kind, ListUnavailableRequest, ReadDirRequest, ResolveRequest};
+use cavern_conf::counted;
+use cavern_proto::master::{
+    Entry, Extent, Kind, ListMountsRequest, ListUnavailableRequest, PersistStatusRequest, ReadDirRequest,
+    ResolveRequest, WriteType,
+};
 use clap::Args;
 use serde::Serialize;
 
@@ -55,12 +59,60 @@ struct EntryView {
     key: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     etag: String,
-    /// Age of the listing that this comes from; absent where there is none.
+    /// Age of the listing that this comes from; absent where there is none, as in fs-mode mounts.
     #[serde(skip_serializing_if = "Option::is_none")]
     listing_age_ms: Option<i64>,
+    /// Whether the bucket has it; `cv fs stat` of what is in fs-mode mounts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bucket: Option<BucketView>,
     /// Blocks that are at lost workers only, and in no bucket; `cv fs stat` of files of fs-mode mounts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unavailable: Vec<UnavailableBlock>,
+}
+
+/// How far the bucket is behind a file, or behind a directory and all below it.
+#[derive(Serialize)]
+struct BucketView {
+    /// It has everything.
+    persisted: bool,
+    files: u64,
+    bytes: u64,
+    deletions: u64,
+    /// Age of the oldest change that it lacks.
+    waiting_seconds: f64,
+    /// Why the last attempt failed; empty when none has.
+    last_error: String,
+}
+
+impl BucketView {
+    async fn of(connection: &mut Connection, path: &str) -> Result<Self, CliError> {
+        let request = PersistStatusRequest { path: path.to_owned(), up_to_change: 0 };
+        let status = connection.cluster.get_persist_status(request).await?.into_inner();
+        Ok(Self {
+            persisted: status.files + status.deletions == 0,
+            files: status.files,
+            bytes: status.bytes,
+            deletions: status.deletions,
+            waiting_seconds: status.oldest_age_ms as f64 / 1000.0,
+            last_error: status.last_error,
+        })
+    }
+
+    fn text(&self, kind: &str) -> String {
+        if self.persisted {
+            let what = if kind == "directory" { "everything below" } else { "it" };
+            return format!("has {what}");
+        }
+        let what = match kind {
+            "directory" => {
+                format!("lacks {}, {} to delete", counted(self.files, "file"), counted(self.deletions, "object"))
+            }
+            _ => "lacks the last change".to_owned(),
+        };
+        let error =
+            if self.last_error.is_empty() { String::new() } else { format!("; the last error: {}", self.last_error) };
+        format!("{what}, waiting for {:.0} s{error}", self.waiting_seconds)
+    }
 }
 
 /// A block that nobody who is there has.
@@ -88,6 +140,7 @@ impl EntryView {
             key: entry.key.clone(),
             etag: entry.etag.clone(),
             listing_age_ms: (entry.listing_age_ms >= 0).then_some(entry.listing_age_ms),
+            bucket: None,
             unavailable: Vec::new(),
         }
     }
@@ -185,9 +238,16 @@ impl LsArgs {
 impl StatArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let mut connection = self.cluster.connect().await?;
+        let mounts = connection.cluster.list_mounts(ListMountsRequest {}).await?.into_inner().mounts;
+        let is_fs_mode = |id: u32| mounts.iter().any(|mount| mount.id == id && mount.write_type() == WriteType::FsMode);
         for path in &self.paths {
             let entry = resolve(&mut connection, path).await?;
             let mut view = EntryView::new(path.clone(), &entry);
+            if is_fs_mode(entry.mount_id) {
+                // The namespace is the truth: when the bucket was listed says nothing of the file.
+                view.listing_age_ms = None;
+                view.bucket = Some(BucketView::of(&mut connection, path).await?);
+            }
             if view.kind == "file" && view.mount_id.is_some() {
                 view.unavailable = unavailable(&mut connection, view.inode).await?;
             }
@@ -204,10 +264,12 @@ impl StatArgs {
                 ("modified", view.mtime),
                 ("inode", view.inode.to_string()),
             ];
-            facts.extend(view.mount_id.map(|id| ("mount", id.to_string())));
+            let mount = mounts.iter().find(|mount| Some(mount.id) == view.mount_id);
+            facts.extend(mount.map(|mount| ("mount", mount.path.clone())));
             facts.extend(Some(view.key).filter(|key| !key.is_empty()).map(|key| ("key", key)));
             facts.extend(Some(view.etag).filter(|etag| !etag.is_empty()).map(|etag| ("etag", etag)));
             facts.extend(view.listing_age_ms.map(|age| ("listed", format!("{:.1} s ago", age as f64 / 1000.0))));
+            facts.extend(view.bucket.map(|bucket| ("bucket", bucket.text(view.kind))));
             facts.extend(unavailable_text(&view.unavailable).map(|text| ("LOST", text)));
             for (name, value) in facts {
                 console::line(format_args!("  {name:<9} {value}"))?;
@@ -229,8 +291,8 @@ fn unavailable_text(blocks: &[UnavailableBlock]) -> Option<String> {
     let first = blocks.first()?;
     let workers: Vec<String> = first.workers.iter().map(u64::to_string).collect();
     Some(format!(
-        "{} blocks are at lost workers only, and in no bucket; block {} at {}: start them again",
-        blocks.len(),
+        "{} at lost workers only, and in no bucket; block {} at {}: start them again",
+        counted(blocks.len() as u64, "block"),
         first.index,
         workers.join(", ")
     ))

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_client::{Client, Content, Node};
+use cavern_conf::counted;
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Kind, RemoveName, RenameName};
@@ -63,7 +64,7 @@ impl PutArgs {
         if self.json {
             return console::json(&copied);
         }
-        console::line(format_args!("{} files, {}", copied.files, console::size(copied.bytes)))
+        console::line(format_args!("{}, {}", counted(copied.files, "file"), console::size(copied.bytes)))
     }
 
     async fn put(&self, client: &Client) -> Result<Copied, CliError> {

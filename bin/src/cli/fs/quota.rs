@@ -10,7 +10,7 @@ use cavern_proto::master::{Quota, Quotas, SetQuota};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::change::{changeable, make};
+use super::change::{in_fs_mode, make};
 use super::walk::with_client;
 use super::{AllArgs, DirectoryArgs, PathArgs};
 use crate::cli::connect::ClusterArgs;
@@ -20,6 +20,9 @@ use crate::error::CliError;
 /// How often it is looked whether everything has been counted.
 const COUNT_POLL: Duration = Duration::from_millis(100);
 
+/// What these commands are about, as refusals name it.
+const WHAT: &str = "quotas";
+
 #[derive(Subcommand)]
 pub enum QuotaCommand {
     /// Bound what may be below a directory.
@@ -27,8 +30,8 @@ pub enum QuotaCommand {
   cv fs quota set /work/alice --bytes 2TiB --inodes 10000000
   cv fs quota set /work/alice --inodes none      the bound of bytes stays
 
-Bytes are those of the files as they are long, holes included; a file with several names counts once, at its first one.
-Directories, links and the like are inodes as files are; the directory itself is none of its own. What is there already
+Bytes are those of the files as they are long, holes included; a file with several names counts once, at its first one. \
+Directories, links and the like are inodes as files are; the directory itself is none of its own. What is there already \
 stays, even if it is more. With the first quota of a cluster everything is counted once; the command waits for that.")]
     Set(SetArgs),
     /// Show the quotas that hold for a directory or a file: its own, and those of the directories above it.
@@ -111,7 +114,7 @@ impl SetArgs {
         let max_bytes = self.bytes.map(|bound| bound.0.map_or(0, ByteSize::bytes));
         let max_inodes = self.inodes.map(|bound| bound.0.unwrap_or(0));
         with_client(&self.cluster, async |client| {
-            let inode = changeable(client, &self.path).await?.inode;
+            let inode = in_fs_mode(client, &self.path, WHAT).await?.inode;
             make(client, &self.path, Change::SetQuota(SetQuota { inode, max_bytes, max_inodes })).await?;
             let mut is_told = false;
             while !counted(client, inode).await? {
@@ -134,7 +137,7 @@ async fn counted(client: &Client, inode: u64) -> Result<bool, CliError> {
 
 async fn clear(args: DirectoryArgs) -> Result<(), CliError> {
     with_client(&args.cluster, async |client| {
-        let inode = changeable(client, &args.path).await?.inode;
+        let inode = in_fs_mode(client, &args.path, WHAT).await?.inode;
         let own = client.metadata().quotas(inode).await?.quotas.into_iter().any(|quota| quota.inode == inode);
         if !own {
             return Err(CliError::NotFound(format!("{} has no quota of its own", args.path)));
@@ -147,7 +150,7 @@ async fn clear(args: DirectoryArgs) -> Result<(), CliError> {
 
 async fn get(args: PathArgs) -> Result<(), CliError> {
     let quotas = with_client(&args.cluster, async |client| {
-        let node = changeable(client, &args.path).await?;
+        let node = in_fs_mode(client, &args.path, WHAT).await?;
         let directory = if node.is_directory() { node.inode } else { node.parent };
         Ok(client.metadata().quotas(directory).await?)
     })

@@ -66,10 +66,11 @@ impl Reader {
 
     /// Bytes at an offset; fewer than asked only at the end.
     pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, CliError> {
-        match &self.source {
-            Source::Object(file) => Ok(file.read(offset, length).await?),
-            Source::Content(content) => Ok(content.read(offset, length).await?.into()),
-        }
+        let read = match &self.source {
+            Source::Object(file) => file.read(offset, length).await,
+            Source::Content(content) => content.read(offset, length).await.map(Bytes::from),
+        };
+        read.map_err(|error| CliError::from(error).of(&self.path))
     }
 
     /// Hands the bytes from `start` on to `sink`, in order, with several reads in flight, until it has enough.

@@ -6,12 +6,15 @@ use cavern_proto::master::{SetTtl, Ttl, TtlAction};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
-use super::change::{changeable, make};
+use super::change::{in_fs_mode, make};
 use super::walk::with_client;
 use super::{AllArgs, DirectoryArgs, PathArgs};
 use crate::cli::connect::ClusterArgs;
 use crate::console;
 use crate::error::CliError;
+
+/// What these commands are about, as refusals name it.
+const WHAT: &str = "times to live";
 
 #[derive(Subcommand)]
 pub enum TtlCommand {
@@ -19,12 +22,12 @@ pub enum TtlCommand {
     #[command(after_help = "Examples:
   cv fs ttl set /work/scratch 7d --action delete
   cv fs ttl set /work 30d --action free
-  cv fs ttl set /work/models 1d --action none     what is above does not hold here
+  cv fs ttl set /work/models 1d --action none   what is above holds not here
 
-The time counts from the last change of a file: of its content, its attributes or its name (ctime), whatever mtime a tool has
-given it; reading does not count. Of files that were in the bucket when it was mounted it counts from their change there. A directory
-goes by its own rule, or by that of the nearest directory above that has one. With free, blocks of files that the bucket has are
-dropped, as by cv fs free; with delete, the files are removed, in the bucket too. Directories stay, and so does what somebody is
+The time counts from the last change of a file: of its content, its attributes or its name (ctime), whatever mtime a tool has \
+given it; reading does not count. Of files that were in the bucket when it was mounted it counts from their change there. A directory \
+goes by its own rule, or by that of the nearest directory above that has one. With free, blocks of files that the bucket has are \
+dropped, as by cv fs free; with delete, the files are removed, in the bucket too. Directories stay, and so does what somebody is \
 writing to. The rules are gone through when a tenth of the shortest time is over, but every ten minutes at least.")]
     Set(SetArgs),
     /// Show the rule that holds for a directory or a file, and those above it.
@@ -110,7 +113,7 @@ impl SetArgs {
             return Err(CliError::Usage(format!("{}: files live for a second at least", self.time)));
         }
         with_client(&self.cluster, async |client| {
-            let inode = changeable(client, &self.path).await?.inode;
+            let inode = in_fs_mode(client, &self.path, WHAT).await?.inode;
             let set = SetTtl { inode, seconds, action: TtlAction::from(self.action) as i32 };
             make(client, &self.path, Change::SetTtl(set)).await.map(drop)
         })
@@ -120,7 +123,7 @@ impl SetArgs {
 
 async fn clear(args: DirectoryArgs) -> Result<(), CliError> {
     with_client(&args.cluster, async |client| {
-        let inode = changeable(client, &args.path).await?.inode;
+        let inode = in_fs_mode(client, &args.path, WHAT).await?.inode;
         let own = client.metadata().ttls(inode).await?.ttls.into_iter().any(|ttl| ttl.inode == inode);
         if !own {
             return Err(CliError::NotFound(format!("{} has no rule of its own", args.path)));
@@ -133,7 +136,7 @@ async fn clear(args: DirectoryArgs) -> Result<(), CliError> {
 
 async fn get(args: PathArgs) -> Result<(), CliError> {
     let ttls = with_client(&args.cluster, async |client| {
-        let node = changeable(client, &args.path).await?;
+        let node = in_fs_mode(client, &args.path, WHAT).await?;
         let directory = if node.is_directory() { node.inode } else { node.parent };
         Ok(client.metadata().ttls(directory).await?.ttls)
     })

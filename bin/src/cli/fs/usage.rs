@@ -1,5 +1,6 @@
 //! `cv fs du`, `cv fs count` and `cv fs df`.
 
+use cavern_conf::counted;
 use cavern_proto::master::{Kind, ListWorkersRequest, ReadDirRequest, UsageProgress, UsageRequest, WorkerState};
 use clap::Args;
 use serde::Serialize;
@@ -97,8 +98,11 @@ pub async fn count(args: PathArgs) -> Result<(), CliError> {
         return console::json(&view);
     }
     console::line(format_args!(
-        "{} directories, {} files, {} bytes in {}",
-        view.directories, view.files, view.bytes, view.path
+        "{}, {}, {} in {}",
+        counted(view.directories, "directory"),
+        counted(view.files, "file"),
+        counted(view.bytes, "byte"),
+        view.path
     ))
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cavern_client::{Client, ClientError, NoSink, Node};
+use cavern_proto::COMMAND_CLIENT;
 use cavern_proto::master::Kind;
 
 use crate::cli::connect::ClusterArgs;
@@ -30,7 +31,7 @@ pub async fn with_client<T>(
     cluster: &ClusterArgs,
     work: impl AsyncFnOnce(&Client) -> Result<T, CliError>,
 ) -> Result<T, CliError> {
-    let client = Client::connect(&cluster.config()?, "cv", Arc::new(NoSink)).await?;
+    let client = Client::connect(&cluster.config()?, COMMAND_CLIENT, Arc::new(NoSink)).await?;
     let result = work(&client).await;
     client.shutdown().await;
     result

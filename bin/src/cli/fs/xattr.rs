@@ -8,11 +8,14 @@ use cavern_proto::master::{RemoveXattr, SetXattr, XattrMode};
 use clap::Args;
 use serde::Serialize;
 
-use super::change::{changeable, make};
+use super::change::{in_fs_mode, make};
 use super::walk::with_client;
 use crate::cli::connect::ClusterArgs;
 use crate::console;
 use crate::error::CliError;
+
+/// What these commands are about, as refusals name it.
+const WHAT: &str = "extended attributes that can be set";
 
 #[derive(Args)]
 pub struct SetfattrArgs {
@@ -64,7 +67,7 @@ impl SetfattrArgs {
         let value = decode(self.value.as_deref().unwrap_or_default())?;
         with_client(&self.cluster, async |client| {
             for path in &self.paths {
-                let inode = changeable(client, path).await?.inode;
+                let inode = in_fs_mode(client, path, WHAT).await?.inode;
                 let change = match (&self.name, &self.remove) {
                     (Some(name), _) => {
                         let (name, value) = (Bytes::copy_from_slice(name.as_bytes()), value.clone().into());
@@ -93,7 +96,7 @@ impl GetfattrArgs {
     pub async fn run(self) -> Result<(), CliError> {
         with_client(&self.cluster, async |client| {
             for path in &self.paths {
-                let node = changeable(client, path).await?;
+                let node = in_fs_mode(client, path, WHAT).await?;
                 let mut xattrs = client.metadata().xattrs(node.inode).await?;
                 if let Some(name) = &self.name {
                     xattrs.retain(|xattr| *xattr.name == *name.as_bytes());

@@ -2,12 +2,16 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use cavern_conf::counted;
 use cavern_proto::master::{Job, JobKind, JobState};
 use indicatif::HumanDuration;
 use serde::Serialize;
 
 use crate::console;
 use crate::error::CliError;
+
+/// A rate of a shorter time is none to estimate the rest from.
+const RATE_SECONDS: f64 = 1.0;
 
 /// A job as it is shown.
 #[derive(Debug, Serialize)]
@@ -31,7 +35,7 @@ pub struct JobView {
     pub seconds: f64,
     pub bytes_per_second: f64,
     pub files_per_second: f64,
-    /// Estimate of the rest; absent while the totals still grow.
+    /// Estimate of the rest; absent while the totals still grow, and before there is a rate.
     pub eta_seconds: Option<f64>,
     /// The job that this one tries again.
     pub retry_of: Option<u64>,
@@ -59,7 +63,8 @@ impl From<Job> for JobView {
                 JobState::Failed => "failed",
                 JobState::Unspecified => "unknown",
             },
-            eta_seconds: (running && job.walked && bytes_per_second > 0.0).then(|| left / bytes_per_second),
+            eta_seconds: (running && job.walked && seconds >= RATE_SECONDS && bytes_per_second > 0.0 && left > 0.0)
+                .then(|| left / bytes_per_second),
             files_per_second: rate(job.files_done),
             bytes_per_second,
             seconds,
@@ -82,31 +87,68 @@ impl JobView {
         self.state == "running"
     }
 
-    pub fn line(&self) -> String {
-        let more = if self.walked { "" } else { "+" };
-        let eta = self.eta_seconds.map_or_else(String::new, |eta| {
+    /// How much is done of how much, once that is known: bytes, or files where nothing has any.
+    pub fn part(&self) -> Option<(u64, u64)> {
+        self.walked.then_some(match self.bytes_total {
+            0 => (self.files_done, self.files_total),
+            total => (self.bytes_done, total),
+        })
+    }
+
+    /// What stands beside the bar.
+    pub fn progress(&self) -> String {
+        let rate = if self.bytes_done > 0 && self.seconds >= RATE_SECONDS {
+            format!(", {}/s", console::size(self.bytes_per_second as u64))
+        } else {
+            String::new()
+        };
+        let errors = if self.errors == 0 { String::new() } else { format!(", {}", counted(self.errors, "error")) };
+        format!(
+            "{} of {}, {}{rate}{}{errors}",
+            console::size(self.bytes_done),
+            self.at_least(console::size(self.bytes_total)),
+            self.files(),
+            self.eta()
+        )
+    }
+
+    /// A total that may still grow.
+    fn at_least(&self, total: String) -> String {
+        if self.walked { total } else { format!("{total} so far") }
+    }
+
+    /// `3/10 files`.
+    fn files(&self) -> String {
+        self.at_least(format!("{}/{}", self.files_done, counted(self.files_total, "file")))
+    }
+
+    fn eta(&self) -> String {
+        self.eta_seconds.map_or_else(String::new, |eta| {
             format!(", {} left", HumanDuration(Duration::try_from_secs_f64(eta).unwrap_or(Duration::MAX)))
-        });
+        })
+    }
+
+    pub fn line(&self) -> String {
+        let eta = self.eta();
         let errors = match (self.errors, self.last_error.as_str()) {
             (0, "") => String::new(),
             (0, last) => format!(", the last error: {last}"),
-            (errors, "") => format!(", {errors} errors"),
-            (errors, last) => format!(", {errors} errors, the last: {last}"),
+            (errors, "") => format!(", {}", counted(errors, "error")),
+            (errors, last) => format!(", {}, the last: {last}", counted(errors, "error")),
         };
         let fetched = match self.kind {
             "load" => format!(" ({} fetched)", console::size(self.bytes_fetched)),
             _ => String::new(),
         };
         format!(
-            "job {} {} {} {}: {}/{}{more} files, {} of {}{more}{fetched}, {:.0} files/s, {}/s{eta}{errors}",
+            "job {} {} {} {}: {}, {} of {}{fetched}, {:.0} files/s, {}/s{eta}{errors}",
             self.id,
             self.kind,
             self.path,
             self.state,
-            self.files_done,
-            self.files_total,
+            self.files(),
             console::size(self.bytes_done),
-            console::size(self.bytes_total),
+            self.at_least(console::size(self.bytes_total)),
             self.files_per_second,
             console::size(self.bytes_per_second as u64)
         )
@@ -117,7 +159,7 @@ impl JobView {
         if json { console::json(self) } else { console::line(self.line()) }
     }
 
-    /// The table of `cv job list` and `cv report`.
+    /// The table of `cv job list` and `cv report`; errors, which may be long, come below it.
     pub fn print_table(jobs: &[Self]) -> Result<(), CliError> {
         let rows: Vec<_> = jobs
             .iter()
@@ -130,19 +172,23 @@ impl JobView {
                     format!("{}/{}", job.files_done, job.files_total),
                     format!("{} of {}", console::size(job.bytes_done), console::size(job.bytes_total)),
                     job.errors.to_string(),
-                    job.last_error.clone(),
                 ]
             })
             .collect();
-        console::table(["JOB", "KIND", "STATE", "PATH", "FILES", "BYTES", "ERRORS", "LAST ERROR"], &rows)
+        console::table(["JOB", "KIND", "STATE", "PATH", "FILES", "BYTES", "ERRORS"], &rows)?;
+        let failed = jobs.iter().filter(|job| !job.last_error.is_empty());
+        failed.map(|job| format!("job {}: {}", job.id, job.last_error)).try_for_each(console::line)
     }
 
     /// What the exit code tells.
     pub fn outcome(&self) -> Result<(), CliError> {
         match self.state {
             "failed" => Err(CliError::Failed(format!(
-                "job {} ended with {} errors, the last: {}; `cv job retry {}` begins it anew",
-                self.id, self.errors, self.last_error, self.id
+                "job {} ended with {}, the last: {}; `cv job retry {}` begins it anew",
+                self.id,
+                counted(self.errors, "error"),
+                self.last_error,
+                self.id
             ))),
             "cancelled" => Err(CliError::Failed(format!(
                 "job {} was cancelled: `cv job retry {}` begins it anew",
@@ -150,5 +196,48 @@ impl JobView {
             ))),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(walked: bool, seconds: f64, done: u64) -> JobView {
+        let started_ns =
+            SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as i64 - (seconds * 1e9) as i64;
+        JobView::from(Job {
+            id: 7,
+            path: "/data".into(),
+            state: JobState::Running.into(),
+            kind: JobKind::Load.into(),
+            walked,
+            started_ns,
+            files_total: 1,
+            bytes_done: done,
+            bytes_total: 100 << 20,
+            ..Job::default()
+        })
+    }
+
+    #[test]
+    fn there_is_neither_a_share_of_an_unknown_total_nor_an_end_before_there_is_a_rate() {
+        let growing = job(false, 10.0, 50 << 20);
+        assert_eq!((growing.part(), growing.eta_seconds), (None, None));
+        assert!(growing.line().contains("0/1 file so far, 50.00 MiB of 100.00 MiB so far"), "{}", growing.line());
+        for early in [job(true, 0.0, 50 << 20), job(true, 10.0, 0), job(true, 10.0, 100 << 20)] {
+            assert_eq!(early.eta_seconds, None);
+            assert!(!early.progress().contains("left"), "{}", early.progress());
+        }
+        let known = job(true, 10.0, 50 << 20);
+        assert_eq!(known.part(), Some((50 << 20, 100 << 20)));
+        assert!(known.eta_seconds.is_some_and(|eta| eta > 0.0) && known.progress().ends_with("seconds left"));
+        assert!(known.line().contains(": 0/1 file, "), "{}", known.line());
+    }
+
+    #[test]
+    fn files_are_the_measure_of_what_has_no_bytes() {
+        let empty = JobView { bytes_total: 0, files_done: 1, files_total: 4, ..job(true, 0.0, 0) };
+        assert_eq!(empty.part(), Some((1, 4)));
     }
 }

@@ -3,13 +3,12 @@
 use std::time::{Duration, Instant};
 
 use cavern_proto::master::{GetJobRequest, Job};
-use indicatif::{ProgressBar, ProgressStyle};
 use tokio_util::sync::CancellationToken;
 
 use super::view::JobView;
 use crate::cli::connect::{ClusterArgs, Connection};
-use crate::console;
-use crate::error::{CliError, Context as _};
+use crate::console::{self, Progress};
+use crate::error::CliError;
 
 /// How often a watched job is asked for, and how often a line tells of it where no bar is drawn.
 const POLL_PERIOD: Duration = Duration::from_millis(200);
@@ -41,14 +40,12 @@ impl Watch {
     /// # Errors
     /// The job failed or was cancelled, the watch was interrupted, or no master answered for long.
     pub async fn run(mut self, mut job: JobView) -> Result<(), CliError> {
-        let bar = if self.json { ProgressBar::hidden() } else { progress_bar()? };
+        let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
         let stop = self.stop.clone();
         let mut said = Instant::now();
         while job.is_running() {
-            bar.set_length(job.bytes_total);
-            bar.set_position(job.bytes_done);
-            bar.set_message(format!("{}/{} files, {} errors", job.files_done, job.files_total, job.errors));
-            if bar.is_hidden() && said.elapsed() >= LINE_PERIOD {
+            progress.show(job.part(), job.progress())?;
+            if progress.is_hidden() && said.elapsed() >= LINE_PERIOD {
                 said = Instant::now();
                 self.say(&job)?;
             }
@@ -59,12 +56,12 @@ impl Watch {
             job = tokio::select! {
                 job = next => job?.into(),
                 () = stop.cancelled() => {
-                    bar.finish_and_clear();
+                    drop(progress);
                     return self.interrupted(job).await;
                 }
             };
         }
-        bar.finish_and_clear();
+        drop(progress);
         self.say(&job)?;
         job.outcome()
     }
@@ -129,10 +126,4 @@ impl Watch {
             "interrupted, but job {id} is not cancelled ({cause}): run `cv job cancel {id}` when a master answers"
         )))
     }
-}
-
-fn progress_bar() -> Result<ProgressBar, CliError> {
-    let template = "{bar:40} {percent}% {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} {msg}";
-    let style = ProgressStyle::with_template(template).context("the progress bar's template")?;
-    Ok(ProgressBar::new(0).with_style(style))
 }

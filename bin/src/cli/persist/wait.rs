@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use cavern_proto::master::{PersistStatus, PersistStatusRequest};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::BacklogView;
 use crate::cli::connect::{ClusterArgs, Connection};
-use crate::console;
-use crate::error::{CliError, Context as _};
+use crate::console::{self, Progress};
+use crate::error::CliError;
 
 /// How often the backlog is asked for, and how often a line tells of it where no bar is drawn.
 const POLL_PERIOD: Duration = Duration::from_millis(200);
@@ -32,7 +31,7 @@ impl Wait {
     /// The time is over, there is no such path, or no master answered for long.
     pub async fn run(mut self, timeout: Option<Duration>) -> Result<(), CliError> {
         let began = Instant::now();
-        let bar = if self.json { ProgressBar::hidden() } else { progress_bar()? };
+        let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
         let first = self.ask(0).await?;
         // What is changed from here on is not waited for.
         let up_to = first.change;
@@ -41,15 +40,15 @@ impl Wait {
         let mut said = Instant::now();
         while view.left() > 0 {
             most = most.max(view.left());
-            bar.set_length(most);
-            bar.set_position(most - view.left());
-            bar.set_message(format!("{} left{}", console::size(view.bytes), error_of(&view)));
-            if bar.is_hidden() && said.elapsed() >= LINE_PERIOD {
+            let text =
+                format!("{} of {most}, {} left{}", most - view.left(), console::size(view.bytes), error_of(&view));
+            progress.show(Some((most - view.left(), most)), text)?;
+            if progress.is_hidden() && said.elapsed() >= LINE_PERIOD {
                 said = Instant::now();
                 self.say(&view)?;
             }
             if timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
-                bar.finish_and_clear();
+                drop(progress);
                 return Err(CliError::Failed(format!(
                     "the time is over; {}; `cv persist status {}` tells how it goes on",
                     view.line(),
@@ -60,7 +59,7 @@ impl Wait {
             let status = self.ask(up_to).await?;
             view = BacklogView::new(&self.path, status);
         }
-        bar.finish_and_clear();
+        drop(progress);
         self.say(&view)
     }
 
@@ -103,9 +102,4 @@ impl Wait {
 
 fn error_of(view: &BacklogView) -> String {
     if view.last_error.is_empty() { String::new() } else { format!(", {}", view.last_error) }
-}
-
-fn progress_bar() -> Result<ProgressBar, CliError> {
-    let style = ProgressStyle::with_template("{bar:40} {percent}% {pos}/{len} {msg}");
-    Ok(ProgressBar::new(0).with_style(style.context("the progress bar's template")?))
 }

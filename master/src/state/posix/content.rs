@@ -42,7 +42,7 @@ impl Mutating<'_, '_> {
                 None => None,
             };
             let Some(after) = after else {
-                let reason = format!("block {} of inode {} is another by now", made.index, commit.inode);
+                let reason = format!("block {} of {} is another by now", made.index, self.shown(commit.inode)?);
                 return refuse(Errno::STALE, reason);
             };
             blocks.push((made, known, after));

@@ -34,7 +34,7 @@ impl Mutating<'_, '_> {
         if record.linkable {
             self.give_first_name(link, &mut record)?;
         } else if record.unlinked {
-            return refuse(Errno::NOENT, format!("inode {} has been removed", link.inode));
+            return refuse(Errno::NOENT, format!("{} has been removed", self.shown(link.inode)?));
         } else {
             self.give_another_name(link, &mut record)?;
         }
@@ -59,7 +59,7 @@ impl Mutating<'_, '_> {
     fn give_another_name(&mut self, link: &LinkInode, record: &mut InodeRecord) -> Result<(), Stop> {
         let count = links(record);
         if count >= LINKS_MAX {
-            return refuse(Errno::MLINK, format!("inode {} has {count} names", link.inode));
+            return refuse(Errno::MLINK, format!("{} has {count} names", self.shown(link.inode)?));
         }
         if count == 1 {
             put_link(self.transaction, link.inode, record.parent, &record.name);

@@ -78,7 +78,7 @@ impl Mutating<'_, '_> {
         let (inode, kind) = (set.inode, set.kind());
         let lock = check(set.lock, kind, session)?;
         if lock.r#type() != LockType::Unlocked && self.inode(inode)?.kind() != Kind::File {
-            return refuse(Errno::INVAL, format!("inode {inode} is not a file"));
+            return refuse(Errno::INVAL, format!("{} is not a file", self.shown(inode)?));
         }
         let mut locks = Locks::read(self.transaction.before(), inode, kind)?;
         let decision = self.decide(&mut locks, lock, &set);
@@ -112,7 +112,7 @@ impl Mutating<'_, '_> {
             return Ok(());
         }
         if locks.record.held.len() + locks.record.waiting.len() >= LOCKS_MAX {
-            return refuse(Errno::NOLCK, format!("inode {} has {LOCKS_MAX} locks already", locks.inode));
+            return refuse(Errno::NOLCK, format!("{} has {LOCKS_MAX} locks already", self.shown(locks.inode)?));
         }
         let Some(obstacle) = conflicts(&locks.record.held, &lock).next() else {
             place(&mut locks.record.held, lock);

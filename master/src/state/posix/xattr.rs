@@ -52,7 +52,10 @@ impl Mutating<'_, '_> {
                 }
             }
             if names > NAMES_BYTES_MAX || total > TOTAL_BYTES_MAX {
-                return refuse(Errno::NOSPC, format!("the attributes of inode {} take too much room", set.inode));
+                return refuse(
+                    Errno::NOSPC,
+                    format!("the attributes of {} take too much room", self.shown(set.inode)?),
+                );
             }
         }
         self.keep_xattr(set.inode, record, &set.name, Some(&set.value))
