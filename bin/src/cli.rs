@@ -66,7 +66,7 @@ enum Command {
     #[command(subcommand)]
     Conf(conf::ConfCommand),
     /// Attach a bucket to the namespace, or list what is attached.
-    Mount(mount::MountArgs),
+    Mount(Box<mount::MountArgs>),
     /// Detach a bucket from the namespace. The bucket itself is not touched.
     Umount(mount::UmountArgs),
     /// Look at files and directories of the namespace, and change those of fs-mode mounts.

@@ -9,24 +9,47 @@ use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Mount, MountTable, WriteType};
 use cavern_ufs::Ufs;
+use parking_lot::RwLock;
 
 use crate::error::ClientError;
 
-/// One mount. Immutable: a changed mount is another view.
+/// One mount. Its options and its freshness may become others while it is in use; whoever holds a view of it sees them at once.
 #[derive(Debug)]
 pub struct MountView {
+    /// As it was first seen: for all of it that stays.
+    mount: Mount,
+    current: RwLock<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
     mount: Mount,
     ufs: Result<Ufs, String>,
 }
 
-impl MountView {
+impl Current {
     /// Opens the mount's object store (no I/O). A store that cannot be opened makes reads fail, not the mount table.
-    pub fn new(mount: Mount, conf: &schema::Ufs) -> Self {
+    fn open(mount: Mount, conf: &schema::Ufs) -> Self {
         let ufs = Ufs::open(&mount.uri, &mount.options, conf).map_err(|error| error.to_string());
         if let Err(cause) = &ufs {
             tracing::warn!(path = mount.path, "the bucket of this mount cannot be used: {cause}");
         }
         Self { mount, ufs }
+    }
+}
+
+impl MountView {
+    /// Opens the mount's object store, without I/O.
+    pub fn new(mount: Mount, conf: &schema::Ufs) -> Self {
+        Self { current: RwLock::new(Current::open(mount.clone(), conf)), mount }
+    }
+
+    /// Takes on what the mount table has of the same mount by now.
+    fn update(&self, mount: Mount, conf: &schema::Ufs) {
+        if self.current.read().mount != mount {
+            let current = Current::open(mount, conf);
+            *self.current.write() = current;
+        }
     }
 
     pub fn id(&self) -> u32 {
@@ -69,30 +92,25 @@ impl MountView {
     }
 
     pub fn consistency(&self) -> Consistency {
-        self.mount.consistency()
+        self.current.read().mount.consistency()
     }
 
     /// How long a listing is fresh; `None` when it is trusted until a refresh.
     pub fn metadata_ttl(&self) -> Option<Duration> {
-        match self.consistency() {
-            Consistency::Never => None,
-            _ => Some(Duration::from_millis(self.mount.metadata_ttl_ms)),
-        }
+        let current = self.current.read();
+        let ttl = Duration::from_millis(current.mount.metadata_ttl_ms);
+        (current.mount.consistency() != Consistency::Never).then_some(ttl)
     }
 
     /// The object store, for reads past every worker.
-    pub fn ufs(&self) -> Result<&Ufs, ClientError> {
-        self.ufs.as_ref().map_err(|cause| ClientError::Mount { mount: self.mount.id, cause: cause.clone() })
+    pub fn ufs(&self) -> Result<Ufs, ClientError> {
+        let ufs = self.current.read().ufs.clone();
+        ufs.map_err(|cause| ClientError::Mount { mount: self.mount.id, cause })
     }
 
     /// Names one version of one object of this mount.
     pub fn content_id(&self, key: &str, etag: &str, length: u64) -> Result<ContentId, ClientError> {
         Ok(ContentId::of_object(self.ufs()?.store_id(), key, etag, length, self.block_size()))
-    }
-
-    /// The mount as recorded, credentials included: never for display.
-    pub fn record(&self) -> &Mount {
-        &self.mount
     }
 }
 
@@ -147,11 +165,14 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// The table's mounts. A mount of `known` that is unchanged is taken over with its open store.
+    /// The table's mounts. Those of `known` are taken over, and take on what has become another.
     pub fn new(table: MountTable, known: &Self, conf: &schema::Ufs) -> Self {
         let view = |mount: Mount| match known.by_id.get(&mount.id) {
-            Some(view) if view.mount == mount => view.clone(),
-            _ => Arc::new(MountView::new(mount, conf)),
+            Some(view) => {
+                view.update(mount, conf);
+                view.clone()
+            }
+            None => Arc::new(MountView::new(mount, conf)),
         };
         Self { epoch: table.epoch, by_id: table.mounts.into_iter().map(|mount| (mount.id, view(mount))).collect() }
     }

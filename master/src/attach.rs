@@ -1,9 +1,9 @@
-//! Attaching buckets to the namespace, and detaching them.
+//! Attaching buckets to the namespace.
 
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Existing, Mount, WriteType};
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{CountUsage, ReapOrphans};
+use cavern_proto::record::{AttachMount, CountUsage, ReapOrphans};
 use cavern_ufs::Contents;
 
 use crate::MasterError;
@@ -30,13 +30,12 @@ const COUNT_STEP: u32 = 1000;
 impl Services {
     /// Verifies a mount request and its bucket, and records it. What is not given gets its default.
     pub async fn mount_bucket(&self, wanted: Mount, check_only: bool) -> Result<Mount, MasterError> {
+        let wanted_existing = wanted.existing();
         let mut mount = complete(wanted)?;
-        let wanted_existing = mount.existing;
         let ufs = self.mounts.open_ufs(&mount)?;
+        let mut mounts_epoch = self.compare_with_others(&mount).await?;
         let contents = ufs.check().await?;
-        if mount.write_type() == WriteType::FsMode && contents == Contents::Objects {
-            mount.existing = wanted_existing;
-        } else {
+        if mount.write_type() != WriteType::FsMode || contents != Contents::Objects {
             mount.existing = Existing::None as i32;
         }
         if check_only {
@@ -44,7 +43,15 @@ impl Services {
         }
         mount.created_ns = self.lookups.listings.clock().now_ns();
         let sealed = self.mounts.seal(mount.clone())?;
-        match self.proposer.propose(Command::Mount(sealed)).await? {
+        let outcome = loop {
+            let attach = AttachMount { mount: Some(sealed.clone()), mounts_epoch };
+            match self.proposer.propose(Command::AttachMount(attach)).await? {
+                // Each time, another mount has come, gone or changed.
+                Outcome::OutOfDate => mounts_epoch = self.compare_with_others(&mount).await?,
+                outcome => break outcome,
+            }
+        };
+        match outcome {
             Outcome::Mount(recorded) => {
                 let open = self.mounts.get(recorded.id)?;
                 tracing::info!(mount = recorded.path, uri = recorded.uri, "a bucket is mounted");
@@ -59,7 +66,7 @@ impl Services {
             }
             Outcome::MountExists(existing) => {
                 let existing = self.mounts.unseal(*existing)?;
-                if wanted_existing == Existing::Recovered as i32 && wanted_existing != existing.existing {
+                if wanted_existing == Existing::Recovered && existing.existing() == Existing::Indexed {
                     return Err(MasterError::AlreadyExists(format!(
                         "{} is mounted already, and was not recovered: unmount it first, or leave --recover out",
                         existing.path
@@ -75,64 +82,17 @@ impl Services {
                 if same == existing {
                     return Ok(existing);
                 }
-                Err(MasterError::AlreadyExists(format!(
-                    "{} already carries {}{}: unmount it first, or choose another path",
-                    existing.path,
-                    existing.uri,
-                    if existing.uri == mount.uri { " with other options" } else { "" }
-                )))
+                let Mount { path, uri, .. } = &existing;
+                Err(MasterError::AlreadyExists(match *uri == mount.uri {
+                    true => format!(
+                        "{path} already carries {uri} with other options: change them with `cv mount update {path}`, or choose another path"
+                    ),
+                    false => format!("{path} already carries {uri}: unmount it first, or choose another path"),
+                }))
             }
             Outcome::Refused(reason) => Err(MasterError::Refused(reason)),
             other => Err(MasterError::Refused(format!("a mount was answered by {other:?}"))),
         }
-    }
-
-    /// Detaches the bucket at a path, which disappears at once; what was known of it is deleted in the background.
-    ///
-    /// # Errors
-    /// [`MasterError::Refused`] when the bucket lacks changes that are not to be discarded.
-    pub async fn unmount_bucket(&self, path: &str, unwritten: Unwritten) -> Result<Mount, MasterError> {
-        let path = normalized(path)?;
-        if unwritten == Unwritten::Keep {
-            self.refuse_if_behind(&path).await?;
-        }
-        match self.proposer.propose(Command::UnmountPath(path.clone())).await? {
-            Outcome::Mount(removed) => {
-                self.mounts.forget(removed.id);
-                tracing::info!(mount = removed.path, "a bucket is unmounted");
-                // The answer goes to a person: without credentials.
-                Ok(Mount { options: std::collections::HashMap::new(), ..*removed })
-            }
-            Outcome::NoSuchMount => {
-                Err(MasterError::NotFound(format!("{path} is not a mount: cv mount lists the mounts")))
-            }
-            other => Err(MasterError::Refused(format!("an unmount was answered by {other:?}"))),
-        }
-    }
-}
-
-/// What becomes of changes that the bucket of an fs-mode mount lacks when it is detached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unwritten {
-    /// The mount stays.
-    Keep,
-    Discard,
-}
-
-impl Services {
-    async fn refuse_if_behind(&self, path: &str) -> Result<(), MasterError> {
-        let mounts = self.mounts.table()?.1;
-        if !mounts.iter().any(|mount| mount.path == path && mount.write_type() == WriteType::FsMode) {
-            return Ok(());
-        }
-        let behind = self.persistence.status(path, u64::MAX).await?;
-        if behind.files + behind.deletions == 0 {
-            return Ok(());
-        }
-        Err(MasterError::Refused(format!(
-            "the bucket of {path} lacks changes of {} files and {} deletions: wait for them with `cv persist wait {path}`, or lose them with `cv umount {path} --discard`",
-            behind.files, behind.deletions
-        )))
     }
 }
 
@@ -158,7 +118,8 @@ pub async fn count(proposer: &Proposer, database: &Database) -> Result<(), Maste
     Ok(())
 }
 
-fn normalized(path: &str) -> Result<String, MasterError> {
+/// The path of a mount, in its only spelling.
+pub fn normalized(path: &str) -> Result<String, MasterError> {
     let names = components(path)?;
     if names.is_empty() {
         return Err(MasterError::Invalid("the root of the namespace is no mount: give a path such as /data".into()));
@@ -166,8 +127,13 @@ fn normalized(path: &str) -> Result<String, MasterError> {
     Ok(format!("/{}", names.join("/")))
 }
 
+/// Nothing is mounted at a path.
+pub fn not_mounted(path: &str) -> MasterError {
+    MasterError::NotFound(format!("{path} is not a mount: cv mount lists the mounts"))
+}
+
 /// A mount request with its defaults, checked.
-fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
+pub fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
     let invalid = |reason: String| Err(MasterError::Invalid(reason));
     mount.path = normalized(&mount.path)?;
     let scheme = mount.uri.find("://").map_or(0, |at| at + 3);
@@ -210,11 +176,12 @@ fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
         (Err(_), _) => return invalid("attributes are neither refused nor kept".into()),
     }
     match (mount.existing(), mount.write_type()) {
-        (Existing::Recovered, WriteType::FsMode) => {}
+        (Existing::Recovered | Existing::Indexed, WriteType::FsMode) => {}
         (Existing::Recovered, _) => {
             return invalid("only fs_mode can be recovered: in cache_mode the bucket is the truth as it is".into());
         }
-        _ => mount.existing = Existing::Indexed as i32,
+        (_, WriteType::FsMode) => mount.existing = Existing::Recovered as i32,
+        _ => mount.existing = Existing::None as i32,
     }
     if mount.options.len() > OPTIONS_MAX
         || mount.options.iter().any(|(name, value)| name.len() + value.len() > OPTION_BYTES_MAX)

@@ -15,6 +15,7 @@
 
 mod attach;
 mod clock;
+mod detach;
 mod error;
 mod expiry;
 mod jobs;
@@ -22,8 +23,10 @@ mod listing;
 mod lookup;
 mod metrics;
 mod mounts;
+mod overlap;
 mod persist;
 mod raft;
+mod reconfigure;
 mod recovery;
 mod repair;
 mod secrets;

@@ -34,8 +34,8 @@ pub struct OpenMount {
     pub ufs: Ufs,
     /// Held for reading by whoever puts what it knows of some directory into the log without being that directory's
     /// listing; a listing takes it for writing for a moment before it begins, so that older knowledge cannot come later.
-    pub gate: RwLock<()>,
-    health: Mutex<Health>,
+    pub gate: Arc<RwLock<()>>,
+    health: Arc<Mutex<Health>>,
 }
 
 #[derive(Default)]
@@ -148,12 +148,31 @@ impl Mounts {
         if let Some(open) = self.opened.lock().get(&id) {
             return Ok(open.clone());
         }
-        let recorded = Tables::new(&self.database).mount(id)?;
-        let recorded = recorded.ok_or_else(|| MasterError::NotFound(format!("mount {id} is gone")))?;
-        let mount = self.vault.unseal(recorded)?;
+        let mount = self.vault.unseal(self.recorded(id)?)?;
         let ufs = self.open_ufs(&mount)?;
-        let open = OpenMount { mount, ufs, gate: RwLock::new(()), health: Mutex::default() };
+        let open = OpenMount { mount, ufs, gate: Arc::default(), health: Arc::default() };
         Ok(self.opened.lock().entry(id).or_insert_with(|| Arc::new(open)).clone())
+    }
+
+    fn recorded(&self, id: u32) -> Result<Mount, MasterError> {
+        let recorded = Tables::new(&self.database).mount(id)?;
+        recorded.ok_or_else(|| MasterError::NotFound(format!("mount {id} is gone")))
+    }
+
+    /// Opens a mount with the options that it has by now. Who has it open goes on with those that it had.
+    pub fn reopen(&self, id: u32) -> Result<(), MasterError> {
+        let before = self.get(id)?;
+        loop {
+            let recorded = self.recorded(id)?;
+            let mount = self.vault.unseal(recorded.clone())?;
+            let ufs = self.open_ufs(&mount)?;
+            let (gate, health) = (before.gate.clone(), before.health.clone());
+            self.opened.lock().insert(id, Arc::new(OpenMount { mount, ufs, gate, health }));
+            // Another change may have come in between, and have been opened before this one.
+            if self.recorded(id)? == recorded {
+                return Ok(());
+            }
+        }
     }
 
     /// What the keys of a mount begin with; empty for a mount that cannot be used.

@@ -352,7 +352,8 @@ fn what_buckets_cannot_keep_is_refused() {
     assert_eq!(errno(fs::create_dir(cluster.path("new"))), Errno::ROFS);
     assert_eq!(errno(fs::write(at(&"n".repeat(256)), "")), Errno::NAMETOOLONG);
     assert_eq!(errno(fs::write(at("").join(OsStr::from_bytes(b"\xff")), "")), Errno::ILSEQ);
-    cluster.mount("s3://bucket/top", "/seen", &[]);
+    cluster.s3.put("bucket", "seen/old/file", "old");
+    cluster.mount("s3://bucket/seen", "/seen", &[]);
     assert_eq!(errno(fs::write(cluster.path("seen/new"), "")), Errno::ROFS);
     assert_eq!(errno(fs::write(cluster.path("seen/old/file"), "")), Errno::ROFS);
 }
@@ -453,7 +454,12 @@ fn mounts_see_what_others_closed_and_an_exclusive_file_is_made_once() {
 
 #[test]
 fn what_was_written_is_read_without_asking_the_bucket() {
-    let cluster = mounted_with(Options { workers: 3, more_mounts: vec!["other"], conf: COUNTED.to_owned(), ..Options::default() });
+    let cluster = mounted_with(Options {
+        workers: 3,
+        more_mounts: vec!["other"],
+        conf: COUNTED.to_owned(),
+        ..Options::default()
+    });
     let other = cluster.directory().join("other/data");
     // More than a block, at several workers; and small ones, one of them changed.
     let large = noise(7, (65 << 20) + 12_345);

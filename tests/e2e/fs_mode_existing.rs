@@ -430,6 +430,52 @@ fn a_namespace_is_recovered_from_the_bucket_of_a_cluster_that_is_lost() {
     assert_eq!(twice.code, 0, "{twice:?}");
 }
 
+#[test]
+fn a_prefix_that_is_unmounted_and_mounted_again_is_as_it_was_unless_it_is_not_to_be() {
+    let cluster = cluster();
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    let at = |name: &str| cluster.path("fs").join(name);
+    fs::create_dir_all(at("d/e")).unwrap();
+    fs::write(at("d/e/script"), b"#!/bin/sh").unwrap();
+    fs::set_permissions(at("d/e/script"), fs::Permissions::from_mode(0o750)).unwrap();
+    chown(at("d/e/script"), Some(12), Some(13)).unwrap();
+    rustix::fs::setxattr(at("d/e/script"), "user.some", b"value", XattrFlags::empty()).unwrap();
+    fs::hard_link(at("d/e/script"), at("d/twin")).unwrap();
+    fs::set_permissions(at("d/e"), fs::Permissions::from_mode(0o2711)).unwrap();
+    symlink("e/script", at("d/link")).unwrap();
+    rustix::fs::mknodat(CWD, at("d/fifo"), FileType::Fifo, Mode::from_raw_mode(0o640), 0).unwrap();
+    let device = rustix::fs::makedev(7, 300);
+    rustix::fs::mknodat(CWD, at("d/device"), FileType::CharacterDevice, Mode::from_raw_mode(0o620), device).unwrap();
+    let old = Timespec { tv_sec: 1_000_000_000, tv_nsec: 5 };
+    let times = Timestamps { last_access: old, last_modification: old };
+    rustix::fs::utimensat(CWD, at("d/e/script"), &times, AtFlags::empty()).unwrap();
+    persisted(&cluster);
+    // Somebody else's.
+    cluster.s3.put("bucket", "fs/d/plain", "plain");
+    let before = described(&cluster.path("fs"));
+    cluster.cv(&["umount", "/fs"]);
+
+    cluster.mount_fs_mode("s3://bucket/fs", "/again", &[]);
+    let at = |name: &str| cluster.path("again").join(name);
+    // Whoever looks a name up first sees what it was.
+    assert_eq!(fs::read_link(at("d/link")).unwrap(), Path::new("e/script"));
+    let script = fs::metadata(at("d/e/script")).unwrap();
+    assert_eq!((script.mode() & 0o7777, script.uid(), script.gid()), (0o750, 12, 13));
+    indexed(&cluster);
+    let mut after = described(&cluster.path("again"));
+    // Nobody knew of it before.
+    assert!(after.remove(OsStr::new("d/plain")).unwrap().starts_with("mode 100644 uid 0 gid 0 size 5"));
+    assert_eq!(after, before);
+    cluster.cv(&["umount", "/again"]);
+
+    cluster.mount_fs_mode("s3://bucket/fs", "/plain", &["--no-recover"]);
+    let at = |name: &str| cluster.path("plain").join(name);
+    let script = fs::metadata(at("d/e/script")).unwrap();
+    assert_eq!((script.mode() & 0o7777, script.uid(), script.nlink()), (0o644, 0, 1));
+    assert_eq!(fs::read(at("d/link")).unwrap(), b"e/script");
+    assert!(fs::symlink_metadata(at("d/link")).unwrap().is_file());
+}
+
 fn xattrs_of_big() -> BTreeMap<String, Vec<u8>> {
     [("user.big".to_owned(), vec![7; 3000])].into()
 }

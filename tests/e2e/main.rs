@@ -34,6 +34,7 @@ mod fs_mode_unclaimed;
 mod loads;
 mod local_cluster;
 mod memory;
+mod mounting;
 mod no_open;
 mod odd_objects;
 mod persist;

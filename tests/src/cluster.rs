@@ -337,6 +337,18 @@ impl Cluster {
         self.local("start", &[child]);
     }
 
+    /// Gives the object store another secret key, as when keys are rotated: whoever has the old one is refused from now on.
+    #[track_caller]
+    pub fn change_secret_key(&mut self, secret_key: &str) {
+        self.stop("s3");
+        let path = self.directory.join("cluster.json");
+        let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        record["s3"]["secret_key"] = secret_key.into();
+        fs::write(&path, record.to_string()).unwrap();
+        self.start("s3");
+        self.s3 = self.s3.with_secret_key(secret_key);
+    }
+
     /// Any signal for a running child of the status: STOP and CONT, say.
     #[track_caller]
     pub fn signal(&self, child: &Child, signal: Signal) {

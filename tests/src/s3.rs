@@ -38,6 +38,11 @@ impl S3 {
         }
     }
 
+    /// The same store with another secret key.
+    pub(crate) fn with_secret_key(&self, secret_key: &str) -> Self {
+        Self::new(&self.endpoint, &self.admin, &self.access_key, secret_key, self.hedged)
+    }
+
     /// The client, for requests that have no method here.
     pub fn client(&self) -> &PlainS3 {
         &self.client
@@ -90,7 +95,10 @@ impl S3 {
     /// twice, and their number says how busy it was.
     #[track_caller]
     pub fn requests(&self, kind: &str) -> u64 {
-        assert!(!self.hedged || kind != "GET", "reads are hedged here: count GETs in a cluster with the configuration COUNTED");
+        assert!(
+            !self.hedged || kind != "GET",
+            "reads are hedged here: count GETs in a cluster with the configuration COUNTED"
+        );
         let stats = self.stats();
         stats["kinds"][kind].as_u64().unwrap_or_else(|| panic!("no kind {kind} in {stats}"))
     }

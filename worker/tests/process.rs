@@ -74,6 +74,7 @@ not_asked! {
     list_unavailable(ListUnavailableRequest) -> UnavailableFiles;
     mount(MountRequest) -> MountReply;
     unmount(UnmountRequest) -> UnmountReply;
+    update_mount(UpdateMountRequest) -> MountReply;
     submit_load(SubmitLoadRequest) -> Job;
     submit_export(SubmitExportRequest) -> Job;
     retry_job(GetJobRequest) -> Job;

@@ -1,6 +1,7 @@
 //! `cv mount` and `cv umount`.
 
 mod environment;
+mod update;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,14 +10,16 @@ use cavern_proto::master::{
     AccessMode, AttributePolicy, Consistency, Existing, ListMountsRequest, Mount, MountRequest, MountStatus,
     MountTable, UnmountRequest, WriteType,
 };
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
+use self::update::UpdateArgs;
 use super::connect::ClusterArgs;
 use crate::console;
 use crate::error::CliError;
 
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "Options of a bucket (-c):
   s3.endpoint_url          http://host:port of an S3-compatible store
   s3.region_name           region that requests are signed for
@@ -31,12 +34,16 @@ Examples:
       -c s3.credentials.access=KEY -c s3.credentials.secret=SECRET
   cv mount s3://data/train /train --write-type cache-mode -c … --check
                                              verify only
-  cv mount s3://data/work /work --write-type fs-mode --recover -c …
-                                             after the loss of a cluster
+  cv mount s3://data/work /work --write-type fs-mode -c …
+                                             what Cavern wrote there is as it was
+  cv mount update /train -c s3.credentials.access=KEY -c …
+                                             other credentials, while it is in use
   cv mount                                   list what is attached
 
 Bucket and credentials are verified before anything is recorded.")]
 pub struct MountArgs {
+    #[command(subcommand)]
+    command: Option<MountCommand>,
     /// What to attach: s3://BUCKET[/PREFIX].
     #[arg(value_name = "URI", requires = "path")]
     uri: Option<String>,
@@ -74,9 +81,12 @@ pub struct MountArgs {
     #[arg(long, value_enum, default_value_t = ConsistencyArg::Ttl)]
     consistency: ConsistencyArg,
     /// In fs-mode: give the objects of the prefix back what their metadata say they were, as Cavern has written them: owners,
-    /// permissions, times, links, attributes.
-    #[arg(long, requires = "uri")]
+    /// permissions, times, links, attributes. This is done anyway, at the price of a HEAD for each object.
+    #[arg(long, requires = "uri", conflicts_with = "no_recover")]
     recover: bool,
+    /// In fs-mode: take every object of the prefix for a plain file, whatever its metadata say.
+    #[arg(long, requires = "uri")]
+    no_recover: bool,
     /// Verify bucket and credentials, record nothing.
     #[arg(long, requires = "uri")]
     check: bool,
@@ -85,6 +95,12 @@ pub struct MountArgs {
     json: bool,
     #[command(flatten)]
     cluster: ClusterArgs,
+}
+
+#[derive(Subcommand)]
+enum MountCommand {
+    /// Change options, credentials and freshness of a mount that is in use.
+    Update(UpdateArgs),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -126,6 +142,27 @@ enum ConsistencyArg {
     Never,
 }
 
+impl From<ConsistencyArg> for Consistency {
+    fn from(arg: ConsistencyArg) -> Self {
+        match arg {
+            ConsistencyArg::Ttl => Self::Ttl,
+            ConsistencyArg::Always => Self::Always,
+            ConsistencyArg::Never => Self::Never,
+        }
+    }
+}
+
+/// Options that are given one by one.
+fn options(given: &[(String, String)]) -> Result<HashMap<String, String>, CliError> {
+    let mut options = HashMap::new();
+    for (key, value) in given {
+        if options.insert(key.clone(), value.clone()).is_some() {
+            return Err(CliError::Usage(format!("-c {key} is given twice")));
+        }
+    }
+    Ok(options)
+}
+
 fn key_value(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -135,6 +172,9 @@ fn key_value(text: &str) -> Result<(String, String), String> {
 
 impl MountArgs {
     pub async fn run(mut self) -> Result<(), CliError> {
+        if let Some(MountCommand::Update(update)) = self.command.take() {
+            return update.run().await;
+        }
         let (Some(uri), Some(path)) = (self.uri.take(), self.path.take()) else {
             return self.list().await;
         };
@@ -157,18 +197,7 @@ impl MountArgs {
     }
 
     fn mount(&self, uri: String, path: String, write_type: WriteTypeArg) -> Result<Mount, CliError> {
-        let mut options = HashMap::new();
-        for (key, value) in &self.options {
-            if options.insert(key.clone(), value.clone()).is_some() {
-                return Err(CliError::Usage(format!("-c {key} is given twice")));
-            }
-        }
         let metadata_ttl_ms = u64::try_from(self.metadata_ttl.get().as_millis()).unwrap_or(u64::MAX);
-        let consistency = match self.consistency {
-            ConsistencyArg::Ttl => Consistency::Ttl,
-            ConsistencyArg::Always => Consistency::Always,
-            ConsistencyArg::Never => Consistency::Never,
-        };
         Ok(Mount {
             path,
             uri,
@@ -176,11 +205,11 @@ impl MountArgs {
                 WriteTypeArg::CacheMode => WriteType::CacheMode.into(),
                 WriteTypeArg::FsMode => WriteType::FsMode.into(),
             },
-            options,
+            options: options(&self.options)?,
             block_size: self.block_size.bytes(),
             replicas: self.replicas,
             metadata_ttl_ms,
-            consistency: consistency.into(),
+            consistency: Consistency::from(self.consistency).into(),
             ttl_ms: self.ttl_ms.unwrap_or(self.ttl.as_millis()),
             access_mode: match self.access_mode {
                 None => AccessMode::Unspecified.into(),
@@ -191,7 +220,11 @@ impl MountArgs {
                 None | Some(AttributesArg::Refuse) => AttributePolicy::Refuse.into(),
                 Some(AttributesArg::Keep) => AttributePolicy::Keep.into(),
             },
-            existing: if self.recover { Existing::Recovered.into() } else { Existing::None.into() },
+            existing: match (self.recover, self.no_recover) {
+                (true, _) => Existing::Recovered.into(),
+                (_, true) => Existing::Indexed.into(),
+                _ => Existing::None.into(),
+            },
             ..Mount::default()
         })
     }
@@ -205,7 +238,9 @@ impl MountArgs {
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  cv umount /train")]
+  cv umount /train
+
+What was written to an fs-mode mount is brought to its bucket first; the mount stays when that fails, or while files are being written.")]
 pub struct UmountArgs {
     /// Namespace path of the mount.
     #[arg(value_name = "PATH")]

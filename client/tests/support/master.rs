@@ -500,6 +500,10 @@ impl Cluster for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
+    async fn update_mount(&self, _: Request<UpdateMountRequest>) -> Result<Response<MountReply>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn submit_load(&self, _: Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }

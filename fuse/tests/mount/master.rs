@@ -423,6 +423,9 @@ impl Cluster for Master {
     async fn unmount(&self, _: Request<wire::UnmountRequest>) -> Result<Response<wire::UnmountReply>, Status> {
         Err(Status::unimplemented("unmount"))
     }
+    async fn update_mount(&self, _: Request<wire::UpdateMountRequest>) -> Result<Response<wire::MountReply>, Status> {
+        Err(Status::unimplemented("update_mount"))
+    }
     async fn submit_load(&self, _: Request<wire::SubmitLoadRequest>) -> Result<Response<wire::Job>, Status> {
         Err(Status::unimplemented("submit_load"))
     }

@@ -54,6 +54,15 @@ struct Run {
     hidden: u64,
 }
 
+/// How a run over a mount comes to its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It is indexed, or gone.
+    Done,
+    /// The options that it was begun with failed, and are others by now.
+    OtherOptions,
+}
+
 impl Listings {
     /// Indexes a mount in the background, unless that was done before.
     pub fn start_index(&self, mount: Arc<OpenMount>) {
@@ -61,7 +70,7 @@ impl Listings {
         self.0.tasks.spawn(async move {
             let stop = listings.0.stop.clone();
             tokio::select! {
-                result = listings.index(&mount) => if let Err(error) = result {
+                result = listings.index(mount.clone()) => if let Err(error) = result {
                     tracing::warn!(mount = mount.mount.path, "the index was given up: {error}");
                 },
                 () = stop.cancelled() => {}
@@ -69,11 +78,19 @@ impl Listings {
         });
     }
 
-    async fn index(&self, mount: &OpenMount) -> Result<(), MasterError> {
+    /// Indexes a mount, and begins anew when it has got other options.
+    async fn index(&self, mut mount: Arc<OpenMount>) -> Result<(), MasterError> {
+        while self.index_with(&mount).await? == End::OtherOptions {
+            mount = self.0.mounts.get(mount.id())?;
+        }
+        Ok(())
+    }
+
+    async fn index_with(&self, mount: &Arc<OpenMount>) -> Result<End, MasterError> {
         let id = mount.id();
         if let Some(done) = self.read(move |tables| tables.index(id)).await? {
             mount.set_index(false, done.entries, done.hidden_keys, 0);
-            return Ok(());
+            return Ok(End::Done);
         }
         mount.set_index(true, 0, 0, 0);
         let mut lister = mount.ufs.list(mount.ufs.prefix(), ListMode::Recursive);
@@ -85,13 +102,16 @@ impl Listings {
                 Ok(Some(page)) => {
                     pause = RETRY_FIRST;
                     if !self.index_page(mount, &mut run, Some(page)).await? {
-                        return Ok(());
+                        return Ok(End::Done);
                     }
                 }
                 Ok(None) => break,
                 Err(_) => {
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(RETRY_MOST);
+                    if !Arc::ptr_eq(mount, &self.0.mounts.get(id)?) {
+                        return Ok(End::OtherOptions);
+                    }
                 }
             }
             mount.set_index(true, run.entries, run.hidden, 0);
@@ -109,7 +129,7 @@ impl Listings {
         let index = IndexRecord { finished_ns, entries, hidden_keys: run.hidden, ..IndexRecord::default() };
         self.0.proposer.propose(Command::PutIndex(PutIndex { mount_id: id, index: Some(index) })).await?;
         tracing::info!(mount = mount.mount.path, entries = run.entries, "the index is complete");
-        Ok(())
+        Ok(End::Done)
     }
 
     /// Takes one page in, or the end; false when the mount is gone.

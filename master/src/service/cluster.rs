@@ -7,8 +7,8 @@ use cavern_proto::master::{
     ClaimList, ClusterStatus, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job, JobList, ListClaimsRequest,
     ListJobsRequest, ListMountsRequest, ListUnavailableRequest, ListWorkersRequest, Mount, MountReply, MountRequest,
     MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, StatusRequest,
-    SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, WatchEvent, WatchRequest,
-    WorkerTable,
+    SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest,
+    WatchEvent, WatchRequest, WorkerTable,
 };
 use cavern_proto::record::command::Command;
 use futures::StreamExt;
@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Answers, Services};
 use crate::MasterError;
-use crate::attach::Unwritten;
+use crate::detach::Unwritten;
 use crate::secrets::redact;
 use crate::state::Tables;
 
@@ -121,6 +121,11 @@ impl Cluster for Services {
         let unwritten = if discard { Unwritten::Discard } else { Unwritten::Keep };
         let mount = self.unmount_bucket(&path, unwritten).await?;
         Ok(Response::new(UnmountReply { mount: Some(mount) }))
+    }
+
+    async fn update_mount(&self, request: Request<UpdateMountRequest>) -> Result<Response<MountReply>, Status> {
+        let mount = self.update_mount_at(request.into_inner()).await?;
+        Ok(Response::new(MountReply { mount: Some(mount) }))
     }
 
     async fn list_mounts(&self, _: Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {

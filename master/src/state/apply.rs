@@ -21,6 +21,8 @@ pub enum Outcome {
     /// Another mount has the path.
     MountExists(Box<Mount>),
     NoSuchMount,
+    /// Something has been changed since the proposer looked, who looks again.
+    OutOfDate,
     Listed(ListingCounts),
     Worker {
         id: u64,
@@ -84,6 +86,9 @@ fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<
         Some(Kind::TakeInObject(taken)) => Ok(Outcome::TakenIn(posix::take_in(transaction, &taken)?)),
         Some(Kind::KeepAttributes(keep)) => kept::keep(transaction, keep),
         Some(Kind::CountUsage(step)) => usage::count(transaction, &step),
+        Some(Kind::RemoveMount(remove)) => mount::remove(transaction, &remove),
+        Some(Kind::AttachMount(attach)) => mount::attach(transaction, attach),
+        Some(Kind::UpdateMount(update)) => mount::update(transaction, update),
     }
 }
 

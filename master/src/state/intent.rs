@@ -21,6 +21,7 @@ use cavern_proto::record::{
 };
 
 use super::records::{deletion_key, inode_key, object_key};
+use super::tables::change_key;
 use super::{Family, Outcome, Transaction, origin};
 use crate::MasterError;
 
@@ -30,6 +31,13 @@ pub(super) enum Reach {
     Itself,
     /// A directory's path changed, and with it the keys of all that lies below.
     Below,
+}
+
+/// Gives something that is to be seen to before a mount may go its number, which becomes that of the mount's last change.
+pub(super) fn count_change(transaction: &mut Transaction<'_>, mount_id: u32) {
+    transaction.counters.change += 1;
+    let change = transaction.counters.change.to_be_bytes();
+    transaction.put_bytes(Family::Meta, &change_key(mount_id), &change);
 }
 
 /// Notes that the bucket lacks a change of an inode.
@@ -53,7 +61,7 @@ fn note_since(
     first: (u64, i64),
     now_ns: i64,
 ) -> Result<(), MasterError> {
-    transaction.counters.change += 1;
+    count_change(transaction, mount_id);
     let new = IntentRecord { mount_id, first_change: first.0, first_ns: first.1, ..IntentRecord::default() };
     let mut intent = transaction.before().intent(inode)?.unwrap_or(new);
     (intent.first_change, intent.first_ns) = (intent.first_change.min(first.0), intent.first_ns.min(first.1));
@@ -136,7 +144,7 @@ fn put_deletion(
     etag: String,
     (first_change, since_ns): (u64, i64),
 ) -> Result<(), MasterError> {
-    transaction.counters.change += 1;
+    count_change(transaction, mount_id);
     let known = transaction.before().deletion(mount_id, key)?;
     let deletion = DeletionRecord {
         change: transaction.counters.change,

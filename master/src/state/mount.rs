@@ -4,11 +4,12 @@
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Existing, Kind, Mount, WriteType};
-use cavern_proto::record::DentryRecord;
+use cavern_proto::record::{AttachMount, DentryRecord, RemoveMount, UpdateMount};
 
 use super::database::Family;
 use super::namespace::{detach, forget_index};
 use super::records::directory_record;
+use super::tables::change_key;
 use super::transaction::{Change, Transaction};
 use super::{Outcome, existing, orphans};
 use crate::MasterError;
@@ -72,13 +73,53 @@ pub fn mount(transaction: &mut Transaction<'_>, mut mount: Mount) -> Result<Outc
     Ok(Outcome::Mount(Box::new(mount)))
 }
 
-/// Removes the mount at `path`: its directory at once, what is below it by the reaper, and the directories above it that
-/// hold nothing else.
+/// Records a mount, unless the mount table is another than the one that it was compared with.
+pub fn attach(transaction: &mut Transaction<'_>, attach: AttachMount) -> Result<Outcome, MasterError> {
+    if transaction.counters.mounts_epoch != attach.mounts_epoch {
+        return Ok(Outcome::OutOfDate);
+    }
+    mount(transaction, attach.mount.unwrap_or_default())
+}
+
+/// Gives a mount other options, unless the mount table is another by now. What it is, and what it is of, stays.
+pub fn update(transaction: &mut Transaction<'_>, update: UpdateMount) -> Result<Outcome, MasterError> {
+    let wanted = update.mount.unwrap_or_default();
+    if transaction.counters.mounts_epoch != update.mounts_epoch {
+        return Ok(Outcome::OutOfDate);
+    }
+    let Some(mut mount) = transaction.before().mount(wanted.id)? else { return Ok(Outcome::NoSuchMount) };
+    mount.options = wanted.options;
+    (mount.consistency, mount.metadata_ttl_ms) = (wanted.consistency, wanted.metadata_ttl_ms);
+    mount.ttl_ms = wanted.ttl_ms;
+    transaction.put(Family::Mount, &mount.id.to_be_bytes(), &mount);
+    changed(transaction);
+    Ok(Outcome::Mount(Box::new(mount)))
+}
+
+/// Removes a mount, if nothing was changed in it since the proposer looked whether its bucket lacks something.
+pub fn remove(transaction: &mut Transaction<'_>, remove: &RemoveMount) -> Result<Outcome, MasterError> {
+    let tables = transaction.before();
+    let Some(mount) = tables.mount(remove.mount_id)? else { return Ok(Outcome::NoSuchMount) };
+    let is_truth = mount.write_type() == WriteType::FsMode;
+    if is_truth && !remove.discard && tables.last_change(mount.id)? > remove.change {
+        return Ok(Outcome::OutOfDate);
+    }
+    take_out(transaction, mount)
+}
+
+/// Removes the mount at `path`, whatever its bucket lacks: as older logs have it.
 pub fn unmount(transaction: &mut Transaction<'_>, path: &str) -> Result<Outcome, MasterError> {
-    let Some(mount) = transaction.before().mounts()?.into_iter().find(|mount| mount.path == path) else {
-        return Ok(Outcome::NoSuchMount);
-    };
+    match transaction.before().mounts()?.into_iter().find(|mount| mount.path == path) {
+        Some(mount) => take_out(transaction, mount),
+        None => Ok(Outcome::NoSuchMount),
+    }
+}
+
+/// Takes a mount's directory out of the namespace at once, what is below it by the reaper, and the directories above it that hold
+/// nothing else.
+fn take_out(transaction: &mut Transaction<'_>, mount: Mount) -> Result<Outcome, MasterError> {
     transaction.delete(Family::Mount, &mount.id.to_be_bytes());
+    transaction.delete(Family::Meta, &change_key(mount.id));
     forget_index(transaction, mount.id);
     existing::forget(transaction, mount.id);
     let mut at = mount.root_inode;

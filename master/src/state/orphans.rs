@@ -7,7 +7,7 @@ use bytes::Bytes;
 use cavern_proto::master::Kind;
 
 use super::database::Family;
-use super::records::inode_key;
+use super::records::{inode_key, links};
 use super::tables::first_id;
 use super::transaction::Transaction;
 use super::{intent, posix};
@@ -51,7 +51,14 @@ pub fn reap(transaction: &mut Transaction<'_>, limit: u32) -> Result<Reaped, Mas
         transaction.delete_dentry(orphan, &name);
         if dentry.kind() == Kind::Directory {
             add(transaction, dentry.inode)?;
-        } else {
+            continue;
+        }
+        let record = transaction.inode(dentry.inode)?;
+        if record.as_ref().is_none_or(|record| links(record) > 1) {
+            posix::delete_link(transaction, dentry.inode, orphan, &name);
+        }
+        // Unless it went with another of its names.
+        if record.is_some() {
             forget(transaction, dentry.inode, mount_id)?;
             transaction.delete_inode(dentry.inode);
             inodes += 1;

@@ -37,7 +37,7 @@ use crate::MasterError;
 
 pub use external::take_in;
 pub use hold::{forget_content, reap};
-pub use link::put_link;
+pub use link::{delete_link, put_link};
 pub use lock::blocking_lock;
 pub use results::end_session;
 pub use ttl::expire;

@@ -142,6 +142,26 @@ impl<'a> Tables<'a> {
         self.record(Family::Meta, &index_key(mount_id))
     }
 
+    /// Number of the last change of an fs-mode mount; 0 for none that was numbered so.
+    pub fn last_change(&self, mount_id: u32) -> Result<u64, MasterError> {
+        let number = self.database.get(Family::Meta, &change_key(mount_id))?;
+        Ok(number.and_then(|bytes| leading_id(&bytes)).unwrap_or_default())
+    }
+
+    /// How many inodes of a mount that have a name sessions hold.
+    pub fn held_of(&self, mount_id: u32) -> Result<u64, MasterError> {
+        let (mut held, mut last) = (0, 0);
+        for key in self.keys(Family::Hold) {
+            let inode = leading_id(&key?).unwrap_or_default();
+            if inode != last && self.inode(inode)?.is_some_and(|record| record.mount_id == mount_id && !record.unlinked)
+            {
+                held += 1;
+            }
+            last = inode;
+        }
+        Ok(held)
+    }
+
     /// Up to `limit` inodes that have lost their last name and that nobody holds.
     pub fn unheld(&self, limit: usize) -> Result<Vec<u64>, MasterError> {
         let mut unheld = Vec::new();
@@ -356,6 +376,11 @@ impl<'a> Tables<'a> {
 /// Key of a mount's index record in `meta`.
 pub fn index_key(mount_id: u32) -> Vec<u8> {
     [b"index".as_slice(), &mount_id.to_be_bytes()].concat()
+}
+
+/// Key of the number of a mount's last change in `meta`.
+pub fn change_key(mount_id: u32) -> Vec<u8> {
+    [b"changed".as_slice(), &mount_id.to_be_bytes()].concat()
 }
 
 /// The inode ids of a scan of `orphan` and the like.

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::harness::{TestMaster, Tree, new_bucket};
-use crate::attach::Unwritten;
+use crate::detach::Unwritten;
 use crate::listing::{diff_step, is_name, is_same_version, windows};
 use crate::state::{Database, Outcome, Tables, Transaction, apply};
 

@@ -7,14 +7,19 @@ use cavern_conf::{Config, Interval};
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::namespace_server::Namespace;
-use cavern_proto::master::{Consistency, Kind, Mount, ReadDirPage, ReadDirRequest, StatusRequest, UsageRequest};
+use cavern_proto::master::{
+    Consistency, Kind, Mount, ReadDirPage, ReadDirRequest, StatusRequest, UsageRequest, WriteType,
+};
+use cavern_proto::record::AttachMount;
+use cavern_proto::record::command::Command;
 use futures::StreamExt;
 use tonic::Request;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, name, new_bucket};
 use crate::MasterError;
-use crate::attach::Unwritten;
+use crate::detach::Unwritten;
 use crate::listing::Why;
+use crate::state::Outcome;
 
 async fn read_dir(master: &TestMaster, inode: u64, after: &str, limit: u64) -> Vec<ReadDirPage> {
     let request = ReadDirRequest { inode, after_name: name(after), limit, ..ReadDirRequest::default() };
@@ -247,4 +252,40 @@ async fn what_is_known_is_served_while_the_bucket_is_gone() {
     eventually(|| async { lookups.resolve("/m/d/b").await.is_ok() }).await;
     assert!(lookups.resolve("/m/d/a").await.unwrap_err().is_not_found());
     tokio::time::timeout(Duration::from_secs(30), master.master.stop()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mounts_with_keys_in_common_are_judged_by_the_command_and_those_of_older_logs_stay() {
+    let (bucket, uri) = new_bucket();
+    bucket.put("q/a", "1");
+    let master = TestMaster::new().await;
+    let fs_mode = |path: &str, below: &str| Mount {
+        write_type: WriteType::FsMode as i32,
+        ..mount_request(path, &format!("{uri}{below}"))
+    };
+    // As a log has it that was written before they were compared.
+    for path in ["/old", "/older"] {
+        let mount = Mount { block_size: 1 << 20, ..fs_mode(path, "/p") };
+        let mounted = master.services().proposer.propose(Command::Mount(mount)).await.unwrap();
+        assert!(matches!(mounted, Outcome::Mount(_)), "{mounted:?}");
+    }
+    let master = master.restart().await;
+    let services = master.services();
+    assert_eq!(services.mounts.table().unwrap().1.len(), 2);
+    let refused = services.mount_bucket(fs_mode("/new", "/p/q"), false).await.unwrap_err().to_string();
+    assert!(refused.contains("/old") && refused.contains("keys in common"), "{refused}");
+
+    // A mount that was compared with another table is not made.
+    let epoch = services.mounts.table().unwrap().0;
+    services.mount_bucket(fs_mode("/first", "/q"), false).await.unwrap();
+    let late = AttachMount { mount: Some(fs_mode("/late", "/q")), mounts_epoch: epoch };
+    let outcome = services.proposer.propose(Command::AttachMount(late)).await.unwrap();
+    assert_eq!(outcome, Outcome::OutOfDate);
+    let many = (0..8).map(|number| {
+        let (services, mount) = (services.clone(), fs_mode(&format!("/many{number}"), "/r"));
+        tokio::spawn(async move { services.mount_bucket(mount, false).await.is_ok() })
+    });
+    let many = futures::future::join_all(many).await;
+    assert_eq!(many.into_iter().filter(|mounted| *mounted.as_ref().unwrap()).count(), 1);
+    master.master.stop().await;
 }

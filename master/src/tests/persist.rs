@@ -2,6 +2,7 @@
 //! anew, in the end it has an object for each name, with the right content and metadata, and no other.
 
 mod bench;
+mod detaching;
 mod existing;
 mod exports;
 mod external;
@@ -19,7 +20,7 @@ use cavern_proto::master::{CreateInode, Extent, Kind, LinkInode, RenameMode, Ren
 
 use self::bench::Bench;
 use super::harness::{eventually, name};
-use crate::attach::Unwritten;
+use crate::detach::Unwritten;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_links_and_directories_become_objects_and_go_again() {

@@ -7,7 +7,7 @@ use crate::MasterError;
 use crate::state::extent;
 use crate::state::orphans::Reaped;
 use crate::state::records::{hold_key, inode_key, xattr_key};
-use crate::state::{Family, Transaction, origin, usage};
+use crate::state::{Family, Transaction, intent, origin, usage};
 
 impl Mutating<'_, '_> {
     /// An inode that is only open need not be held while it has a name: its removal will be told to all who may have it open
@@ -19,6 +19,7 @@ impl Mutating<'_, '_> {
     }
 
     pub(super) fn put_hold(&mut self, inode: u64, session: u64) {
+        intent::count_change(self.transaction, self.mount);
         self.transaction.put_bytes(Family::Hold, &hold_key(inode, session), &[]);
     }
 

@@ -122,7 +122,7 @@ pub fn put_link(transaction: &mut Transaction<'_>, inode: u64, parent: u64, name
     transaction.put_bytes(Family::Link, &link_key(inode, parent, name), &[]);
 }
 
-fn delete_link(transaction: &mut Transaction<'_>, inode: u64, parent: u64, name: &[u8]) {
+pub fn delete_link(transaction: &mut Transaction<'_>, inode: u64, parent: u64, name: &[u8]) {
     transaction.delete(Family::Link, &link_key(inode, parent, name));
 }
 

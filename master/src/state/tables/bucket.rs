@@ -60,6 +60,22 @@ impl Tables<'_> {
         Ok(inode.and_then(|inode| leading_id(&inode)))
     }
 
+    /// Keys and versions of up to `limit` objects that the bucket of a mount has of it.
+    pub fn noted_objects(&self, mount_id: u32, limit: usize) -> Result<Vec<(String, String)>, MasterError> {
+        let start = mount_id.to_be_bytes();
+        let mut objects = Vec::new();
+        let mode = IteratorMode::From(&start, Direction::Forward);
+        for item in self.database.raw().iterator_cf(self.database.family(Family::Noted), mode) {
+            let (key, inode) = item?;
+            let Some(key) = key.strip_prefix(&start).filter(|_| objects.len() < limit) else { break };
+            let (key, inode) = (text(key)?, leading_id(&inode).unwrap_or_default());
+            if let Some(object) = self.object(inode, &key)?.filter(|object| !object.etag.is_empty()) {
+                objects.push((key, object.etag));
+            }
+        }
+        Ok(objects)
+    }
+
     /// The inode that was made of an object of this identity.
     pub fn recovered(&self, mount_id: u32, identity: &str) -> Result<Option<u64>, MasterError> {
         let inode = self.database.get(Family::Recovered, &deletion_key(mount_id, identity))?;

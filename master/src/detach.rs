@@ -1,0 +1,109 @@
+//! Detaching buckets from the namespace.
+//!
+//! What was acknowledged is in the bucket before a mount goes, or the mount stays. The bucket is brought up to date first, and whether it
+//! lacks anything is found out without keeping anybody waiting: the number of the last change is read, then whether a session holds
+//! a file, then what the bucket lacks. The command that removes the mount carries that number, and does nothing when the mount has
+//! a later change: so what was made meanwhile is looked at again. Until the command is applied, the mount is as it was, whoever is killed or gives up.
+
+use std::time::{Duration, Instant};
+
+use cavern_proto::master::{Mount, WriteType};
+use cavern_proto::record::RemoveMount;
+use cavern_proto::record::command::Command;
+
+use crate::MasterError;
+use crate::attach::{normalized, not_mounted};
+use crate::persist::{Backlog, Scope};
+use crate::service::Services;
+use crate::state::Outcome;
+
+/// How long the bucket is brought up to date before the mount stays.
+const DRAIN: Duration = Duration::from_secs(10);
+/// Not for longer than this when the bucket refuses: what fails once is often done by the next attempt.
+const REFUSED: Duration = Duration::from_secs(3);
+/// A file that was closed is let go of a moment later.
+const LET_GO: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What becomes of changes that the bucket of an fs-mode mount lacks when it is detached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unwritten {
+    /// They are written, or the mount stays.
+    Keep,
+    Discard,
+}
+
+impl Services {
+    /// Detaches the bucket at a path, which disappears at once; what was known of it is deleted in the background.
+    ///
+    /// # Errors
+    /// [`MasterError::Refused`] when the bucket lacks changes that are not to be discarded, or files are being written.
+    pub async fn unmount_bucket(&self, path: &str, unwritten: Unwritten) -> Result<Mount, MasterError> {
+        let path = normalized(path)?;
+        let began = Instant::now();
+        loop {
+            let looked_up = path.clone();
+            let read = self.lookups.listings.read(move |tables| tables.mounts());
+            let Some(mount) = read.await?.into_iter().find(|mount| mount.path == looked_up) else {
+                return Err(not_mounted(&path));
+            };
+            let discard = unwritten == Unwritten::Discard;
+            let change = match mount.write_type() {
+                WriteType::FsMode if !discard => self.drained(&mount, began).await?,
+                _ => 0,
+            };
+            let remove = RemoveMount { mount_id: mount.id, change, discard };
+            match self.proposer.propose(Command::RemoveMount(remove)).await? {
+                Outcome::Mount(removed) => {
+                    self.mounts.forget(removed.id);
+                    tracing::info!(mount = removed.path, "a bucket is unmounted");
+                    // The answer goes to a person: without credentials.
+                    return Ok(Mount { options: std::collections::HashMap::new(), ..*removed });
+                }
+                Outcome::OutOfDate if began.elapsed() > DRAIN => {
+                    return Err(MasterError::Refused(format!(
+                        "{path} is being changed all the time: end what changes it, or lose what is not in the bucket with `cv umount {path} --discard`"
+                    )));
+                }
+                Outcome::OutOfDate => {}
+                Outcome::NoSuchMount => return Err(not_mounted(&path)),
+                other => return Err(MasterError::Refused(format!("an unmount was answered by {other:?}"))),
+            }
+        }
+    }
+
+    /// Brings the bucket of a mount up to date. Answers the number of a change up to which it lacks nothing.
+    async fn drained(&self, mount: &Mount, began: Instant) -> Result<u64, MasterError> {
+        let (id, path) = (mount.id, &mount.path);
+        let scope = Scope { inode: mount.root_inode, mount_id: id };
+        let (mut hurried, mut held_since) = (None, None);
+        loop {
+            let read = self.lookups.listings.read(move |tables| Ok((tables.counters()?.change, tables.held_of(id)?)));
+            let (change, held) = read.await?;
+            let (backlog, _) = self.persistence.backlog(scope.clone()).await?;
+            if backlog.items() > 0 {
+                let hurried = hurried.get_or_insert_with(|| self.persistence.hurry(scope.clone(), u64::MAX));
+                let failed = hurried.left().await?;
+                let patience = if failed.last_error().is_empty() { DRAIN } else { REFUSED };
+                if began.elapsed() > patience {
+                    return Err(lacks_changes(path, &backlog, failed.last_error()));
+                }
+            } else if held == 0 {
+                return Ok(change);
+            } else if held_since.get_or_insert_with(Instant::now).elapsed() > LET_GO {
+                return Err(MasterError::Refused(format!(
+                    "{path} has open files that have been written to ({held}): close them first, or lose what is not in the bucket with `cv umount {path} --discard`"
+                )));
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+fn lacks_changes(path: &str, backlog: &Backlog, failure: &str) -> MasterError {
+    let cause = if failure.is_empty() { String::new() } else { format!(" ({failure})") };
+    let (files, deletions) = (backlog.files, backlog.deletions);
+    MasterError::Refused(format!(
+        "the bucket of {path} lacks changes of {files} files and {deletions} deletions{cause}: wait for them with `cv persist wait {path}`, or lose them with `cv umount {path} --discard`"
+    ))
+}

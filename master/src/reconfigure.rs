@@ -1,0 +1,114 @@
+//! Other options, credentials and freshness for a mount that is in use.
+//!
+//! The bucket is asked with the new options before anything is recorded. What else a mount is cannot change: blocks are named by its block
+//! size and placed by its replicas, and files are open by its mode. Clients and workers hear of the new mount table as of any other.
+
+use cavern_proto::master::{Mount, UpdateMountRequest, WriteType};
+use cavern_proto::record::UpdateMount;
+use cavern_proto::record::command::Command;
+use cavern_ufs::{Place, Ufs};
+use futures::{StreamExt, stream};
+
+use crate::MasterError;
+use crate::attach::{complete, normalized, not_mounted};
+use crate::overlap::refuse_overlap;
+use crate::service::Services;
+use crate::state::Outcome;
+
+/// Objects by which a bucket is known again, and how many are asked about at a time.
+const SAMPLE: usize = 32;
+const SAMPLE_AHEAD: usize = 8;
+
+impl Services {
+    /// Changes a mount as far as it can be changed while it is in use.
+    ///
+    /// # Errors
+    /// [`MasterError::Refused`] and those of the bucket: the mount is as it was then.
+    pub async fn update_mount_at(&self, request: UpdateMountRequest) -> Result<Mount, MasterError> {
+        let path = normalized(&request.path)?;
+        loop {
+            let (mounts_epoch, mounts) = self.mounts.table()?;
+            let Some(before) = mounts.iter().find(|mount| mount.path == path) else { return Err(not_mounted(&path)) };
+            let wanted = changed(before, &request)?;
+            if wanted == *before {
+                return Ok(wanted);
+            }
+            self.check_options(before, &wanted, &mounts).await?;
+            let update = UpdateMount { mount: Some(self.mounts.seal(wanted.clone())?), mounts_epoch };
+            match self.proposer.propose(Command::UpdateMount(update)).await? {
+                Outcome::Mount(_) => {
+                    self.mounts.reopen(wanted.id)?;
+                    tracing::info!(mount = wanted.path, "a mount has got other options");
+                    return Ok(wanted);
+                }
+                Outcome::OutOfDate => {}
+                Outcome::NoSuchMount => return Err(not_mounted(&path)),
+                other => return Err(MasterError::Refused(format!("a change of a mount was answered by {other:?}"))),
+            }
+        }
+    }
+
+    /// Whether the new options lead to the mount's bucket, and to nobody else's keys.
+    async fn check_options(&self, before: &Mount, wanted: &Mount, mounts: &[Mount]) -> Result<(), MasterError> {
+        if wanted.options == before.options {
+            return Ok(());
+        }
+        let ufs = self.mounts.open_ufs(wanted)?;
+        ufs.check().await?;
+        // Links of directory trees need not be followed here: they have no options.
+        let place = Place::of(&wanted.uri, &wanted.options)?;
+        if Place::of(&before.uri, &before.options).is_ok_and(|before| before.has_store_of(&place)) {
+            return Ok(());
+        }
+        for other in mounts.iter().filter(|other| other.id != wanted.id) {
+            refuse_overlap(wanted, &place, other)?;
+        }
+        match wanted.write_type() {
+            WriteType::FsMode => self.refuse_other_bucket(wanted, &ufs).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Another endpoint must lead to the bucket that has what was written: some objects are looked for there.
+    async fn refuse_other_bucket(&self, mount: &Mount, ufs: &Ufs) -> Result<(), MasterError> {
+        let id = mount.id;
+        let noted = self.lookups.listings.read(move |tables| tables.noted_objects(id, SAMPLE)).await?;
+        let sample = noted.len();
+        let is_there = stream::iter(noted).map(|(key, etag)| async move {
+            let object = ufs.head(&key).await;
+            object.is_ok_and(|object| object.etag == etag)
+        });
+        let found = is_there.buffer_unordered(SAMPLE_AHEAD).filter(|is_there| std::future::ready(*is_there));
+        if sample == 0 || found.count().await > 0 {
+            return Ok(());
+        }
+        Err(MasterError::Refused(format!(
+            "the bucket that these options lead to has none of the {sample} objects of {} that were looked for: it is another one. Give the endpoint of the same bucket, or unmount {} and mount the other one",
+            mount.path, mount.path
+        )))
+    }
+}
+
+/// The mount as it is wanted.
+fn changed(before: &Mount, request: &UpdateMountRequest) -> Result<Mount, MasterError> {
+    let mut wanted = before.clone();
+    for (name, value) in &request.options {
+        if value.is_empty() {
+            wanted.options.remove(name);
+        } else {
+            wanted.options.insert(name.clone(), value.clone());
+        }
+    }
+    let is_fs_mode = before.write_type() == WriteType::FsMode;
+    if is_fs_mode && (request.consistency.is_some() || request.metadata_ttl_ms.is_some()) {
+        return Err(MasterError::Invalid(format!(
+            "{} is in fs-mode, where the namespace is the truth: no listing grows old there",
+            before.path
+        )));
+    }
+    wanted.consistency = request.consistency.unwrap_or(wanted.consistency);
+    wanted.metadata_ttl_ms = request.metadata_ttl_ms.unwrap_or(wanted.metadata_ttl_ms);
+    wanted.ttl_ms = request.ttl_ms.unwrap_or(wanted.ttl_ms);
+    let Mount { id, root_inode, existing, .. } = *before;
+    Ok(Mount { id, root_inode, existing, ..complete(wanted)? })
+}
