@@ -36,6 +36,7 @@ use crate::s3::failure::{Failure, from_opendal, from_signer};
 use crate::s3::listing::{nanoseconds, unquoted};
 use crate::s3::options::Credentials;
 pub(crate) use crate::s3::options::S3Options;
+pub use crate::s3::options::changed_options;
 pub(crate) use crate::s3::transport::Transport;
 use crate::shared::SharedStore;
 use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
