@@ -11,7 +11,8 @@ use crate::error::CliError;
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  cv mount update /train -c s3.credentials.access=KEY -c s3.credentials.secret=SECRET
+  cv mount update /train -c s3.credentials.access=KEY \\
+      -c s3.credentials.secret=SECRET
   cv mount update /train --metadata-ttl 5m
   cv mount update /train -c s3.region_name=  take an option away
 
