@@ -149,7 +149,7 @@ pub fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
         WriteType::CacheMode => {}
         WriteType::FsMode if mount.access_mode() == AccessMode::ReadOnly => {
             return invalid(
-                "an fs-mode mount is there to be written to: mount the prefix in cache_mode to read it".into(),
+                "an fs-mode mount is there to be written to: mount the prefix in cache-mode to read it".into(),
             );
         }
         WriteType::FsMode if mount.uri.starts_with("file://") => {
@@ -159,18 +159,18 @@ pub fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
         }
         // What is there is what the namespace says, whatever the bucket has.
         WriteType::FsMode => mount.consistency = Consistency::Never as i32,
-        WriteType::Unspecified => return invalid("the write type is neither cache_mode nor fs_mode".into()),
+        WriteType::Unspecified => return invalid("the write type is neither cache-mode nor fs-mode".into()),
     }
     // What the write type has it to be anyway is not recorded.
     match (AccessMode::try_from(mount.access_mode), mount.write_type()) {
         (Ok(AccessMode::ReadWrite), WriteType::CacheMode) | (Ok(AccessMode::Unspecified), _) => {}
         (Ok(_), _) => mount.access_mode = AccessMode::Unspecified as i32,
-        (Err(_), _) => return invalid("the access mode is neither read_only nor read_write".into()),
+        (Err(_), _) => return invalid("the access mode is neither read-only nor read-write".into()),
     }
     match (AttributePolicy::try_from(mount.attributes), mount.write_type()) {
         (Ok(AttributePolicy::Refuse), _) => {}
         (Ok(AttributePolicy::Keep), WriteType::FsMode) => {
-            return invalid("fs_mode keeps all attributes anyway: leave --attributes out".into());
+            return invalid("fs-mode keeps all attributes anyway: leave --attributes out".into());
         }
         (Ok(AttributePolicy::Keep), _) if mount.uri.starts_with("file://") => {
             return invalid("a directory tree has nothing that keeps attributes beside the bytes of an object".into());
@@ -181,7 +181,7 @@ pub fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
     match (mount.existing(), mount.write_type()) {
         (Existing::Recovered | Existing::Indexed, WriteType::FsMode) => {}
         (Existing::Recovered, _) => {
-            return invalid("only fs_mode can be recovered: in cache_mode the bucket is the truth as it is".into());
+            return invalid("only fs-mode can be recovered: in cache-mode the bucket is the truth as it is".into());
         }
         (_, WriteType::FsMode) => mount.existing = Existing::Recovered as i32,
         _ => mount.existing = Existing::None as i32,

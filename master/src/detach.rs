@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use cavern_conf::counted;
 use cavern_proto::master::{Mount, WriteType};
 use cavern_proto::record::RemoveMount;
 use cavern_proto::record::command::Command;
@@ -102,8 +103,8 @@ impl Services {
 
 fn lacks_changes(path: &str, backlog: &Backlog, failure: &str) -> MasterError {
     let cause = if failure.is_empty() { String::new() } else { format!(" ({failure})") };
-    let (files, deletions) = (backlog.files, backlog.deletions);
+    let (files, objects) = (counted(backlog.files, "file"), counted(backlog.deletions, "object"));
     MasterError::Refused(format!(
-        "the bucket of {path} lacks changes of {files} files and {deletions} deletions{cause}: wait for them with `cv persist wait {path}`, or lose them with `cv umount {path} --discard`"
+        "the bucket of {path} lacks changes: {files} to write, {objects} to delete{cause}: wait for them with `cv persist wait {path}`, or lose them with `cv umount {path} --discard`"
     ))
 }

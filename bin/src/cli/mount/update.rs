@@ -16,8 +16,8 @@ use crate::error::CliError;
   cv mount update /train --metadata-ttl 5m
   cv mount update /train -c s3.region_name=  take an option away
 
-Bucket and credentials are verified before anything is changed. Clients and
-workers take the new ones on within seconds; files stay open.")]
+Bucket and credentials are verified before anything is changed. Clients and workers \
+take the new ones on within seconds; files stay open.")]
 pub struct UpdateArgs {
     /// Namespace path of the mount.
     #[arg(value_name = "PATH")]
