@@ -50,9 +50,9 @@ Examples:
   cv mount s3://data/train /train --write-type cache-mode -c … --check
                                              verify only
   cv mount s3://data/work /work --write-type fs-mode -c …
-                                             what Cavern wrote there is as it was
+                                             files are as Cavern left them there
   cv mount update /train --credentials-file ~/.cavern-keys
-                                             other credentials, while it is in use
+                                             new credentials, while it is in use
   cv mount                                   list what is attached
 
 Bucket and credentials are verified before anything is recorded.")]
