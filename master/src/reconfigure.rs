@@ -6,7 +6,7 @@
 use cavern_proto::master::{Mount, UpdateMountRequest, WriteType};
 use cavern_proto::record::UpdateMount;
 use cavern_proto::record::command::Command;
-use cavern_ufs::{Place, Ufs};
+use cavern_ufs::{Place, Ufs, changed_options};
 use futures::{StreamExt, stream};
 
 use crate::MasterError;
@@ -92,13 +92,7 @@ impl Services {
 /// The mount as it is wanted.
 fn changed(before: &Mount, request: &UpdateMountRequest) -> Result<Mount, MasterError> {
     let mut wanted = before.clone();
-    for (name, value) in &request.options {
-        if value.is_empty() {
-            wanted.options.remove(name);
-        } else {
-            wanted.options.insert(name.clone(), value.clone());
-        }
-    }
+    wanted.options = changed_options(&before.options, &request.options);
     let is_fs_mode = before.write_type() == WriteType::FsMode;
     if is_fs_mode && (request.consistency.is_some() || request.metadata_ttl_ms.is_some()) {
         return Err(MasterError::Invalid(format!(

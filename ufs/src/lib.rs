@@ -43,6 +43,7 @@ pub use memory::MemoryBucket;
 pub use metrics::{UfsStats, register as register_metrics};
 pub use object::{ListMode, ListPage, Metadata, ObjectMeta, Replaces};
 pub use place::Place;
+pub use s3::changed_options;
 pub use store::ByteStream;
 pub use ufs::{Contents, Lister, Ufs};
 pub use write::{MultipartUpload, PARTS_MAX};

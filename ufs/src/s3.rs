@@ -34,6 +34,7 @@ use crate::s3::credentials::credential_chain;
 use crate::s3::failure::{Failure, from_opendal, from_signer};
 use crate::s3::listing::{nanoseconds, unquoted};
 pub(crate) use crate::s3::options::S3Options;
+pub use crate::s3::options::changed_options;
 pub(crate) use crate::s3::transport::Transport;
 use crate::shared::SharedStore;
 use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};

@@ -88,6 +88,22 @@ impl S3Options {
     }
 }
 
+/// The options of a mount after a change of some. Those that are given take the place of those of their names, and an empty value takes one away.
+/// Credentials do not mix: with another access key, the token or the profile of before goes.
+pub fn changed_options(before: &HashMap<String, String>, given: &HashMap<String, String>) -> HashMap<String, String> {
+    let has = |name: &str| given.get(name).is_some_and(|value| !value.is_empty() && value != "false");
+    let outdated: &[&str] = match () {
+        () if has(PROFILE) || has(ANONYMOUS) => &[ACCESS, SECRET, TOKEN, PROFILE, ANONYMOUS],
+        () if has(ACCESS) => &[TOKEN, PROFILE, ANONYMOUS],
+        () => &[],
+    };
+    let mut options = before.clone();
+    options.retain(|name, _| !outdated.contains(&name.as_str()));
+    options.extend(given.clone());
+    options.retain(|name, value| !(value.is_empty() && given.contains_key(name)));
+    options
+}
+
 fn credentials<'a>(given: impl Fn(&str) -> Option<&'a str>) -> Result<Credentials, UfsError> {
     let anonymous = given(ANONYMOUS).map(|value| boolean(ANONYMOUS, value)).transpose()?.unwrap_or(false);
     let session_token = given(TOKEN).map(str::to_owned);
@@ -177,6 +193,27 @@ mod tests {
         assert!(parse(&[(ENDPOINT, "http://h:9000")]).unwrap().path_style);
         let from_environment = S3Options::parse(&HashMap::new(), |name| (name == "AWS_REGION").then(|| "eu-x".into()));
         assert_eq!(from_environment.unwrap().region, "eu-x");
+    }
+
+    #[test]
+    fn other_credentials_take_the_place_of_all_of_before() {
+        let of = |options: &[(&str, &str)]| -> HashMap<String, String> {
+            options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        };
+        let keys = [(ACCESS, "a"), (SECRET, "s")];
+        let session = [(ENDPOINT, "http://h"), (ACCESS, "b"), (SECRET, "t"), (TOKEN, "u")];
+        for (before, given, after) in [
+            (&session[..], &keys[..], &[(ENDPOINT, "http://h"), (ACCESS, "a"), (SECRET, "s")][..]),
+            (&[(PROFILE, "p")], &keys, &keys),
+            (&[(ANONYMOUS, "true")], &keys, &keys),
+            (&session, &[(PROFILE, "p")], &[(ENDPOINT, "http://h"), (PROFILE, "p")]),
+            (&session, &[(ANONYMOUS, "true"), (ENDPOINT, "")], &[(ANONYMOUS, "true")]),
+            (&keys, &[(SECRET, "other")], &[(ACCESS, "a"), (SECRET, "other")]),
+            (&keys, &session[1..], &session[1..]),
+            (&session, &[(TOKEN, ""), (REGION, "r")], &[session[0], session[1], session[2], (REGION, "r")]),
+        ] {
+            assert_eq!(changed_options(&of(before), &of(given)), of(after), "{before:?} {given:?}");
+        }
     }
 
     #[test]
