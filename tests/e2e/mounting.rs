@@ -90,12 +90,14 @@ fn a_mount_stays_while_one_of_its_files_is_being_written() {
     assert_eq!(cluster.s3.get("bucket", "fs/file"), "one two three");
     assert_eq!(cluster.s3.get("bucket", "fs/other"), "other");
 
-    // Who is not waited for is told.
+    // Who is not waited for, and writes on, is told.
     cluster.mount_fs_mode("s3://bucket/fs", "/again", &[]);
     let mut file = open("again/file");
     file.write_all(b" four").unwrap();
     cluster.cv(&["umount", "/again", "--discard"]);
-    within("an answer after the mount is gone", PATIENCE, move || file.sync_all().unwrap_err());
+    within("an answer after the mount is gone", PATIENCE, move || {
+        file.write_all(b" five").and_then(|()| file.sync_all()).unwrap_err()
+    });
     assert_eq!(cluster.s3.get("bucket", "fs/file"), "one two three");
 }
 
