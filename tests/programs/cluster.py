@@ -41,6 +41,12 @@ def run(*command, **options):
     return done.stdout
 
 
+def assert_passable(folder):
+    """A program that becomes another user must get to its folder."""
+    shut = [str(above) for above in folder.resolve().parents if not above.stat().st_mode & 0o001]
+    assert not shut, f"other users may not pass {', '.join(shut)}: choose another --dir"
+
+
 def until(what, condition, seconds=60):
     """Waits for a condition, and gives what made it true."""
     deadline = time.monotonic() + seconds

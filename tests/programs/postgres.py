@@ -6,11 +6,11 @@ import signal
 import subprocess
 from pathlib import Path
 
-from cluster import Missing, run, until
+from cluster import Missing, assert_passable, run, until
 
 USER = "postgres"
 CLIENTS = 4
-# What each account holds its branch and teller to: all four change by the same in one transaction.
+# A transaction adds the same to an account, its teller and its branch, and notes it in the history: the sums are equal.
 SUMS = """
 SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM pgbench_tellers),
        (SELECT sum(bbalance) FROM pgbench_branches), (SELECT coalesce(sum(delta), 0) FROM pgbench_history)
@@ -33,8 +33,7 @@ class Postgres:
         for folder in (data, local):
             os.chown(folder, user.pw_uid, user.pw_gid)
             folder.chmod(0o700)
-            shut = [str(above) for above in folder.resolve().parents if not above.stat().st_mode & 0o001]
-            assert not shut, f"the user {USER} may not pass {', '.join(shut)}: choose another --dir"
+            assert_passable(folder)
 
     def program(self, name, *arguments):
         return [str(part) for part in (self.programs / name, *arguments)]
@@ -44,6 +43,9 @@ class Postgres:
 
     def query(self, text):
         return self.run("psql", "-h", self.local, "-XAtq", "-F", " ", "-v", "ON_ERROR_STOP=1", "-c", text, USER).split()
+
+    def transactions(self):
+        return int(self.query("SELECT count(*) FROM pgbench_history")[0])
 
     def start(self):
         log = open(self.local / "log", "a")
@@ -64,13 +66,8 @@ class Postgres:
         until("all processes of the database are gone", lambda: not has_processes(self.server.pid))
 
     def stop(self):
-        if self.server and self.server.poll() is None:
-            self.server.send_signal(signal.SIGINT)
-            try:
-                self.server.wait(60)
-            except subprocess.TimeoutExpired:
-                self.kill()
-                raise
+        self.server.send_signal(signal.SIGINT)
+        self.server.wait(60)
 
     def load(self, name, seconds):
         """Transactions of four clients; each that was acknowledged is a line of a log named so."""
@@ -96,7 +93,7 @@ def check(database, acknowledged):
     database.run("pg_amcheck", "-h", database.local, "-d", USER, "--install-missing", "--heapallindexed", "--parent-check")
     sums = database.query(SUMS)
     assert len(set(sums)) == 1, f"sums of accounts, tellers, branches and history differ: {sums}"
-    rows = int(database.query("SELECT count(*) FROM pgbench_history")[0])
+    rows = database.transactions()
     # Of each client and kill, one may be committed whose answer was not heard.
     assert acknowledged <= rows, f"{acknowledged - rows} of {acknowledged} acknowledged transactions are missing"
     return rows
@@ -119,9 +116,8 @@ def postgres(cluster):
         for what in ("database", "client"):
             # Until it is killed, and much longer than that takes.
             load = database.load(what, 3600)
-            before = int(database.query("SELECT count(*) FROM pgbench_history")[0])
-            until("transactions are committed",
-                  lambda: int(database.query("SELECT count(*) FROM pgbench_history")[0]) >= before + 200)
+            before = database.transactions()
+            until("transactions are committed", lambda: database.transactions() >= before + 200)
             if what == "client":
                 cluster.child("kill", "fuse0")
             database.kill()

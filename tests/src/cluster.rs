@@ -22,8 +22,8 @@ use crate::http::http_get;
 use crate::s3::S3;
 use crate::wait::{eventually, within};
 
-/// The line of [`COUNTED`] that counts, for a configuration with more below `[client]`.
-pub const HEDGED_NEVER: &str = "hedge_percent = 0";
+/// The line of [`COUNTED`] that counts; other configurations have it with more below `[client]`.
+const HEDGED_NEVER: &str = "hedge_percent = 0";
 
 /// The configuration of a test that counts what the bucket is asked for: clients ask once for each thing, however long that takes.
 pub const COUNTED: &str = "[client]\nhedge_percent = 0\n";

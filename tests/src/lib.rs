@@ -30,7 +30,7 @@ mod process;
 mod s3;
 mod wait;
 
-pub use cluster::{COUNTED, Child, Cluster, Finished, HEDGED_NEVER, Options, Status, cv_path};
+pub use cluster::{COUNTED, Child, Cluster, Finished, Options, Status, cv_path};
 pub use http::{HttpAnswer, http_get, http_request};
 pub use outside::{Moto, outside_command, python};
 pub use process::Process;
