@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::RwLock;
 
+use crate::copies::Copies;
 use crate::error::ClientError;
 use crate::metadata::{Metadata, Node, OpenInode};
 use crate::mounts::MountView;
@@ -84,6 +85,7 @@ pub struct Content {
     /// Writes share it; a cut has it alone.
     gate: RwLock<()>,
     behind: Behind,
+    copies: Copies,
     opening: tokio::sync::Mutex<()>,
     committing: tokio::sync::Mutex<()>,
     syncs: Rounds,
@@ -199,6 +201,7 @@ impl Contents {
             held: AtomicBool::new(false),
             gate: RwLock::new(()),
             behind: Behind::default(),
+            copies: Copies::default(),
             opening: tokio::sync::Mutex::new(()),
             committing: tokio::sync::Mutex::new(()),
             syncs: Rounds::default(),
@@ -221,6 +224,11 @@ impl Drop for Content {
 impl Content {
     pub fn inode(&self) -> u64 {
         self.inode
+    }
+
+    /// Who keeps what was read.
+    pub fn copies(&self) -> &Copies {
+        &self.copies
     }
 
     /// What the master does not know of the file's attributes.

@@ -23,11 +23,13 @@ pub mod stats;
 pub mod wire;
 
 mod breaker;
+mod copies;
 mod flights;
 mod session;
 mod tables;
 
 pub use content::{Content, Contents, Offer, Seek, Unsettled, block_name};
+pub use copies::Copies;
 pub use error::ClientError;
 pub use master_channel::MasterChannel;
 pub use metadata::{

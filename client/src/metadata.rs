@@ -4,7 +4,7 @@
 //! `cache` holds the nodes, `directory` the listings and their ages (with `names`), `freshness` decides whether what is cached may be
 //! used, `recent` keeps answers that an invalidation has overtaken out of the cache, `watch` takes the invalidations
 //! in, `touch` asks for new listings, `ask` puts the questions to the master. `changes` carries changes to the master,
-//! `changed` what they leave in the caches, `open_inodes` keeps what is open here from being deleted, and `locks` waits for
+//! `changed` what they leave in the caches, `open_inodes` keeps what is open here from being deleted, `removed` what is referred to otherwise, and `locks` waits for
 //! locks and remembers who has any.
 
 mod ask;
@@ -19,6 +19,7 @@ mod names;
 mod node;
 mod open_inodes;
 mod recent;
+mod removed;
 mod touch;
 mod watch;
 
@@ -51,6 +52,7 @@ use lease::SessionLease;
 use locks::Locks;
 use open_inodes::OpenInodes;
 use recent::{Mark, Recent};
+use removed::Referred;
 use touch::SlowBuckets;
 
 /// Entries asked for at once when a listing is recorded, so that a large directory takes few round trips.
@@ -67,6 +69,8 @@ pub trait InvalidationSink: Send + Sync + 'static {
     fn inode(&self, inode: u64);
     /// Everything is out of date.
     fn reset(&self);
+    /// Which of these inodes are referred to, by a kernel say, after everything told before has been passed on.
+    fn referred(&self, inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>>;
     /// Completes when everything told before has been passed on (to the kernel). The client acknowledges afterwards.
     fn barrier(&self) -> BoxFuture<'static, ()>;
 }
@@ -79,6 +83,9 @@ impl InvalidationSink for NoSink {
     fn entry(&self, _parent: u64, _name: &[u8], _old: u64, _new: u64) {}
     fn inode(&self, _inode: u64) {}
     fn reset(&self) {}
+    fn referred(&self, _inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>> {
+        Box::pin(std::future::ready(Vec::new()))
+    }
     fn barrier(&self) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
@@ -125,6 +132,7 @@ struct Inner {
     recent: Recent,
     changes: ChangeQueue,
     open: OpenInodes,
+    referred: Referred,
     locks: Locks,
     lease: SessionLease,
     slow: SlowBuckets,
@@ -158,6 +166,7 @@ impl Metadata {
                 recent: Recent::default(),
                 changes: ChangeQueue::default(),
                 open: OpenInodes::default(),
+                referred: Referred::default(),
                 locks: Locks::default(),
                 lease: SessionLease::new(),
                 slow: SlowBuckets::default(),
@@ -266,22 +275,22 @@ impl Metadata {
     }
 
     /// How long a kernel may keep the node's name and attributes without asking: at most half of the mount's
-    /// `metadata_ttl`, at most a second without a live lease, zero when the entry is already out of date.
-    /// `Duration::MAX` for "until invalidated". The caller shortens it to its own limits.
+    /// `metadata_ttl`, at most as long as the lease lasts if the master is not heard of any more (or this process is
+    /// stopped), at most a second without a live lease, zero when the entry is already out of date. The caller shortens it to its own limits.
     pub fn trust(&self, node: &Node) -> Duration {
         let inner = &self.inner;
         // An invalidation may have overtaken the answer that this node came from.
         if inner.caching && inner.cache.node(node.inode).is_none() {
             return Duration::ZERO;
         }
-        inner.proof(node.parent).trust()
+        inner.trust(node.parent)
     }
 
     /// The same for the absence of a name below `parent`; zero with `consistency = always`.
     pub fn trust_absence(&self, parent: u64) -> Duration {
         let inner = &self.inner;
         let asks = inner.directories.get(parent).is_some_and(|directory| !directory.keeps_absences());
-        if asks { Duration::ZERO } else { inner.proof(parent).trust() }
+        if asks { Duration::ZERO } else { inner.trust(parent) }
     }
 
     /// Nodes in the cache.
@@ -302,6 +311,11 @@ impl Metadata {
     /// Whether the session with the master has begun.
     pub(crate) fn has_session(&self) -> bool {
         self.inner.lease.is_live()
+    }
+
+    /// Whether changes by others may have been missed, though the master can be asked.
+    pub fn has_lapsed(&self) -> bool {
+        self.inner.lease_state() == Lease::Lapsed
     }
 
     /// Now, in the order of what this client is told.
@@ -395,13 +409,17 @@ impl Metadata {
 }
 
 impl Inner {
-    /// What is known about the freshness of the entries of a directory.
-    fn proof(&self, directory: u64) -> Proof {
-        let lease = match (self.master.is_silent(), self.lease.is_live()) {
+    fn lease_state(&self) -> Lease {
+        match (self.master.is_silent(), self.lease.is_live()) {
             (true, _) => Lease::Silent,
             (false, true) => Lease::Live,
             (false, false) => Lease::Lapsed,
-        };
+        }
+    }
+
+    /// What is known about the freshness of the entries of a directory.
+    fn proof(&self, directory: u64) -> Proof {
+        let lease = self.lease_state();
         match self.directories.get(directory) {
             Some(known) => Proof {
                 age: known.age(Instant::now()),
@@ -410,6 +428,15 @@ impl Inner {
                 slow_bucket: known.mount.as_ref().is_some_and(|mount| self.slow.is_slow(mount.id())),
             },
             None => Proof { age: None, ttl: Some(Duration::ZERO), lease, slow_bucket: false },
+        }
+    }
+
+    /// How long a kernel may believe what it is told of an entry of the directory.
+    fn trust(&self, directory: u64) -> Duration {
+        let (rest, proof) = (self.lease.rest(), self.proof(directory));
+        match proof.lease {
+            Lease::Live => proof.trust().min(rest),
+            Lease::Lapsed | Lease::Silent => proof.trust(),
         }
     }
 

@@ -146,7 +146,7 @@ async fn what_is_closed_while_the_master_is_away_is_unlocked_later() {
         // Known to be away, it is sent nothing, so the session is still good afterwards.
         client.metadata().find_lock(FILE, LockKind::Posix, lock(LockType::Shared)).await.unwrap_err();
         if soon {
-            client.metadata().unlock_closed_soon(FILE, LockKind::Posix, 3);
+            client.metadata().unlock_closed_soon(FILE, LockKind::Posix, 3, None);
             tokio::time::sleep(Duration::from_millis(1800)).await;
         } else {
             client.metadata().unlock_closed(FILE, LockKind::Posix, 3).await;
@@ -158,5 +158,28 @@ async fn what_is_closed_while_the_master_is_away_is_unlocked_later() {
     let requests = master.mutations(|mutations| mutations.lock_requests.len());
     client.metadata().unlock_closed(FILE, LockKind::Posix, 3).await;
     assert_eq!(master.mutations(|mutations| mutations.lock_requests.len()), requests, "nothing is locked");
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_unlock_takes_nothing_that_was_locked_since() {
+    let (master, client) = started("late").await;
+    set(&client, LockType::Shared).await.unwrap();
+    master.kill();
+    client.metadata().find_lock(FILE, LockKind::Posix, lock(LockType::Shared)).await.unwrap_err();
+    client.metadata().unlock_closed(FILE, LockKind::Posix, 3).await;
+    master.restart().await;
+    while set(&client, LockType::Exclusive).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Unlocks that are owed are sent with each event.
+    let requests = || master.mutations(|mutations| mutations.lock_requests.len());
+    let before = requests();
+    for _ in 0..3 {
+        master.settled().await;
+        tokio::time::sleep(Duration::from_millis(150)).await;
+    }
+    assert_eq!(requests(), before);
+    assert!(master.mutations(|mutations| mutations.lock.is_some()), "it is still locked");
     client.shutdown().await;
 }

@@ -15,6 +15,9 @@ use parking_lot::Mutex;
 use support::master::{MOUNT_ROOT, ROOT};
 use support::{FakeMaster, config, connect, connect_with, until};
 
+/// Longer than whatever else ends trust.
+const LONG_LEASE: Duration = Duration::from_secs(600);
+
 fn is_hit(lookup: &CachedLookup, inode: u64) -> bool {
     matches!(lookup, CachedLookup::Hit(node) if node.inode == inode)
 }
@@ -23,6 +26,7 @@ fn is_hit(lookup: &CachedLookup, inode: u64) -> bool {
 async fn what_was_asked_once_is_cached_absent_names_included() {
     let master = FakeMaster::start("cached").await;
     let inode = master.put_file(MOUNT_ROOT, "a", "e1", 5);
+    master.set_lease(LONG_LEASE);
     let client = connect(&config(&master)).await;
     let metadata = client.metadata();
     assert!(matches!(metadata.cached_lookup(MOUNT_ROOT, b"a"), CachedLookup::Miss));
@@ -113,6 +117,7 @@ struct Recording {
     /// Nothing passes a barrier while this is true.
     stuck: tokio::sync::watch::Sender<bool>,
     barriers: AtomicUsize,
+    referred: Mutex<Vec<u64>>,
 }
 
 impl InvalidationSink for Recording {
@@ -124,6 +129,11 @@ impl InvalidationSink for Recording {
     }
     fn reset(&self) {
         self.events.lock().push("reset".to_owned());
+    }
+    fn referred(&self, inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>> {
+        let referred = self.referred.lock();
+        let known = inodes.into_iter().filter(|inode| referred.contains(inode)).collect();
+        Box::pin(std::future::ready(known))
     }
     fn barrier(&self) -> BoxFuture<'static, ()> {
         self.barriers.fetch_add(1, Ordering::Relaxed);
@@ -170,6 +180,7 @@ async fn an_old_listing_is_renewed_first_an_ageing_one_in_the_background() {
     let master = FakeMaster::start("ageing").await;
     let inode = master.put_file(MOUNT_ROOT, "a", "e", 5);
     master.set_age(MOUNT_ROOT, 61_000);
+    master.set_lease(LONG_LEASE);
     let client = connect(&config(&master)).await;
     let metadata = client.metadata();
     metadata.lookup(MOUNT_ROOT, b"a").await.unwrap();
@@ -206,10 +217,32 @@ async fn consistency_never_trusts_any_age() {
     master.configure(|mount| mount.consistency = Consistency::Never.into());
     let inode = master.put_file(MOUNT_ROOT, "a", "e", 5);
     master.set_age(MOUNT_ROOT, 1_000_000_000);
+    master.set_lease(LONG_LEASE);
     let client = connect(&config(&master)).await;
     let node = client.metadata().lookup(MOUNT_ROOT, b"a").await.unwrap();
     assert!(is_hit(&client.metadata().cached_lookup(MOUNT_ROOT, b"a"), inode));
-    assert_eq!((client.metadata().trust(&node), master.count("Touch")), (Duration::MAX, 0));
+    // As long as the lease lasts at least; never longer.
+    let trust = client.metadata().trust(&node);
+    assert!(trust > LONG_LEASE / 2 && trust <= LONG_LEASE, "{trust:?}");
+    assert_eq!(master.count("Touch"), 0);
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_trusted_for_longer_than_the_lease_lasts() {
+    let master = FakeMaster::start("trust").await;
+    master.configure(|mount| mount.consistency = Consistency::Never.into());
+    let inode = master.put_file(MOUNT_ROOT, "a", "e", 5);
+    let client = connect(&config(&master)).await;
+    let metadata = client.metadata();
+    for _ in 0..20 {
+        let node = metadata.lookup(MOUNT_ROOT, b"a").await.unwrap();
+        assert_eq!(node.inode, inode);
+        for trust in [metadata.trust(&node), metadata.trust_absence(MOUNT_ROOT)] {
+            assert!(trust <= Duration::from_secs(1), "{trust:?}");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     client.shutdown().await;
 }
 

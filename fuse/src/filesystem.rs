@@ -52,7 +52,7 @@ use directory::DirectoryHandle;
 use failure::Failures;
 use handles::{Handles, OpenInodes};
 use locks::HandleLocks;
-use open::OpenHandle;
+use open::{OpenHandle, Reading};
 use second_opens::SecondOpens;
 use unopened::Unopened;
 
@@ -165,11 +165,11 @@ impl Filesystem for Namespace {
             Operation::Lookup { name } => inner.lookup(node, name, reply),
             Operation::Getattr => inner.getattr(node, reply),
             Operation::Open { flags } => inner.open(node, caller, flags, reply),
-            Operation::Read { fh, offset, size } => inner.read(node, fh, offset, size, reply, payload),
-            Operation::Release { fh, flock_owner } => {
-                inner.released(node, fh, flock_owner);
-                inner.release(fh, reply);
+            Operation::Read { fh, offset, size, is_kept } => {
+                let read = Reading { offset, size, is_kept };
+                inner.read(node, fh, read, reply, payload);
             }
+            Operation::Release { fh } => inner.release(node, fh, reply),
             Operation::Opendir => inner.opendir(node, reply),
             Operation::Readdir { fh, offset, size } => inner.readdir(fh, offset, size, directory::Form::Names, reply),
             Operation::Readdirplus { fh, offset, size } => {
@@ -217,6 +217,13 @@ impl Filesystem for Namespace {
             Operation::CopyFileRange(range) => inner.copy_file_range(caller, range, reply),
             // The event loop answers the others.
             _ => reply.error(libc::ENOSYS),
+        }
+    }
+
+    fn forget(&self, node: u64, _nlookup: u64) {
+        let inode = self.inner.root.to_namespace(node);
+        if self.inner.client.metadata().is_referred(inode) {
+            self.inner.invalidations.given_up(inode);
         }
     }
 }

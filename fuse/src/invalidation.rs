@@ -3,25 +3,34 @@
 //! The client's watch task tells what has changed; one thread of its own tells the kernel, since a notification may wait
 //! for locks that system calls hold while they wait for us. Between the two is a bounded queue: when it overflows, all
 //! that was in it is replaced by "everything".
+//!
+//! Writes that passed the kernel's pages by are answered from here, once the pages are gone. A page that is being read is
+//! waited for; its read may wait in the kernel for a place among the requests under way, which such writes may have taken all:
+//! see [`Invalidations::answer_stuck`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use cavern_client::InvalidationSink;
 use futures::future::BoxFuture;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::filesystem::{KernelListings, Root};
-use crate::kernel::Notifier;
 use crate::kernel::abi::ROOT_NODE;
+use crate::kernel::{Notifier, Reply};
 
 /// Invalidations waiting at most; each is a name, at most 255 bytes.
 const QUEUE_MAX: usize = 65_536;
+
+/// One invalidation that takes longer may wait for what waits for it.
+const STUCK: Duration = Duration::from_secs(1);
 
 /// What the kernel is to forget. Inodes are the kernel's.
 #[derive(Debug)]
@@ -31,7 +40,18 @@ enum Message {
         name: Box<[u8]>,
     },
     Inode(u64),
+    /// The pages of a write that is answered after that.
+    Written {
+        inode: u64,
+        offset: u64,
+        length: u32,
+        reply: Option<Reply>,
+    },
     Everything,
+    /// The kernel has given up a reference to an inode of the namespace: perhaps the last one.
+    Given(u64),
+    /// Which of these the kernel still refers to.
+    Referred(Vec<u64>, oneshot::Sender<Vec<u64>>),
     /// Everything before this has been passed on.
     Barrier(oneshot::Sender<()>),
 }
@@ -48,6 +68,14 @@ pub struct InvalidationCounts {
     pub resets: AtomicU64,
 }
 
+/// What the file system knows of the namespace's inodes.
+pub struct Inodes {
+    /// Those that are open.
+    pub open: Box<dyn Fn() -> Vec<u64> + Send>,
+    /// Takes one that the kernel refers to no longer.
+    pub forgotten: Box<dyn Fn(u64) + Send>,
+}
+
 /// The sink of the client's invalidations.
 #[derive(Debug)]
 pub struct Invalidations {
@@ -58,9 +86,18 @@ pub struct Invalidations {
     counts: InvalidationCounts,
 }
 
+impl Message {
+    /// Whether somebody waits for it.
+    fn is_waited_for(&self) -> bool {
+        matches!(self, Self::Written { .. } | Self::Given(_) | Self::Referred(..) | Self::Barrier(_))
+    }
+}
+
 #[derive(Debug, Default)]
 struct Queue {
     messages: VecDeque<Message>,
+    /// Since when the kernel has been told the one that was taken out last.
+    telling: Option<Instant>,
     /// There is a kernel to tell.
     attached: bool,
     stopped: bool,
@@ -86,12 +123,18 @@ impl Invalidations {
     }
 
     /// Begins to pass invalidations on. Until now the kernel knew nothing, so there was nothing to forget.
-    pub fn attach(self: &Arc<Self>, notifier: Notifier, root: Arc<Root>) -> std::io::Result<NotifierThread> {
+    pub fn attach(
+        self: &Arc<Self>,
+        notifier: Notifier,
+        root: Arc<Root>,
+        inodes: Inodes,
+    ) -> std::io::Result<NotifierThread> {
         *self.root.lock() = Some(Arc::clone(&root));
         self.queue.lock().attached = true;
         let sink = Arc::clone(self);
-        let thread =
-            std::thread::Builder::new().name("fuse-notify".to_owned()).spawn(move || sink.pass_on(&notifier, &root))?;
+        let thread = std::thread::Builder::new()
+            .name("fuse-notify".to_owned())
+            .spawn(move || sink.pass_on(&notifier, &root, &inodes))?;
         Ok(NotifierThread { sink: Arc::clone(self), thread: Some(thread) })
     }
 
@@ -104,6 +147,52 @@ impl Invalidations {
     /// received it after the invalidation that it should have come before.
     pub fn repeat_entry(&self, parent: u64, name: &[u8]) {
         self.push(Message::Entry { parent, name: name.into() });
+    }
+
+    /// Has the kernel forget the pages of bytes that were written, and answers the write. Inodes are the kernel's.
+    pub fn written(&self, inode: u64, offset: u64, length: u32, reply: Reply) {
+        let message = Message::Written { inode, offset, length, reply: Some(reply) };
+        if let Err(Message::Written { reply: Some(reply), .. }) = self.try_push(message) {
+            // Without a kernel to tell there are no pages.
+            reply.written(length);
+        }
+    }
+
+    /// The kernel has given up a reference to an inode of the namespace: has it looked whether that was the last.
+    pub fn given_up(&self, inode: u64) {
+        self.push(Message::Given(inode));
+    }
+
+    /// Answers the writes that wait while an invalidation is stuck, if there are `many` of them: together they may be what it
+    /// waits for. Their pages are forgotten after it. To be called about once a second.
+    fn answer_stuck(&self, many: usize) {
+        let stuck: Vec<(Reply, u32)> = {
+            let mut queue = self.queue.lock();
+            let is_stuck = queue.telling.is_some_and(|since| since.elapsed() >= STUCK);
+            let writes = || queue.messages.iter().filter(|message| matches!(message, Message::Written { .. }));
+            if !is_stuck || writes().count() < many {
+                return;
+            }
+            let take = |message: &mut Message| match message {
+                Message::Written { reply, length, .. } => Some((reply.take()?, *length)),
+                _ => None,
+            };
+            queue.messages.iter_mut().filter_map(take).collect()
+        };
+        if !stuck.is_empty() {
+            warn!(writes = stuck.len(), "writes are answered before the kernel has forgotten their pages");
+        }
+        stuck.into_iter().for_each(|(reply, length)| reply.written(length));
+    }
+
+    /// Calls [`answer_stuck`](Self::answer_stuck) until `stop`.
+    pub fn keep_moving(self: &Arc<Self>, many: usize, stop: CancellationToken) -> impl Future<Output = ()> + use<> {
+        let this = Arc::clone(self);
+        async move {
+            while stop.run_until_cancelled(tokio::time::sleep(STUCK)).await.is_some() {
+                this.answer_stuck(many);
+            }
+        }
     }
 
     pub fn counts(&self) -> &InvalidationCounts {
@@ -120,34 +209,43 @@ impl Invalidations {
     }
 
     fn push(&self, message: Message) {
+        // A barrier dropped here is a barrier passed: there is nobody to tell.
+        let _nobody = self.try_push(message);
+    }
+
+    /// Gives the message back when there is nobody to tell.
+    fn try_push(&self, message: Message) -> Result<(), Message> {
         let mut queue = self.queue.lock();
         if !queue.attached || queue.stopped {
-            // A barrier dropped here is a barrier passed: there is nobody to tell.
-            return;
+            return Err(message);
         }
-        let barrier = matches!(message, Message::Barrier(_));
-        if queue.messages.len() >= QUEUE_MAX && !barrier {
+        if queue.messages.len() >= QUEUE_MAX && !message.is_waited_for() {
             warn!(waiting = QUEUE_MAX, "the kernel takes invalidations too slowly: everything is invalidated instead");
-            queue.messages.retain(|message| matches!(message, Message::Barrier(_)));
-            // Before the barriers that are left: what was dropped came before them.
+            queue.messages.retain(Message::is_waited_for);
+            // Before those that are left: what was dropped came before them.
             queue.messages.push_front(Message::Everything);
         }
         queue.messages.push_back(message);
         drop(queue);
         self.filled.notify_one();
+        Ok(())
     }
 
-    fn pass_on(&self, notifier: &Notifier, root: &Root) {
-        let kernel = KernelCaches::new(notifier, root, &self.counts);
+    fn pass_on(&self, notifier: &Notifier, root: &Root, inodes: &Inodes) {
+        let kernel = KernelCaches::new(notifier, root, &self.counts, inodes);
         loop {
             let message = {
                 let mut queue = self.queue.lock();
+                queue.telling = None;
                 loop {
                     if queue.stopped {
-                        queue.messages.clear();
+                        let rest = std::mem::take(&mut queue.messages);
+                        drop(queue);
+                        drop(rest);
                         return;
                     }
                     if let Some(message) = queue.messages.pop_front() {
+                        queue.telling = Some(Instant::now());
                         break message;
                     }
                     self.filled.wait(&mut queue);
@@ -156,7 +254,22 @@ impl Invalidations {
             match message {
                 Message::Entry { parent, name } => kernel.forget_entry(parent, &name),
                 Message::Inode(inode) => kernel.forget_inode(inode),
+                Message::Written { inode, offset, length, reply } => {
+                    kernel.forget_pages(inode, offset, length);
+                    if let Some(reply) = reply {
+                        reply.written(length);
+                    }
+                }
                 Message::Everything => kernel.forget_everything(),
+                Message::Given(inode) => {
+                    if kernel.referred(vec![inode]).is_empty() {
+                        (inodes.forgotten)(inode);
+                    }
+                }
+                Message::Referred(inodes, answer) => {
+                    // Who asked may be gone.
+                    let _ = answer.send(kernel.referred(inodes));
+                }
                 Message::Barrier(passed) => {
                     // The watch task may be gone.
                     let _ = passed.send(());
@@ -188,6 +301,13 @@ impl InvalidationSink for Invalidations {
     fn reset(&self) {
         self.listings.reset();
         self.push(Message::Everything);
+    }
+
+    fn referred(&self, inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>> {
+        let (answer, answered) = oneshot::channel();
+        self.push(Message::Referred(inodes, answer));
+        // An error means that there is no kernel (any more) to ask.
+        Box::pin(async move { answered.await.unwrap_or_default() })
     }
 
     fn barrier(&self) -> BoxFuture<'static, ()> {
@@ -227,6 +347,7 @@ struct KernelCaches<'a> {
     notifier: &'a Notifier,
     root: &'a Root,
     counts: &'a InvalidationCounts,
+    inodes: &'a Inodes,
     epochs: Epochs,
 }
 
@@ -240,13 +361,13 @@ enum Epochs {
 }
 
 impl<'a> KernelCaches<'a> {
-    fn new(notifier: &'a Notifier, root: &'a Root, counts: &'a InvalidationCounts) -> Self {
+    fn new(notifier: &'a Notifier, root: &'a Root, counts: &'a InvalidationCounts, inodes: &'a Inodes) -> Self {
         // Asking is harmless: the kernel knows next to nothing yet.
         let epochs = if notifier.every_entry().is_ok() { Epochs::Known } else { Epochs::Unknown };
         if epochs == Epochs::Known {
             root.names().need_not_be_remembered();
         }
-        Self { notifier, root, counts, epochs }
+        Self { notifier, root, counts, inodes, epochs }
     }
 
     fn forget_entry(&self, parent: u64, name: &[u8]) {
@@ -274,6 +395,21 @@ impl<'a> KernelCaches<'a> {
             }
         }
         self.forget_inode(ROOT_NODE);
+        // A name that is looked up anew says nothing of the pages of a file that is open; of others an open decides.
+        for inode in (self.inodes.open)() {
+            self.forget_inode(self.root.to_kernel(inode));
+        }
+    }
+
+    fn forget_pages(&self, inode: u64, offset: u64, length: u32) {
+        let told = self.notifier.pages(inode, offset, length);
+        self.count(told);
+    }
+
+    /// Those of the namespace's inodes that the kernel has.
+    fn referred(&self, mut inodes: Vec<u64>) -> Vec<u64> {
+        inodes.retain(|inode| self.notifier.attributes(self.root.to_kernel(*inode)) == Ok(true));
+        inodes
     }
 
     fn count(&self, told: Result<bool, Errno>) {

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use crate::error::FuseError;
 use crate::filesystem::{Namespace, Root};
-use crate::invalidation::{Invalidations, NotifierThread};
+use crate::invalidation::{Inodes, Invalidations, NotifierThread};
 use crate::kernel::mount::Unmounted;
 use crate::kernel::{Mount, MountOptions, Session, SessionOptions};
 use crate::metrics::MountCollector;
@@ -53,7 +53,9 @@ async fn serve(
     let sweeper = tokio::spawn(namespace.sweep(sweeping.clone()));
     let committer = tokio::spawn(namespace.commit(sweeping.clone()));
     let (mount, session) = begin(config, namespace).await?;
-    let notifier = invalidations.attach(session.notifier(), root).map_err(FuseError::Thread)?;
+    let notifier = invalidations.attach(session.notifier(), root, inodes(client)).map_err(FuseError::Thread)?;
+    let mover =
+        tokio::spawn(invalidations.keep_moving(config.fuse.max_background.div_ceil(2).into(), sweeping.clone()));
 
     let metrics = Metrics::new("fuse");
     metrics.register_collector(MountCollector {
@@ -82,8 +84,17 @@ async fn serve(
     http_stop.cancel();
     finish(sweeper).await;
     finish(committer).await;
+    finish(mover).await;
     finish(web).await;
     Ok(())
+}
+
+fn inodes(client: &Client) -> Inodes {
+    let (known, referred) = (client.metadata().clone(), client.metadata().clone());
+    Inodes {
+        open: Box::new(move || known.open_inodes()),
+        forgotten: Box::new(move |inode| referred.no_longer_referred(inode)),
+    }
 }
 
 /// Leaves a quarter of the descriptors that the process may have to sockets, open files, and what waits to be closed.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cavern_client::InvalidationSink;
 use cavern_fuse::filesystem::Root;
-use cavern_fuse::invalidation::{Invalidations, NotifierThread};
+use cavern_fuse::invalidation::{Inodes, Invalidations, NotifierThread};
 use cavern_fuse::kernel::abi::{self, InHeader, OutHeader, notify, opcode};
 use cavern_fuse::kernel::{Caller, Filesystem, Operation, Reply, Session, SessionOptions};
 use futures::FutureExt;
@@ -20,6 +20,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Inode of the namespace that the mount shows as its root.
 const ROOT: u64 = 500;
+/// One that is open.
+const OPEN: u64 = 600;
 
 struct Nothing;
 
@@ -61,7 +63,8 @@ impl Kernel {
         let mut kernel = Self { socket, sink, notifier: None, session: Some(session), runtime };
         assert_eq!(kernel.receive().0.unique, 2);
         let notifier = kernel.session.as_ref().unwrap().notifier();
-        kernel.notifier = Some(kernel.sink.attach(notifier, Arc::new(Root::new("/a", ROOT))).unwrap());
+        let inodes = Inodes { open: Box::new(|| vec![OPEN]), forgotten: Box::new(|_| {}) };
+        kernel.notifier = Some(kernel.sink.attach(notifier, Arc::new(Root::new("/a", ROOT)), inodes).unwrap());
         // The question whether epochs are known.
         assert_eq!(kernel.receive().0.error, notify::INC_EPOCH);
         kernel
@@ -132,7 +135,8 @@ fn a_reset_is_one_message_for_every_name() {
     kernel.sink.reset();
     assert_eq!(listings.begin(7).1, cavern_fuse::filesystem::Listing::Unknown);
     assert_eq!(kernel.receive().0.error, notify::INC_EPOCH);
-    assert_eq!(kernel.inode(), abi::ROOT_NODE);
+    // And one for each file that is open, whose pages no name says anything of.
+    assert_eq!([kernel.inode(), kernel.inode()], [abi::ROOT_NODE, OPEN]);
 }
 
 #[test]

@@ -275,7 +275,8 @@ async fn keep_time(services: Services, metrics: MasterMetrics, database: Arc<Dat
         // Without it the next start checks less, that is all.
         let _ = tokio::task::spawn_blocking(move || high_water.lock().raise(applied)).await;
     };
-    let mut ticks = tokio::time::interval(TICK);
+    // Several in a lease: a client counts its lease from what it said before the last of them.
+    let mut ticks = tokio::time::interval(TICK.min(services.watch.lease() / 4));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {

@@ -160,6 +160,11 @@ impl WatchHub {
         id.clone_into(&mut self.cluster_id.lock());
     }
 
+    /// After which a session that was not heard of is over.
+    pub fn lease(&self) -> Duration {
+        self.lease
+    }
+
     /// Number of the last event.
     pub fn seq(&self) -> u64 {
         self.state.lock().seq

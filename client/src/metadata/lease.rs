@@ -9,10 +9,14 @@ use tokio::sync::{Notify, watch};
 /// Longest wait for an invalidation that the master says is on its way.
 const CATCH_UP_WAIT: Duration = Duration::from_secs(1);
 
+/// The master counts a lease from when it heard of us last: not before we sent the acknowledgement that preceded its last
+/// event. So it is never shorter there than here, even if this process is stopped in between.
 #[derive(Debug)]
 pub(super) struct SessionLease {
     start: Instant,
-    /// Milliseconds since `start` at which the lease ends; 0 before the first event.
+    /// Milliseconds since `start` at which the master was sent something last; and at which the lease ends, 0 before the first
+    /// event.
+    sent_ms: AtomicU64,
     until_ms: AtomicU64,
     applied: watch::Sender<u64>,
     /// Of the last stream; 0 before the first.
@@ -26,6 +30,7 @@ impl SessionLease {
     pub(super) fn new() -> Self {
         Self {
             start: Instant::now(),
+            sent_ms: AtomicU64::new(0),
             until_ms: AtomicU64::new(0),
             applied: watch::Sender::new(0),
             session: AtomicU64::new(0),
@@ -34,14 +39,28 @@ impl SessionLease {
         }
     }
 
-    /// An event came: the lease runs anew from now.
+    /// The master is being sent a sign of life.
+    pub(super) fn sent(&self) {
+        self.sent_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    /// An event came, so the master has what it was sent before: the lease runs anew from then.
     pub(super) fn extend(&self, lease: Duration) {
-        let until = (self.start.elapsed() + lease).as_millis() as u64;
+        let until = self.sent_ms.load(Ordering::Relaxed).saturating_add(lease.as_millis() as u64);
         self.until_ms.store(until, Ordering::Relaxed);
     }
 
     pub(super) fn is_live(&self) -> bool {
-        (self.start.elapsed().as_millis() as u64) < self.until_ms.load(Ordering::Relaxed)
+        !self.rest().is_zero()
+    }
+
+    /// How long the lease lasts if nothing more is heard.
+    pub(super) fn rest(&self) -> Duration {
+        Duration::from_millis(self.until_ms.load(Ordering::Relaxed).saturating_sub(self.now_ms()))
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
     }
 
     /// The session of the last stream, for the next to take up.
@@ -97,12 +116,22 @@ impl SessionLease {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_lease_runs_from_what_was_sent_before_the_event() {
+        let lease = SessionLease::new();
+        lease.sent();
+        std::thread::sleep(Duration::from_millis(20));
+        lease.extend(Duration::from_millis(10));
+        assert!(!lease.is_live() && lease.rest().is_zero(), "stopped since, as it may be");
+    }
+
     #[tokio::test]
     async fn waits_for_the_event_that_an_answer_reflects() {
         let lease = SessionLease::new();
         assert!(!lease.is_live());
+        lease.sent();
         lease.extend(Duration::from_secs(60));
-        assert!(lease.is_live());
+        assert!(lease.is_live() && lease.rest() > Duration::from_secs(30));
         lease.applied(3);
         assert!(lease.catch_up(3).await);
         let (caught_up, ()) = futures::join!(lease.catch_up(5), async {

@@ -5,17 +5,18 @@
 //!
 //! Locks end with the session. Whoever had one is told so (`EIO`) by the next request about locks of that file, until it unlocks
 //! or closes it. What a closed file leaves locked is unlocked sooner or later: with the first attempt, or when the master is
-//! heard of again.
+//! heard of again, but never after the same owner has locked anything of that file anew.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{GetLockRequest, Lock, LockKind, LockType, SetLock};
+use futures::FutureExt;
+use futures::future::{Shared, join_all};
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use tokio::sync::Notify;
-use tokio::sync::oneshot::{self, error::TryRecvError};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -81,7 +82,13 @@ struct Owed {
     session: u64,
     unlock: SetLock,
     /// Of the last attempt.
-    answer: Option<oneshot::Receiver<Answer>>,
+    answer: Option<Shared<oneshot::Receiver<Answer>>>,
+}
+
+impl Owed {
+    fn is_of(&self, key: Key) -> bool {
+        (self.unlock.inode, self.unlock.kind, self.unlock.lock.unwrap_or_default().owner) == key
+    }
 }
 
 /// A place among those who wait, given up when dropped.
@@ -160,7 +167,9 @@ impl Metadata {
     /// somebody else, `LocksLost` when the owner's locks of the file ended with an earlier session.
     pub async fn set_lock(&self, inode: u64, kind: LockKind, lock: Lock) -> Result<(), ClientError> {
         let inner = &self.inner;
-        inner.locks.begin(key(inode, kind, &lock), lock.r#type(), inner.lease.session())?;
+        let key = key(inode, kind, &lock);
+        self.repay(key).await?;
+        inner.locks.begin(key, lock.r#type(), inner.lease.session())?;
         self.send_lock(SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false }).await
     }
 
@@ -175,6 +184,7 @@ impl Metadata {
     ) -> Result<(), ClientError> {
         let inner = &self.inner;
         let key = key(inode, kind, &lock);
+        self.repay(key).await?;
         inner.locks.begin(key, lock.r#type(), inner.lease.session())?;
         let place = inner.locks.place();
         let set = SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: place.number, wait: true };
@@ -251,11 +261,50 @@ impl Metadata {
         }
     }
 
-    /// The same without waiting for it.
-    pub fn unlock_closed_soon(&self, inode: u64, kind: LockKind, owner: u64) {
-        if let Some(mut owed) = self.inner.owe(inode, kind, owner) {
+    /// The same without waiting for it; of `bytes`, from the first to the last, where the owner has others locked.
+    pub fn unlock_closed_soon(&self, inode: u64, kind: LockKind, owner: u64, bytes: Option<(u64, u64)>) {
+        let owed = match bytes {
+            None => self.inner.owe(inode, kind, owner),
+            Some(bytes) => Some(self.inner.owed(inode, kind, owner, bytes)),
+        };
+        if let Some(mut owed) = owed {
+            let mut all = self.inner.locks.owed.lock();
             self.inner.send_owed(&mut owed);
-            self.inner.locks.owed.lock().push(owed);
+            all.push(owed);
+        }
+    }
+
+    /// Waits until what was closed before is unlocked; false when there was nothing.
+    pub async fn unlocks_made(&self, inode: u64, kind: LockKind) -> bool {
+        let of_inode = |owed: &&Owed| (owed.unlock.inode, owed.unlock.kind) == (inode, kind.into());
+        let answers: Vec<_> = {
+            let owed = self.inner.locks.owed.lock();
+            owed.iter().filter(of_inode).filter_map(|owed| owed.answer.clone()).collect()
+        };
+        // Those that somebody has seen already were made before the question.
+        let unseen: Vec<_> = answers.into_iter().filter(|answer| answer.peek().is_none()).collect();
+        let is_any = !unseen.is_empty();
+        join_all(unseen).await;
+        is_any
+    }
+
+    /// Makes the unlocks that an owner owes before it locks anything anew.
+    async fn repay(&self, key: Key) -> Result<(), ClientError> {
+        loop {
+            let owed = {
+                let mut all = self.inner.locks.owed.lock();
+                let place = all.iter().position(|owed| owed.is_of(key));
+                place.map(|place| all.swap_remove(place))
+            };
+            let Some(owed) = owed else { return Ok(()) };
+            let answer = owed.answer.clone().and_then(FutureExt::now_or_never);
+            if owed.session != self.inner.lease.session() || matches!(answer, Some(Ok(Ok(_)))) {
+                continue;
+            }
+            if let Err(error) = self.change(Change::SetLock(owed.unlock), 0, 0).await {
+                self.inner.locks.owed.lock().push(owed);
+                return Err(error);
+            }
         }
     }
 }
@@ -271,34 +320,38 @@ impl Inner {
 
     /// Makes the unlocks that are owed; to be called whenever the master is heard of.
     pub(super) fn repay_unlocks(&self) {
-        let mut owed = std::mem::take(&mut *self.locks.owed.lock());
+        // Under the lock: an unlock that is taken out of here is not sent by anybody else.
+        let mut owed = self.locks.owed.lock();
         let session = self.lease.session();
         owed.retain_mut(|owed| {
             if owed.session != session {
                 return false;
             }
-            match owed.answer.as_mut().map(oneshot::Receiver::try_recv) {
-                Some(Ok(Ok(_))) => return false,
-                Some(Err(TryRecvError::Empty)) => return true,
+            match owed.answer.clone().map(FutureExt::now_or_never) {
+                Some(Some(Ok(Ok(_)))) => return false,
+                Some(None) => return true,
                 _ => {}
             }
             self.send_owed(owed);
             true
         });
-        self.locks.owed.lock().append(&mut owed);
     }
 
     /// The unlock that an owner owes, if it may have locked anything.
     fn owe(&self, inode: u64, kind: LockKind, owner: u64) -> Option<Owed> {
         self.locks.owners.lock().remove(&(inode, kind.into(), owner))?;
-        let lock = Lock { owner, r#type: LockType::Unlocked.into(), end: LOCK_TO_END, ..Lock::default() };
+        Some(self.owed(inode, kind, owner, (0, LOCK_TO_END)))
+    }
+
+    fn owed(&self, inode: u64, kind: LockKind, owner: u64, (start, end): (u64, u64)) -> Owed {
+        let lock = Lock { owner, r#type: LockType::Unlocked.into(), start, end, ..Lock::default() };
         let unlock = SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false };
-        Some(Owed { session: self.lease.session(), unlock, answer: None })
+        Owed { session: self.lease.session(), unlock, answer: None }
     }
 
     fn send_owed(&self, owed: &mut Owed) {
         let deadline = Instant::now() + self.master.timeout();
-        owed.answer = Some(self.push_change(Change::SetLock(owed.unlock), (0, 0), deadline, None));
+        owed.answer = Some(self.push_change(Change::SetLock(owed.unlock), (0, 0), deadline, None).shared());
     }
 }
 

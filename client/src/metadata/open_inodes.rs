@@ -59,8 +59,16 @@ impl OpenInodes {
         }
     }
 
+    /// Something refers to an inode without having it open; whether it is not held yet.
+    pub(super) fn refer(&self, inode: u64) -> bool {
+        let mut inodes = self.0.lock();
+        let open = inodes.entry(inode).or_default();
+        open.handles += 1;
+        !open.held
+    }
+
     /// True when the inode is to be let go of.
-    fn closed(&self, inode: u64) -> bool {
+    pub(super) fn closed(&self, inode: u64) -> bool {
         let mut inodes = self.0.lock();
         let Some(open) = inodes.get_mut(&inode) else { return false };
         open.handles -= 1;
@@ -145,6 +153,11 @@ impl Metadata {
         let kept = self.register_open(inode);
         self.inner.open.hold(inode);
         kept
+    }
+
+    /// The inodes that are open here.
+    pub fn open_inodes(&self) -> Vec<u64> {
+        self.inner.open_inodes()
     }
 
     fn register_open(&self, inode: u64) -> OpenInode {

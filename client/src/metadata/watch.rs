@@ -11,12 +11,13 @@ use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{WatchEvent, WatchRequest};
 use futures::FutureExt;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
+use super::removed::Removed;
 use super::{Inner, InvalidationSink};
 use crate::session::Identity;
 
@@ -35,8 +36,9 @@ const ACKNOWLEDGEMENTS: usize = 16;
 /// Keeps a stream open until `stop`.
 pub(super) async fn run(inner: Arc<Inner>, who: Identity, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
     let mut pause = RECONNECT_FIRST;
+    let mut removed = Removed::default();
     loop {
-        match follow(&inner, &who, &*sink, &stop).await {
+        match follow(&inner, &who, &*sink, &mut removed, &stop).await {
             Ended::Refused => {}
             Ended::Broken => pause = RECONNECT_FIRST,
             Ended::Stopped => return,
@@ -48,6 +50,13 @@ pub(super) async fn run(inner: Arc<Inner>, who: Identity, sink: Arc<dyn Invalida
     }
 }
 
+enum Turn {
+    /// Some have come, this one first.
+    Events(WatchEvent),
+    /// It is time to ask the kernel for what was removed.
+    Removed,
+}
+
 enum Ended {
     /// No stream could be opened.
     Refused,
@@ -56,7 +65,13 @@ enum Ended {
     Stopped,
 }
 
-async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink, stop: &CancellationToken) -> Ended {
+async fn follow(
+    inner: &Inner,
+    who: &Identity,
+    sink: &dyn InvalidationSink,
+    removed: &mut Removed,
+    stop: &CancellationToken,
+) -> Ended {
     let (acknowledge, requests) = mpsc::channel(ACKNOWLEDGEMENTS);
     let Identity { name: client, place } = who.clone();
     let first = WatchRequest { client, place, session: inner.lease.session(), ..WatchRequest::default() };
@@ -64,6 +79,7 @@ async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink, stop
         return Ended::Refused;
     }
     let mut cluster = inner.master.stubs().cluster;
+    inner.lease.sent();
     let opening = timeout(FIRST_LEASE, cluster.watch(ReceiverStream::new(requests)));
     let Some(opened) = stop.run_until_cancelled(opening).await else { return Ended::Stopped };
     let mut events = match opened {
@@ -79,21 +95,28 @@ async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink, stop
         }
     };
     let mut lease = FIRST_LEASE;
-    let mut to_pass_on = false;
+    let (mut has_begun, mut to_pass_on, mut last, mut passed_on) = (false, false, 0, 0);
     loop {
-        let event = tokio::select! {
-            event = next_event(inner, &mut events, lease) => event,
+        // In a session only.
+        let due = removed.due().filter(|_| has_begun);
+        let turn = tokio::select! {
+            event = next_event(inner, &mut events, lease) => event.map(Turn::Events),
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Some(Turn::Removed),
             () = inner.lease.abandoned() => None,
             () = stop.cancelled() => {
                 say_goodbye(&acknowledge, &mut events).await;
                 return Ended::Stopped;
             }
         };
-        let Some(event) = event else { break };
-        inner.master.heard();
-        let mut batch = vec![event];
-        let mut broken = false;
-        while batch.len() < BATCH {
+        let Some(turn) = turn else { break };
+        let (mut batch, mut broken) = (Vec::new(), false);
+        if let Turn::Events(first) = turn {
+            inner.master.heard();
+            batch.push(first);
+        }
+        let is_heard = !batch.is_empty();
+        has_begun |= is_heard;
+        while is_heard && batch.len() < BATCH {
             match events.next().now_or_never() {
                 Some(Some(Ok(event))) => batch.push(event),
                 Some(_) => {
@@ -103,21 +126,33 @@ async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink, stop
                 None => break,
             }
         }
-        let last = batch.last().map_or(0, |event| event.seq);
+        last = batch.last().map_or(last, |event| event.seq);
         let mut to_hold = Vec::new();
         for event in batch {
             match &event.event {
-                Some(Event::Reset(_)) => to_hold = inner.open_inodes(),
-                Some(Event::Unlinked(inode)) => to_hold.push(*inode),
+                Some(Event::Reset(_)) => {
+                    to_hold = inner.open_inodes();
+                    removed.restart(event.seq);
+                }
+                Some(Event::Unlinked(inode)) => {
+                    to_hold.push(*inode);
+                    removed.add(*inode, event.seq, Instant::now());
+                }
                 _ => {}
             }
             to_pass_on |= apply(inner, sink, event, &mut lease);
         }
-        inner.lease.extend(lease);
-        inner.lease.applied(last);
-        inner.repay_unlocks();
+        if is_heard {
+            inner.lease.extend(lease);
+            inner.lease.applied(last);
+            inner.repay_unlocks();
+        }
         // What is open must be held before its removal is acknowledged; the next stream begins with another attempt.
-        match stop.run_until_cancelled(timeout(lease / 2, inner.hold(to_hold))).await {
+        let holding = async {
+            inner.hold(to_hold).await?;
+            inner.hold_referred(removed, sink).await
+        };
+        match stop.run_until_cancelled(timeout(lease / 2, holding)).await {
             None => continue,
             Some(Ok(Ok(()))) => {}
             Some(Ok(Err(error))) => {
@@ -133,11 +168,13 @@ async fn follow(inner: &Inner, who: &Identity, sink: &dyn InvalidationSink, stop
         let passing_on = timeout(lease / 2, sink.barrier());
         if to_pass_on && stop.run_until_cancelled(passing_on).await.is_none_or(|passed_on| passed_on.is_err()) {
             tracing::warn!("invalidations up to {last} could not be passed on in time");
-            continue;
+        } else {
+            (to_pass_on, passed_on) = (false, last);
         }
-        to_pass_on = false;
+        inner.lease.sent();
+        let acknowledged_seq = removed.settled(passed_on);
         // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
-        let _queued = acknowledge.try_send(WatchRequest { acknowledged_seq: last, ..WatchRequest::default() });
+        let _queued = acknowledge.try_send(WatchRequest { acknowledged_seq, ..WatchRequest::default() });
         if broken {
             break;
         }

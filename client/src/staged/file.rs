@@ -21,6 +21,7 @@ use super::parts::Parts;
 use super::ranges::RangeSet;
 use super::upload::{Ahead, Attempt};
 use super::writers::Writers;
+use crate::copies::Copies;
 use crate::metadata::Node;
 use crate::mounts::{MountView, ObjectVersion};
 use crate::read::OpenFile;
@@ -40,6 +41,7 @@ pub struct StagedFile {
     /// Made for the first byte.
     pub(super) file: Mutex<Option<Arc<File>>>,
     pub(super) handles: AtomicU32,
+    copies: Copies,
     _counted: UnderWay,
 }
 
@@ -131,6 +133,7 @@ impl StagedFile {
             attempt: None,
         };
         Self {
+            copies: Copies::default(),
             _counted: UnderWay::new(&shared.stats.staged_files),
             shared,
             inode,
@@ -145,6 +148,11 @@ impl StagedFile {
 
     pub fn inode(&self) -> u64 {
         self.inode
+    }
+
+    /// Who keeps what was read.
+    pub fn copies(&self) -> &Copies {
+        &self.copies
     }
 
     /// Whether the bucket lacks something of it.

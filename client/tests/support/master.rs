@@ -62,6 +62,7 @@ pub struct State {
     pub entries: HashMap<u64, Entry>,
     pub names: BTreeMap<(u64, Vec<u8>), u64>,
     ages_ms: HashMap<u64, i64>,
+    lease_ms: u32,
     /// What a Touch makes of a listing's age; `None` leaves it.
     age_after_touch_ms: Option<i64>,
     pub next_inode: u64,
@@ -99,7 +100,8 @@ impl FakeMaster {
             mount_id,
             ..Entry::default()
         };
-        let mut state = State { mount, next_inode: 100, age_after_touch_ms: Some(0), ..State::default() };
+        let mut state =
+            State { mount, next_inode: 100, lease_ms: LEASE_MS, age_after_touch_ms: Some(0), ..State::default() };
         state.entries.insert(ROOT, directory(ROOT, "", 0));
         state.entries.insert(MOUNT_ROOT, directory(MOUNT_ROOT, "m", 1));
         state.names.insert((ROOT, b"m".to_vec()), MOUNT_ROOT);
@@ -211,6 +213,11 @@ impl FakeMaster {
 
     pub fn set_age(&self, directory: u64, age_ms: i64) {
         self.service.state.lock().ages_ms.insert(directory, age_ms);
+    }
+
+    /// Of the sessions that begin from now on.
+    pub fn set_lease(&self, lease: Duration) {
+        self.service.state.lock().lease_ms = lease.as_millis() as u32;
     }
 
     pub fn set_age_after_touch(&self, age_ms: Option<i64>) {
@@ -433,7 +440,7 @@ impl Cluster for Service {
             if earlier == 0 || earlier != state.session {
                 state.session += 1;
             }
-            let reset = Reset { session: state.session, lease_ms: LEASE_MS, cluster_id: "fake".into() };
+            let reset = Reset { session: state.session, lease_ms: state.lease_ms, cluster_id: "fake".into() };
             let first = WatchEvent { seq: state.seq, event: Some(Event::Reset(reset)) };
             sender.try_send(Ok(first)).unwrap();
             state.watchers.push(sender.clone());

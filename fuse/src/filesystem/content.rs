@@ -17,7 +17,8 @@ use quick_cache::sync::Cache;
 
 use super::Inner;
 use super::changes::Attempt;
-use super::open::OpenHandle;
+use super::locks::Ending;
+use super::open::{OpenHandle, Reading};
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
 
@@ -92,7 +93,8 @@ impl Inner {
     }
 
     fn open_flags(&self, node: &Node, content: &Content, flags: i32) -> u32 {
-        let version = content.version().or_else(|| node.posix().map(|posix| posix.version));
+        // Whichever is heard of first. They grow.
+        let version = content.version().max(node.posix().map(|posix| posix.version));
         let keep = version.is_some_and(|version| self.pages.opened(node.inode, version));
         // Who only writes gains nothing by pages: they cost a copy, and a question about the file's capabilities.
         let only_writes = flags & libc::O_ACCMODE == libc::O_WRONLY;
@@ -161,11 +163,14 @@ impl Inner {
     pub(super) fn read_content(
         self: &Arc<Self>,
         content: &Arc<Content>,
-        offset: u64,
-        size: u32,
+        read: Reading,
         reply: Reply,
         payload: &mut [u8],
     ) {
+        let Reading { offset, size, is_kept } = read;
+        if is_kept {
+            content.copies().keep();
+        }
         let length = payload.len().min(size as usize);
         if let Some(read) = content.read_now(offset, &mut payload[..length]) {
             return reply.bytes(&payload[..read]);
@@ -196,7 +201,8 @@ impl Inner {
         let is_plain = !kills && !how.is_sync;
         if is_plain && (content.write_now(offset, data).is_some() || content.write_behind(offset, data) == Offer::Taken)
         {
-            return reply.written(size);
+            let has_copies = how.writer.is_some() && content.copies().may_be_kept();
+            return self.written(content.inode(), (offset, size), has_copies, reply);
         }
         let (this, data) = (Arc::clone(self), Bytes::copy_from_slice(data));
         reply.carry_out(move |reply| async move {
@@ -213,10 +219,24 @@ impl Inner {
                 if how.is_sync { this.sync(&content).await } else { Ok(()) }
             };
             match written.await {
-                Ok(()) => reply.written(size),
+                Ok(()) => {
+                    let has_copies = how.writer.is_some() && content.copies().may_be_kept();
+                    this.written(content.inode(), (offset, size), has_copies, reply);
+                }
                 Err(error) => this.failures.answer(reply, "write", &error),
             }
         });
+    }
+
+    /// Answers a WRITE. What was not written by way of the kernel's pages must be out of these before: the kernel forgets them
+    /// when it begins with such a write, but others may have read them anew since, and of a write that its program
+    /// does not wait for the kernel forgets them no second time.
+    pub(super) fn written(&self, inode: u64, (offset, size): (u64, u32), has_copies: bool, reply: Reply) {
+        if has_copies {
+            self.invalidations.written(self.root.to_kernel(inode), offset, size, reply);
+        } else {
+            reply.written(size);
+        }
     }
 
     /// Whether a file lets whoever runs it have more rights than he has, or may do so as far as is known here.
@@ -243,7 +263,7 @@ impl Inner {
         let inode = self.root.to_namespace(kernel_node);
         let content = self.content_of(fh).filter(|content| !content.is_committed());
         let staged = self.staged_of(fh).filter(|file| file.is_flushed_by(lock_owner));
-        let has_locks = self.may_have_locked(inode, lock_owner);
+        let has_locks = self.ends_locks(inode, fh, lock_owner);
         if content.is_none() && staged.is_none() && !has_locks {
             return reply.done();
         }
@@ -281,9 +301,10 @@ impl Inner {
         });
     }
 
-    /// The last descriptor is closed. What a mapping wrote after the last flush is committed now.
-    pub(super) fn release_content(self: &Arc<Self>, content: &Arc<Content>, reply: Reply) {
+    /// The last descriptor is closed. What a mapping wrote after the last flush is committed now, before the locks end.
+    pub(super) fn release_content(self: &Arc<Self>, content: &Arc<Content>, locks: Ending, reply: Reply) {
         if content.is_committed() {
+            drop(locks);
             return reply.done();
         }
         let (this, content) = (Arc::clone(self), Arc::clone(content));
@@ -291,6 +312,7 @@ impl Inner {
             if let Err(error) = this.commit(&content).await {
                 tracing::warn!(inode = content.inode(), "what was written last is lost: {error}");
             }
+            drop(locks);
             reply.done();
         });
     }

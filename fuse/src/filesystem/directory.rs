@@ -99,8 +99,10 @@ impl Inner {
         let mut flags = 0;
         if self.appearance.kernel_cache {
             flags |= fopen::CACHE_DIR;
+            let metadata = self.client.metadata();
             // The absence of a name can be trusted as long as the listing can.
-            if listing == Listing::Current && !self.client.metadata().trust_absence(node.inode).is_zero() {
+            let is_trusted = !metadata.trust_absence(node.inode).is_zero() && !metadata.has_lapsed();
+            if listing == Listing::Current && is_trusted {
                 flags |= fopen::KEEP_CACHE;
             }
         }

@@ -5,28 +5,31 @@
 //! the only ones that a file that cannot be written has, are in nobody's way.
 //!
 //! A process loses its fcntl(2) locks of a file when it closes any descriptor of it: FLUSH waits for that. An open file
-//! description loses its locks when it is released, of which the kernel tells without waiting.
+//! description loses its locks when it is released, of which the kernel tells without waiting: see [`descriptions`].
 //!
 //! Locks order what hosts do: what was written under one is committed before it ends, and who gets the next has heard of it.
 
+mod descriptions;
 mod local;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_client::{ClientError, InvalidationSink, LOCK_TO_END};
 use cavern_proto::master::{Lock, LockKind, LockType};
-use parking_lot::Mutex;
+use rustix::io::Errno;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::Inner;
 use crate::kernel::abi::FileLock;
 use crate::kernel::{LockRequest, Reply};
+use descriptions::{Descriptions, Unlock};
 use local::LocalFlocks;
 
-/// For so long an object that seems to be locked is tried again: the RELEASE of a descriptor that was closed before may be read
-/// by another event loop after the request.
-const RELEASE_LAG: Duration = Duration::from_millis(20);
+/// A file that seems to be locked by what was closed before is looked at again for so long: the RELEASE may be read by
+/// another event loop after the request.
+const RELEASE_LAG: Duration = Duration::from_millis(200);
 
 /// The kernel is waited for so long: it forgets at once, unless it is reading what it is to forget.
 const CATCH_UP: Duration = Duration::from_secs(1);
@@ -35,18 +38,29 @@ const CATCH_UP: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub struct HandleLocks {
     objects: LocalFlocks,
-    /// Owners of fcntl(2) locks by the handle by which they got them: open file descriptions are such owners, too, and only
-    /// their RELEASE tells of their end.
-    owners: Mutex<HashMap<u64, Vec<u64>>>,
+    descriptions: Arc<Descriptions>,
 }
 
-impl HandleLocks {
-    fn locking(&self, fh: u64, owner: u64) {
-        let mut owners = self.owners.lock();
-        let known = owners.entry(fh).or_default();
-        if !known.contains(&owner) {
-            known.push(owner);
+/// What ends with an open file description. It is unlocked when this is dropped: after what was written under it is committed.
+pub(super) struct Ending {
+    inner: Arc<Inner>,
+    inode: u64,
+    handle: u64,
+    unlocks: Vec<Unlock>,
+    has_flock: bool,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let (locks, metadata) = (&self.inner.locks, self.inner.client.metadata());
+        if self.has_flock {
+            locks.objects.unlock(self.inode, self.handle);
+            metadata.unlock_closed_soon(self.inode, LockKind::Flock, self.handle, None);
         }
+        for unlock in &self.unlocks {
+            metadata.unlock_closed_soon(self.inode, LockKind::Posix, unlock.owner, unlock.bytes);
+        }
+        locks.descriptions.gone(self.handle);
     }
 }
 
@@ -59,8 +73,9 @@ fn wanted(request: &LockRequest) -> Option<Lock> {
         libc::F_WRLCK => LockType::Exclusive,
         _ => return None,
     };
-    let (start, end) = if request.is_flock { (0, LOCK_TO_END) } else { (start, end) };
-    Some(Lock { session: 0, owner: request.owner, pid, r#type: r#type.into(), start, end })
+    // The kernel's numbers of descriptions are used again while their RELEASE is on its way; those of handles are not.
+    let (owner, start, end) = if request.is_flock { (request.fh, 0, LOCK_TO_END) } else { (request.owner, start, end) };
+    Some(Lock { session: 0, owner, pid, r#type: r#type.into(), start, end })
 }
 
 /// What stands in the way, as the kernel has it.
@@ -90,7 +105,7 @@ impl Inner {
             }
             let (this, inode) = (Arc::clone(this), node.inode);
             reply.defer(move |reply| async move {
-                match this.client.metadata().find_lock(inode, kind_of(&request), lock).await {
+                match this.find_lock(inode, &request, lock).await {
                     Ok(lock) => reply.lock(found(lock.as_ref(), request.lock)),
                     Err(error) => this.failures.answer(reply, "getlk", &error),
                 }
@@ -98,39 +113,90 @@ impl Inner {
         });
     }
 
+    /// The first lock in the way that does not belong to what is closed already.
+    async fn find_lock(&self, inode: u64, request: &LockRequest, lock: Lock) -> Result<Option<Lock>, ClientError> {
+        let (kind, metadata) = (kind_of(request), self.client.metadata());
+        let (mut look, deadline) = (self.locks.descriptions.look(), Instant::now() + RELEASE_LAG);
+        loop {
+            let found = metadata.find_lock(inode, kind, lock).await?;
+            let is_outdated = found.is_some()
+                && (look.is_outdated(inode, request.fh, deadline).await | metadata.unlocks_made(inode, kind).await);
+            if !is_outdated {
+                return Ok(found);
+            }
+        }
+    }
+
     pub(super) fn setlk(self: &Arc<Self>, kernel_node: u64, request: LockRequest, wait: bool, reply: Reply) {
         let Some(lock) = wanted(&request) else { return reply.error(libc::EINVAL) };
         self.with_node(kernel_node, "lock", reply, move |this, node, reply| {
             let inode = node.inode;
+            if request.is_flock {
+                this.locks.descriptions.ask_flock(inode, request.fh);
+            }
             if !node.is_fs_mode() {
                 return this.lock_object(inode, &request, &lock, wait, reply);
             }
-            if !request.is_flock {
-                this.locks.locking(request.fh, request.owner);
-            }
-            let (this, kind) = (Arc::clone(this), kind_of(&request));
+            let this = Arc::clone(this);
             reply.carry_out_until_interrupted(move |reply, interrupted| async move {
-                let metadata = this.client.metadata();
                 let made = match lock.r#type() {
-                    LockType::Unlocked => this.unlock(request.fh, inode, kind, lock).await,
-                    _ if wait => metadata.wait_for_lock(inode, kind, lock, &interrupted).await,
-                    _ => metadata.set_lock(inode, kind, lock).await,
+                    LockType::Unlocked => this.unlock(inode, &request, lock).await,
+                    _ => this.lock(inode, &request, lock, wait.then_some(&interrupted)).await,
                 };
-                if made.is_ok() && lock.r#type() != LockType::Unlocked {
-                    this.forget_what_changed().await;
+                match made {
+                    Ok(()) => reply.done(),
+                    Err(error) => this.failures.answer(reply, "lock", &error),
                 }
-                this.answer_lock(made, reply);
             });
         });
     }
 
+    /// Waits until `interrupted`, or not at all.
+    async fn lock(
+        &self,
+        inode: u64,
+        request: &LockRequest,
+        lock: Lock,
+        wait: Option<&CancellationToken>,
+    ) -> Result<(), ClientError> {
+        let (kind, descriptions) = (kind_of(request), &self.locks.descriptions);
+        let bytes = (lock.start, lock.end);
+        let asked = (!request.is_flock).then(|| descriptions.ask(inode, request.fh, request.owner, bytes));
+        let made = match wait {
+            Some(interrupted) => self.client.metadata().wait_for_lock(inode, kind, lock, interrupted).await,
+            None => self.lock_at_once(inode, request.fh, kind, lock).await,
+        };
+        let unlocks = asked.map(|asked| asked.answered(made.is_ok())).unwrap_or_default();
+        for Unlock { owner, bytes } in unlocks {
+            self.client.metadata().unlock_closed_soon(inode, kind, owner, bytes);
+        }
+        if made.is_ok() {
+            self.forget_what_changed().await;
+        }
+        made
+    }
+
+    async fn lock_at_once(&self, inode: u64, handle: u64, kind: LockKind, lock: Lock) -> Result<(), ClientError> {
+        let (mut look, deadline) = (self.locks.descriptions.look(), Instant::now() + RELEASE_LAG);
+        loop {
+            match self.client.metadata().set_lock(inode, kind, lock).await {
+                Err(ClientError::Refused { errno, .. })
+                    if errno == Errno::AGAIN.raw_os_error() && look.is_outdated(inode, handle, deadline).await => {}
+                made => return made,
+            }
+        }
+    }
+
     /// What was written under a lock is committed before it ends, so that the next to have it sees that.
-    async fn unlock(&self, fh: u64, inode: u64, kind: LockKind, lock: Lock) -> Result<(), ClientError> {
-        let committed = match self.content_of(fh).filter(|content| !content.is_committed()) {
+    async fn unlock(&self, inode: u64, request: &LockRequest, lock: Lock) -> Result<(), ClientError> {
+        let committed = match self.content_of(request.fh).filter(|content| !content.is_committed()) {
             Some(content) => self.commit(&content).await,
             None => Ok(()),
         };
-        self.client.metadata().set_lock(inode, kind, lock).await?;
+        self.client.metadata().set_lock(inode, kind_of(request), lock).await?;
+        if !request.is_flock {
+            self.locks.descriptions.unlocked(inode, request.owner, (lock.start, lock.end));
+        }
         committed
     }
 
@@ -141,15 +207,8 @@ impl Inner {
         }
     }
 
-    fn answer_lock(&self, made: Result<(), ClientError>, reply: Reply) {
-        match made {
-            Ok(()) => reply.done(),
-            Err(error) => self.failures.answer(reply, "lock", &error),
-        }
-    }
-
     fn lock_object(self: &Arc<Self>, inode: u64, request: &LockRequest, lock: &Lock, wait: bool, reply: Reply) {
-        let (owner, kind) = (request.owner, lock.r#type());
+        let (owner, kind) = (lock.owner, lock.r#type());
         if !request.is_flock {
             return if kind == LockType::Exclusive { reply.error(libc::EBADF) } else { reply.done() };
         }
@@ -168,8 +227,9 @@ impl Inner {
         });
     }
 
-    /// Whether the owner may have locks of fcntl(2) on an inode of the namespace, which end with the close of any descriptor.
-    pub(super) fn may_have_locked(&self, inode: u64, lock_owner: u64) -> bool {
+    /// FLUSH: whether the process that closes a descriptor may have locks of fcntl(2) on the inode, which end with that.
+    pub(super) fn ends_locks(&self, inode: u64, fh: u64, lock_owner: u64) -> bool {
+        self.locks.descriptions.flushed(inode, fh, lock_owner);
         self.client.metadata().may_have_locked(inode, LockKind::Posix, lock_owner)
     }
 
@@ -177,17 +237,11 @@ impl Inner {
         self.client.metadata().unlock_closed(inode, LockKind::Posix, lock_owner).await;
     }
 
-    /// An open file description is gone, and with it what it had locked.
-    pub(super) fn released(&self, kernel_node: u64, fh: u64, flock_owner: Option<u64>) {
+    /// RELEASE: an open file description is gone, and with it what it had locked.
+    pub(super) fn ending(self: &Arc<Self>, kernel_node: u64, handle: u64) -> Ending {
         let inode = self.root.to_namespace(kernel_node);
-        if let Some(owner) = flock_owner {
-            self.locks.objects.unlock(inode, owner);
-            self.client.metadata().unlock_closed_soon(inode, LockKind::Flock, owner);
-        }
-        let owners = self.locks.owners.lock().remove(&fh).unwrap_or_default();
-        for owner in owners {
-            self.client.metadata().unlock_closed_soon(inode, LockKind::Posix, owner);
-        }
+        let (unlocks, has_flock) = self.locks.descriptions.released(inode, handle);
+        Ending { inner: Arc::clone(self), inode, handle, unlocks, has_flock }
     }
 }
 
@@ -204,7 +258,7 @@ mod tests {
         assert_eq!(found(Some(&lock), FileLock::default()), asked);
         assert_eq!(found(None, asked), FileLock { kind: libc::F_UNLCK.cast_unsigned(), ..asked });
         let whole = wanted(&LockRequest { is_flock: true, ..request }).unwrap();
-        assert_eq!((whole.start, whole.end), (0, LOCK_TO_END));
+        assert_eq!((whole.start, whole.end, whole.owner), (0, LOCK_TO_END, 1));
         assert!(wanted(&LockRequest { lock: FileLock { kind: 9, ..asked }, ..request }).is_none());
     }
 }

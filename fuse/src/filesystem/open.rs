@@ -25,6 +25,15 @@ use super::failed_reads::FailedReads;
 use crate::kernel::abi::fopen;
 use crate::kernel::{Backing, Caller, Delivery, Reply};
 
+/// What a READ asks for.
+#[derive(Clone, Copy)]
+pub(super) struct Reading {
+    pub offset: u64,
+    pub size: u32,
+    /// The kernel keeps it, in pages.
+    pub is_kept: bool,
+}
+
 /// An open file as the kernel has it.
 pub(super) enum OpenHandle {
     Object(Arc<FileHandle>),
@@ -145,20 +154,13 @@ impl Inner {
         }
     }
 
-    pub(super) fn read(
-        self: &Arc<Self>,
-        kernel_node: u64,
-        fh: u64,
-        offset: u64,
-        size: u32,
-        reply: Reply,
-        payload: &mut [u8],
-    ) {
+    pub(super) fn read(self: &Arc<Self>, kernel_node: u64, fh: u64, read: Reading, reply: Reply, payload: &mut [u8]) {
+        let Reading { offset, size, .. } = read;
         let handle = match &self.unopened {
             None => match self.files.get(fh).as_deref() {
                 Some(OpenHandle::Object(handle)) => Some(Arc::clone(handle)),
-                Some(OpenHandle::Content(content)) => return self.read_content(content, offset, size, reply, payload),
-                Some(OpenHandle::Staged(file)) => return self.read_staged(file, offset, size, reply),
+                Some(OpenHandle::Content(content)) => return self.read_content(content, read, reply, payload),
+                Some(OpenHandle::Staged(file)) => return self.read_staged(file, read, reply),
                 None => None,
             },
             Some(unopened) => {
@@ -247,12 +249,17 @@ impl Inner {
         }
     }
 
-    pub(super) fn release(self: &Arc<Self>, fh: u64, reply: Reply) {
+    pub(super) fn release(self: &Arc<Self>, kernel_node: u64, fh: u64, reply: Reply) {
         let handle = self.files.remove(fh);
+        let locks = self.ending(kernel_node, fh);
         match handle.as_deref() {
-            Some(OpenHandle::Content(content)) => self.release_content(content, reply),
-            Some(OpenHandle::Staged(file)) => self.release_staged(file, reply),
+            Some(OpenHandle::Content(content)) => self.release_content(content, locks, reply),
+            Some(OpenHandle::Staged(file)) => {
+                drop(locks);
+                self.release_staged(file, reply);
+            }
             Some(OpenHandle::Object(handle)) => {
+                drop(locks);
                 self.open_inodes.closed(handle.file.node().inode);
                 // Answered first: nobody waits for what dropping the file may take.
                 reply.done();

@@ -14,7 +14,7 @@ use cavern_client::{ClientError, Creation, Node, StagedFile};
 use cavern_proto::master::{SetAttr, Time};
 
 use super::Inner;
-use super::open::OpenHandle;
+use super::open::{OpenHandle, Reading};
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
 
@@ -89,7 +89,11 @@ impl Inner {
         }
     }
 
-    pub(super) fn read_staged(self: &Arc<Self>, file: &Arc<StagedFile>, offset: u64, size: u32, reply: Reply) {
+    pub(super) fn read_staged(self: &Arc<Self>, file: &Arc<StagedFile>, read: Reading, reply: Reply) {
+        let Reading { offset, size, is_kept } = read;
+        if is_kept {
+            file.copies().keep();
+        }
         let (this, file) = (Arc::clone(self), Arc::clone(file));
         reply.defer(move |reply| async move {
             match file.read(offset, size as usize).await {
@@ -109,13 +113,14 @@ impl Inner {
     ) {
         // At most what one request holds.
         let size = data.len() as u32;
+        let copies = move |file: &StagedFile| writer.is_some() && file.copies().may_be_kept();
         if file.write_now(offset, data, writer).is_some() {
-            return reply.written(size);
+            return self.written(file.inode(), (offset, size), copies(file), reply);
         }
         let (this, file, data) = (Arc::clone(self), Arc::clone(file), Bytes::copy_from_slice(data));
         reply.carry_out(move |reply| async move {
             match file.write(offset, data, writer).await {
-                Ok(()) => reply.written(size),
+                Ok(()) => this.written(file.inode(), (offset, size), copies(&file), reply),
                 Err(error) => this.failures.answer(reply, "write", &error),
             }
         });

@@ -93,11 +93,6 @@ pub mod fopen {
     pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
-/// Flags of RELEASE.
-pub mod release {
-    pub const FLOCK_UNLOCK: u32 = 1 << 1;
-}
-
 /// Flags of SETXATTR that are not those of setxattr(2).
 pub mod setxattr {
     pub const ACL_KILL_SGID: u32 = 1 << 0;
@@ -106,6 +101,12 @@ pub mod setxattr {
 /// Flags of GETLK, SETLK and SETLKW.
 pub mod lk {
     pub const FLOCK: u32 = 1 << 0;
+}
+
+/// Flags of READ.
+pub mod read {
+    /// Of a read that is answered to a process, not into pages.
+    pub const LOCKOWNER: u32 = 1 << 1;
 }
 
 /// Flags of WRITE.

@@ -40,6 +40,19 @@ impl Notifier {
         known(self.channel.send(0, notify::INVAL_INODE, message.as_bytes(), &[]))
     }
 
+    /// Attributes of a file, and its pages of `length` bytes from `offset` on. Waits for those that are being read.
+    pub fn pages(&self, node: u64, offset: u64, length: u32) -> Result<bool, Errno> {
+        let off = i64::try_from(offset).map_err(|_| Errno::INVAL)?;
+        let message = NotifyInvalInodeOut { node, off, len: length.into() };
+        known(self.channel.send(0, notify::INVAL_INODE, message.as_bytes(), &[]))
+    }
+
+    /// Attributes of an inode; whether the kernel refers to it.
+    pub fn attributes(&self, node: u64) -> Result<bool, Errno> {
+        let message = NotifyInvalInodeOut { node, off: -1, len: 0 };
+        known(self.channel.send(0, notify::INVAL_INODE, message.as_bytes(), &[]))
+    }
+
     /// Every name: the next use of each asks again. `EINVAL` before Linux 6.16.
     pub fn every_entry(&self) -> Result<(), Errno> {
         self.channel.send(0, notify::INC_EPOCH, &[], &[])

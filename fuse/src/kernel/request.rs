@@ -56,11 +56,11 @@ pub enum Operation<'a> {
         fh: u64,
         offset: u64,
         size: u32,
+        /// The kernel keeps what it gets, in pages.
+        is_kept: bool,
     },
     Release {
         fh: u64,
-        /// Who may have locked the file by flock(2), and does so no longer.
-        flock_owner: Option<u64>,
     },
     Opendir,
     Readdir {
@@ -160,7 +160,7 @@ pub enum Operation<'a> {
         flags: u32,
         /// Set-user-ID and the like are to go: the writer may not keep them.
         kill_privileges: bool,
-        /// As FLUSH names whoever closes; not where pages are written.
+        /// As FLUSH names whoever closes; not where pages are written: with it, the kernel's pages are not.
         writer: Option<u64>,
     },
     /// A descriptor of the file is closed: one of several, perhaps.
@@ -347,13 +347,10 @@ impl<'a> Operation<'a> {
             opcode::OPEN => Self::Open { flags: take::<abi::OpenIn>(body)?.0.flags },
             opcode::READ => {
                 let read = take::<abi::ReadIn>(body)?.0;
-                Self::Read { fh: read.fh, offset: read.offset, size: read.size }
+                let is_kept = read.read_flags & abi::read::LOCKOWNER == 0;
+                Self::Read { fh: read.fh, offset: read.offset, size: read.size, is_kept }
             }
-            opcode::RELEASE => {
-                let release = take::<abi::ReleaseIn>(body)?.0;
-                let unlocks = release.release_flags & abi::release::FLOCK_UNLOCK != 0;
-                Self::Release { fh: release.fh, flock_owner: unlocks.then_some(release.lock_owner) }
-            }
+            opcode::RELEASE => Self::Release { fh: take::<abi::ReleaseIn>(body)?.0.fh },
             opcode::OPENDIR => {
                 take::<abi::OpenIn>(body)?;
                 Self::Opendir

@@ -14,8 +14,13 @@ pub struct LocalFlocks {
 }
 
 impl LocalFlocks {
-    /// Locks or unlocks a file, unless somebody is in the way; whatever the owner had is gone in any case.
+    /// Locks or unlocks a file, unless somebody is in the way. What the owner had stays if it is of that kind, and is gone
+    /// otherwise, in any case.
     pub fn try_lock(&self, inode: u64, owner: u64, kind: LockType) -> bool {
+        let had = |held: &Vec<(u64, LockType)>| held.contains(&(owner, kind));
+        if self.files.lock().get(&inode).is_some_and(had) {
+            return true;
+        }
         self.unlock(inode, owner);
         if kind == LockType::Unlocked {
             return true;
@@ -73,6 +78,8 @@ mod tests {
         let flocks = LocalFlocks::default();
         assert!(flocks.try_lock(1, 10, LockType::Shared) && flocks.try_lock(1, 11, LockType::Shared));
         assert!(!flocks.try_lock(1, 12, LockType::Exclusive) && flocks.try_lock(2, 12, LockType::Exclusive));
+        assert!(flocks.try_lock(1, 10, LockType::Shared) && flocks.try_lock(2, 12, LockType::Exclusive));
+        assert_eq!(flocks.files.lock()[&1].len(), 2);
         // One that wants more gives up what it has.
         assert!(!flocks.try_lock(1, 10, LockType::Exclusive));
         let waiting = async {

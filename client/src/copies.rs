@@ -1,0 +1,22 @@
+//! Whether somebody keeps copies of what was read of a file: a kernel, in its pages.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+/// Of a file that is open. Who keeps a copy says so before it reads, and who has written looks after that: so either the
+/// writer hears of the copy, or the copy has what was written.
+#[derive(Debug, Default)]
+pub struct Copies(AtomicBool);
+
+impl Copies {
+    /// What is read from now on is kept.
+    pub fn keep(&self) {
+        if !self.0.load(SeqCst) {
+            self.0.store(true, SeqCst);
+        }
+    }
+
+    /// Whether there may be a copy.
+    pub fn may_be_kept(&self) -> bool {
+        self.0.load(SeqCst)
+    }
+}

@@ -1,0 +1,183 @@
+//! Inodes that have lost their last name and are referred to here without being open: a FIFO, a socket or a device that a
+//! process has open, of which the kernel does not tell, a working directory, whatever is open with `O_PATH`.
+//!
+//! Most of what is removed is forgotten by the kernel the moment after. So it is asked a little later; until then the removal
+//! is not acknowledged, and the master keeps the inode. What the kernel still refers to is held like an open inode
+//! until it is forgotten.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
+
+use super::{Inner, InvalidationSink, Metadata};
+use crate::error::ClientError;
+
+/// For a kernel to forget what it has had removed itself. Nobody waits for that.
+const FORGETS_WITHIN: Duration = Duration::from_millis(50);
+/// For the kernel to answer. It is asked again later, if it is busy.
+const ANSWERS_WITHIN: Duration = Duration::from_millis(500);
+/// Removals that wait at most; beyond that the oldest are acknowledged without a question.
+const REMOVALS_MAX: usize = 65_536;
+
+/// Held because they are referred to. Bounded by what the kernel refers to.
+#[derive(Debug, Default)]
+pub(super) struct Referred {
+    inodes: Mutex<HashSet<u64>>,
+    /// How many there are: mostly none, which is to cost nothing.
+    count: AtomicUsize,
+}
+
+impl Referred {
+    fn insert(&self, inode: u64) -> bool {
+        let mut inodes = self.inodes.lock();
+        let is_new = inodes.insert(inode);
+        self.count.store(inodes.len(), Ordering::Release);
+        is_new
+    }
+
+    fn remove(&self, inode: u64) -> bool {
+        let mut inodes = self.inodes.lock();
+        let was_here = inodes.remove(&inode);
+        self.count.store(inodes.len(), Ordering::Release);
+        was_here
+    }
+
+    fn has(&self, inode: u64) -> bool {
+        self.count.load(Ordering::Acquire) > 0 && self.inodes.lock().contains(&inode)
+    }
+}
+
+/// Those of which the kernel has not been asked yet, in the order of their removals.
+#[derive(Debug, Default)]
+pub(super) struct Removed(VecDeque<Removal>);
+
+#[derive(Debug)]
+struct Removal {
+    inode: u64,
+    /// Of the event that told it.
+    seq: u64,
+    due: Instant,
+}
+
+impl Removed {
+    pub(super) fn add(&mut self, inode: u64, seq: u64, now: Instant) {
+        if self.0.len() == REMOVALS_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(Removal { inode, seq, due: now + FORGETS_WITHIN });
+    }
+
+    /// A stream begins, whose numbers have nothing to do with those before.
+    pub(super) fn restart(&mut self, seq: u64) {
+        self.0.iter_mut().for_each(|removal| removal.seq = seq);
+    }
+
+    /// When the kernel is to be asked next.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.0.front().map(|removal| removal.due)
+    }
+
+    /// What may be acknowledged of the events up to `last`.
+    pub(super) fn settled(&self, last: u64) -> u64 {
+        self.0.front().map_or(last, |removal| last.min(removal.seq.saturating_sub(1)))
+    }
+
+    /// Those of which it is time to ask.
+    fn now_due(&self, now: Instant) -> Vec<u64> {
+        self.0.iter().take_while(|removal| removal.due <= now).map(|removal| removal.inode).collect()
+    }
+
+    /// The first of them are settled.
+    fn settle(&mut self, count: usize) {
+        self.0.drain(..count);
+    }
+
+    fn postpone(&mut self, count: usize, now: Instant) {
+        let due = now + ANSWERS_WITHIN;
+        self.0.iter_mut().take(count).for_each(|removal| removal.due = due);
+    }
+}
+
+impl Metadata {
+    /// Whether an inode is held since it is referred to.
+    pub fn is_referred(&self, inode: u64) -> bool {
+        self.inner.referred.has(inode)
+    }
+
+    /// The kernel has forgotten it.
+    pub fn no_longer_referred(&self, inode: u64) {
+        self.inner.no_longer_referred(inode);
+    }
+}
+
+impl Inner {
+    /// Has those held that are referred to, of those of which it is time to ask.
+    pub(super) async fn hold_referred(
+        &self,
+        removed: &mut Removed,
+        sink: &dyn InvalidationSink,
+    ) -> Result<(), ClientError> {
+        let due = removed.now_due(Instant::now());
+        if due.is_empty() {
+            return Ok(());
+        }
+        let count = due.len();
+        let Ok(referred) = timeout(ANSWERS_WITHIN, sink.referred(due)).await else {
+            removed.postpone(count, Instant::now());
+            return Ok(());
+        };
+        let new: Vec<u64> = referred.into_iter().filter(|inode| self.referred.insert(*inode)).collect();
+        // From now on they are held with all that is open, if not at the first attempt.
+        removed.settle(count);
+        if new.is_empty() {
+            return Ok(());
+        }
+        let to_hold = new.iter().copied().filter(|inode| self.open.refer(*inode)).collect();
+        self.hold(to_hold).await?;
+        // What was forgotten before it was entered here has not been told.
+        if let Ok(still) = timeout(ANSWERS_WITHIN, sink.referred(new.clone())).await {
+            new.into_iter().filter(|inode| !still.contains(inode)).for_each(|inode| self.no_longer_referred(inode));
+        }
+        Ok(())
+    }
+
+    fn no_longer_referred(&self, inode: u64) {
+        if self.referred.remove(inode) && self.open.closed(inode) {
+            self.push_let_go(inode);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removal_is_acknowledged_when_the_kernel_was_asked() {
+        let (mut removed, now) = (Removed::default(), Instant::now());
+        assert_eq!((removed.settled(9), removed.due()), (9, None));
+        removed.add(1, 5, now);
+        removed.add(2, 7, now);
+        assert_eq!((removed.settled(9), removed.settled(3)), (4, 3));
+        assert!(removed.now_due(now).is_empty());
+        let later = now + FORGETS_WITHIN;
+        removed.add(3, 8, later);
+        assert_eq!(removed.now_due(later), [1, 2]);
+        removed.postpone(2, later);
+        assert!(removed.now_due(later).is_empty());
+        removed.settle(2);
+        assert_eq!(removed.settled(9), 7);
+        removed.restart(2);
+        assert_eq!(removed.settled(4), 1);
+    }
+
+    #[test]
+    fn what_is_referred_to_is_entered_once() {
+        let referred = Referred::default();
+        assert!(!referred.has(1) && referred.insert(1) && !referred.insert(1) && referred.has(1));
+        assert!(!referred.has(2) && referred.remove(1) && !referred.remove(1) && !referred.has(1));
+    }
+}
