@@ -18,6 +18,7 @@ mod fs_commands;
 mod fs_mode_acls;
 mod fs_mode_behind;
 mod fs_mode_content;
+mod fs_mode_copied_blocks;
 mod fs_mode_copy;
 mod fs_mode_existing;
 mod fs_mode_lease;

@@ -157,11 +157,16 @@ impl Content {
         bytes: &Range<u32>,
         written: Option<&Bytes>,
     ) -> Result<Arc<OpenBlock>, ClientError> {
-        let open = |blocks: &std::collections::HashMap<u32, Arc<OpenBlock>>| {
-            blocks.get(&index).filter(|open| open.has_room(bytes)).cloned()
-        };
+        let held = || ClientError::BlockHeld { inode: self.inode, index };
         self.hold_blocks().await?;
-        if let Some(open) = self.use_layout(|_, blocks| open(blocks)).await? {
+        // One that is open with room is not written to either while it is copied: the copy would be of no use.
+        let open = |layout: &mut super::Layout, blocks: &mut std::collections::HashMap<u32, Arc<OpenBlock>>| {
+            if layout.block(index).is_some_and(|known| known.is_joined) {
+                return Err(held());
+            }
+            Ok(blocks.get(&index).filter(|open| open.has_room(bytes)).cloned())
+        };
+        if let Some(open) = self.use_layout(open).await?? {
             return Ok(open);
         }
         let _one = self.opening.lock().await;
@@ -174,7 +179,7 @@ impl Content {
             return Ok(open.clone());
         }
         if known.as_ref().is_some_and(|known| known.is_joined) {
-            return Err(ClientError::BlockHeld { inode: self.inode, index });
+            return Err(held());
         }
         let known_reserved = open.as_ref().filter(|open| open.is_reserved()).map(|open| open.reserved.lock().clone());
         let generous = self.with_room_ahead(bytes, known_reserved.as_ref());

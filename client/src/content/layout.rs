@@ -22,7 +22,7 @@ pub(super) struct Known {
     pub workers: Vec<u64>,
     /// Which replica of each of these it is; see `Extent`.
     pub joined: Vec<u32>,
-    /// A worker is being given a copy: nobody writes meanwhile.
+    /// A worker is being given a copy: nobody writes meanwhile, unless a commit gives the copy up.
     pub is_joined: bool,
     /// The master knows it.
     pub is_committed: bool,
@@ -192,6 +192,15 @@ impl Layout {
         self.uncommitted.made.insert(index);
     }
 
+    /// A block that is being copied is named in the next commit, which gives the copy up; false when there is nothing to be given up.
+    pub(super) fn give_up_copy(&mut self, index: u32) -> bool {
+        let is_copied = self.blocks.get(&index).is_some_and(|known| known.is_joined);
+        if is_copied {
+            self.uncommitted.made.insert(index);
+        }
+        is_copied
+    }
+
     /// Whether what has been written to these workers of a block is at all that it has, so that it may be acknowledged.
     pub(super) fn accepts(&self, index: u32, generation: u32, written: &[u64]) -> bool {
         self.blocks.get(&index).is_some_and(|known| {
@@ -279,6 +288,13 @@ impl Layout {
         for index in uncommitted.made.difference(&self.uncommitted.made) {
             if let Some(known) = self.blocks.get_mut(index) {
                 (known.is_committed, known.is_urgent) = (true, false);
+            }
+        }
+        // A commit gives up the copy of each block that it names, and nobody tells the one who commits. What the master has begun
+        // since then it has told, so it is asked before the next look.
+        for index in uncommitted.made.union(&uncommitted.written) {
+            if let Some(known) = self.blocks.get_mut(index) {
+                known.is_joined = false;
             }
         }
         let is_next = attr.version == self.version + 1;
@@ -534,6 +550,26 @@ mod tests {
         let held = Extent { generation: 1, workers: vec![1], joining: 2, ..Extent::default() };
         let layout = Layout::new(&attr(10, 1, 1), vec![held], None);
         assert!(!layout.accepts(0, 1, &[1, 2]) && !layout.is_urgent(0));
+    }
+
+    #[test]
+    fn a_commit_that_names_a_block_gives_its_copy_up() {
+        let held = |index: u32| Extent { index, generation: 1, workers: vec![1], joining: 2, ..Extent::default() };
+        let mut layout = Layout::new(&attr(20, 1, 1), vec![extent(0, 1), extent(1, 1)], None);
+        layout.wrote(0, 10, 1);
+        let copied = Layout::new(&attr(20, 1, 1), vec![held(0), held(1)], None);
+        assert!(layout.rebase(copied, News::Complete).is_empty());
+        assert!(!layout.accepts(0, 1, &[1]) && !layout.accepts(1, 1, &[1]));
+        let (told, made) = layout.begin_commit().unwrap();
+        assert_eq!(made, [extent(0, 1)], "what was written before");
+        assert!(layout.committed(&told, &attr(20, 2, 1)));
+        assert!(layout.accepts(0, 1, &[1]) && !layout.accepts(1, 1, &[1]));
+        // And a writer that cannot wait any longer names one to which nothing was written.
+        assert!(layout.give_up_copy(1) && !layout.give_up_copy(0) && !layout.give_up_copy(7));
+        let (told, made) = layout.begin_commit().unwrap();
+        assert_eq!(made, [extent(1, 1)]);
+        assert!(layout.committed(&told, &attr(20, 3, 1)));
+        assert!(layout.accepts(1, 1, &[1]) && layout.is_committed());
     }
 
     #[test]

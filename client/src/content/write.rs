@@ -264,6 +264,9 @@ impl Content {
             return self.look_elsewhere(failure, deadline).await;
         }
         let failure = self.explained(index, failure);
+        if matches!(failure, ClientError::BlockHeld { .. }) && Instant::now() + self.shared.timeout / 2 >= deadline {
+            self.give_up_copy(index).await;
+        }
         let no_space = failure.errno() == Errno::NOSPC.raw_os_error();
         let waits = no_space || may_pass(&failure) || matches!(failure, ClientError::BlockHeld { .. });
         let pause = if no_space { SPACE_PAUSE } else { PAUSE };
@@ -272,6 +275,20 @@ impl Content {
         }
         tokio::time::sleep(pause).await;
         Ok(())
+    }
+
+    /// A write does not fail for a copy that takes long: the copy is given up, and made again later.
+    async fn give_up_copy(&self, index: u32) {
+        match self.use_layout(|layout, _| layout.give_up_copy(index)).await {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => return tracing::debug!(inode = self.inode, index, "the block stays held: {error}"),
+        }
+        tracing::info!(inode = self.inode, index, "a write does not wait any longer for the copy of its block");
+        // The blocks are told even if the file may not grow.
+        if let Err(error) = self.commit_meanwhile().await {
+            tracing::debug!(inode = self.inode, index, "the copy could not be given up: {error}");
+        }
     }
 
     /// Notes that these workers have what was written, if that is all workers of the block. What was given up of it the master
