@@ -12,6 +12,7 @@ mod command_line;
 mod deleted;
 mod epochs;
 mod exports;
+mod file_trees;
 mod first_read;
 mod fs_changes;
 mod fs_commands;

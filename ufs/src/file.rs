@@ -1,11 +1,15 @@
 //! `file:///DIRECTORY`: a directory tree as a bucket. Keys are paths below the directory; a key that ends in `/` does not
-//! exist, an empty directory is only seen as a prefix of its parent.
+//! exist, an empty directory is only seen as a prefix of its parent. Symbolic links are followed within the tree, though a listing of
+//! everything goes down no linked directory, and nothing but regular files is an object: see [`tree`]. What else has a name
+//! counts as hidden.
 //!
 //! The directory must be the same on every host, as a network file system is. The ETag is made of modification time, size and
 //! inode, and is checked before and after each piece is read: a file that is replaced by a rename is always noticed, one
 //! that is overwritten in place within the time stamp's granularity (some milliseconds) may not be.
 //!
 //! opendal's `fs` service is not used: it trims names, and its listings tell neither inode nor version.
+
+mod tree;
 
 use std::collections::BinaryHeap;
 use std::fs::{File, Metadata};
@@ -17,8 +21,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{FutureExt, future, stream};
+use rustix::io::Errno;
 use tokio::task::spawn_blocking;
 
+use self::tree::{Found, Tree};
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
 use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
@@ -37,68 +43,86 @@ impl FileStore {
         Self { root: PathBuf::from(directory).into(), label: label.clone() }
     }
 
-    /// Where a key lies; `None` for keys that no path spells, `..` above all.
-    fn path(&self, key: &str) -> Option<PathBuf> {
+    /// Whether a path below the directory spells a key: none with `..` does.
+    fn is_path(key: &str) -> bool {
         let legal = |name: &str| !name.is_empty() && name != "." && name != ".." && !name.contains('\0');
-        key.split('/').all(legal).then(|| self.root.join(key))
+        key.split('/').all(legal)
     }
 
     fn failed(&self, operation: Operation, key: &str, error: std::io::Error) -> UfsError {
         let request = Request::new(operation, &self.label, key);
+        // A link leads out of the tree, or in a circle.
+        if matches!(Errno::from_io_error(&error), Some(Errno::XDEV | Errno::LOOP)) {
+            return UfsError::NotFound { request };
+        }
         match error.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => UfsError::NotFound { request },
             ErrorKind::PermissionDenied => {
                 UfsError::Denied { request, reason: error.to_string(), source: Some(Arc::new(error)) }
             }
+            ErrorKind::Unsupported => UfsError::Rejected { request, reason: error.to_string(), source: None },
             _ => UfsError::Unavailable { request, reason: error.to_string(), source: Some(Arc::new(error)) },
         }
     }
 
-    fn open(&self, operation: Operation, key: &str) -> Result<(File, ObjectMeta), UfsError> {
-        let missing = || UfsError::NotFound { request: Request::new(operation, &self.label, key) };
-        let path = self.path(key).ok_or_else(missing)?;
-        let file = File::open(path).map_err(|error| self.failed(operation, key, error))?;
-        let metadata = file.metadata().map_err(|error| self.failed(operation, key, error))?;
-        if !metadata.is_file() {
-            return Err(missing());
+    fn tree(&self, operation: Operation, key: &str) -> Result<Tree, UfsError> {
+        Tree::open(&self.root).map_err(|error| self.failed(operation, key, error))
+    }
+
+    /// An object, to be read.
+    fn open(&self, key: &str) -> Result<(File, ObjectMeta), UfsError> {
+        let operation = Operation::Get;
+        if !Self::is_path(key) {
+            return Err(UfsError::NotFound { request: Request::new(operation, &self.label, key) });
         }
+        let opened = self.tree(operation, key)?.file(key);
+        let (file, metadata) = opened.map_err(|error| self.failed(operation, key, error))?;
         Ok((file, described(key.to_owned(), &metadata)))
     }
 
-    fn list(&self, request: ListRequest<'_>) -> Result<StorePage, UfsError> {
-        let root = std::fs::metadata(&self.root);
-        if !root.is_ok_and(|root| root.is_dir()) {
-            return Err(UfsError::NoBucket { request: Request::new(Operation::List, &self.label, request.prefix) });
+    fn stat(&self, key: &str) -> Result<ObjectMeta, UfsError> {
+        let operation = Operation::Head;
+        let missing = || UfsError::NotFound { request: Request::new(operation, &self.label, key) };
+        if !Self::is_path(key) {
+            return Err(missing());
         }
-        let mut page = Page { answer: StorePage::default(), after: request.token, limit: request.limit, told: None };
-        let directory = match request.prefix.strip_suffix('/') {
-            Some(directory) => self.path(directory),
-            // A prefix is empty or ends in `/`.
-            None => Some(self.root.to_path_buf()),
+        let metadata = self.tree(operation, key)?.look(key).map_err(|error| self.failed(operation, key, error))?;
+        if metadata.is_file() { Ok(described(key.to_owned(), &metadata)) } else { Err(missing()) }
+    }
+
+    fn list(&self, request: ListRequest<'_>) -> Result<StorePage, UfsError> {
+        let Ok(tree) = Tree::open(&self.root) else {
+            return Err(UfsError::NoBucket { request: Request::new(Operation::List, &self.label, request.prefix) });
         };
-        if let Some(directory) = directory {
-            self.walk(request.prefix, &directory, request.mode, &mut page)?;
+        let mut page =
+            Page { answer: StorePage::default(), after: request.token, limit: request.limit, told: None, hidden: 0 };
+        let directory = request.prefix.strip_suffix('/');
+        // A prefix is empty or ends in `/`.
+        let is_complete = match directory.is_none_or(Self::is_path) {
+            true => self.walk(&tree, request.prefix, request.mode, &mut page)?,
+            false => true,
+        };
+        if is_complete {
+            page.answer.page.hidden += page.hidden;
         }
         Ok(page.answer)
     }
 
-    /// Adds what lies under `directory`, in key order. False when the page is full. Of a large directory no more than a
+    /// Adds what lies under a prefix, in key order. False when the page is full. Of a large directory no more than a
     /// page is held at a time, and only what may be on it is asked for its attributes.
-    fn walk(&self, prefix: &str, directory: &Path, mode: ListMode, page: &mut Page<'_>) -> Result<bool, UfsError> {
+    fn walk(&self, tree: &Tree, prefix: &str, mode: ListMode, page: &mut Page<'_>) -> Result<bool, UfsError> {
         let mut done: Option<String> = None;
         loop {
-            let (keys, more) = self.next_keys(prefix, directory, mode, page, done.as_deref())?;
+            let (keys, more) = self.next_keys(tree, prefix, mode, page, done.as_deref())?;
             for key in &keys {
-                let path = directory.join(key[prefix.len()..].trim_end_matches('/'));
                 let goes_on = match (key.ends_with('/'), mode) {
-                    // What vanished meanwhile, or leads nowhere, is not there.
-                    (false, _) => match std::fs::metadata(&path) {
+                    // What vanished meanwhile is not there.
+                    (false, _) => match tree.look(key) {
                         Ok(metadata) if metadata.is_file() => page.object(described(key.clone(), &metadata)),
                         _ => true,
                     },
                     (true, ListMode::Directory) => page.prefix(key.clone()),
-                    // A link to a directory could lead back up for ever.
-                    (true, ListMode::Recursive) => path.is_symlink() || self.walk(key, &path, mode, page)?,
+                    (true, ListMode::Recursive) => self.walk(tree, key, mode, page)?,
                 };
                 if !goes_on {
                     return Ok(false);
@@ -111,38 +135,42 @@ impl FileStore {
         }
     }
 
-    /// The first keys under `directory` that the page may need and that come after `done`, in order: those of directories
+    /// The first keys under a prefix that the page may need and that come after `done`, in order: those of directories
     /// end in `/`. And whether there are more.
     fn next_keys(
         &self,
+        tree: &Tree,
         prefix: &str,
-        directory: &Path,
         mode: ListMode,
         page: &mut Page<'_>,
         done: Option<&str>,
     ) -> Result<(Vec<String>, bool), UfsError> {
-        let entries = match std::fs::read_dir(directory) {
-            Ok(entries) => entries,
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                return Ok((Vec::new(), false));
-            }
-            Err(error) => return Err(self.failed(Operation::List, prefix, error)),
+        let failed = |error| self.failed(Operation::List, prefix, error);
+        let directory = match tree.directory(prefix.trim_end_matches('/')).map_err(failed) {
+            Ok(directory) => directory,
+            Err(UfsError::NotFound { .. }) => return Ok((Vec::new(), false)),
+            Err(error) => return Err(error),
         };
+        // Counted once, not again with every look at the directory.
+        let is_first = done.is_none() && page.after.is_none_or(|after| !after.starts_with(prefix));
         // One more than a page, to see that there is another page.
         let most = page.limit.saturating_add(1);
         let (mut keys, mut more) = (BinaryHeap::new(), false);
-        for entry in entries {
-            let entry = entry.map_err(|error| self.failed(Operation::List, prefix, error))?;
-            let Ok(name) = entry.file_name().into_string() else {
-                // Counted once, not again on every page.
-                page.answer.page.hidden += u64::from(page.after.is_none() && done.is_none());
-                continue;
+        for name in directory.names().map_err(failed)? {
+            let (name, found) = name.map_err(failed)?;
+            let is_directory = match (found, mode) {
+                (Found::Object, _) => false,
+                (Found::Directory, _) | (Found::LinkedDirectory, ListMode::Directory) => true,
+                // It could lead back up for ever.
+                (Found::LinkedDirectory, ListMode::Recursive) | (Found::Nothing, _) => continue,
+                (Found::Other, _) => {
+                    page.hidden += u64::from(is_first);
+                    continue;
+                }
             };
-            // Follows symbolic links.
-            let is_directory = match entry.file_type() {
-                Ok(kind) if kind.is_symlink() => std::fs::metadata(entry.path()).is_ok_and(|target| target.is_dir()),
-                Ok(kind) => kind.is_dir(),
-                Err(_) => continue,
+            let Some(name) = name else {
+                page.hidden += u64::from(is_first);
+                continue;
             };
             let key = format!("{prefix}{name}{}", if is_directory { "/" } else { "" });
             let told = match (is_directory, mode) {
@@ -210,6 +238,8 @@ struct Page<'a> {
     limit: usize,
     /// Last entry of this page.
     told: Option<String>,
+    /// Names met since that entry that are no objects: they count with the next entry of the listing, once.
+    hidden: u64,
 }
 
 impl Page<'_> {
@@ -228,6 +258,7 @@ impl Page<'_> {
             return None;
         }
         self.told = Some(entry.to_owned());
+        self.answer.page.hidden += std::mem::take(&mut self.hidden);
         Some(true)
     }
 
@@ -260,14 +291,14 @@ impl ObjectStore for FileStore {
 
     fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
         let owned = key.to_owned();
-        let call = move |store: &Self| store.open(Operation::Head, &owned).map(|(_, meta)| meta);
+        let call = move |store: &Self| store.stat(&owned);
         self.blocking(Operation::Head, key, call).boxed()
     }
 
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
         async move {
             let owned = key.to_owned();
-            let opened = self.blocking(Operation::Get, key, move |store| store.open(Operation::Get, &owned)).await;
+            let opened = self.blocking(Operation::Get, key, move |store| store.open(&owned)).await;
             let (file, meta) = opened?;
             if !etag.is_empty() && meta.etag != etag {
                 return Err(self.changed(key, etag, "another version has replaced it"));

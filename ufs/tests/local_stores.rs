@@ -85,6 +85,79 @@ async fn files_are_objects() {
 }
 
 #[tokio::test]
+async fn nothing_in_a_tree_is_waited_for_or_leads_out_of_it() {
+    let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let dir = root.path();
+    std::fs::create_dir_all(dir.join("d/deep")).unwrap();
+    std::fs::create_dir(outside.path().join("dir")).unwrap();
+    std::fs::write(outside.path().join("secret"), "secret").unwrap();
+    std::fs::write(outside.path().join("dir/secret"), "secret").unwrap();
+    std::fs::write(dir.join("d/x"), "x").unwrap();
+    let out = format!("../{}", outside.path().file_name().unwrap().to_str().unwrap());
+    let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, dir.join(name)).unwrap();
+    link("../d/x", "d/within");
+    link("d", "linked");
+    link(&format!("{out}/secret"), "out");
+    link(&format!("{out}/dir"), "out-dir");
+    link(outside.path().join("secret").to_str().unwrap(), "absolute");
+    link("/proc/self/cwd", "magic");
+    link("circle", "circle");
+    link("nowhere", "dangling");
+    let fifo = |name: &str| {
+        let mode = rustix::fs::Mode::from_raw_mode(0o644);
+        rustix::fs::mknodat(rustix::fs::CWD, dir.join(name), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    };
+    fifo("d/fifo");
+    fifo("d/deep/fifo");
+    let socket = std::os::unix::net::UnixListener::bind(dir.join("socket")).unwrap();
+    let ufs = Ufs::open(&format!("file://{}", dir.display()), &options(&[]), &conf()).unwrap();
+
+    let top = &pages(&ufs, "", ListMode::Directory).await[0];
+    assert_eq!(top.prefixes, ["d/", "linked/"]);
+    assert_eq!((top.objects.len(), top.hidden), (0, 6), "the socket and five links");
+    let d = &pages(&ufs, "d/", ListMode::Directory).await[0];
+    assert_eq!(d.objects.iter().map(|object| object.key.as_str()).collect::<Vec<_>>(), ["d/within", "d/x"]);
+    assert_eq!((d.prefixes.as_slice(), d.hidden), (&["d/deep/".to_owned()][..], 1));
+    let all = &pages(&ufs, "", ListMode::Recursive).await[0];
+    assert_eq!((all.objects.len(), all.hidden), (2, 8));
+    assert_eq!(keys(&ufs, "linked/", ListMode::Recursive).await, ["linked/within", "linked/x"]);
+    for prefix in ["out-dir/", "magic/", "circle/", "d/x/"] {
+        assert!(keys(&ufs, prefix, ListMode::Recursive).await.is_empty(), "{prefix}");
+    }
+    for key in ["d/within", "linked/x"] {
+        let etag = ufs.head(key).await.unwrap().etag;
+        assert_eq!(ufs.get_bytes(key, &etag, 0..1).await.unwrap(), "x", "{key}");
+    }
+    // More than there are threads that may block.
+    let fifos = futures::future::join_all((0..1000).map(|_| ufs.get_bytes("d/fifo", "", 0..1)));
+    assert!(fifos.await.iter().all(|read| matches!(read, Err(UfsError::NotFound { .. }))));
+    for key in ["d/fifo", "socket", "out", "out-dir/secret", "absolute", "circle", "dangling", "magic/x"] {
+        assert!(matches!(ufs.head(key).await, Err(UfsError::NotFound { .. })), "{key}");
+        assert!(matches!(ufs.get_bytes(key, "", 0..1).await, Err(UfsError::NotFound { .. })), "{key}");
+    }
+    drop(socket);
+}
+
+#[tokio::test]
+async fn what_is_no_object_is_counted_once_however_many_pages_there_are() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path();
+    for n in 0..30 {
+        let folder = dir.join(format!("{n:02}"));
+        std::fs::create_dir(&folder).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(folder.join("socket")).unwrap();
+        // Some folders have nothing else.
+        for file in 0..n % 3 * 50 {
+            std::fs::write(folder.join(format!("{file:03}")), "").unwrap();
+        }
+    }
+    let ufs = Ufs::open(&format!("file://{}", dir.display()), &options(&[]), &conf()).unwrap();
+    let found = pages(&ufs, "", ListMode::Recursive).await;
+    assert_eq!(found.iter().map(|page| page.objects.len()).collect::<Vec<_>>(), [1000, 500]);
+    assert_eq!(found.iter().map(|page| page.hidden).sum::<u64>(), 30);
+}
+
+#[tokio::test]
 async fn injected_faults_are_retried_and_counted() {
     let bucket = MemoryBucket::named("injected-faults");
     let content: Vec<u8> = (0..100_000_u32).map(|n| (n % 249) as u8).collect();
