@@ -1,6 +1,6 @@
 //! The plumbing of a process: what `cv master`, `cv worker` and `cv fuse` do alike around their own work.
 //!
-//! A process starts by [`init_logging`] and [`raise_descriptor_limit`], binds its ports ([`bind_tcp`],
+//! A process starts by [`create_privately`], [`init_logging`] and [`raise_descriptor_limit`], binds its ports ([`bind_tcp`],
 //! [`HttpServer::bind`]), checks its directories ([`ensure_dir`]), prints one [`ready`] line on stdout and serves until
 //! the token of [`shutdown_on_signals`] is cancelled. All that a start can fail of is in [`ProcessError`], whose text
 //! names the thing, the cause and the configuration key to change.
@@ -21,7 +21,7 @@ pub use limits::raise_descriptor_limit;
 pub use logging::init_logging;
 pub(crate) use logging::parse_level;
 pub use metrics::Metrics;
-pub use places::{bind_tcp, ensure_dir};
+pub use places::{bind_tcp, create_privately, ensure_dir};
 pub use signals::shutdown_on_signals;
 
 /// Prints the line that tells a supervisor that the process serves, with its true addresses (ports that were given as

@@ -35,6 +35,7 @@ pub mod bounded;
 pub mod chunk;
 pub mod content;
 pub mod frame;
+mod mount;
 
 pub use chunk::{CHUNK_BYTES, ChunkMap};
 pub use content::{BlockId, ContentId};

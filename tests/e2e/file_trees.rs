@@ -70,5 +70,9 @@ fn a_tree_with_fifos_sockets_and_links_shows_its_own_files_only() {
         let mount = mounts.as_array().unwrap().iter().find(|mount| mount["path"] == "/kept").unwrap().clone();
         (mount["status"]["indexing"] == false).then(|| mount["status"]["hidden_keys"].as_u64().unwrap())
     });
-    assert_eq!(hidden, 3 + 2 + REPLACED as u64, "two links and the socket, a link and a FIFO, and what took the places of files");
+    assert_eq!(
+        hidden,
+        3 + 2 + REPLACED as u64,
+        "two links and the socket, a link and a FIFO, and what took the places of files"
+    );
 }

@@ -202,6 +202,45 @@ fn files_go_in_and_come_out_as_they_are() {
 }
 
 #[test]
+fn a_copy_is_written_below_its_target_whatever_the_namespace_holds() {
+    let cluster = mounted();
+    let at = |path: &str| cluster.path("fs").join(path);
+    let (target, outside) = (cluster.directory().join("copy"), cluster.directory().join("outside"));
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("file"), "untouched").unwrap();
+    let get = || cluster.try_cv(&["fs", "get", "/fs/tree", target.to_str().unwrap()]);
+    fs::create_dir_all(at("tree")).unwrap();
+    fs::write(at("tree/plain"), "one").unwrap();
+    symlink(&outside, at("tree/directory")).unwrap();
+    symlink(outside.join("file"), at("tree/file")).unwrap();
+    symlink(outside.join("file"), at("tree/plain.partial")).unwrap();
+    for _ in 0..2 {
+        let got = get();
+        assert_eq!(got.code, 0, "{got:?}");
+        assert_eq!(fs::read_link(target.join("directory")).unwrap(), outside);
+    }
+    // What were links are a file and a directory now.
+    fs::remove_file(at("tree/file")).unwrap();
+    fs::write(at("tree/file"), "new").unwrap();
+    assert_eq!(get().code, 0);
+    assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "new");
+    fs::remove_file(at("tree/directory")).unwrap();
+    fs::create_dir_all(at("tree/directory/deep")).unwrap();
+    fs::write(at("tree/directory/file"), "through").unwrap();
+    fs::write(at("tree/directory/deep/file"), "through").unwrap();
+    let refused = get();
+    let named = target.join("directory").display().to_string();
+    assert!(refused.code == FAILED && refused.stderr.contains(&named), "{refused:?}");
+    assert_eq!(fs::read_to_string(outside.join("file")).unwrap(), "untouched");
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
+    // Without the link it goes well.
+    fs::remove_file(target.join("directory")).unwrap();
+    assert_eq!(get().code, 0);
+    assert_eq!(fs::read_to_string(target.join("directory/deep/file")).unwrap(), "through");
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 4, "nothing incomplete is left");
+}
+
+#[test]
 fn what_is_looked_for_is_found() {
     let cluster = mounted();
     let at = |path: &str| cluster.path("fs").join(path);

@@ -1,6 +1,7 @@
 //! Blocks of fs-mode files that are being copied to another worker: whoever changes them waits for the copy, gives it up when it takes
 //! too long, and never fails for it.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -64,7 +65,7 @@ impl Copied {
         cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "1MiB", "--replicas", "2"]);
         // Of so many files, `count` are at the same two of the three workers.
         let mut random = StdRng::seed_from_u64(7);
-        let mut at_pairs: Vec<(Vec<u64>, Vec<(PathBuf, Vec<u8>)>)> = Vec::new();
+        let mut at_pairs: BTreeMap<Vec<u64>, Vec<(PathBuf, Vec<u8>)>> = BTreeMap::new();
         for number in 0..3 * count {
             let mut content = vec![0; LENGTH];
             random.fill(&mut content[..]);
@@ -72,10 +73,7 @@ impl Copied {
             fs::write(&path, &content).unwrap();
             let pair = workers_of(&cluster, &format!("/fs/{number}"));
             assert_eq!(pair.len(), 2, "{number}");
-            match at_pairs.iter_mut().find(|(known, _)| *known == pair) {
-                Some((_, files)) => files.push((path, content)),
-                None => at_pairs.push((pair, vec![(path, content)])),
-            }
+            at_pairs.entry(pair).or_default().push((path, content));
         }
         let (pair, files) = at_pairs.into_iter().max_by_key(|(_, files)| files.len()).unwrap();
         let children = pair.iter().map(|worker| child_of(&cluster, *worker)).collect::<Vec<_>>();

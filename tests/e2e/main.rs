@@ -51,4 +51,5 @@ mod random_reads;
 mod replaced;
 mod running;
 mod s3_clients;
+mod secrets;
 mod trees;

@@ -5,6 +5,7 @@
 //! in [`listing`], and so are all changes, see [`write`]; all are signed with the same credentials and travel over the same
 //! [`transport`].
 
+mod credentials;
 mod failure;
 mod listing;
 mod options;
@@ -23,18 +24,15 @@ use http_body_util::{BodyExt, Limited};
 use opendal::options::ReadOptions;
 use opendal::raw::{OpRead, OpReader, OpStat, Servicer, oio};
 use opendal::{Builder, BytesRange, Executor, HttpTransporter, OperationContext, services};
-use reqsign_aws_v4::{
-    AssumeRoleWithWebIdentityCredentialProvider, Credential, EnvCredentialProvider, ProfileCredentialProvider,
-    RequestSigner, StaticCredentialProvider,
-};
-use reqsign_core::{Context, OsEnv, ProvideCredentialChain, Signer};
+use reqsign_aws_v4::{Credential, RequestSigner};
+use reqsign_core::{Context, OsEnv, Signer};
 use reqsign_file_read_tokio::TokioFileRead;
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
+use crate::s3::credentials::credential_chain;
 use crate::s3::failure::{Failure, from_opendal, from_signer};
 use crate::s3::listing::{nanoseconds, unquoted};
-use crate::s3::options::Credentials;
 pub(crate) use crate::s3::options::S3Options;
 pub use crate::s3::options::changed_options;
 pub(crate) use crate::s3::transport::Transport;
@@ -108,27 +106,6 @@ pub(crate) fn open(
     let label = shared.label.clone();
     let bucket = bucket.to_owned();
     Ok((S3Store { service: Arc::new(service), context, transport, signer, bucket, bucket_url, label }, shared))
-}
-
-/// Where credentials come from; `None` for unsigned requests. Instance metadata is never asked: off a cloud that is a wait
-/// for an address that does not answer.
-fn credential_chain(credentials: &Credentials) -> Option<ProvideCredentialChain<Credential>> {
-    let chain = ProvideCredentialChain::new();
-    Some(match credentials {
-        Credentials::Anonymous => return None,
-        Credentials::Static { access, secret, session_token } => {
-            let pair = StaticCredentialProvider::new(access, secret);
-            chain.push(match session_token {
-                Some(token) => pair.with_session_token(token),
-                None => pair,
-            })
-        }
-        Credentials::Profile(profile) => chain.push(ProfileCredentialProvider::new().with_profile(profile)),
-        Credentials::Environment => chain
-            .push(EnvCredentialProvider::new())
-            .push(ProfileCredentialProvider::new())
-            .push(AssumeRoleWithWebIdentityCredentialProvider::new()),
-    })
 }
 
 impl S3Store {

@@ -14,6 +14,7 @@ mod put;
 mod quota;
 mod reader;
 mod remove;
+mod target;
 mod ttl;
 mod usage;
 mod walk;

@@ -1,5 +1,6 @@
 //! `cv mount` and `cv umount`.
 
+mod credentials;
 mod environment;
 mod update;
 
@@ -13,6 +14,7 @@ use cavern_proto::master::{
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
+use self::credentials::CredentialArgs;
 use self::update::UpdateArgs;
 use super::connect::ClusterArgs;
 use crate::console;
@@ -25,18 +27,32 @@ use crate::error::CliError;
   s3.region_name           region that requests are signed for
   s3.credentials.access    access key
   s3.credentials.secret    secret key
+  s3.credentials.session_token
+                           token of a temporary pair of keys
+  s3.credentials.profile   profile that each process of the cluster looks
+                           up in its own ~/.aws/credentials
+  s3.anonymous             true: requests are not signed
   s3.force.path.style      true: http://host/BUCKET/KEY,
                            false: http://BUCKET.host/KEY
+
+A secret on a command line is seen by every user of the host, and kept by the
+shell: give it with --credentials-file, --credentials-env or
+--credentials-profile. Without any credentials each process of the cluster
+looks in its own environment, which is not the one of this command.
 
 Examples:
   cv mount s3://data/train /train --write-type cache-mode \\
       -c s3.endpoint_url=http://s3:9000 -c s3.region_name=us-east-1 \\
-      -c s3.credentials.access=KEY -c s3.credentials.secret=SECRET
+      --credentials-file ~/.cavern-keys
+  pass show s3/train | cv mount s3://data/train /train \\
+      --write-type cache-mode --credentials-file - -c …
+  cv mount s3://data/train /train --write-type cache-mode \\
+      --credentials-profile train
   cv mount s3://data/train /train --write-type cache-mode -c … --check
                                              verify only
   cv mount s3://data/work /work --write-type fs-mode -c …
                                              files are as Cavern left them there
-  cv mount update /train -c s3.credentials.access=KEY -c …
+  cv mount update /train --credentials-file ~/.cavern-keys
                                              new credentials, while it is in use
   cv mount                                   list what is attached
 
@@ -62,6 +78,8 @@ pub struct MountArgs {
     /// Option of the bucket; several times.
     #[arg(short = 'c', long = "option", value_name = "KEY=VALUE", value_parser = key_value, requires = "uri")]
     options: Vec<(String, String)>,
+    #[command(flatten)]
+    credentials: CredentialArgs,
     /// Cached blocks unused for so long may be dropped first; 0 for never.
     #[arg(long, value_name = "TIME", default_value = "0")]
     ttl: Interval,
@@ -152,12 +170,12 @@ impl From<ConsistencyArg> for Consistency {
     }
 }
 
-/// Options that are given one by one.
-fn options(given: &[(String, String)]) -> Result<HashMap<String, String>, CliError> {
+/// Options that are given one by one, and those that credentials come to.
+fn options(given: &[(String, String)], credentials: &CredentialArgs) -> Result<HashMap<String, String>, CliError> {
     let mut options = HashMap::new();
-    for (key, value) in given {
-        if options.insert(key.clone(), value.clone()).is_some() {
-            return Err(CliError::Usage(format!("-c {key} is given twice")));
+    for (key, value) in given.iter().cloned().chain(credentials.options()?) {
+        if options.insert(key.clone(), value).is_some() {
+            return Err(CliError::Usage(format!("{key} is given twice")));
         }
     }
     Ok(options)
@@ -205,7 +223,7 @@ impl MountArgs {
                 WriteTypeArg::CacheMode => WriteType::CacheMode.into(),
                 WriteTypeArg::FsMode => WriteType::FsMode.into(),
             },
-            options: options(&self.options)?,
+            options: options(&self.options, &self.credentials)?,
             block_size: self.block_size.bytes(),
             replicas: self.replicas,
             metadata_ttl_ms,

@@ -46,6 +46,7 @@ impl ProcessArgs {
         F: Future<Output = Result<(), E>>,
         E: Display,
     {
+        process::create_privately();
         let config = Config::load(self.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
         process::init_logging(&config.log).map_err(|error| CliError::Usage(error.to_string()))?;
         enable_failpoints().map_err(CliError::Usage)?;
@@ -90,6 +91,7 @@ pub struct DevS3Args {
 
 impl DevS3Args {
     pub fn run(self) -> Result<(), CliError> {
+        process::create_privately();
         let mut log = Config::default().log;
         // The protocol's library takes every refused request for an error of the server, a 404 included.
         log.level.push_str(",s3s=off");

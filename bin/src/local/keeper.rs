@@ -1,10 +1,13 @@
 //! The keeper: parent of one child, and the only one who learns how it ends.
 
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use cavern_conf::process;
 
 use super::child::{Exit, ProcessId, RunRecord};
 
@@ -13,7 +16,10 @@ use super::child::{Exit, ProcessId, RunRecord};
 pub fn keep(run: &Path, log: &Path, arguments: &[String]) -> io::Result<()> {
     // Away from the caller's terminal, so that its Ctrl-C does not end the cluster.
     rustix::process::setsid()?;
+    // The child, its log and what it keeps are its user's alone, the log of an earlier version too.
+    process::create_privately();
     let output = OpenOptions::new().create(true).append(true).open(log)?;
+    output.set_permissions(Permissions::from_mode(0o600))?;
     let mut child = Command::new(std::env::current_exe()?)
         .args(arguments)
         .stdin(Stdio::null())

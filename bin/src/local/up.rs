@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -45,9 +46,10 @@ pub struct UpOptions {
 /// is ready, the workers are known to the master and the mounts can be used. After a failure everything is stopped again.
 pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
     let config = Config::load(options.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
-    for folder in ["", "run", "log"] {
-        let path = options.directory.join(folder);
-        fs::create_dir_all(&path).context(format_args!("cannot create {}", path.display()))?;
+    fs::create_dir_all(&options.directory).context(format_args!("cannot create {}", options.directory.display()))?;
+    // The mount point may be in it, so the directory itself is for everyone, and what the processes keep is not.
+    for folder in ["run", "log", "s3"] {
+        private_folder(&options.directory.join(folder))?;
     }
     let directory = options
         .directory
@@ -64,6 +66,13 @@ pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
         let _ = down(&cluster, Duration::from_secs(5));
     }
     started.map(|()| cluster)
+}
+
+/// Creates a folder that only its user may look into, and closes one of an earlier version.
+fn private_folder(path: &Path) -> Result<(), CliError> {
+    fs::create_dir_all(path)
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o700)))
+        .context(format_args!("cannot create {}", path.display()))
 }
 
 /// Starts one child that is not running, on the addresses it had, and waits until it is ready.
@@ -167,7 +176,7 @@ fn socket_path(directory: &Path, number: usize) -> Result<PathBuf, CliError> {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
     let far = std::env::temp_dir().join(format!("cavern-{hash:016x}"));
-    fs::create_dir_all(&far).context(format_args!("cannot create {}", far.display()))?;
+    private_folder(&far)?;
     Ok(far.join(name))
 }
 

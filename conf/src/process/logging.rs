@@ -1,6 +1,15 @@
+//! Where this process's log goes, and what never gets into it.
+//!
+//! Libraries that handle credentials, and those that send them, describe what they do at the finer levels, and nothing binds them to
+//! leave a secret out. So below `warn` they are silent, whatever the configuration asks for. Types of ours that hold secrets
+//! have a `Debug` that hides them.
+
 use std::io::IsTerminal;
 
+use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use super::ProcessError;
@@ -10,7 +19,11 @@ use crate::schema::{Log, LogFormat};
 const CONSENSUS: &str = "openraft";
 const CONSENSUS_WARNS: &str = "openraft=warn";
 
-/// Sends this process's log to stderr, in the configured level and format; once per process.
+/// Beginnings of the names of crates that see credentials, as settings, in signatures or in headers.
+const DISCREET: [&str; 6] = ["reqsign", "opendal", "hyper", "h2", "rustls", "s3s"];
+
+/// Sends this process's log to stderr, in the configured level and format; once per process. Of crates that see credentials there
+/// are warnings and errors only.
 ///
 /// # Errors
 /// [`ProcessError::LogLevel`] for directives that do not parse, [`ProcessError::LoggingTwice`] the second time.
@@ -20,11 +33,17 @@ pub fn init_logging(log: &Log) -> Result<(), ProcessError> {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(log.format == LogFormat::Text && std::io::stderr().is_terminal());
+    let discreet = filter_fn(is_discreet);
     let set = match log.format {
-        LogFormat::Text => lines.finish().try_init(),
-        LogFormat::Json => lines.json().flatten_event(true).finish().try_init(),
+        LogFormat::Text => lines.finish().with(discreet).try_init(),
+        LogFormat::Json => lines.json().flatten_event(true).finish().with(discreet).try_init(),
     };
     set.map_err(|_| ProcessError::LoggingTwice)
+}
+
+fn is_discreet(metadata: &Metadata<'_>) -> bool {
+    let sees_credentials = |name: &str| DISCREET.iter().any(|begins| name.starts_with(begins));
+    *metadata.level() <= Level::WARN || !sees_credentials(metadata.target())
 }
 
 /// Levels of `log.level` that are no directives are refused: the library would take a mistyped level for the name
@@ -56,7 +75,46 @@ pub(crate) fn parse_level(level: &str) -> Result<EnvFilter, ProcessError> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
     use super::*;
+
+    /// What was written to a log.
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn crates_that_see_credentials_warn_and_say_nothing_else() {
+        let written = Written::default();
+        let writer = written.clone();
+        let lines = tracing_subscriber::fmt()
+            .with_env_filter(parse_level("trace,reqsign_core=trace").unwrap())
+            .with_writer(move || writer.clone());
+        tracing::subscriber::with_default(lines.finish().with(filter_fn(is_discreet)), || {
+            tracing::debug!(target: "reqsign_core::api", "hush");
+            tracing::info!(target: "opendal::services", "hush");
+            tracing::trace!(target: "hyper_util::client", "hush");
+            tracing::trace!(target: "h2::codec", "hush");
+            tracing::warn!(target: "reqsign_core::api", "a warning");
+            tracing::trace!(target: "cavern_ufs::s3", "a trace");
+        });
+        let text = String::from_utf8(written.0.lock().clone()).unwrap();
+        assert!(!text.contains("hush") && text.contains("a warning") && text.contains("a trace"), "{text}");
+    }
 
     #[test]
     fn the_library_of_the_log_is_heard_when_it_warns_or_is_asked_for() {

@@ -1,7 +1,9 @@
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use rustix::fs::Access;
+use rustix::fs::{Access, Mode};
 use tokio::net::TcpListener;
 
 use super::ProcessError;
@@ -21,16 +23,56 @@ pub async fn bind_tcp(listen: &str, key: &str) -> Result<TcpListener, ProcessErr
     })
 }
 
-/// Makes sure that `path` is a directory that this process can write to, creating it and its parents (mode 0755 less
-/// the umask). `key` is the configuration key that the path came from, as `master.data_dir`. Blocks on the disk.
+/// The mode of directories of Cavern's own: what is in them is as private as the files that it is part of.
+const PRIVATE: u32 = 0o700;
+
+/// Whatever this process creates from now on is its user's alone, unless it says otherwise: files 0600, directories 0700. For the whole
+/// process, so before it has other threads.
+pub fn create_privately() {
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+}
+
+/// Makes sure that `path` is a directory that this process can write to and nobody else can look into, creating it and its
+/// parents. One that was open to others is closed, with a line in the log; one that is meant to be shared (sticky, as `/tmp` is) stays as it
+/// is. `key` is the configuration key that the path came from, as `master.data_dir`. Blocks on the disk.
 ///
 /// # Errors
 /// [`ProcessError::Directory`] with the system's reason.
 pub fn ensure_dir(path: &Path, key: &str) -> Result<(), ProcessError> {
     let refuse = |source| ProcessError::Directory { path: path.to_owned(), key: key.to_owned(), source };
+    let was_there = path.exists();
     std::fs::create_dir_all(path).map_err(refuse)?;
+    close_to_others(path, was_there).map_err(refuse)?;
     // Asks the kernel rather than reading the mode bits: read-only file systems, ACLs and capabilities count too.
     rustix::fs::access(path, Access::WRITE_OK | Access::EXEC_OK | Access::READ_OK).map_err(|errno| refuse(errno.into()))
+}
+
+fn close_to_others(path: &Path, was_there: bool) -> io::Result<()> {
+    let metadata = std::fs::metadata(path)?;
+    let mode = Mode::from_raw_mode(metadata.permissions().mode());
+    if !metadata.is_dir() || !mode.intersects(Mode::RWXG | Mode::RWXO) {
+        return Ok(());
+    }
+    let path_shown = path.display();
+    if mode.contains(Mode::SVTX) {
+        tracing::warn!("{path_shown} is shared with other users: a directory of its own would be safer");
+        return Ok(());
+    }
+    match std::fs::set_permissions(path, Permissions::from_mode(PRIVATE)) {
+        Ok(()) if was_there => {
+            tracing::info!(
+                "{path_shown} was open to other users (mode {:04o}) and is closed to them",
+                mode.bits() & 0o7777
+            );
+        }
+        Ok(()) => {}
+        // It is somebody else's, who lets this process work in it.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            tracing::warn!("{path_shown} is open to other users, and belongs to one of them: chmod 700 {path_shown}");
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -53,6 +95,22 @@ mod tests {
         for listen in ["192.0.2.1:0", "127.0.0.1", "127.0.0.1:99999", ""] {
             let text = bind_tcp(listen, "worker.listen").await.unwrap_err().to_string();
             assert!(text.contains("cannot listen on") && text.contains("worker.listen"), "{text}");
+        }
+    }
+
+    #[test]
+    fn directories_are_closed_to_others_unless_they_are_to_be_shared() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o7777;
+        let fresh = dir.path().join("fresh");
+        ensure_dir(&fresh, "worker.dirs").unwrap();
+        assert_eq!(mode(&fresh), 0o700);
+        for (before, after) in [(0o755, 0o700), (0o2770, 0o700), (0o700, 0o700), (0o1777, 0o1777)] {
+            let path = dir.path().join(format!("{before:o}"));
+            std::fs::create_dir(&path).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(before)).unwrap();
+            ensure_dir(&path, "worker.dirs").unwrap();
+            assert_eq!(mode(&path), after, "{before:o}");
         }
     }
 

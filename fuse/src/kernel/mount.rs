@@ -7,8 +7,10 @@ mod helper;
 mod table;
 
 use std::ffi::CString;
+use std::fs::Permissions;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -200,7 +202,7 @@ fn prepare(path: &Path) -> Result<PathBuf, MountError> {
     let absolute = std::path::absolute(path).map_err(failed)?;
     let real = match (absolute.parent(), absolute.file_name()) {
         (Some(parent), Some(name)) => {
-            std::fs::create_dir_all(parent).map_err(failed)?;
+            create_for_all(parent).map_err(failed)?;
             parent.canonicalize().map_err(failed)?.join(name)
         }
         _ => absolute,
@@ -212,16 +214,25 @@ fn prepare(path: &Path) -> Result<PathBuf, MountError> {
         }
         clear_leftover(&real, &top)?;
     }
-    match std::fs::create_dir(&real) {
-        Ok(()) => {}
-        Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(cause) => return Err(failed(cause)),
-    }
+    create_for_all(&real).map_err(failed)?;
     let real = real.canonicalize().map_err(failed)?;
     if !real.metadata().map_err(failed)?.is_dir() {
         return Err(MountError::NotADirectory { path: path.to_owned() });
     }
     Ok(real)
+}
+
+/// Creates a directory, and its parents, for everyone to look into, whatever else this process creates.
+fn create_for_all(path: &Path) -> io::Result<()> {
+    match std::fs::create_dir(path) {
+        Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(0o755)),
+        Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists || path.is_dir() => Ok(()),
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => match path.parent() {
+            Some(parent) => create_for_all(parent).and_then(|()| create_for_all(path)),
+            None => Err(cause),
+        },
+        Err(cause) => Err(cause),
+    }
 }
 
 /// Detaches a mount of ours whose daemon is gone.

@@ -1,7 +1,8 @@
 //! Accepting connections, TCP and Unix alike, up to a bound.
 
+use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What connections get to end in when the worker stops, beyond their own patience.
 const END_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// Binds a Unix socket, in place of a file that a dead worker left there.
+/// Binds a Unix socket for processes of this user, and root's, in place of a file that a dead worker left there.
 pub(super) async fn bind_unix(path: &Path) -> Result<UnixListener, WorkerError> {
     let length = path.as_os_str().len();
     if length > MAX_SOCKET_PATH {
@@ -41,7 +42,10 @@ pub(super) async fn bind_unix(path: &Path) -> Result<UnixListener, WorkerError> 
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(failed(error)),
     }
-    UnixListener::bind(path).map_err(failed)
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    // Who may connect is handed descriptors of any block.
+    std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
 }
 
 /// Accepts and serves until the worker stops; then waits for the connections to end.

@@ -23,6 +23,9 @@ use rustix::io::Errno;
 
 use super::data::DataState;
 
+/// Of the files of blocks: they have what files of the namespace have that only some may read.
+pub(super) const FILE_MODE: u32 = 0o600;
+
 /// What changes about a block while it is in use.
 #[derive(Debug)]
 pub(crate) struct BlockState {
@@ -85,7 +88,7 @@ pub(super) fn open_to_read(path: &Path) -> io::Result<File> {
 impl Block {
     /// Makes the empty file of a new block.
     pub(super) fn create(place: BlockPlace) -> io::Result<Self> {
-        let writer = File::options().read(true).write(true).create_new(true).open(&place.path)?;
+        let writer = File::options().read(true).write(true).create_new(true).mode(FILE_MODE).open(&place.path)?;
         let file = match open_to_read(&place.path) {
             Ok(file) => file,
             Err(error) => {

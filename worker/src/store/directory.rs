@@ -8,8 +8,9 @@
 //!   data/xx/CONTENT.BLOCK.INCARNATION.MOUNT    one plain file per block of an fs-mode file
 //! ```
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -211,6 +212,8 @@ pub(super) fn make_folders(directory: &Path) -> Result<(), WorkerError> {
     for kind in ["blocks", "data"] {
         let kind = directory.join(kind);
         std::fs::create_dir_all(&kind).map_err(failed("create", &kind))?;
+        // Also where the whole directory is shared with others.
+        std::fs::set_permissions(&kind, Permissions::from_mode(0o700)).map_err(failed("close to others", &kind))?;
         spread_folders(&kind);
         for folder in 0..=255u8 {
             let path = kind.join(format!("{folder:02x}"));

@@ -1,11 +1,8 @@
 //! `cv fs cat` and `cv fs get`: bytes of files, through the cache as a mount reads them.
 
-use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write as _;
-use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use cavern_client::{Client, Node};
@@ -15,6 +12,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::reader::Reader;
+use super::target::Target;
 use super::walk::{walk, with_client};
 use crate::cli::connect::ClusterArgs;
 use crate::console;
@@ -79,16 +77,20 @@ impl GetArgs {
                 _ => target,
             };
             let mut copied = Copied::default();
+            // What lies below is found beneath it, whatever symbolic links there are.
+            let (target, top) = if root.kind == Kind::Directory {
+                fs::create_dir_all(&target).context(format_args!("cannot create {}", target.display()))?;
+                (Target::open(&target)?, String::new())
+            } else {
+                Target::of_file(&target)?
+            };
             walk(client, root, async |path, node| {
-                let local = if path.is_empty() { target.clone() } else { target.join(path) };
+                let local = if path.is_empty() { top.as_str() } else { path };
                 match node.kind {
-                    Kind::Directory => {
-                        return fs::create_dir_all(&local).context(format_args!("cannot create {}", local.display()));
-                    }
+                    Kind::Directory if local.is_empty() => return Ok(()),
+                    Kind::Directory => return target.make_directory(local),
                     Kind::Symlink => {
-                        let target = node.posix().map_or(&b""[..], |posix| &posix.target);
-                        return symlink(OsStr::from_bytes(target), &local)
-                            .context(format_args!("cannot create {}", local.display()));
+                        return target.make_link(local, node.posix().map_or(&b""[..], |posix| &posix.target));
                     }
                     Kind::File | Kind::Unspecified => {}
                     _ => {
@@ -97,7 +99,7 @@ impl GetArgs {
                     }
                 }
                 copied.files += 1;
-                copied.bytes += copy(client, &shown(&self.path, path), node, &local).await?;
+                copied.bytes += copy(client, &shown(&self.path, path), node, &target, local).await?;
                 Ok(())
             })
             .await?;
@@ -112,20 +114,12 @@ impl GetArgs {
 }
 
 /// Copies one file under a temporary name first, so that an interrupted copy is not taken for a whole one.
-async fn copy(client: &Client, path: &str, node: &Arc<Node>, local: &Path) -> Result<u64, CliError> {
-    let mut partial = local.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
-    let what = format!("cannot write {}", local.display());
+async fn copy(client: &Client, path: &str, node: &Arc<Node>, target: &Target, local: &str) -> Result<u64, CliError> {
     let reader = Reader::open(client, path, node).await?;
-    let mut file = File::create(&partial).context(&what)?;
-    let result = reader.read_all(|bytes| file.write_all(bytes).context(&what)).await;
-    if let Err(error) = result {
-        // The error of the copy is what counts.
-        let _ = fs::remove_file(&partial);
-        return Err(error);
-    }
-    fs::rename(&partial, local).context(&what)?;
+    let mut draft = target.draft(local)?;
+    let what = format!("cannot write {}", target.shown(local));
+    reader.read_all(|bytes| draft.file().write_all(bytes).context(&what)).await?;
+    draft.keep()?;
     Ok(reader.size())
 }
 

@@ -4,6 +4,7 @@ use cavern_conf::Interval;
 use cavern_proto::master::{Consistency, UpdateMountRequest};
 use clap::Args;
 
+use super::credentials::CredentialArgs;
 use super::{ConsistencyArg, MountView, key_value, options};
 use crate::cli::connect::ClusterArgs;
 use crate::console;
@@ -11,8 +12,7 @@ use crate::error::CliError;
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  cv mount update /train -c s3.credentials.access=KEY \\
-      -c s3.credentials.secret=SECRET
+  cv mount update /train --credentials-file ~/.cavern-keys
   cv mount update /train --metadata-ttl 5m
   cv mount update /train -c s3.region_name=  take an option away
 
@@ -25,6 +25,8 @@ pub struct UpdateArgs {
     /// Option of the bucket, in the place of the one of that name; without a value it is taken away. Several times.
     #[arg(short = 'c', long = "option", value_name = "KEY=VALUE", value_parser = key_value)]
     options: Vec<(String, String)>,
+    #[command(flatten)]
+    credentials: CredentialArgs,
     /// Cached blocks unused for so long may be dropped first; 0 for never.
     #[arg(long, value_name = "TIME")]
     ttl: Option<Interval>,
@@ -93,13 +95,13 @@ impl UpdateArgs {
         }
         let request = UpdateMountRequest {
             path,
-            options: options(&self.options)?,
+            options: options(&self.options, &self.credentials)?,
             metadata_ttl_ms: self.metadata_ttl.map(|ttl| ttl.as_millis()),
             consistency: self.consistency.map(|consistency| Consistency::from(consistency).into()),
             ttl_ms: self.ttl_ms.or(self.ttl.map(|ttl| ttl.as_millis())),
         };
         if request == (UpdateMountRequest { path: request.path.clone(), ..UpdateMountRequest::default() }) {
-            let text = "say what is to change: -c KEY=VALUE, --metadata-ttl, --consistency or --ttl";
+            let text = "say what is to change: -c KEY=VALUE, --credentials-file and its like, --metadata-ttl, --consistency or --ttl";
             return Err(CliError::Usage(text.to_owned()));
         }
         let reply = self.cluster.connect().await?.cluster.update_mount(request).await?.into_inner();

@@ -6,12 +6,12 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{DataState, DataTarget, chunks_of, units_of_chunks};
-use crate::store::block::{Block, BlockPlace, open_to_read};
+use crate::store::block::{Block, BlockPlace, FILE_MODE, open_to_read};
 use crate::store::{Lookup, Store, StoreError, Touch, is_out_of_space};
 
 /// End of the name of a draft's file.
@@ -59,7 +59,7 @@ impl Store {
         let mut path = place.path.clone().into_os_string();
         path.push(SUFFIX);
         let path = PathBuf::from(path);
-        let made = File::options().read(true).write(true).create_new(true).open(&path);
+        let made = File::options().read(true).write(true).create_new(true).mode(FILE_MODE).open(&path);
         match made.and_then(|file| file.set_len(u64::from(length)).map(|()| file)) {
             Ok(file) => Ok(Some(Draft { place, file: Arc::new(file), path, bytes })),
             Err(error) => Err(self.draft_failed(directory, error)),

@@ -1,0 +1,60 @@
+//! A mount as logs may show it: its options hold credentials.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use crate::master::{Mount, UpdateMountRequest};
+
+/// Names of options, without their values.
+struct Names<'m>(&'m HashMap<String, String>);
+
+impl fmt::Debug for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut names: Vec<&String> = self.0.keys().collect();
+        names.sort_unstable();
+        f.debug_list().entries(names).finish()
+    }
+}
+
+impl fmt::Debug for Mount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mount")
+            .field("id", &self.id)
+            .field("path", &self.path)
+            .field("uri", &self.uri)
+            .field("write_type", &self.write_type())
+            .field("access_mode", &self.access_mode())
+            .field("options", &Names(&self.options))
+            .field("block_size", &self.block_size)
+            .field("replicas", &self.replicas)
+            .field("root_inode", &self.root_inode)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for UpdateMountRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UpdateMountRequest")
+            .field("path", &self.path)
+            .field("options", &Names(&self.options))
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::master::{MountRequest, MountTable};
+
+    #[test]
+    fn what_options_hold_is_not_described() {
+        let options: HashMap<String, String> = [("s3.credentials.secret".to_owned(), "hush".to_owned())].into();
+        let update = UpdateMountRequest { options: options.clone(), ..UpdateMountRequest::default() };
+        let mount = Mount { path: "/train".to_owned(), options, ..Mount::default() };
+        let table = MountTable { mounts: vec![mount.clone()], ..MountTable::default() };
+        let request = MountRequest { mount: Some(mount), ..MountRequest::default() };
+        for described in [format!("{table:?}"), format!("{request:?}"), format!("{update:?}")] {
+            assert!(!described.contains("hush") && described.contains("s3.credentials.secret"), "{described}");
+        }
+    }
+}
