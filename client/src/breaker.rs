@@ -6,7 +6,8 @@
 //!     └────────────────── any answer, to a caller or to the probe ────────────────────────────────────────┘
 //! ```
 //!
-//! Suspect: callers still try; those with something cached use that. Open: everyone fails at once.
+//! Suspect: callers still try; those with something cached use that. Open: calls fail at once, and whoever has nothing cached waits for it to
+//! close, until his own deadline.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,8 +16,9 @@ use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
-    /// Wakes the callers that wait for an answer when it opens.
+    /// Wakes the callers that wait for an answer when it opens, and those that wait for a master when one answers.
     opened: Notify,
+    closed: Notify,
     /// Mirrors `state != Healthy`, so that the healthy path takes no lock.
     silent: AtomicBool,
     state: Mutex<State>,
@@ -52,6 +54,23 @@ impl Breaker {
         if self.is_silent() {
             *self.state.lock() = State::Healthy;
             self.silent.store(false, Ordering::Relaxed);
+            self.closed.notify_waiters();
+        }
+    }
+
+    /// Completes with the next answer after a silence.
+    pub(crate) async fn next_close(&self) {
+        self.closed.notified().await;
+    }
+
+    /// Completes when calls may be tried.
+    pub(crate) async fn closing(&self) {
+        loop {
+            let closed = self.closed.notified();
+            if self.open_cause().is_none() {
+                return;
+            }
+            closed.await;
         }
     }
 
@@ -131,7 +150,8 @@ mod tests {
         let (cause, ()) = futures::join!(breaker.opening(), async { breaker.probe_failed("refused") });
         assert_eq!(cause, "refused");
         assert_eq!(breaker.open_cause().as_deref(), Some("refused"));
-        breaker.close();
+        let ((), (), ()) = futures::join!(breaker.closing(), breaker.next_close(), async { breaker.close() });
+        breaker.closing().await;
         assert_eq!(breaker.open_cause(), None);
         assert!(breaker.suspect(), "a new probe");
         breaker.open("refused".into());

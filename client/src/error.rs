@@ -26,7 +26,7 @@ pub enum ClientError {
     /// The request makes no sense; another attempt will not help.
     #[error("{0}")]
     Invalid(String),
-    /// No master could be reached. Instant while the circuit breaker is open.
+    /// No master could be reached.
     #[error("no master of {masters} can be reached: {cause}; is `cv master` running there?")]
     MasterUnavailable { masters: String, cause: String },
     /// A master was reached but did not answer in time.
@@ -123,6 +123,13 @@ impl ClientError {
             Self::Ufs(error) => matches!(**error, UfsError::NotFound { .. } | UfsError::VersionChanged { .. }),
             _ => false,
         }
+    }
+
+    /// Whether the same question to the master may be answered soon: none could be reached, or one says that it cannot now, since it is
+    /// about to stop, or its bucket does not answer.
+    pub fn may_pass(&self) -> bool {
+        let is_for_now = |code| matches!(code, tonic::Code::Unavailable | tonic::Code::DeadlineExceeded);
+        self.is_master_silent() || matches!(self, Self::Master { code, .. } if is_for_now(*code))
     }
 
     /// Whether no answer came from any master, so that what is cached may be served instead.

@@ -2,7 +2,8 @@
 //!
 //! A call is tried again only when no answer came (connection refused or broken), never when the master answered
 //! with an error. When a call has used up its time without reaching anyone, the breaker opens: later calls fail at
-//! once, so that what is cached can be served at full speed, while a probe asks until a master answers again.
+//! once, so that what is cached can be served at full speed, while a probe asks until a master answers again. Who has nothing
+//! cached waits for that, as long as a call may take; and he asks again where a master answers that it cannot now.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// A connection on which pings stay unanswered for this long is given up.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Pause before a call is tried again, doubling up to the second.
-const PAUSE_FIRST: Duration = Duration::from_millis(20);
+pub(crate) const PAUSE_FIRST: Duration = Duration::from_millis(20);
 const PAUSE_MOST: Duration = Duration::from_millis(500);
 /// What a probe waits for an answer, and between probes.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
@@ -47,6 +48,15 @@ struct Inner {
     breaker: Breaker,
     tasks: TaskTracker,
     stop: CancellationToken,
+}
+
+/// How long a question waits for a master that cannot answer it now.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Patience {
+    /// Not at all where that is known: there is something cached that will do.
+    OneAttempt,
+    /// As long as a call may take: only a master's answer will do.
+    UntilDeadline,
 }
 
 /// The stubs of one master, to call inside [`MasterChannel::call`].
@@ -154,7 +164,10 @@ impl MasterChannel {
                 inner.breaker.open(cause.clone());
                 return Err(inner.unavailable(cause));
             }
-            tokio::time::sleep(pause).await;
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = inner.breaker.next_close() => {}
+            }
             pause = (pause * 2).min(PAUSE_MOST);
         }
     }
@@ -181,8 +194,13 @@ impl MasterChannel {
         self.inner.timeout
     }
 
-    /// As `call`, but waits for a master that cannot be reached now, for as long as a call may take: for what has no
-    /// answer but the master's.
+    /// Of a call that begins now.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.inner.timeout
+    }
+
+    /// As `call`, but waits for a master that cannot be reached now, or cannot answer now, for as long as a call may take: for what
+    /// has no answer but the master's.
     pub(crate) async fn call_patiently<T, F>(
         &self,
         name: &'static str,
@@ -191,16 +209,62 @@ impl MasterChannel {
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
-        let deadline = Instant::now() + self.inner.timeout;
+        self.call_as(name, Patience::UntilDeadline, self.deadline(), request).await
+    }
+
+    /// As `call` or as `call_patiently`, with a deadline that a longer piece of work has.
+    pub(crate) async fn call_as<T, F>(
+        &self,
+        name: &'static str,
+        patience: Patience,
+        deadline: Instant,
+        request: impl Fn(Stubs) -> F,
+    ) -> Result<T, ClientError>
+    where
+        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    {
+        let mut pause = PAUSE_FIRST;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let answer = self.call_within(name, left, &request).await;
-            match &answer {
-                Err(error) if error.is_master_silent() && Instant::now() + PAUSE_FIRST < deadline => {}
-                _ => return answer,
+            match self.call_within(name, left, &request).await {
+                Err(error) if patience == Patience::UntilDeadline && error.may_pass() => {
+                    self.wait_after(error, &mut pause, deadline).await?;
+                }
+                answer => return answer,
             }
-            tokio::time::sleep(PAUSE_FIRST).await;
         }
+    }
+
+    /// Waits until another attempt may go better: until a master answers again, or for a pause that doubles. Gives the failure back when
+    /// the deadline comes first.
+    pub(crate) async fn wait_after(
+        &self,
+        failure: ClientError,
+        pause: &mut Duration,
+        deadline: Instant,
+    ) -> Result<(), ClientError> {
+        let may_end = Instant::now() + *pause;
+        if may_end >= deadline || self.inner.stop.is_cancelled() {
+            return Err(failure);
+        }
+        *pause = (*pause * 2).min(PAUSE_MOST);
+        if !self.is_given_up() {
+            tokio::time::sleep_until(may_end).await;
+            return Ok(());
+        }
+        match tokio::time::timeout_at(deadline, self.inner.breaker.closing()).await {
+            Ok(()) => Ok(()),
+            Err(_elapsed) => Err(failure),
+        }
+    }
+
+    /// What the end of a stream means whose beginning was a call.
+    pub(crate) fn broken(&self, status: tonic::Status) -> ClientError {
+        if status.source().is_none() {
+            return from_status(status);
+        }
+        self.suspect();
+        self.inner.unavailable(root_cause(&status))
     }
 
     /// The master gave a sign of life.

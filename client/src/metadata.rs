@@ -39,7 +39,7 @@ pub use open_inodes::OpenInode;
 
 use crate::error::ClientError;
 use crate::flights::Flights;
-use crate::master_channel::MasterChannel;
+use crate::master_channel::{MasterChannel, Patience};
 use crate::mounts::Mounts;
 use crate::session::Identity;
 use crate::stats::Stats;
@@ -139,9 +139,9 @@ struct Inner {
     touch_queue: mpsc::Sender<u64>,
     touch_waiting: Mutex<Option<mpsc::Receiver<u64>>>,
     /// Those are shared that begin at the same mark: an answer that was read before somebody's change is none to that one.
-    lookups: Flights<(NameKey, Mark), Result<Arc<Node>, ClientError>>,
-    nodes: Flights<(u64, Mark), Result<Arc<Node>, ClientError>>,
-    pages: Flights<(NameKey, usize, Mark), Result<DirPage, ClientError>>,
+    lookups: Flights<(NameKey, Mark, Patience), Result<Arc<Node>, ClientError>>,
+    nodes: Flights<(u64, Mark, Patience), Result<Arc<Node>, ClientError>>,
+    pages: Flights<(NameKey, usize, Mark, Patience), Result<DirPage, ClientError>>,
     touches: Flights<u64, ()>,
 }
 
@@ -194,7 +194,7 @@ impl Metadata {
         check_name(name)?;
         let absent = || ClientError::NotFound(String::from_utf8_lossy(name).into_owned());
         let cached = || self.inner.known(parent, name).map(|node| node.ok_or_else(absent));
-        self.ask_unless(|_| parent, cached, || self.ask_lookup(parent, name)).await
+        self.ask_unless(|_| parent, cached, |patience| self.ask_lookup(parent, name, patience)).await
     }
 
     /// An inode from the cache, without I/O. `None`: ask with `node`.
@@ -206,7 +206,8 @@ impl Metadata {
     /// An inode by id. `Stale` when it has been replaced or deleted.
     pub async fn node(&self, inode: u64) -> Result<Arc<Node>, ClientError> {
         let parent = |node: Option<&Arc<Node>>| node.map_or(0, |node| node.parent);
-        self.ask_unless(parent, || self.inner.looked_node(inode).map(Ok), || self.ask_node(inode)).await
+        let cached = || self.inner.looked_node(inode).map(Ok);
+        self.ask_unless(parent, cached, |patience| self.ask_node(inode, patience)).await
     }
 
     /// An absolute path of the namespace, in one round trip.
@@ -221,7 +222,7 @@ impl Metadata {
             return self.node(ROOT_INODE).await;
         }
         let parent = |node: Option<&Arc<Node>>| node.map_or(0, |node| node.parent);
-        self.ask_unless(parent, || None, || self.ask_path(path)).await
+        self.ask_unless(parent, || None, |_| self.ask_path(path)).await
     }
 
     /// Asks the bucket about the name of one file now: the inode that it leads to, another than `node` when the object
@@ -235,6 +236,7 @@ impl Metadata {
     pub async fn read_dir(&self, directory: u64, after: &[u8], limit: usize) -> Result<DirPage, ClientError> {
         let limit = limit.max(1);
         let mut touched = false;
+        // Twice at most: once before the listing was renewed, once after.
         loop {
             if let Some(page) = self.cached_page(directory, after, limit, touched || !after.is_empty()) {
                 self.inner.stats.metadata_hits.inc();
@@ -250,16 +252,21 @@ impl Metadata {
             let records =
                 self.inner.caching && self.inner.directories.get(directory).is_none_or(|directory| directory.records());
             let asked = if records { limit.max(LISTING_PAGE) } else { limit };
-            let answer = self.ask_dir_page(directory, after, asked).await;
+            let known = self.inner.directories.get(directory);
+            let is_cached = known.is_some_and(|known| known.page(&self.inner.cache, after, limit).is_some());
+            let answer = self.ask_dir_page(directory, after, asked, patience_with(is_cached)).await;
             match answer {
                 // The first answer tells how old the listing is.
-                Ok(_) if after.is_empty() && !touched && self.inner.proof(directory).decide() == Use::TouchFirst => {}
+                Ok(_) if after.is_empty() && !touched && self.inner.proof(directory).decide() == Use::TouchFirst => {
+                    touched = true;
+                    self.touch_first(directory).await;
+                }
                 Ok(mut page) => {
                     page.end &= page.entries.len() <= limit;
                     page.entries.truncate(limit);
                     return Ok(page);
                 }
-                Err(error) if error.is_master_silent() => {
+                Err(error) if error.may_pass() => {
                     return self.cached_page(directory, after, limit, true).ok_or(error);
                 }
                 Err(error) => return Err(error),
@@ -337,12 +344,13 @@ impl Metadata {
     }
 
     /// The rule of freshness around a question to the master: `cached` is used where `parent`'s listing allows it;
-    /// a listing that is too old is renewed first, once; without an answer, `cached` is used whatever its age.
+    /// a listing that is too old is renewed first, once; without an answer, `cached` is used whatever its age. So the master is asked twice
+    /// at most: before the listing was renewed, and after.
     async fn ask_unless<F>(
         &self,
         parent: impl Fn(Option<&Arc<Node>>) -> u64,
         cached: impl Fn() -> Option<Result<Arc<Node>, ClientError>>,
-        ask: impl Fn() -> F,
+        ask: impl Fn(Patience) -> F,
     ) -> Result<Arc<Node>, ClientError>
     where
         F: Future<Output = Result<Arc<Node>, ClientError>>,
@@ -367,9 +375,9 @@ impl Metadata {
                 }
             }
             inner.stats.metadata_misses.inc();
-            let answer = ask().await;
+            let answer = ask(patience_with(found.is_some())).await;
             match &answer {
-                Err(error) if error.is_master_silent() => {
+                Err(error) if error.may_pass() => {
                     let found = if inner.caching { cached() } else { None };
                     inner.stats.metadata_stale_served.inc_by(u64::from(found.is_some()));
                     return found.unwrap_or(answer);
@@ -377,8 +385,11 @@ impl Metadata {
                 Err(ClientError::NotFound(_)) | Ok(_) if !touched => {
                     let directory = parent(answer.as_ref().ok());
                     match inner.proof(directory).decide() {
-                        // The answer tells that the listing is too old.
-                        Use::TouchFirst => {}
+                        // The answer tells that the listing is too old, and where it is.
+                        Use::TouchFirst => {
+                            touched = true;
+                            self.touch_first(directory).await;
+                        }
                         // It does not tell how old the listing is: find out for the next time.
                         Use::Ask if answer.is_ok() => {
                             inner.touch_later(directory);
@@ -482,6 +493,11 @@ impl Inner {
             Use::Serve | Use::TouchFirst | Use::Ask => {}
         }
     }
+}
+
+/// How long a question waits for a master, by whether something cached can be used in place of an answer.
+fn patience_with(is_cached: bool) -> Patience {
+    if is_cached { Patience::OneAttempt } else { Patience::UntilDeadline }
 }
 
 fn check_name(name: &[u8]) -> Result<(), ClientError> {

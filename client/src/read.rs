@@ -1,7 +1,7 @@
 //! Reading files: descriptors of local blocks first, then buffers, then the ladder of workers and the bucket.
 //!
 //! `file` is the handle and the order of the steps, `ladder` the choice of the source, `fetch` one attempt at one
-//! source. `descriptor_cache` and `buffers` hold what was obtained, `closing` lets go of what was evicted, `budget` bounds
+//! source, `outage` the wait for a bucket that cannot be reached. `descriptor_cache` and `buffers` hold what was obtained, `closing` lets go of what was evicted, `budget` bounds
 //! the memory of it, `readahead` decides what to ask for early, `hedge` when to ask twice.
 
 mod budget;
@@ -13,6 +13,7 @@ pub(crate) mod fetch;
 mod file;
 mod hedge;
 mod ladder;
+mod outage;
 mod readahead;
 pub(crate) mod span;
 
@@ -37,6 +38,7 @@ use closing::Closing;
 use descriptor_cache::DescriptorCache;
 use failure_log::FailureLog;
 use hedge::Hedge;
+use outage::Outages;
 
 pub use file::{OpenFile, Reservation};
 
@@ -73,6 +75,7 @@ struct Core {
     descriptors: Arc<DescriptorCache>,
     closing: Arc<Closing>,
     hedge: Hedge,
+    outages: Outages,
     failures: FailureLog,
     successors: Flights<u64, Option<Arc<Node>>>,
     ahead_slots: Arc<Semaphore>,
@@ -110,6 +113,7 @@ impl Files {
             descriptors,
             closing,
             hedge: Hedge::new(conf.hedge_percent),
+            outages: Outages::default(),
             failures: FailureLog::default(),
             successors: Flights::default(),
             ahead_slots: Arc::new(Semaphore::new(AHEAD_REQUESTS)),

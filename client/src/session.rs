@@ -89,6 +89,8 @@ impl Client {
         tasks.spawn(async move { watch.0.watch(watch.1, sink, watch.2).await });
         let changes = (client.metadata.clone(), stop.clone());
         tasks.spawn(async move { changes.0.send_changes(changes.1).await });
+        let closed = (client.metadata.clone(), stop.clone());
+        tasks.spawn(async move { closed.0.let_go(closed.1).await });
         let fresh = (client.metadata.clone(), stop.clone());
         tasks.spawn(async move { fresh.0.keep_fresh(fresh.1).await });
         let current = (client.tables.clone(), client.metadata.clone(), stop.clone());

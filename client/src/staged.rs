@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cavern_conf::schema;
+use cavern_ufs::Ufs;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
@@ -43,6 +44,7 @@ pub use parts::OBJECT_BYTES_MAX;
 
 use crate::error::ClientError;
 use crate::metadata::{Metadata, Node};
+use crate::mounts::MountView;
 use crate::read::Files;
 use crate::stats::Stats;
 use crate::wire::WorkerPool;
@@ -55,6 +57,8 @@ use place::Room;
 const FIRST_INODE: u64 = 1 << 62;
 /// For how long a file that nobody has open is kept for one who is about to open it.
 const MOMENT: Duration = Duration::from_secs(5);
+/// How often a name is looked up before it is taken: each time, somebody else has done something with it meanwhile.
+const LOOKS_MAX: usize = 100;
 /// Uploads take this fraction of the memory budget at most.
 const MEMORY_SHARE: u64 = 4;
 /// Key of an object at most, in bytes: what S3 allows.
@@ -84,6 +88,13 @@ pub(super) struct Shared {
     tasks: TaskTracker,
     /// Event loops write outside the runtime.
     runtime: Handle,
+}
+
+impl Shared {
+    /// The bucket of a mount, for changes: one that cannot be reached is waited for.
+    fn ufs(&self, mount: &MountView) -> Result<Ufs, ClientError> {
+        Ok(mount.ufs()?.patient(self.timeout))
+    }
 }
 
 #[derive(Default)]
@@ -218,7 +229,7 @@ impl StagedFiles {
     ) -> Result<Arc<StagedFile>, ClientError> {
         let metadata = &self.shared.metadata;
         let thread = (creation == Creation::Replacing).then_some(thread);
-        loop {
+        for _round in 0..LOOKS_MAX {
             let before = metadata.mark();
             match metadata.lookup(directory.inode, name).await {
                 Ok(node) => {
@@ -237,6 +248,7 @@ impl StagedFiles {
                 return self.insert_new(&mut registry, directory, name, creation);
             }
         }
+        refuse(Errno::BUSY, format!("{directory}: others make and remove this name all the time"))
     }
 
     /// Begins a new file to take the place of whatever is there, open once. `EEXIST` if one of this name is being written here.

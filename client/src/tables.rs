@@ -103,7 +103,7 @@ impl Tables {
         let ask = |mut stubs: crate::master_channel::Stubs| async move {
             stubs.cluster.list_mounts(ListMountsRequest {}).await
         };
-        let table = self.master.call("ListMounts", ask).await?;
+        let table = self.master.call_patiently("ListMounts", ask).await?;
         let known = self.mounts();
         let mounts = Arc::new(Mounts::new(table, &known, &self.ufs));
         *self.mounts.write() = mounts;
@@ -114,7 +114,7 @@ impl Tables {
         let ask = |mut stubs: crate::master_channel::Stubs| async move {
             stubs.cluster.list_workers(ListWorkersRequest {}).await
         };
-        let table = self.master.call("ListWorkers", ask).await?;
+        let table = self.master.call_patiently("ListWorkers", ask).await?;
         let cluster_id = self.cluster_id.read().clone();
         self.pool.set_table(&cluster_id, &table);
         Ok(())

@@ -187,27 +187,96 @@ async fn a_session_that_ends_leaves_its_changes_unknown_and_numbers_begin_anew()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_whose_time_is_up_ends_the_session_that_may_still_make_it() {
+async fn a_change_whose_time_is_up_is_made_once_and_the_session_that_makes_it_goes_on() {
     let (master, client) = started("late").await;
     create(&client, "a").await.unwrap();
-    let first = master.mutations(|mutations| mutations.calls[0].session);
     master.hang(true);
     let began = Instant::now();
     let late = create(&client, "b").await.unwrap_err();
+    assert!(matches!(late, ClientError::OutcomeUnknown { .. }), "{late}");
     assert_eq!(late.errno(), EIO);
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    // Nor does one wait for ever that cannot be sent, since those before it have no answer.
+    let others = join_all((0..10).map(|number| create_owned(&client, format!("n{number}")))).await;
+    assert!(others.iter().all(|other| other.as_ref().is_err_and(|error| error.errno() == EIO)), "{others:?}");
     master.hang(false);
-    // Within its own time, once there is a session again.
-    until("a session begins", || client.metadata().cached_node(MOUNT_ROOT).is_none()).await;
-    let mut made = create(&client, "c").await;
-    for _ in 0..10 {
-        if made.is_ok() {
-            break;
+    let made = until_some("a change is made", async || create(&client, "c").await.ok()).await;
+    let (calls, count) = master.mutations(|mutations| (mutations.calls.clone(), mutations.made));
+    assert!(calls.iter().all(|call| call.session == calls[0].session), "{calls:?}");
+    let last = calls.last().unwrap().numbers.last().copied().unwrap();
+    assert_eq!(last, count, "each number was made once: {calls:?}");
+    // And the caches know of it.
+    assert_eq!(client.metadata().lookup(MOUNT_ROOT, b"c").await.unwrap().inode, made.result.inode);
+    client.metadata().lookup(MOUNT_ROOT, b"b").await.unwrap();
+    client.shutdown().await;
+}
+
+async fn create_owned(client: &Client, name: String) -> Result<Changed, ClientError> {
+    create(client, &name).await
+}
+
+async fn until_some<T>(what: &str, state: impl AsyncFn() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        if let Some(value) = state().await {
+            return value;
         }
-        made = create(&client, "c").await;
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
     }
-    made.unwrap();
-    assert!(master.mutations(|mutations| mutations.calls.last().unwrap().session) > first);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_closed_while_no_master_answered_is_let_go_of_afterwards() {
+    let (master, client) = started("closed").await;
+    let metadata = client.metadata();
+    let node = create(&client, "a").await.unwrap().node.unwrap();
+    let kept = metadata.keep_open_cached(&node).unwrap();
+    let seq = master.seq();
+    master.announce(Event::Unlinked(node.inode));
+    until("the removal is acknowledged", || master.acknowledged() > seq).await;
+    assert!(master.mutations(|mutations| mutations.held.contains(&node.inode)));
+    master.kill();
+    drop(kept);
+    // Longer than a change waits for the master.
+    for name in ["b", "c"] {
+        assert_eq!(create(&client, name).await.unwrap_err().errno(), EIO);
+    }
+    master.restart().await;
+    until("it is let go of", || master.mutations(|mutations| mutations.held.is_empty())).await;
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_begins_anew_costs_what_was_missed_and_nothing_for_what_is_open() {
+    const OPEN: u64 = 5000;
+    let (master, client) = started("many").await;
+    let metadata = client.metadata();
+    let names: Vec<String> = (0..OPEN).map(|number| number.to_string()).collect();
+    let made = join_all(names.iter().map(|name| create(&client, name))).await;
+    let nodes: Vec<_> = made.into_iter().map(|made| made.unwrap().node.unwrap()).collect();
+    let kept: Vec<_> = nodes.iter().map(|node| metadata.keep_open_cached(node).unwrap()).collect();
+    let begin_anew = async || {
+        let (resets, made) = (client.stats().watch_resets.get(), master.mutations(|mutations| mutations.made));
+        master.kill();
+        master.restart().await;
+        until("the stream begins anew", || client.stats().watch_resets.get() > resets).await;
+        // Its acknowledgement tells that all is held.
+        master.announce(Event::InodeChanged(MOUNT_ROOT));
+        master.settled().await;
+        master.mutations(|mutations| mutations.made) - made
+    };
+    assert_eq!(begin_anew().await, 0);
+    // A third of them has lost its name meanwhile.
+    let lost: Vec<u64> = nodes.iter().map(|node| node.inode).filter(|inode| inode % 3 == 0).collect();
+    master.mutations(|mutations| mutations.nameless.extend(&lost));
+    let changes = begin_anew().await;
+    assert!((1..50).contains(&changes), "{changes} changes for {} inodes", lost.len());
+    assert_eq!(master.mutations(|mutations| mutations.held.iter().copied().collect::<Vec<_>>()), lost);
+    assert_eq!(begin_anew().await, 0, "the master knows it");
+    let sessions = master.mutations(|mutations| mutations.calls.iter().map(|call| call.session).collect::<Vec<_>>());
+    assert!(sessions.iter().all(|session| *session == sessions[0]));
+    drop(kept);
+    until("all are let go of", || master.mutations(|mutations| mutations.held.is_empty())).await;
     client.shutdown().await;
 }
 

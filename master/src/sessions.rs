@@ -1,21 +1,33 @@
 //! What sessions leave behind: results and held inodes of those that are over, and inodes without names that nobody holds.
 
+use cavern_proto::record::EndSessionStep;
 use cavern_proto::record::command::Command;
 
 use crate::MasterError;
+use crate::raft::Proposer;
 use crate::service::Services;
+use crate::state::{Outcome, Reaped};
 
 /// Inodes deleted in one round.
 const REAP_MAX: usize = 1000;
+/// What one command takes from a session that is over: other commands wait meanwhile.
+const END_STEP: u32 = 512;
 
 /// Ends, in the log, the sessions whose lease is over.
 pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
     let recorded = services.lookups.listings.read(|tables| tables.session_ids()).await?;
     for session in recorded {
         if services.watch.is_over(session) {
-            services.proposer.propose(Command::EndSession(session)).await?;
+            end(&services.proposer, session).await?;
         }
     }
+    Ok(())
+}
+
+/// Ends a session in the log. What it had locked is free when this returns, and everything that it held.
+pub async fn end(proposer: &Proposer, session: u64) -> Result<(), MasterError> {
+    let step = EndSessionStep { session, limit: END_STEP };
+    while let Outcome::Reaped(Reaped { more: true, .. }) = proposer.propose(Command::EndSessionStep(step)).await? {}
     Ok(())
 }
 

@@ -27,6 +27,35 @@ fn small_tree() -> (Cluster, BTreeMap<&'static str, (String, String)>) {
     (cluster, tree)
 }
 
+#[test]
+fn commands_end_on_files_whose_listing_is_old() {
+    const TTL: Duration = Duration::from_millis(200);
+    let cluster = Cluster::up(Options::default());
+    cluster.s3.create_bucket("bucket");
+    cluster.s3.put("bucket", "a/one", "content");
+    cluster.mount("s3://bucket", "/data", &["--metadata-ttl", "200ms"]);
+    assert_eq!(fs::read_to_string(cluster.path("data/a/one")).unwrap(), "content");
+    let scratch = tempfile::tempdir().unwrap();
+    let copy = scratch.path().join("one").to_str().unwrap().to_owned();
+    for command in [
+        &["fs", "blocks", "/data/a/one"][..],
+        &["fs", "cat", "/data/a/one"],
+        &["fs", "get", "/data/a/one", &copy],
+        &["fs", "head", "/data/a/one"],
+        &["fs", "stat", "/data/a/one"],
+        &["fs", "free", "/data/a/one"],
+    ] {
+        let listed = std::time::Instant::now();
+        eventually("every listing is old", PATIENCE, || (listed.elapsed() > 2 * TTL).then_some(()));
+        let mut running = cluster.command(command);
+        let mut running = running.stdout(std::process::Stdio::null()).spawn().unwrap();
+        let ended = eventually(&command.join(" "), PATIENCE, || running.try_wait().unwrap());
+        // What is in cache-mode may be refused, with the reason.
+        assert!(ended.success() || command[1] == "free", "{command:?}: {ended}");
+    }
+    assert_eq!(fs::read_to_string(copy).unwrap(), "content");
+}
+
 fn lines(finished: &Finished) -> Vec<Value> {
     finished.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

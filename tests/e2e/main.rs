@@ -25,6 +25,7 @@ mod fs_mode_existing;
 mod fs_mode_lease;
 mod fs_mode_locks;
 mod fs_mode_names;
+mod fs_mode_open;
 mod fs_mode_origin;
 mod fs_mode_pages;
 mod fs_mode_privileges;

@@ -160,6 +160,11 @@ impl UfsError {
         }
     }
 
+    /// True when the store could not be reached, or did not answer in time: the same request will do as soon as it can.
+    pub fn is_outage(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::Deadline { .. })
+    }
+
     /// A word for metrics, one per variant.
     pub fn kind(&self) -> &'static str {
         match self {

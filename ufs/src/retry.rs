@@ -1,7 +1,8 @@
 //! Retries of what is temporary: `ufs.retries` more attempts, each after a pause.
 //!
 //! The pause before attempt n is drawn from the upper half of `retry_backoff · 2ⁿ`, at most `retry_backoff_max`, so that
-//! clients which failed together do not come back together. Refusals (404, 403, 412, …) are final at once.
+//! clients which failed together do not come back together. Refusals (404, 403, 412, …) are final at once. Where somebody waits for the
+//! answer, an outage is waited for beyond that ([`crate::Ufs::patient`]).
 //!
 //! A body that breaks off goes on where it stopped, and the retries of one GET count together over its whole life. The
 //! second request is pinned to the version whose bytes were already handed out: to the caller's ETag, or, where the caller
@@ -9,7 +10,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, stream};
@@ -42,17 +43,32 @@ pub(crate) struct Retrying {
     pub inner: Arc<dyn ObjectStore>,
     pub backoff: Backoff,
     pub metrics: Arc<StoreMetrics>,
+    /// How long a call tries again while the store cannot be reached, however many attempts that takes.
+    pub patience: Duration,
+}
+
+/// What became of a call so far.
+struct Failures {
+    attempts: usize,
+    began: Instant,
+}
+
+impl Failures {
+    fn none() -> Self {
+        Self { attempts: 0, began: Instant::now() }
+    }
 }
 
 impl Retrying {
     /// Counts a failed attempt and waits, or gives the error back when it is final.
-    async fn survive(&self, error: UfsError, failed: &mut usize) -> Result<(), UfsError> {
-        if !error.is_temporary() || *failed >= self.backoff.retries {
+    async fn survive(&self, error: UfsError, failed: &mut Failures) -> Result<(), UfsError> {
+        let is_waited_for = || error.is_outage() && failed.began.elapsed() < self.patience;
+        if !error.is_temporary() || failed.attempts >= self.backoff.retries && !is_waited_for() {
             return Err(error);
         }
         self.metrics.retries.inc();
-        self.backoff.pause(*failed).await;
-        *failed += 1;
+        self.backoff.pause(failed.attempts).await;
+        failed.attempts += 1;
         Ok(())
     }
 
@@ -61,7 +77,7 @@ impl Retrying {
         key: &str,
         etag: &str,
         range: Range<u64>,
-        failed: &mut usize,
+        failed: &mut Failures,
     ) -> Result<Body, UfsError> {
         loop {
             match self.inner.get(key, etag, range.clone()).await {
@@ -75,7 +91,7 @@ impl Retrying {
 impl ObjectStore for Arc<Retrying> {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         async move {
-            let mut failed = 0;
+            let mut failed = Failures::none();
             loop {
                 match self.inner.list(request).await {
                     Ok(page) => return Ok(page),
@@ -88,7 +104,7 @@ impl ObjectStore for Arc<Retrying> {
 
     fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
         async move {
-            let mut failed = 0;
+            let mut failed = Failures::none();
             loop {
                 match self.inner.head(key).await {
                     Ok(meta) => return Ok(meta),
@@ -101,7 +117,7 @@ impl ObjectStore for Arc<Retrying> {
 
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
         async move {
-            let mut failed = 0;
+            let mut failed = Failures::none();
             let body = self.get_until_answered(key, etag, range.clone(), &mut failed).await?;
             let version = if etag.is_empty() { body.etag.clone() } else { etag.to_owned() };
             let resuming = Resuming {
@@ -120,7 +136,7 @@ impl ObjectStore for Arc<Retrying> {
     /// A condition may fail because an earlier attempt was carried out although its answer was lost: the caller finds out.
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
         async move {
-            let mut failed = 0;
+            let mut failed = Failures::none();
             loop {
                 match self.inner.change(request).await {
                     Ok(answer) => return Ok(answer),
@@ -140,7 +156,7 @@ struct Resuming {
     rest: Range<u64>,
     /// `None` after the end.
     stream: Option<ByteStream>,
-    failed: usize,
+    failed: Failures,
 }
 
 impl Resuming {

@@ -105,8 +105,26 @@ impl Ufs {
         };
         let backoff =
             Backoff { retries: conf.retries, first: conf.retry_backoff.get(), longest: conf.retry_backoff_max.get() };
-        let store = Arc::new(Retrying { inner: Arc::new(limited), backoff, metrics: shared.metrics.clone() });
+        let (metrics, patience) = (shared.metrics.clone(), Duration::ZERO);
+        let store = Arc::new(Retrying { inner: Arc::new(limited), backoff, metrics, patience });
         Self(Arc::new(Inner { raw, store, shared, prefix, conf }))
+    }
+
+    /// The same store for a caller who waits: while it cannot be reached, or does not answer, a call is tried again for so long, beyond
+    /// `ufs.retries`. A call takes no longer than that and [`Ufs::deadline`] together.
+    #[must_use]
+    pub fn patient(&self, patience: Duration) -> Self {
+        let Inner { raw, store, shared, prefix, conf } = &*self.0;
+        let Retrying { inner, backoff, metrics, .. } = &**store;
+        let (inner, metrics) = (inner.clone(), metrics.clone());
+        let store = Arc::new(Retrying { inner, backoff: *backoff, metrics, patience });
+        Self(Arc::new(Inner {
+            raw: raw.clone(),
+            store,
+            shared: shared.clone(),
+            prefix: prefix.clone(),
+            conf: conf.clone(),
+        }))
     }
 
     /// The same store, failing on purpose: for tests.

@@ -33,7 +33,10 @@ impl Server {
     }
 
     async fn start(answer: Answer) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::at(TcpListener::bind("127.0.0.1:0").await.unwrap(), answer)
+    }
+
+    fn at(listener: TcpListener, answer: Answer) -> Self {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let task = tokio::spawn(async move {
             let mut exchanges = tokio::task::JoinSet::new();
@@ -135,6 +138,33 @@ async fn a_dripping_body_is_as_late_as_a_silent_one() {
     assert!(matches!(error, UfsError::Deadline { .. }), "{error}");
     assert!(error.to_string().contains("ufs.io_timeout"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_is_waited_for_by_who_is_patient_and_a_refusal_by_nobody() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let url = format!("http://{address}");
+    let options = options(&[("s3.endpoint_url", &url), ("s3.anonymous", "true")]);
+    let ufs = Ufs::open("s3://data", &options, &conf()).unwrap();
+    let patient = ufs.patient(Duration::from_secs(600));
+    drop(listener);
+    let error = ufs.head("k").await.unwrap_err();
+    assert!(error.is_outage(), "{error}");
+    let before = ufs.stats().retries;
+    let reading = tokio::spawn(async move { patient.get_bytes("k", "e", 10..14).await });
+    while ufs.stats().retries < before + 10 {
+        assert!(!reading.is_finished(), "it has given up");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let head = "HTTP/1.1 206 Partial Content\ncontent-range: bytes 10-13/100\n";
+    let listener = TcpListener::bind(address).await.unwrap();
+    let server = Server::at(listener, Answer { head, body: b"abcd".to_vec(), pause: Duration::ZERO });
+    assert_eq!(reading.await.unwrap().unwrap(), "abcd");
+    drop(server);
+    let server = Server::answering("HTTP/1.1 403 Forbidden\n", b"").await;
+    let error = server.ufs().patient(Duration::from_secs(600)).get_bytes("k", "e", 10..14).await.unwrap_err();
+    assert!(matches!(error, UfsError::Denied { .. }), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,28 +14,29 @@ use tokio_stream::StreamExt;
 use super::recent::Mark;
 use super::{DirPage, Inner, Metadata, Node};
 use crate::error::ClientError;
-use crate::master_channel::{Stubs, from_status};
+use crate::master_channel::{PAUSE_FIRST, Patience, Stubs};
 use crate::mounts::MountView;
 
 /// Longest pause between two pages of a listing, which the master may have to fetch from the bucket.
 const PAGE_WAIT: Duration = Duration::from_secs(10);
 
 impl Metadata {
-    pub(super) async fn ask_lookup(&self, parent: u64, name: &[u8]) -> Result<Arc<Node>, ClientError> {
+    pub(super) async fn ask_lookup(
+        &self,
+        parent: u64,
+        name: &[u8],
+        patience: Patience,
+    ) -> Result<Arc<Node>, ClientError> {
         let (metadata, name): (_, Box<[u8]>) = (self.clone(), name.into());
-        let mark = metadata.mark();
-        let key = ((parent, name.clone()), mark);
+        let (mark, patience) = (metadata.mark(), self.patience_in(parent, patience));
+        let key = ((parent, name.clone()), mark, patience);
         let asked = async move {
             let name = bytes::Bytes::from(name);
             let ask = |mut stubs: Stubs| {
                 let request = LookupRequest { parent, name: name.clone() };
                 async move { stubs.namespace.lookup(request).await }
             };
-            let answer = match metadata.inner.is_fs_mode(parent) {
-                true => metadata.inner.master.call_patiently("Lookup", ask).await,
-                false => metadata.inner.master.call("Lookup", ask).await,
-            };
-            match answer {
+            match metadata.inner.ask_master("Lookup", patience, ask).await {
                 Ok(entry) => metadata.take_in(entry, mark).await,
                 Err(ClientError::NotFound(_)) => {
                     let inner = &metadata.inner;
@@ -50,15 +51,11 @@ impl Metadata {
         self.inner.lookups.join(key, asked).await
     }
 
-    pub(super) async fn ask_node(&self, inode: u64) -> Result<Arc<Node>, ClientError> {
-        let (metadata, mark) = (self.clone(), self.mark());
+    pub(super) async fn ask_node(&self, inode: u64, patience: Patience) -> Result<Arc<Node>, ClientError> {
+        let (metadata, mark, patience) = (self.clone(), self.mark(), self.patience_in(inode, patience));
         let asked = async move {
             let ask = |mut stubs: Stubs| async move { stubs.namespace.get_inode(GetInodeRequest { inode }).await };
-            let answer = match metadata.inner.is_fs_mode(inode) {
-                true => metadata.inner.master.call_patiently("GetInode", ask).await,
-                false => metadata.inner.master.call("GetInode", ask).await,
-            };
-            match answer {
+            match metadata.inner.ask_master("GetInode", patience, ask).await {
                 Ok(entry) => metadata.take_in(entry, mark).await,
                 Err(ClientError::NotFound(_)) => {
                     metadata.inner.cache.forget_inode(inode);
@@ -67,12 +64,17 @@ impl Metadata {
                 Err(error) => Err(error),
             }
         };
-        self.inner.nodes.join((inode, mark), asked).await
+        self.inner.nodes.join((inode, mark, patience), asked).await
+    }
+
+    /// Nothing that is not cached is known of an fs-mode mount but by the master.
+    fn patience_in(&self, directory: u64, patience: Patience) -> Patience {
+        if self.inner.is_fs_mode(directory) { Patience::UntilDeadline } else { patience }
     }
 
     pub(super) async fn ask_path(&self, path: &str) -> Result<Arc<Node>, ClientError> {
         let mark = self.inner.recent.mark();
-        let answer = self.inner.master.call("Resolve", |mut stubs: Stubs| {
+        let answer = self.inner.master.call_patiently("Resolve", |mut stubs: Stubs| {
             let request = ResolveRequest { path: path.to_owned() };
             async move { stubs.namespace.resolve(request).await }
         });
@@ -82,7 +84,7 @@ impl Metadata {
     /// The node that the name of `node` leads to by now.
     pub(super) async fn ask_current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
         let mark = self.inner.recent.mark();
-        let answer = self.inner.master.call("Revalidate", |mut stubs: Stubs| {
+        let answer = self.inner.master.call_patiently("Revalidate", |mut stubs: Stubs| {
             let request = RevalidateRequest { parent: node.parent, name: node.name_bytes(), written: false };
             async move { stubs.namespace.revalidate(request).await }
         });
@@ -129,7 +131,7 @@ impl Metadata {
 
     /// Whether the master knows of any name in a directory but this one.
     pub(crate) async fn has_others(&self, directory: u64, name: &[u8]) -> Result<bool, ClientError> {
-        let page = self.ask_dir_page(directory, b"", 2).await?;
+        let page = self.ask_dir_page(directory, b"", 2, Patience::UntilDeadline).await?;
         Ok(page.entries.iter().any(|entry| *entry.name != *name))
     }
 
@@ -139,15 +141,36 @@ impl Metadata {
         directory: u64,
         after: &[u8],
         limit: usize,
+        patience: Patience,
     ) -> Result<DirPage, ClientError> {
         let (metadata, after): (_, Box<[u8]>) = (self.clone(), after.into());
-        let mark = metadata.mark();
-        let key = ((directory, after.clone()), limit, mark);
-        let asked = async move { metadata.fetch_dir_page(directory, &after, limit, mark).await };
+        let (mark, patience) = (metadata.mark(), self.patience_in(directory, patience));
+        let key = ((directory, after.clone()), limit, mark, patience);
+        let asked = async move {
+            let master = &metadata.inner.master;
+            let (deadline, mut pause) = (master.deadline(), PAUSE_FIRST);
+            loop {
+                // A stream that breaks leaves nothing: the page is asked for from its beginning.
+                match metadata.fetch_dir_page(directory, &after, limit, mark, patience, deadline).await {
+                    Err(error) if patience == Patience::UntilDeadline && error.may_pass() => {
+                        master.wait_after(error, &mut pause, deadline).await?;
+                    }
+                    answer => return answer,
+                }
+            }
+        };
         self.inner.pages.join(key, asked).await
     }
 
-    async fn fetch_dir_page(&self, inode: u64, after: &[u8], limit: usize, mark: Mark) -> Result<DirPage, ClientError> {
+    async fn fetch_dir_page(
+        &self,
+        inode: u64,
+        after: &[u8],
+        limit: usize,
+        mark: Mark,
+        patience: Patience,
+        deadline: tokio::time::Instant,
+    ) -> Result<DirPage, ClientError> {
         let inner = &self.inner;
         let epoch = inner.directories.get(inode).map(|directory| directory.listing_epoch());
         let (name, session) = (bytes::Bytes::copy_from_slice(after), inner.lease.session());
@@ -155,18 +178,14 @@ impl Metadata {
             let request = ReadDirRequest { inode, after_name: name.clone(), limit: limit as u64, session };
             async move { stubs.namespace.read_dir(request).await }
         };
-        let asked = match inner.is_fs_mode(inode) {
-            true => inner.master.call_patiently("ReadDir", ask).await,
-            false => inner.master.call("ReadDir", ask).await,
-        };
-        let mut stream = match asked {
+        let mut stream = match inner.master.call_as("ReadDir", patience, deadline, ask).await {
             Err(ClientError::NotFound(_)) => return Err(ClientError::Stale(format!("directory inode {inode}"))),
             stream => stream?,
         };
         let (mut entries, mut end, mut seq, mut known) = (Vec::new(), false, 0, None);
         while entries.len() < limit && !end {
             let page = match tokio::time::timeout(PAGE_WAIT, stream.next()).await {
-                Ok(Some(page)) => page.map_err(from_status)?,
+                Ok(Some(page)) => page.map_err(|status| inner.master.broken(status))?,
                 Ok(None) => break,
                 Err(_elapsed) => {
                     let waited_ms = PAGE_WAIT.as_millis() as u64;
@@ -346,6 +365,18 @@ impl Metadata {
 }
 
 impl Inner {
+    async fn ask_master<T, F>(
+        &self,
+        name: &'static str,
+        patience: Patience,
+        request: impl Fn(Stubs) -> F,
+    ) -> Result<T, ClientError>
+    where
+        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    {
+        self.master.call_as(name, patience, self.master.deadline(), request).await
+    }
+
     /// Whether a directory is known to be one of an fs-mode mount: there, only the master can say what is not cached.
     fn is_fs_mode(&self, directory: u64) -> bool {
         let known = self.directories.get(directory);

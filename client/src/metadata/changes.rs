@@ -6,7 +6,7 @@
 //! Each change has a number of its session and is sent again under it until it is answered, over broken connections and a
 //! restart of the master: the master answers a number that it knows with the result that it had. When the session is over
 //! while nobody knows whether the change was made, the answer says so. When the time of a change is up before its answer
-//! came, the session is given up as well: the change may still be made, and only another session is told of it.
+//! came, the asker is told so, and the change goes on being sent: the session lives on, and its caches must know what became of it.
 
 mod sender;
 
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{MakeListedRequest, MutateReply, Mutation, MutationResult};
+use cavern_proto::master::{MakeListedRequest, MutateReply, Mutation, MutationResult, Naming};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
@@ -29,6 +29,8 @@ use crate::master_channel::Stubs;
 /// What the master takes in one call, and what it is given at most.
 const MUTATIONS_MAX: usize = 1000;
 const CALL_BYTES_MAX: usize = 512 << 10;
+/// Directories that are listed for one change, one after the other: its own, and those that come to be in its way meanwhile.
+const LISTINGS_MAX: usize = 16;
 /// Changes that wait at a time; who comes later waits for room.
 const WAITING_MAX: usize = 4096;
 
@@ -53,15 +55,20 @@ struct Pending {
     deadline: Instant,
     /// `None`: nobody waits.
     asker: Option<oneshot::Sender<Answer>>,
-    _room: Option<OwnedSemaphorePermit>,
+    room: Option<OwnedSemaphorePermit>,
 }
 
 impl Pending {
-    fn answer(self, answer: Answer) {
-        if let Some(asker) = self.asker {
-            // Who no longer waits is told nothing.
-            let _gone = asker.send(answer);
+    /// Who no longer waits is told nothing: then the answer comes back.
+    fn answer(self, answer: Answer) -> Option<Answer> {
+        match self.asker {
+            Some(asker) => asker.send(answer).err(),
+            None => Some(answer),
         }
+    }
+
+    fn is_late(&self, now: Instant) -> bool {
+        self.asker.is_some() && self.deadline <= now
     }
 }
 
@@ -89,7 +96,8 @@ impl ChangeQueue {
         let mut state = self.state.lock();
         if state.closed {
             drop(state);
-            return pending.answer(Err(ClientError::Shutdown));
+            let _gone = pending.answer(Err(ClientError::Shutdown));
+            return;
         }
         state.waiting.push_back(pending);
         drop(state);
@@ -111,13 +119,32 @@ impl ChangeQueue {
         state.waiting.drain(..taken).collect()
     }
 
+    /// Takes out what has waited too long.
+    fn take_late(&self, now: Instant) -> Vec<Pending> {
+        let mut state = self.state.lock();
+        if !state.waiting.iter().any(|pending| pending.is_late(now)) {
+            return Vec::new();
+        }
+        let (late, rest): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut state.waiting).into_iter().partition(|pending| pending.is_late(now));
+        state.waiting = rest;
+        late.into()
+    }
+
+    /// Of the first. Those of the others are hardly earlier.
+    fn deadline(&self) -> Option<Instant> {
+        self.state.lock().waiting.front().map(|pending| pending.deadline)
+    }
+
     fn close(&self) {
         let waiting = {
             let mut state = self.state.lock();
             state.closed = true;
             std::mem::take(&mut state.waiting)
         };
-        waiting.into_iter().for_each(|pending| pending.answer(Err(ClientError::Shutdown)));
+        for pending in waiting {
+            let _gone = pending.answer(Err(ClientError::Shutdown));
+        }
     }
 }
 
@@ -131,12 +158,13 @@ impl Metadata {
     /// `client.metadata_timeout`, and longer only while a directory that must be listed first is; a call that is dropped may be carried out
     /// or not.
     pub async fn change(&self, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
-        loop {
+        for _listing in 0..LISTINGS_MAX {
             match self.change_once(change.clone(), (uid, gid)).await {
                 Err(ClientError::Unlisted { directory, below }) => self.list_first(directory, below).await?,
                 answer => return answer,
             }
         }
+        self.change_once(change, (uid, gid)).await
     }
 
     async fn change_once(&self, change: Change, owner: (u32, u32)) -> Answer {
@@ -190,20 +218,8 @@ impl Inner {
         room: Option<OwnedSemaphorePermit>,
     ) -> oneshot::Receiver<Answer> {
         let (asker, answer) = oneshot::channel();
-        self.changes.push(Pending { change, uid, gid, deadline, asker: Some(asker), _room: room });
+        self.changes.push(Pending { change, uid, gid, deadline, asker: Some(asker), room });
         answer
-    }
-
-    /// Has the session hold an inode. There are not more of these than inodes open here.
-    pub(super) fn push_hold(&self, inode: u64) -> impl Future<Output = Result<(), ClientError>> + use<> {
-        let answer = self.push_change(Change::Hold(inode), (0, 0), Instant::now() + self.master.timeout(), None);
-        async move { answer.await.unwrap_or(Err(ClientError::Shutdown)).map(drop) }
-    }
-
-    pub(super) fn push_let_go(&self, inode: u64) {
-        let deadline = Instant::now() + self.master.timeout();
-        let change = Change::LetGo(inode);
-        self.changes.push(Pending { change, uid: 0, gid: 0, deadline, asker: None, _room: None });
     }
 
     fn late(&self) -> ClientError {
@@ -223,7 +239,11 @@ impl Inner {
             } else {
                 Err(ClientError::Refused { errno: result.errno, reason: result.reason })
             };
-            pending.answer(answer);
+            let is_nameless = matches!(&pending.change, Change::Create(create) if create.naming() != Naming::Named);
+            if let (Some(Ok(made)), true) = (pending.answer(answer), is_nameless) {
+                // Whoever wanted the file has gone, and nobody will close it.
+                self.open.never_opened(made.result.inode);
+            }
         }
         self.stats.metadata_entries.set(self.cache.len() as i64);
     }
@@ -236,7 +256,7 @@ mod tests {
     use super::*;
 
     fn pending(change: Change) -> Pending {
-        Pending { change, uid: 0, gid: 0, deadline: Instant::now(), asker: None, _room: None }
+        Pending { change, uid: 0, gid: 0, deadline: Instant::now(), asker: None, room: None }
     }
 
     #[test]

@@ -192,6 +192,11 @@ impl Metadata {
         loop {
             match self.send_lock(set).await {
                 Err(error) if is_would_block(&error) => is_queued = true,
+                // Whatever has become of it, it is asked for again under its number.
+                Err(error) if is_unanswered(&error) && !give_up.is_cancelled() => {
+                    is_queued = true;
+                    continue;
+                }
                 made => {
                     if is_queued {
                         inner.no_longer_waiting(&made);
@@ -313,7 +318,7 @@ impl Inner {
     /// A request that waits has come to its end. If the master may not know, and grant a lock that nobody takes, the session
     /// must go.
     fn no_longer_waiting(&self, answer: &Result<(), ClientError>) {
-        if answer.as_ref().is_err_and(ClientError::is_master_silent) {
+        if answer.as_ref().is_err_and(is_unanswered) {
             self.lease.abandon();
         }
     }
@@ -357,6 +362,10 @@ impl Inner {
 
 fn key(inode: u64, kind: LockKind, lock: &Lock) -> Key {
     (inode, kind.into(), lock.owner)
+}
+
+fn is_unanswered(error: &ClientError) -> bool {
+    error.is_master_silent() || matches!(error, ClientError::OutcomeUnknown { .. })
 }
 
 fn is_would_block(error: &ClientError) -> bool {

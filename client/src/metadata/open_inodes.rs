@@ -2,22 +2,56 @@
 //!
 //! An inode whose last name is removed stays while somebody has it open. Opening tells the master nothing: it is when the
 //! master tells of the removal that whoever has the inode open has it *held*, before the removal is acknowledged. What is
-//! closed for the last time is let go of, if it was held.
+//! closed for the last time is let go of, if it was held: in the background, and until the master has said that it knows.
+//!
+//! Holds are a part of the master's state and outlive it. A stream that begins anew may have missed removals: then the master is asked
+//! which of all that is open must be held and is not, and mostly that is nothing.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use futures::future::join_all;
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, SetHolds};
 use parking_lot::Mutex;
-use rustix::io::Errno;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
+use super::changes::Answer;
 use super::{Inner, Metadata, Node};
 use crate::error::ClientError;
+use crate::master_channel::{Patience, Stubs};
 
-/// By inode. Bounded by the open files and directories of the host.
+/// Inodes that are held, or let go of, by one change; other changes go in between.
+const BATCH: usize = 500;
+/// Inodes that the master is asked about at a time.
+const CHECKED: usize = 4096;
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// An inode that is to be let go of, and when it was closed, as a number.
+type Left = (u64, u64);
+
+/// What is open, and what was. Bounded by the open files and directories of the host, and by those that were closed while no master
+/// answered.
 #[derive(Debug, Default)]
-pub(super) struct OpenInodes(Mutex<HashMap<u64, Open>>);
+pub(super) struct OpenInodes {
+    state: Mutex<State>,
+    /// Something is to be let go of.
+    left: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: HashMap<u64, Open>,
+    /// Held by the session and not open here any more, and when that was, as a number: an answer to an earlier request says nothing of an
+    /// inode that was opened and closed again since.
+    leaving: BTreeMap<u64, u64>,
+    closed: u64,
+    session: u64,
+}
 
 #[derive(Debug, Default)]
 struct Open {
@@ -38,22 +72,27 @@ struct News {
 
 impl OpenInodes {
     fn opened(&self, inode: u64) -> Arc<News> {
-        let mut inodes = self.0.lock();
-        let open = inodes.entry(inode).or_default();
+        let mut state = self.state.lock();
+        let open = state.open.entry(inode).or_default();
         open.handles += 1;
         open.news.clone()
     }
 
     /// Somebody else has changed the inode.
     pub(super) fn changed(&self, inode: u64) {
-        if let Some(open) = self.0.lock().get(&inode) {
+        if let Some(open) = self.state.lock().open.get(&inode) {
             open.news.changes.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Whatever is open may have been changed.
-    pub(super) fn all_changed(&self) {
-        for open in self.0.lock().values() {
+    /// A stream of events begins: whatever is open may have been changed. What another session held is nobody's any more.
+    pub(super) fn all_changed(&self, session: u64) {
+        let mut state = self.state.lock();
+        if state.session != session {
+            state.session = session;
+            state.leaving.clear();
+        }
+        for open in state.open.values() {
             open.news.gaps.fetch_add(1, Ordering::Release);
             open.news.changes.fetch_add(1, Ordering::Release);
         }
@@ -61,34 +100,67 @@ impl OpenInodes {
 
     /// Something refers to an inode without having it open; whether it is not held yet.
     pub(super) fn refer(&self, inode: u64) -> bool {
-        let mut inodes = self.0.lock();
-        let open = inodes.entry(inode).or_default();
+        let mut state = self.state.lock();
+        let open = state.open.entry(inode).or_default();
         open.handles += 1;
         !open.held
     }
 
-    /// True when the inode is to be let go of.
-    pub(super) fn closed(&self, inode: u64) -> bool {
-        let mut inodes = self.0.lock();
-        let Some(open) = inodes.get_mut(&inode) else { return false };
+    pub(super) fn closed(&self, inode: u64) {
+        let mut state = self.state.lock();
+        let Some(open) = state.open.get_mut(&inode) else { return };
         open.handles -= 1;
-        if open.handles > 0 {
-            return false;
+        if open.handles == 0 {
+            let held = open.held;
+            state.open.remove(&inode);
+            if held {
+                state.leave(inode);
+                drop(state);
+                self.left.notify_one();
+            }
         }
-        let held = open.held;
-        inodes.remove(&inode);
+    }
+
+    /// The session holds an inode that is not open here.
+    pub(super) fn never_opened(&self, inode: u64) {
+        self.state.lock().leave(inode);
+        self.left.notify_one();
+    }
+
+    /// What is open, in an order, and whether it is to be held in any case.
+    fn all(&self) -> Vec<(u64, bool)> {
+        let mut all: Vec<_> = self.state.lock().open.iter().map(|(inode, open)| (*inode, open.held)).collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+impl State {
+    fn leave(&mut self, inode: u64) {
+        self.closed += 1;
+        self.leaving.insert(inode, self.closed);
+    }
+
+    /// Notes that those of the inodes that are open will be held, and gives these.
+    fn hold(&mut self, inodes: &[u64]) -> Vec<u64> {
+        let mut held = Vec::with_capacity(inodes.len());
+        for inode in inodes {
+            if let Some(open) = self.open.get_mut(inode) {
+                open.held = true;
+                self.leaving.remove(inode);
+                held.push(*inode);
+            }
+        }
         held
     }
 
-    /// Notes that the inode will be held; false when it is not open.
-    fn hold(&self, inode: u64) -> bool {
-        let mut inodes = self.0.lock();
-        let open = inodes.get_mut(&inode);
-        open.map(|open| open.held = true).is_some()
-    }
-
-    fn all(&self) -> Vec<u64> {
-        self.0.lock().keys().copied().collect()
+    /// The master has let go of what left then.
+    fn let_go(&mut self, batch: &[Left]) {
+        for (inode, then) in batch {
+            if self.leaving.get(inode) == Some(then) {
+                self.leaving.remove(inode);
+            }
+        }
     }
 }
 
@@ -113,7 +185,7 @@ impl OpenInode {
 
     /// Has the master keep the inode's blocks where they are, until it is closed here for the last time.
     pub(crate) async fn hold(&self) -> Result<(), ClientError> {
-        self.inner.hold(vec![self.inode]).await
+        self.inner.hold(&[self.inode]).await
     }
 }
 
@@ -125,9 +197,7 @@ impl std::fmt::Debug for OpenInode {
 
 impl Drop for OpenInode {
     fn drop(&mut self) {
-        if self.inner.open.closed(self.inode) {
-            self.inner.push_let_go(self.inode);
-        }
+        self.inner.open.closed(self.inode);
     }
 }
 
@@ -142,8 +212,8 @@ impl Metadata {
     /// Keeps an inode. `Stale` when it is gone.
     pub async fn keep_open(&self, node: &Node) -> Result<OpenInode, ClientError> {
         let kept = self.register_open(node.inode);
-        if self.ask_node(node.inode).await?.is_removed() {
-            self.inner.hold(vec![node.inode]).await?;
+        if self.ask_node(node.inode, Patience::UntilDeadline).await?.is_removed() {
+            self.inner.hold(&[node.inode]).await?;
         }
         Ok(kept)
     }
@@ -151,47 +221,141 @@ impl Metadata {
     /// Keeps an inode that this session has just made without a name, and so holds.
     pub(crate) fn keep_nameless(&self, inode: u64) -> OpenInode {
         let kept = self.register_open(inode);
-        self.inner.open.hold(inode);
+        self.inner.open.state.lock().hold(&[inode]);
         kept
     }
 
     /// The inodes that are open here.
     pub fn open_inodes(&self) -> Vec<u64> {
-        self.inner.open_inodes()
+        self.inner.open.all().into_iter().map(|(inode, _)| inode).collect()
     }
 
     fn register_open(&self, inode: u64) -> OpenInode {
         let news = self.inner.open.opened(inode);
         OpenInode { inner: self.inner.clone(), inode, news }
     }
+
+    /// Lets go of what was held and is closed, until `stop`. What the master has not confirmed is told again, unless the session ends.
+    pub(crate) async fn let_go(&self, stop: CancellationToken) {
+        let inner = &self.inner;
+        let work = async {
+            loop {
+                match inner.push_let_go() {
+                    None => inner.open.left.notified().await,
+                    Some((batch, answer)) => match answer.await {
+                        Ok(Ok(_)) => inner.open.state.lock().let_go(&batch),
+                        Ok(Err(error)) => {
+                            tracing::debug!("{} closed inodes are let go of later: {error}", batch.len());
+                            sleep(PAUSE).await;
+                        }
+                        Err(_ended) => return,
+                    },
+                }
+            }
+        };
+        let _stopped = stop.run_until_cancelled(work).await;
+    }
 }
 
 impl Inner {
-    /// Has the session hold those of the inodes that are open.
-    pub(super) async fn hold(&self, inodes: Vec<u64>) -> Result<(), ClientError> {
-        let open = inodes.into_iter().filter(|inode| self.open.hold(*inode));
-        let answers = join_all(open.map(|inode| self.push_hold(inode))).await;
-        for answer in answers {
-            match answer {
-                // It was gone before: there is nothing to be kept.
-                Err(ClientError::Refused { errno, reason }) if errno == Errno::STALE.raw_os_error() => {
-                    tracing::warn!("an open inode was deleted: {reason}");
-                }
-                answer => answer?,
+    /// Has the session hold those of the inodes that are open, at most [`BATCH`]. Bounded by `client.metadata_timeout`.
+    async fn hold(&self, inodes: &[u64]) -> Result<(), ClientError> {
+        let answer = {
+            let mut state = self.open.state.lock();
+            let hold = state.hold(inodes);
+            if hold.is_empty() {
+                return Ok(());
             }
-        }
+            // In the queue before anybody can close one of them: what is let go of comes after it.
+            self.push_holds(SetHolds { hold, let_go: Vec::new() })
+        };
+        let made = answer.await.unwrap_or(Err(ClientError::Shutdown))?;
+        // There is nothing to be kept.
+        report_gone(&made.result.gone);
         Ok(())
     }
 
-    /// The same for all that are open.
-    pub(super) fn open_inodes(&self) -> Vec<u64> {
-        self.open.all()
+    /// The same for any number, tried until the master has answered: bounded by the session, which whoever calls this must follow.
+    pub(super) async fn hold_all(&self, inodes: Vec<u64>) {
+        for batch in inodes.chunks(BATCH) {
+            while let Err(error) = self.hold(batch).await {
+                match error {
+                    ClientError::Shutdown => return,
+                    ClientError::Refused { reason, .. } => {
+                        tracing::warn!("what is open here could not be held: {reason}");
+                        break;
+                    }
+                    error => tracing::debug!("what is open here is not held yet: {error}"),
+                }
+                sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// Finds out what must be held of all that is open, and has it held; bounded as `hold_all`.
+    pub(super) async fn hold_what_must_be(&self) {
+        for asked in self.open.all().chunks(CHECKED) {
+            let of = |in_any_case: bool| {
+                asked.iter().filter(move |(_, held)| *held == in_any_case).map(|(inode, _)| *inode).collect()
+            };
+            let request = CheckHoldsRequest { session: self.lease.session(), open: of(false), held: of(true) };
+            let CheckHoldsReply { hold, gone } = self.check_holds(&request).await;
+            report_gone(&gone);
+            self.hold_all(hold).await;
+        }
+    }
+
+    async fn check_holds(&self, request: &CheckHoldsRequest) -> CheckHoldsReply {
+        loop {
+            let answer = self.master.call_patiently("CheckHolds", |mut stubs: Stubs| {
+                let request = request.clone();
+                async move { stubs.namespace.check_holds(request).await }
+            });
+            match answer.await {
+                Ok(reply) => return reply,
+                Err(error) if error.may_pass() => tracing::debug!("what must be held is not known yet: {error}"),
+                Err(error) => {
+                    tracing::warn!("what must be held is not known, so everything that is open is: {error}");
+                    let hold = request.open.iter().chain(&request.held).copied().collect();
+                    return CheckHoldsReply { hold, gone: Vec::new() };
+                }
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// Asks the master to let go of some of what left; `None` when there is nothing.
+    fn push_let_go(&self) -> Option<(Vec<Left>, oneshot::Receiver<Answer>)> {
+        let state = self.open.state.lock();
+        let batch: Vec<_> = state.leaving.iter().take(BATCH).map(|(inode, then)| (*inode, *then)).collect();
+        if batch.is_empty() {
+            return None;
+        }
+        let let_go = batch.iter().map(|(inode, _)| *inode).collect();
+        // In the queue before any of them can be opened and held again.
+        let answer = self.push_holds(SetHolds { hold: Vec::new(), let_go });
+        drop(state);
+        Some((batch, answer))
+    }
+
+    fn push_holds(&self, set: SetHolds) -> oneshot::Receiver<Answer> {
+        self.push_change(Change::SetHolds(set), (0, 0), Instant::now() + self.master.timeout(), None)
+    }
+}
+
+fn report_gone(gone: &[u64]) {
+    if let Some(first) = gone.first() {
+        tracing::warn!("{} open inodes were deleted, inode {first} among them", gone.len());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn leaving(open: &OpenInodes) -> Vec<(u64, u64)> {
+        open.state.lock().leaving.iter().map(|(inode, then)| (*inode, *then)).collect()
+    }
 
     #[test]
     fn what_was_held_is_let_go_of_with_the_last_handle() {
@@ -200,14 +364,44 @@ mod tests {
         open.opened(5);
         open.changed(5);
         open.changed(6);
-        open.all_changed();
+        open.all_changed(1);
         let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
         assert_eq!((count(&news.changes), count(&news.gaps)), (2, 1));
-        assert!(open.hold(5) && !open.hold(6));
-        assert_eq!(open.all(), [5]);
-        assert!(!open.closed(5) && open.closed(5) && !open.closed(5));
+        assert_eq!(open.all(), [(5, false)]);
+        assert_eq!(open.state.lock().hold(&[5, 6]), [5]);
+        assert_eq!(open.all(), [(5, true)]);
+        open.closed(5);
+        assert!(leaving(&open).is_empty());
+        open.closed(5);
+        open.closed(5);
+        assert_eq!(leaving(&open), [(5, 1)]);
         open.opened(5);
-        assert!(!open.closed(5), "it has not been held since it was opened");
-        assert!(open.all().is_empty());
+        assert_eq!(open.all(), [(5, false)], "it has not been held since it was opened");
+        open.closed(5);
+        assert_eq!(leaving(&open), [(5, 1)], "still to be told");
+    }
+
+    #[test]
+    fn what_is_held_again_is_not_let_go_of_by_an_answer_to_what_was_asked_before() {
+        let open = OpenInodes::default();
+        let held_and_closed = || {
+            open.opened(5);
+            open.state.lock().hold(&[5]);
+            assert!(leaving(&open).is_empty());
+            open.closed(5);
+            leaving(&open)
+        };
+        let first = held_and_closed();
+        let second = held_and_closed();
+        open.state.lock().let_go(&first);
+        assert_eq!(leaving(&open), second);
+        open.state.lock().let_go(&second);
+        assert!(leaving(&open).is_empty());
+        held_and_closed();
+        open.all_changed(7);
+        assert!(leaving(&open).is_empty(), "it went with the session");
+        held_and_closed();
+        open.all_changed(7);
+        assert_eq!(leaving(&open).len(), 1);
     }
 }

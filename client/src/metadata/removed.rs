@@ -13,7 +13,6 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::{Inner, InvalidationSink, Metadata};
-use crate::error::ClientError;
 
 /// For a kernel to forget what it has had removed itself. Nobody waits for that.
 const FORGETS_WITHIN: Duration = Duration::from_millis(50);
@@ -114,39 +113,34 @@ impl Metadata {
 }
 
 impl Inner {
-    /// Has those held that are referred to, of those of which it is time to ask.
-    pub(super) async fn hold_referred(
-        &self,
-        removed: &mut Removed,
-        sink: &dyn InvalidationSink,
-    ) -> Result<(), ClientError> {
+    /// Those that are referred to, of those of which it is time to ask: they are to be held before anything more is acknowledged.
+    pub(super) async fn find_referred(&self, removed: &mut Removed, sink: &dyn InvalidationSink) -> Vec<u64> {
         let due = removed.now_due(Instant::now());
         if due.is_empty() {
-            return Ok(());
+            return due;
         }
         let count = due.len();
         let Ok(referred) = timeout(ANSWERS_WITHIN, sink.referred(due)).await else {
             removed.postpone(count, Instant::now());
-            return Ok(());
+            return Vec::new();
         };
         let new: Vec<u64> = referred.into_iter().filter(|inode| self.referred.insert(*inode)).collect();
-        // From now on they are held with all that is open, if not at the first attempt.
         removed.settle(count);
         if new.is_empty() {
-            return Ok(());
+            return new;
         }
+        // From now on they are held with all that is open.
         let to_hold = new.iter().copied().filter(|inode| self.open.refer(*inode)).collect();
-        self.hold(to_hold).await?;
         // What was forgotten before it was entered here has not been told.
         if let Ok(still) = timeout(ANSWERS_WITHIN, sink.referred(new.clone())).await {
             new.into_iter().filter(|inode| !still.contains(inode)).for_each(|inode| self.no_longer_referred(inode));
         }
-        Ok(())
+        to_hold
     }
 
     fn no_longer_referred(&self, inode: u64) {
-        if self.referred.remove(inode) && self.open.closed(inode) {
-            self.push_let_go(inode);
+        if self.referred.remove(inode) {
+            self.open.closed(inode);
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Events that have arrived together are applied together, passed on to the sink, and acknowledged once the sink says
 //! that it has passed them on: `cv refresh` waits for that acknowledgement. So does the deletion of inodes that have lost
-//! their last name, which is acknowledged once those that are open here are held. The stream is the lease.
+//! their last name, which is acknowledged once those that are open here are held. That takes the time that it takes: meanwhile events are
+//! taken in, and signs of life sent. The stream is the lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{WatchEvent, WatchRequest};
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::StreamExt;
@@ -55,6 +57,47 @@ enum Turn {
     Events(WatchEvent),
     /// It is time to ask the kernel for what was removed.
     Removed,
+    /// All is held that must be.
+    Held,
+}
+
+/// What must be held before anything more is acknowledged.
+struct Holding<'i> {
+    inner: &'i Inner,
+    /// Removals may have been missed: whatever is open is looked at.
+    everything: bool,
+    /// Inodes that have lost their last name, or are referred to without one.
+    unlinked: Vec<u64>,
+    work: Option<BoxFuture<'i, ()>>,
+}
+
+impl<'i> Holding<'i> {
+    fn new(inner: &'i Inner) -> Self {
+        Self { inner, everything: false, unlinked: Vec::new(), work: None }
+    }
+
+    fn is_done(&self) -> bool {
+        self.work.is_none() && !self.everything && self.unlinked.is_empty()
+    }
+
+    /// Completes when nothing is left to be held. May be dropped and called again.
+    async fn carry_out(&mut self) {
+        while !self.is_done() {
+            let (inner, everything, unlinked) = (self.inner, &mut self.everything, &mut self.unlinked);
+            let work = self.work.get_or_insert_with(|| {
+                let (everything, unlinked) = (std::mem::take(everything), std::mem::take(unlinked));
+                let work = async move {
+                    if everything {
+                        inner.hold_what_must_be().await;
+                    }
+                    inner.hold_all(unlinked).await;
+                };
+                work.boxed()
+            });
+            work.await;
+            self.work = None;
+        }
+    }
 }
 
 enum Ended {
@@ -95,13 +138,15 @@ async fn follow(
         }
     };
     let mut lease = FIRST_LEASE;
-    let (mut has_begun, mut to_pass_on, mut last, mut passed_on) = (false, false, 0, 0);
+    let (mut has_begun, mut to_pass_on, mut last, mut passed_on, mut acknowledged) = (false, false, 0, 0, 0);
+    let mut holding = Holding::new(inner);
     loop {
         // In a session only.
         let due = removed.due().filter(|_| has_begun);
         let turn = tokio::select! {
             event = next_event(inner, &mut events, lease) => event.map(Turn::Events),
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Some(Turn::Removed),
+            () = holding.carry_out(), if !holding.is_done() => Some(Turn::Held),
             () = inner.lease.abandoned() => None,
             () = stop.cancelled() => {
                 say_goodbye(&acknowledge, &mut events).await;
@@ -127,15 +172,14 @@ async fn follow(
             }
         }
         last = batch.last().map_or(last, |event| event.seq);
-        let mut to_hold = Vec::new();
         for event in batch {
             match &event.event {
                 Some(Event::Reset(_)) => {
-                    to_hold = inner.open_inodes();
+                    holding.everything = true;
                     removed.restart(event.seq);
                 }
                 Some(Event::Unlinked(inode)) => {
-                    to_hold.push(*inode);
+                    holding.unlinked.push(*inode);
                     removed.add(*inode, event.seq, Instant::now());
                 }
                 _ => {}
@@ -147,22 +191,9 @@ async fn follow(
             inner.lease.applied(last);
             inner.repay_unlocks();
         }
-        // What is open must be held before its removal is acknowledged; the next stream begins with another attempt.
-        let holding = async {
-            inner.hold(to_hold).await?;
-            inner.hold_referred(removed, sink).await
-        };
-        match stop.run_until_cancelled(timeout(lease / 2, holding)).await {
+        match stop.run_until_cancelled(inner.find_referred(removed, sink)).await {
             None => continue,
-            Some(Ok(Ok(()))) => {}
-            Some(Ok(Err(error))) => {
-                tracing::warn!("what is open here could not be held: {error}");
-                break;
-            }
-            Some(Err(_elapsed)) => {
-                tracing::warn!("what is open here could not be held in time");
-                break;
-            }
+            Some(referred) => holding.unlinked.extend(referred),
         }
         // A sink that is stuck must not end the lease; what it did not pass on is not acknowledged, with later events neither.
         let passing_on = timeout(lease / 2, sink.barrier());
@@ -171,10 +202,13 @@ async fn follow(
         } else {
             (to_pass_on, passed_on) = (false, last);
         }
+        // What is open must be held before its removal is acknowledged. Until then the last acknowledgement is a sign of life.
+        if holding.is_done() {
+            acknowledged = removed.settled(passed_on);
+        }
         inner.lease.sent();
-        let acknowledged_seq = removed.settled(passed_on);
         // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
-        let _queued = acknowledge.try_send(WatchRequest { acknowledged_seq, ..WatchRequest::default() });
+        let _queued = acknowledge.try_send(WatchRequest { acknowledged_seq: acknowledged, ..WatchRequest::default() });
         if broken {
             break;
         }
@@ -220,7 +254,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.recent.reset();
             inner.cache.clear();
             inner.directories.clear();
-            inner.open.all_changed();
+            inner.open.all_changed(reset.session);
             inner.lease.restart(reset.session, event.seq);
             inner.locks.ask_again();
             inner.stats.watch_resets.inc();

@@ -4,6 +4,9 @@
 //! hedging allows it; then the first answer wins. The slow request is left to end in the background where it makes a
 //! worker fill its cache: otherwise a block that was slow once would stay cold. An answer that the version is gone ends
 //! the climb: no other source may have it.
+//!
+//! When the bucket cannot be reached, neither by the workers nor from here, a read climbs again and again until its deadline. What the bucket
+//! refuses is final at once.
 
 use std::fmt;
 use std::pin::Pin;
@@ -18,6 +21,7 @@ use tokio::time::Instant;
 use super::Core;
 use super::buffers::Purpose;
 use super::fetch::{Piece, Want};
+use super::outage::Waiting;
 use crate::error::ClientError;
 use crate::wire::Route;
 
@@ -42,16 +46,35 @@ impl fmt::Display for Source {
 type Running = Pin<Box<dyn Future<Output = (Source, Result<Piece, ClientError>)> + Send>>;
 
 impl Core {
-    /// Gets the wanted chunks from the first source that can give them before `deadline`.
+    /// Gets the wanted chunks from the first source that can give them before `deadline`. Read-ahead tries each source once.
     pub(super) async fn obtain(self: &Arc<Self>, want: &Want, deadline: Instant) -> Result<Piece, ClientError> {
+        let mut outage: Option<Waiting<'_>> = None;
+        loop {
+            match self.climb(want, deadline).await {
+                Ok(piece) => {
+                    if let Some(outage) = outage {
+                        outage.end();
+                    }
+                    return Ok(piece);
+                }
+                Err(Fall { error, may_pass: true }) if want.purpose == Purpose::Read => {
+                    let waiting = outage.get_or_insert_with(|| self.outages.enter(want.object.mount.id()));
+                    waiting.wait(error, deadline).await?;
+                }
+                Err(Fall { error, .. }) => return Err(error),
+            }
+        }
+    }
+
+    async fn climb(self: &Arc<Self>, want: &Want, deadline: Instant) -> Result<Piece, Fall> {
         let sources = self.sources(want).into_iter();
-        let mut climb = Climb { core: self, want, deadline, sources, asked: vec![], causes: vec![] };
+        let mut climb = Climb { core: self, want, deadline, sources, asked: vec![], causes: vec![], is_outage: false };
         match tokio::time::timeout_at(deadline, climb.run()).await {
             Ok(result) => result,
             Err(_elapsed) => {
                 let silent: Vec<String> = climb.asked.iter().map(Source::to_string).collect();
                 climb.causes.push(format!("{} gave no answer within client.read_timeout", silent.join(" and ")));
-                Err(climb.failed())
+                Err(climb.failed().into())
             }
         }
     }
@@ -85,6 +108,19 @@ impl Core {
     }
 }
 
+/// The end of a climb without the bytes.
+struct Fall {
+    error: ClientError,
+    /// The bucket could not be reached: another climb may go better.
+    may_pass: bool,
+}
+
+impl From<ClientError> for Fall {
+    fn from(error: ClientError) -> Self {
+        Self { error, may_pass: false }
+    }
+}
+
 struct Climb<'a> {
     core: &'a Arc<Core>,
     want: &'a Want,
@@ -94,10 +130,12 @@ struct Climb<'a> {
     asked: Vec<Source>,
     /// Why sources failed, in the order in which they did.
     causes: Vec<String>,
+    /// The bucket could not be reached from here, or did not answer.
+    is_outage: bool,
 }
 
 impl Climb<'_> {
-    async fn run(&mut self) -> Result<Piece, ClientError> {
+    async fn run(&mut self) -> Result<Piece, Fall> {
         let mut running = FuturesUnordered::new();
         running.extend(self.start_next().map(|(_, attempt)| attempt));
         let mut hedge = match self.want.purpose {
@@ -123,12 +161,13 @@ impl Climb<'_> {
                         }
                         return Ok(piece);
                     }
-                    Err(error) if error.is_version_gone() => return Err(error),
+                    Err(error) if error.is_version_gone() => return Err(error.into()),
                     // Another source would need the same memory.
-                    Err(error @ (ClientError::Memory { .. } | ClientError::Shutdown)) => return Err(error),
+                    Err(error @ (ClientError::Memory { .. } | ClientError::Shutdown)) => return Err(error.into()),
                     Err(error) => {
                         self.causes.push(error.to_string());
                         self.asked.retain(|asked| *asked != source);
+                        self.is_outage |= matches!(&error, ClientError::Ufs(error) if error.is_outage());
                         if is_bucket_trouble(&error) && self.want.object.mount.replicas() == 1 {
                             // A worker that does not hold the block would have to ask the same bucket.
                             self.skip_workers();
@@ -137,9 +176,9 @@ impl Climb<'_> {
                             match self.start_next() {
                                 Some((_, attempt)) => running.push(attempt),
                                 None if matches!(&error, ClientError::Ufs(_)) && error.errno() != EIO => {
-                                    return Err(error);
+                                    return Err(error.into());
                                 }
-                                None => return Err(self.failed()),
+                                None => return Err(Fall { error: self.failed(), may_pass: self.is_outage }),
                             }
                         }
                     }
@@ -155,7 +194,7 @@ impl Climb<'_> {
                         running.push(attempt);
                     }
                 }
-                else => return Err(self.failed()),
+                else => return Err(self.failed().into()),
             }
         }
     }

@@ -20,7 +20,8 @@ impl StagedFiles {
     /// Makes a change in the bucket of a cache-mode mount; `on` is the directory or the file that is changed, `owner` user and group of what is made. Returns when the
     /// bucket has it, and the caches of this client know of it. What buckets cannot keep is refused with `EOPNOTSUPP`.
     pub async fn change(&self, on: &Arc<Node>, change: &Change, owner: (u32, u32)) -> Result<Changed, ClientError> {
-        let ufs = on.mount.as_ref().ok_or_else(|| ClientError::Invalid(format!("{on} is in no mount")))?.ufs()?;
+        let mount = on.mount.as_ref().ok_or_else(|| ClientError::Invalid(format!("{on} is in no mount")))?;
+        let ufs = self.shared.ufs(mount)?;
         match change {
             Change::Create(create) => match create.kind() {
                 Kind::File => self.make(&ufs, on, create, owner).await,

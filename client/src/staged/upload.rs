@@ -120,7 +120,7 @@ impl StagedFile {
         let plan = Plan::of(&self.state.lock());
         let stats = &self.shared.stats;
         let _under_way = UnderWay::new(&stats.staged_uploads);
-        let written = match self.mount.ufs() {
+        let written = match self.shared.ufs(&self.mount) {
             Ok(ufs) => self.write_object(&ufs, &plan).await,
             Err(error) => Err(error),
         };
@@ -331,7 +331,7 @@ impl StagedFile {
             (state.place.key(), state.attributes)
         };
         let metadata = described(attributes, Some(&attempt.name));
-        let upload = attempt.upload(&self.mount.ufs()?, &key, &metadata).await?;
+        let upload = attempt.upload(&self.shared.ufs(&self.mount)?, &key, &metadata).await?;
         self.part(upload, index, u64::MAX).await.map(drop)
     }
 }

@@ -417,6 +417,11 @@ impl Namespace for Service {
         Ok(Response::new(self.state.lock().get_lock(&request.into_inner())))
     }
 
+    async fn check_holds(&self, request: Request<CheckHoldsRequest>) -> Result<Response<CheckHoldsReply>, Status> {
+        self.enter("CheckHolds").await;
+        Ok(Response::new(self.state.lock().check_holds(&request.into_inner())))
+    }
+
     async fn free_content(&self, _: Request<FreeContentRequest>) -> Result<Response<FreeContentReply>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }

@@ -21,6 +21,8 @@ pub struct Mutations {
     /// How often a change was made: once for each number, or something is wrong.
     pub made: u64,
     pub held: BTreeSet<u64>,
+    /// Inodes that have lost their last names without having been told of.
+    pub nameless: BTreeSet<u64>,
     /// Calls whose changes are made, and whose answers get lost.
     pub lose: u32,
     /// Calls that are refused, because the session is said to be over.
@@ -82,19 +84,23 @@ impl State {
             Change::Remove(remove) => self.remove_name(&remove),
             Change::Rename(rename) => self.rename(&rename),
             Change::SetAttr(set) => self.set_attr(&set),
-            Change::Hold(inode) => {
-                self.mutations.held.insert(inode);
-                MutationResult { inode, ..MutationResult::default() }
-            }
-            Change::LetGo(inode) => {
-                self.mutations.held.remove(&inode);
-                MutationResult { inode, ..MutationResult::default() }
+            Change::SetHolds(set) => {
+                self.mutations.held.retain(|inode| !set.let_go.contains(inode));
+                self.mutations.held.extend(set.hold);
+                MutationResult::default()
             }
             Change::SetLock(set) => self.set_lock(session, set),
             other => panic!("not in these tests: {other:?}"),
         };
         self.mutations.results.insert((session, mutation.seq), result.clone());
         result
+    }
+
+    pub fn check_holds(&self, request: &CheckHoldsRequest) -> CheckHoldsReply {
+        let Mutations { held, nameless, .. } = &self.mutations;
+        let open = request.open.iter().filter(|inode| nameless.contains(inode));
+        let hold = open.chain(&request.held).filter(|inode| !held.contains(inode));
+        CheckHoldsReply { hold: hold.copied().collect(), gone: Vec::new() }
     }
 
     fn set_lock(&mut self, session: u64, set: SetLock) -> MutationResult {

@@ -344,6 +344,13 @@ impl Namespace for Master {
         Err(Status::unimplemented("get_lock"))
     }
 
+    async fn check_holds(
+        &self,
+        _: Request<wire::CheckHoldsRequest>,
+    ) -> Result<Response<wire::CheckHoldsReply>, Status> {
+        Ok(Response::new(wire::CheckHoldsReply::default()))
+    }
+
     async fn free_content(
         &self,
         _: Request<wire::FreeContentRequest>,

@@ -18,7 +18,7 @@ use super::snapshot::{Builder, Checkpoint, Meta, Snapshots};
 use super::types::{Entry, Node, NodeId, Outcomes, StorageError, Types, from_json, to_json};
 use crate::MasterError;
 use crate::metrics::RaftMetrics;
-use crate::state::{Change, Database, Family, Outcome, Transaction, apply};
+use crate::state::{Change, Database, Family, Outcome, Transaction, apply, index_holds};
 
 const APPLIED_KEY: &[u8] = b"applied";
 const MEMBERSHIP_KEY: &[u8] = b"membership";
@@ -74,6 +74,7 @@ impl StateMachine {
         {
             copy_state(&database, &checkpoint)?;
         }
+        index_holds(&database)?;
         let progress = match database.get(Family::Meta, PROGRESS_KEY)? {
             Some(bytes) => {
                 let number = |range: std::ops::Range<usize>| -> Option<u64> {
@@ -150,7 +151,8 @@ fn install(
     let mut mark = WriteBatch::default();
     mark.put_cf(database.family(Family::RaftMeta), INSTALLING_KEY, []);
     database.write_synced(mark)?;
-    copy_state(database, checkpoint)
+    copy_state(database, checkpoint)?;
+    index_holds(database)
 }
 
 fn copy_state(database: &Database, checkpoint: &Checkpoint) -> Result<(), MasterError> {

@@ -10,7 +10,6 @@ use cavern_proto::master::{
     SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest,
     WatchEvent, WatchRequest, WorkerTable,
 };
-use cavern_proto::record::command::Command;
 use futures::StreamExt;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -20,6 +19,7 @@ use super::{Answers, Services};
 use crate::MasterError;
 use crate::detach::Unwritten;
 use crate::secrets::redact;
+use crate::sessions;
 use crate::state::Tables;
 
 /// Events handed to the transport before the client takes them; what waits longer stays in the session's queue.
@@ -44,13 +44,14 @@ impl Cluster for Services {
             Some(first) => first?,
             None => return Err(MasterError::Invalid("the first message of a session names the client".into()).into()),
         };
-        let recorded = self.lookups.listings.read(move |tables| tables.session(earlier)).await?.is_some();
+        let recorded = self.lookups.listings.read(move |tables| tables.session(earlier)).await?;
+        let recorded = recorded.is_some_and(|record| !record.is_ending);
         let mut session = self.watch.open(&client, earlier, recorded)?;
         let id = session.id();
         if !place.is_empty() && place.len() <= PLACE_MAX {
             // What the one before had locked is free before the new one asks for it.
             if let Some(over) = self.watch.take_place(&place, id).await {
-                self.proposer.propose(Command::EndSession(over)).await?;
+                sessions::end(&self.proposer, over).await?;
             }
         }
         let (answers, stream) = mpsc::channel(EVENTS_AHEAD);

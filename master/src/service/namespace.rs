@@ -5,11 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
-    Entry, FreeContentReply, FreeContentRequest, GetInodeRequest, GetLayoutRequest, GetLockReply, GetLockRequest,
-    GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest, MakeListedReply,
-    MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest, RefreshProgress,
-    RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, Ttls, UsageProgress, UsageRequest,
-    Xattr, Xattrs, touch_reply,
+    CheckHoldsReply, CheckHoldsRequest, Entry, FreeContentReply, FreeContentRequest, GetInodeRequest, GetLayoutRequest,
+    GetLockReply, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest,
+    MakeListedReply, MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest,
+    RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, Ttls, UsageProgress,
+    UsageRequest, Xattr, Xattrs, touch_reply,
 };
 use cavern_proto::record::FreeOwnContent;
 use cavern_proto::record::command::Command;
@@ -36,6 +36,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 const TOUCH_MAX: usize = 10_000;
 /// Files of one `FreeContent`.
 const FREES_MAX: usize = 1000;
+/// Inodes of one `CheckHolds`.
+const HOLDS_MAX: usize = 10_000;
 /// How often progress is told.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -183,6 +185,17 @@ impl Namespace for Services {
             blocking_lock(tables, request.inode, request.kind(), &request.lock.unwrap_or_default())
         });
         Ok(Response::new(GetLockReply { lock: lock.await? }))
+    }
+
+    async fn check_holds(&self, request: Request<CheckHoldsRequest>) -> Result<Response<CheckHoldsReply>, Status> {
+        let request = request.into_inner();
+        let inodes = request.open.len() + request.held.len();
+        if inodes > HOLDS_MAX {
+            let reason = format!("{inodes} inodes in one call: send at most {HOLDS_MAX}");
+            return Err(MasterError::Invalid(reason).into());
+        }
+        // What is not read here yet will be told to the session, whose stream is open.
+        Ok(Response::new(self.lookups.listings.read(move |tables| tables.check_holds(&request)).await?))
     }
 
     async fn make_listed(&self, request: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {

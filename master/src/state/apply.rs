@@ -68,6 +68,7 @@ fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<
         Some(Kind::PutIndex(index)) => put_index(transaction, &index),
         Some(Kind::Mutate(mutate)) => posix::mutate(transaction, mutate),
         Some(Kind::EndSession(session)) => posix::end_session(transaction, session),
+        Some(Kind::EndSessionStep(step)) => posix::end_session_step(transaction, &step),
         Some(Kind::Expire(expire)) => posix::expire(transaction, &expire),
         Some(Kind::ReapUnlinked(inode)) => posix::reap(transaction, inode),
         Some(Kind::SpreadIntent(spread)) => intent::spread(transaction, &spread),

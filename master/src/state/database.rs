@@ -36,6 +36,7 @@ pub enum Family {
     Session,
     Result,
     Hold,
+    HoldSession,
     Extent,
     Garbage,
     Intent,
@@ -56,7 +57,7 @@ pub enum Family {
 }
 
 impl Family {
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 33] = [
         Self::RaftLog,
         Self::RaftMeta,
         Self::Inode,
@@ -72,6 +73,7 @@ impl Family {
         Self::Session,
         Self::Result,
         Self::Hold,
+        Self::HoldSession,
         Self::Extent,
         Self::Garbage,
         Self::Intent,
@@ -111,6 +113,7 @@ impl Family {
             Self::Session => "session",
             Self::Result => "result",
             Self::Hold => "hold",
+            Self::HoldSession => "hold_session",
             Self::Extent => "extent",
             Self::Garbage => "garbage",
             Self::Intent => "intent",

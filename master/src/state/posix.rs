@@ -36,10 +36,10 @@ use super::{Family, Outcome, records};
 use crate::MasterError;
 
 pub use external::take_in;
-pub use hold::{forget_content, reap};
+pub use hold::{forget_content, index_holds, reap};
 pub use link::{delete_link, put_link};
 pub use lock::blocking_lock;
-pub use results::end_session;
+pub use results::{end_session, end_session_step};
 pub use ttl::expire;
 
 /// Why a change is refused.
@@ -87,6 +87,8 @@ struct Mutating<'t, 'd> {
     touched: Vec<(u64, InodeRecord)>,
     /// Directories that lie elsewhere now, and with them what is in them.
     moved: Vec<u64>,
+    /// Inodes that were to be held and are no longer there.
+    gone: Vec<u64>,
 }
 
 /// Applies a mutation, or finds the result that it had when it was applied.
@@ -108,7 +110,8 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         Some(Kind::RemoveXattr(remove)) => mutating.remove_xattr(&remove),
         Some(Kind::Commit(commit)) => mutating.commit(&commit),
         Some(Kind::Hold(inode)) => mutating.hold(inode, mutate.session),
-        Some(Kind::LetGo(inode)) => mutating.release(inode, mutate.session),
+        Some(Kind::LetGo(inode)) => Ok(mutating.release(inode, mutate.session)),
+        Some(Kind::SetHolds(set)) => mutating.set_holds(&set, mutate.session),
         Some(Kind::SetLock(set)) => mutating.set_lock(set, mutate.session),
         Some(Kind::SetQuota(set)) => mutating.set_quota(&set),
         Some(Kind::SetTtl(set)) => mutating.set_ttl(&set),
@@ -116,7 +119,8 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
     let result = match done {
         Ok(inode) => {
             mutating.note_intents()?;
-            MutationResult { inode, attributes: mutating.attributes(), ..MutationResult::default() }
+            let (attributes, gone) = (mutating.attributes(), mutating.gone);
+            MutationResult { inode, attributes, gone, ..MutationResult::default() }
         }
         Err(Stop::Refused(Refusal { errno, reason })) => {
             MutationResult { errno: errno.raw_os_error(), reason, ..MutationResult::default() }
@@ -136,8 +140,18 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
 
 impl<'t, 'd> Mutating<'t, 'd> {
     fn new(transaction: &'t mut Transaction<'d>, now_ns: i64) -> Self {
-        let (touched, moved) = (Vec::new(), Vec::new());
-        Self { transaction, now_ns, uid: 0, gid: 0, mount: 0, mount_root: 0, mount_replicas: 1, touched, moved }
+        Self {
+            transaction,
+            now_ns,
+            uid: 0,
+            gid: 0,
+            mount: 0,
+            mount_root: 0,
+            mount_replicas: 1,
+            touched: Vec::new(),
+            moved: Vec::new(),
+            gone: Vec::new(),
+        }
     }
 }
 

@@ -109,6 +109,16 @@ pub fn hold_key(inode: u64, session: u64) -> [u8; 16] {
     key
 }
 
+/// Key of the same among what a session holds: session ‖ inode.
+pub fn hold_session_key(session: u64, inode: u64) -> [u8; 16] {
+    hold_key(session, inode)
+}
+
+/// The inode of such a key.
+pub fn held_by_session(key: &[u8]) -> Option<u64> {
+    leading_id(key.get(8..)?)
+}
+
 /// Key of the locks of one kind of a file: inode ‖ kind.
 pub fn lock_key(inode: u64, kind: LockKind) -> [u8; 9] {
     let mut key = [kind as u8; 9];

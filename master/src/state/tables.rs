@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
-use cavern_proto::master::{Extent, Job, Kind, LockKind, Mount, MutationResult};
+use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, Extent, Job, Kind, LockKind, Mount, MutationResult};
 use cavern_proto::record::{
     Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, LockRecord, SessionRecord, WorkerRecord,
 };
@@ -23,7 +23,8 @@ use prost::Message;
 use rocksdb::{Direction, IteratorMode, ReadOptions};
 
 use super::records::{
-    decode, dentry_key, extent_key, hold_key, inode_key, leading_id, lock_key, locked_by_session, result_key, xattr_key,
+    decode, dentry_key, extent_key, held_by_session, hold_key, inode_key, leading_id, lock_key, locked_by_session,
+    result_key, xattr_key,
 };
 use super::{Database, Family};
 use crate::MasterError;
@@ -190,6 +191,35 @@ impl<'a> Tables<'a> {
         Ok(other.transpose()?.is_some())
     }
 
+    /// Up to `limit` of the inodes that a session holds, in their order.
+    pub fn held_by(&self, session: u64, limit: usize) -> Result<Vec<u64>, MasterError> {
+        let keys = self.keys_under(Family::HoldSession, &session.to_be_bytes()).take(limit);
+        keys.map(|key| {
+            held_by_session(&key?).ok_or_else(|| MasterError::Corrupt(format!("a hold of session {session}")))
+        })
+        .collect()
+    }
+
+    /// What a session must hold of the inodes that are open there and of those that it held, and which of them are gone.
+    pub fn check_holds(&self, asked: &CheckHoldsRequest) -> Result<CheckHoldsReply, MasterError> {
+        let CheckHoldsRequest { session, open, held } = asked;
+        let mut reply = CheckHoldsReply::default();
+        let asked = open.iter().map(|inode| (*inode, false)).chain(held.iter().map(|inode| (*inode, true)));
+        let records = self.inodes(open.iter().chain(held).copied())?;
+        for ((inode, in_any_case), record) in asked.zip(records) {
+            match record {
+                None => reply.gone.push(inode),
+                Some(record) if record.unlinked || in_any_case => {
+                    if self.database.get(Family::Hold, &hold_key(inode, *session))?.is_none() {
+                        reply.hold.push(inode);
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(reply)
+    }
+
     /// The sessions that have changed something.
     pub fn session_ids(&self) -> Result<Vec<u64>, MasterError> {
         self.keys(Family::Session).map(|key| Ok(leading_id(&key?).unwrap_or_default())).collect()
@@ -209,9 +239,9 @@ impl<'a> Tables<'a> {
         Ok(self.record(Family::Lock, &lock_key(inode, kind))?.unwrap_or_default())
     }
 
-    /// Where a session has locks or waits for them: kind, inode, and whether it waits.
-    pub fn locks_of(&self, session: u64) -> Result<Vec<(LockKind, u64, bool)>, MasterError> {
-        let items = self.under(Family::LockSession, &session.to_be_bytes()).map(|item| {
+    /// Where a session has locks or waits for them, at most so many places: kind, inode, and whether it waits.
+    pub fn locks_of(&self, session: u64, limit: usize) -> Result<Vec<(LockKind, u64, bool)>, MasterError> {
+        let items = self.under(Family::LockSession, &session.to_be_bytes()).take(limit).map(|item| {
             let (key, value) = item?;
             let (kind, inode) =
                 locked_by_session(&key).ok_or_else(|| MasterError::Corrupt(format!("a lock of session {session}")))?;

@@ -86,6 +86,16 @@ impl TestMaster {
     }
 
     pub async fn with(
+        config: Config,
+        dir: Arc<TempDir>,
+        fillers: Arc<dyn MakeFiller + Send + Sync>,
+    ) -> Result<Self, MasterError> {
+        let grpc = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::listening(grpc, config, dir, fillers).await
+    }
+
+    async fn listening(
+        grpc: tokio::net::TcpListener,
         mut config: Config,
         dir: Arc<TempDir>,
         fillers: Arc<dyn MakeFiller + Send + Sync>,
@@ -93,7 +103,6 @@ impl TestMaster {
         config.master.data_dir = dir.path().join("master");
         config.ufs.retries = 0;
         config.ufs.retry_backoff = Interval::millis(1);
-        let grpc = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let master = Master::start(config.clone(), grpc, fillers).await?;
         Ok(Self { dir, master, config })
     }
@@ -107,6 +116,23 @@ impl TestMaster {
         let Self { dir, master, config } = self;
         master.stop().await;
         Self::with(config, dir, Arc::new(NoWorkers)).await.unwrap()
+    }
+
+    /// The same at the same address, for clients that are connected.
+    pub async fn restart_in_place(self) -> Self {
+        let Self { dir, master, config } = self;
+        let address = master.address.clone();
+        master.stop().await;
+        let bind = async {
+            loop {
+                match tokio::net::TcpListener::bind(&address).await {
+                    Ok(grpc) => return grpc,
+                    Err(_in_use) => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            }
+        };
+        let grpc = tokio::time::timeout(PATIENCE, bind).await.expect("the address is free again");
+        Self::listening(grpc, config, dir, Arc::new(NoWorkers)).await.unwrap()
     }
 
     pub async fn mount(&self, path: &str, uri: &str) -> Mount {

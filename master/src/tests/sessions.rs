@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_client::{Client, NoSink};
 use cavern_proto::master::cluster_client::ClusterClient;
+use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_client::NamespaceClient;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    HeartbeatRequest, ListWorkersRequest, LookupRequest, RefreshRequest, RegisterWorkerRequest, ResolveRequest,
-    StatusRequest, WatchRequest, Worker, WorkerState,
+    HeartbeatRequest, Kind, ListWorkersRequest, LookupRequest, RefreshRequest, RegisterWorkerRequest, RemoveName,
+    ResolveRequest, StatusRequest, WatchRequest, Worker, WorkerState,
 };
+use futures::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -107,6 +110,71 @@ async fn workers_come_and_go_and_come_back() {
     let replaced = cluster.register_worker(register(9, 3)).await.unwrap().into_inner();
     assert!(replaced.worker_id > second.worker_id);
     assert_eq!(state(cluster.clone(), first.worker_id).await, None, "its address belongs to another");
+    master.master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_two_hundred_clients_have_open_is_held_across_a_restart() {
+    const CLIENTS: usize = 200;
+    const FILES: usize = 100;
+    let mut config = cavern_conf::Config::default();
+    // A busy machine may take long, and that is not what this is about.
+    config.master.session_lease = cavern_conf::Interval::millis(60_000);
+    config.client.metadata_timeout = cavern_conf::Interval::millis(60_000);
+    let dir = std::sync::Arc::new(tempfile::tempdir().unwrap());
+    let master = TestMaster::with(config.clone(), dir, std::sync::Arc::new(super::harness::NoWorkers)).await.unwrap();
+    let root = super::mutations::mount(&master).await.root_inode;
+    config.cluster.masters = vec![master.master.address.clone()];
+    let connect = async |number: usize| {
+        let name = format!("client {number}");
+        Client::connect(&config, name.as_str(), std::sync::Arc::new(NoSink)).await.unwrap()
+    };
+    let clients = join_all((0..CLIENTS).map(connect)).await;
+    let create = |file: &str| super::mutations::create(root, file, Kind::File);
+    let remove = |file: usize| {
+        let name = name(&file.to_string());
+        Change::Remove(RemoveName { parent: root, name, directory: false })
+    };
+    let made = join_all((0..FILES).map(|file| clients[0].metadata().change(create(&file.to_string()), 0, 0))).await;
+    let inodes: Vec<u64> = made.into_iter().map(|made| made.unwrap().result.inode).collect();
+    let kept = join_all(clients.iter().map(async |client| {
+        let metadata = client.metadata();
+        metadata.resolve("/m").await.unwrap();
+        let mut kept = Vec::new();
+        for file in 0..FILES {
+            let node = metadata.lookup(root, file.to_string().as_bytes()).await.unwrap();
+            kept.push(metadata.keep_open(&node).await.unwrap());
+        }
+        kept
+    }))
+    .await;
+    let holds = async |master: &TestMaster| {
+        let count =
+            master.services().lookups.listings.read(|tables| Ok(tables.keys(crate::state::Family::Hold).count()));
+        count.await.unwrap()
+    };
+
+    for file in 0..FILES / 2 {
+        clients[0].metadata().change(remove(file), 0, 0).await.unwrap();
+    }
+    eventually(|| async { holds(&master).await == CLIENTS * FILES / 2 }).await;
+    // Meanwhile everybody changes something, and the other half goes.
+    let changes = join_all(clients.iter().enumerate().map(async |(number, client)| {
+        let made = client.metadata().change(create(&format!("of {number}")), 0, 0).await.map(drop);
+        match FILES / 2 + number {
+            file if file < FILES => made.and(client.metadata().change(remove(file), 0, 0).await.map(drop)),
+            _ => made,
+        }
+    }));
+    let (master, changes) = futures::join!(master.restart_in_place(), changes);
+    changes.into_iter().for_each(|change| change.unwrap());
+    eventually(|| async { holds(&master).await == CLIENTS * FILES }).await;
+    assert_eq!(master.services().watch.sessions(), CLIENTS as u64);
+    let there = master.services().lookups.listings.read(move |tables| tables.inodes(inodes.into_iter())).await.unwrap();
+    assert!(there.iter().all(|record| record.as_ref().is_some_and(|record| record.unlinked)));
+    drop(kept);
+    eventually(|| async { holds(&master).await == 0 }).await;
+    join_all(clients.iter().map(|client| client.shutdown())).await;
     master.master.stop().await;
 }
 

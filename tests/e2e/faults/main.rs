@@ -11,6 +11,7 @@ mod bucket_stopped;
 mod cluster_stopped;
 mod fuse_killed;
 mod master_killed;
+mod outages;
 mod readers;
 mod refusals;
 mod shutdown;

@@ -2,7 +2,8 @@
 //!
 //! The master applies the changes of a stream in the order in which they were sent, and answers in that order; so the answers can
 //! be taken into the caches as they come. When the stream breaks, what has no answer is sent again on the next one, under its
-//! numbers. Calls that may have been made already come before all others, since they were sent before them.
+//! numbers. Calls that may have been made already come before all others, since they were sent before them. They stay until they are
+//! answered or the session is over, also when nobody waits for the answer any more.
 
 use std::collections::VecDeque;
 use std::error::Error as _;
@@ -68,8 +69,9 @@ impl Call {
         self.first + self.changes.len() as u64 - 1
     }
 
+    /// Of those who still wait.
     fn deadline(&self) -> Option<Instant> {
-        self.changes.iter().map(|pending| pending.deadline).min()
+        self.changes.iter().filter(|pending| pending.asker.is_some()).map(|pending| pending.deadline).min()
     }
 }
 
@@ -115,7 +117,7 @@ impl Sender {
                         sleep(PAUSE).await;
                     }
                 }
-                () = inner.changes.filled.notified(), if self.calls.len() < AHEAD => {}
+                () = inner.changes.filled.notified() => {}
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {}
                 () = sleep(PAUSE), if !is_ready && !self.calls.is_empty() => {}
             }
@@ -151,7 +153,7 @@ impl Sender {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.calls.iter().filter_map(Call::deadline).min()
+        self.calls.iter().filter_map(Call::deadline).chain(self.inner.changes.deadline()).min()
     }
 
     /// Answers those whose time is up.
@@ -160,18 +162,30 @@ impl Sender {
         if self.deadline().is_none_or(|deadline| deadline > now) {
             return;
         }
-        let is_late = |call: &Call| call.may_be_made() && call.deadline().is_some_and(|deadline| deadline <= now);
-        if self.calls.iter().any(is_late) {
-            self.inner.master.suspect();
-            let waited = self.inner.master.timeout().as_millis();
-            self.give_up(&format!("the master did not answer within {waited} ms"));
-        }
-        let inner = self.inner.clone();
+        let mut late = self.inner.changes.take_late(now);
         self.renumber(|changes| {
-            let (late, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(|pending| pending.deadline <= now);
-            late.into_iter().for_each(|pending| pending.answer(Err(inner.late())));
+            let (of_call, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(|pending| pending.is_late(now));
+            late.extend(of_call);
             rest
         });
+        for pending in late {
+            let _gone = pending.answer(Err(self.inner.late()));
+        }
+        let of_sent = self.calls.iter_mut().flat_map(|call| &mut call.changes).filter(|pending| pending.is_late(now));
+        let mut unanswered = false;
+        for pending in of_sent {
+            unanswered = true;
+            // Somebody else may wait in its place.
+            pending.room = None;
+            let waited = self.inner.master.timeout().as_millis();
+            let cause = format!("the master did not answer within {waited} ms");
+            if let Some(asker) = pending.asker.take() {
+                let _gone = asker.send(Err(ClientError::OutcomeUnknown { cause }));
+            }
+        }
+        if unanswered {
+            self.inner.master.suspect();
+        }
     }
 
     /// Nobody knows what became of what was sent: only another session is told of what it may still change.
@@ -263,8 +277,13 @@ impl Sender {
             call.is_sent = false;
         }
         tracing::debug!(calls = self.calls.len(), "sent again soon: {error}");
-        if verdict == Verdict::Refused {
-            self.refused(&error);
+        match verdict {
+            Verdict::Refused => self.refused(&error),
+            // Now it is known that they were not made, and who was told otherwise does not count on it.
+            Verdict::NotMade => {
+                self.renumber(|changes| changes.into_iter().filter(|pending| pending.asker.is_some()).collect())
+            }
+            Verdict::Unknown => {}
         }
     }
 
@@ -274,7 +293,9 @@ impl Sender {
             Some(first) if first.was_sent => self.give_up(&error.to_string()),
             Some(_) => {
                 let refused = self.calls.pop_front().map_or_else(Vec::new, |call| call.changes);
-                refused.into_iter().for_each(|pending| pending.answer(Err(error.clone())));
+                for pending in refused {
+                    let _gone = pending.answer(Err(error.clone()));
+                }
                 self.renumber(|changes| changes);
             }
             None => {}
@@ -296,6 +317,6 @@ async fn next(connection: &mut Option<Connection>) -> Result<MutateReply, Status
 
 fn unknown(changes: Vec<Pending>, cause: &str) {
     for pending in changes {
-        pending.answer(Err(ClientError::OutcomeUnknown { cause: cause.to_owned() }));
+        let _gone = pending.answer(Err(ClientError::OutcomeUnknown { cause: cause.to_owned() }));
     }
 }

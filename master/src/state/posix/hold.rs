@@ -1,13 +1,19 @@
 //! Inodes that somebody holds: without a name they stay, and their blocks are not dropped.
 
+use cavern_proto::master::SetHolds;
+use rocksdb::WriteBatch;
+use rustix::io::Errno;
+
 use super::quota::drop_quota;
 use super::ttl::drop_ttl;
-use super::{Mutating, Outcome, Stop};
+use super::{Mutating, Outcome, Stop, refuse};
 use crate::MasterError;
-use crate::state::extent;
 use crate::state::orphans::Reaped;
-use crate::state::records::{hold_key, inode_key, xattr_key};
-use crate::state::{Family, Transaction, intent, origin, usage};
+use crate::state::records::{hold_key, hold_session_key, inode_key, leading_id, xattr_key};
+use crate::state::{Database, Family, Tables, Transaction, extent, intent, origin, usage};
+
+/// Inodes of one [`SetHolds`].
+const HOLDS_MAX: usize = 1000;
 
 impl Mutating<'_, '_> {
     /// An inode that is only open need not be held while it has a name: its removal will be told to all who may have it open
@@ -18,15 +24,40 @@ impl Mutating<'_, '_> {
         Ok(inode)
     }
 
+    /// Many at once. What is no longer there is left out.
+    pub(super) fn set_holds(&mut self, set: &SetHolds, session: u64) -> Result<u64, Stop> {
+        let inodes = set.hold.len() + set.let_go.len();
+        if inodes > HOLDS_MAX {
+            return refuse(Errno::INVAL, format!("{inodes} inodes to be held: send at most {HOLDS_MAX}"));
+        }
+        for inode in &set.let_go {
+            self.release(*inode, session);
+        }
+        for inode in &set.hold {
+            match self.hold(*inode, session) {
+                Ok(_) => {}
+                Err(Stop::Refused(_)) => self.gone.push(*inode),
+                Err(stop) => return Err(stop),
+            }
+        }
+        Ok(0)
+    }
+
     pub(super) fn put_hold(&mut self, inode: u64, session: u64) {
         intent::count_change(self.transaction, self.mount);
         self.transaction.put_bytes(Family::Hold, &hold_key(inode, session), &[]);
+        self.transaction.put_bytes(Family::HoldSession, &hold_session_key(session, inode), &[]);
     }
 
-    pub(super) fn release(&mut self, inode: u64, session: u64) -> Result<u64, Stop> {
-        self.transaction.delete(Family::Hold, &hold_key(inode, session));
-        Ok(inode)
+    pub(super) fn release(&mut self, inode: u64, session: u64) -> u64 {
+        release(self.transaction, inode, session);
+        inode
     }
+}
+
+fn release(transaction: &mut Transaction<'_>, inode: u64, session: u64) {
+    transaction.delete(Family::Hold, &hold_key(inode, session));
+    transaction.delete(Family::HoldSession, &hold_session_key(session, inode));
 }
 
 /// Deletes an inode, if it has no name and nobody holds it.
@@ -59,13 +90,35 @@ pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u
     extent::drop_from(transaction, inode, mount_id, 0)
 }
 
-/// Lets go of all that a session holds. Few are held at a time, by all sessions together.
-pub(super) fn release_all(transaction: &mut Transaction<'_>, session: u64) -> Result<(), MasterError> {
-    for key in transaction.before().keys(Family::Hold) {
+/// Lets go of what a session holds, of so many inodes at most; of how many there were.
+pub(super) fn release_some(
+    transaction: &mut Transaction<'_>,
+    session: u64,
+    limit: usize,
+) -> Result<usize, MasterError> {
+    let held = transaction.before().held_by(session, limit)?;
+    for inode in &held {
+        release(transaction, *inode, session);
+    }
+    Ok(held.len())
+}
+
+/// Makes the index of holds by session, where an earlier version has left none.
+///
+/// # Errors
+/// When the database fails.
+pub fn index_holds(database: &Database) -> Result<(), MasterError> {
+    let tables = Tables::new(database);
+    if tables.keys(Family::HoldSession).next().transpose()?.is_some() {
+        return Ok(());
+    }
+    let (family, mut batch) = (database.family(Family::HoldSession), WriteBatch::default());
+    for key in tables.keys(Family::Hold) {
         let key = key?;
-        if key.ends_with(&session.to_be_bytes()) {
-            transaction.delete(Family::Hold, &key);
+        if let Some((inode, session)) = leading_id(&key).zip(key.get(8..).and_then(leading_id)) {
+            batch.put_cf(family, hold_session_key(session, inode), []);
         }
     }
-    Ok(())
+    // One batch: a part of the index would pass for all of it.
+    if batch.is_empty() { Ok(()) } else { database.write_synced(batch) }
 }

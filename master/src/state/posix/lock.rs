@@ -156,7 +156,7 @@ fn waits_for_itself(tables: Tables<'_>, here: &Locks, want: &Lock) -> Result<boo
         if visited.len() == SEARCHED_MAX || !visited.insert(next) {
             continue;
         }
-        for (kind, inode, waits) in tables.locks_of(next.0)? {
+        for (kind, inode, waits) in tables.locks_of(next.0, usize::MAX)? {
             if kind != LockKind::Posix || !waits {
                 continue;
             }
@@ -171,16 +171,21 @@ fn waits_for_itself(tables: Tables<'_>, here: &Locks, want: &Lock) -> Result<boo
     Ok(false)
 }
 
-/// Frees all that a session has locked, and ends its waiting.
-pub(super) fn release_all(transaction: &mut Transaction<'_>, session: u64) -> Result<(), MasterError> {
+/// Frees what a session has locked, and ends its waiting, at so many files at most; at how many that was.
+pub(super) fn release_some(
+    transaction: &mut Transaction<'_>,
+    session: u64,
+    limit: usize,
+) -> Result<usize, MasterError> {
     let tables = transaction.before();
-    for (kind, inode, _) in tables.locks_of(session)? {
+    let files = tables.locks_of(session, limit)?;
+    for (kind, inode, _) in files.iter().copied() {
         let mut locks = Locks::read(tables, inode, kind)?;
         locks.record.held.retain(|lock| lock.session != session);
         locks.record.waiting.retain(|waiting| waiting.lock.is_some_and(|lock| lock.session != session));
         locks.settle(transaction);
     }
-    Ok(())
+    Ok(files.len())
 }
 
 /// The first lock that stands in the way of another.

@@ -1,17 +1,20 @@
 //! The results that sessions may ask for again.
 
 use cavern_proto::master::MutationResult;
-use cavern_proto::record::SessionRecord;
+use cavern_proto::record::{EndSessionStep, SessionRecord};
 use rustix::io::Errno;
 
 use super::{hold, lock};
 use crate::MasterError;
+use crate::state::orphans::Reaped;
 use crate::state::records::result_key;
 use crate::state::transaction::Transaction;
 use crate::state::{Family, Outcome};
 
 /// Results forgotten with one mutation at most.
 const FORGET_MAX: u64 = 1000;
+/// What the locks of a file count for in one step of the end of a session: there may be thousands in one record.
+const LOCKS_COST: usize = 16;
 
 /// The result of a mutation that was applied before; a refusal for one whose result is no longer kept.
 pub(super) fn find(
@@ -41,26 +44,53 @@ pub(super) fn keep(
 ) -> Result<(), MasterError> {
     // Never beyond what is being answered: a wrong number must not make retries fail.
     let answered = answered.min(seq.saturating_sub(1));
-    let known = transaction.before().session(session)?;
-    let forgotten = known.unwrap_or_default().answered;
-    if known.is_none() || answered > forgotten {
+    let before = transaction.before().session(session)?;
+    let known = before.unwrap_or_default();
+    let forgotten = known.answered;
+    if before.is_none() || answered > forgotten {
         // The rest goes with later mutations.
         let answered = answered.min(forgotten + FORGET_MAX);
         (forgotten + 1..=answered).for_each(|seq| transaction.delete(Family::Result, &result_key(session, seq)));
-        transaction.put(Family::Session, &session.to_be_bytes(), &SessionRecord { answered });
+        transaction.put(Family::Session, &session.to_be_bytes(), &SessionRecord { answered, ..known });
     }
     transaction.put(Family::Result, &result_key(session, seq), result);
     Ok(())
 }
 
-/// Forgets a session, its results, what it holds and what it has locked.
+/// Forgets a session, its results, what it holds and what it has locked, at once: as logs of earlier versions have it.
 pub fn end_session(transaction: &mut Transaction<'_>, session: u64) -> Result<Outcome, MasterError> {
     transaction.delete(Family::Session, &session.to_be_bytes());
-    for key in transaction.before().keys_under(Family::Result, &session.to_be_bytes()) {
-        let key = key?;
-        transaction.delete(Family::Result, &key);
-    }
-    hold::release_all(transaction, session)?;
-    lock::release_all(transaction, session)?;
+    forget_some(transaction, session, usize::MAX)?;
+    hold::release_some(transaction, session, usize::MAX)?;
+    lock::release_some(transaction, session, usize::MAX)?;
     Ok(Outcome::Done)
+}
+
+/// Does a part of the same. Locks come first, since others wait for them. The session's record goes last: as long as it is there, a
+/// master that starts goes on with this, and lets nobody take the session up again.
+pub fn end_session_step(transaction: &mut Transaction<'_>, step: &EndSessionStep) -> Result<Outcome, MasterError> {
+    let EndSessionStep { session, limit } = *step;
+    let limit = (limit as usize).max(LOCKS_COST);
+    let locked = lock::release_some(transaction, session, limit / LOCKS_COST)? * LOCKS_COST;
+    let held = hold::release_some(transaction, session, limit.saturating_sub(locked))?;
+    let forgotten = forget_some(transaction, session, limit.saturating_sub(locked + held))?;
+    // A step that found less than it may take has found the end.
+    let more = locked + held + forgotten + LOCKS_COST > limit;
+    let key = session.to_be_bytes();
+    match transaction.before().session(session)? {
+        Some(record) if more => {
+            transaction.put(Family::Session, &key, &SessionRecord { is_ending: true, ..record });
+        }
+        _ => transaction.delete(Family::Session, &key),
+    }
+    Ok(Outcome::Reaped(Reaped { inodes: held as u64, more }))
+}
+
+fn forget_some(transaction: &mut Transaction<'_>, session: u64, limit: usize) -> Result<usize, MasterError> {
+    let results = transaction.before().keys_under(Family::Result, &session.to_be_bytes()).take(limit);
+    let results = results.collect::<Result<Vec<_>, _>>()?;
+    for key in &results {
+        transaction.delete(Family::Result, key);
+    }
+    Ok(results.len())
 }

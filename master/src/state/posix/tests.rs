@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Mutation, Naming, RemoveName, RemoveXattr,
-    RenameMode, RenameName, SetAttr, SetXattr, XattrMode,
+    CheckHoldsRequest, CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Mutation, Naming,
+    RemoveName, RemoveXattr, RenameMode, RenameName, SetAttr, SetHolds, SetXattr, XattrMode,
 };
 use cavern_proto::record::command::Command as Kind;
-use cavern_proto::record::{Command, InitCluster};
+use cavern_proto::record::{Command, EndSessionStep, InitCluster};
 use proptest::prelude::*;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, XattrFlags};
 
@@ -415,6 +415,54 @@ fn a_result_is_kept_until_the_session_has_it_and_no_longer() {
     assert_eq!(run(&bench.database, Kind::EndSession(7)), Outcome::Done);
     let tables = Tables::new(&bench.database);
     assert!(tables.session(7).unwrap().is_none() && tables.result(7, bench.seq).unwrap().is_none());
+}
+
+#[test]
+fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() {
+    let mut bench = Bench::new();
+    let inodes: Vec<u64> = (0..100)
+        .map(|number: u32| {
+            let (kind, name) = (InodeKind::File as i32, number.to_string().into());
+            bench.change(Change::Create(CreateInode { parent: bench.root, name, kind, ..CreateInode::default() })).inode
+        })
+        .collect();
+    let (held, gone) = (inodes[1..].to_vec(), 99_999);
+    let set = |hold: &[u64], let_go: &[u64]| Change::SetHolds(SetHolds { hold: hold.into(), let_go: let_go.into() });
+    let result = bench.change(set(&[&inodes[..], &[gone]].concat(), &[]));
+    assert_eq!((result.errno, result.gone), (0, vec![gone]));
+    assert_eq!(bench.change(set(&[], &inodes[..1])).errno, 0);
+    assert_eq!(bench.change(set(&vec![gone; 1001], &[])).errno, Errno::INVAL.raw_os_error());
+    let remove = RemoveName { parent: bench.root, name: "0".into(), directory: false };
+    bench.change(Change::Remove(remove));
+    let tables = Tables::new(&bench.database);
+    let asked = |session| {
+        let (open, held) = (vec![inodes[0], inodes[1], gone], vec![inodes[2]]);
+        tables.check_holds(&CheckHoldsRequest { session, open, held }).unwrap()
+    };
+    assert_eq!((asked(7).hold, asked(7).gone), (vec![inodes[0]], vec![gone]), "it has no name, and is not held");
+    assert_eq!(asked(8).hold, [inodes[0], inodes[2]], "another session holds nothing");
+
+    // As an earlier version has left it.
+    let mut without = Transaction::new(&bench.database).unwrap();
+    without.delete_range(Family::HoldSession, &[0], &[u8::MAX; 17]);
+    bench.database.write(without.finish().0).unwrap();
+    assert!(tables.held_by(7, 1).unwrap().is_empty());
+    index_holds(&bench.database).unwrap();
+    assert_eq!(tables.held_by(7, usize::MAX).unwrap(), held);
+
+    let step = || match run(&bench.database, Kind::EndSessionStep(EndSessionStep { session: 7, limit: 32 })) {
+        Outcome::Reaped(reaped) => reaped,
+        other => panic!("{other:?}"),
+    };
+    let mut steps = 1;
+    while step().more {
+        assert!(tables.session(7).unwrap().unwrap().is_ending, "nobody takes it up again");
+        steps += 1;
+        assert_eq!(tables.held_by(7, usize::MAX).unwrap(), held[(32 * (steps - 1)).min(held.len())..]);
+    }
+    assert!(steps >= 4, "{steps}");
+    assert!(tables.session(7).unwrap().is_none() && tables.result(7, bench.seq).unwrap().is_none());
+    assert!(!tables.is_held(inodes[5]).unwrap());
 }
 
 #[test]

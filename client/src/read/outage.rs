@@ -1,0 +1,106 @@
+//! Reads that wait for a bucket that cannot be reached.
+//!
+//! Each tries all its sources again after a pause that doubles. The first that succeeds tells the others, so that nobody sleeps on when the
+//! outage is over.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use crate::error::ClientError;
+
+/// The first pause, and the longest.
+const PAUSE_FIRST: Duration = Duration::from_millis(100);
+const PAUSE_MOST: Duration = Duration::from_secs(1);
+
+/// Who waits for the bucket of a mount.
+#[derive(Debug, Default)]
+pub(super) struct Outages(Mutex<HashMap<u32, Arc<Notify>>>);
+
+/// One read in an outage. Dropped when it ends, however it ends.
+pub(super) struct Waiting<'o> {
+    outages: &'o Outages,
+    mount: u32,
+    over: Arc<Notify>,
+    pause: Duration,
+}
+
+impl Outages {
+    /// A read of a mount has failed because its bucket cannot be reached.
+    pub(super) fn enter(&self, mount: u32) -> Waiting<'_> {
+        let over = self.0.lock().entry(mount).or_default().clone();
+        Waiting { outages: self, mount, over, pause: PAUSE_FIRST }
+    }
+}
+
+impl Waiting<'_> {
+    /// Waits until another attempt may go better; gives the failure back when the deadline comes first.
+    pub(super) async fn wait(&mut self, failure: ClientError, deadline: Instant) -> Result<(), ClientError> {
+        let pause = self.pause.mul_f64(rand::random_range(0.75..1.25));
+        if Instant::now() + pause >= deadline {
+            return Err(failure);
+        }
+        self.pause = (self.pause * 2).min(PAUSE_MOST);
+        let _woken = timeout(pause, self.over.notified()).await;
+        Ok(())
+    }
+
+    /// The bucket has answered.
+    pub(super) fn end(self) {
+        self.over.notify_waiters();
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut outages = self.outages.0.lock();
+        // In the table and here: nobody else waits.
+        if Arc::strong_count(&self.over) <= 2 {
+            outages.remove(&self.mount);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::poll;
+
+    use super::*;
+
+    fn failure() -> ClientError {
+        ClientError::NoWorkers
+    }
+
+    #[tokio::test]
+    async fn who_gets_through_wakes_the_others_of_the_same_mount() {
+        let outages = Outages::default();
+        let deadline = Instant::now() + Duration::from_secs(3600);
+        let (first, mut second, mut other) = (outages.enter(1), outages.enter(1), outages.enter(2));
+        (second.pause, other.pause) = (Duration::from_secs(600), Duration::from_secs(600));
+        let mut woken = Box::pin(second.wait(failure(), deadline));
+        let mut asleep = Box::pin(other.wait(failure(), deadline));
+        assert!(poll!(&mut woken).is_pending() && poll!(&mut asleep).is_pending());
+        first.end();
+        assert!(poll!(&mut woken).is_ready(), "the outage is over");
+        assert!(poll!(&mut asleep).is_pending(), "of another bucket that says nothing");
+        drop((woken, asleep));
+        drop((second, other));
+        assert!(outages.0.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn waiting_ends_before_the_deadline_with_the_failure() {
+        let outages = Outages::default();
+        let deadline = Instant::now() + Duration::from_millis(500);
+        let mut waiting = outages.enter(1);
+        let mut attempts = 0;
+        while waiting.wait(failure(), deadline).await.is_ok() {
+            attempts += 1;
+        }
+        assert!((1..10).contains(&attempts), "{attempts}");
+    }
+}
