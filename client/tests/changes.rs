@@ -200,13 +200,20 @@ async fn a_change_whose_time_is_up_is_made_once_and_the_session_that_makes_it_go
     let others = join_all((0..10).map(|number| create_owned(&client, format!("n{number}")))).await;
     assert!(others.iter().all(|other| other.as_ref().is_err_and(|error| error.errno() == EIO)), "{others:?}");
     master.hang(false);
-    let made = until_some("a change is made", async || create(&client, "c").await.ok()).await;
+    // Each under another name: one that is late is made as well.
+    let attempts = std::sync::atomic::AtomicU32::new(0);
+    let made = until_some("a change is made", async || {
+        let attempt = attempts.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        create(&client, &format!("c{attempt}")).await.ok()
+    });
+    let made = made.await;
     let (calls, count) = master.mutations(|mutations| (mutations.calls.clone(), mutations.made));
     assert!(calls.iter().all(|call| call.session == calls[0].session), "{calls:?}");
     let last = calls.last().unwrap().numbers.last().copied().unwrap();
     assert_eq!(last, count, "each number was made once: {calls:?}");
     // And the caches know of it.
-    assert_eq!(client.metadata().lookup(MOUNT_ROOT, b"c").await.unwrap().inode, made.result.inode);
+    let name = format!("c{}", attempts.into_inner() - 1);
+    assert_eq!(client.metadata().lookup(MOUNT_ROOT, name.as_bytes()).await.unwrap().inode, made.result.inode);
     client.metadata().lookup(MOUNT_ROOT, b"b").await.unwrap();
     client.shutdown().await;
 }
@@ -252,8 +259,12 @@ async fn a_stream_that_begins_anew_costs_what_was_missed_and_nothing_for_what_is
     let (master, client) = started("many").await;
     let metadata = client.metadata();
     let names: Vec<String> = (0..OPEN).map(|number| number.to_string()).collect();
-    let made = join_all(names.iter().map(|name| create(&client, name))).await;
-    let nodes: Vec<_> = made.into_iter().map(|made| made.unwrap().node.unwrap()).collect();
+    let mut nodes = Vec::new();
+    // Few at a time: each has to be answered within its own time.
+    for some in names.chunks(250) {
+        let made = join_all(some.iter().map(|name| create(&client, name))).await;
+        nodes.extend(made.into_iter().map(|made| made.unwrap().node.unwrap()));
+    }
     let kept: Vec<_> = nodes.iter().map(|node| metadata.keep_open_cached(node).unwrap()).collect();
     let begin_anew = async || {
         let (resets, made) = (client.stats().watch_resets.get(), master.mutations(|mutations| mutations.made));
