@@ -112,6 +112,8 @@ pub struct Unsettled {
     pub size: u64,
     /// When it was written last, in nanoseconds since the epoch.
     pub written_ns: i64,
+    /// Bytes that it takes; `None` where nobody noted that of all its blocks.
+    pub allocated: Option<u64>,
 }
 
 impl Contents {
@@ -233,11 +235,23 @@ impl Content {
 
     /// What the master does not know of the file's attributes.
     pub fn unsettled(&self) -> Option<Unsettled> {
-        let state = self.state.lock();
-        let layout = state.layout.as_ref()?;
-        let behind = self.behind.end();
-        let written_ns = behind.map(|_| now_ns()).or_else(|| layout.written_ns())?;
-        Some(Unsettled { size: layout.size().max(behind.unwrap_or(0)), written_ns })
+        let (size, written_ns, allocated, blocks) = {
+            let state = self.state.lock();
+            let layout = state.layout.as_ref()?;
+            let behind = self.behind.end();
+            let written_ns = behind.map(|_| now_ns()).or_else(|| layout.written_ns())?;
+            let (allocated, counted) = layout.allocated(self.block_size()).unzip();
+            let open = |(index, counted)| Some((counted, state.blocks.get(&index)?.clone()));
+            let blocks: Vec<_> = counted.unwrap_or_default().into_iter().filter_map(open).collect();
+            (layout.size().max(behind.unwrap_or(0)), written_ns, allocated, blocks)
+        };
+        let allocated = allocated.map(|sum| {
+            blocks.iter().fold(sum, |sum, (counted, open)| {
+                let now = open.allocated().map_or(*counted, |bytes| bytes.min(self.block_size()));
+                sum.saturating_sub(*counted) + now
+            })
+        });
+        Some(Unsettled { size, written_ns, allocated })
     }
 
     /// Whether the master knows all that was written here.

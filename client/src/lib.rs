@@ -41,4 +41,4 @@ pub use read::{Files, OpenFile, Reservation};
 pub use session::{Client, Identity};
 pub use staged::{Creation, OBJECT_BYTES_MAX, StagedFile, StagedFiles};
 pub use stats::Stats;
-pub use wire::{Reserved, Route, WorkerPool};
+pub use wire::{Reserved, Route, WorkerPool, Written};

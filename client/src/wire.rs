@@ -11,4 +11,4 @@ mod pool;
 mod socket;
 
 pub use backoff::Attempt;
-pub use pool::{Reserved, Route, WorkerPool};
+pub use pool::{Reserved, Route, WorkerPool, Written};

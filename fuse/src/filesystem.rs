@@ -13,6 +13,7 @@ mod content;
 mod copy;
 mod create;
 mod directory;
+mod export;
 mod failed_reads;
 mod failure;
 mod handles;
@@ -20,6 +21,7 @@ mod listings;
 mod locks;
 mod lookup;
 mod open;
+mod privileges;
 mod remove;
 mod rename;
 mod root;
@@ -49,6 +51,7 @@ use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
 use content::{KernelPages, Writing};
 use directory::DirectoryHandle;
+use export::Generations;
 use failure::Failures;
 use handles::{Handles, OpenInodes};
 use locks::HandleLocks;
@@ -75,6 +78,7 @@ struct Inner {
     second_opens: SecondOpens,
     pages: KernelPages,
     failures: Failures,
+    generations: Generations,
     /// `fuse.posix_acl`: access lists can be set, and the kernel heeds them.
     posix_acl: bool,
     /// `fuse.direct`: no pages are kept.
@@ -104,6 +108,7 @@ pub struct Usage {
 impl Namespace {
     /// Shows what `root` names.
     pub fn new(client: Arc<Client>, root: Arc<Root>, invalidations: Arc<Invalidations>, conf: &schema::Fuse) -> Self {
+        let generations = Generations::new(&client.pool().cluster_id());
         let inner = Inner {
             client,
             root,
@@ -117,6 +122,7 @@ impl Namespace {
             second_opens: SecondOpens::default(),
             pages: KernelPages::default(),
             failures: Failures::default(),
+            generations,
             posix_acl: conf.posix_acl,
             direct: conf.direct,
             passthrough: AtomicBool::new(conf.passthrough && !conf.direct),
@@ -164,6 +170,7 @@ impl Filesystem for Namespace {
         match operation {
             Operation::Lookup { name } => inner.lookup(node, name, reply),
             Operation::Getattr => inner.getattr(node, reply),
+            Operation::Statx => inner.statx(node, reply),
             Operation::Open { flags } => inner.open(node, caller, flags, reply),
             Operation::Read { fh, offset, size, is_kept } => {
                 let read = Reading { offset, size, is_kept };
@@ -203,7 +210,7 @@ impl Filesystem for Namespace {
             Operation::Tmpfile { mode, umask, flags } => inner.tmpfile(node, caller, (mode, umask), flags, reply),
             Operation::Write { fh, offset, data, flags, kill_privileges, writer } => {
                 let is_sync = flags.cast_signed() & libc::O_DSYNC != 0;
-                let how = Writing { is_sync, kills_privileges: kill_privileges, writer };
+                let how = Writing { is_sync, kills_privileges: kill_privileges, caller, writer };
                 inner.write(fh, offset, data, how, reply);
             }
             Operation::Flush { fh, lock_owner } => inner.flush(node, fh, lock_owner, reply),
@@ -214,7 +221,7 @@ impl Filesystem for Namespace {
             Operation::Fsyncdir => reply.done(),
             Operation::Fallocate { fh, offset, length, mode } => inner.fallocate(fh, offset, length, mode, reply),
             Operation::Lseek { fh, offset, whence } => inner.lseek(fh, offset, whence, reply),
-            Operation::CopyFileRange(range) => inner.copy_file_range(caller, range, reply),
+            Operation::CopyFileRange(range) => inner.copy_file_range(range, reply),
             // The event loop answers the others.
             _ => reply.error(libc::ENOSYS),
         }

@@ -76,12 +76,28 @@ pub struct Inodes {
     pub forgotten: Box<dyn Fn(u64) + Send>,
 }
 
+impl InvalidationCounts {
+    fn count(&self, told: Result<bool, Errno>) {
+        let counter = match told {
+            Ok(true) => &self.sent,
+            Ok(false) => &self.unknown,
+            Err(cause) => {
+                debug!(%cause, "a notification was not taken");
+                &self.failed
+            }
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+}
+
 /// The sink of the client's invalidations.
 #[derive(Debug)]
 pub struct Invalidations {
     queue: Mutex<Queue>,
     filled: Condvar,
     root: Mutex<Option<Arc<Root>>>,
+    /// While there is a kernel to tell.
+    notifier: Mutex<Option<Notifier>>,
     listings: KernelListings,
     counts: InvalidationCounts,
 }
@@ -117,6 +133,7 @@ impl Invalidations {
             queue: Mutex::default(),
             filled: Condvar::new(),
             root: Mutex::default(),
+            notifier: Mutex::default(),
             listings: KernelListings::default(),
             counts: InvalidationCounts::default(),
         })
@@ -130,6 +147,7 @@ impl Invalidations {
         inodes: Inodes,
     ) -> std::io::Result<NotifierThread> {
         *self.root.lock() = Some(Arc::clone(&root));
+        *self.notifier.lock() = Some(notifier.clone());
         self.queue.lock().attached = true;
         let sink = Arc::clone(self);
         let thread = std::thread::Builder::new()
@@ -197,6 +215,15 @@ impl Invalidations {
 
     pub fn counts(&self) -> &InvalidationCounts {
         &self.counts
+    }
+
+    /// For changes whose answer tells the kernel no attributes: it has forgotten those of the inode when this returns. Other than what
+    /// waits in the queue, that takes no lock which a system call holds.
+    pub fn forget_attributes(&self, kernel_inode: u64) {
+        let notifier = self.notifier.lock().clone();
+        if let Some(notifier) = notifier {
+            self.counts.count(notifier.attributes(kernel_inode));
+        }
     }
 
     /// Invalidations that wait.
@@ -328,6 +355,7 @@ impl NotifierThread {
 
     fn end(&mut self) {
         self.sink.queue.lock().stopped = true;
+        self.sink.notifier.lock().take();
         self.sink.filled.notify_all();
         if let Some(thread) = self.thread.take() {
             // A panic has been reported by its hook.
@@ -372,12 +400,12 @@ impl<'a> KernelCaches<'a> {
 
     fn forget_entry(&self, parent: u64, name: &[u8]) {
         let told = self.notifier.entry(parent, name);
-        self.count(told);
+        self.counts.count(told);
     }
 
     fn forget_inode(&self, inode: u64) {
         let told = self.notifier.inode(inode);
-        self.count(told);
+        self.counts.count(told);
     }
 
     fn forget_everything(&self) {
@@ -386,7 +414,7 @@ impl<'a> KernelCaches<'a> {
         match self.epochs {
             Epochs::Known => {
                 let told = self.notifier.every_entry().map(|()| true);
-                self.count(told);
+                self.counts.count(told);
             }
             Epochs::Unknown => {
                 for name in self.root.names().take() {
@@ -403,24 +431,12 @@ impl<'a> KernelCaches<'a> {
 
     fn forget_pages(&self, inode: u64, offset: u64, length: u32) {
         let told = self.notifier.pages(inode, offset, length);
-        self.count(told);
+        self.counts.count(told);
     }
 
     /// Those of the namespace's inodes that the kernel has.
     fn referred(&self, mut inodes: Vec<u64>) -> Vec<u64> {
         inodes.retain(|inode| self.notifier.attributes(self.root.to_kernel(*inode)) == Ok(true));
         inodes
-    }
-
-    fn count(&self, told: Result<bool, Errno>) {
-        let counter = match told {
-            Ok(true) => &self.counts.sent,
-            Ok(false) => &self.counts.unknown,
-            Err(cause) => {
-                debug!(%cause, "a notification was not taken");
-                &self.counts.failed
-            }
-        };
-        counter.fetch_add(1, Relaxed);
     }
 }

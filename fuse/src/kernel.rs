@@ -7,6 +7,7 @@
 
 pub mod abi;
 pub mod channel;
+mod credentials;
 pub mod directory;
 pub mod in_flight;
 mod ioctl;
@@ -16,8 +17,10 @@ pub mod observation;
 pub mod reply;
 pub mod request;
 pub mod session;
+mod statx;
 
 pub use channel::Backing;
+pub use credentials::Credentials;
 pub use directory::DirectoryPage;
 pub use mount::{Mount, MountError, MountOptions};
 pub use notify::Notifier;

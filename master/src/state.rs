@@ -9,6 +9,7 @@
 //!
 //! Everything under `apply` is deterministic: no clock, no random number, no hash-map order decides what is written.
 
+mod allocated;
 pub mod apply;
 pub mod database;
 mod existing;

@@ -115,7 +115,7 @@ async fn a_client_reserves_writes_syncs_and_frees() {
         let one = block(way as u64, 8 * MIB);
         let bytes = noise(1, MAX_WRITE_BYTES as usize);
         let request = WriteRequest { sync: true, ..write_at(one.clone(), 0) };
-        let incarnation = pool.write(WORKER, request, bytes.clone().into(), PATIENCE).await.unwrap();
+        let written = pool.write(WORKER, request, bytes.clone().into(), PATIENCE).await.unwrap();
         let too_much = Bytes::from(vec![0; MAX_WRITE_BYTES as usize + 1]);
         let refused = pool.write(WORKER, write_at(one.clone(), 0), too_much, PATIENCE).await;
         assert!(matches!(refused, Err(ClientError::Invalid(_))));
@@ -124,7 +124,7 @@ async fn a_client_reserves_writes_syncs_and_frees() {
 
         let ranges = vec![Range { offset: 0, length: 100 }];
         let reserved = pool.reserve(WORKER, reservation(one.clone(), ranges), PATIENCE).await.unwrap();
-        assert_eq!(reserved.incarnation, incarnation);
+        assert_eq!(reserved.incarnation, written.incarnation);
         assert_eq!(reserved.descriptor.is_some(), way == Way::Unix);
         if let Some(descriptor) = reserved.descriptor {
             File::from(descriptor).write_all_at(b"through", 3).unwrap();

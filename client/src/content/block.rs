@@ -5,6 +5,7 @@ use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -27,6 +28,30 @@ pub(super) struct OpenBlock {
     pub reserved: Mutex<ChunkMap>,
     /// When it was made last.
     pub since: Instant,
+    /// Bytes that it takes at a worker, as one of them told last.
+    pub told: Told,
+}
+
+/// How many bytes a block takes, as far as that has been told.
+#[derive(Debug)]
+pub(super) struct Told(AtomicU64);
+
+impl Told {
+    const NOTHING: u64 = u64::MAX;
+
+    pub(super) fn new(bytes: Option<u64>) -> Self {
+        Self(AtomicU64::new(bytes.unwrap_or(Self::NOTHING)))
+    }
+
+    pub(super) fn set(&self, bytes: Option<u64>) {
+        if let Some(bytes) = bytes {
+            self.0.store(bytes, Relaxed);
+        }
+    }
+
+    pub(super) fn get(&self) -> Option<u64> {
+        Some(self.0.load(Relaxed)).filter(|bytes| *bytes != Self::NOTHING)
+    }
 }
 
 /// A block at one worker.
@@ -39,6 +64,8 @@ pub(super) struct Replica {
     pub incarnation: u64,
     /// Where the worker is on this host.
     pub file: Option<Arc<File>>,
+    /// Bytes that it took when room was reserved there.
+    pub allocated: Option<u64>,
 }
 
 /// Names a block of a file of an fs-mode mount at the workers.
@@ -88,6 +115,13 @@ impl OpenBlock {
     /// A descriptor to read through.
     pub(super) fn file(&self) -> Option<&Arc<File>> {
         self.replicas.iter().find_map(|replica| replica.file.as_ref())
+    }
+
+    /// Bytes that it takes at one of its workers, where that is known here. A look at a file of this host waits for no disk.
+    pub(super) fn allocated(&self) -> Option<u64> {
+        let of_file =
+            |file: &Arc<File>| rustix::fs::fstat(&**file).ok().map(|stat| stat.st_blocks.cast_unsigned() * 512);
+        self.file().map_or_else(|| self.told.get(), of_file)
     }
 
     /// Fills `buffer` without waiting for a disk; false when that cannot be done.

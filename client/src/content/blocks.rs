@@ -13,7 +13,7 @@ use cavern_proto::{ChunkMap, ContentId};
 use parking_lot::Mutex;
 
 use super::Content;
-use super::block::{OpenBlock, Replica, block_name, wire_range};
+use super::block::{OpenBlock, Replica, Told, block_name, wire_range};
 use super::layout::Known;
 use crate::error::ClientError;
 use crate::read::fetch::{check_status, only_item};
@@ -69,7 +69,7 @@ impl Content {
         for (worker, joined) in self.reachable_first(&known) {
             // One descriptor will do.
             if replicas.iter().any(|replica| replica.file.is_some()) {
-                replicas.push(Replica { worker, joined, incarnation: 0, file: None });
+                replicas.push(Replica { worker, joined, incarnation: 0, file: None, allocated: None });
                 continue;
             }
             match self.asking(worker, self.open_replica(worker, &name)).await {
@@ -84,7 +84,8 @@ impl Content {
         let reserved = Mutex::new(ChunkMap::new());
         let generation = known.generation;
         let since = Instant::now();
-        let open = Arc::new(OpenBlock { name, generation, replicas, is_writable: false, reserved, since });
+        let told = Told::new(None);
+        let open = Arc::new(OpenBlock { name, generation, replicas, is_writable: false, reserved, since, told });
         self.remember(index, &open);
         Ok(Some(open))
     }
@@ -133,7 +134,7 @@ impl Content {
 
     async fn open_replica(&self, worker: u64, name: &BlockRef) -> Result<Replica, ClientError> {
         if self.shared.pool.route(worker).await? == Route::Remote {
-            return Ok(Replica { worker, joined: 0, incarnation: 0, file: None });
+            return Ok(Replica { worker, joined: 0, incarnation: 0, file: None, allocated: None });
         }
         let item = open_request::Item { block: Some(name.clone()), want: Vec::new() };
         let (reply, files) = self.shared.pool.open(worker, vec![item], self.shared.worker_timeout).await?;
@@ -146,7 +147,7 @@ impl Content {
         };
         let file = files.into_iter().next().ok_or_else(none)?;
         let file = Some(Arc::new(File::from(file)));
-        Ok(Replica { worker, joined: 0, incarnation: item.incarnation, file })
+        Ok(Replica { worker, joined: 0, incarnation: item.incarnation, file, allocated: None })
     }
 
     /// A block with room for bytes at each of its workers, made where it is not there yet. `written` is what is about to be written to all
@@ -374,7 +375,7 @@ impl Content {
     async fn reserve_as(&self, worker: u64, request: ReserveRequest, wait: Duration) -> Result<Replica, ClientError> {
         let reserved = self.shared.pool.reserve(worker, request, wait).await?;
         let file = reserved.descriptor.map(|descriptor| Arc::new(File::from(descriptor)));
-        Ok(Replica { worker, joined: 0, incarnation: reserved.incarnation, file })
+        Ok(Replica { worker, joined: 0, incarnation: reserved.incarnation, file, allocated: reserved.allocated })
     }
 
     fn remember(&self, index: u32, open: &Arc<OpenBlock>) {
@@ -410,6 +411,7 @@ impl Content {
             is_writable: open.is_writable,
             reserved: Mutex::new(open.reserved.lock().clone()),
             since: open.since,
+            told: Told::new(open.told.get()),
         };
         blocks.insert(index, Arc::new(fewer));
     }
@@ -424,6 +426,7 @@ fn writable(name: BlockRef, generation: u32, replicas: Vec<Replica>, bytes: &Ran
     for chunk in chunks_touching(bytes.start, bytes.len() as u32) {
         reserved.insert(chunk);
     }
-    let since = Instant::now();
-    OpenBlock { name, generation, replicas, is_writable: true, reserved: Mutex::new(reserved), since }
+    let (reserved, since) = (Mutex::new(reserved), Instant::now());
+    let told = Told::new(replicas.iter().find_map(|replica| replica.allocated));
+    OpenBlock { name, generation, replicas, is_writable: true, reserved, since, told }
 }

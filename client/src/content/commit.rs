@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use cavern_conf::Failpoint;
 use cavern_proto::data::BlockRef;
-use cavern_proto::master::CommitContent;
 use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{CommitContent, Extent};
 use futures::future::{join, join_all};
 use rustix::io::Errno;
 use tokio::time::Instant;
@@ -90,6 +90,7 @@ impl Content {
     async fn tell_without_growth(&self) -> Result<(), ClientError> {
         let begun = self.state.lock().layout.as_mut().map(Layout::begin_blocks);
         let Some((uncommitted, made)) = begun else { return Ok(()) };
+        let made = self.with_allocated(made);
         self.tell(CommitContent { inode: self.inode, grow_to: 0, made, changed: true }, uncommitted).await
     }
 
@@ -98,7 +99,7 @@ impl Content {
         loop {
             let begun = self.state.lock().layout.as_mut().and_then(Layout::begin_commit);
             let Some((uncommitted, made)) = begun else { return Ok(()) };
-            let is_last = made.len() < COMMIT_BLOCKS;
+            let (is_last, made) = (made.len() < COMMIT_BLOCKS, self.with_allocated(made));
             let (inode, grow_to, changed) = (self.inode, uncommitted.grow_to, uncommitted.changed);
             self.tell(CommitContent { inode, grow_to, made, changed }, uncommitted).await?;
             if is_last {
@@ -107,8 +108,22 @@ impl Content {
         }
     }
 
+    /// The blocks with what each takes at a worker, where that is known here.
+    fn with_allocated(&self, mut made: Vec<Extent>) -> Vec<Extent> {
+        let open: Vec<_> = {
+            let state = self.state.lock();
+            made.iter().map(|extent| state.blocks.get(&extent.index).cloned()).collect()
+        };
+        for (extent, open) in made.iter_mut().zip(open) {
+            let open = open.filter(|open| open.generation == extent.generation);
+            extent.allocated = open.and_then(|open| open.allocated());
+        }
+        made
+    }
+
     async fn tell(&self, commit: CommitContent, uncommitted: Uncommitted) -> Result<(), ClientError> {
         Failpoint::CommitBegun.pass();
+        let told = commit.made.clone();
         let result = self.shared.metadata.change(Change::Commit(commit), 0, 0).await;
         Failpoint::CommitAnswered.pass();
         let mut state = self.state.lock();
@@ -116,7 +131,7 @@ impl Content {
         match result {
             Ok(changed) => {
                 let attr = changed.result.attributes.iter().find(|attr| attr.inode == self.inode);
-                if !attr.is_some_and(|attr| layout.committed(&uncommitted, attr)) {
+                if !attr.is_some_and(|attr| layout.committed(&uncommitted, &told, attr)) {
                     state.seen = u64::MAX;
                 }
                 Ok(())

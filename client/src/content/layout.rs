@@ -28,6 +28,8 @@ pub(super) struct Known {
     pub is_committed: bool,
     /// A replica was given up, and no write may be acknowledged before the master knows.
     pub is_urgent: bool,
+    /// Bytes that it took when it was committed last.
+    pub allocated: Option<u64>,
 }
 
 impl Known {
@@ -63,6 +65,9 @@ pub(super) enum News {
     Complete,
     MayLack,
 }
+
+/// The unit in which file systems give room to files.
+const PAGE_BYTES: u64 = 4096;
 
 /// Blocks of one commit; the master takes some more.
 pub(super) const COMMIT_BLOCKS: usize = 1000;
@@ -101,6 +106,10 @@ pub(super) struct Layout {
     uncommitted: Uncommitted,
     /// The master is being told of something.
     is_telling: bool,
+    /// Blocks that were written to, of which it is being told.
+    telling: BTreeSet<u32>,
+    /// Bytes that the file takes, as the master has it.
+    allocated: Option<u64>,
     /// When bytes were last written that are not committed; nanoseconds since the epoch.
     written_ns: i64,
     /// Blocks that may not be on the disks of their workers.
@@ -111,14 +120,15 @@ impl Layout {
     /// As the master has it.
     pub(super) fn new(attr: &Attr, extents: Vec<Extent>, origin: Option<Origin>) -> Self {
         let known = |extent: Extent| {
-            let Extent { index, generation, workers, mut joined, joining } = extent;
+            let Extent { index, generation, workers, mut joined, joining, allocated } = extent;
             joined.resize(workers.len(), 0);
             let is_joined = joining != 0;
-            (index, Known { generation, workers, joined, is_joined, is_committed: true, is_urgent: false })
+            (index, Known { generation, workers, joined, is_joined, is_committed: true, is_urgent: false, allocated })
         };
         let blocks = extents.into_iter().map(known).collect();
         let (size, version, generation) = (attr.size, attr.version, attr.generation);
-        Self { size, committed_size: size, version, generation, blocks, origin, ..Self::default() }
+        let allocated = attr.allocated;
+        Self { size, committed_size: size, version, generation, blocks, origin, allocated, ..Self::default() }
     }
 
     /// Bytes of the file, with what was written here.
@@ -151,6 +161,17 @@ impl Layout {
         self.origin.as_ref().map_or(0, |origin| block_length(origin.valid, block_size, index))
     }
 
+    /// Bytes that the file takes as the master has it, and the blocks of which that may be otherwise by now, each with what of it is in
+    /// there.
+    pub(super) fn allocated(&self, block_size: u64) -> Option<(u64, Vec<(u32, u64)>)> {
+        let counted = |index: &u32| {
+            let origin = || u64::from(self.origin_bytes(*index, block_size));
+            let known = self.blocks.get(index).filter(|known| known.allocated.is_some() || known.is_committed);
+            (*index, known.map_or_else(origin, |known| known.allocated.unwrap_or_default()))
+        };
+        Some((self.allocated?, self.uncommitted.written.union(&self.telling).map(counted).collect()))
+    }
+
     /// Whether the master knows blocks: these it may drop when the bucket has them.
     pub(super) fn has_committed(&self) -> bool {
         self.blocks.values().any(|known| known.is_committed)
@@ -174,7 +195,8 @@ impl Layout {
     /// A block has been made at these workers.
     pub(super) fn made(&mut self, index: u32, workers: Vec<u64>) {
         let (generation, joined) = (self.generation, vec![0; workers.len()]);
-        let known = Known { generation, workers, joined, is_joined: false, is_committed: false, is_urgent: false };
+        let (is_joined, is_committed, is_urgent) = (false, false, false);
+        let known = Known { generation, workers, joined, is_joined, is_committed, is_urgent, allocated: None };
         self.blocks.insert(index, known);
         self.uncommitted.made.insert(index);
     }
@@ -266,16 +288,18 @@ impl Layout {
             let known = self.blocks.get(index)?;
             let joined = if known.joined.iter().all(|joined| *joined == 0) { Vec::new() } else { known.joined.clone() };
             let (generation, workers) = (known.generation, known.workers.clone());
-            Some(Extent { index: *index, generation, workers, joined, joining: 0 })
+            Some(Extent { index: *index, generation, workers, joined, ..Extent::default() })
         };
         let told = indexes.iter().take(COMMIT_BLOCKS).filter_map(extent).collect();
         self.is_telling = true;
+        self.telling.clone_from(&uncommitted.written);
         Some((uncommitted, told))
     }
 
     /// The master could not be told.
     pub(super) fn commit_failed(&mut self, uncommitted: Uncommitted) {
         self.is_telling = false;
+        self.telling.clear();
         self.uncommitted.made.extend(uncommitted.made);
         self.uncommitted.written.extend(uncommitted.written);
         self.uncommitted.changed |= uncommitted.changed;
@@ -283,8 +307,16 @@ impl Layout {
     }
 
     /// The master was told; false when somebody else has changed the content meanwhile, so that it must be asked anew.
-    pub(super) fn committed(&mut self, uncommitted: &Uncommitted, attr: &Attr) -> bool {
+    pub(super) fn committed(&mut self, uncommitted: &Uncommitted, told: &[Extent], attr: &Attr) -> bool {
         self.is_telling = false;
+        self.telling.clear();
+        self.allocated = attr.allocated;
+        for extent in told {
+            let known = self.blocks.get_mut(&extent.index).filter(|known| known.generation == extent.generation);
+            if let Some((known, bytes)) = known.zip(extent.allocated) {
+                known.allocated = Some(bytes);
+            }
+        }
         for index in uncommitted.made.difference(&self.uncommitted.made) {
             if let Some(known) = self.blocks.get_mut(index) {
                 (known.is_committed, known.is_urgent) = (true, false);
@@ -332,11 +364,17 @@ impl Layout {
         let kept = attr.size.div_ceil(block_size.max(1));
         self.blocks.retain(|index, _| u64::from(*index) < kept);
         self.unsynced.retain(|index| u64::from(*index) < kept);
+        let within = attr.size % block_size.max(1);
+        let last = u32::try_from(kept).ok().and_then(|kept| self.blocks.get_mut(&kept.checked_sub(1)?));
+        if let Some(last) = last.filter(|_| within > 0) {
+            // As the master has it: what lies behind the end counts no longer.
+            last.allocated = last.allocated.map(|bytes| bytes.min(within.next_multiple_of(PAGE_BYTES)));
+        }
         if let Some(origin) = &mut self.origin {
             origin.valid = origin.valid.min(attr.size);
         }
         (self.size, self.version, self.generation) = (attr.size, attr.version, attr.generation);
-        self.committed_size = attr.size;
+        (self.committed_size, self.allocated) = (attr.size, attr.allocated);
         is_next
     }
 
@@ -429,12 +467,12 @@ mod tests {
         assert!(layout.begin_commit().is_none() && layout.written_ns().is_some(), "the master has not answered yet");
         layout.commit_failed(told);
         let (told, _) = layout.begin_commit().unwrap();
-        assert!(layout.committed(&told, &attr(100, 5, 2)));
+        assert!(layout.committed(&told, &[], &attr(100, 5, 2)));
         assert!(layout.is_committed() && layout.block(0).unwrap().is_committed);
         layout.wrote(0, 50, 56);
         let (told, made) = layout.begin_commit().unwrap();
         assert_eq!((told.grow_to, made[0].workers.as_slice()), (50, &[7, 8][..]), "and who has what was written");
-        assert!(!layout.committed(&told, &attr(300, 9, 2)), "others have committed as well");
+        assert!(!layout.committed(&told, &[], &attr(300, 9, 2)), "others have committed as well");
         assert_eq!((layout.size(), layout.version()), (300, 9));
     }
 
@@ -475,7 +513,7 @@ mod tests {
             (22, vec![extent(1, 1), extent(2, 1)], 22, None)
         );
         assert_eq!(layout.begin_sync(), [1, 2]);
-        assert!(layout.committed(&told, &attr(22, 2, 1)));
+        assert!(layout.committed(&told, &[], &attr(22, 2, 1)));
         assert_eq!(layout.growth(), 0);
     }
 
@@ -488,7 +526,7 @@ mod tests {
         layout.commit_failed(told);
         let (told, made) = layout.begin_blocks();
         assert_eq!((told.made.len(), made), (1, vec![extent(1, 1)]));
-        assert!(layout.committed(&told, &attr(5, 2, 1)));
+        assert!(layout.committed(&told, &[], &attr(5, 2, 1)));
         assert!(layout.block(1).unwrap().is_committed && !layout.is_committed());
         assert_eq!((layout.size(), layout.growth()), (20, 15));
         let (told, made) = layout.begin_commit().unwrap();
@@ -539,7 +577,7 @@ mod tests {
         assert!(!layout.accepts(0, 1, &[1]) && layout.is_urgent(0));
         let (told, made) = layout.begin_commit().unwrap();
         assert_eq!(made, [Extent { generation: 1, workers: vec![1], ..Extent::default() }]);
-        assert!(layout.committed(&told, &attr(10, 2, 1)));
+        assert!(layout.committed(&told, &[], &attr(10, 2, 1)));
         assert!(layout.accepts(0, 1, &[1]) && !layout.is_urgent(0));
         layout.gave_up(0, 1, &[1]);
         assert_eq!(workers(&layout), [1], "the last one is all that there is");
@@ -562,13 +600,13 @@ mod tests {
         assert!(!layout.accepts(0, 1, &[1]) && !layout.accepts(1, 1, &[1]));
         let (told, made) = layout.begin_commit().unwrap();
         assert_eq!(made, [extent(0, 1)], "what was written before");
-        assert!(layout.committed(&told, &attr(20, 2, 1)));
+        assert!(layout.committed(&told, &[], &attr(20, 2, 1)));
         assert!(layout.accepts(0, 1, &[1]) && !layout.accepts(1, 1, &[1]));
         // And a writer that cannot wait any longer names one to which nothing was written.
         assert!(layout.give_up_copy(1) && !layout.give_up_copy(0) && !layout.give_up_copy(7));
         let (told, made) = layout.begin_commit().unwrap();
         assert_eq!(made, [extent(1, 1)]);
-        assert!(layout.committed(&told, &attr(20, 3, 1)));
+        assert!(layout.committed(&told, &[], &attr(20, 3, 1)));
         assert!(layout.accepts(1, 1, &[1]) && layout.is_committed());
     }
 
@@ -605,10 +643,10 @@ mod tests {
         }
         let (first, made) = layout.begin_commit().unwrap();
         assert_eq!((made.len(), first.grow_to), (COMMIT_BLOCKS, 0));
-        layout.committed(&first, &attr(0, 1, 0));
+        layout.committed(&first, &[], &attr(0, 1, 0));
         let (last, made) = layout.begin_commit().unwrap();
         assert_eq!((made.len(), made[0].index, last.grow_to), (500, 1000, 15_000));
-        layout.committed(&last, &attr(15_000, 2, 0));
+        layout.committed(&last, &[], &attr(15_000, 2, 0));
         assert!(layout.is_committed());
     }
 

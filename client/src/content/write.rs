@@ -196,6 +196,8 @@ impl Content {
             while let Err(failure) = self.try_block(span.index, &span.bytes, &Deed::Allocate).await {
                 self.wait_after(span.index, failure, deadline).await?;
             }
+            // The master is to hear of the room.
+            self.use_layout(|layout, _| layout.wrote(span.index, 0, now_ns())).await?;
         }
         if grow && range.end > self.placed_size().await? {
             self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
@@ -361,8 +363,9 @@ impl Content {
                 let (block, ranges) = (Some(open.name.clone()), vec![wire_range(at)]);
                 let request = ReserveRequest { block, ranges, allocate: true, ..ReserveRequest::default() };
                 let reserving = self.shared.pool.reserve(replica.worker, request, wait);
-                let incarnation = self.asking(replica.worker, reserving).await?.incarnation;
-                return self.same(open, replica, incarnation);
+                let reserved = self.asking(replica.worker, reserving).await?;
+                open.told.set(reserved.allocated);
+                return self.same(open, replica, reserved.incarnation);
             }
         };
         let mut request = WriteRequest { block: Some(open.name.clone()), offset: at.start, ..WriteRequest::default() };
@@ -374,8 +377,9 @@ impl Content {
             chunks_touching(at.start, at.len() as u32).for_each(|chunk| reserved.remove(chunk));
         }
         let writing = self.shared.pool.write(replica.worker, request, payload, wait);
-        let incarnation = self.asking(replica.worker, writing).await?;
-        self.same(open, replica, incarnation)
+        let written = self.asking(replica.worker, writing).await?;
+        open.told.set(written.allocated);
+        self.same(open, replica, written.incarnation)
     }
 
     /// Whether the worker has done it in the file that was meant.

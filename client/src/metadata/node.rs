@@ -52,6 +52,12 @@ pub struct Posix {
     /// Of devices, as the kernel encodes it.
     pub rdev: u32,
     pub has_xattrs: bool,
+    /// It has `security.capability`.
+    pub has_capability: bool,
+    /// Of files: bytes that are taken for the content; `None` for as many as it has.
+    pub allocated: Option<u64>,
+    /// When it was made, in nanoseconds since the epoch, where that is known.
+    pub btime_ns: Option<i64>,
     /// Of symlinks: where it leads.
     pub target: Box<[u8]>,
 }
@@ -64,6 +70,9 @@ impl Posix {
             generation: attr.generation,
             rdev: attr.rdev,
             has_xattrs: attr.has_xattrs,
+            has_capability: attr.has_capability,
+            allocated: attr.allocated,
+            btime_ns: attr.btime_ns,
             target: target.into(),
         }
     }

@@ -51,6 +51,17 @@ pub struct Reserved {
     pub incarnation: u64,
     /// The file, open for reading and writing; from a worker on this host only.
     pub descriptor: Option<OwnedFd>,
+    /// Bytes that the file takes.
+    pub allocated: Option<u64>,
+}
+
+/// What has been written to a block of an fs-mode file.
+#[derive(Clone, Copy, Debug)]
+pub struct Written {
+    /// As in [`Reserved`].
+    pub incarnation: u64,
+    /// Bytes that the block's file takes now.
+    pub allocated: Option<u64>,
 }
 
 /// Connections to the workers of the current table, made when needed and shared by everyone.
@@ -272,11 +283,11 @@ impl WorkerPool {
             connection.request(FrameKind::Reserve, &request, FrameKind::ReserveReply, 0, deadline + GRACE).await?;
         let reply: data::ReserveReply = link.decode(answer.message)?;
         link.check(reply.status(), reply.message)?;
-        Ok(Reserved { incarnation: reply.incarnation, descriptor: answer.descriptors.into_iter().next() })
+        let (incarnation, allocated) = (reply.incarnation, reply.allocated);
+        Ok(Reserved { incarnation, descriptor: answer.descriptors.into_iter().next(), allocated })
     }
 
-    /// Writes to a block of an fs-mode file, made where it is not there yet; gives its incarnation. The request's own deadline is
-    /// set from `deadline`.
+    /// Writes to a block of an fs-mode file, made where it is not there yet. The request's own deadline is set from `deadline`.
     ///
     /// # Errors
     /// A payload over [`MAX_WRITE_BYTES`] is refused here. After any other error the block may hold the bytes, or a part of them.
@@ -286,7 +297,7 @@ impl WorkerPool {
         mut request: data::WriteRequest,
         payload: Bytes,
         deadline: Duration,
-    ) -> Result<u64, ClientError> {
+    ) -> Result<Written, ClientError> {
         let bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         if bytes > MAX_WRITE_BYTES {
             let text = format!("a write of {} bytes to a worker, {MAX_WRITE_BYTES} are the most", payload.len());
@@ -299,7 +310,7 @@ impl WorkerPool {
         let answer = connection.upload(FrameKind::Write, &request, payload, FrameKind::WriteReply, 0, wait).await?;
         let reply: data::WriteReply = link.decode(answer.message)?;
         link.check(reply.status(), reply.message)?;
-        Ok(reply.incarnation)
+        Ok(Written { incarnation: reply.incarnation, allocated: reply.allocated })
     }
 
     /// Returns when everything that was written to these blocks before, through descriptors too, is on the worker's disk.

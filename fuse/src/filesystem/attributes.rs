@@ -104,7 +104,10 @@ impl Appearance {
         Attr {
             ino,
             size: node.size,
-            blocks: node.size.div_ceil(512),
+            blocks: match node.kind {
+                Kind::File => blocks(posix.allocated, node.size),
+                _ => 0,
+            },
             atime,
             mtime,
             ctime,
@@ -125,6 +128,11 @@ impl Appearance {
     pub fn negative_timeout(&self, trust: Duration) -> Duration {
         self.negative_timeout.min(trust)
     }
+}
+
+/// Units of 512 bytes of what is taken for the content of a file; where nobody knows, that is as much as it has.
+fn blocks(allocated: Option<u64>, size: u64) -> u64 {
+    allocated.unwrap_or(size).div_ceil(512)
 }
 
 /// Seconds (in two's complement, as the kernel reads them) and nanoseconds.
@@ -150,7 +158,7 @@ impl Inner {
         let ino = self.root.to_kernel(node.inode);
         EntryOut {
             nodeid: ino,
-            generation: 0,
+            generation: self.generation(node.inode),
             entry_valid: entry.as_secs(),
             entry_valid_nsec: entry.subsec_nanos(),
             attr_valid: attr.as_secs(),
@@ -174,7 +182,7 @@ impl Inner {
             && let Some(unsettled) = self.client.contents().get(node.inode).and_then(|content| content.unsettled())
         {
             attr.size = unsettled.size;
-            attr.blocks = unsettled.size.div_ceil(512);
+            attr.blocks = blocks(unsettled.allocated, unsettled.size);
             (attr.mtime, attr.mtimensec) = time(unsettled.written_ns);
             (attr.ctime, attr.ctimensec) = (attr.mtime, attr.mtimensec);
         }
@@ -192,15 +200,13 @@ impl Inner {
     }
 
     pub(super) fn getattr(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
-        if let Some(node) = self.known_node(kernel_node) {
-            return reply.attr(&self.attributes_of(&node));
-        }
-        let this = Arc::clone(self);
-        reply.defer(move |reply| async move {
-            match this.node(kernel_node).await {
-                Ok(node) => reply.attr(&this.attributes_of(&node)),
-                Err(error) => this.failures.answer(reply, "stat", &error),
-            }
+        self.with_node(kernel_node, "stat", reply, |this, node, reply| reply.attr(&this.attributes_of(node)));
+    }
+
+    pub(super) fn statx(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
+        self.with_node(kernel_node, "stat", reply, |this, node, reply| {
+            let born_ns = node.posix().and_then(|posix| posix.btime_ns);
+            reply.statx(&this.attributes_of(node), born_ns);
         });
     }
 }

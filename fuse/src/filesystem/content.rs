@@ -37,6 +37,7 @@ pub(super) struct Writing {
     pub is_sync: bool,
     /// The writer may not keep the set-user-ID bit and the like.
     pub kills_privileges: bool,
+    pub caller: Caller,
     /// As FLUSH names whoever closes.
     pub writer: Option<u64>,
 }
@@ -197,8 +198,8 @@ impl Inner {
         };
         // At most what one request holds.
         let size = data.len() as u32;
-        let kills = how.kills_privileges && self.may_have_privileges(content.inode());
-        let is_plain = !kills && !how.is_sync;
+        let loses = self.may_lose(content.inode(), how.kills_privileges);
+        let is_plain = !loses && !how.is_sync;
         if is_plain && (content.write_now(offset, data).is_some() || content.write_behind(offset, data) == Offer::Taken)
         {
             let has_copies = how.writer.is_some() && content.copies().may_be_kept();
@@ -207,10 +208,8 @@ impl Inner {
         let (this, data) = (Arc::clone(self), Bytes::copy_from_slice(data));
         reply.carry_out(move |reply| async move {
             let written = async {
-                if kills {
-                    let inode = content.inode();
-                    let set = SetAttr { inode, kill_privileges: true, ..SetAttr::default() };
-                    content.set_attributes(set, 0, 0).await?;
+                if loses {
+                    this.lose_by_write(&content, how.caller, how.kills_privileges).await?;
                 }
                 if is_plain {
                     return content.write_soon(offset, data).await;
@@ -237,14 +236,6 @@ impl Inner {
         } else {
             reply.written(size);
         }
-    }
-
-    /// Whether a file lets whoever runs it have more rights than he has, or may do so as far as is known here.
-    pub(super) fn may_have_privileges(&self, inode: u64) -> bool {
-        self.client.metadata().cached_node(inode).is_none_or(|node| {
-            let has_xattrs = node.posix().is_some_and(|posix| posix.has_xattrs);
-            has_xattrs || node.mode & (libc::S_ISUID | libc::S_ISGID) != 0
-        })
     }
 
     /// The file of an fs-mode mount that is open under a number.
@@ -439,16 +430,27 @@ impl Inner {
                     return Err(ClientError::Refused { errno: libc::EROFS, reason });
                 }
                 let content = this.client.contents().open(&node).await?;
-                let before = content.version();
-                let changed = content.set_attributes(set, caller.uid, caller.gid).await;
-                this.moved_on(&content, before);
-                Ok((node, changed?))
+                let changed = this.set_by_content(&content, set, caller).await?;
+                Ok((node, changed))
             };
             match changed.await {
                 Ok((node, changed)) => this.answer_attributes(&node, &changed, reply),
                 Err(error) => this.failures.answer(reply, "setattr", &error),
             }
         });
+    }
+
+    /// Sets attributes of a file after all that was written to it here.
+    pub(super) async fn set_by_content(
+        &self,
+        content: &Content,
+        set: SetAttr,
+        caller: Caller,
+    ) -> Result<Changed, ClientError> {
+        let before = content.version();
+        let changed = content.set_attributes(set, caller.uid, caller.gid).await;
+        self.moved_on(content, before);
+        changed
     }
 }
 

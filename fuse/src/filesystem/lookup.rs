@@ -8,6 +8,7 @@ use cavern_proto::NAME_MAX;
 
 use super::Inner;
 use super::attributes::FORGOTTEN_SOON;
+use super::export::Handle;
 use crate::kernel::Reply;
 
 /// Replacements of an object that one lookup follows at most.
@@ -17,6 +18,9 @@ impl Inner {
     pub(super) fn lookup(self: &Arc<Self>, kernel_parent: u64, name: &[u8], reply: Reply) {
         if name.len() > NAME_MAX {
             return reply.error(libc::ENAMETOOLONG);
+        }
+        if let Some(handle) = Handle::of_name(name) {
+            return self.lookup_handle(kernel_parent, handle, reply);
         }
         let parent = self.root.to_namespace(kernel_parent);
         if let Some(file) = self.client.staged().shown(parent, name) {

@@ -3,7 +3,7 @@
 //! Of objects nothing but the length can be set; to set what is so already is no change, though: programs that copy do that.
 //!
 //! Who may do so, the kernel has decided (`default_permissions`). Set-user-ID and set-group-ID bits and capabilities of a file
-//! that is cut or given away are the master's to remove (`FUSE_HANDLE_KILLPRIV_V2`).
+//! that is cut or given away are the master's to remove: see [`privileges`](super::privileges).
 
 use std::sync::Arc;
 
@@ -34,10 +34,23 @@ impl Inner {
             mtime: set.mtime.map(time),
             size: set.size,
             kill_privileges: set.kill_privileges,
+            ..SetAttr::default()
         };
         if StagedFiles::is_staged(set.inode) {
             return self.set_staged_attributes(caller, set, writer, reply);
         }
+        let sets_nothing = set == SetAttr { inode: set.inode, ..SetAttr::default() };
+        if (sets_nothing || set.kill_privileges) && self.has_fs_mode() {
+            let this = Arc::clone(self);
+            return reply.carry_out(move |reply| async move {
+                let set = this.with_losses(kernel_node, caller, set).await;
+                this.set_attributes(kernel_node, caller, set, reply);
+            });
+        }
+        self.set_attributes(kernel_node, caller, set, reply);
+    }
+
+    fn set_attributes(self: &Arc<Self>, kernel_node: u64, caller: Caller, set: SetAttr, reply: Reply) {
         if let Some(node) = self.known_node(kernel_node).filter(|node| self.looks_so_already(node, &set)) {
             return reply.attr(&self.attributes_of(&node));
         }

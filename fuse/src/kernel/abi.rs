@@ -57,6 +57,8 @@ pub mod opcode {
     pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
     pub const TMPFILE: u32 = 51;
+    /// As GETATTR, with the time of birth (Linux 6.6 and later).
+    pub const STATX: u32 = 52;
     /// As COPY_FILE_RANGE, with a count of 64 bits (Linux 6.18 and later). `ENOSYS` to it has the kernel use the other.
     pub const COPY_FILE_RANGE_64: u32 = 53;
 }
@@ -65,6 +67,8 @@ pub mod opcode {
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const POSIX_LOCKS: u64 = 1 << 1;
+    /// LOOKUP of `.` and `..` is answered for every inode that exists, so that file handles outlive what the kernel knows.
+    pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
     /// The umask is ours to apply: a default access list goes before it.
     pub const DONT_MASK: u64 = 1 << 6;
@@ -128,6 +132,12 @@ pub mod fattr {
     pub const MTIME_NOW: u32 = 1 << 8;
     pub const LOCKOWNER: u32 = 1 << 9;
     pub const KILL_SUIDGID: u32 = 1 << 11;
+}
+
+/// What the answer to STATX tells.
+pub mod statx {
+    pub const BASIC_STATS: u32 = 0x07ff;
+    pub const BTIME: u32 = 0x0800;
 }
 
 /// Codes of the messages that the file system sends unasked.
@@ -197,6 +207,34 @@ wire! {
     }
     struct AttrOut { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: Attr }
     struct GetattrIn { getattr_flags: u32, dummy: u32, fh: u64 }
+    struct StatxIn { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
+    struct StatxTime { seconds: i64, nanoseconds: u32, reserved: i32 }
+    /// Attributes of one inode as statx(2) tells them.
+    struct Statx {
+        mask: u32,
+        blksize: u32,
+        attributes: u64,
+        nlink: u32,
+        uid: u32,
+        gid: u32,
+        mode: u16,
+        spare0: u16,
+        ino: u64,
+        size: u64,
+        // In units of 512 bytes.
+        blocks: u64,
+        attributes_mask: u64,
+        atime: StatxTime,
+        btime: StatxTime,
+        ctime: StatxTime,
+        mtime: StatxTime,
+        rdev_major: u32,
+        rdev_minor: u32,
+        dev_major: u32,
+        dev_minor: u32,
+        spare2: [u64; 14],
+    }
+    struct StatxOut { attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: Statx }
     struct ForgetIn { nlookup: u64 }
     struct ForgetOne { node: u64, nlookup: u64 }
     struct BatchForgetIn { count: u32, dummy: u32 }
@@ -311,6 +349,7 @@ mod tests {
         assert_eq!(size_of::<Attr>(), 88);
         assert_eq!(size_of::<EntryOut>(), 128);
         assert_eq!(size_of::<AttrOut>(), 104);
+        assert_eq!((size_of::<StatxIn>(), size_of::<StatxOut>()), (24, 288));
         assert_eq!(size_of::<ReadIn>(), 40);
         assert_eq!((size_of::<LkIn>(), size_of::<LkOut>()), (48, 24));
         assert_eq!(size_of::<WriteIn>(), 40);

@@ -1,7 +1,7 @@
 //! Messages that the file system sends unasked: what the kernel must forget.
 //!
 //! Each call may wait for locks of the kernel that are held by system calls which in turn wait for this file system.
-//! It must therefore come from a thread that serves no request and holds no lock.
+//! It must therefore come from a thread that serves no request and holds no lock; only `attributes` waits for none of them.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl Notifier {
         known(self.channel.send(0, notify::INVAL_INODE, message.as_bytes(), &[]))
     }
 
-    /// Attributes of an inode; whether the kernel refers to it.
+    /// Attributes of an inode, and nothing else: no page is waited for. Whether the kernel refers to it.
     pub fn attributes(&self, node: u64) -> Result<bool, Errno> {
         let message = NotifyInvalInodeOut { node, off: -1, len: 0 };
         known(self.channel.send(0, notify::INVAL_INODE, message.as_bytes(), &[]))

@@ -86,7 +86,7 @@ impl Kind {
     pub fn of(operation: &Operation<'_>) -> Self {
         match operation {
             Operation::Lookup { .. } => Self::Lookup,
-            Operation::Getattr => Self::Getattr,
+            Operation::Getattr | Operation::Statx => Self::Getattr,
             Operation::Readlink => Self::Readlink,
             Operation::Open { .. } => Self::Open,
             Operation::Read { .. } => Self::Read,

@@ -135,6 +135,11 @@ impl Reply {
         self.structure(attr);
     }
 
+    /// Answers STATX; `born_ns` is the time of birth, in nanoseconds since the epoch, where that is known.
+    pub fn statx(self, attr: &AttrOut, born_ns: Option<i64>) {
+        self.structure(&abi::StatxOut::new(attr, born_ns));
+    }
+
     /// Answers OPEN or OPENDIR with a handle and the flags of [`abi::fopen`]. A handle that the kernel did not take is
     /// never released by it.
     pub fn opened(mut self, fh: u64, open_flags: u32) -> Delivery {

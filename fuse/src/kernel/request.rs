@@ -48,6 +48,8 @@ pub enum Operation<'a> {
         name: &'a [u8],
     },
     Getattr,
+    /// GETATTR with the time of birth.
+    Statx,
     Readlink,
     Open {
         flags: u32,
@@ -342,6 +344,10 @@ impl<'a> Operation<'a> {
             opcode::GETATTR => {
                 take::<abi::GetattrIn>(body)?;
                 Self::Getattr
+            }
+            opcode::STATX => {
+                take::<abi::StatxIn>(body)?;
+                Self::Statx
             }
             opcode::READLINK => Self::Readlink,
             opcode::OPEN => Self::Open { flags: take::<abi::OpenIn>(body)?.0.flags },

@@ -187,6 +187,7 @@ impl Session {
 /// INIT: takes the kernel's offer and asks for what a file system of large files wants.
 fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, SessionError> {
     const WANTED: u64 = init::ASYNC_READ
+        | init::EXPORT_SUPPORT
         | init::BIG_WRITES
         | init::DO_READDIRPLUS
         | init::READDIRPLUS_AUTO

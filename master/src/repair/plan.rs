@@ -66,7 +66,7 @@ pub(super) fn plan(
 ) -> Result<Option<Step>, MasterError> {
     let Some(record) = tables.extent(inode, index)? else { return Ok(None) };
     let ExtentRecord { generation, workers, joined, joining, .. } = record;
-    let extent = Extent { index, generation, workers, joined, joining };
+    let extent = Extent { index, generation, workers, joined, joining, ..Extent::default() };
     if joining != 0 {
         return Ok(Some(Step::GiveUp { inode, extent }));
     }

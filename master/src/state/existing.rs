@@ -180,6 +180,8 @@ pub(super) fn adopt_object(
         restored::restore(&mut record, known);
     }
     let kind = record.kind();
+    // All of it is in the bucket.
+    record.allocated = (kind == Kind::File).then_some(entry.size);
     let inode = transaction.create_inode(record.clone());
     if kind == Kind::File && entry.size > 0 {
         let origin = Origin {

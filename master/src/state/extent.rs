@@ -36,6 +36,7 @@ fn with_replicas(record: &ExtentRecord, kept: &[(u64, u32)]) -> ExtentRecord {
         joined: if joined.iter().all(|joined| *joined == 0) { Vec::new() } else { joined },
         joining: 0,
         joins: record.joins,
+        allocated: record.allocated,
     }
 }
 
@@ -104,14 +105,15 @@ fn put_stray(transaction: &mut Transaction<'_>, owner: &Owner, index: u32, gener
     transaction.put_bytes(Family::Stray, &stray_key(worker, &stray), &owner.mount_id.to_be_bytes());
 }
 
-/// Takes the blocks from an index on off a file, and notes that they are to be freed.
+/// Takes the blocks from an index on off a file, and notes that they are to be freed. Gives the index of each, and the bytes that it took.
 pub(super) fn drop_from(
     transaction: &mut Transaction<'_>,
     inode: u64,
     mount_id: u32,
     from: u32,
-) -> Result<(), MasterError> {
+) -> Result<Vec<(u32, u64)>, MasterError> {
     let mut extents: Vec<Extent> = transaction.before().extents(inode, from)?;
+    let dropped = extents.iter().map(|extent| (extent.index, extent.allocated.unwrap_or_default())).collect();
     for extent in &mut extents {
         transaction.delete(Family::Extent, &extent_key(inode, extent.index));
         transaction.delete(Family::Repair, &extent_key(inode, extent.index));
@@ -121,14 +123,14 @@ pub(super) fn drop_from(
         if extent.joining != 0 {
             extent.workers.push(extent.joining);
         }
-        (extent.joined, extent.joining) = (Vec::new(), 0);
+        (extent.joined, extent.joining, extent.allocated) = (Vec::new(), 0, None);
     }
     if !extents.is_empty() {
         transaction.counters.garbage += 1;
         let key = transaction.counters.garbage.to_be_bytes();
         transaction.put(Family::Garbage, &key, &GarbageRecord { inode, mount_id, extents });
     }
-    Ok(())
+    Ok(dropped)
 }
 
 /// The file of a block, and the block as it is now; `None` when either is gone.
@@ -207,7 +209,7 @@ mod tests {
 
     fn written(replicas: &[(u64, u32)]) -> Extent {
         let ExtentRecord { generation, workers, joined, .. } = known(replicas);
-        Extent { index: 0, generation, workers, joined, joining: 0 }
+        Extent { generation, workers, joined, ..Extent::default() }
     }
 
     #[test]

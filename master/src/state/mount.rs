@@ -61,10 +61,12 @@ pub fn mount(transaction: &mut Transaction<'_>, mut mount: Mount) -> Result<Outc
     if mount.write_type() == WriteType::FsMode
         && let Some(mut root) = transaction.inode(mount.root_inode)?
     {
+        root.btime_ns = Some(mount.created_ns);
         if mount.existing() == Existing::None {
             root.listed_ns = mount.created_ns.max(1);
-            transaction.put_inode(mount.root_inode, root);
-        } else {
+        }
+        transaction.put_inode(mount.root_inode, root);
+        if mount.existing() != Existing::None {
             existing::begin(transaction, &mount);
         }
     }

@@ -95,6 +95,7 @@ pub(super) fn free(transaction: &mut Transaction<'_>, inode: u64, session: u64) 
     let origin = (record.size > 0).then(|| at(key, &object, record.size));
     extent::drop_from(transaction, inode, record.mount_id, 0)?;
     record.generation += 1;
+    record.allocated = Some(origin.as_ref().map_or(0, |origin| origin.valid));
     set(transaction, inode, &mut record, origin)?;
     transaction.put_inode(inode, record);
     transaction.changes.push(Change::Inode(inode));

@@ -41,6 +41,7 @@ pub use link::{delete_link, put_link};
 pub use lock::blocking_lock;
 pub use results::{end_session, end_session_step};
 pub use ttl::expire;
+pub use xattr::CAPABILITY;
 
 /// Why a change is refused.
 #[derive(Debug)]
@@ -83,6 +84,8 @@ struct Mutating<'t, 'd> {
     mount_root: u64,
     /// Replicas that it asks for.
     mount_replicas: u32,
+    /// Bytes of its blocks.
+    block_size: u64,
     /// Inodes whose attributes changed, in the order of their first change; the record is that of the last.
     touched: Vec<(u64, InodeRecord)>,
     /// Directories that lie elsewhere now, and with them what is in them.
@@ -148,6 +151,7 @@ impl<'t, 'd> Mutating<'t, 'd> {
             mount: 0,
             mount_root: 0,
             mount_replicas: 1,
+            block_size: 1,
             touched: Vec::new(),
             moved: Vec::new(),
             gone: Vec::new(),
@@ -209,7 +213,7 @@ impl Mutating<'_, '_> {
         match mount {
             Some(mount) if mount.write_type() == WriteType::FsMode => {
                 (self.mount, self.mount_root) = (mount.id, mount.root_inode);
-                self.mount_replicas = mount.replicas.max(1);
+                (self.mount_replicas, self.block_size) = (mount.replicas.max(1), mount.block_size.max(1));
                 Ok(record)
             }
             Some(mount) => refuse(Errno::ROFS, format!("{} is mounted in cache-mode", mount.path)),

@@ -214,6 +214,9 @@ pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
         generation: record.generation,
         has_xattrs: record.has_xattrs,
         own: if own.is_some() { OwnAttributes::Kept.into() } else { OwnAttributes::None.into() },
+        has_capability: record.has_capability,
+        allocated: record.allocated,
+        btime_ns: record.btime_ns,
     }
 }
 

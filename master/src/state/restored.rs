@@ -24,6 +24,7 @@ pub(super) fn restore(record: &mut InodeRecord, restored: &Restored) {
         _ => record.size = 0,
     }
     record.has_xattrs = !restored.xattrs.is_empty();
+    record.has_capability = restored.xattrs.iter().any(|xattr| *xattr.name == *posix::CAPABILITY);
 }
 
 /// The extended attributes of a new inode, and its identity, by which further names of it are known.

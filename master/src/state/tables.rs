@@ -264,8 +264,8 @@ impl<'a> Tables<'a> {
             let index = index.ok_or_else(|| MasterError::Corrupt(format!("a block of inode {inode}")))?;
             if index >= from {
                 let record: ExtentRecord = decode(&value, || format!("block {index} of inode {inode}"))?;
-                let ExtentRecord { generation, workers, joined, joining, joins: _ } = record;
-                extents.push(Extent { index, generation, workers, joined, joining });
+                let ExtentRecord { generation, workers, joined, joining, joins: _, allocated } = record;
+                extents.push(Extent { index, generation, workers, joined, joining, allocated });
             }
         }
         Ok(extents)

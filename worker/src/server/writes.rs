@@ -141,8 +141,8 @@ impl Service {
     pub(super) fn reserve(&self, request: ReserveRequest, asker: Asker) -> (ReserveReply, Option<Arc<File>>) {
         match self.try_reserve(request, asker) {
             Ok((block, file)) => {
-                let incarnation = block.incarnation();
-                (ReserveReply { status: Status::Ok.into(), message: String::new(), incarnation }, file)
+                let (incarnation, allocated) = (block.incarnation(), block.allocated_bytes().ok());
+                (ReserveReply { status: Status::Ok.into(), message: String::new(), incarnation, allocated }, file)
             }
             Err(refusal) => (refused_reserve(refusal), None),
         }
@@ -169,7 +169,8 @@ impl Service {
     pub(super) fn write(&self, write: &Write, payload: &[u8]) -> WriteReply {
         match self.try_write(write, payload) {
             Ok(block) => {
-                WriteReply { status: Status::Ok.into(), message: String::new(), incarnation: block.incarnation() }
+                let (incarnation, allocated) = (block.incarnation(), block.allocated_bytes().ok());
+                WriteReply { status: Status::Ok.into(), message: String::new(), incarnation, allocated }
             }
             Err(refusal) => refused_write(refusal),
         }
@@ -204,7 +205,7 @@ impl Service {
         };
         let keeping = self.fills.keep(source, write.offset / CHUNK_BYTES, payload);
         match tokio::time::timeout_at(write.until.into(), keeping).await {
-            Ok(Ok(())) => WriteReply { status: Status::Ok.into(), message: String::new(), incarnation: 0 },
+            Ok(Ok(())) => WriteReply { status: Status::Ok.into(), ..WriteReply::default() },
             Ok(Err(refusal)) => refused_write(refusal),
             Err(_) => refused_write(Refusal::deadline()),
         }
@@ -238,12 +239,12 @@ impl Service {
 
 /// The answer to a reservation that is not made.
 pub(super) fn refused_reserve(refusal: Refusal) -> ReserveReply {
-    ReserveReply { status: refusal.status.into(), message: refusal.message, incarnation: 0 }
+    ReserveReply { status: refusal.status.into(), message: refusal.message, ..ReserveReply::default() }
 }
 
 /// The answer to a write that is not carried out.
 pub(super) fn refused_write(refusal: Refusal) -> WriteReply {
-    WriteReply { status: refusal.status.into(), message: refusal.message, incarnation: 0 }
+    WriteReply { status: refusal.status.into(), message: refusal.message, ..WriteReply::default() }
 }
 
 #[cfg(test)]

@@ -278,6 +278,11 @@ impl Block {
         Ok(file)
     }
 
+    /// Bytes that the file system has given to the file.
+    pub fn allocated_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.blocks() * 512)
+    }
+
     /// Closes the descriptor of fills; the next write opens it anew.
     pub(crate) fn close_writer(&self) {
         self.writer.lock().take();

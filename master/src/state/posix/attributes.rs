@@ -3,6 +3,7 @@
 use cavern_proto::master::{Kind, SetAttr, Time};
 use cavern_proto::record::InodeRecord;
 
+use super::xattr::CAPABILITY;
 use super::{Mutating, Stop};
 use crate::MasterError;
 use crate::state::records::MODE_CHOSEN;
@@ -10,7 +11,6 @@ use crate::state::records::MODE_CHOSEN;
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
 const GROUP_EXECUTES: u32 = 0o0010;
-const CAPABILITY: &[u8] = b"security.capability";
 
 impl Mutating<'_, '_> {
     pub(super) fn set_attributes(&mut self, set: &SetAttr) -> Result<u64, Stop> {
@@ -20,7 +20,9 @@ impl Mutating<'_, '_> {
         // Another owner keeps none, whoever gives the file away.
         let is_given_away = set.uid.is_some() || set.gid.is_some();
         if (set.kill_privileges || is_given_away) && record.kind() != Kind::Directory {
-            self.kill_privileges(set.inode, &mut record)?;
+            self.kill_privileges(set, &mut record)?;
+        } else if set.kill_capability {
+            self.kill_capability(set.inode, &mut record)?;
         }
         if let Some(mode) = set.mode {
             record.mode = mode & 0o7777 | MODE_CHOSEN;
@@ -40,11 +42,15 @@ impl Mutating<'_, '_> {
         Ok(set.inode)
     }
 
-    fn kill_privileges(&mut self, inode: u64, record: &mut InodeRecord) -> Result<(), MasterError> {
+    fn kill_privileges(&mut self, set: &SetAttr, record: &mut InodeRecord) -> Result<(), MasterError> {
         record.mode &= !SET_USER_ID;
-        if record.mode & GROUP_EXECUTES != 0 {
+        if record.mode & GROUP_EXECUTES != 0 || set.kill_set_group_id {
             record.mode &= !SET_GROUP_ID;
         }
+        self.kill_capability(set.inode, record)
+    }
+
+    fn kill_capability(&mut self, inode: u64, record: &mut InodeRecord) -> Result<(), MasterError> {
         if record.has_xattrs {
             self.delete_xattr(inode, record, CAPABILITY)?;
         }

@@ -8,8 +8,10 @@ use cavern_proto::record::{ExtentRecord, InodeRecord};
 use rustix::io::Errno;
 
 use super::{Mutating, Stop, refuse};
+use crate::state::Family;
 use crate::state::extent::{self, Owner};
-use crate::state::origin;
+use crate::state::records::extent_key;
+use crate::state::{allocated, origin};
 
 /// 16 TiB, as ext4 has it.
 const FILE_BYTES_MAX: u64 = 1 << 44;
@@ -30,6 +32,7 @@ impl Mutating<'_, '_> {
             return refuse(Errno::INVAL, "a commit of too many blocks, or of a block without workers");
         }
         let tables = self.transaction.before();
+        let size = record.size.max(commit.grow_to);
         let mut blocks = Vec::new();
         for made in &commit.made {
             let known = tables.extent(commit.inode, made.index)?;
@@ -41,19 +44,21 @@ impl Mutating<'_, '_> {
                 }
                 None => None,
             };
-            let Some(after) = after else {
+            let Some(mut after) = after else {
                 let reason = format!("block {} of {} is another by now", made.index, self.shown(commit.inode)?);
                 return refuse(Errno::STALE, reason);
             };
+            after.allocated = allocated::of_block(known.as_ref(), made, self.block_size, size);
             blocks.push((made, known, after));
         }
         self.check_growth(&record, commit.grow_to)?;
         let owner = Owner { inode: commit.inode, mount_id: record.mount_id, replicas: self.mount_replicas };
         for (made, known, after) in &blocks {
             extent::commit(self.transaction, &owner, made.index, known.as_ref(), after, &made.workers);
+            allocated::committed(&mut record, made.index, known.as_ref(), after, self.block_size);
         }
         if commit.grow_to > record.size || commit.changed || !commit.made.is_empty() {
-            record.size = record.size.max(commit.grow_to);
+            record.size = size;
             self.content_changed(&mut record);
             self.put(commit.inode, record);
         }
@@ -66,10 +71,17 @@ impl Mutating<'_, '_> {
         check_length(length)?;
         self.check_growth(record, length)?;
         if length < record.size {
-            let mount = self.transaction.before().mount(record.mount_id)?;
-            let block_size = mount.map_or(1, |mount| mount.block_size).max(1);
-            let kept = u32::try_from(length.div_ceil(block_size)).unwrap_or(u32::MAX);
-            extent::drop_from(self.transaction, inode, record.mount_id, kept)?;
+            let kept = u32::try_from(length.div_ceil(self.block_size)).unwrap_or(u32::MAX);
+            let dropped = extent::drop_from(self.transaction, inode, record.mount_id, kept)?;
+            let ends_in = kept.saturating_sub(1);
+            let mut last = match length.is_multiple_of(self.block_size) {
+                true => None,
+                false => self.transaction.before().extent(inode, ends_in)?,
+            };
+            allocated::cut(record, length, self.block_size, &dropped, last.as_mut());
+            if let Some(last) = last {
+                self.transaction.put(Family::Extent, &extent_key(inode, ends_in), &last);
+            }
             record.generation += 1;
             origin::cut(self.transaction, inode, record, length)?;
         }

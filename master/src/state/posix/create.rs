@@ -44,6 +44,8 @@ impl Mutating<'_, '_> {
             atime_ns: Some(self.now_ns),
             mtime_ns: self.now_ns,
             ctime_ns: self.now_ns,
+            btime_ns: Some(self.now_ns),
+            allocated: (kind == Kind::File).then_some(0),
             parent: create.parent,
             name: create.name.clone(),
             mount_id: directory.mount_id,

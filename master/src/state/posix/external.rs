@@ -122,7 +122,7 @@ impl Taking<'_, '_> {
         extent::drop_from(self.transaction, inode, record.mount_id, 0)?;
         record.generation += 1;
         record.version += 1;
-        record.size = there.size;
+        (record.size, record.allocated) = (there.size, Some(there.size));
         record.mtime_ns = there.mtime_ns;
         record.ctime_ns = self.taken.now_ns;
         let (key, etag, version) = (self.key.clone(), there.etag.clone(), record.version);

@@ -87,7 +87,7 @@ pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u
     for (name, _) in transaction.before().xattrs(inode)? {
         transaction.delete(Family::Xattr, &xattr_key(inode, &name));
     }
-    extent::drop_from(transaction, inode, mount_id, 0)
+    extent::drop_from(transaction, inode, mount_id, 0).map(drop)
 }
 
 /// Lets go of what a session holds, of so many inodes at most; of how many there were.

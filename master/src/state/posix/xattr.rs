@@ -10,6 +10,9 @@ use crate::MasterError;
 use crate::state::Family;
 use crate::state::records::xattr_key;
 
+/// What lets a program run with more rights than its caller has.
+pub const CAPABILITY: &[u8] = b"security.capability";
+
 /// As the kernel has them: bytes of a name, of a value, and of all names of an inode with their NULs.
 const NAME_BYTES_MAX: usize = 255;
 const VALUE_BYTES_MAX: usize = 65_536;
@@ -88,6 +91,9 @@ impl Mutating<'_, '_> {
         }
         record.has_xattrs =
             value.is_some() || self.transaction.before().xattrs(inode)?.iter().any(|(known, _)| known != name);
+        if name == CAPABILITY {
+            record.has_capability = value.is_some();
+        }
         record.ctime_ns = self.now_ns;
         self.put(inode, record);
         Ok(inode)
@@ -105,6 +111,7 @@ impl Mutating<'_, '_> {
         if is_there {
             self.transaction.delete(Family::Xattr, &xattr_key(inode, name));
             record.has_xattrs = names.len() > 1;
+            record.has_capability &= name != CAPABILITY;
         }
         Ok(is_there)
     }
