@@ -4,28 +4,32 @@
 //! cv local up ─┬─ keeper ── cv dev-s3        D/cluster.json  topology, endpoints, keys (written by up)
 //!              ├─ keeper ── cv master        D/cluster.toml  the configuration that every child is given
 //!              ├─ keeper ── cv worker …      D/run/NAME.json pid or exit of one child (written by its keeper)
-//!              └─ keeper ── cv fuse          D/log/NAME.log  what the child said
+//!              └─ keeper ── cv fuse          D/run/NAME.stop this child is stopped on purpose
+//!                                            D/log/NAME.log  what the child said
 //! ```
 //!
 //! `up` returns when the mount is usable; nothing of it stays behind but the children, each below a keeper: a
-//! small process that waits for its child and writes down how it ended, because only a parent can know
-//! that. A recorded pid counts only together with the process's start time and the boot id, so that a number that
-//! has been given to another process is never signalled.
+//! small process that waits for its child, writes down how it ended, because only a parent can know that, and starts it again
+//! unless it was stopped on purpose. A recorded pid counts only together with the process's start time and the boot id, so that a
+//! number that has been given to another process is never signalled.
 
 mod child;
 mod down;
 mod keeper;
 pub mod mounted;
 mod ports;
+mod purge;
 mod record;
 pub mod seed;
+mod starting;
 mod status;
 mod up;
 
 pub use child::ChildName;
 pub use down::{down, kill, stop};
 pub use keeper::keep;
-pub use record::Cluster;
+pub use purge::purge;
+pub use record::{Cluster, Restart};
 pub use status::status;
 pub use up::{UpOptions, start, up};
 

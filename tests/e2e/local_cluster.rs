@@ -1,10 +1,16 @@
 //! `cv local`: what it starts, what it says of it, and what is left when it is down.
 
 use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
-use cavern_tests::{Cluster, Options, eventually, http_get};
-use rustix::process::Signal;
+use cavern_tests::{Child, Cluster, Options, cv_path, eventually, http_get};
+use rustix::process::{Pid, Signal, kill_process};
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn status_follows_the_children_and_each_can_be_stopped_killed_and_started() {
@@ -89,4 +95,169 @@ fn a_wrong_configuration_starts_nothing() {
     assert_eq!(up.code, 2, "{up:?}");
     assert!(up.stderr.contains("wrong.toml") && up.stderr.contains("memory_budget"), "{}", up.stderr);
     assert!(!place.exists());
+}
+
+#[test]
+fn what_ends_by_itself_is_started_again_and_what_was_stopped_is_not() {
+    let cluster = Cluster::up(Options { restart: true, ..Options::default() });
+    let seeded = cluster.seed("bucket", "", 5, 20_000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    let before = cluster.status();
+    let children = |status: &cavern_tests::Status| -> Vec<Child> {
+        [&status.s3.child, &status.masters[0], &status.workers[0], &status.fuse[0]].into_iter().cloned().collect()
+    };
+    for (number, child) in children(&before).iter().enumerate() {
+        assert!(child.supervised && child.restarts == 0, "{child:?}");
+        cluster.signal(child, Signal::KILL);
+        let again = eventually("it is started again", PATIENCE, || {
+            let now = children(&cluster.status()).swap_remove(number);
+            (now.state == "running" && now.pid != child.pid && now.restarts == 1).then_some(now)
+        });
+        assert!(again.supervised, "{again:?}");
+    }
+    // The dead mount made way for the new one.
+    let read = || {
+        seeded.iter().all(|(key, content)| fs::read(cluster.path("data").join(key)).is_ok_and(|read| read == *content))
+    };
+    eventually("the mount can be used", PATIENCE, || read().then_some(()));
+    let mount_point = cluster.mount_point().to_str().unwrap();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert_eq!(mounts.lines().filter(|line| line.split(' ').nth(4) == Some(mount_point)).count(), 1, "{mounts}");
+    let place = cluster.directory().to_str().unwrap();
+    let table = cluster.cv(&["local", "status", "--dir", place]).stdout;
+    let line = table.lines().find(|line| line.starts_with("worker0")).unwrap();
+    assert!(line.contains("restarts: 1") && line.contains("killed by signal 9"), "{table}");
+
+    // On purpose: nobody starts it.
+    cluster.kill("worker0");
+    cluster.stop("fuse0");
+    for _ in 0..20 {
+        let now = cluster.status();
+        let (worker, fuse) = (&now.workers[0], &now.fuse[0]);
+        assert_eq!((worker.state.as_str(), worker.next_try_ms, worker.supervised), ("crashed", None, false));
+        assert_eq!((fuse.state.as_str(), fuse.next_try_ms, fuse.supervised), ("stopped", None, false));
+    }
+    cluster.start("worker0");
+    cluster.start("fuse0");
+    assert_eq!(cluster.status().workers[0].restarts, 0);
+
+    // Nor whoever is told to end by somebody else, and does.
+    cluster.signal(&cluster.status().workers[0], Signal::TERM);
+    eventually("it is stopped", PATIENCE, || {
+        let worker = cluster.status().workers.swap_remove(0);
+        (worker.state == "stopped" && !worker.supervised).then_some(())
+    });
+}
+
+#[test]
+fn a_child_that_cannot_start_is_tried_less_and_less_often_until_it_can() {
+    let cluster = Cluster::up(Options { restart: true, ..Options::default() });
+    let worker = cluster.status().workers.swap_remove(0);
+    // As soon as it is dead, somebody else has its port; it may come back once or twice before.
+    let taken = eventually("the port is taken", PATIENCE, || {
+        if let Some(pid) = cluster.status().workers[0].pid.and_then(Pid::from_raw) {
+            let _gone = kill_process(pid, Signal::KILL);
+        }
+        TcpListener::bind(&worker.data).ok()
+    });
+    let late = eventually("the pauses grow", PATIENCE, || {
+        let worker = cluster.status().workers.swap_remove(0);
+        (worker.next_try_ms? > 1000 && worker.restarts > 2).then_some(worker)
+    });
+    assert!(late.state == "crashed" && late.pid.is_none(), "{late:?}");
+    drop(taken);
+    eventually("it is back", PATIENCE, || (cluster.status().workers[0].state == "running").then_some(()));
+
+    // One that is waited for is started at once by hand, and stopped at once.
+    cluster.kill("worker0");
+    let taken = TcpListener::bind(&worker.data).unwrap();
+    let place = cluster.directory().to_str().unwrap();
+    let start = cluster.try_cv(&["local", "start", "worker0", "--dir", place]);
+    assert!(start.code == 1 && start.stderr.contains("while starting"), "{start:?}");
+    let worker = cluster.status().workers.swap_remove(0);
+    assert!(worker.state == "crashed" && !worker.supervised && worker.next_try_ms.is_none(), "{worker:?}");
+    drop(taken);
+    cluster.start("worker0");
+}
+
+#[test]
+fn a_keeper_that_is_killed_leaves_its_child_at_work_and_up_takes_it_over() {
+    let cluster = Cluster::up(Options { restart: true, ..Options::default() });
+    let place = cluster.directory().to_str().unwrap();
+    let before = cluster.status().workers.swap_remove(0);
+    let keeper_of = |child: &Child| {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", child.pid.unwrap())).unwrap();
+        Pid::from_raw(stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().parse().unwrap()).unwrap()
+    };
+    kill_process(keeper_of(&before), Signal::KILL).unwrap();
+    let alone = eventually("the loss is seen", PATIENCE, || {
+        let worker = cluster.status().workers.swap_remove(0);
+        (!worker.supervised).then_some(worker)
+    });
+    assert_eq!((alone.state.as_str(), alone.pid), ("running", before.pid));
+    assert!(cluster.cv(&["local", "status", "--dir", place]).stdout.contains("the keeper of a child is gone"));
+    cluster.cv(&["local", "up", "--dir", place, "--restart", "on-failure"]);
+    let kept = cluster.status().workers.swap_remove(0);
+    assert!(kept.supervised && kept.pid == before.pid, "{kept:?}");
+    cluster.signal(&kept, Signal::KILL);
+    let again = eventually("it is started again", PATIENCE, || {
+        let worker = cluster.status().workers.swap_remove(0);
+        (worker.state == "running" && worker.pid != before.pid).then_some(worker)
+    });
+    // Both at once: up starts it.
+    kill_process(keeper_of(&again), Signal::KILL).unwrap();
+    cluster.signal(&again, Signal::KILL);
+    eventually("it is gone", PATIENCE, || (cluster.status().workers[0].state == "crashed").then_some(()));
+    cluster.cv(&["local", "up", "--dir", place]);
+    let worker = cluster.status().workers.swap_remove(0);
+    assert!(worker.state == "running" && worker.supervised, "{worker:?}");
+}
+
+fn local(arguments: &[&str], directory: &Path) -> (i32, String) {
+    let mut command = Command::new(cv_path());
+    command.env_remove("CV_CONF").arg("local").args(arguments).arg("--dir").arg(directory);
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    (output.status.code().unwrap_or(-1), text)
+}
+
+#[test]
+fn purge_removes_what_the_cluster_made_and_nothing_else() {
+    let place = tempfile::tempdir().unwrap();
+    let (foreign, own, outside) =
+        (place.path().join("foreign"), place.path().join("own"), place.path().join("outside"));
+    for directory in [&foreign, &outside] {
+        fs::create_dir(directory).unwrap();
+        fs::write(directory.join("thesis.tex"), "mine").unwrap();
+    }
+
+    // Whose directory that is cannot be known: nothing is started there, and nothing written.
+    let (code, text) = local(&["up"], &foreign);
+    assert!(code == 2 && text.contains("thesis.tex") && text.contains("--dir"), "{text}");
+    let (code, text) = local(&["down", "--purge"], &foreign);
+    assert!(code == 0 && text.contains("no local cluster"), "{text}");
+    assert_eq!(fs::read_dir(&foreign).unwrap().count(), 1);
+
+    // What comes to lie there later is not the cluster's either.
+    let (code, text) = local(&["up"], &own);
+    assert_eq!(code, 0, "{text}");
+    fs::write(own.join("notes"), "mine").unwrap();
+    symlink(&outside, own.join("worker0/outside")).unwrap();
+    let (code, text) = local(&["down", "--purge"], &own);
+    assert!(code == 0 && text.contains("notes"), "{text}");
+    let left: Vec<_> = fs::read_dir(&own).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!((left, fs::read_to_string(own.join("notes")).unwrap()), (vec!["notes".into()], "mine".to_owned()));
+    assert_eq!(fs::read_to_string(outside.join("thesis.tex")).unwrap(), "mine");
+
+    // What was there before stays, empty as it is; what was not goes.
+    fs::remove_file(own.join("notes")).unwrap();
+    for is_new in [false, true] {
+        if is_new {
+            fs::remove_dir(&own).unwrap();
+        }
+        let (code, text) = local(&["up"], &own);
+        assert_eq!(code, 0, "{text}");
+        let (code, text) = local(&["down", "--purge"], &own);
+        assert_eq!((code, own.exists()), (0, !is_new), "{text}");
+    }
 }

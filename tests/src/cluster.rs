@@ -39,11 +39,13 @@ pub struct Options {
     pub alone: bool,
     /// Processes can be made to die where the test wants it: [`Cluster::arm`].
     pub failpoints: bool,
+    /// A process that ends by itself is started again, as it is outside of tests. Most of them want to see what happens meanwhile.
+    pub restart: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { workers: 1, more_mounts: vec![], conf: String::new(), alone: false, failpoints: false }
+        Self { workers: 1, more_mounts: vec![], conf: String::new(), alone: false, failpoints: false, restart: false }
     }
 }
 
@@ -76,6 +78,12 @@ pub struct Child {
     pub pid: Option<i32>,
     /// `running`, `stopped` or `crashed`.
     pub state: String,
+    #[serde(default)]
+    pub restarts: u32,
+    /// How long it is until it is started again; `None` when it is not.
+    pub next_try_ms: Option<u64>,
+    #[serde(default)]
+    pub supervised: bool,
     pub log: PathBuf,
     #[serde(default)]
     pub grpc: String,
@@ -179,17 +187,22 @@ impl Cluster {
     pub fn up(options: Options) -> Self {
         let slot = Slot::take(options.alone);
         // In the system's directory for temporary files, whose path is short enough for the sockets of the workers.
-        let directory = tempfile::Builder::new().prefix("cavern-test-").tempdir().unwrap().keep();
+        let top = tempfile::Builder::new().prefix("cavern-test-").tempdir().unwrap().keep();
+        // Others than the owner may pass, as in the directory of a user.
+        fs::set_permissions(&top, fs::Permissions::from_mode(0o755)).unwrap();
+        // A cluster begins in a directory of its own.
+        let directory = top.join("cluster");
         // Whatever fails from here on, the guard stops what has been started.
         let guard = Guard(directory.clone());
-        let conf = directory.join("conf.toml");
+        let conf = top.join("conf.toml");
         fs::write(&conf, &options.conf).unwrap();
-        let failpoints = options.failpoints.then(|| directory.join("failpoints"));
+        let failpoints = options.failpoints.then(|| top.join("failpoints"));
         if let Some(failpoints) = &failpoints {
             fs::create_dir(failpoints).unwrap();
             fs::set_permissions(failpoints, fs::Permissions::from_mode(0o755)).unwrap();
         }
-        let mut command = cv_command(&["local", "up", "--json"]);
+        let restart = if options.restart { "on-failure" } else { "never" };
+        let mut command = cv_command(&["local", "up", "--json", "--restart", restart]);
         command.envs(failpoints.iter().map(|failpoints| (FAILPOINTS_VARIABLE, failpoints)));
         command.arg("--dir").arg(&directory).arg("--conf").arg(&conf);
         command.arg("--workers").arg(options.workers.to_string()).arg("--mount-point").arg(directory.join("mnt"));
@@ -401,7 +414,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Stops and removes the cluster in a directory.
+/// Stops the cluster in a directory, and removes it with what lies beside it.
 struct Guard(PathBuf);
 
 impl Drop for Guard {
@@ -414,7 +427,7 @@ impl Drop for Guard {
         let down = finish(command);
         if down.code == 0 {
             // Nothing is mounted below any more.
-            let _ = fs::remove_dir_all(&self.0);
+            let _ = fs::remove_dir_all(self.0.parent().unwrap_or(&self.0));
         } else if !thread::panicking() {
             panic!("cv local down: {}{}", down.stdout, down.stderr);
         }

@@ -7,8 +7,8 @@ use cavern_conf::counted;
 use clap::{Args, Subcommand};
 
 use crate::console;
-use crate::error::{CliError, Context as _};
-use crate::local::{self, ChildName, Cluster, UpOptions, seed};
+use crate::error::CliError;
+use crate::local::{self, ChildName, Cluster, Restart, UpOptions, seed};
 
 /// How long a child has for what it has begun before it is killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
@@ -21,7 +21,8 @@ pub enum LocalCommand {
   cv local up --dir /tmp/a --workers 3 --mount-point /mnt/a --conf my.toml
 
 On a cluster that is up, starts whatever is not running and adds workers and mount points. \
-Addresses and directories are chosen by `cv local`; all else of --conf is honoured.")]
+Addresses and directories are chosen by `cv local`; all else of --conf is honoured. \
+A process that ends by itself is started again, after a pause that doubles up to 30 s; `cv local status` tells of it.")]
     Up(UpArgs),
     /// Show the endpoints and which children run.
     #[command(after_help = "Examples:
@@ -30,14 +31,14 @@ Addresses and directories are chosen by `cv local`; all else of --conf is honour
     Status(StatusArgs),
     /// Stop everything and unmount. What is stored stays for the next `up`.
     Down(DownArgs),
-    /// Start a child that is not running, on the addresses it had.
+    /// Start a child that is not running, on the addresses it had; from now on it is started again when it ends by itself.
     #[command(after_help = "Examples:
   cv local start worker1     the second worker
   cv local start fuse")]
     Start(ChildArgs),
-    /// Stop a child with SIGTERM.
+    /// Stop a child with SIGTERM; it stays so until `start` or `up`.
     Stop(ChildArgs),
-    /// Kill a child with SIGKILL.
+    /// Kill a child with SIGKILL; it stays so until `start` or `up`.
     Kill(ChildArgs),
     /// Copy a directory of files into a bucket of the cluster's object store; the bucket is made if need be.
     #[command(after_help = "Examples:
@@ -68,6 +69,9 @@ pub struct UpArgs {
     /// Configuration file for all processes; addresses and directories in it are replaced.
     #[arg(long, value_name = "F")]
     conf: Option<PathBuf>,
+    /// What becomes of a child that ends though nobody has stopped it [default: as it was, or on-failure].
+    #[arg(long, value_name = "WHEN", value_enum)]
+    restart: Option<Restart>,
     /// Seconds that each child has to become ready.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     timeout: u64,
@@ -88,7 +92,7 @@ pub struct StatusArgs {
 pub struct DownArgs {
     #[command(flatten)]
     place: DirArgs,
-    /// Remove everything the cluster has stored as well: the whole directory D.
+    /// Remove everything the cluster has made as well. What else is in D stays, and is named.
     #[arg(long)]
     purge: bool,
 }
@@ -116,12 +120,9 @@ pub struct SeedArgs {
 
 #[derive(Args)]
 pub struct KeepArgs {
+    child: ChildName,
     #[arg(long)]
-    run: PathBuf,
-    #[arg(long)]
-    log: PathBuf,
-    #[arg(last = true)]
-    arguments: Vec<String>,
+    dir: PathBuf,
 }
 
 impl DirArgs {
@@ -155,7 +156,7 @@ impl LocalCommand {
                     args.target
                 ))
             }
-            Self::Keep(args) => local::keep(&args.run, &args.log, &args.arguments).context("cannot keep a child"),
+            Self::Keep(args) => local::keep(&args.dir, args.child),
         }
     }
 }
@@ -168,6 +169,7 @@ impl UpArgs {
             mount_points: self.mount_point,
             workers: self.workers.map(usize::from),
             conf: self.conf,
+            restart: self.restart,
             patience: Duration::from_secs(self.timeout),
         })?;
         let status = local::status(&cluster)?;
@@ -187,8 +189,14 @@ impl DownArgs {
         };
         local::down(&cluster, STOP_PATIENCE)?;
         if self.purge {
-            std::fs::remove_dir_all(&directory).context(format_args!("cannot remove {}", directory.display()))?;
-            return console::line(format_args!("stopped and removed {}", directory.display()));
+            let purged = local::purge(&cluster, &directory)?;
+            let name = directory.display();
+            let what = if purged.is_whole { "removed" } else { "removed what it had made in" };
+            console::line(format_args!("stopped, and {what} {name}"))?;
+            for path in purged.left {
+                console::line(format_args!("left {}: the cluster has not made it, or not all of it", path.display()))?;
+            }
+            return Ok(());
         }
         console::line(format_args!("stopped; `cv local up` continues with what {} holds", directory.display()))
     }

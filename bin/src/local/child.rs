@@ -116,6 +116,8 @@ impl ProcessId {
 pub enum Exit {
     Code(i32),
     Signal(i32),
+    /// Its keeper was not its parent, and only a parent is told.
+    Unknown,
 }
 
 impl fmt::Display for Exit {
@@ -123,6 +125,7 @@ impl fmt::Display for Exit {
         match self {
             Self::Code(code) => write!(f, "exit code {code}"),
             Self::Signal(signal) => write!(f, "killed by signal {signal}"),
+            Self::Unknown => write!(f, "nobody saw how"),
         }
     }
 }
@@ -132,6 +135,18 @@ impl fmt::Display for Exit {
 pub struct RunRecord {
     pub process: ProcessId,
     pub exit: Option<Exit>,
+    /// Who waits for the end of the process, and starts the child again. Records of earlier versions lack it, and what follows.
+    #[serde(default)]
+    pub keeper: Option<ProcessId>,
+    /// How often the keeper has started the child again.
+    #[serde(default)]
+    pub restarts: u32,
+    /// How the run before this one ended.
+    #[serde(default)]
+    pub last_exit: Option<Exit>,
+    /// When the child is started again, in milliseconds since 1970.
+    #[serde(default)]
+    pub next_try_ms: Option<u64>,
 }
 
 /// What can be said about a child from outside.
@@ -145,6 +160,16 @@ pub enum State {
 }
 
 impl RunRecord {
+    /// A process that has just begun.
+    pub fn new(process: ProcessId, keeper: ProcessId) -> Self {
+        Self { process, exit: None, keeper: Some(keeper), restarts: 0, last_exit: None, next_try_ms: None }
+    }
+
+    /// Whether somebody waits for the end of the child.
+    pub fn is_kept(&self) -> bool {
+        self.keeper.as_ref().is_some_and(ProcessId::is_alive)
+    }
+
     pub fn load(path: &Path) -> io::Result<Option<Self>> {
         match fs::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(io::Error::from),
@@ -238,9 +263,9 @@ mod tests {
         let path = directory.path().join("worker0.json");
         assert_eq!(state(&path).unwrap(), State::Stopped);
         let process = ProcessId::of(i32::try_from(std::process::id()).unwrap()).unwrap();
-        let mut record = RunRecord { process: process.clone(), exit: None };
+        let mut record = RunRecord::new(process.clone(), process.clone());
         record.store(&path).unwrap();
-        assert_eq!(state(&path).unwrap(), State::Running(process));
+        assert_eq!(state(&path).unwrap(), State::Running(process.clone()));
         for (exit, expected) in [
             (Exit::Code(0), State::Stopped),
             (Exit::Code(1), State::Crashed(Some(Exit::Code(1)))),
@@ -250,6 +275,9 @@ mod tests {
             record.store(&path).unwrap();
             assert_eq!(state(&path).unwrap(), expected);
         }
+        fs::write(&path, serde_json::to_vec(&serde_json::json!({ "process": process, "exit": null })).unwrap())
+            .unwrap();
+        assert_eq!(state(&path).unwrap(), State::Running(process.clone()), "a record of an earlier version");
         record.exit = None;
         record.process.start_ticks = 1;
         record.store(&path).unwrap();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use super::child::{ChildName, Role, State};
+use super::keeper::want_not;
 use super::mounted::{detach, is_mounted};
 use super::record::Cluster;
 use crate::console;
@@ -17,42 +18,47 @@ const POLL: Duration = Duration::from_millis(5);
 /// After SIGKILL a process is gone as soon as the kernel gets to it, unless a disk does not answer.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
 
-/// SIGTERM, and SIGKILL when the child is still there after `patience`.
+/// SIGTERM, and SIGKILL when the child is still there after `patience`. It is not started again.
 pub fn stop(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<(), CliError> {
-    let State::Running(process) = cluster.state(name)? else { return Ok(()) };
-    process.signal(Signal::TERM).context(format_args!("cannot stop {name}"))?;
-    // One that was stopped with SIGSTOP would never see it.
-    process.signal(Signal::CONT).context(format_args!("cannot stop {name}"))?;
-    if gone(cluster, name, patience)? {
+    want_not(cluster, name)?;
+    if end(cluster, name, &[Signal::TERM, Signal::CONT], patience)? {
         return Ok(());
     }
     console::remark(format_args!("{name} did not stop within {} s and is killed", patience.as_secs()));
     kill(cluster, name)
 }
 
-/// SIGKILL, and waits until the child is gone.
+/// SIGKILL, and waits until the child is gone. It is not started again.
 pub fn kill(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
-    let State::Running(process) = cluster.state(name)? else { return Ok(()) };
-    process.signal(Signal::KILL).context(format_args!("cannot kill {name}"))?;
-    if gone(cluster, name, KILL_DEADLINE)? {
+    want_not(cluster, name)?;
+    if end(cluster, name, &[Signal::KILL], KILL_DEADLINE)? {
         return Ok(());
     }
-    Err(CliError::Failed(format!(
-        "{name} (pid {}) is still there {} s after SIGKILL",
-        process.pid,
-        KILL_DEADLINE.as_secs()
-    )))
+    Err(CliError::Failed(format!("{name} is still there {} s after SIGKILL", KILL_DEADLINE.as_secs())))
 }
 
-fn gone(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<bool, CliError> {
+/// Sends the signals to a child that is wanted no more, and waits until neither it nor its keeper is there.
+fn end(cluster: &Cluster, name: ChildName, signals: &[Signal], patience: Duration) -> Result<bool, CliError> {
     let deadline = Instant::now() + patience;
-    while matches!(cluster.state(name)?, State::Running(_)) {
+    let mut told = None;
+    loop {
+        match cluster.state(name)? {
+            // Its keeper may have started it once more, just before it was told not to.
+            State::Running(process) if told.as_ref() != Some(&process) => {
+                for signal in signals {
+                    process.signal(*signal).context(format_args!("cannot stop {name}"))?;
+                }
+                told = Some(process);
+            }
+            State::Running(_) => {}
+            State::Stopped | State::Crashed(_) if !cluster.is_kept(name)? => return Ok(true),
+            State::Stopped | State::Crashed(_) => {}
+        }
         if Instant::now() > deadline {
             return Ok(false);
         }
         thread::sleep(POLL);
     }
-    Ok(true)
 }
 
 /// Stops FUSE clients, workers, masters and the object store, in this order, and undoes what is still mounted. What the

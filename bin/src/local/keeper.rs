@@ -1,45 +1,228 @@
-//! The keeper: parent of one child, and the only one who learns how it ends.
+//! The keeper: parent of one child, the only one who learns how it ends, and who starts it again.
+//!
+//! A child that ends though nobody has stopped it is started again after a pause, which doubles from failure to failure up to half
+//! a minute, and begins anew once the child has run for a minute. Whoever stops or kills a child on purpose leaves a file first
+//! ([`Cluster::stop_path`]), and sends the signal then: the keeper looks for it before each start. Exit code 0 counts as asked
+//! for, whoever did: SIGTERM, or somebody unmounted a mount.
+//!
+//! A keeper that is killed leaves its child at work, without anybody who would start it again: `cv local status` says so, and `cv
+//! local up` or `start` gives it a new keeper. That one is not its parent. So it waits for the end by a descriptor of the process, and
+//! cannot know how that came.
+//!
+//! What the child needs is read from the record of the cluster at each start. A dead mount of `cv fuse` is not touched before its
+//! successor is about to mount, and then by that: until then programs get `ENOTCONN` rather than see, and write into, the directory below.
 
-use std::fs::{OpenOptions, Permissions};
-use std::io;
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use cavern_conf::process;
+use cavern_conf::process::create_privately;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::child::{Exit, ProcessId, RunRecord};
+use super::child::{ChildName, Exit, ProcessId, RunRecord};
+use super::record::{Cluster, Restart};
+use crate::error::{CliError, Context as _};
 
-/// Runs this executable with `arguments` in a session of its own, its output appended to `log`; keeps `run` up to date;
-/// returns when the child has ended. The environment is handed on.
-pub fn keep(run: &Path, log: &Path, arguments: &[String]) -> io::Result<()> {
+/// Between the end of a child and its next start: the first time, and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// A child that has run for so long has not failed in vain: the next pause is the first again.
+const SETTLED: Duration = Duration::from_secs(60);
+/// Between two looks whether the child is wanted, during a pause.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Runs a child of the cluster in `directory`, in a session of its own, its output appended to its log; keeps its run record up to
+/// date; returns when it has ended for good. A child that is at work is taken over. The environment is handed on.
+pub fn keep(directory: &Path, name: ChildName) -> Result<(), CliError> {
     // Away from the caller's terminal, so that its Ctrl-C does not end the cluster.
-    rustix::process::setsid()?;
-    // The child, its log and what it keeps are its user's alone, the log of an earlier version too.
-    process::create_privately();
-    let output = OpenOptions::new().create(true).append(true).open(log)?;
-    output.set_permissions(Permissions::from_mode(0o600))?;
-    let mut child = Command::new(std::env::current_exe()?)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(output.try_clone()?)
-        .stderr(output)
-        .spawn()?;
-    let process = ProcessId::of(i32::try_from(child.id()).map_err(io::Error::other)?);
-    let mut record = match process {
-        Ok(process) => RunRecord { process, exit: None },
-        // Ended before it could be looked at; its number is still reserved, since nobody has waited for it.
-        Err(_) => RunRecord {
-            process: ProcessId { pid: child.id() as i32, start_ticks: 0, boot_id: String::new() },
-            exit: None,
-        },
+    rustix::process::setsid().context("cannot begin a session")?;
+    // The child, its log and what it keeps are its user's alone.
+    create_privately();
+    let own = i32::try_from(std::process::id()).map_err(io::Error::other).and_then(ProcessId::of);
+    let keeper = Keeper {
+        directory: directory.to_owned(),
+        name,
+        // Asked for once: whoever replaces the executable gets the new one with the next start.
+        program: std::env::current_exe().context("cannot find this executable")?,
+        own: own.context("cannot find this process")?,
     };
-    record.store(run)?;
+    keeper.keep()
+}
+
+struct Keeper {
+    directory: PathBuf,
+    name: ChildName,
+    program: PathBuf,
+    own: ProcessId,
+}
+
+/// A child at work.
+enum Run {
+    Own(Child),
+    /// The child of a keeper that is gone.
+    Adopted,
+}
+
+impl Keeper {
+    fn keep(&self) -> Result<(), CliError> {
+        let cluster = Cluster::load(&self.directory)?;
+        let run_path = cluster.run_path(self.name);
+        let left = cluster.run_record(self.name)?.filter(|record| record.exit.is_none() && record.process.is_alive());
+        let (mut record, mut run) = match left {
+            Some(record) => (RunRecord { keeper: Some(self.own.clone()), ..record }, Run::Adopted),
+            None => {
+                let (process, child) = self.spawn(&cluster)?;
+                (RunRecord::new(process, self.own.clone()), Run::Own(child))
+            }
+        };
+        let mut pause = PAUSES.0;
+        loop {
+            let store = |record: &RunRecord| {
+                record.store(&run_path).context(format_args!("cannot write {}", run_path.display()))
+            };
+            store(&record)?;
+            let began = Instant::now();
+            let exit = wait(run, &record.process).context(format_args!("cannot wait for {}", self.name))?;
+            record.exit = Some(exit);
+            if exit == Exit::Code(0) || !self.is_wanted()? {
+                return store(&record);
+            }
+            if began.elapsed() >= SETTLED {
+                pause = PAUSES.0;
+            }
+            run = loop {
+                record.next_try_ms =
+                    Some(now_ms().saturating_add(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)));
+                store(&record)?;
+                self.log(format_args!("{} has ended ({exit}) and is started again in {pause:?}", self.name));
+                let is_wanted = self.pause(pause)?;
+                pause = pause.saturating_mul(2).min(PAUSES.1);
+                record.next_try_ms = None;
+                if !is_wanted {
+                    return store(&record);
+                }
+                match Cluster::load(&self.directory).and_then(|cluster| self.spawn(&cluster)) {
+                    Ok((process, child)) => {
+                        (record.process, record.exit, record.last_exit) = (process, None, Some(exit));
+                        record.restarts = record.restarts.saturating_add(1);
+                        break Run::Own(child);
+                    }
+                    Err(error) => self.log(format_args!("cannot start {}: {error}", self.name)),
+                }
+            };
+        }
+    }
+
+    /// Whether the child is to be started again.
+    fn is_wanted(&self) -> Result<bool, CliError> {
+        let Some(cluster) = Cluster::find(&self.directory)? else { return Ok(false) };
+        Ok(cluster.restart == Restart::OnFailure && !cluster.stop_path(self.name).exists())
+    }
+
+    /// Waits, and says whether the child is still to be started then.
+    fn pause(&self, pause: Duration) -> Result<bool, CliError> {
+        let deadline = Instant::now() + pause;
+        while self.is_wanted()? {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(true);
+            }
+            thread::sleep(left.min(POLL));
+        }
+        Ok(false)
+    }
+
+    fn spawn(&self, cluster: &Cluster) -> Result<(ProcessId, Child), CliError> {
+        let log = cluster.log_path(self.name);
+        let output = OpenOptions::new().create(true).append(true).open(&log);
+        let output = output.context(format_args!("cannot write {}", log.display()))?;
+        // That of an earlier version, too.
+        output.set_permissions(Permissions::from_mode(0o600)).context(format_args!("cannot close {}", log.display()))?;
+        let launch = cluster.launch(self.name);
+        let mut command = Command::new(&self.program);
+        command.args(&launch.arguments).stdin(Stdio::null()).current_dir(&cluster.directory);
+        command.stdout(output.try_clone().context("cannot share the log")?).stderr(output);
+        // The cluster's configuration already has the caller's overrides in it.
+        for (key, _) in std::env::vars_os().filter(|(key, _)| key.as_bytes().starts_with(b"CV_")) {
+            command.env_remove(key);
+        }
+        let child = command.envs(launch.environment).spawn();
+        let child = child.context(format_args!("cannot run {}", self.program.display()))?;
+        let pid = i32::try_from(child.id()).context("a process without a number")?;
+        // One that has ended already cannot be looked at; its number is still reserved, since nobody has waited for it.
+        let process = ProcessId::of(pid).unwrap_or(ProcessId { pid, start_ticks: 0, boot_id: String::new() });
+        Ok((process, child))
+    }
+
+    /// A line in the child's log, beside its own.
+    fn log(&self, text: std::fmt::Arguments<'_>) {
+        let Ok(Some(cluster)) = Cluster::find(&self.directory) else { return };
+        let log = OpenOptions::new().append(true).open(cluster.log_path(self.name));
+        // Without a log nobody reads it.
+        let _ = log.and_then(|mut log| writeln!(log, "cv local: {text}"));
+    }
+}
+
+fn wait(run: Run, process: &ProcessId) -> io::Result<Exit> {
+    let mut child = match run {
+        Run::Own(child) => child,
+        Run::Adopted => return wait_for_end(process),
+    };
     let status = child.wait()?;
-    record.exit = Some(match (status.code(), status.signal()) {
+    Ok(match (status.code(), status.signal()) {
         (Some(code), _) => Exit::Code(code),
         (None, signal) => Exit::Signal(signal.unwrap_or_default()),
-    });
-    record.store(run)
+    })
+}
+
+/// Waits for the end of a process that is nobody's child here.
+fn wait_for_end(process: &ProcessId) -> io::Result<Exit> {
+    let Some(pid) = Pid::from_raw(process.pid) else { return Ok(Exit::Unknown) };
+    let descriptor = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(descriptor) => descriptor,
+        Err(Errno::SRCH) => return Ok(Exit::Unknown),
+        Err(error) => return Err(error.into()),
+    };
+    // It is of this very process only if that was alive after the descriptor was opened.
+    while process.is_alive() {
+        match poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(Exit::Unknown)
+}
+
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// How long it is until a moment in milliseconds since 1970.
+pub fn until_ms(moment_ms: u64) -> u64 {
+    moment_ms.saturating_sub(now_ms())
+}
+
+/// Takes away that a child was stopped on purpose.
+pub fn want(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
+    let path = cluster.stop_path(name);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(CliError::Failed(format!("cannot remove {}: {error}", path.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Notes that a child is stopped on purpose. Its keeper starts it no more once this has returned, unless it has just done so.
+pub fn want_not(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
+    let path = cluster.stop_path(name);
+    fs::write(&path, []).context(format_args!("cannot write {}", path.display()))
 }

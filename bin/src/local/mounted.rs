@@ -1,8 +1,9 @@
 //! Whether something is mounted at a path, asked of the kernel's mount table: a `stat` could hang on a dead mount.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -40,6 +41,17 @@ fn kind_on_top<'t>(table: &'t [u8], path: &Path) -> Option<&'t [u8]> {
         }
     }
     top
+}
+
+/// Mounts of any kind at one of these paths (absolute, without symlinks), or below it.
+pub fn mounts_below(paths: &[PathBuf]) -> io::Result<Vec<PathBuf>> {
+    Ok(below(&fs::read("/proc/self/mountinfo")?, paths))
+}
+
+fn below(table: &[u8], paths: &[PathBuf]) -> Vec<PathBuf> {
+    let points = table.split(|byte| *byte == b'\n').filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
+    let points = points.map(|field| PathBuf::from(OsString::from_vec(unescape(field))));
+    points.filter(|point| paths.iter().any(|path| point.starts_with(path))).collect()
 }
 
 /// Detaches whatever is mounted at `path`; opened files stay usable until they are closed.
@@ -89,6 +101,8 @@ mod tests {
         assert!(!is_fuse_on_top(table, Path::new("/")));
         assert!(!is_fuse_on_top(table, Path::new("/my")));
         assert_eq!(kind_on_top(table, Path::new("/my data")), Some(CAVERN));
+        assert_eq!(below(table, &["/my data".into()]), [Path::new("/my data"), Path::new("/my data")]);
+        assert!(below(table, &["/my".into(), "/y".into()]).is_empty());
         assert!(!is_mounted(Path::new("/proc")).unwrap());
         assert_eq!(unescape(br"/a\040b\134c"), br"/a b\c");
         assert_eq!(unescape(br"/a\"), br"/a\");

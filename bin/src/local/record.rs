@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::child::{self, ChildName, Role, State, write_whole};
+use super::child::{self, ChildName, Role, RunRecord, State, write_whole};
 use crate::error::{CliError, Context as _};
 
 const FORMAT: u32 = 1;
@@ -21,6 +21,22 @@ pub struct Cluster {
     pub masters: Vec<Master>,
     pub workers: Vec<Worker>,
     pub fuse: Vec<Fuse>,
+    #[serde(default)]
+    pub restart: Restart,
+    /// Directories that were not there before `up` needed them: its own, and mount points. Records of earlier versions name none.
+    #[serde(default)]
+    pub made: Vec<PathBuf>,
+}
+
+/// What becomes of a child that ends though nobody has stopped it.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Restart {
+    /// It is started again, after a pause that grows, unless its exit code is 0.
+    #[default]
+    OnFailure,
+    /// It stays as it is.
+    Never,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -68,7 +84,16 @@ pub struct Launch {
 
 impl Cluster {
     pub fn new(directory: PathBuf, s3: S3) -> Self {
-        Self { format: FORMAT, directory, s3, masters: vec![], workers: vec![], fuse: vec![] }
+        Self {
+            format: FORMAT,
+            directory,
+            s3,
+            masters: vec![],
+            workers: vec![],
+            fuse: vec![],
+            restart: Restart::default(),
+            made: vec![],
+        }
     }
 
     /// The cluster recorded in `directory`, if there is one.
@@ -82,7 +107,10 @@ impl Cluster {
         let cluster: Self = serde_json::from_slice(&bytes)
             .context(format_args!("{} is not the record of a local cluster", path.display()))?;
         if cluster.format != FORMAT {
-            let text = format!("{} was written by another version of cv: remove the directory", path.display());
+            let text = format!(
+                "{} was written by another version of cv: use that version, or another directory with --dir",
+                path.display()
+            );
             return Err(CliError::Failed(text));
         }
         Ok(Some(cluster))
@@ -143,9 +171,29 @@ impl Cluster {
         self.directory.join("cluster.toml")
     }
 
+    /// A file that is there while a child is stopped on purpose: its keeper does not start it again.
+    pub fn stop_path(&self, name: ChildName) -> PathBuf {
+        self.directory.join("run").join(format!("{name}.stop"))
+    }
+
     pub fn state(&self, name: ChildName) -> Result<State, CliError> {
         let path = self.run_path(name);
-        child::state(&path).context(format_args!("cannot read {}", path.display()))
+        match child::state(&path).context(format_args!("cannot read {}", path.display()))? {
+            // Nobody has seen its end, which was asked for.
+            State::Crashed(None) if self.stop_path(name).exists() => Ok(State::Stopped),
+            state => Ok(state),
+        }
+    }
+
+    /// What the keeper of a child has written down last.
+    pub fn run_record(&self, name: ChildName) -> Result<Option<RunRecord>, CliError> {
+        let path = self.run_path(name);
+        RunRecord::load(&path).context(format_args!("cannot read {}", path.display()))
+    }
+
+    /// Whether the child has a keeper that is alive.
+    pub fn is_kept(&self, name: ChildName) -> Result<bool, CliError> {
+        Ok(self.run_record(name)?.is_some_and(|record| record.is_kept()))
     }
 
     /// How to start a child. What differs between children of one role goes through the environment, the rest is in

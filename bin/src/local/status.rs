@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::child::{ChildName, Exit, Role, State};
+use super::child::{ChildName, Exit, Role, RunRecord, State};
+use super::keeper::until_ms;
 use super::mounted::is_mounted;
-use super::record::Cluster;
+use super::record::{Cluster, Restart};
 use crate::console;
 use crate::error::{CliError, Context as _};
 
@@ -18,6 +19,8 @@ pub struct ClusterStatus {
     pub conf: PathBuf,
     pub mount_point: PathBuf,
     pub mounted: bool,
+    /// Whether what ends by itself is started again.
+    pub restart: Restart,
     pub s3: S3Status,
     pub masters: Vec<MasterStatus>,
     pub workers: Vec<WorkerStatus>,
@@ -34,6 +37,15 @@ pub struct ChildStatus {
     /// How it ended, when it crashed and its keeper saw it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
+    /// How often it was started again by itself since `up` or `start`, and how the run before this one ended.
+    pub restarts: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_exit: Option<Exit>,
+    /// How long it is until it is started again; absent when it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_try_ms: Option<u64>,
+    /// Somebody would start it again: its keeper is alive.
+    pub supervised: bool,
     pub log: PathBuf,
 }
 
@@ -84,6 +96,7 @@ pub fn status(cluster: &Cluster) -> Result<ClusterStatus, CliError> {
         conf: cluster.conf_path(),
         mount_point: PathBuf::new(),
         mounted: false,
+        restart: cluster.restart,
         s3: S3Status {
             child: child(Role::S3, 0)?,
             endpoint: format!("http://{}", cluster.s3.listen),
@@ -134,10 +147,29 @@ fn child_status(cluster: &Cluster, name: ChildName) -> Result<ChildStatus, CliEr
         State::Stopped => (None, "stopped", None),
         State::Crashed(exit) => (None, "crashed", exit),
     };
-    Ok(ChildStatus { pid, state, exit, log: cluster.log_path(name) })
+    let record = cluster.run_record(name)?;
+    let supervised = record.as_ref().is_some_and(RunRecord::is_kept) && cluster.restart == Restart::OnFailure;
+    let next_try = record.as_ref().and_then(|record| record.next_try_ms).filter(|_| supervised);
+    Ok(ChildStatus {
+        pid,
+        state,
+        exit,
+        restarts: record.as_ref().map_or(0, |record| record.restarts),
+        last_exit: record.and_then(|record| record.last_exit),
+        next_try_ms: next_try.map(until_ms),
+        supervised,
+        log: cluster.log_path(name),
+    })
 }
 
 impl ClusterStatus {
+    fn children(&self) -> impl Iterator<Item = &ChildStatus> {
+        let masters = self.masters.iter().map(|master| &master.child);
+        let workers = self.workers.iter().map(|worker| &worker.child);
+        let fuse = self.fuse.iter().map(|fuse| &fuse.child);
+        [&self.s3.child].into_iter().chain(masters).chain(workers).chain(fuse)
+    }
+
     /// For people.
     pub fn print(&self) -> Result<(), CliError> {
         let mut rows = vec![row("s3", &self.s3.child, format!("{} admin={}", self.s3.endpoint, self.s3.admin))];
@@ -155,6 +187,11 @@ impl ClusterStatus {
             rows.push(row(&format!("fuse{number}"), &fuse.child, endpoints));
         }
         console::table(["CHILD", "STATE", "PID", "ENDPOINTS"], &rows)?;
+        if self.children().any(|child| child.pid.is_some() && !child.supervised) && self.restart == Restart::OnFailure {
+            console::line(
+                "the keeper of a child is gone: `cv local up` gives it another, which starts the child again if it ends",
+            )?;
+        }
         console::line(format_args!("mount point    {}", self.mount_point.display()))?;
         console::line(format_args!("S3 access key  {}  secret key {}", self.s3.access_key, self.s3.secret_key))?;
         console::line(format_args!("configuration  {}", self.conf.display()))
@@ -162,6 +199,23 @@ impl ClusterStatus {
 }
 
 fn row(name: &str, child: &ChildStatus, endpoints: String) -> [String; 4] {
-    let state = child.exit.map_or_else(|| child.state.to_owned(), |exit| format!("{} ({exit})", child.state));
-    [name.to_owned(), state, child.pid.map_or_else(|| "–".to_owned(), |pid| pid.to_string()), endpoints]
+    let pid = child.pid.map_or_else(|| "–".to_owned(), |pid| pid.to_string());
+    [name.to_owned(), child.describe(), pid, endpoints]
+}
+
+impl ChildStatus {
+    fn describe(&self) -> String {
+        let mut text = self.state.to_owned();
+        if let Some(exit) = self.exit {
+            text = format!("{text} ({exit})");
+        }
+        if let Some(next) = self.next_try_ms {
+            text = format!("{text}, next try in {:.1} s", next as f64 / 1000.0);
+        }
+        if self.restarts > 0 {
+            let last = self.last_exit.map_or_else(String::new, |exit| format!(", last: {exit}"));
+            text = format!("{text}, restarts: {}{last}", self.restarts);
+        }
+        text
+    }
 }

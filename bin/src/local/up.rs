@@ -1,12 +1,12 @@
 //! Starting: the whole cluster, or one child of it.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,18 +15,17 @@ use rand::Rng;
 use rand::distr::Alphanumeric;
 use rustix::fs::{FlockOperation, flock};
 
-use super::child::{ChildName, Role, RunRecord, State, write_whole};
-use super::down::down;
+use super::child::{ChildName, Role, write_whole};
+use super::down::{down, stop};
 use super::mounted::is_mounted;
 use super::ports::FreePorts;
-use super::record::{Cluster, Fuse, Master, S3, Worker, WorkerDir};
+use super::purge::MADE_FIRST;
+use super::record::{Cluster, Fuse, Master, Restart, S3, Worker, WorkerDir};
+use super::starting::{Ended, Starting, ensure};
 use crate::cli::connect;
 use crate::error::{CliError, Context as _};
 
 const POLL: Duration = Duration::from_millis(5);
-/// Lines of a failed child's log that are shown.
-const LOG_TAIL_LINES: usize = 15;
-const LOG_TAIL_BYTES: u64 = 1 << 20;
 /// Longest path of a Unix socket that the kernel takes, with its final zero byte.
 const SOCKET_PATH_MAX: usize = 108;
 
@@ -38,27 +37,36 @@ pub struct UpOptions {
     /// `None` for as many as there were, or one.
     pub workers: Option<usize>,
     pub conf: Option<PathBuf>,
+    /// `None` for as it was, or on failure.
+    pub restart: Option<Restart>,
     /// For each child to become ready.
     pub patience: Duration,
 }
 
 /// Starts whatever is not running of the cluster in `directory`, making it first if it is new. Returns when every child
 /// is ready, the workers are known to the master and the mounts can be used. After a failure everything is stopped again.
+///
+/// # Errors
+/// `Usage`, before anything is written, for a directory that holds something, but no cluster.
 pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
     let config = Config::load(options.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
-    fs::create_dir_all(&options.directory).context(format_args!("cannot create {}", options.directory.display()))?;
-    // The mount point may be in it, so the directory itself is for everyone, and what the processes keep is not.
-    for folder in ["run", "log", "s3"] {
-        private_folder(&options.directory.join(folder))?;
+    let name = options.directory.display();
+    let is_new = make_directory(&options.directory)?;
+    let directory = options.directory.canonicalize().context(format_args!("cannot use the directory {name}"))?;
+    if Cluster::find(&directory)?.is_none() {
+        refuse_foreign(&directory)?;
     }
-    let directory = options
-        .directory
-        .canonicalize()
-        .context(format_args!("cannot use the directory {}", options.directory.display()))?;
     let _lock = lock(&directory)?;
     let mut ports = FreePorts::default();
-    let cluster = plan(&directory, options, &config, &mut ports)?;
+    let mut cluster = plan(&directory, options, &config, &mut ports)?;
+    if is_new {
+        cluster.made.push(directory.clone());
+    }
     cluster.store()?;
+    // The mount point may be in it, so the directory itself is for everyone, and what the processes keep is not.
+    for folder in ["run", "log", "s3"] {
+        private_folder(&directory.join(folder))?;
+    }
     write_conf(&cluster, config)?;
     let started = start_all(&cluster, options.patience);
     if started.is_err() {
@@ -78,14 +86,49 @@ fn private_folder(path: &Path) -> Result<(), CliError> {
 /// Starts one child that is not running, on the addresses it had, and waits until it is ready.
 pub fn start(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<(), CliError> {
     let _lock = lock(&cluster.directory)?;
-    if matches!(cluster.state(name)?, State::Running(_)) {
-        return Ok(());
+    let Some(starting) = ensure(cluster, name)? else { return Ok(()) };
+    starting.wait(patience).map_err(|failure| {
+        if failure.ended == Ended::Yes {
+            // Whoever started it is told, and need not be surprised by it later.
+            let _ = stop(cluster, name, patience);
+        }
+        failure.into()
+    })
+}
+
+/// Makes a directory with its parents; says whether it was not there.
+fn make_directory(path: &Path) -> Result<bool, CliError> {
+    let made = match (fs::create_dir(path), path.parent()) {
+        (Err(error), Some(parent)) if error.kind() == io::ErrorKind::NotFound => {
+            fs::create_dir_all(parent).and_then(|()| fs::create_dir(path))
+        }
+        (made, _) => made,
+    };
+    match made {
+        Ok(()) => Ok(true),
+        // A symbolic link to one will do, too.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(false),
+        Err(error) => Err(CliError::Failed(format!("cannot create {}: {error}", path.display()))),
     }
-    launch(cluster, name)?.wait(patience)
+}
+
+/// A directory with files of somebody else is not filled with those of a cluster.
+fn refuse_foreign(directory: &Path) -> Result<(), CliError> {
+    let name = directory.display();
+    let mut entries = fs::read_dir(directory).context(format_args!("cannot list {name}"))?;
+    // What an `up` that was interrupted may have left.
+    let is_own = |name: &OsStr| MADE_FIRST.iter().any(|own| name == *own);
+    let foreign = entries.find(|entry| !entry.as_ref().is_ok_and(|entry| is_own(&entry.file_name())));
+    let Some(entry) = foreign else { return Ok(()) };
+    let entry = entry.context(format_args!("cannot list {name}"))?;
+    Err(CliError::Usage(format!(
+        "{name} is not empty (it holds {}) and no cluster of `cv local`: name a new or an empty directory with --dir",
+        entry.file_name().display()
+    )))
 }
 
 /// One `cv local` at a time changes what a cluster consists of.
-fn lock(directory: &Path) -> Result<fs::File, CliError> {
+pub fn lock(directory: &Path) -> Result<fs::File, CliError> {
     let path = directory.join("lock");
     let file = fs::File::create(&path).context(format_args!("cannot create {}", path.display()))?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)
@@ -133,8 +176,12 @@ fn plan(directory: &Path, options: &UpOptions, config: &Config, ports: &mut Free
     if mount_points.is_empty() && cluster.fuse.is_empty() {
         mount_points.push(directory.join("mnt"));
     }
+    cluster.restart = options.restart.unwrap_or(cluster.restart);
     for mount_point in mount_points {
-        let mount_point = existing_mount_point(&mount_point)?;
+        let (mount_point, is_new) = existing_mount_point(&mount_point)?;
+        if is_new {
+            cluster.made.push(mount_point.clone());
+        }
         if cluster.fuse.iter().all(|fuse| fuse.mount_point != mount_point) {
             cluster.fuse.push(Fuse { http: address()?, mount_point });
         }
@@ -146,9 +193,9 @@ fn random_text(length: usize) -> String {
     rand::rng().sample_iter(Alphanumeric).take(length).map(char::from).collect()
 }
 
-/// Creates the mount point if need be, and names it without symlinks, as the kernel's mount table will. One on which a
-/// dead client has left its mount cannot be resolved, so only its parent is.
-fn existing_mount_point(path: &Path) -> Result<PathBuf, CliError> {
+/// Creates the mount point if need be, and names it without symlinks, as the kernel's mount table will; says whether it is new. One
+/// on which a dead client has left its mount cannot be resolved, so only its parent is.
+fn existing_mount_point(path: &Path) -> Result<(PathBuf, bool), CliError> {
     let absolute = std::path::absolute(path).context(format_args!("cannot use the mount point {}", path.display()))?;
     let resolved = match (absolute.parent(), absolute.file_name()) {
         (Some(parent), Some(name)) => fs::create_dir_all(parent)
@@ -157,11 +204,12 @@ fn existing_mount_point(path: &Path) -> Result<PathBuf, CliError> {
             .join(name),
         _ => absolute,
     };
-    if !is_mounted(&resolved).context("cannot read the mount table")? {
-        fs::create_dir_all(&resolved).context(format_args!("cannot create the mount point {}", resolved.display()))?;
-        return resolved.canonicalize().context(format_args!("cannot use the mount point {}", resolved.display()));
+    if is_mounted(&resolved).context("cannot read the mount table")? {
+        return Ok((resolved, false));
     }
-    Ok(resolved)
+    let is_new = make_directory(&resolved)?;
+    let name = resolved.display();
+    Ok((resolved.canonicalize().context(format_args!("cannot use the mount point {name}"))?, is_new))
 }
 
 /// In the cluster's directory; below `/tmp` where that path is too long for a socket.
@@ -215,96 +263,13 @@ fn start_all(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
             let masters: Vec<Starting<'_>> = std::mem::take(&mut starting).into_values().collect();
             masters.into_iter().try_for_each(|child| child.wait(patience))?;
         }
-        if !matches!(cluster.state(name)?, State::Running(_)) {
-            starting.insert((name.role, name.number), launch(cluster, name)?);
+        if let Some(child) = ensure(cluster, name)? {
+            starting.insert((name.role, name.number), child);
         }
     }
     starting.into_values().try_for_each(|child| child.wait(patience))?;
     workers_known(cluster, patience)?;
     cluster.fuse.iter().try_for_each(|fuse| usable(&fuse.mount_point, patience))
-}
-
-/// A child whose keeper has been started.
-struct Starting<'a> {
-    cluster: &'a Cluster,
-    name: ChildName,
-    keeper: std::process::Child,
-    /// Where its own lines begin in its log.
-    log_start: u64,
-}
-
-fn launch(cluster: &Cluster, name: ChildName) -> Result<Starting<'_>, CliError> {
-    let (run, log) = (cluster.run_path(name), cluster.log_path(name));
-    if run.exists() {
-        fs::remove_file(&run).context(format_args!("cannot remove {}", run.display()))?;
-    }
-    let log_start = fs::metadata(&log).map_or(0, |metadata| metadata.len());
-    let launch = cluster.launch(name);
-    let program = std::env::current_exe().context("cannot find this executable")?;
-    let mut keeper = Command::new(program);
-    keeper.args(["local", "keep", "--run"]).arg(&run).arg("--log").arg(&log).arg("--").args(&launch.arguments);
-    // The cluster's configuration already has the caller's overrides in it.
-    for (key, _) in std::env::vars_os() {
-        if key.as_bytes().starts_with(b"CV_") {
-            keeper.env_remove(key);
-        }
-    }
-    let keeper = keeper
-        .envs(launch.environment)
-        .current_dir(&cluster.directory)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .context(format_args!("cannot start {name}"))?;
-    Ok(Starting { cluster, name, keeper, log_start })
-}
-
-impl Starting<'_> {
-    /// Waits for the ready line. An error has the last lines of the child's log.
-    fn wait(mut self, patience: Duration) -> Result<(), CliError> {
-        let deadline = Instant::now() + patience;
-        let ready = format!("cv {} ready", self.name.role.ready_word());
-        loop {
-            if self.output().lines().any(|line| line.starts_with(&ready)) {
-                return Ok(());
-            }
-            if let Some(RunRecord { exit: Some(exit), .. }) =
-                RunRecord::load(&self.cluster.run_path(self.name)).context("cannot read a run record")?
-            {
-                return Err(self.failure(&format!("ended with {exit} while starting")));
-            }
-            let keeper = self.keeper.try_wait().context("cannot ask for a keeper")?;
-            if let Some(status) = keeper.filter(|_| !self.cluster.run_path(self.name).exists()) {
-                return Err(self.failure(&format!("could not be started (its keeper ended with {status})")));
-            }
-            if Instant::now() > deadline {
-                return Err(self.failure(&format!("was not ready within {} s", patience.as_secs())));
-            }
-            thread::sleep(POLL);
-        }
-    }
-
-    /// What this run of the child has said so far, at most the last part of it.
-    fn output(&self) -> String {
-        let read = || -> std::io::Result<Vec<u8>> {
-            let mut file = fs::File::open(self.cluster.log_path(self.name))?;
-            let length = file.metadata()?.len();
-            file.seek(SeekFrom::Start(self.log_start.max(length.saturating_sub(LOG_TAIL_BYTES))))?;
-            let mut bytes = Vec::new();
-            file.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
-            Ok(bytes)
-        };
-        String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
-    }
-
-    fn failure(&self, what: &str) -> CliError {
-        let output = self.output();
-        let lines: Vec<&str> = output.lines().collect();
-        let tail = lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n  ");
-        let log = self.cluster.log_path(self.name);
-        CliError::Failed(format!("{} {what}; the end of {}:\n  {tail}", self.name, log.display()))
-    }
 }
 
 /// Waits until the master counts every worker as live.
@@ -352,6 +317,7 @@ mod tests {
             mount_points: mount_points.to_vec(),
             workers,
             conf: None,
+            restart: None,
             patience: Duration::from_secs(1),
         }
     }
