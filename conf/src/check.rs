@@ -9,6 +9,7 @@ use std::path::Path;
 use crate::dirs::is_absolute_and_plain;
 use crate::error::{Origin, Problem};
 use crate::process::parse_level;
+use crate::reach::{self, Role};
 use crate::schema::{Config, Fuse};
 use crate::units::{ByteSize, Interval};
 
@@ -39,14 +40,21 @@ pub(crate) fn check(config: &Config, origin: impl Fn(&str) -> Origin) -> Vec<Pro
     rules.problems
 }
 
-struct Rules<'a> {
+/// What of `config` keeps others from reaching the process of this role.
+pub(crate) fn check_reach(config: &Config, role: Role, origin: impl Fn(&str) -> Origin) -> Vec<Problem> {
+    let mut rules = Rules { origin: &origin, problems: Vec::new() };
+    reach::check(config, role, &mut rules);
+    rules.problems
+}
+
+pub(crate) struct Rules<'a> {
     origin: &'a dyn Fn(&str) -> Origin,
     problems: Vec<Problem>,
 }
 
 impl Rules<'_> {
     /// Notes a problem of `keys` unless `holds`.
-    fn require(&mut self, holds: bool, keys: &[&str], message: impl FnOnce() -> String) {
+    pub(crate) fn require(&mut self, holds: bool, keys: &[&str], message: impl FnOnce() -> String) {
         if holds {
             return;
         }
@@ -115,14 +123,18 @@ fn cluster(config: &Config, rules: &mut Rules<'_>) {
     rules.require(!cluster.masters.is_empty(), &["cluster.masters"], || {
         "must name at least one master, as [\"127.0.0.1:7700\"]".to_owned()
     });
-    for (index, master) in cluster.masters.iter().enumerate() {
+    for master in &cluster.masters {
         if let Err(message) = check_master(master) {
             rules.require(false, &["cluster.masters"], || message);
         }
-        rules.require(!cluster.masters[..index].contains(master), &["cluster.masters"], || {
-            format!("\"{master}\" is named twice: name each master once")
-        });
     }
+    // Each of them would be a namespace of its own.
+    rules.require(cluster.masters.len() <= 1, &["cluster.masters"], || {
+        format!(
+            "names {} masters, but a cluster has one in this version: name the one that has the namespace in its master.data_dir",
+            cluster.masters.len()
+        )
+    });
     if let Err(error) = parse_level(&config.log.level) {
         rules.require(false, &["log.level"], || error.to_string());
     }

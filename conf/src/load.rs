@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::check;
 use crate::error::{ConfigError, Origin, Problem};
+use crate::reach::Role;
 use crate::schema::Config;
 use crate::settings::{self, Schema, line_of};
 
@@ -120,6 +121,15 @@ impl Effective {
             Origin::Environment(variable) => Some(variable.as_str()),
             Origin::Default | Origin::File { .. } => None,
         })
+    }
+
+    /// Refuses addresses at which nobody else reaches the process of this role.
+    ///
+    /// # Errors
+    /// [`ConfigError::Rejected`] with all of them.
+    pub fn check_reach(&self, role: Role) -> Result<(), ConfigError> {
+        let problems = check::check_reach(&self.config, role, |key| self.origin(key));
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError::Rejected(problems)) }
     }
 
     /// Where the value of `section.key` came from.

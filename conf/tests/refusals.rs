@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use cavern_conf::{Config, ConfigError, Effective};
+use cavern_conf::{Config, ConfigError, Effective, Role};
 use proptest::prelude::*;
 
 const FILE: &str = "/etc/cv.toml";
@@ -81,7 +81,12 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     ("[cluster]\nmasters = []\n", 2, "cluster.masters", &["at least one master"]),
     ("[cluster]\nmasters = [\"localhost\"]\n", 2, "cluster.masters", &["has no port", "\"localhost:7700\""]),
     ("[cluster]\nmasters = [\"a:0\"]\n", 2, "cluster.masters", &["HOST:PORT"]),
-    ("[cluster]\nmasters = [\"a:1\", \"a:1\"]\n", 2, "cluster.masters", &["named twice"]),
+    (
+        "[cluster]\nname = \"c\"\nmasters = [\"a:1\", \"b:1\", \"c:1\"]\n",
+        3,
+        "cluster.masters",
+        &["names 3 masters", "has one"],
+    ),
     ("[log]\nlevel = \"verbose\"\n", 2, "log.level", &["off, error, warn, info, debug, trace"]),
     ("[master]\nlisten = \"127.0.0.1:77000\"\n", 2, "master.listen", &["as \"0.0.0.0:7700\""]),
     ("[master]\nlisten = \"::1:7700\"\n", 2, "master.listen", &["host:port"]),
@@ -146,6 +151,51 @@ fn a_bad_file_is_refused_with_its_line_its_key_and_what_would_be_right() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Each case: the file, whose process it keeps others from, the line, the key, and the other key that the message must name.
+const OUT_OF_REACH: &[(&str, Role, usize, &str, &str)] = &[
+    ("[cluster]\nmasters = [\"10.0.0.1:7700\"]\n", Role::Master, 2, "cluster.masters", "master.listen"),
+    ("[cluster]\nmasters = [\"10.0.0.1:7700\"]\n", Role::Worker, 2, "cluster.masters", "worker.listen"),
+    (
+        "[cluster]\nmasters = [\"node1:7700\"]\n[master]\nlisten = \"localhost:7700\"\n",
+        Role::Master,
+        4,
+        "master.listen",
+        "cluster.masters",
+    ),
+    ("[master]\nlisten = \"10.0.0.1:7700\"\n", Role::Master, 2, "master.listen", "cluster.masters"),
+    ("[cluster]\nmasters = [\"0.0.0.0:7700\"]\n", Role::Master, 2, "cluster.masters", "stands for all"),
+    (
+        "[cluster]\nmasters = [\"node1:7700\"]\n[worker]\nlisten = \"0.0.0.0:7710\"\nadvertise = \"127.0.0.1:7710\"\n",
+        Role::Worker,
+        5,
+        "worker.advertise",
+        "cluster.masters",
+    ),
+    ("[worker]\nadvertise = \"node7:7710\"\n", Role::Worker, 2, "worker.advertise", "worker.listen"),
+    ("[worker]\nadvertise = \"0.0.0.0:7710\"\n", Role::Worker, 2, "worker.advertise", "stands for all"),
+];
+
+#[test]
+fn who_is_named_to_others_listens_where_they_can_come() {
+    for (text, role, line, key, expected) in OUT_OF_REACH {
+        let effective = compose(text, &[]).unwrap();
+        let error = effective.check_reach(*role).expect_err(text).to_string();
+        assert!(error.starts_with(&format!("{FILE}:{line}: {key}: ")) && error.contains(expected), "{text}\n{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+    for good in [
+        "",
+        "[master]\nlisten = \"0.0.0.0:7700\"\n[worker]\nlisten = \"0.0.0.0:7710\"\n",
+        "[cluster]\nmasters = [\"node1:7700\"]\n[master]\nlisten = \"0.0.0.0:7700\"\n[worker]\nlisten = \"[::]:7710\"\n",
+        "[cluster]\nmasters = [\"node1:7700\"]\n[master]\nlisten = \"10.0.0.1:7700\"\n[worker]\nlisten = \"10.0.0.2:7710\"\n",
+    ] {
+        let effective = compose(good, &[]).unwrap();
+        for role in [Role::Master, Role::Worker] {
+            effective.check_reach(role).expect(good);
+        }
+    }
 }
 
 #[test]

@@ -66,7 +66,9 @@ impl Workers {
         }
         if !request.cluster_id.is_empty() && request.cluster_id != self.cluster_id {
             return Err(MasterError::Refused(format!(
-                "the worker at {} belongs to cluster {}, this is cluster {}: give it other directories, or empty ones",
+                "the worker at {} belongs to cluster {}, this is cluster {}: its directories may hold the only copy of files, so \
+                 see first that cluster.masters names the master of that cluster; for a worker of this cluster, name other \
+                 directories in worker.dirs",
                 worker.data_address, request.cluster_id, self.cluster_id
             )));
         }

@@ -26,7 +26,8 @@ pub enum WorkerError {
     DirectoryIdentity { path: PathBuf, reason: String },
     /// Directory and master belong to different clusters, or two directories do.
     #[error(
-        "{} belongs to cluster {found}, not to {expected}: use another directory, or delete the file to hand its blocks over (they stay valid)",
+        "{} belongs to cluster {found}, not to {expected}: its directory may hold the only copy of files of that cluster, so see first that \
+         cluster.masters names the right master; for a worker of another cluster, name other directories in worker.dirs",
         path.display()
     )]
     ForeignCluster { path: PathBuf, found: String, expected: String },

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cavern_conf::Effective;
+use cavern_conf::{Effective, Role};
 use clap::{Args, Subcommand};
 
 use crate::console;
@@ -47,6 +47,13 @@ impl ConfCommand {
         match self {
             Self::Check(file) => {
                 let effective = file.load()?;
+                // One file serves all hosts, so it is to be good for whatever may run there.
+                let checked = [Role::Master, Role::Worker].map(|role| effective.check_reach(role));
+                let problems: Vec<String> =
+                    checked.iter().filter_map(|checked| checked.as_ref().err()).map(ToString::to_string).collect();
+                if !problems.is_empty() {
+                    return Err(CliError::Usage(problems.join("\n")));
+                }
                 console::line(format_args!("{}: the configuration is good", source(&effective)))
             }
             Self::Show(args) => {

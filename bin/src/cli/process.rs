@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::future::Future;
 use std::path::PathBuf;
 
-use cavern_conf::{Config, enable_failpoints, process};
+use cavern_conf::{Config, Effective, Role, enable_failpoints, process};
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 
@@ -30,24 +30,34 @@ pub struct ProcessArgs {
 
 impl ProcessArgs {
     pub fn master(self) -> Result<(), CliError> {
-        self.run(some_threads(), cavern_master::run)
+        self.run(some_threads(), Some(Role::Master), cavern_master::run)
     }
 
     pub fn worker(self) -> Result<(), CliError> {
-        self.run(all_threads(), cavern_worker::run)
+        self.run(all_threads(), Some(Role::Worker), cavern_worker::run)
     }
 
     pub fn fuse(self) -> Result<(), CliError> {
-        self.run(some_threads(), cavern_fuse::run)
+        self.run(some_threads(), None, cavern_fuse::run)
     }
 
-    fn run<F, E>(self, threads: usize, role: impl FnOnce(Config, CancellationToken) -> F) -> Result<(), CliError>
+    /// Runs a process; one that others connect to is first asked whether they can.
+    fn run<F, E>(
+        self,
+        threads: usize,
+        serves_as: Option<Role>,
+        role: impl FnOnce(Config, CancellationToken) -> F,
+    ) -> Result<(), CliError>
     where
         F: Future<Output = Result<(), E>>,
         E: Display,
     {
         process::create_privately();
-        let config = Config::load(self.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
+        let loaded = Effective::load(self.conf.as_deref());
+        let checked = loaded.and_then(|effective| {
+            serves_as.map_or(Ok(()), |role| effective.check_reach(role)).map(|()| effective.config)
+        });
+        let config = checked.map_err(|error| CliError::Usage(error.to_string()))?;
         process::init_logging(&config.log).map_err(|error| CliError::Usage(error.to_string()))?;
         enable_failpoints().map_err(CliError::Usage)?;
         serve(threads, |stop| role(config, stop))
