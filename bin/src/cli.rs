@@ -10,6 +10,7 @@ mod job;
 mod load;
 mod local;
 mod mount;
+mod node;
 mod persist;
 mod process;
 mod refresh;
@@ -86,9 +87,9 @@ enum Command {
     Refresh(refresh::RefreshArgs),
     /// Show the cluster: workers, cache, mounts, jobs.
     Report(report::ReportArgs),
-    /// Workers of the cluster.
+    /// List the workers of the cluster, empty one, and take one out.
     #[command(subcommand)]
-    Node(report::NodeCommand),
+    Node(node::NodeCommand),
     /// Write synthetic JPEG images for tests and demonstrations.
     GenImages(gen_images::GenImagesArgs),
     /// A whole cluster on this host.

@@ -4,7 +4,7 @@
 //! workers with the best draws. With `u` uniform in (0, 1) and weight `w` (capacity), the draw `-w / ln(u)` makes a
 //! worker win in proportion to its weight (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005),
 //! and a worker that comes or goes moves only the blocks that it wins or held. Nobody is asked: clients, workers
-//! and the master compute the same answer from the same table.
+//! and the master compute the same answer from the same table. A worker that is being emptied holds what it holds, and draws no more.
 
 use cavern_proto::ContentId;
 use cavern_proto::master::{Worker, WorkerState, WorkerTable};
@@ -26,9 +26,9 @@ struct Seat {
 }
 
 impl Placement {
-    /// Takes the live workers of a table.
+    /// Takes the live workers of a table that are not being emptied.
     pub fn new(table: &WorkerTable) -> Self {
-        let live = table.workers.iter().filter(|worker| worker.state() == WorkerState::Live);
+        let live = table.workers.iter().filter(|worker| worker.state() == WorkerState::Live && !worker.draining);
         let live = live.map(|worker| Seat { id: worker.id, weight: worker.capacity_bytes.max(1) as f64 }).collect();
         Self { epoch: table.epoch, workers: table.workers.clone(), live }
     }
@@ -60,7 +60,7 @@ impl Placement {
 }
 
 impl Placement {
-    /// Ids of all live workers, the best for a block first: for a block that must find room somewhere.
+    /// Ids of all live workers that take blocks, the best for a block first: for a block that must find room somewhere.
     pub fn ranked(&self, content: ContentId, index: u32) -> Vec<u64> {
         let seed = content.hash64() ^ mix(u64::from(index).wrapping_add(0x9e37_79b9_7f4a_7c15));
         let mut drawn: Vec<(u64, f64)> = self.live.iter().map(|seat| (seat.id, draw(seed, *seat))).collect();
@@ -171,6 +171,10 @@ mod tests {
         let placement = Placement::new(&WorkerTable { epoch: 3, workers });
         assert_eq!(placement.candidates(content(1), 0, 4).iter().collect::<Vec<_>>(), [2]);
         assert!(placement.worker(1).is_some());
+        let draining = Worker { draining: true, ..worker(1, WorkerState::Live) };
+        let placement =
+            Placement::new(&WorkerTable { epoch: 4, workers: vec![draining, worker(2, WorkerState::Live)] });
+        assert_eq!((placement.ranked(content(1), 0), placement.is_live(1)), (vec![2], true));
         assert_eq!(Placement::default().candidates(content(1), 0, 4).first(), None);
     }
 

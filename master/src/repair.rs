@@ -5,12 +5,14 @@
 //! - [`claims`](self::claims): what each worker is to keep.
 //! - [`strays`](self::strays): what workers have of blocks that they are no part of any more, to be freed.
 //! - [`unavailable`](self::unavailable): files of which nobody who is there has everything.
+//! - [`departure`](self::departure): workers that are emptied, and taken out of the table.
 //!
 //! What is to be done is found by two indexes: of blocks that have fewer replicas than their mount asks for, and of replicas by
-//! worker, for workers that have been lost for `master.repair_after`. What fails is tried again, with pauses that grow.
+//! worker, for workers that are being emptied, or have been lost for `master.repair_after`. What fails is tried again, with pauses that grow.
 
 mod block;
 pub(crate) mod claims;
+mod departure;
 mod plan;
 mod strays;
 mod unavailable;
@@ -81,6 +83,7 @@ struct Books {
 struct Failure {
     count: u32,
     until: Instant,
+    reason: String,
     /// Workers that could not take it.
     tried: Vec<u64>,
 }
@@ -89,6 +92,8 @@ struct Failure {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
     Live,
+    /// It is there, and is being emptied.
+    Leaving,
     /// It may be back soon.
     Away,
     /// It is gone, or has been away for too long.
@@ -103,17 +108,23 @@ pub(crate) struct Standings {
 }
 
 impl Standings {
-    /// Live workers, the best for a block first.
+    /// Live workers that take blocks, the best for a block first.
     fn candidates(&self, content: ContentId, index: u32) -> Vec<u64> {
         self.placement.ranked(content, index)
     }
 
     pub(crate) fn of(&self, worker: u64) -> Standing {
         match self.placement.worker(worker) {
+            Some(known) if known.state() == WorkerState::Live && known.draining => Standing::Leaving,
             Some(known) if known.state() == WorkerState::Live => Standing::Live,
             Some(_) if !self.lost.contains(&worker) => Standing::Away,
             _ => Standing::Lost,
         }
+    }
+
+    /// Whether what a worker has can be read.
+    pub(crate) fn is_there(&self, worker: u64) -> bool {
+        matches!(self.of(worker), Standing::Live | Standing::Leaving)
     }
 }
 
@@ -192,7 +203,8 @@ impl Repair {
             self.look_at(page, &standings).await?;
         }
         let workers = self.lookups.listings.read(|tables| tables.workers_with_replicas()).await?;
-        for worker in workers.into_iter().filter(|worker| standings.of(*worker) == Standing::Lost) {
+        let leave = |worker: &u64| matches!(standings.of(*worker), Standing::Lost | Standing::Leaving);
+        for worker in workers.into_iter().filter(leave) {
             let mut after = None;
             loop {
                 let page = self.lookups.listings.read(move |tables| tables.replicas_at(worker, after, PAGE)).await?;
@@ -255,7 +267,9 @@ impl Repair {
         let (first, most) = FAILURE_PAUSES;
         let pause = first.saturating_mul(1u32.checked_shl(count).unwrap_or(u32::MAX)).min(most);
         if books.failures.len() < REMEMBERED {
-            books.failures.insert(at, Failure { count: count + 1, until: Instant::now() + pause, tried });
+            books
+                .failures
+                .insert(at, Failure { count: count + 1, until: Instant::now() + pause, reason: error, tried });
         }
     }
 }

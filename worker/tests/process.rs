@@ -72,6 +72,9 @@ not_asked! {
     list_workers(ListWorkersRequest) -> WorkerTable;
     list_claims(ListClaimsRequest) -> ClaimList;
     list_unavailable(ListUnavailableRequest) -> UnavailableFiles;
+    drain_worker(DrainWorkerRequest) -> WorkerBlocks;
+    get_worker_blocks(WorkerBlocksRequest) -> WorkerBlocks;
+    remove_worker(RemoveWorkerRequest) -> RemoveWorkerReply;
     mount(MountRequest) -> MountReply;
     unmount(UnmountRequest) -> UnmountReply;
     update_mount(UpdateMountRequest) -> MountReply;

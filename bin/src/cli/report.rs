@@ -1,11 +1,10 @@
-//! `cv report` and `cv node list`: what the cluster is doing.
+//! `cv report`: what the cluster is doing.
 
 use cavern_conf::counted;
 use cavern_proto::master::{
-    ClusterStatus, ListUnavailableRequest, ListWorkersRequest, StatusRequest, UnavailableFiles, Worker, WorkerState,
-    WorkerTable,
+    ClusterStatus, ListUnavailableRequest, StatusRequest, UnavailableFiles, Worker, WorkerState, WorkerTable,
 };
-use clap::{Args, Subcommand};
+use clap::Args;
 use serde::Serialize;
 
 use super::connect::ClusterArgs;
@@ -24,14 +23,6 @@ pub struct ReportArgs {
     json: bool,
     #[command(flatten)]
     cluster: ClusterArgs,
-}
-
-#[derive(Subcommand)]
-pub enum NodeCommand {
-    /// List the workers, those that are lost included.
-    #[command(after_help = "Examples:
-  cv node list --json")]
-    List(ReportArgs),
 }
 
 #[derive(Serialize)]
@@ -80,9 +71,11 @@ struct Cache {
 }
 
 #[derive(Serialize)]
-struct WorkerView {
+pub struct WorkerView {
     id: u64,
     state: &'static str,
+    /// It is being emptied.
+    draining: bool,
     host: String,
     data: String,
     http: String,
@@ -114,15 +107,6 @@ impl ReportArgs {
         let request = ListUnavailableRequest { limit: UNAVAILABLE_SHOWN, ..ListUnavailableRequest::default() };
         let report = Report::new(status, cluster.list_unavailable(request).await?.into_inner());
         if self.json { console::json(&report) } else { report.print() }
-    }
-}
-
-impl NodeCommand {
-    pub async fn run(self) -> Result<(), CliError> {
-        let Self::List(args) = self;
-        let table = args.cluster.connect().await?.cluster.list_workers(ListWorkersRequest {}).await?.into_inner();
-        let views: Vec<_> = table.workers.iter().map(WorkerView::new).collect();
-        if args.json { console::json(&views) } else { print_workers(&views) }
     }
 }
 
@@ -240,7 +224,7 @@ impl Cache {
 }
 
 impl WorkerView {
-    fn new(worker: &Worker) -> Self {
+    pub fn new(worker: &Worker) -> Self {
         let counters = worker.counters.unwrap_or_default();
         Self {
             id: worker.id,
@@ -249,6 +233,7 @@ impl WorkerView {
                 WorkerState::Lost => "lost",
                 WorkerState::Unspecified => "unknown",
             },
+            draining: worker.draining,
             host: worker.host.clone(),
             data: worker.data_address.clone(),
             http: worker.http_address.clone(),
@@ -276,7 +261,7 @@ impl WorkerView {
     }
 }
 
-fn print_workers(workers: &[WorkerView]) -> Result<(), CliError> {
+pub fn print_workers(workers: &[WorkerView]) -> Result<(), CliError> {
     if workers.is_empty() {
         return console::line("no worker has registered: start one with `cv worker`");
     }
@@ -291,7 +276,7 @@ fn print_workers(workers: &[WorkerView]) -> Result<(), CliError> {
             };
             [
                 worker.id.to_string(),
-                worker.state.to_owned(),
+                format!("{}{}", worker.state, if worker.draining { ", draining" } else { "" }),
                 worker.host.clone(),
                 worker.data.clone(),
                 format!("{} of {}", console::size(worker.used_bytes), console::size(worker.capacity_bytes)),

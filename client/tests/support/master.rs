@@ -540,6 +540,18 @@ impl Cluster for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
+    async fn drain_worker(&self, _: Request<DrainWorkerRequest>) -> Result<Response<WorkerBlocks>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn get_worker_blocks(&self, _: Request<WorkerBlocksRequest>) -> Result<Response<WorkerBlocks>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn remove_worker(&self, _: Request<RemoveWorkerRequest>) -> Result<Response<RemoveWorkerReply>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn list_claims(&self, _: Request<ListClaimsRequest>) -> Result<Response<ClaimList>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }

@@ -11,7 +11,7 @@ use cavern_client::block_name;
 use cavern_proto::data::CopyRequest;
 use cavern_proto::master::{Extent, FreeFate};
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{JoinReplica, SettleReplica};
+use cavern_proto::record::{BlockOf, GiveUpReplicas, JoinReplica, SettleReplica};
 
 use super::Repair;
 use super::plan::{Copy, Step};
@@ -27,6 +27,11 @@ impl Repair {
             Step::Copy(copy) => self.copy(copy).await,
             Step::GiveUp { inode, extent } => self.settle(*inode, extent, None).await,
             Step::FromBucket { inode, .. } => self.drop_lost(*inode).await,
+            Step::Shed { inode, index, worker, others } => {
+                let blocks = vec![BlockOf { inode: *inode, index: *index }];
+                let given_up = GiveUpReplicas { worker_id: *worker, blocks, others: others.clone() };
+                self.propose(Command::GiveUpReplicas(given_up)).await.map_err(Problem::into_reason)
+            }
         }
     }
 
@@ -73,7 +78,7 @@ impl Repair {
     }
 
     /// The blocks of a file make way for what the bucket has.
-    async fn drop_lost(&self, inode: u64) -> Result<(), String> {
+    pub(super) async fn drop_lost(&self, inode: u64) -> Result<(), String> {
         match self.proposer.propose(Command::FreeContent(inode)).await {
             Ok(Outcome::Freed(freed)) if matches!(freed.fate(), FreeFate::Freed | FreeFate::Nothing) => Ok(()),
             Ok(Outcome::Freed(freed)) => Err(format!("the bucket cannot stand in for it: {:?}", freed.fate())),
@@ -82,7 +87,7 @@ impl Repair {
         }
     }
 
-    async fn propose(&self, command: Command) -> Result<(), Problem> {
+    pub(super) async fn propose(&self, command: Command) -> Result<(), Problem> {
         match self.proposer.propose(command).await {
             Ok(Outcome::Refused(reason)) => Err(Problem::Refused(reason)),
             Ok(_) => Ok(()),
@@ -92,10 +97,18 @@ impl Repair {
 }
 
 /// Why a command did not do what it should.
-enum Problem {
+pub(super) enum Problem {
     /// The state does not allow it.
     Refused(String),
     Failed(String),
+}
+
+impl Problem {
+    pub(super) fn into_reason(self) -> String {
+        match self {
+            Self::Refused(reason) | Self::Failed(reason) => reason,
+        }
+    }
 }
 
 impl From<MasterError> for Problem {

@@ -17,6 +17,13 @@ pub(super) enum Step {
         inode: u64,
         extent: Extent,
     },
+    /// Enough others have the block, and this worker is being emptied.
+    Shed {
+        inode: u64,
+        index: u32,
+        worker: u64,
+        others: Vec<u64>,
+    },
     /// The block is gone for good, and the bucket has the file.
     FromBucket {
         inode: u64,
@@ -32,7 +39,7 @@ pub(super) struct Copy {
     pub block_size: u64,
     /// As it is; `joining` is who is to get the copy.
     pub extent: Extent,
-    /// Live workers that have it.
+    /// Workers that are there and have it.
     pub sources: Vec<u64>,
     /// Its workers that stay so.
     pub keep: Vec<u64>,
@@ -43,14 +50,14 @@ impl Step {
         match self {
             Self::Copy(copy) => (copy.inode, copy.extent.index),
             Self::GiveUp { inode, extent } => (*inode, extent.index),
-            Self::FromBucket { inode, index } => (*inode, *index),
+            Self::Shed { inode, index, .. } | Self::FromBucket { inode, index } => (*inode, *index),
         }
     }
 
     pub(super) fn target(&self) -> Option<u64> {
         match self {
             Self::Copy(copy) => Some(copy.extent.joining),
-            Self::GiveUp { .. } | Self::FromBucket { .. } => None,
+            Self::GiveUp { .. } | Self::Shed { .. } | Self::FromBucket { .. } => None,
         }
     }
 }
@@ -74,14 +81,22 @@ pub(super) fn plan(
     let Some(mount) = tables.mount(mount_id)? else { return Ok(None) };
     let of =
         |standing: Standing| extent.workers.iter().copied().filter(move |worker| standings.of(*worker) == standing);
-    let (sources, keep): (Vec<u64>, Vec<u64>) =
-        (of(Standing::Live).collect(), of(Standing::Live).chain(of(Standing::Away)).collect());
-    if keep.is_empty() && is_clean(tables, inode)? {
+    let (stay, leaving): (Vec<u64>, Vec<u64>) = (of(Standing::Live).collect(), of(Standing::Leaving).collect());
+    let mut keep: Vec<u64> = stay.iter().copied().chain(of(Standing::Away)).collect();
+    let sources: Vec<u64> = stay.iter().chain(&leaving).copied().collect();
+    if sources.is_empty() && keep.is_empty() && is_clean(tables, inode)? {
         return Ok(Some(Step::FromBucket { inode, index }));
     }
-    if sources.is_empty() || keep.len() >= mount.replicas.max(1) as usize {
+    let wanted = mount.replicas.max(1) as usize;
+    if keep.len() >= wanted {
+        let shed = leaving.first().filter(|_| !stay.is_empty());
+        return Ok(shed.map(|worker| Step::Shed { inode, index, worker: *worker, others: stay.clone() }));
+    }
+    if sources.is_empty() {
         return Ok(None);
     }
+    // Beside the copy: one that leaves goes when there are enough without it.
+    keep.extend(leaving.iter().take(wanted - 1 - keep.len()));
     let stray = Stray { inode, generation, index };
     let mut targets = standings.candidates(ContentId::of_inode(cluster_id, inode, generation), index);
     targets.retain(|worker| !extent.workers.contains(worker));

@@ -37,7 +37,7 @@ impl Repair {
             let of_worker: Vec<StrayReplica> = page.into_iter().filter(|stray| stray.worker == worker).collect();
             let is_gone = standings.placement.worker(worker).is_none();
             let freed = match standings.of(worker) {
-                Standing::Live => self.free_at(worker, &of_worker).await,
+                Standing::Live | Standing::Leaving => self.free_at(worker, &of_worker).await,
                 // It has taken its blocks with it.
                 _ if is_gone => Ok(()),
                 _ => Err("it is lost".to_owned()),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cavern_proto::master::{Extent, UnavailableFile, UnavailableFiles};
 
-use super::{PAGE, REST, Repair, Standing, Standings};
+use super::{PAGE, REST, Repair, Standings};
 use crate::MasterError;
 use crate::state::{BlockAt, Tables};
 
@@ -45,7 +45,7 @@ impl Repair {
     pub async fn unavailable(&self, limit: usize) -> Result<UnavailableFiles, MasterError> {
         let standings = self.standings()?;
         let workers = self.lookups.listings.read(|tables| tables.workers_with_replicas()).await?;
-        let away: Vec<u64> = workers.into_iter().filter(|worker| standings.of(*worker) != Standing::Live).collect();
+        let away: Vec<u64> = workers.into_iter().filter(|worker| !standings.is_there(*worker)).collect();
         let mut found = UnavailableFiles::default();
         let mut files: BTreeSet<u64> = BTreeSet::new();
         for worker in away {
@@ -83,7 +83,7 @@ impl Repair {
                     return Ok(Vec::new());
                 }
                 let mut extents = tables.extents(inode, 0)?;
-                extents.retain(|extent| !extent.workers.iter().any(|worker| standings.of(*worker) == Standing::Live));
+                extents.retain(|extent| !extent.workers.iter().any(|worker| standings.is_there(*worker)));
                 Ok(extents)
             })
             .await
@@ -98,7 +98,7 @@ fn is_lost(
     (inode, index): BlockAt,
 ) -> Result<Option<BlockAt>, MasterError> {
     let Some(extent) = tables.extent(inode, index)? else { return Ok(None) };
-    let is_there = extent.workers.iter().any(|worker| standings.of(*worker) == Standing::Live);
+    let is_there = extent.workers.iter().any(|worker| standings.is_there(*worker));
     if is_there || extent.workers.first() != Some(&worker) || is_in_bucket(tables, inode)? {
         return Ok(None);
     }
@@ -106,14 +106,14 @@ fn is_lost(
 }
 
 /// Whether an object holds the content of a file as it is.
-fn is_in_bucket(tables: Tables<'_>, inode: u64) -> Result<bool, MasterError> {
+pub(super) fn is_in_bucket(tables: Tables<'_>, inode: u64) -> Result<bool, MasterError> {
     let Some(record) = tables.inode(inode)? else { return Ok(true) };
     let objects = tables.objects(inode)?;
     Ok(objects.iter().any(|(_, object)| !object.etag.is_empty() && object.version == record.version))
 }
 
 /// A file as it is listed; `None` when it is gone, or has no name any more.
-fn describe(tables: Tables<'_>, inode: u64) -> Result<Option<UnavailableFile>, MasterError> {
+pub(super) fn describe(tables: Tables<'_>, inode: u64) -> Result<Option<UnavailableFile>, MasterError> {
     let Some(record) = tables.inode(inode)? else { return Ok(None) };
     let Some((parent, name)) = tables.names(inode, &record)?.into_iter().next() else { return Ok(None) };
     let Some(directory) = tables.directory(parent)? else { return Ok(None) };

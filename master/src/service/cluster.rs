@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
-    ClaimList, ClusterStatus, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job, JobList, ListClaimsRequest,
-    ListJobsRequest, ListMountsRequest, ListUnavailableRequest, ListWorkersRequest, Mount, MountReply, MountRequest,
-    MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, StatusRequest,
-    SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest,
-    WatchEvent, WatchRequest, WorkerTable,
+    ClaimList, ClusterStatus, DrainWorkerRequest, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job, JobList,
+    ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest, ListWorkersRequest, Mount,
+    MountReply, MountRequest, MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply,
+    RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest, StatusRequest, SubmitExportRequest,
+    SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest, WatchEvent, WatchRequest,
+    WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
 use futures::StreamExt;
 use tokio::sync::mpsc;
@@ -165,6 +166,23 @@ impl Cluster for Services {
         let PersistStatusRequest { path, up_to_change } = request.into_inner();
         let up_to = if up_to_change == 0 { u64::MAX } else { up_to_change };
         Ok(Response::new(self.persistence.status(&path, up_to).await?))
+    }
+
+    async fn drain_worker(&self, request: Request<DrainWorkerRequest>) -> Result<Response<WorkerBlocks>, Status> {
+        let DrainWorkerRequest { worker_id, undo } = request.into_inner();
+        Ok(Response::new(self.repair.drain(worker_id, !undo).await?))
+    }
+
+    async fn get_worker_blocks(&self, request: Request<WorkerBlocksRequest>) -> Result<Response<WorkerBlocks>, Status> {
+        Ok(Response::new(self.repair.blocks_of(request.into_inner().worker_id).await?))
+    }
+
+    async fn remove_worker(
+        &self,
+        request: Request<RemoveWorkerRequest>,
+    ) -> Result<Response<RemoveWorkerReply>, Status> {
+        let RemoveWorkerRequest { worker_id, force } = request.into_inner();
+        Ok(Response::new(self.repair.remove(worker_id, force).await?))
     }
 
     async fn list_unavailable(

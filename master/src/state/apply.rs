@@ -90,6 +90,9 @@ fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<
         Some(Kind::RemoveMount(remove)) => mount::remove(transaction, &remove),
         Some(Kind::AttachMount(attach)) => mount::attach(transaction, attach),
         Some(Kind::UpdateMount(update)) => mount::update(transaction, update),
+        Some(Kind::DrainWorker(drain)) => registry::drain_worker(transaction, &drain),
+        Some(Kind::RemoveWorker(remove)) => registry::remove_worker(transaction, &remove),
+        Some(Kind::GiveUpReplicas(given_up)) => extent::give_up(transaction, &given_up),
     }
 }
 

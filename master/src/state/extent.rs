@@ -6,7 +6,9 @@
 //! freed that: it is given no other copy before, which the freeing could destroy.
 
 use cavern_proto::master::Extent;
-use cavern_proto::record::{ExtentRecord, GarbageRecord, JoinReplica, SettleReplica, Stray, StraysFreed};
+use cavern_proto::record::{
+    BlockOf, ExtentRecord, GarbageRecord, GiveUpReplicas, JoinReplica, SettleReplica, Stray, StraysFreed,
+};
 
 use super::records::{extent_key, replica_key, stray_key};
 use super::{Change, Family, Outcome, Transaction};
@@ -189,6 +191,25 @@ pub(super) fn settle(transaction: &mut Transaction<'_>, settle: &SettleReplica) 
     put(transaction, &owner, extent.index, Some(&known), &after);
     transaction.changes.push(Change::Layout(settle.inode));
     if is_good || !settle.joined { Ok(Outcome::Done) } else { refused("the block was written to meanwhile") }
+}
+
+/// Takes a worker off blocks that one of the others has, too.
+pub(super) fn give_up(transaction: &mut Transaction<'_>, given_up: &GiveUpReplicas) -> Result<Outcome, MasterError> {
+    let GiveUpReplicas { worker_id, blocks, others } = given_up;
+    for BlockOf { inode, index } in blocks {
+        let Some((owner, known)) = find(transaction, *inode, *index)? else { continue };
+        let is_elsewhere = known.workers.iter().any(|worker| worker != worker_id && others.contains(worker));
+        if !is_elsewhere || !known.workers.contains(worker_id) {
+            continue;
+        }
+        let kept: Vec<(u64, u32)> =
+            replicas(&known.workers, &known.joined).filter(|(worker, _)| worker != worker_id).collect();
+        // A copy that is under way finds other replicas than it began with, and is given up.
+        let after = ExtentRecord { joining: known.joining, ..with_replicas(&known, &kept) };
+        put(transaction, &owner, *index, Some(&known), &after);
+        transaction.changes.push(Change::Layout(*inode));
+    }
+    Ok(Outcome::Done)
 }
 
 /// Strikes off what a worker has freed.

@@ -1,10 +1,11 @@
 //! The worker table and the list of jobs.
 
 use cavern_proto::master::{Job, JobState, WorkerState};
-use cavern_proto::record::{PutWorker, SetWorkerState, WorkerRecord};
+use cavern_proto::record::{DrainWorker, PutWorker, RemoveWorker, SetWorkerState, WorkerRecord};
 
 use super::Outcome;
 use super::database::Family;
+use super::tables::removed_key;
 use super::transaction::{Change, Transaction};
 use crate::MasterError;
 
@@ -15,14 +16,21 @@ const ENDED_JOBS_KEPT: usize = 100;
 /// that lost its disks, and the old one leaves the table. The epoch moves only when something has changed.
 pub fn put_worker(transaction: &mut Transaction<'_>, put: &PutWorker) -> Result<Outcome, MasterError> {
     let Some(mut worker) = put.worker.clone() else { return Ok(Outcome::Refused("the worker is missing".into())) };
-    worker.state = WorkerState::Live as i32;
+    if let Some(id) = transaction.before().removed_worker(&put.uuid)? {
+        return Ok(Outcome::Refused(format!(
+            "the worker at {} was worker {id}, which was removed with `cv node remove`, so that nothing leads to what its \
+             directories hold any more: to join as a new worker, move them away, and start it with empty ones",
+            worker.data_address
+        )));
+    }
+    (worker.state, worker.draining) = (WorkerState::Live as i32, false);
     let known = transaction.before().workers()?;
     let (mut changed, mut id) = (false, 0);
     for record in known {
         let Some(old) = record.worker else { continue };
         if record.uuid == put.uuid {
             id = old.id;
-            worker.id = id;
+            (worker.id, worker.draining) = (id, old.draining);
             changed |= old != worker;
         } else if old.data_address == worker.data_address {
             transaction.delete(Family::Worker, &old.id.to_be_bytes());
@@ -54,6 +62,44 @@ pub fn set_worker_state(transaction: &mut Transaction<'_>, set: &SetWorkerState)
         next_epoch(transaction);
     }
     Ok(Outcome::Done)
+}
+
+/// Has a worker emptied, or ends that. One worker at least goes on taking blocks.
+pub fn drain_worker(transaction: &mut Transaction<'_>, drain: &DrainWorker) -> Result<Outcome, MasterError> {
+    let id = drain.worker_id;
+    let Some(mut record) = transaction.before().worker(id)? else { return Ok(unknown(id)) };
+    let Some(worker) = record.worker.as_mut().filter(|worker| worker.draining != drain.draining) else {
+        return Ok(Outcome::Done);
+    };
+    let others = transaction.before().workers()?.into_iter().filter_map(|record| record.worker);
+    let mut takers = others.filter(|other| other.id != id && other.state() == WorkerState::Live && !other.draining);
+    if drain.draining && takers.next().is_none() {
+        return Ok(Outcome::Refused(format!(
+            "no other live worker could take the blocks of worker {id}: start another one first, see `cv node list`"
+        )));
+    }
+    worker.draining = drain.draining;
+    transaction.put(Family::Worker, &id.to_be_bytes(), &record);
+    next_epoch(transaction);
+    Ok(Outcome::Done)
+}
+
+/// Takes a worker out of the table for good: its uuid is refused from now on.
+pub fn remove_worker(transaction: &mut Transaction<'_>, remove: &RemoveWorker) -> Result<Outcome, MasterError> {
+    let id = remove.worker_id;
+    let before = transaction.before();
+    let Some(record) = before.worker(id)? else { return Ok(unknown(id)) };
+    if !remove.with_replicas && !before.replicas_at(id, None, 1)?.is_empty() {
+        return Ok(Outcome::Refused(format!("worker {id} has got blocks meanwhile, or is still to free some: try again")));
+    }
+    transaction.delete(Family::Worker, &id.to_be_bytes());
+    transaction.put_bytes(Family::Meta, &removed_key(&record.uuid), &id.to_be_bytes());
+    next_epoch(transaction);
+    Ok(Outcome::Done)
+}
+
+fn unknown(id: u64) -> Outcome {
+    Outcome::Refused(format!("there is no worker {id}: see `cv node list`"))
 }
 
 /// Stores a job, under a new id when it has none, and forgets the oldest of too many ended ones.

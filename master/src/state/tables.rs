@@ -131,6 +131,12 @@ impl<'a> Tables<'a> {
         self.record(Family::Worker, &id.to_be_bytes())
     }
 
+    /// Which worker this was that was removed; `None` for one that was not.
+    pub fn removed_worker(&self, uuid: &[u8]) -> Result<Option<u64>, MasterError> {
+        let value = self.database.get(Family::Meta, &removed_key(uuid))?;
+        Ok(value.and_then(|id| leading_id(&id)))
+    }
+
     pub fn job(&self, id: u64) -> Result<Option<Job>, MasterError> {
         self.record(Family::Job, &id.to_be_bytes())
     }
@@ -411,6 +417,11 @@ pub fn index_key(mount_id: u32) -> Vec<u8> {
 /// Key of the number of a mount's last change in `meta`.
 pub fn change_key(mount_id: u32) -> Vec<u8> {
     [b"changed".as_slice(), &mount_id.to_be_bytes()].concat()
+}
+
+/// Key in `meta` of a worker that was removed.
+pub fn removed_key(uuid: &[u8]) -> Vec<u8> {
+    [b"removed".as_slice(), uuid].concat()
 }
 
 /// The inode ids of a scan of `orphan` and the like.

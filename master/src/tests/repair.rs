@@ -9,10 +9,11 @@ use cavern_conf::{Config, Interval};
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    Claim, CommitContent, CreateInode, Extent, Kind, ListClaimsRequest, Mount, Mutation, Worker, WorkerState, WriteType,
+    Claim, CommitContent, CreateInode, Extent, Kind, ListClaimsRequest, Mount, Mutation, Worker, WorkerState,
+    WorkerTable, WriteType,
 };
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{JoinReplica, Mutate, PutWorker};
+use cavern_proto::record::{DrainWorker, JoinReplica, Mutate, PutWorker};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
@@ -31,6 +32,8 @@ type Copied = (u64, Vec<u64>, u32);
 #[derive(Clone, Default)]
 struct Fake {
     live: Arc<Mutex<Vec<(u64, WorkerState)>>>,
+    /// The whole table in place of that.
+    table: Arc<Mutex<Option<Vec<Worker>>>>,
     copied: Arc<Mutex<Vec<Copied>>>,
     freed: Arc<Mutex<Vec<(u64, u32)>>>,
     copies_fail: Arc<AtomicBool>,
@@ -46,6 +49,9 @@ impl MakeFiller for Fake {
 
 impl ObjectWriter for Fake {
     fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+        if let Some(workers) = self.table.lock().clone() {
+            return Ok(Arc::new(Placement::new(&WorkerTable { epoch: 1, workers })));
+        }
         Ok(placement_of(&self.live.lock()))
     }
 
@@ -292,5 +298,77 @@ async fn a_worker_is_to_keep_its_own_and_what_those_had_that_are_gone() {
     let others = ListClaimsRequest { cluster_id: "another".into(), ..known.clone() };
     assert!(matches!(repair.claims(others).await, Err(MasterError::Refused(_))));
     assert!(matches!(repair.claims(ListClaimsRequest { worker_id: 9, ..known }).await, Err(MasterError::Refused(_))));
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_worker_that_leaves_has_moves_and_it_is_removed_for_good() {
+    let mut bench = Bench::new(&[]).await;
+    let proposer = bench.master().services().proposer.clone();
+    let put = |number: u8| {
+        let worker = Worker { data_address: format!("host{number}:1"), ..Worker::default() };
+        Command::PutWorker(PutWorker { uuid: vec![number; 16].into(), worker: Some(worker) })
+    };
+    let drain = |worker_id, draining| Command::DrainWorker(DrainWorker { worker_id, draining });
+    proposer.propose(put(1)).await.unwrap();
+    assert!(matches!(proposer.propose(drain(1, true)).await.unwrap(), Outcome::Refused(_)), "nobody else is there");
+    for number in 2..=4 {
+        proposer.propose(put(number)).await.unwrap();
+    }
+    let table = async || bench.master().services().workers.table().unwrap().workers;
+    let show = |workers: Vec<Worker>| *bench.fake.table.lock() = Some(workers);
+    show(table().await);
+    let repair = bench.master().services().repair.clone();
+    bench.commit(0, &[1, 2], &[]).await.unwrap();
+    bench.commit(1, &[2, 1], &[]).await.unwrap();
+    bench.commit(2, &[1, 2, 3], &[]).await.unwrap();
+    let refused = repair.remove(1, false).await.unwrap();
+    assert!(!refused.removed && refused.reason.contains("cv node drain"), "{refused:?}");
+
+    // Copies fail at first, and nothing is given up for them.
+    bench.fake.copies_fail.store(true, Ordering::Release);
+    assert_eq!(repair.drain(1, true).await.unwrap().blocks, 3);
+    let draining = bench.master().services().workers.table().unwrap().workers;
+    assert!(draining[0].draining && draining[0].state() == WorkerState::Live);
+    *bench.fake.table.lock() = Some(draining);
+    bench.becomes(2, &[2, 3], &[]).await;
+    eventually(|| async { !repair.blocks_of(1).await.unwrap().stuck.is_empty() }).await;
+    // A worker that registers again is still one that leaves.
+    proposer.propose(put(1)).await.unwrap();
+    assert!(bench.master().services().workers.table().unwrap().workers[0].draining);
+    bench.fake.copies_fail.store(false, Ordering::Release);
+    eventually(|| async { repair.blocks_of(1).await.unwrap().blocks == 0 }).await;
+    for index in 0..2 {
+        let (workers, ..) = bench.extent(index).await;
+        assert!(workers.len() == 2 && !workers.contains(&1), "{workers:?}");
+    }
+
+    let removed = repair.remove(1, false).await.unwrap();
+    assert!(removed.removed && removed.only_here.unwrap().blocks == 0);
+    assert!(matches!(repair.remove(1, false).await, Err(MasterError::NotFound(_))));
+    match proposer.propose(put(1)).await.unwrap() {
+        Outcome::Refused(reason) => {
+            assert!(reason.contains("cv node remove") && reason.contains("host1:1"), "{reason}")
+        }
+        other => panic!("{other:?}"),
+    }
+
+    // One that is lost is removed if others have what it had, and with force in any case.
+    let mut workers = bench.master().services().workers.table().unwrap().workers;
+    bench.commit(3, &[2], &[]).await.unwrap();
+    eventually(|| async { bench.extent(3).await.0.len() == 2 }).await;
+    bench.fake.copies_fail.store(true, Ordering::Release);
+    bench.commit(4, &[2], &[]).await.unwrap();
+    workers[0].set_state(WorkerState::Lost);
+    *bench.fake.table.lock() = Some(workers);
+    let refused = repair.remove(2, false).await.unwrap();
+    let only_here = refused.only_here.unwrap();
+    assert_eq!(
+        (refused.removed, only_here.blocks, only_here.files, &only_here.listed[0].path[..]),
+        (false, 1, 1, "/m/f")
+    );
+    assert!(bench.extent(3).await.0.contains(&2), "a refusal changes nothing");
+    assert_eq!(repair.remove(2, true).await.unwrap().only_here.unwrap().blocks, 1);
+    assert!(bench.master().services().workers.table().unwrap().workers.iter().all(|worker| worker.id > 2));
     bench.end().await;
 }

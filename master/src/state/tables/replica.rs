@@ -36,6 +36,20 @@ impl Tables<'_> {
         Ok(blocks)
     }
 
+    /// How many blocks have a replica at a worker.
+    pub fn count_replicas_at(&self, worker: u64) -> Result<u64, MasterError> {
+        let start = worker.to_be_bytes();
+        let mode = IteratorMode::From(&start, Direction::Forward);
+        let mut count = 0;
+        for item in self.database.raw().iterator_cf(self.database.family(Family::Replica), mode) {
+            if leading_id(&item?.0) != Some(worker) {
+                break;
+            }
+            count += 1;
+        }
+        Ok(count)
+    }
+
     /// The workers that have replicas, whether the table has them or not.
     pub fn workers_with_replicas(&self) -> Result<Vec<u64>, MasterError> {
         let mut workers = Vec::new();

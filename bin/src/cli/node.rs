@@ -1,0 +1,257 @@
+//! `cv node`: the workers of a cluster, and how one leaves it.
+
+use std::time::{Duration, Instant};
+
+use cavern_proto::master::{
+    DrainWorkerRequest, ListWorkersRequest, RemoveWorkerRequest, UnavailableFiles, Worker, WorkerBlocks,
+    WorkerBlocksRequest,
+};
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::connect::{ClusterArgs, Connection};
+use super::report::{WorkerView, print_workers};
+use crate::console;
+use crate::error::{CliError, Context as _};
+
+/// How often a worker that is watched is looked at, and how often a line tells of it where no bar is drawn.
+const POLL_PERIOD: Duration = Duration::from_millis(500);
+const LINE_PERIOD: Duration = Duration::from_secs(5);
+
+#[derive(Subcommand)]
+pub enum NodeCommand {
+    /// List the workers, those that are lost included.
+    #[command(after_help = "Examples:
+  cv node list --json")]
+    List(ListArgs),
+    /// Empty a worker: it is given no new blocks, and what it has of fs-mode mounts moves to other workers.
+    #[command(after_help = "Examples:
+  cv node drain 3 --watch
+  cv node drain node7:7710 --undo
+
+The worker goes on serving meanwhile, and stays so over restarts until --undo or `cv node remove`. What it caches of buckets stays \
+behind: it is read from the bucket again, by other workers.")]
+    Drain(DrainArgs),
+    /// Take a worker that is empty or lost out of the cluster for good.
+    #[command(after_help = "Examples:
+  cv node drain 3 --watch && cv node remove 3
+
+Refused while something is at this worker alone and in no bucket. The worker itself is told when it asks next, and ends; it is refused \
+from then on. Its directories stay as they are: with empty ones the host can join again, as a new worker.")]
+    Remove(RemoveArgs),
+}
+
+#[derive(Args)]
+pub struct ListArgs {
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Args)]
+pub struct DrainArgs {
+    /// Number, data address, or host of the worker, as `cv node list` has them.
+    #[arg(value_name = "WORKER")]
+    worker: String,
+    /// The worker takes blocks again.
+    #[arg(long, conflicts_with = "watch")]
+    undo: bool,
+    /// Show what is left until the worker is empty.
+    #[arg(long)]
+    watch: bool,
+    /// The result as JSON; with --watch, line by line.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Args)]
+pub struct RemoveArgs {
+    /// Number, data address, or host of the worker, as `cv node list` has them.
+    #[arg(value_name = "WORKER")]
+    worker: String,
+    /// Remove it even if files are lost with it; says which.
+    #[arg(long)]
+    force: bool,
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Serialize)]
+struct BlocksView {
+    worker: u64,
+    draining: bool,
+    /// Blocks of files of fs-mode mounts that it has.
+    blocks: u64,
+    /// Why they do not move, if they do not.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    stuck: String,
+}
+
+#[derive(Serialize)]
+struct RemovedView {
+    worker: u64,
+    removed: bool,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reason: String,
+    /// What is, or was, at this worker alone, and in no bucket.
+    files: u64,
+    blocks: u64,
+    /// The first of these files.
+    paths: Vec<String>,
+}
+
+impl NodeCommand {
+    pub async fn run(self) -> Result<(), CliError> {
+        match self {
+            Self::List(args) => {
+                let mut connection = args.cluster.connect().await?;
+                let views: Vec<_> = workers(&mut connection).await?.iter().map(WorkerView::new).collect();
+                if args.json { console::json(&views) } else { print_workers(&views) }
+            }
+            Self::Drain(args) => args.run().await,
+            Self::Remove(args) => args.run().await,
+        }
+    }
+}
+
+impl DrainArgs {
+    async fn run(self) -> Result<(), CliError> {
+        let mut connection = self.cluster.connect().await?;
+        let worker_id = find(&workers(&mut connection).await?, &self.worker)?;
+        let request = DrainWorkerRequest { worker_id, undo: self.undo };
+        let mut view = BlocksView::new(worker_id, connection.cluster.drain_worker(request).await?.into_inner());
+        let bar = if self.watch && !self.json { progress_bar(view.blocks)? } else { ProgressBar::hidden() };
+        let mut said = Instant::now();
+        while self.watch && view.draining && view.blocks > 0 {
+            bar.set_position(bar.length().unwrap_or_default().saturating_sub(view.blocks));
+            bar.set_message(view.stuck.clone());
+            if bar.is_hidden() && said.elapsed() >= LINE_PERIOD {
+                said = Instant::now();
+                view.say(self.json)?;
+            }
+            let asked = Instant::now();
+            let blocks = connection.cluster.get_worker_blocks(WorkerBlocksRequest { worker_id }).await?.into_inner();
+            view = BlocksView::new(worker_id, blocks);
+            // Counting many blocks takes the master a while.
+            tokio::time::sleep(POLL_PERIOD.max(asked.elapsed() * 5)).await;
+        }
+        bar.finish_and_clear();
+        if self.json && !self.watch { console::json(&view) } else { view.say(self.json) }
+    }
+}
+
+impl BlocksView {
+    fn new(worker: u64, blocks: WorkerBlocks) -> Self {
+        let WorkerBlocks { blocks, draining, stuck } = blocks;
+        Self { worker, draining, blocks, stuck }
+    }
+
+    fn say(&self, json: bool) -> Result<(), CliError> {
+        if json {
+            return console::json_line(self);
+        }
+        let Self { worker, blocks, .. } = self;
+        match (self.draining, blocks) {
+            (false, _) => console::line(format_args!("worker {worker} takes blocks")),
+            (true, 0) => console::line(format_args!(
+                "worker {worker} is empty: stop it, and take it out with `cv node remove {worker}`"
+            )),
+            (true, _) => {
+                let stuck = if self.stuck.is_empty() { String::new() } else { format!("; {}", self.stuck) };
+                console::line(format_args!("worker {worker} is being emptied: {blocks} blocks are left{stuck}"))
+            }
+        }
+    }
+}
+
+impl RemoveArgs {
+    async fn run(self) -> Result<(), CliError> {
+        let mut connection = self.cluster.connect().await?;
+        let worker = find(&workers(&mut connection).await?, &self.worker)?;
+        let request = RemoveWorkerRequest { worker_id: worker, force: self.force };
+        let reply = connection.cluster.remove_worker(request).await?.into_inner();
+        let UnavailableFiles { files, blocks, listed, .. } = reply.only_here.unwrap_or_default();
+        let paths = listed.into_iter().map(|file| file.path).collect();
+        let view = RemovedView { worker, removed: reply.removed, reason: reply.reason, files, blocks, paths };
+        if self.json {
+            console::json(&view)?;
+        }
+        if !view.removed {
+            return Err(CliError::Failed(format!("{}{}", view.reason, view.listed())));
+        }
+        match (self.json, view.blocks) {
+            (true, _) => Ok(()),
+            (false, 0) => console::line(format_args!("worker {worker} is removed; nothing was at it alone")),
+            (false, _) => console::line(format_args!(
+                "worker {worker} is removed; {} blocks of {} files were at it alone and are lost:{}",
+                view.blocks,
+                view.files,
+                view.listed()
+            )),
+        }
+    }
+}
+
+impl RemovedView {
+    fn listed(&self) -> String {
+        let more = self.files.saturating_sub(self.paths.len() as u64);
+        let mut lines: Vec<String> = self.paths.iter().map(|path| format!("\n  {path}")).collect();
+        lines.extend((more > 0).then(|| format!("\n  and {more} more")));
+        lines.concat()
+    }
+}
+
+async fn workers(connection: &mut Connection) -> Result<Vec<Worker>, CliError> {
+    Ok(connection.cluster.list_workers(ListWorkersRequest {}).await?.into_inner().workers)
+}
+
+/// The worker that is meant by a number, a data address, or the name of a host with one worker.
+fn find(workers: &[Worker], named: &str) -> Result<u64, CliError> {
+    let is_meant = |worker: &&Worker| worker.data_address == named || named.parse() == Ok(worker.id);
+    if let Some(worker) = workers.iter().find(is_meant) {
+        return Ok(worker.id);
+    }
+    let on_host: Vec<&Worker> = workers.iter().filter(|worker| worker.host == named).collect();
+    match on_host[..] {
+        [worker] => Ok(worker.id),
+        [] => Err(CliError::NotFound(format!("there is no worker {named}: see `cv node list`"))),
+        _ => Err(CliError::Usage(format!(
+            "{named} has {} workers: name one by its number or its data address, see `cv node list`",
+            on_host.len()
+        ))),
+    }
+}
+
+fn progress_bar(blocks: u64) -> Result<ProgressBar, CliError> {
+    let style = ProgressStyle::with_template("{bar:40} {percent}% {human_pos}/{human_len} blocks {eta} {msg}");
+    Ok(ProgressBar::new(blocks).with_style(style.context("the progress bar's template")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_found_by_number_address_and_host() {
+        let worker = |id, address: &str, host: &str| Worker {
+            id,
+            data_address: address.into(),
+            host: host.into(),
+            ..Worker::default()
+        };
+        let workers = [worker(1, "a:1", "a"), worker(2, "b:1", "b"), worker(3, "b:2", "b")];
+        for (named, id) in [("2", 2), ("b:2", 3), ("a", 1)] {
+            assert_eq!(find(&workers, named).unwrap(), id);
+        }
+        assert!(matches!(find(&workers, "b"), Err(CliError::Usage(_))));
+        assert!(matches!(find(&workers, "4"), Err(CliError::NotFound(_))));
+    }
+}
