@@ -25,7 +25,8 @@ pub struct S3 {
 }
 
 impl S3 {
-    pub(crate) fn new(endpoint: &str, admin: &str, access_key: &str, secret_key: &str, hedged: bool) -> Self {
+    /// `hedged` unless clients never ask twice: then requests cannot be counted.
+    pub fn new(endpoint: &str, admin: &str, access_key: &str, secret_key: &str, hedged: bool) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         Self {
             endpoint: endpoint.to_owned(),

@@ -144,7 +144,9 @@ impl Keeper {
         let output = OpenOptions::new().create(true).append(true).open(&log);
         let output = output.context(format_args!("cannot write {}", log.display()))?;
         // That of an earlier version, too.
-        output.set_permissions(Permissions::from_mode(0o600)).context(format_args!("cannot close {}", log.display()))?;
+        output
+            .set_permissions(Permissions::from_mode(0o600))
+            .context(format_args!("cannot close {}", log.display()))?;
         let launch = cluster.launch(self.name);
         let mut command = Command::new(&self.program);
         command.args(&launch.arguments).stdin(Stdio::null()).current_dir(&cluster.directory);

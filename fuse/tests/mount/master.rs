@@ -461,10 +461,16 @@ impl Cluster for Master {
     async fn drain_worker(&self, _: Request<wire::DrainWorkerRequest>) -> Result<Response<wire::WorkerBlocks>, Status> {
         Err(Status::unimplemented("drain_worker"))
     }
-    async fn get_worker_blocks(&self, _: Request<wire::WorkerBlocksRequest>) -> Result<Response<wire::WorkerBlocks>, Status> {
+    async fn get_worker_blocks(
+        &self,
+        _: Request<wire::WorkerBlocksRequest>,
+    ) -> Result<Response<wire::WorkerBlocks>, Status> {
         Err(Status::unimplemented("get_worker_blocks"))
     }
-    async fn remove_worker(&self, _: Request<wire::RemoveWorkerRequest>) -> Result<Response<wire::RemoveWorkerReply>, Status> {
+    async fn remove_worker(
+        &self,
+        _: Request<wire::RemoveWorkerRequest>,
+    ) -> Result<Response<wire::RemoveWorkerReply>, Status> {
         Err(Status::unimplemented("remove_worker"))
     }
     async fn list_claims(&self, _: Request<wire::ListClaimsRequest>) -> Result<Response<wire::ClaimList>, Status> {

@@ -90,7 +90,9 @@ pub fn remove_worker(transaction: &mut Transaction<'_>, remove: &RemoveWorker) -
     let before = transaction.before();
     let Some(record) = before.worker(id)? else { return Ok(unknown(id)) };
     if !remove.with_replicas && !before.replicas_at(id, None, 1)?.is_empty() {
-        return Ok(Outcome::Refused(format!("worker {id} has got blocks meanwhile, or is still to free some: try again")));
+        return Ok(Outcome::Refused(format!(
+            "worker {id} has got blocks meanwhile, or is still to free some: try again"
+        )));
     }
     transaction.delete(Family::Worker, &id.to_be_bytes());
     transaction.put_bytes(Family::Meta, &removed_key(&record.uuid), &id.to_be_bytes());

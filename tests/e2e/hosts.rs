@@ -1,0 +1,126 @@
+//! `docs/hosts.md`, word for word: its files are written and its commands run on hosts that are network namespaces on a bridge, each with a
+//! root directory, a host name and processes of its own.
+//!
+//! A block of the guide says where it belongs behind its language: `on=HOST,HOST` or `on=all`, and `file=PATH`, with `append`, for a file.
+//! A line is repeated until it succeeds or patience ends, as a person would who is told that something takes a second.
+
+#[path = "hosts/guide.rs"]
+mod guide;
+#[path = "hosts/network.rs"]
+mod network;
+
+use std::time::Duration;
+
+use cavern_tests::eventually;
+use serde_json::Value;
+
+use guide::{Block, Guide};
+use network::Network;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const HOSTS: [(&str, &str); 4] =
+    [("cavern-master", "10.77.0.10"), ("node1", "10.77.0.11"), ("node2", "10.77.0.12"), ("node3", "10.77.0.13")];
+
+/// Files that are written when the bucket is mounted, and read after each section from then on.
+const WRITE: &str = "mkdir -p /mnt/cavern/data/kept && for n in 1 2 3 4 5 6 7 8; do \
+    head -c 3000000 /dev/urandom > /mnt/cavern/data/kept/$n; done && cd /mnt/cavern/data/kept && sha256sum * > /src/sums";
+const READ: &str = "cd /mnt/cavern/data/kept && sha256sum --quiet --check /src/sums";
+
+#[test]
+fn the_guide_leads_to_a_cluster_that_grows_and_shrinks_and_loses_nothing() {
+    let guide = Guide::read();
+    let network = Network::new(&HOSTS, ("s3.example.com", "10.77.0.5"), "example");
+    for section in &guide.sections {
+        for block in &section.blocks {
+            run(&network, block);
+        }
+        let nodes = || nodes(&network);
+        match section.title.as_str() {
+            "Start" => live(&network, &["node1", "node2"]),
+            "Mount a bucket" => repeat(&network, "node1", WRITE),
+            "Add a host" => live(&network, &["node1", "node2", "node3"]),
+            "Replace a disk, or a whole worker" => {
+                live(&network, &["node1", "node2", "node3"]);
+                let again = nodes().into_iter().find(|node| node["host"] == "node2").unwrap();
+                assert!(again["id"].as_u64().unwrap() > 3, "{again}");
+            }
+            "Remove a host" => {
+                live(&network, &["node1", "node2"]);
+                assert_eq!(nodes().len(), 2);
+            }
+            _ => {}
+        }
+        if guide.is_beyond(&section.title, "Mount a bucket") {
+            for host in ["node1", "node2"] {
+                repeat(&network, host, READ);
+            }
+        }
+    }
+    let log = network.on("cavern-master", "cat /var/log/cavern-master.log").unwrap();
+    assert!(log.contains("no authentication yet") && log.contains("master.listen"), "{log}");
+
+    // The worker that was removed and has its directory still is told so.
+    network.on("node2", "systemctl stop cavern-worker").unwrap();
+    network
+        .on("node2", "mv /var/lib/cavern/worker /tmp/new && mv /var/lib/cavern/worker.removed /var/lib/cavern/worker")
+        .unwrap();
+    network.on("node2", "systemctl start cavern-worker").unwrap();
+    repeat(&network, "node2", "grep 'was removed with `cv node remove`' /var/log/cavern-worker.log");
+}
+
+#[test]
+fn every_command_and_file_of_the_guide_says_where_it_belongs() {
+    let guide = Guide::read();
+    let titles: Vec<&str> = guide.sections.iter().map(|section| section.title.as_str()).collect();
+    for wanted in ["Start", "Mount a bucket", "Add a host", "Replace a disk, or a whole worker", "Remove a host"] {
+        assert!(titles.contains(&wanted), "{wanted} is not in {titles:?}");
+    }
+    for block in guide.sections.iter().flat_map(|section| &section.blocks) {
+        assert!(!block.hosts.is_empty(), "{block:?}");
+        let is_known = |host: &String| host == "all" || HOSTS.iter().any(|(known, _)| known == host);
+        assert!(block.hosts.iter().all(is_known), "{block:?}");
+    }
+}
+
+fn run(network: &Network, block: &Block) {
+    let names: Vec<&str> = match &block.hosts[..] {
+        [all] if all == "all" => HOSTS.iter().map(|(name, _)| *name).collect(),
+        hosts => hosts.iter().map(String::as_str).collect(),
+    };
+    for name in names {
+        match &block.file {
+            Some(file) => network.write(name, file, &block.text, block.append),
+            None => block.text.lines().for_each(|line| repeat(network, name, line)),
+        }
+    }
+}
+
+#[track_caller]
+fn repeat(network: &Network, host: &str, command: &str) {
+    let mut last = String::new();
+    eventually(&format!("`{command}` on {host}"), PATIENCE, || match network.on(host, command) {
+        Ok(_) => Some(()),
+        Err(failure) => {
+            if failure != last {
+                eprintln!("{host}: {command}: {failure}");
+                last = failure;
+            }
+            None
+        }
+    });
+}
+
+fn nodes(network: &Network) -> Vec<Value> {
+    let listed = network.on("node1", "cv node list --json").unwrap();
+    serde_json::from_str(&listed).unwrap()
+}
+
+/// Waits until the workers of these hosts are live.
+#[track_caller]
+fn live(network: &Network, hosts: &[&str]) {
+    eventually(&format!("{hosts:?} are live"), PATIENCE, || {
+        let nodes = nodes(network);
+        let is_live = |host: &&str| nodes.iter().any(|node| node["host"] == **host && node["state"] == "live");
+        hosts.iter().all(is_live).then_some(())
+    });
+}

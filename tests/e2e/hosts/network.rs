@@ -1,0 +1,204 @@
+//! Hosts on this machine: a network namespace each, joined by a bridge in one more, and an object store beside them.
+//!
+//! Nothing of it is visible in the machine's own network. The processes of a host live in a process namespace whose first one ends with the
+//! test, and take their mounts with them.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use cavern_tests::{S3, cv_path, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// Names of namespaces begin with it, and with the number of the test's process.
+const PREFIX: &str = "cavern-hosts-";
+const PATIENCE: Duration = Duration::from_secs(60);
+/// As the guide has them.
+const KEYS: (&str, &str) = ("access-of-the-guide", "secret-of-the-guide");
+
+pub struct Network {
+    /// Namespaces that were made.
+    namespaces: Vec<String>,
+    hosts: BTreeMap<String, Host>,
+    store: Option<Child>,
+    /// What the hosts find at `/src`, and their roots.
+    top: TempDir,
+}
+
+struct Host {
+    /// Waits for the first process of the host, which ends with it.
+    holder: Child,
+    first: i32,
+}
+
+impl Network {
+    /// Hosts of these names and addresses, and an object store with a bucket on one more.
+    pub fn new(hosts: &[(&str, &str)], (store, store_address): (&str, &str), bucket: &str) -> Self {
+        remove_leftovers();
+        let top = tempfile::Builder::new().prefix("cavern-test-").tempdir().unwrap();
+        let mut network = Self { namespaces: vec![], hosts: BTreeMap::new(), store: None, top };
+        network.prepare_source();
+        let bridge = network.add_namespace("bridge");
+        ip(&["-n", &bridge, "link", "add", "br0", "type", "bridge"]);
+        ip(&["-n", &bridge, "link", "set", "br0", "up"]);
+        for (number, (name, address)) in hosts.iter().chain([&(store, store_address)]).enumerate() {
+            let (namespace, port) = (network.add_namespace(&number.to_string()), format!("p{number}"));
+            ip(&["link", "add", &port, "netns", &bridge, "type", "veth", "peer", "name", "eth0", "netns", &namespace]);
+            ip(&["-n", &bridge, "link", "set", &port, "master", "br0", "up"]);
+            ip(&["-n", &namespace, "address", "add", &format!("{address}/24"), "dev", "eth0"]);
+            ip(&["-n", &namespace, "link", "set", "eth0", "up"]);
+            if *name == store {
+                network.start_store(&namespace, bucket);
+            } else {
+                network.start_host(name, &namespace);
+            }
+        }
+        network
+    }
+
+    fn add_namespace(&mut self, role: &str) -> String {
+        let namespace = format!("{PREFIX}{}-{role}", std::process::id());
+        ip(&["netns", "add", &namespace]);
+        self.namespaces.push(namespace.clone());
+        namespace
+    }
+
+    fn source(&self) -> PathBuf {
+        self.top.path().join("src")
+    }
+
+    /// The executable, what the repository has in `etc`, and what stands in for systemd.
+    fn prepare_source(&self) {
+        let (source, repository) = (self.source(), Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+        fs::create_dir_all(source.join("etc/systemd")).unwrap();
+        // Every host has a copy in memory, and needs no symbols.
+        good(Command::new("strip").arg("-o").arg(source.join("cv")).arg(cv_path()));
+        for unit in fs::read_dir(repository.join("etc/systemd")).unwrap() {
+            let unit = unit.unwrap();
+            fs::copy(unit.path(), source.join("etc/systemd").join(unit.file_name())).unwrap();
+        }
+        fs::copy(repository.join("tests/e2e/hosts/systemctl"), source.join("systemctl")).unwrap();
+    }
+
+    fn start_store(&mut self, namespace: &str, bucket: &str) {
+        let root = self.top.path().join("objects");
+        let serve = |command: &mut Command, listen: &str| {
+            command.arg("dev-s3").arg("--root").arg(&root).arg("--listen").arg(listen);
+            command.env("CV_DEV_S3_ACCESS_KEY", KEYS.0).env("CV_DEV_S3_SECRET_KEY", KEYS.1);
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()
+        };
+        // The bucket is made from here, where the hosts cannot be reached.
+        let mut here = serve(&mut Command::new(cv_path()), "127.0.0.1:0");
+        let mut ready = String::new();
+        BufReader::new(here.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let endpoint = ready.split_whitespace().find_map(|word| word.strip_prefix("s3=")).map(str::to_owned);
+        let made = endpoint.map(|endpoint| S3::new(&endpoint, "", KEYS.0, KEYS.1, true).create_bucket(bucket));
+        kill_process(pid_of(&here), Signal::TERM).unwrap();
+        here.wait().unwrap();
+        assert!(made.is_some(), "the object store said {ready}");
+        self.store = Some(serve(in_namespace(namespace).arg(cv_path()), "0.0.0.0:9000"));
+    }
+
+    fn start_host(&mut self, name: &str, namespace: &str) {
+        let place = self.top.path().join(name);
+        fs::create_dir(&place).unwrap();
+        let log = File::create(self.top.path().join(format!("{name}.log"))).unwrap();
+        let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/hosts/init");
+        let mut command = in_namespace(namespace);
+        command.args(["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child"]);
+        command.arg("sh").arg(init).arg(&place).arg(self.source()).arg(name);
+        let holder = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        let children = format!("/proc/{0}/task/{0}/children", holder.id());
+        self.hosts.insert(name.to_owned(), Host { holder, first: 0 });
+        let first = eventually(&format!("{name} has its first process"), PATIENCE, || {
+            let first: i32 = fs::read_to_string(&children).ok()?.split_whitespace().next()?.parse().ok()?;
+            fs::exists(format!("/proc/{first}/root/run/ready")).ok()?.then_some(first)
+        });
+        self.hosts.get_mut(name).unwrap().first = first;
+    }
+
+    /// Runs a line of a shell on a host, where `cv` and `etc` lie; what it printed, or what went wrong.
+    pub fn on(&self, host: &str, line: &str) -> Result<String, String> {
+        let mut command = self.shell(host, &format!("cd /src && {line}"));
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let [stdout, stderr] =
+            [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        if output.status.success() { Ok(stdout) } else { Err(format!("{stdout}{stderr}")) }
+    }
+
+    /// Writes a file on a host, with its directory.
+    pub fn write(&self, host: &str, path: &str, text: &str, append: bool) {
+        let to = if append { ">>" } else { ">" };
+        let mut command = self.shell(host, &format!("mkdir -p \"$(dirname {path})\" && cat {to}{path}"));
+        let mut writer = command.stdin(Stdio::piped()).spawn().unwrap();
+        writer.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(writer.wait().unwrap().success(), "{path} on {host}");
+    }
+
+    fn shell(&self, host: &str, line: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--target={}", self.hosts[host].first));
+        command.args(["--net", "--mount", "--uts", "--pid", "--root", "sh", "-c", line]).env_clear().current_dir("/");
+        command.env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", "/root");
+        command
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for host in self.hosts.keys().filter(|host| self.hosts[*host].first != 0) {
+                let logs = self.on(host, "tail -n 30 /var/log/cavern-*.log");
+                eprintln!("---- {host}\n{}", logs.unwrap_or_else(|failure| failure));
+            }
+        }
+        for child in self.hosts.values_mut().map(|host| &mut host.holder).chain(&mut self.store) {
+            let _ended = child.kill();
+            let _ended = child.wait();
+        }
+        for namespace in &self.namespaces {
+            remove(namespace);
+        }
+    }
+}
+
+/// Namespaces of test processes that are gone, and could not tidy up.
+fn remove_leftovers() {
+    for entry in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
+        if owner.is_some_and(|owner| !Path::new(&format!("/proc/{owner}")).exists()) {
+            remove(&name);
+        }
+    }
+}
+
+fn remove(namespace: &str) {
+    // One that is gone already is as good.
+    let _gone = Command::new("ip").args(["netns", "delete", namespace]).output();
+}
+
+/// A program in a namespace, which is killed when the thread of the test is gone.
+fn in_namespace(namespace: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "ip", "netns", "exec", namespace]);
+    command
+}
+
+fn ip(arguments: &[&str]) {
+    good(Command::new("ip").args(arguments));
+}
+
+fn good(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}: run bin/setup --tests"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn pid_of(child: &Child) -> Pid {
+    Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap()
+}
