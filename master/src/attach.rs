@@ -23,9 +23,9 @@ const METADATA_TTL_MAX_MS: u64 = 365 * 86_400_000;
 const OPTIONS_MAX: usize = 64;
 const OPTION_BYTES_MAX: usize = 8192;
 /// Inodes that one reaping step deletes.
-const REAP_STEP: u32 = 1000;
+pub const REAP_STEP: u32 = 200;
 /// Inodes that one counting step looks at.
-const COUNT_STEP: u32 = 1000;
+pub const COUNT_STEP: u32 = 500;
 
 impl Services {
     /// Verifies a mount request and its bucket, and records it. What is not given gets its default.
@@ -98,9 +98,12 @@ impl Services {
 
 /// Deletes what was taken out of the namespace, step by step, until nothing is left.
 pub async fn reap(proposer: &Proposer) -> Result<(), MasterError> {
+    let mut from = 0;
     loop {
-        match proposer.propose(Command::ReapOrphans(ReapOrphans { limit: REAP_STEP })).await? {
-            Outcome::Reaped(reaped) if reaped.more => {}
+        match proposer.propose(Command::ReapOrphans(ReapOrphans { limit: REAP_STEP, from })).await? {
+            Outcome::Reaped(reaped) if reaped.more => from = reaped.next,
+            // Directories below others may be older than those.
+            _ if from > 0 => from = 0,
             _ => return Ok(()),
         }
     }

@@ -13,6 +13,7 @@ use cavern_proto::record::command::Command;
 use cavern_proto::record::{Expire, InodeRecord, TtlRecord};
 
 use crate::MasterError;
+use crate::clock::Clock;
 use crate::metrics::ExpiryMetrics;
 use crate::service::Services;
 use crate::state::records::is_directory;
@@ -77,12 +78,12 @@ async fn sweep(services: &Services, rules: &Rules, metrics: &ExpiryMetrics) -> R
     let mut after = 0;
     let mut governing: HashMap<u64, Option<TtlRecord>> = HashMap::new();
     loop {
-        let (now_ns, rules, mut known) = (services.lookups.listings.clock().now_ns(), rules.clone(), governing);
+        let (listings, rules, mut known) = (services.lookups.listings.clone(), rules.clone(), governing);
         let look = services.lookups.listings.read(move |tables| {
             let (mut last, mut due) = (None, Vec::new());
             for (inode, record) in tables.inodes_after(after, PAGE)? {
                 last = Some(inode);
-                due.extend(look_at(tables, inode, &record, &rules, &mut known, now_ns)?);
+                due.extend(look_at(tables, inode, &record, &rules, &mut known, listings.clock())?);
             }
             Ok((last, due, known))
         });
@@ -118,23 +119,23 @@ fn look_at(
     record: &InodeRecord,
     rules: &Rules,
     known: &mut HashMap<u64, Option<TtlRecord>>,
-    now_ns: i64,
+    clock: &Clock,
 ) -> Result<Option<Due>, MasterError> {
     if record.mount_id == 0 || record.unlinked || is_directory(record) {
         return Ok(None);
     }
     let Some(rule) = governing(tables, record.parent, rules, known)? else { return Ok(None) };
-    let age = Duration::from_nanos(u64::try_from(now_ns - record.ctime_ns).unwrap_or(0));
+    let age = Duration::from_nanos(u64::try_from(clock.age_ns(record.ctime_ns)).unwrap_or(0));
     if age < Duration::from_secs(rule.seconds) {
         return Ok(None);
     }
     Ok(match rule.action() {
         TtlAction::None => None,
         TtlAction::Free => {
-            let has_blocks = !tables.extents(inode, 0)?.is_empty();
+            let has_blocks = tables.extents_of(inode, 0)?.next().transpose()?.is_some();
             (has_blocks && is_clean(tables, inode)?).then_some(Due::Free(inode))
         }
-        TtlAction::Delete => Some(Due::Remove(Expire { inode, ctime_ns: record.ctime_ns, now_ns })),
+        TtlAction::Delete => Some(Due::Remove(Expire { inode, ctime_ns: record.ctime_ns, now_ns: clock.now_ns() })),
     })
 }
 

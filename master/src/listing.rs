@@ -17,7 +17,7 @@
 //! after a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended (`observed_ns`). Checks of the same name
 //! take turns ([`turns`]).
 
-mod adopt;
+pub mod adopt;
 mod check;
 mod diff;
 mod directory;
@@ -66,6 +66,8 @@ use crate::raft::Proposer;
 use crate::state::namespace::ListingCounts;
 use crate::state::{Database, Outcome, Tables};
 
+/// Entries of one command, and directories that are to be found for them.
+const PORTION: usize = 500;
 /// Directories that are being listed or wait for it, at most.
 const FLIGHTS_MAX: usize = 16_384;
 
@@ -133,13 +135,17 @@ impl Listings {
         self.0.tasks.wait().await;
     }
 
-    /// Runs `read` with the tables on the blocking pool.
+    /// Runs `read` with the tables on the blocking pool. All that it reads is of one moment, after the call.
     pub async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(Tables<'_>) -> Result<T, MasterError> + Send + 'static,
     ) -> Result<T, MasterError> {
         let database = self.0.database.clone();
-        let result = tokio::task::spawn_blocking(move || read(Tables::new(&database))).await;
+        let result = tokio::task::spawn_blocking(move || {
+            let snapshot = database.raw().snapshot();
+            read(Tables::at(&database, &snapshot))
+        })
+        .await;
         result.map_err(|error| MasterError::Consensus(format!("a read was given up: {error}")))?
     }
 
@@ -200,9 +206,9 @@ impl Listings {
         if listed_ns == 0 {
             return -1;
         }
-        let age = self.0.clock.now_ns().saturating_sub(listed_ns) / 1_000_000;
-        // From the future: the host's clock was set back. Nothing is known about such a listing's age.
-        if age < 0 { i64::MAX / 1_000_000 } else { age }
+        let age_ns = self.0.clock.age_ns(listed_ns);
+        // From the future: of a master that did not record its clock. Nothing is known about such a listing's age.
+        if age_ns < 0 { i64::MAX / 1_000_000 } else { age_ns / 1_000_000 }
     }
 
     /// Whether a listing is at least as old as `limit`.
@@ -221,10 +227,16 @@ impl Listings {
 
     async fn propose_listing(&self, mount_id: u32, groups: Vec<ListingGroup>) -> Result<ListingCounts, MasterError> {
         let now_ns = self.0.clock.now_ns();
-        match self.0.proposer.propose(Command::Listing(ApplyListing { mount_id, groups, now_ns })).await? {
-            Outcome::Listed(counts) => Ok(counts),
-            other => Err(MasterError::Refused(format!("a listing was answered by {other:?}"))),
+        let portions = portions(groups);
+        let commands = portions.into_iter().map(|groups| Command::Listing(ApplyListing { mount_id, groups, now_ns }));
+        let mut counts = ListingCounts::default();
+        for outcome in self.0.proposer.propose_all(commands).await? {
+            match outcome {
+                Outcome::Listed(more) => counts += more,
+                other => return Err(MasterError::Refused(format!("a listing was answered by {other:?}"))),
+            }
         }
+        Ok(counts)
     }
 
     /// The next page of a listing, when its turn has come. At once `None` after the last.
@@ -260,6 +272,43 @@ impl Listings {
             }
         }
     }
+}
+
+/// Takes a difference apart, so that no command is long. A directory is complete with its last part.
+pub fn portions(groups: Vec<ListingGroup>) -> Vec<Vec<ListingGroup>> {
+    let (mut portions, mut portion, mut size) = (Vec::new(), Vec::new(), 0);
+    for mut group in groups {
+        loop {
+            // Finding the directory is work, too.
+            size += 1 + group.directory.len();
+            let mut part = ListingGroup {
+                directory: group.directory.clone(),
+                expect_inode: group.expect_inode,
+                observed_ns: group.observed_ns,
+                ..ListingGroup::default()
+            };
+            let room = PORTION.saturating_sub(size).max(1);
+            part.remove = group.remove.drain(..group.remove.len().min(room)).collect();
+            part.upsert = group.upsert.drain(..group.upsert.len().min(room - part.remove.len())).collect();
+            size += part.remove.len() + part.upsert.len();
+            let is_last = group.remove.is_empty() && group.upsert.is_empty();
+            if is_last {
+                part.listed_ns = group.listed_ns;
+            }
+            portion.push(part);
+            if size >= PORTION {
+                portions.push(std::mem::take(&mut portion));
+                size = 0;
+            }
+            if is_last {
+                break;
+            }
+        }
+    }
+    if !portion.is_empty() {
+        portions.push(portion);
+    }
+    portions
 }
 
 /// What [`Listings::start`] found.

@@ -18,6 +18,7 @@ pub struct RaftMetrics {
     batch_commands: Histogram,
     log_sync_seconds: Histogram,
     apply_seconds: Histogram,
+    command_seconds: Histogram,
 }
 
 impl RaftMetrics {
@@ -31,6 +32,10 @@ impl RaftMetrics {
             ),
             log_sync_seconds: metrics.latency("master_log_sync_seconds", "Time of one synced write of the log"),
             apply_seconds: metrics.latency("master_apply_seconds", "Time to apply one entry"),
+            command_seconds: metrics.latency(
+                "master_command_seconds",
+                "Time to apply one command: nobody else is served by the log meanwhile",
+            ),
         }
     }
 
@@ -41,6 +46,10 @@ impl RaftMetrics {
 
     pub fn log_synced(&self, time: Duration) {
         self.log_sync_seconds.observe(time.as_secs_f64());
+    }
+
+    pub fn applied_command(&self, time: Duration) {
+        self.command_seconds.observe(time.as_secs_f64());
     }
 
     pub fn applied(&self, time: Duration) {

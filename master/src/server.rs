@@ -52,7 +52,7 @@ const STREAMS_MAX: u32 = 1024;
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterError> {
     let grpc = bind_tcp(&config.master.listen, "master.listen").await?;
     let http = HttpServer::bind(&config.master.http_listen).await?;
-    let master = Master::start(config, grpc, Arc::new(PooledFillers)).await?;
+    let master = Master::start(config, grpc, Arc::new(PooledFillers), Clock::default()).await?;
     let health = {
         let consensus = master.services.consensus.clone();
         move || consensus.progress().2
@@ -110,13 +110,14 @@ impl Master {
         config: Config,
         grpc: TcpListener,
         fillers: Arc<dyn MakeFiller + Send + Sync>,
+        clock: Clock,
     ) -> Result<Self, MasterError> {
         let conf = config.master.clone();
         ensure_dir(&conf.data_dir, "master.data_dir")?;
         let address = grpc.local_addr().map_err(MasterError::io(PathBuf::from(&conf.listen)))?.to_string();
         let metrics = MasterMetrics::new();
         metrics.registry.with_registry(cavern_ufs::register_metrics);
-        let clock = Arc::new(Clock::default());
+        let clock = Arc::new(clock);
         let data_dir = conf.data_dir.clone();
         let cache_bytes = conf.metadata_cache.bytes();
         let opened = tokio::task::spawn_blocking(move || {
@@ -125,6 +126,7 @@ impl Master {
         });
         let opened = opened.await.map_err(|error| MasterError::Consensus(error.to_string()))?;
         let (database, high_water, vault) = opened?;
+        clock.witness(Tables::new(&database).counters()?.now_ns);
         let watch = Arc::new(WatchHub::new(conf.session_lease.get(), &clock, metrics.clone()));
         let consensus = Consensus::start(
             database.clone(),
@@ -133,13 +135,15 @@ impl Master {
                 snapshots: &conf.data_dir.join("snapshots"),
                 snapshot_entries: conf.snapshot_entries,
                 new_cluster_id: new_cluster_id(),
-                now_ns: clock.now_ns(),
+                clock: clock.clone(),
             },
             watch.clone(),
             metrics.raft.clone(),
         )
         .await?;
         let consensus = Arc::new(consensus);
+        // The rest of the log has been applied meanwhile.
+        clock.witness(Tables::new(&database).counters()?.now_ns);
         let proposer = consensus.proposer();
         let cluster_id = Tables::new(&database).cluster_id()?;
         let cluster_id = cluster_id.ok_or_else(|| MasterError::Corrupt("the cluster id, which is missing,".into()))?;

@@ -46,6 +46,12 @@ pub async fn reap_unlinked(services: &Services) -> Result<(), MasterError> {
     if !services.watch.wait_settled(services.watch.seq()).await {
         return Ok(());
     }
-    services.proposer.propose_all(unlinked.into_iter().map(Command::ReapUnlinked)).await?;
+    let reaped = services.proposer.propose_all(unlinked.iter().copied().map(Command::ReapUnlinked)).await?;
+    for (inode, mut reaped) in unlinked.into_iter().zip(reaped) {
+        // A file with very many blocks goes step by step.
+        while matches!(reaped, Outcome::Reaped(reaped) if reaped.more) {
+            reaped = services.proposer.propose(Command::ReapUnlinked(inode)).await?;
+        }
+    }
     Ok(())
 }

@@ -30,7 +30,8 @@ pub mod usage;
 
 pub use apply::{Outcome, apply};
 pub use database::{Database, Family};
-pub use origin::is_clean;
+pub use extent::AT_ONCE;
+pub use origin::{has_content, is_clean};
 pub use orphans::Reaped;
 pub use posix::{blocking_lock, index_holds, take_in};
 pub use records::EntryVersion;

@@ -1,5 +1,6 @@
 //! Tests of the master as a whole, in one process: a real database, a real log, buckets in memory.
 
+mod clock;
 mod harness;
 mod jobs;
 mod locks;
@@ -11,3 +12,4 @@ mod repair;
 mod replay;
 mod restart;
 mod sessions;
+mod work;

@@ -463,3 +463,63 @@ fn what_cannot_be_done_says_so() {
     rustix::fs::removexattr(&file, "user.a").unwrap();
     assert_eq!(rustix::fs::getxattr(&file, "user.a", &mut list[..]), Err(Errno::NODATA));
 }
+
+// ------------------------------------------------------------------------------- many names
+
+/// Ends what runs beside a test, however that ends.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn forty_thousand_links_to_a_file_come_and_go_while_others_are_served() {
+    const DIRECTORIES: usize = 4;
+    const LINKS: usize = 10_000;
+    let conf = "[master]\npersist_delay = \"100ms\"\n".to_owned();
+    let cluster = mounted(Options { conf, ..Options::default() });
+    let top = cluster.path("fs");
+    fs::write(top.join("file"), "content").unwrap();
+    let directories: Vec<PathBuf> = (0..DIRECTORIES).map(|number| top.join(format!("d{number}"))).collect();
+    directories.iter().for_each(|directory| fs::create_dir(directory).unwrap());
+    let in_each = |work: &(dyn Fn(&Path) -> io::Result<()> + Sync)| {
+        thread::scope(|scope| {
+            for directory in &directories {
+                scope.spawn(move || {
+                    (0..LINKS).try_for_each(|number| work(&directory.join(number.to_string()))).unwrap()
+                });
+            }
+        });
+    };
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            let (other, mut served) = (top.join("other"), 0);
+            while !is_over.load(Ordering::Acquire) {
+                fs::write(&other, "1").unwrap();
+                assert!(other.symlink_metadata().unwrap().is_file());
+                fs::remove_file(&other).unwrap();
+                assert!(other.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound));
+                served += 1;
+            }
+            served
+        });
+        let ending = Ending(&is_over);
+        in_each(&|path: &Path| fs::hard_link(top.join("file"), path));
+        assert_eq!(fs::metadata(top.join("file")).unwrap().nlink(), (DIRECTORIES * LINKS + 1) as u64);
+        // The bucket is on its way to have them.
+        eventually("some links are objects", PATIENCE * 6, || (cluster.s3.requests("PUT") > 1000).then_some(()));
+        in_each(&|path: &Path| fs::remove_file(path));
+        assert_eq!(fs::metadata(top.join("file")).unwrap().nlink(), 1);
+        directories.iter().for_each(|directory| fs::remove_dir(directory).unwrap());
+        cluster.cv(&["persist", "wait", "/fs/file", "--timeout", "10m"]);
+        drop(ending);
+        assert!(others.join().unwrap() > 0);
+    });
+    cluster.cv(&["persist", "wait", "/fs", "--timeout", "10m"]);
+    let objects = crate::bucket::Bucket::of(&cluster, "bucket").objects();
+    assert_eq!(objects, [("fs/file".to_owned(), "content".into())].into());
+}

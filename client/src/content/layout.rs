@@ -69,8 +69,8 @@ pub(super) enum News {
 /// The unit in which file systems give room to files.
 const PAGE_BYTES: u64 = 4096;
 
-/// Blocks of one commit; the master takes some more.
-pub(super) const COMMIT_BLOCKS: usize = 1000;
+/// Blocks of one commit. The master takes some more, but serves nobody else meanwhile.
+pub(super) const COMMIT_BLOCKS: usize = 250;
 
 /// What the master is to be told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -637,7 +637,8 @@ mod tests {
     #[test]
     fn very_many_blocks_are_told_in_several_commits_the_length_with_the_last() {
         let mut layout = Layout::new(&attr(0, 0, 0), vec![], None);
-        for index in 0..1500 {
+        let half = COMMIT_BLOCKS / 2;
+        for index in 0..(COMMIT_BLOCKS + half) as u32 {
             layout.made(index, vec![1]);
             layout.wrote(index, (u64::from(index) + 1) * 10, 1);
         }
@@ -645,8 +646,9 @@ mod tests {
         assert_eq!((made.len(), first.grow_to), (COMMIT_BLOCKS, 0));
         layout.committed(&first, &[], &attr(0, 1, 0));
         let (last, made) = layout.begin_commit().unwrap();
-        assert_eq!((made.len(), made[0].index, last.grow_to), (500, 1000, 15_000));
-        layout.committed(&last, &[], &attr(15_000, 2, 0));
+        let length = (COMMIT_BLOCKS + half) as u64 * 10;
+        assert_eq!((made.len(), made[0].index as usize, last.grow_to), (half, COMMIT_BLOCKS, length));
+        layout.committed(&last, &[], &attr(length, 2, 0));
         assert!(layout.is_committed());
     }
 

@@ -16,6 +16,9 @@ use crate::persist::PARKED;
 use crate::state::namespace::ListingCounts;
 use crate::state::{Directory, Outcome};
 
+/// Entries of one command.
+pub const ENTRIES: usize = 250;
+
 /// Owner and permissions of what the bucket says nothing of.
 #[derive(Clone, Copy, Debug)]
 pub struct Looks {
@@ -104,23 +107,31 @@ impl Listings {
         if mount.mount.existing() == Existing::Recovered {
             entries = self.recover(mount, &key_prefix, entries).await?;
         }
-        let listing = AdoptListing {
+        let part = AdoptListing {
             mount_id: mount.id(),
             directory: directory.inode,
             key_prefix,
-            entries,
-            marker,
-            complete,
-            hidden,
             uid,
             gid,
             file_mode,
             dir_mode,
             now_ns: self.0.clock.now_ns(),
+            ..AdoptListing::default()
         };
-        match self.0.proposer.propose(Command::AdoptListing(listing)).await? {
-            Outcome::Listed(counts) => Ok(counts),
-            other => Err(MasterError::Refused(format!("a listing was answered by {other:?}"))),
+        let mut commands = Vec::new();
+        while entries.len() > ENTRIES {
+            let rest = entries.split_off(ENTRIES);
+            commands.push(Command::AdoptListing(AdoptListing { entries, ..part.clone() }));
+            entries = rest;
         }
+        commands.push(Command::AdoptListing(AdoptListing { entries, marker, complete, hidden, ..part }));
+        let mut counts = ListingCounts::default();
+        for outcome in self.0.proposer.propose_all(commands).await? {
+            match outcome {
+                Outcome::Listed(more) => counts += more,
+                other => return Err(MasterError::Refused(format!("a listing was answered by {other:?}"))),
+            }
+        }
+        Ok(counts)
     }
 }

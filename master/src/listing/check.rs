@@ -53,6 +53,8 @@ impl Listings {
             }
             return Ok(());
         }
+        // What is asked now is newer, whatever clock the listing was dated by.
+        self.0.clock.witness(place.record.listed_ns);
         loop {
             let check = self.0.checks.begin(directory, name);
             let asked_ns = self.0.clock.now_ns();

@@ -12,10 +12,11 @@ use cavern_conf::Failpoint;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{Extent, WorkerState};
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{Freed, GarbageRecord};
+use cavern_proto::record::{DropBlocks, Freed, GarbageRecord};
 
 use super::Persistence;
 use crate::MasterError;
+use crate::state::{AT_ONCE, Outcome};
 
 /// Records worked off together.
 const RECORDS: usize = 200;
@@ -42,6 +43,9 @@ impl Persistence {
                 });
                 let Some((last, _)) = page.last() else { break };
                 after = *last;
+                if let Err(error) = self.drop_blocks(&page).await {
+                    tracing::warn!("blocks that were cut off files are not dropped: {error}");
+                }
                 if let Err(error) = self.free(page, &mut away).await {
                     tracing::warn!("blocks that no file has any more are not freed: {error}");
                     break;
@@ -51,13 +55,22 @@ impl Persistence {
         }
     }
 
+    /// Goes on dropping the blocks of files that were cut, until there are none: they become records behind these.
+    async fn drop_blocks(&self, records: &[(u64, GarbageRecord)]) -> Result<(), MasterError> {
+        for (number, _) in records.iter().filter(|(_, record)| record.is_cut) {
+            let step = || Command::DropBlocks(DropBlocks { number: *number, limit: AT_ONCE as u32 });
+            while matches!(self.proposer.propose(step()).await?, Outcome::Reaped(reaped) if reaped.more) {}
+        }
+        Ok(())
+    }
+
     async fn free(&self, records: Vec<(u64, GarbageRecord)>, away: &mut Away) -> Result<(), MasterError> {
         let placement = self.writer.placement()?;
         away.retain(|_, until| Instant::now() < *until);
         let mut blocks: BTreeMap<u64, Vec<BlockRef>> = BTreeMap::new();
         let mounts: BTreeSet<u32> = records.iter().map(|(_, record)| record.mount_id).collect();
         let sizes = self.lookups.listings.read(move |tables| tables.block_sizes(mounts)).await?;
-        for (_, GarbageRecord { inode, mount_id, extents }) in &records {
+        for (_, GarbageRecord { inode, mount_id, extents, .. }) in &records {
             for extent in extents {
                 let Extent { generation, index, .. } = *extent;
                 let block = block_name(&self.cluster_id, *inode, generation, index, sizes[mount_id], *mount_id);

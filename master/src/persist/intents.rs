@@ -11,14 +11,14 @@ use cavern_proto::record::{BeginObjects, IntentRecord, Persisted, PersistedObjec
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::ledger::{Blame, Claim, Item, Pace, Turn};
-use super::plan::{self, Step, Work, Write};
+use super::plan::{self, Portion, Step, Work, Write};
 use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_HURRIED};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 use crate::state::Outcome;
 
 /// Entries of a renamed directory that get intents with one command.
-const SPREAD: u32 = 500;
+pub const SPREAD: u32 = 500;
 /// An object that is in the way under a key is told by the worker; so often it is believed.
 const ROUNDS: usize = 4;
 /// While somebody waits, a file that is being written to is looked at again after so long.
@@ -105,8 +105,8 @@ impl Persistence {
     }
 
     fn is_older(&self, ns: i64, than: Duration) -> bool {
-        let age_ns = self.lookups.listings.clock().now_ns().saturating_sub(ns);
-        u64::try_from(age_ns).is_ok_and(|age| Duration::from_nanos(age) >= than)
+        // Of what is from the future, written by a master that did not record its clock, no age is known: it does not wait.
+        u64::try_from(self.lookups.listings.clock().age_ns(ns)).map_or(true, |age| Duration::from_nanos(age) >= than)
     }
 
     async fn attend(&self, inode: u64, mount_id: u32, pace: Pace, turn: &Turn, _permit: OwnedSemaphorePermit) {
@@ -166,25 +166,41 @@ impl Persistence {
         for extent in &mut work.content.extents {
             extent.workers.sort_by_key(|worker| !placement.is_live(*worker));
         }
+        for portion in work.portions() {
+            if let Some(end) = self.carry_out_portion(mount, &work, portion).await? {
+                return Ok(end);
+            }
+        }
+        Ok(End::Done)
+    }
+
+    /// Gives the end, if this is not done.
+    async fn carry_out_portion(
+        &self,
+        mount: &OpenMount,
+        work: &Work,
+        portion: Portion,
+    ) -> Result<Option<End>, MasterError> {
         let mut claims = Vec::new();
-        for write in &work.writes {
+        for write in &portion.writes {
             match self.ledger.claim(work.mount_id, &write.key) {
                 Some(claim) => claims.push(claim),
                 // It is being deleted, or written for the inode that had the name before.
-                None => return Ok(End::Later(PAUSES.0)),
+                None => return Ok(Some(End::Later(PAUSES.0))),
             }
         }
-        let new: Vec<String> = work.writes.iter().filter(|write| write.is_new).map(|write| write.key.clone()).collect();
+        let new: Vec<String> =
+            portion.writes.iter().filter(|write| write.is_new).map(|write| write.key.clone()).collect();
         if !new.is_empty() {
             let begin = BeginObjects { inode: work.inode, keys: new };
             if let Outcome::Began { is_named: false } = self.proposer.propose(Command::BeginObjects(begin)).await? {
-                return Ok(End::Done);
+                return Ok(Some(End::Done));
             }
         }
         Failpoint::ObjectNoted.pass();
         let (mut objects, mut failed) = (Vec::new(), None);
-        for write in &work.writes {
-            match self.write(mount, &work, write.clone()).await {
+        for write in &portion.writes {
+            match self.write(mount, work, write.clone()).await {
                 Ok(etag) => {
                     let object = Some(work.content.object(etag));
                     objects.push(PersistedObject { key: write.key.clone(), object });
@@ -196,26 +212,27 @@ impl Persistence {
             }
         }
         Failpoint::ObjectWritten.pass();
-        self.confirm(work, objects, failed, claims).await
+        self.confirm(work.inode, portion, objects, failed, claims).await
     }
 
     /// Puts what was done into the log; only then others may have the keys.
     async fn confirm(
         &self,
-        work: Work,
+        inode: u64,
+        portion: Portion,
         objects: Vec<PersistedObject>,
         failed: Option<End>,
         claims: Vec<Claim>,
-    ) -> Result<End, MasterError> {
+    ) -> Result<Option<End>, MasterError> {
         // With one object missing, nothing is given up, and the bucket is behind still.
-        let (change, gone) = if failed.is_none() { (work.change, work.gone) } else { (0, Vec::new()) };
+        let (change, gone) = if failed.is_none() { (portion.change, portion.gone) } else { (0, Vec::new()) };
         if failed.is_none() || !objects.is_empty() {
-            let persisted = Persisted { inode: work.inode, change, objects, gone };
+            let persisted = Persisted { inode, change, objects, gone };
             self.proposer.propose(Command::Persisted(persisted)).await?;
             Failpoint::ObjectConfirmed.pass();
         }
         drop(claims);
-        Ok(failed.unwrap_or(End::Done))
+        Ok(failed)
     }
 
     /// Has a worker write one object; gives its ETag.

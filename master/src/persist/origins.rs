@@ -80,8 +80,9 @@ impl Persistence {
         });
         let (record, will_move, waits_since, change) = read.await?;
         let Some(origin) = record.and_then(|record| record.origin) else { return Ok(End::Again) };
-        let now_ns = self.lookups.listings.clock().now_ns();
-        let waited = Duration::from_nanos(u64::try_from(now_ns.saturating_sub(waits_since)).unwrap_or(0));
+        let clock = self.lookups.listings.clock();
+        let now_ns = clock.now_ns();
+        let waited = Duration::from_nanos(u64::try_from(clock.age_ns(waits_since)).unwrap_or(u64::MAX));
         let usual = if pace == Pace::Usual { self.delay } else { Duration::ZERO };
         if origin.key != key || will_move && waited < usual + PATIENCE {
             return Ok(End::Later(PAUSE));

@@ -1,5 +1,7 @@
 //! What is to be done about an inode: its names and attributes against what the bucket has of it.
 
+use std::collections::{BTreeMap, HashSet};
+
 use bytes::Bytes;
 use cavern_proto::data::{MetadataItem, PersistRequest};
 use cavern_proto::master::{Extent, Kind, Mount, Origin};
@@ -7,15 +9,15 @@ use cavern_proto::record::{InodeRecord, IntentRecord, ObjectRecord};
 
 use super::{metadata, tag};
 use crate::MasterError;
-use crate::state::Tables;
 use crate::state::records::is_directory;
+use crate::state::{Directory, Tables};
 
 /// Longest key that S3 takes.
 const KEY_BYTES_MAX: usize = 1024;
 
 /// The next step for an inode.
 #[derive(Debug)]
-pub(super) enum Step {
+pub enum Step {
     /// There is nothing left to do.
     None,
     /// A directory's new path is to be handed on to what lies in it.
@@ -30,7 +32,7 @@ pub(super) enum Step {
 
 /// Objects to be written, and keys to be given up after that.
 #[derive(Debug)]
-pub(super) struct Work {
+pub struct Work {
     pub inode: u64,
     /// The change that the bucket will have seen then.
     pub change: u64,
@@ -42,7 +44,7 @@ pub(super) struct Work {
 
 /// One object to be written.
 #[derive(Clone, Debug)]
-pub(super) struct Write {
+pub struct Write {
     pub key: String,
     /// Nothing says yet that there may be such an object.
     pub is_new: bool,
@@ -50,9 +52,42 @@ pub(super) struct Write {
     pub replaces: String,
 }
 
+/// Objects and keys that one command confirms.
+const PORTION: usize = 256;
+
+/// A part of the work for an inode that is done and confirmed by itself.
+#[derive(Debug, Default)]
+pub struct Portion {
+    pub writes: Vec<Write>,
+    pub gone: Vec<String>,
+    /// The change that the bucket has seen with the last of them; 0 before.
+    pub change: u64,
+}
+
+impl Work {
+    /// Takes the work apart: what is written comes before what is given up, and nearly always they are one portion.
+    pub fn portions(&mut self) -> Vec<Portion> {
+        let (mut writes, mut gone) = (std::mem::take(&mut self.writes), std::mem::take(&mut self.gone));
+        let mut portions = Vec::new();
+        while writes.len() > PORTION {
+            let rest = writes.split_off(PORTION);
+            portions.push(Portion { writes, ..Portion::default() });
+            writes = rest;
+        }
+        let mut last = Portion { writes, ..Portion::default() };
+        while gone.len() > PORTION {
+            let rest = gone.split_off(PORTION);
+            portions.push(Portion { gone, ..last });
+            (gone, last) = (rest, Portion::default());
+        }
+        portions.push(Portion { gone, change: self.change, ..last });
+        portions
+    }
+}
+
 /// What all objects of an inode hold.
 #[derive(Debug)]
-pub(super) struct Content {
+pub struct Content {
     pub length: u64,
     pub version: u64,
     pub metadata: Vec<MetadataItem>,
@@ -69,7 +104,7 @@ pub(super) struct Content {
 }
 
 /// Compares an inode with its objects. The error says why an inode cannot have one: a person has to mend that.
-pub(super) fn plan(
+pub fn plan(
     tables: Tables<'_>,
     cluster_id: &str,
     inode: u64,
@@ -78,7 +113,8 @@ pub(super) fn plan(
 ) -> Result<Result<Step, String>, MasterError> {
     let Some(intent) = tables.intent(inode)? else { return Ok(Ok(Step::None)) };
     let Some(record) = tables.inode(inode)?.filter(|record| !record.unlinked) else {
-        return Ok(Ok(Step::Write(Box::new(nothing(inode, &intent)))));
+        let gone = tables.objects_of(inode).map(|item| Ok(item?.0)).collect::<Result<_, MasterError>>()?;
+        return Ok(Ok(Step::Write(Box::new(nothing(inode, &intent, gone)))));
     };
     if intent.spread {
         return Ok(Ok(Step::Spread));
@@ -87,7 +123,7 @@ pub(super) fn plan(
         Ok(keys) => keys,
         Err(reason) => return Ok(Err(reason)),
     };
-    let objects = tables.objects(inode)?;
+    let objects = tables.objects_of(inode).collect::<Result<BTreeMap<String, ObjectRecord>, _>>()?;
     let xattrs = if record.has_xattrs { tables.xattrs(inode)? } else { Vec::new() };
     let metadata = metadata::of_inode(&record, &xattrs);
     let metadata_hash = metadata::hash(&metadata);
@@ -96,7 +132,7 @@ pub(super) fn plan(
     };
     let mut writes = Vec::new();
     for key in &keys {
-        let known = objects.iter().find(|(known, _)| known == key).map(|(_, object)| object);
+        let known = objects.get(key);
         if known.is_some_and(is_current) {
             continue;
         }
@@ -109,14 +145,17 @@ pub(super) fn plan(
         }
         writes.push(Write { key: key.clone(), is_new: known.is_none(), replaces });
     }
-    // The others are made of what it has: it is written over last.
-    writes.sort_by_key(|write| record.origin.as_ref().is_some_and(|origin| origin.key == write.key));
+    // The others are made of what it has: it is written over, or given up, last.
+    let is_origin = |key: &String| record.origin.as_ref().is_some_and(|origin| origin.key == *key);
+    writes.sort_by_key(|write| is_origin(&write.key));
     let has_all = |object: &ObjectRecord| {
         !object.etag.is_empty() && object.version == record.version && object.size == record.size
     };
     let same =
         objects.iter().find(|(_, object)| has_all(object)).map(|(key, object)| (key.clone(), object.etag.clone()));
-    let gone = objects.into_iter().map(|(key, _)| key).filter(|key| !keys.contains(key)).collect();
+    let keys: HashSet<&String> = keys.iter().collect();
+    let mut gone: Vec<String> = objects.into_keys().filter(|key| !keys.contains(key)).collect();
+    gone.sort_by_key(is_origin);
     let is_file = record.kind() == Kind::File;
     let extents = if is_file && !writes.is_empty() { extents(tables, inode, &record, mount)? } else { Vec::new() };
     let content = Content {
@@ -135,8 +174,8 @@ pub(super) fn plan(
     Ok(Ok(Step::Write(Box::new(work))))
 }
 
-/// An inode that is gone: its intent is to go too.
-pub(super) fn nothing(inode: u64, intent: &IntentRecord) -> Work {
+/// An inode that is gone, or has lost its last name: what is left of its objects is to go, and its intent.
+fn nothing(inode: u64, intent: &IntentRecord, gone: Vec<String>) -> Work {
     let content = Content {
         length: 0,
         version: 0,
@@ -150,7 +189,7 @@ pub(super) fn nothing(inode: u64, intent: &IntentRecord) -> Work {
         tag: String::new(),
     };
     let (change, mount_id) = (intent.change, intent.mount_id);
-    Work { inode, change, mount_id, writes: Vec::new(), gone: Vec::new(), content }
+    Work { inode, change, mount_id, writes: Vec::new(), gone, content }
 }
 
 /// The blocks within the file's length.
@@ -169,9 +208,15 @@ fn keys(
     prefix: &str,
 ) -> Result<Result<Vec<String>, String>, MasterError> {
     let mut keys = Vec::new();
-    for (parent, name) in tables.names(inode, record)? {
+    // Names in one directory follow each other.
+    let mut last: Option<(u64, Option<Directory>)> = None;
+    for name in tables.names(inode, record) {
+        let (parent, name) = name?;
+        if last.as_ref().is_none_or(|(known, _)| *known != parent) {
+            last = Some((parent, tables.directory(parent)?));
+        }
         // Cut off from the root: a mount that is on its way out.
-        let Some(directory) = tables.directory(parent)? else { continue };
+        let Some(directory) = last.as_ref().and_then(|(_, directory)| directory.as_ref()) else { continue };
         let shown = || {
             format!(
                 "{}/{}",
@@ -199,7 +244,7 @@ fn keys(
 
 impl Content {
     /// The request for one object.
-    pub(super) fn request(&self, work: &Work, write: &Write) -> PersistRequest {
+    pub fn request(&self, work: &Work, write: &Write) -> PersistRequest {
         let mut metadata = self.metadata.clone();
         if !self.tag.is_empty() {
             metadata.push(MetadataItem { name: tag::NAME.to_owned(), value: self.tag.clone() });
@@ -230,7 +275,7 @@ impl Content {
     }
 
     /// What is noted of an object that was written.
-    pub(super) fn object(&self, etag: String) -> ObjectRecord {
+    pub fn object(&self, etag: String) -> ObjectRecord {
         ObjectRecord { etag, size: self.length, version: self.version, metadata: self.metadata_hash }
     }
 }

@@ -61,7 +61,12 @@ impl<'s> Within<'s> {
             return Ok(true);
         }
         let Some(record) = tables.inode(inode)? else { return Ok(false) };
-        for (parent, _) in tables.names(inode, &record)? {
+        if record.unlinked {
+            // Its objects are to be given up. They were where its last name was, and that directory may have gone as well.
+            return Ok(self.has_mount(tables, intent.mount_id)? || tables.is_below(record.parent, top)?);
+        }
+        for name in tables.names(inode, &record) {
+            let (parent, _) = name?;
             let is_below = match self.known.get(&parent) {
                 Some(known) => *known,
                 None => tables.is_below(parent, top)?,
@@ -97,7 +102,7 @@ impl<'s> Within<'s> {
         })
     }
 
-    /// Whether a whole mount lies in a scope above all mounts.
+    /// Whether a whole mount lies in the scope.
     fn has_mount(&self, tables: Tables<'_>, mount_id: u32) -> Result<bool, MasterError> {
         let Some(mount) = tables.mount(mount_id)? else { return Ok(false) };
         tables.is_below(mount.root_inode, self.scope.inode)
@@ -111,7 +116,7 @@ fn keys(tables: Tables<'_>, inode: u64, prefix: &str) -> Result<Option<Keys>, Ma
         let directory = tables.directory(inode)?;
         return Ok(directory.and_then(|directory| directory.key_prefix(prefix)).map(Keys::Below));
     }
-    let Some((parent, name)) = tables.names(inode, &record)?.into_iter().next() else { return Ok(None) };
+    let Some((parent, name)) = tables.names(inode, &record).next().transpose()? else { return Ok(None) };
     let above = tables.directory(parent)?.and_then(|directory| directory.key_prefix(prefix));
     Ok(above.map(|above| Keys::One(format!("{above}{}", String::from_utf8_lossy(&name)))))
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cavern_proto::master::{Kind, PersistStatus};
+use cavern_proto::record::InodeRecord;
 use parking_lot::Mutex;
 
 use super::ledger::Item;
 use super::scope::{Scope, Within};
 use super::{PAGE, Persistence, REST};
 use crate::MasterError;
-use crate::state::{Doomed, Tables};
+use crate::state::{Doomed, Tables, has_content};
 
 /// The rate is that of so many seconds.
 const WINDOW: Duration = Duration::from_secs(10);
@@ -115,7 +116,7 @@ impl Persistence {
         let (files_per_second, bytes_per_second) = self.throughput.rate();
         let age_ns = match backlog.oldest_ns {
             0 => 0,
-            oldest => self.lookups.listings.clock().now_ns().saturating_sub(oldest).max(0),
+            oldest => self.lookups.listings.clock().age_ns(oldest).max(0),
         };
         Ok(PersistStatus {
             files: backlog.files,
@@ -142,7 +143,7 @@ impl Persistence {
                     match backlog.oldest_ns {
                         0 => Duration::ZERO,
                         oldest => {
-                            let age = self.lookups.listings.clock().now_ns().saturating_sub(oldest);
+                            let age = self.lookups.listings.clock().age_ns(oldest);
                             Duration::from_nanos(u64::try_from(age).unwrap_or(0))
                         }
                     },
@@ -233,8 +234,7 @@ impl Persistence {
 
 /// Bytes of a file that its objects do not have.
 fn unwritten_bytes(tables: Tables<'_>, inode: u64) -> Result<u64, MasterError> {
-    let Some(record) = tables.inode(inode)?.filter(|record| record.kind() == Kind::File) else { return Ok(0) };
-    let objects = tables.objects(inode)?;
-    let is_written = objects.iter().any(|(_, object)| !object.etag.is_empty() && object.version == record.version);
-    Ok(if is_written { 0 } else { record.size })
+    let is_file = |record: &InodeRecord| record.kind() == Kind::File && !record.unlinked;
+    let Some(record) = tables.inode(inode)?.filter(is_file) else { return Ok(0) };
+    Ok(if has_content(tables, inode, &record)? { 0 } else { record.size })
 }

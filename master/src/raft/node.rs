@@ -18,6 +18,7 @@ use super::snapshot::Snapshots;
 use super::state_machine::{ChangeListener, StateMachine};
 use super::types::{Node, NodeId, Raft};
 use crate::MasterError;
+use crate::clock::Clock;
 use crate::metrics::RaftMetrics;
 use crate::state::Database;
 
@@ -37,7 +38,7 @@ pub struct ConsensusConfig<'a> {
     pub snapshot_entries: u64,
     /// The id that the cluster gets if this is its first start.
     pub new_cluster_id: String,
-    pub now_ns: i64,
+    pub clock: Arc<Clock>,
 }
 
 /// A running node.
@@ -85,11 +86,11 @@ impl Consensus {
             let members = std::collections::BTreeMap::from([(NODE_ID, Node::default())]);
             raft.initialize(members).await.map_err(|error| fatal(&error))?;
         }
-        let (proposer, serve) = Proposer::new(raft.clone(), metrics);
+        let (proposer, serve) = Proposer::new(raft.clone(), config.clock.clone(), metrics);
         let proposals = task::spawn(serve);
         let running = Running { proposals, log: log_thread };
         let node = Self { raft, proposer, running: Mutex::new(Some(running)) };
-        match node.become_ready(config.new_cluster_id, config.now_ns).await {
+        match node.become_ready(config.new_cluster_id, &config.clock).await {
             Ok(()) => Ok(node),
             Err(error) => {
                 node.stop().await;
@@ -99,10 +100,10 @@ impl Consensus {
     }
 
     /// Leads, and applies a first command of the new term: everything before it is applied then, too.
-    async fn become_ready(&self, cluster_id: String, now_ns: i64) -> Result<(), MasterError> {
+    async fn become_ready(&self, cluster_id: String, clock: &Clock) -> Result<(), MasterError> {
         let leads = self.raft.wait(Some(READY_TIMEOUT)).current_leader(NODE_ID, "the only voter leads").await;
         leads.map_err(|error| MasterError::Consensus(format!("the only voter did not come to lead: {error}")))?;
-        let init = Kind::Init(InitCluster { cluster_id, now_ns });
+        let init = Kind::Init(InitCluster { cluster_id, now_ns: clock.now_ns() });
         let proposer = self.proposer();
         let applied = tokio::time::timeout(READY_TIMEOUT, proposer.propose(init)).await;
         applied.map_err(|_| MasterError::Consensus(format!("the log was not applied within {READY_TIMEOUT:?}")))??;

@@ -1,6 +1,8 @@
 //! Proposals. Commands that arrive while entries are on their way share the next one: openraft syncs one append after the
 //! other, so the number of entries, not of commands, is what costs. While one is applied, the next is synced.
 
+use std::sync::Arc;
+
 use cavern_conf::Failpoint;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, CommandBatch};
@@ -13,6 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::types::{Batch, Node, NodeId, Raft, Types};
 use crate::MasterError;
+use crate::clock::Clock;
 use crate::metrics::RaftMetrics;
 use crate::state::Outcome;
 
@@ -34,9 +37,9 @@ pub struct Proposer {
 
 impl Proposer {
     /// A proposer and the task that serves it, which ends when the last clone is dropped.
-    pub fn new(raft: Raft, metrics: RaftMetrics) -> (Self, impl Future<Output = ()> + Send) {
+    pub fn new(raft: Raft, clock: Arc<Clock>, metrics: RaftMetrics) -> (Self, impl Future<Output = ()> + Send) {
         let (queue, waiting) = mpsc::channel(QUEUE);
-        (Self { queue }, serve(raft, waiting, metrics))
+        (Self { queue }, serve(raft, waiting, clock, metrics))
     }
 
     /// Returns what the command did, once it is on disk and applied. A caller that gives up waiting does not undo it.
@@ -88,7 +91,12 @@ fn stopped() -> MasterError {
     MasterError::Consensus("the master is stopping".into())
 }
 
-async fn serve(raft: Raft, mut waiting: mpsc::Receiver<(Command, oneshot::Sender<Answer>)>, metrics: RaftMetrics) {
+async fn serve(
+    raft: Raft,
+    mut waiting: mpsc::Receiver<(Command, oneshot::Sender<Answer>)>,
+    clock: Arc<Clock>,
+    metrics: RaftMetrics,
+) {
     let mut under_way = FuturesOrdered::new();
     loop {
         let first = tokio::select! {
@@ -105,7 +113,7 @@ async fn serve(raft: Raft, mut waiting: mpsc::Receiver<(Command, oneshot::Sender
             answers.push(answer);
         }
         metrics.proposed(commands.len());
-        match raft.client_write_ff(Batch(CommandBatch { commands })).await {
+        match raft.client_write_ff(Batch(CommandBatch { commands, now_ns: clock.now_ns() })).await {
             Ok(result) => under_way.push_back(answer_all(result, answers)),
             Err(error) => refuse_all(answers, &error.to_string()),
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cavern_conf::Failpoint;
+use cavern_proto::record::CommandBatch;
 use openraft::storage::RaftStateMachine;
 use openraft::{EntryPayload, LogId, OptionalSend, Snapshot, StorageIOError, StoredMembership};
 use rocksdb::{IteratorMode, WriteBatch};
@@ -93,16 +94,16 @@ impl StateMachine {
         let timer = Instant::now();
         let position = to_json(&entry.log_id, "a log id")?;
         let mut outcomes = Vec::new();
-        let commands = match entry.payload {
-            EntryPayload::Normal(batch) => batch.0.commands,
-            EntryPayload::Blank => Vec::new(),
+        let CommandBatch { commands, now_ns } = match entry.payload {
+            EntryPayload::Normal(batch) => batch.0,
+            EntryPayload::Blank => CommandBatch::default(),
             EntryPayload::Membership(membership) => {
                 let stored = StoredMembership::new(Some(entry.log_id), membership);
                 let mut batch = WriteBatch::default();
                 let stored = to_json(&stored, "a membership")?;
                 batch.put_cf(self.database.family(Family::Meta), MEMBERSHIP_KEY, stored);
                 self.database.write(batch)?;
-                Vec::new()
+                CommandBatch::default()
             }
         };
         let index = entry.log_id.index;
@@ -114,7 +115,9 @@ impl StateMachine {
                 outcomes.push(Outcome::Done);
                 continue;
             }
+            let command_timer = Instant::now();
             let mut transaction = Transaction::new(&self.database)?;
+            transaction.counters.now_ns = transaction.counters.now_ns.max(now_ns);
             outcomes.push(apply(&mut transaction, command)?);
             let progress = [index.to_be_bytes(), number.to_be_bytes()].concat();
             transaction.put_bytes(Family::Meta, PROGRESS_KEY, &progress);
@@ -128,6 +131,7 @@ impl StateMachine {
             self.database.write(batch)?;
             Failpoint::CommandApplied.pass();
             self.listener.changed(changes, origin);
+            self.metrics.applied_command(command_timer.elapsed());
         }
         Failpoint::EntryApplied.pass();
         if !is_noted {
@@ -221,8 +225,8 @@ impl RaftStateMachine<Types> for StateMachine {
 #[cfg(test)]
 mod tests {
     use cavern_proto::master::Job;
+    use cavern_proto::record::Command;
     use cavern_proto::record::command::Command as Kind;
-    use cavern_proto::record::{Command, CommandBatch};
 
     use openraft::RaftSnapshotBuilder;
 
@@ -245,7 +249,7 @@ mod tests {
 
     fn entry(index: u64, jobs: usize) -> Entry {
         let command = Command { command: Some(Kind::PutJob(Job::default())) };
-        let batch = Batch(CommandBatch { commands: vec![command; jobs] });
+        let batch = Batch(CommandBatch { commands: vec![command; jobs], now_ns: 0 });
         Entry { log_id: log_id(1, 1, index), payload: EntryPayload::Normal(batch) }
     }
 

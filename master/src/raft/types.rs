@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn entries_survive_the_round_trip() {
         let init = command::Command::Init(InitCluster { cluster_id: "c".into(), now_ns: -5 });
-        let batch = CommandBatch { commands: vec![Command { command: Some(init) }] };
+        let batch = CommandBatch { commands: vec![Command { command: Some(init) }], now_ns: 7 };
         let membership = Membership::new(vec![BTreeSet::from([1, 2])], None);
         for payload in
             [EntryPayload::Blank, EntryPayload::Normal(Batch(batch.clone())), EntryPayload::Membership(membership)]

@@ -9,7 +9,7 @@ use cavern_proto::master::{Extent, UnavailableFile, UnavailableFiles};
 
 use super::{PAGE, REST, Repair, Standings};
 use crate::MasterError;
-use crate::state::{BlockAt, Tables};
+use crate::state::{BlockAt, Tables, has_content};
 
 /// Between two counts.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -108,14 +108,13 @@ fn is_lost(
 /// Whether an object holds the content of a file as it is.
 pub(super) fn is_in_bucket(tables: Tables<'_>, inode: u64) -> Result<bool, MasterError> {
     let Some(record) = tables.inode(inode)? else { return Ok(true) };
-    let objects = tables.objects(inode)?;
-    Ok(objects.iter().any(|(_, object)| !object.etag.is_empty() && object.version == record.version))
+    has_content(tables, inode, &record)
 }
 
 /// A file as it is listed; `None` when it is gone, or has no name any more.
 pub(super) fn describe(tables: Tables<'_>, inode: u64) -> Result<Option<UnavailableFile>, MasterError> {
     let Some(record) = tables.inode(inode)? else { return Ok(None) };
-    let Some((parent, name)) = tables.names(inode, &record)?.into_iter().next() else { return Ok(None) };
+    let Some((parent, name)) = tables.names(inode, &record).next().transpose()? else { return Ok(None) };
     let Some(directory) = tables.directory(parent)? else { return Ok(None) };
     let mount = tables.mount(directory.mount_id)?.map_or_else(String::new, |mount| mount.path);
     let below = directory.path.iter().chain([&name]).map(|name| String::from_utf8_lossy(name));

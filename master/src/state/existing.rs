@@ -18,7 +18,7 @@ use cavern_proto::master::{Kind, Mount, Origin, WriteType};
 use cavern_proto::record::{AdoptListing, DentryRecord, IndexRecord, InodeRecord, ListedEntry, ObjectRecord};
 
 use super::namespace::ListingCounts;
-use super::records::{MODE_CHOSEN, directory_record, is_directory, links, unlisted_key};
+use super::records::{MODE_CHOSEN, count_entries, directory_record, is_directory, links, unlisted_key};
 use super::tables::{DEPTH_MAX, index_key};
 use super::transaction::Change;
 use super::{Family, Transaction, intent, origin, restored};
@@ -108,7 +108,8 @@ pub(super) fn adopt(transaction: &mut Transaction<'_>, listing: AdoptListing) ->
         index.unlisted = index.unlisted.saturating_sub(1);
         index.hidden_keys += listing.hidden;
     }
-    if directories > 0 || listing.complete {
+    if counts.added > 0 || listing.complete {
+        count_entries(&mut record, counts.added as i64);
         record.nlink = links(&record) + directories;
         transaction.put_inode(listing.directory, record);
     }
@@ -130,6 +131,7 @@ pub(super) fn adopt_directory(
         mode: listing.dir_mode | MODE_CHOSEN,
         uid: listing.uid,
         gid: listing.gid,
+        entries: Some(0),
         ..directory_record(listing.directory, entry.name.clone(), listing.mount_id, listing.now_ns)
     };
     if let Some(known) = entry.restored.as_ref().filter(|known| known.kind() == Kind::Directory) {

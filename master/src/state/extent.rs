@@ -4,15 +4,23 @@
 //! wrote, and the others are given up ([`commit`]); and a worker joins only with a copy that was made while nobody wrote
 //! ([`join`], [`settle`]; decision 10). What a worker may have of a block that it is no longer part of is a *stray*, until it has
 //! freed that: it is given no other copy before, which the freeing could destroy.
+//!
+//! A file can lose a quarter of a million blocks at once ([`cut`]). The first of them go with the command; of the rest the inode's record
+//! says that they are none of the file's any more ([`is_cut_off`]), and the leader has their records taken away in steps ([`drop_next`]).
 
 use cavern_proto::master::Extent;
 use cavern_proto::record::{
-    BlockOf, ExtentRecord, GarbageRecord, GiveUpReplicas, JoinReplica, SettleReplica, Stray, StraysFreed,
+    BlockOf, Cut, DropBlocks, ExtentRecord, GarbageRecord, GiveUpReplicas, InodeRecord, JoinReplica, SettleReplica, Stray,
+    StraysFreed,
 };
 
+use super::orphans::Reaped;
 use super::records::{extent_key, replica_key, stray_key};
 use super::{Change, Family, Outcome, Transaction};
 use crate::MasterError;
+
+/// Blocks whose records one command takes away.
+pub const AT_ONCE: usize = 400;
 
 /// Which file a block belongs to.
 #[derive(Clone, Copy, Debug)]
@@ -107,15 +115,103 @@ fn put_stray(transaction: &mut Transaction<'_>, owner: &Owner, index: u32, gener
     transaction.put_bytes(Family::Stray, &stray_key(worker, &stray), &owner.mount_id.to_be_bytes());
 }
 
-/// Takes the blocks from an index on off a file, and notes that they are to be freed. Gives the index of each, and the bytes that it took.
+/// Whether a block has been cut off its file, though its record is there.
+pub fn is_cut_off(cuts: &[Cut], index: u32, generation: u32) -> bool {
+    // The last of those that begin before it is of the latest generation.
+    let before = cuts.partition_point(|cut| cut.from <= index);
+    cuts[..before].last().is_some_and(|cut| generation < cut.generation)
+}
+
+/// Takes the blocks from an index on off a file, and begins its next generation; the caller stores the record. Gives the index of each
+/// that was dropped at once, and the bytes that it took, and whether these are all.
+pub(super) fn cut(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    record: &mut InodeRecord,
+    from: u32,
+) -> Result<(Vec<(u32, u64)>, Dropped), MasterError> {
+    let mut recorded = transaction.before().recorded_extents(inode, from);
+    let extents: Vec<Extent> = recorded.by_ref().take(AT_ONCE).collect::<Result<_, _>>()?;
+    let next = recorded.next().transpose()?.map(|extent| extent.index);
+    let was_there = |extent: &&Extent| !is_cut_off(&record.cuts, extent.index, extent.generation);
+    let there = extents.iter().filter(was_there);
+    let dropped = there.map(|extent| (extent.index, extent.allocated.unwrap_or_default())).collect();
+    bury(transaction, inode, record.mount_id, extents);
+    record.generation += 1;
+    // What they were for is done, or to be done by this one.
+    record.cuts.retain(|known| known.from < from);
+    let Some(from) = next else { return Ok((dropped, Dropped::All)) };
+    record.cuts.push(Cut { from, generation: record.generation });
+    let garbage = GarbageRecord { inode, mount_id: record.mount_id, extents: Vec::new(), is_cut: true };
+    put_garbage(transaction, &garbage);
+    Ok((dropped, Dropped::Some))
+}
+
+/// A block as it is told, of its record.
+pub fn at(index: u32, record: ExtentRecord) -> Extent {
+    let ExtentRecord { generation, workers, joined, joining, joins: _, allocated } = record;
+    Extent { index, generation, workers, joined, joining, allocated }
+}
+
+/// How many of the blocks that were to be dropped are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dropped {
+    All,
+    Some,
+}
+
+/// Takes the records of blocks away, from an index on and at most so many, and notes that the blocks are to be freed.
 pub(super) fn drop_from(
     transaction: &mut Transaction<'_>,
     inode: u64,
     mount_id: u32,
     from: u32,
-) -> Result<Vec<(u32, u64)>, MasterError> {
-    let mut extents: Vec<Extent> = transaction.before().extents(inode, from)?;
-    let dropped = extents.iter().map(|extent| (extent.index, extent.allocated.unwrap_or_default())).collect();
+    limit: usize,
+) -> Result<Dropped, MasterError> {
+    let mut recorded = transaction.before().recorded_extents(inode, from);
+    let extents: Vec<Extent> = recorded.by_ref().take(limit).collect::<Result<_, _>>()?;
+    let dropped = if recorded.next().is_some() { Dropped::Some } else { Dropped::All };
+    bury(transaction, inode, mount_id, extents);
+    Ok(dropped)
+}
+
+/// Goes on with what [`cut`] has begun. Whether there is more to be done.
+pub(super) fn drop_next(transaction: &mut Transaction<'_>, step: &DropBlocks) -> Result<Outcome, MasterError> {
+    let more = |more: bool| Ok(Outcome::Reaped(Reaped { more, ..Reaped::default() }));
+    let key = step.number.to_be_bytes();
+    let garbage = transaction.before().garbage_record(step.number)?;
+    let Some(GarbageRecord { inode, .. }) = garbage.filter(|garbage| garbage.is_cut) else { return more(false) };
+    let record = transaction.inode(inode)?;
+    let with_first = |record: InodeRecord| record.cuts.first().map(|cut| cut.from).map(|first| (record, first));
+    let Some((mut record, first)) = record.and_then(with_first) else {
+        // The inode is gone with all of its blocks, or another step has done this.
+        transaction.delete(Family::Garbage, &key);
+        return more(false);
+    };
+    let mut recorded = transaction.before().recorded_extents(inode, first);
+    let looked_at: Vec<Extent> = recorded.by_ref().take(step.limit.max(1) as usize).collect::<Result<_, _>>()?;
+    let next = recorded.next().transpose()?.map(|extent| extent.index);
+    let cut_off = looked_at.into_iter().filter(|extent| is_cut_off(&record.cuts, extent.index, extent.generation));
+    let cut_off = cut_off.collect();
+    bury(transaction, inode, record.mount_id, cut_off);
+    match next {
+        None => {
+            record.cuts.clear();
+            transaction.delete(Family::Garbage, &key);
+        }
+        Some(next) => {
+            let later = record.cuts.split_off(record.cuts.partition_point(|cut| cut.from <= next));
+            // Of those that begin before, the last is of the latest generation.
+            let here = record.cuts.last().map(|cut| Cut { from: next, ..*cut });
+            record.cuts = here.into_iter().chain(later).collect();
+        }
+    }
+    transaction.put_inode(inode, record);
+    more(next.is_some())
+}
+
+/// Takes records of blocks away, and has the blocks freed.
+pub(super) fn bury(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32, mut extents: Vec<Extent>) {
     for extent in &mut extents {
         transaction.delete(Family::Extent, &extent_key(inode, extent.index));
         transaction.delete(Family::Repair, &extent_key(inode, extent.index));
@@ -128,11 +224,13 @@ pub(super) fn drop_from(
         (extent.joined, extent.joining, extent.allocated) = (Vec::new(), 0, None);
     }
     if !extents.is_empty() {
-        transaction.counters.garbage += 1;
-        let key = transaction.counters.garbage.to_be_bytes();
-        transaction.put(Family::Garbage, &key, &GarbageRecord { inode, mount_id, extents });
+        put_garbage(transaction, &GarbageRecord { inode, mount_id, extents, is_cut: false });
     }
-    Ok(dropped)
+}
+
+fn put_garbage(transaction: &mut Transaction<'_>, garbage: &GarbageRecord) {
+    transaction.counters.garbage += 1;
+    transaction.put(Family::Garbage, &transaction.counters.garbage.to_be_bytes(), garbage);
 }
 
 /// The file of a block, and the block as it is now; `None` when either is gone.
@@ -223,6 +321,17 @@ pub(super) fn strays_freed(transaction: &mut Transaction<'_>, freed: &StraysFree
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cut_is_of_the_blocks_behind_it_that_were_made_before() {
+        let cuts = [Cut { from: 10, generation: 3 }, Cut { from: 20, generation: 5 }];
+        let is_cut_off = |index, generation| is_cut_off(&cuts, index, generation);
+        assert_eq!(
+            [(9, 0), (10, 2), (19, 2), (20, 2), (20, 4)].map(|(index, at)| is_cut_off(index, at)),
+            [false, true, true, true, true]
+        );
+        assert_eq!([(10, 3), (19, 4), (20, 5), (99, 6)].map(|(index, at)| is_cut_off(index, at)), [false; 4]);
+    }
 
     fn known(replicas: &[(u64, u32)]) -> ExtentRecord {
         with_replicas(&ExtentRecord { generation: 3, joins: 9, ..ExtentRecord::default() }, replicas)

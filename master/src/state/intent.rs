@@ -10,8 +10,9 @@
 //! only while no name of the namespace has the key, and ends as well when the key's new owner has been written.
 //!
 //! A directory that is renamed gets one intent, whatever lies below it. It is spread to the entries later, in commands of
-//! bounded size.
+//! bounded size. So are the objects of an inode that had many names when it lost the last one: it keeps its intent until all are given up.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 use cavern_proto::master::Kind;
@@ -24,6 +25,9 @@ use super::records::{deletion_key, inode_key, object_key};
 use super::tables::change_key;
 use super::{Family, Outcome, Transaction, origin};
 use crate::MasterError;
+
+/// Objects of an inode that one command gives up by itself. What is beyond waits for the leader (see `crate::persist`).
+const AT_ONCE: usize = 256;
 
 /// How far an inode's change reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,26 +93,19 @@ fn drop_note(transaction: &mut Transaction<'_>, mount_id: u32, inode: u64, key: 
     Ok(())
 }
 
-/// Somebody else has deleted an object of an inode, which has lost the name with it. Gives the notes that are left.
+/// Somebody else has deleted an object of an inode, which has lost the name with it.
 pub(super) fn lose_object(
     transaction: &mut Transaction<'_>,
     inode: u64,
     mount_id: u32,
     lost: &str,
     now_ns: i64,
-) -> Result<Vec<(String, ObjectRecord)>, MasterError> {
-    let mut left = transaction.before().objects(inode)?;
-    left.retain(|(key, _)| key != lost);
+) -> Result<(), MasterError> {
     drop_note(transaction, mount_id, inode, lost)?;
     if transaction.inode(inode)?.is_none_or(|record| record.unlinked) {
-        transaction.delete(Family::Intent, &inode_key(inode));
-        for (key, object) in std::mem::take(&mut left) {
-            drop_note(transaction, mount_id, inode, &key)?;
-            let first_change = transaction.counters.change + 1;
-            put_deletion(transaction, mount_id, &key, object.etag, (first_change, now_ns))?;
-        }
+        give_up(transaction, inode, mount_id, Some(lost), now_ns)?;
     }
-    Ok(left)
+    Ok(())
 }
 
 /// Gives up what the bucket has of an inode that has no name any more.
@@ -118,11 +115,28 @@ pub(super) fn abandon(
     mount_id: u32,
     now_ns: i64,
 ) -> Result<(), MasterError> {
-    transaction.delete(Family::Intent, &inode_key(inode));
-    for (key, object) in transaction.before().objects(inode)? {
+    give_up(transaction, inode, mount_id, None, now_ns)
+}
+
+/// Makes deletions of the objects of an inode but one. Its intent stays as long as there are more.
+fn give_up(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    mount_id: u32,
+    but: Option<&str>,
+    now_ns: i64,
+) -> Result<(), MasterError> {
+    let mut objects =
+        transaction.before().objects_of(inode).filter(|item| !matches!(item, Ok((key, _)) if but == Some(key)));
+    for item in objects.by_ref().take(AT_ONCE) {
+        let (key, object) = item?;
         drop_note(transaction, mount_id, inode, &key)?;
         let first_change = transaction.counters.change + 1;
         put_deletion(transaction, mount_id, &key, object.etag, (first_change, now_ns))?;
+    }
+    match objects.next().transpose()? {
+        Some(_) => note(transaction, inode, mount_id, Reach::Itself, now_ns)?,
+        None => transaction.delete(Family::Intent, &inode_key(inode)),
     }
     Ok(())
 }
@@ -130,8 +144,13 @@ pub(super) fn abandon(
 /// Forgets an inode of a mount that is gone: its bucket is no longer ours to change.
 pub(super) fn forget(transaction: &mut Transaction<'_>, inode: u64) -> Result<(), MasterError> {
     transaction.delete(Family::Intent, &inode_key(inode));
-    for (key, _) in transaction.before().objects(inode)? {
-        transaction.delete(Family::Object, &object_key(inode, &key));
+    let mut objects = transaction.before().objects_of(inode);
+    for item in objects.by_ref().take(AT_ONCE) {
+        transaction.delete(Family::Object, &object_key(inode, &item?.0));
+    }
+    if objects.next().is_some() {
+        // Rare enough for a mark of the database that all later reads have to mind.
+        transaction.delete_range(Family::Object, &inode_key(inode), &inode_key(inode.saturating_add(1)));
     }
     Ok(())
 }
@@ -214,15 +233,10 @@ pub(super) fn persisted(transaction: &mut Transaction<'_>, persisted: Persisted)
     let mount_id = record.mount_id;
     let intent = tables.intent(inode)?;
     let since = intent.as_ref().map_or((change, record.ctime_ns), |intent| (intent.first_change, intent.first_ns));
-    let mut left = tables.objects(inode)?;
-    for written in &objects {
-        let object = written.object.clone().unwrap_or_default();
-        left.retain(|(key, _)| *key != written.key);
-        left.insert(0, (written.key.clone(), object));
-    }
-    left.retain(|(key, _)| !gone.contains(key));
+    // One without a name has been given up with all of its objects; an origin among them stays until nobody needs it.
+    let lost = if record.unlinked { HashSet::new() } else { gone.iter().map(String::as_str).collect() };
     let kept = match &record.origin {
-        Some(origin) if !origin::follow(transaction, inode, &record, &left, &gone)? => origin.key.clone(),
+        Some(origin) if !origin::follow(transaction, inode, &record, &objects, &lost)? => origin.key.clone(),
         _ => String::new(),
     };
     for written in objects {
@@ -271,10 +285,8 @@ pub(super) fn deleted(transaction: &mut Transaction<'_>, deleted: &Deleted) -> R
 /// Strikes workers off a garbage record; the last one ends it.
 pub(super) fn freed(transaction: &mut Transaction<'_>, freed: &Freed) -> Result<Outcome, MasterError> {
     let key = freed.number.to_be_bytes();
-    let Some(GarbageRecord { inode, mount_id, mut extents }) = transaction.before().garbage_record(freed.number)?
-    else {
-        return Ok(Outcome::Done);
-    };
+    let garbage = transaction.before().garbage_record(freed.number)?.filter(|garbage| !garbage.is_cut);
+    let Some(GarbageRecord { inode, mount_id, mut extents, .. }) = garbage else { return Ok(Outcome::Done) };
     for extent in &mut extents {
         extent.workers.retain(|worker| !freed.workers.contains(worker));
     }
@@ -282,7 +294,7 @@ pub(super) fn freed(transaction: &mut Transaction<'_>, freed: &Freed) -> Result<
     if extents.is_empty() {
         transaction.delete(Family::Garbage, &key);
     } else {
-        transaction.put(Family::Garbage, &key, &GarbageRecord { inode, mount_id, extents });
+        transaction.put(Family::Garbage, &key, &GarbageRecord { inode, mount_id, extents, is_cut: false });
     }
     Ok(Outcome::Done)
 }

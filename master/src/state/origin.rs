@@ -11,16 +11,21 @@
 //!
 //! Which object is whose origin is in a family of its own, by key: nobody else writes to such a key, or deletes it.
 
+use std::collections::HashSet;
+
 use cavern_proto::master::{FreeFate, FreedContent, Kind, Origin, WriteType};
-use cavern_proto::record::{InodeRecord, MoveOrigin, ObjectRecord};
+use cavern_proto::record::{InodeRecord, MoveOrigin, ObjectRecord, PersistedObject};
 
 use super::records::deletion_key;
 use super::transaction::Change;
 use super::{Family, Outcome, Tables, Transaction, extent};
 use crate::MasterError;
 
-/// Objects by key, and what is noted of them.
-type Objects = [(String, ObjectRecord)];
+/// Objects of a file that are looked at in search of one that is whole, or that can take the place of another. Where a file has so
+/// many, nearly all are.
+const LOOKED_AT: usize = 256;
+/// Blocks of a file that are counted one by one.
+const COUNTED: u64 = 1000;
 
 /// Gives a file another origin, or none; the caller stores the record.
 pub(super) fn set(
@@ -75,10 +80,7 @@ pub(super) fn free(transaction: &mut Transaction<'_>, inode: u64, session: u64) 
     let Some(mut record) = transaction.inode(inode)?.filter(is_file) else { return freed(FreeFate::Nothing, 0, 0) };
     let mount = tables.mount(record.mount_id)?.filter(|mount| mount.write_type() == WriteType::FsMode);
     let Some(mount) = mount else { return freed(FreeFate::Nothing, 0, 0) };
-    let extents = tables.extents(inode, 0)?;
-    let block_size = mount.block_size.max(1);
-    let bytes_of = |index: u32| record.size.saturating_sub(u64::from(index) * block_size).min(block_size);
-    let (blocks, bytes) = (extents.len() as u64, extents.iter().map(|extent| bytes_of(extent.index)).sum());
+    let (blocks, bytes) = figures(tables, inode, &record, mount.block_size.max(1))?;
     if blocks == 0 {
         return freed(FreeFate::Nothing, 0, 0);
     }
@@ -93,13 +95,28 @@ pub(super) fn free(transaction: &mut Transaction<'_>, inode: u64, session: u64) 
         return freed(FreeFate::Open, blocks, bytes);
     }
     let origin = (record.size > 0).then(|| at(key, &object, record.size));
-    extent::drop_from(transaction, inode, record.mount_id, 0)?;
-    record.generation += 1;
+    extent::cut(transaction, inode, &mut record, 0)?;
     record.allocated = Some(origin.as_ref().map_or(0, |origin| origin.valid));
     set(transaction, inode, &mut record, origin)?;
     transaction.put_inode(inode, record);
     transaction.changes.push(Change::Inode(inode));
     freed(FreeFate::Freed, blocks, bytes)
+}
+
+/// Blocks of a file, and their bytes. A file with very many is taken for one without holes.
+fn figures(tables: Tables<'_>, inode: u64, record: &InodeRecord, block_size: u64) -> Result<(u64, u64), MasterError> {
+    if !record.cuts.is_empty() {
+        return Ok((record.size.div_ceil(block_size), record.size));
+    }
+    let (mut blocks, mut bytes) = (0, 0);
+    for extent in tables.recorded_extents(inode, 0) {
+        if blocks == COUNTED {
+            return Ok((record.size.div_ceil(block_size), record.size));
+        }
+        blocks += 1;
+        bytes += record.size.saturating_sub(u64::from(extent?.index) * block_size).min(block_size);
+    }
+    Ok((blocks, bytes))
 }
 
 /// An object that has all of a file's content in its newest version, if the bucket lacks no change of the file.
@@ -113,7 +130,22 @@ fn whole_object(
     }
     let is_whole =
         |object: &ObjectRecord| is_written(object) && object.version == record.version && object.size == record.size;
-    Ok(tables.objects(inode)?.into_iter().find(|(_, object)| is_whole(object)))
+    let found = tables
+        .objects_of(inode)
+        .take(LOOKED_AT)
+        .find(|item| item.as_ref().map_or(true, |(_, object)| is_whole(object)));
+    found.transpose()
+}
+
+/// Whether an object holds the content of a file as it is.
+pub fn has_content(tables: Tables<'_>, inode: u64, record: &InodeRecord) -> Result<bool, MasterError> {
+    for item in tables.objects_of(inode) {
+        let (_, object) = item?;
+        if is_written(&object) && object.version == record.version {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether the blocks of a file can be dropped, as far as can be seen without trying.
@@ -122,12 +154,42 @@ pub fn is_clean(tables: Tables<'_>, inode: u64) -> Result<bool, MasterError> {
     Ok(!tables.is_held(inode)? && whole_object(tables, inode, &record)?.is_some())
 }
 
-/// The object that can take the place of an origin. `objects` are all that are left, in their newest state.
-fn successor(origin: &Origin, objects: &Objects) -> Option<Origin> {
-    let is_fit = |object: &ObjectRecord| is_written(object) && object.version >= origin.version;
-    let same = objects.iter().find(|(key, _)| *key == origin.key).filter(|(_, object)| is_fit(object));
-    let (key, object) = same.or_else(|| objects.iter().find(|(_, object)| is_fit(object)))?;
-    Some(at(key.clone(), object, origin.valid))
+/// The object that can take the place of an origin, if `written` are in their newest state and `gone` are to go: the one under the same
+/// key before all others.
+fn successor(
+    tables: Tables<'_>,
+    inode: u64,
+    record: &InodeRecord,
+    origin: &Origin,
+    written: &[PersistedObject],
+    gone: &HashSet<&str>,
+) -> Result<Option<Origin>, MasterError> {
+    let is_fit = |key: &str, object: &ObjectRecord| {
+        is_written(object) && object.version >= origin.version && !gone.contains(key)
+    };
+    let fit = |written: &PersistedObject| {
+        let object = written.object.as_ref().filter(|object| is_fit(&written.key, object))?;
+        Some(at(written.key.clone(), object, origin.valid))
+    };
+    if let Some(same) = written.iter().find(|written| written.key == origin.key) {
+        if let Some(next) = fit(same) {
+            return Ok(Some(next));
+        }
+    } else if let Some(same) = tables.object(inode, &origin.key)?.filter(|object| is_fit(&origin.key, object)) {
+        return Ok(Some(at(origin.key.clone(), &same, origin.valid)));
+    }
+    if let Some(next) = written.iter().rev().find_map(fit) {
+        return Ok(Some(next));
+    }
+    // The others of a file without a name are to go as well.
+    let others = tables.objects_of(inode).take(if record.unlinked { 0 } else { LOOKED_AT });
+    for item in others {
+        let (key, object) = item?;
+        if is_fit(&key, &object) && written.iter().all(|written| written.key != key) {
+            return Ok(Some(at(key, &object, origin.valid)));
+        }
+    }
+    Ok(None)
 }
 
 fn is_written(object: &ObjectRecord) -> bool {
@@ -145,12 +207,12 @@ pub(super) fn follow(
     transaction: &mut Transaction<'_>,
     inode: u64,
     record: &InodeRecord,
-    left: &Objects,
-    gone: &[String],
+    written: &[PersistedObject],
+    gone: &HashSet<&str>,
 ) -> Result<bool, MasterError> {
     let Some(origin) = &record.origin else { return Ok(true) };
-    let is_gone = gone.contains(&origin.key);
-    match successor(origin, left) {
+    let is_gone = gone.contains(origin.key.as_str());
+    match successor(transaction.before(), inode, record, origin, written, gone)? {
         Some(next) if next != *origin => {
             let mut record = record.clone();
             set(transaction, inode, &mut record, Some(next))?;

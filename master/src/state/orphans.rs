@@ -5,13 +5,17 @@ use std::ops::ControlFlow;
 
 use bytes::Bytes;
 use cavern_proto::master::Kind;
+use cavern_proto::record::ReapOrphans;
 
 use super::database::Family;
+use super::extent::Dropped;
 use super::records::{inode_key, links};
-use super::tables::first_id;
 use super::transaction::Transaction;
 use super::{intent, posix};
 use crate::MasterError;
+
+/// Records that one step writes before it leaves the rest to the next, whatever belongs to its inodes.
+const WRITES: usize = 2000;
 
 /// What one reaping step did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +23,8 @@ pub struct Reaped {
     pub inodes: u64,
     /// Whether anything is left.
     pub more: bool,
+    /// Of directories: the one that it was about, where to look for the next.
+    pub next: u64,
 }
 
 /// Queues a directory whose name is gone. Its record loses its parent, so that nothing below it has a place any more.
@@ -31,51 +37,64 @@ pub fn add(transaction: &mut Transaction<'_>, directory: u64) -> Result<(), Mast
     Ok(())
 }
 
-/// Deletes at most `limit` inodes of the first orphan; directories below it become orphans themselves. Must be the only
+/// Deletes at most `limit` inodes of the first orphan from an inode on; directories below it become orphans themselves. Must be the only
 /// command of its transaction that touches the orphan: it reads the tables as they were before.
-pub fn reap(transaction: &mut Transaction<'_>, limit: u32) -> Result<Reaped, MasterError> {
+pub fn reap(transaction: &mut Transaction<'_>, step: &ReapOrphans) -> Result<Reaped, MasterError> {
     let tables = transaction.before();
-    let Some(orphan) = first_id(tables.database(), Family::Orphan)? else { return Ok(Reaped::default()) };
+    let Some((orphan, after)) = tables.orphan(step.from)? else { return Ok(Reaped::default()) };
     let mount_id = transaction.inode(orphan)?.map_or(0, |record| record.mount_id);
-    let limit = limit.max(1) as usize;
+    let limit = step.limit.max(1) as usize;
     let mut entries = Vec::new();
-    let cut = tables.scan(orphan, None, |name, dentry| {
+    let after = (!after.is_empty()).then_some(after.as_slice());
+    let mut rest = tables.scan(orphan, after, |name, dentry| {
         if entries.len() == limit {
             return Ok(ControlFlow::Break(()));
         }
         entries.push((Bytes::copy_from_slice(name), dentry));
         Ok(ControlFlow::Continue(()))
     })?;
-    let mut inodes = 0;
+    let (mut inodes, mut last) = (0, None);
     for (name, dentry) in entries {
-        transaction.delete_dentry(orphan, &name);
+        if transaction.writes() >= WRITES {
+            rest = Some(());
+            break;
+        }
         if dentry.kind() == Kind::Directory {
             add(transaction, dentry.inode)?;
-            continue;
+        } else {
+            let record = transaction.inode(dentry.inode)?;
+            let has_several = record.as_ref().is_none_or(|record| links(record) > 1);
+            // Unless it went with another of its names.
+            if record.is_some() {
+                if forget(transaction, dentry.inode, mount_id)? == Dropped::Some {
+                    rest = Some(());
+                    break;
+                }
+                transaction.delete_inode(dentry.inode);
+                inodes += 1;
+            }
+            if has_several {
+                posix::delete_link(transaction, dentry.inode, orphan, &name);
+            }
         }
-        let record = transaction.inode(dentry.inode)?;
-        if record.as_ref().is_none_or(|record| links(record) > 1) {
-            posix::delete_link(transaction, dentry.inode, orphan, &name);
-        }
-        // Unless it went with another of its names.
-        if record.is_some() {
-            forget(transaction, dentry.inode, mount_id)?;
-            transaction.delete_inode(dentry.inode);
-            inodes += 1;
-        }
+        transaction.delete_dentry(orphan, &name);
+        last = Some(name);
     }
-    if cut.is_none() {
+    if rest.is_none() {
         forget(transaction, orphan, mount_id)?;
         transaction.delete_inode(orphan);
         transaction.delete(Family::Orphan, &inode_key(orphan));
         inodes += 1;
+    } else if let Some(last) = last {
+        // Names that have been deleted cost a scan as much as others, for a time.
+        transaction.put_bytes(Family::Orphan, &inode_key(orphan), &last);
     }
-    Ok(Reaped { inodes, more: true })
+    Ok(Reaped { inodes, more: true, next: orphan })
 }
 
 /// What an inode of an fs-mode mount has beside its record goes with it. Its objects stay: a bucket that was detached is not
 /// emptied.
-fn forget(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<(), MasterError> {
+fn forget(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<Dropped, MasterError> {
     intent::forget(transaction, inode)?;
     posix::forget_content(transaction, inode, mount_id)
 }

@@ -72,6 +72,13 @@ fn refuse<T>(errno: Errno, reason: impl Into<String>) -> Result<T, Stop> {
     Err(Stop::Refused(Refusal { errno, reason: reason.into() }))
 }
 
+/// Names that a directory got or lost, and those of directories among them.
+#[derive(Clone, Copy, Debug, Default)]
+struct EntriesChange {
+    names: i64,
+    directories: i32,
+}
+
 /// One mutation under way.
 struct Mutating<'t, 'd> {
     transaction: &'t mut Transaction<'d>,
@@ -252,11 +259,12 @@ impl Mutating<'_, '_> {
         self.touched.iter().map(|(inode, record)| attributes(*inode, record)).collect()
     }
 
-    /// A directory whose entries changed: its times, and its links where a directory came (1) or went (-1).
-    fn directory_changed(&mut self, inode: u64, mut record: InodeRecord, directories: i32) {
+    /// A directory whose entries changed: its times, and how many there are.
+    fn directory_changed(&mut self, inode: u64, mut record: InodeRecord, change: EntriesChange) {
         record.mtime_ns = self.now_ns;
         record.ctime_ns = self.now_ns;
-        record.nlink = records::links(&record).saturating_add_signed(directories);
+        record.nlink = records::links(&record).saturating_add_signed(change.directories);
+        records::count_entries(&mut record, change.names);
         self.put(inode, record);
     }
 

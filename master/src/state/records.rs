@@ -233,6 +233,11 @@ pub fn is_directory(record: &InodeRecord) -> bool {
     record.kind() == Kind::Directory
 }
 
+/// Counts names that a directory got, or lost.
+pub fn count_entries(record: &mut InodeRecord, change: i64) {
+    record.entries = record.entries.map(|entries| entries.saturating_add_signed(change));
+}
+
 /// Names of an inode; of a directory its own, its `.`, and the `..` of every directory in it.
 pub fn links(record: &InodeRecord) -> u32 {
     match record.nlink {

@@ -20,11 +20,12 @@ use cavern_proto::record::{
     Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, LockRecord, SessionRecord, WorkerRecord,
 };
 use prost::Message;
-use rocksdb::{Direction, IteratorMode, ReadOptions};
+use rocksdb::{DBIterator, DBPinnableSlice, Direction, ErrorKind, IteratorMode, ReadOptions, Snapshot};
 
+use super::extent::is_cut_off;
 use super::records::{
     decode, dentry_key, extent_key, held_by_session, hold_key, inode_key, leading_id, lock_key, locked_by_session,
-    result_key, xattr_key,
+    parse_extent_key, result_key, xattr_key,
 };
 use super::{Database, Family};
 use crate::MasterError;
@@ -35,6 +36,9 @@ pub const CLUSTER_KEY: &[u8] = b"cluster";
 /// Deepest nesting that a walk to the root follows. There are no loops; this ends walks should there be one.
 pub const DEPTH_MAX: usize = 1 << 16;
 
+/// Names that have been removed, passed over in search of one that is there.
+const REMOVED_NAMES: u64 = 1000;
+
 type Pair = (Box<[u8]>, Box<[u8]>);
 
 /// An entry of a directory: its name, its inode id and record.
@@ -44,6 +48,8 @@ pub type Listed = (Bytes, u64, InodeRecord);
 #[derive(Clone, Copy)]
 pub struct Tables<'a> {
     database: &'a Database,
+    /// All that is read is as it was then.
+    snapshot: Option<&'a Snapshot<'a>>,
 }
 
 /// A directory, found in the namespace.
@@ -76,8 +82,14 @@ impl Directory {
 }
 
 impl<'a> Tables<'a> {
+    /// What is there at each read: for whoever writes, alone, or reads one record.
     pub fn new(database: &'a Database) -> Self {
-        Self { database }
+        Self { database, snapshot: None }
+    }
+
+    /// All reads see the same state, so that what one finds is there for the next: a name, and the inode that it leads to.
+    pub fn at(database: &'a Database, snapshot: &'a Snapshot<'a>) -> Self {
+        Self { database, snapshot: Some(snapshot) }
     }
 
     pub fn database(&self) -> &'a Database {
@@ -85,8 +97,32 @@ impl<'a> Tables<'a> {
     }
 
     fn record<M: Message + Default>(&self, family: Family, key: &[u8]) -> Result<Option<M>, MasterError> {
-        let value = self.database.raw().get_pinned_cf(self.database.family(family), key)?;
+        let value = self.get(family, key)?;
         value.map(|bytes| decode(&bytes, || format!("a record of {family:?}"))).transpose()
+    }
+
+    fn get(&self, family: Family, key: &[u8]) -> Result<Option<DBPinnableSlice<'a>>, MasterError> {
+        let (database, family) = (self.database.raw(), self.database.family(family));
+        Ok(match self.snapshot {
+            None => database.get_pinned_cf(family, key)?,
+            Some(_) => database.get_pinned_cf_opt(family, key, &self.options())?,
+        })
+    }
+
+    fn options(&self) -> ReadOptions {
+        let mut options = ReadOptions::default();
+        if let Some(snapshot) = self.snapshot {
+            options.set_snapshot(snapshot);
+        }
+        options
+    }
+
+    fn iterator(&self, family: Family, mode: IteratorMode<'_>) -> DBIterator<'a> {
+        self.iterator_with(family, self.options(), mode)
+    }
+
+    fn iterator_with(&self, family: Family, options: ReadOptions, mode: IteratorMode<'_>) -> DBIterator<'a> {
+        self.database.raw().iterator_cf_opt(self.database.family(family), options, mode)
     }
 
     pub fn counters(&self) -> Result<Counters, MasterError> {
@@ -95,9 +131,9 @@ impl<'a> Tables<'a> {
 
     /// The cluster's id; `None` before the first command of a new cluster.
     pub fn cluster_id(&self) -> Result<Option<String>, MasterError> {
-        let value = self.database.get(Family::Meta, CLUSTER_KEY)?;
+        let value = self.get(Family::Meta, CLUSTER_KEY)?;
         value
-            .map(|bytes| String::from_utf8(bytes).map_err(|_| MasterError::Corrupt("the cluster id".into())))
+            .map(|bytes| String::from_utf8(bytes.to_vec()).map_err(|_| MasterError::Corrupt("the cluster id".into())))
             .transpose()
     }
 
@@ -151,7 +187,7 @@ impl<'a> Tables<'a> {
 
     /// Number of the last change of an fs-mode mount; 0 for none that was numbered so.
     pub fn last_change(&self, mount_id: u32) -> Result<u64, MasterError> {
-        let number = self.database.get(Family::Meta, &change_key(mount_id))?;
+        let number = self.get(Family::Meta, &change_key(mount_id))?;
         Ok(number.and_then(|bytes| leading_id(&bytes)).unwrap_or_default())
     }
 
@@ -169,12 +205,20 @@ impl<'a> Tables<'a> {
         Ok(held)
     }
 
+    /// The first directory from an inode on that waits to be deleted, and the last name in it that is gone already; empty for none.
+    pub fn orphan(&self, from: u64) -> Result<Option<(u64, Vec<u8>)>, MasterError> {
+        let start = inode_key(from);
+        let first = self.iterator(Family::Orphan, IteratorMode::From(&start, Direction::Forward)).next().transpose()?;
+        Ok(first.and_then(|(key, after)| Some((leading_id(&key)?, after.into_vec()))))
+    }
+
     /// Up to `limit` inodes that have lost their last name and that nobody holds.
     pub fn unheld(&self, limit: usize) -> Result<Vec<u64>, MasterError> {
         let mut unheld = Vec::new();
         for key in self.keys(Family::Unlinked) {
             let inode = leading_id(&key?).unwrap_or_default();
-            if !self.is_held(inode)? {
+            // The objects of one with an intent are still to be given up.
+            if !self.is_held(inode)? && self.intent(inode)?.is_none() {
                 unheld.push(inode);
                 if unheld.len() == limit {
                     break;
@@ -258,26 +302,53 @@ impl<'a> Tables<'a> {
 
     /// One extended attribute.
     pub fn xattr(&self, inode: u64, name: &[u8]) -> Result<Option<Vec<u8>>, MasterError> {
-        self.database.get(Family::Xattr, &xattr_key(inode, name))
+        Ok(self.get(Family::Xattr, &xattr_key(inode, name))?.map(|value| value.to_vec()))
     }
 
     /// The blocks of a file from one index on.
     pub fn extents(&self, inode: u64, from: u32) -> Result<Vec<Extent>, MasterError> {
-        let mut extents = Vec::new();
-        for item in self.under(Family::Extent, &inode_key(inode)) {
-            let (key, value) = item?;
-            let index = key.get(8..).and_then(|index| Some(u32::from_be_bytes(index.try_into().ok()?)));
-            let index = index.ok_or_else(|| MasterError::Corrupt(format!("a block of inode {inode}")))?;
-            if index >= from {
-                let record: ExtentRecord = decode(&value, || format!("block {index} of inode {inode}"))?;
-                let ExtentRecord { generation, workers, joined, joining, joins: _, allocated } = record;
-                extents.push(Extent { index, generation, workers, joined, joining, allocated });
-            }
-        }
-        Ok(extents)
+        self.extents_of(inode, from)?.collect()
     }
 
+    /// The same one by one.
+    pub fn extents_of(
+        &self,
+        inode: u64,
+        from: u32,
+    ) -> Result<impl Iterator<Item = Result<Extent, MasterError>> + use<'a>, MasterError> {
+        let cuts = self.inode(inode)?.unwrap_or_default().cuts;
+        let is_there = move |extent: &Extent| !is_cut_off(&cuts, extent.index, extent.generation);
+        Ok(self.recorded_extents(inode, from).filter(move |item| item.as_ref().map_or(true, &is_there)))
+    }
+
+    /// The records of a file's blocks from one index on, those that have been cut off among them.
+    pub fn recorded_extents(
+        &self,
+        inode: u64,
+        from: u32,
+    ) -> impl Iterator<Item = Result<Extent, MasterError>> + use<'a> {
+        let mut options = self.options();
+        options.set_iterate_upper_bound(inode_key(inode.saturating_add(1)));
+        let start = extent_key(inode, from);
+        let mode = IteratorMode::From(&start, Direction::Forward);
+        self.iterator_with(Family::Extent, options, mode).map(move |item| {
+            let (key, value) = item?;
+            let (_, index) =
+                parse_extent_key(&key).ok_or_else(|| MasterError::Corrupt(format!("a block of inode {inode}")))?;
+            let record: ExtentRecord = decode(&value, || format!("block {index} of inode {inode}"))?;
+            Ok(super::extent::at(index, record))
+        })
+    }
+
+    /// A block of a file.
     pub fn extent(&self, inode: u64, index: u32) -> Result<Option<ExtentRecord>, MasterError> {
+        let Some(record) = self.recorded_extent(inode, index)? else { return Ok(None) };
+        let cuts = self.inode(inode)?.unwrap_or_default().cuts;
+        Ok((!is_cut_off(&cuts, index, record.generation)).then_some(record))
+    }
+
+    /// The record of a block, though it may have been cut off.
+    pub fn recorded_extent(&self, inode: u64, index: u32) -> Result<Option<ExtentRecord>, MasterError> {
         self.record(Family::Extent, &extent_key(inode, index))
     }
 
@@ -299,24 +370,37 @@ impl<'a> Tables<'a> {
         self.under(family, id).map(|item| item.map(|(key, _)| key))
     }
 
+    /// Every key of a family from one on, up to another. Nothing is read before the first is asked for.
+    pub fn keys_between(
+        &self,
+        family: Family,
+        from: &[u8],
+        to: &[u8],
+    ) -> impl Iterator<Item = Result<Box<[u8]>, MasterError>> + use<'a> {
+        let (tables, from, to) = (*self, from.to_vec(), to.to_vec());
+        std::iter::once(()).flat_map(move |()| {
+            let mut options = tables.options();
+            options.set_iterate_upper_bound(to.clone());
+            let items = tables.iterator_with(family, options, IteratorMode::From(&from, Direction::Forward));
+            items.map(|item| Ok(item?.0))
+        })
+    }
+
     /// Every key of a small family, in order.
     pub fn keys(&self, family: Family) -> impl Iterator<Item = Result<Box<[u8]>, MasterError>> + use<'a> {
-        let items = self.database.raw().iterator_cf(self.database.family(family), IteratorMode::Start);
-        items.map(|item| Ok(item?.0))
+        self.iterator(family, IteratorMode::Start).map(|item| Ok(item?.0))
     }
 
     fn under(&self, family: Family, id: &[u8; 8]) -> impl Iterator<Item = Result<Pair, MasterError>> + use<'a> {
-        let mut options = ReadOptions::default();
+        let mut options = self.options();
         options.set_iterate_upper_bound(u64::from_be_bytes(*id).saturating_add(1).to_be_bytes());
         let mode = IteratorMode::From(id, Direction::Forward);
-        let items = self.database.raw().iterator_cf_opt(self.database.family(family), options, mode);
-        items.map(|item| Ok(item?))
+        self.iterator_with(family, options, mode).map(|item| Ok(item?))
     }
 
     /// Every record of a small family, in key order.
     fn all<M: Message + Default>(&self, family: Family) -> Result<Vec<M>, MasterError> {
-        let handle = self.database.family(family);
-        let items = self.database.raw().iterator_cf(handle, IteratorMode::Start);
+        let items = self.iterator(family, IteratorMode::Start);
         items.map(|item| decode(&item?.1, || format!("a record of {family:?}"))).collect()
     }
 
@@ -330,10 +414,10 @@ impl<'a> Tables<'a> {
     ) -> Result<Option<B>, MasterError> {
         let prefix = inode_key(directory);
         let start = dentry_key(directory, after.unwrap_or_default());
-        let mut options = ReadOptions::default();
+        let mut options = self.options();
         options.set_iterate_upper_bound(inode_key(directory.saturating_add(1)));
         let mode = IteratorMode::From(&start, Direction::Forward);
-        for item in self.database.raw().iterator_cf_opt(self.database.family(Family::Dentry), options, mode) {
+        for item in self.iterator_with(Family::Dentry, options, mode) {
             let (key, value) = item?;
             let Some(name) = key.strip_prefix(&prefix) else { break };
             if after.is_some_and(|after| name <= after) {
@@ -352,8 +436,24 @@ impl<'a> Tables<'a> {
         Ok(self.scan(directory, None, |_, _| Ok(ControlFlow::Break(())))?.is_none())
     }
 
-    /// Up to `limit` entries of a directory after `after`, with their inode records, and whether these are the last. A name
-    /// whose inode vanished between the two reads is left out.
+    /// The same of a directory of an fs-mode mount, whose names may just have been removed, by the hundred thousand: they cost a scan as
+    /// much as others, for a time. So it is not a long one where the directory says how many names it has.
+    pub fn is_empty_directory(&self, directory: u64, record: &InodeRecord) -> Result<bool, MasterError> {
+        let Some(entries) = record.entries else { return self.is_empty(directory) };
+        let mut options = self.options();
+        options.set_iterate_upper_bound(inode_key(directory.saturating_add(1)));
+        options.set_max_skippable_internal_keys(REMOVED_NAMES);
+        let start = inode_key(directory);
+        let mut items = self.iterator_with(Family::Dentry, options, IteratorMode::From(&start, Direction::Forward));
+        match items.next() {
+            None => Ok(true),
+            Some(Ok(_)) => Ok(false),
+            Some(Err(error)) if error.kind() == ErrorKind::Incomplete => Ok(entries == 0),
+            Some(Err(error)) => Err(error.into()),
+        }
+    }
+
+    /// Up to `limit` entries of a directory after `after`, with their inode records, and whether these are the last.
     pub fn page(&self, directory: u64, after: Option<&[u8]>, limit: usize) -> Result<(Vec<Listed>, bool), MasterError> {
         let mut names = Vec::new();
         let more = self.scan(directory, after, |name, record| {
@@ -372,8 +472,9 @@ impl<'a> Tables<'a> {
     /// Many inodes in one batched read, in the order asked for.
     pub fn inodes(&self, inodes: impl Iterator<Item = u64>) -> Result<Vec<Option<InodeRecord>>, MasterError> {
         let keys: Vec<[u8; 8]> = inodes.map(inode_key).collect();
-        let values = self.database.raw().batched_multi_get_cf(self.database.family(Family::Inode), &keys, false);
-        let decode_one = |value: Option<rocksdb::DBPinnableSlice<'_>>| {
+        let family = self.database.family(Family::Inode);
+        let values = self.database.raw().batched_multi_get_cf_opt(family, &keys, false, &self.options());
+        let decode_one = |value: Option<DBPinnableSlice<'_>>| {
             value.map(|bytes| decode(&bytes, || "an inode".to_owned())).transpose()
         };
         values.into_iter().map(|value| decode_one(value?)).collect()
@@ -424,7 +525,7 @@ pub fn removed_key(uuid: &[u8]) -> Vec<u8> {
     [b"removed".as_slice(), uuid].concat()
 }
 
-/// The inode ids of a scan of `orphan` and the like.
+/// The first inode id of `orphan` and the like.
 pub fn first_id(database: &Database, family: Family) -> Result<Option<u64>, MasterError> {
     let mut items = database.raw().iterator_cf(database.family(family), IteratorMode::Start);
     Ok(items.next().transpose()?.and_then(|(key, _)| leading_id(&key)))

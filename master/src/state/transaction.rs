@@ -148,6 +148,11 @@ impl<'a> Transaction<'a> {
         self.batch.delete_range_cf(self.tables.database().family(family), from, to);
     }
 
+    /// Records written and deleted so far.
+    pub fn writes(&self) -> usize {
+        self.batch.len()
+    }
+
     /// The batch to write, counters included, and the changes to tell.
     pub fn finish(mut self) -> (WriteBatch, Vec<Change>) {
         let counters = self.counters;

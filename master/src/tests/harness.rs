@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use futures::future::BoxFuture;
 use tempfile::TempDir;
 
 use crate::MasterError;
+use crate::clock::{Clock, Reading};
 use crate::jobs::{BlockFiller, Filled};
 use crate::persist::ObjectWriter;
 use crate::server::{MakeFiller, Master, WayToWorkers};
@@ -73,6 +74,26 @@ impl BlockFiller for NoWorkers {
     }
 }
 
+/// The clock of a host that somebody sets.
+#[derive(Default)]
+pub struct HostClock(Arc<AtomicI64>);
+
+impl HostClock {
+    /// Sets it forward or back.
+    pub fn set_by_hours(&self, hours: i64) {
+        self.0.fetch_add(hours * 3_600_000_000_000, Ordering::AcqRel);
+    }
+
+    /// That of a master on this host.
+    pub fn clock(&self) -> Clock {
+        let set_by = self.0.clone();
+        Clock::new(move || {
+            let reading = Reading::now();
+            Reading { wall_ns: reading.wall_ns + set_by.load(Ordering::Acquire), ..reading }
+        })
+    }
+}
+
 /// One master in a directory of its own.
 pub struct TestMaster {
     pub dir: Arc<TempDir>,
@@ -90,8 +111,18 @@ impl TestMaster {
         dir: Arc<TempDir>,
         fillers: Arc<dyn MakeFiller + Send + Sync>,
     ) -> Result<Self, MasterError> {
+        Self::at(config, dir, fillers, Clock::default()).await
+    }
+
+    /// The same with another clock than the host's.
+    pub async fn at(
+        config: Config,
+        dir: Arc<TempDir>,
+        fillers: Arc<dyn MakeFiller + Send + Sync>,
+        clock: Clock,
+    ) -> Result<Self, MasterError> {
         let grpc = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Self::listening(grpc, config, dir, fillers).await
+        Self::listening(grpc, config, dir, fillers, clock).await
     }
 
     async fn listening(
@@ -99,11 +130,12 @@ impl TestMaster {
         mut config: Config,
         dir: Arc<TempDir>,
         fillers: Arc<dyn MakeFiller + Send + Sync>,
+        clock: Clock,
     ) -> Result<Self, MasterError> {
         config.master.data_dir = dir.path().join("master");
         config.ufs.retries = 0;
         config.ufs.retry_backoff = Interval::millis(1);
-        let master = Master::start(config.clone(), grpc, fillers).await?;
+        let master = Master::start(config.clone(), grpc, fillers, clock).await?;
         Ok(Self { dir, master, config })
     }
 
@@ -113,9 +145,14 @@ impl TestMaster {
 
     /// Stops it and starts another on the same directory.
     pub async fn restart(self) -> Self {
+        self.restart_at(Clock::default()).await
+    }
+
+    /// The same with another clock than the host's.
+    pub async fn restart_at(self, clock: Clock) -> Self {
         let Self { dir, master, config } = self;
         master.stop().await;
-        Self::with(config, dir, Arc::new(NoWorkers)).await.unwrap()
+        Self::at(config, dir, Arc::new(NoWorkers), clock).await.unwrap()
     }
 
     /// The same at the same address, for clients that are connected.
@@ -132,7 +169,7 @@ impl TestMaster {
             }
         };
         let grpc = tokio::time::timeout(PATIENCE, bind).await.expect("the address is free again");
-        Self::listening(grpc, config, dir, Arc::new(NoWorkers)).await.unwrap()
+        Self::listening(grpc, config, dir, Arc::new(NoWorkers), Clock::default()).await.unwrap()
     }
 
     pub async fn mount(&self, path: &str, uri: &str) -> Mount {

@@ -10,8 +10,8 @@ use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
     Consistency, Kind, Mount, ReadDirPage, ReadDirRequest, StatusRequest, UsageRequest, WriteType,
 };
-use cavern_proto::record::AttachMount;
 use cavern_proto::record::command::Command;
+use cavern_proto::record::{ApplyListing, AttachMount, ListedEntry, ListingGroup};
 use futures::StreamExt;
 use tonic::Request;
 
@@ -25,6 +25,47 @@ async fn read_dir(master: &TestMaster, inode: u64, after: &str, limit: u64) -> V
     let request = ReadDirRequest { inode, after_name: name(after), limit, ..ReadDirRequest::default() };
     let stream = master.services().read_dir(Request::new(request)).await.unwrap().into_inner();
     stream.map(|page| page.unwrap()).collect().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_lead_elsewhere_meanwhile_are_in_every_page_and_found() {
+    const NAMES: usize = 300;
+    let master = TestMaster::new().await;
+    let (bucket, uri) = new_bucket();
+    let mount = master.mount("/m", &uri).await;
+    master.indexed(&mount).await;
+    let (proposer, mount_id, root) = (master.services().proposer.clone(), mount.id, mount.root_inode);
+    // Each version is another inode under the same name.
+    let replace = async move |version: usize| {
+        let entry = |number: usize| ListedEntry {
+            name: name(&format!("f{number:03}")),
+            kind: Kind::File as i32,
+            etag: version.to_string(),
+            ..ListedEntry::default()
+        };
+        let group = ListingGroup { upsert: (0..NAMES).map(entry).collect(), ..ListingGroup::default() };
+        let listing = ApplyListing { mount_id, groups: vec![group], now_ns: 1 };
+        proposer.propose(Command::Listing(listing)).await.unwrap();
+    };
+    replace(0).await;
+    let replacing = tokio::spawn(async move {
+        for version in 1..200 {
+            replace(version).await;
+        }
+    });
+    let listings = &master.services().lookups.listings;
+    while !replacing.is_finished() {
+        let (page, is_last) = listings.read(move |tables| tables.page(root, None, 2 * NAMES)).await.unwrap();
+        assert_eq!((page.len(), is_last), (NAMES, true), "no name is missing");
+        let found = listings.read(move |tables| {
+            let dentry = tables.dentry(root, b"f000")?.unwrap();
+            tables.inode(dentry.inode)
+        });
+        assert!(found.await.unwrap().is_some(), "a name leads to an inode");
+    }
+    replacing.await.unwrap();
+    drop(bucket);
+    master.master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,7 @@
 //! The bucket follows the namespace: whatever is done to names and files, whatever fails, and whenever the master is begun
 //! anew, in the end it has an object for each name, with the right content and metadata, and no other.
 
-mod bench;
+pub mod bench;
 mod detaching;
 mod existing;
 mod exports;

@@ -52,7 +52,7 @@ fn any_command() -> impl Strategy<Value = Kind> {
         }),
         1 => (1u64..4, 1i32..3).prop_map(|(worker_id, state)| Kind::WorkerState(SetWorkerState { worker_id, state })),
         1 => (0u64..3, 0i32..4).prop_map(|(id, state)| Kind::PutJob(Job { id, state, ..Job::default() })),
-        2 => (1u32..4).prop_map(|limit| Kind::ReapOrphans(ReapOrphans { limit })),
+        2 => (1u32..4).prop_map(|limit| Kind::ReapOrphans(ReapOrphans { limit, from: 0 })),
     ]
 }
 

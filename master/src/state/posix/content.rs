@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::{Mutating, Stop, refuse};
 use crate::state::Family;
-use crate::state::extent::{self, Owner};
+use crate::state::extent::{self, Dropped, Owner};
 use crate::state::records::extent_key;
 use crate::state::{allocated, origin};
 
@@ -18,6 +18,8 @@ const FILE_BYTES_MAX: u64 = 1 << 44;
 /// Blocks of one commit.
 const MADE_MAX: usize = 1024;
 const WORKERS_MAX: usize = 8;
+/// Cuts of a file whose blocks are still to be dropped. Each is of hundreds of blocks that somebody has written since the one before.
+const CUTS_MAX: usize = 1000;
 
 impl Mutating<'_, '_> {
     pub(super) fn commit(&mut self, commit: &CommitContent) -> Result<u64, Stop> {
@@ -33,9 +35,16 @@ impl Mutating<'_, '_> {
         }
         let tables = self.transaction.before();
         let size = record.size.max(commit.grow_to);
-        let mut blocks = Vec::new();
+        let (mut blocks, mut cut_off) = (Vec::new(), Vec::new());
         for made in &commit.made {
-            let known = tables.extent(commit.inode, made.index)?;
+            let recorded = tables.recorded_extent(commit.inode, made.index)?;
+            let is_cut_off = |known: &ExtentRecord| extent::is_cut_off(&record.cuts, made.index, known.generation);
+            let (known, old) = match recorded {
+                Some(recorded) if is_cut_off(&recorded) => (None, Some(recorded)),
+                recorded => (recorded, None),
+            };
+            // Its record makes room for that of the next one.
+            cut_off.extend(old.map(|old| extent::at(made.index, old)));
             let after = match &known {
                 Some(known) => extent::after_commit(known, made),
                 None if record.generation == made.generation => {
@@ -53,6 +62,7 @@ impl Mutating<'_, '_> {
         }
         self.check_growth(&record, commit.grow_to)?;
         let owner = Owner { inode: commit.inode, mount_id: record.mount_id, replicas: self.mount_replicas };
+        extent::bury(self.transaction, commit.inode, record.mount_id, cut_off);
         for (made, known, after) in &blocks {
             extent::commit(self.transaction, &owner, made.index, known.as_ref(), after, &made.workers);
             allocated::committed(&mut record, made.index, known.as_ref(), after, self.block_size);
@@ -72,17 +82,23 @@ impl Mutating<'_, '_> {
         self.check_growth(record, length)?;
         if length < record.size {
             let kept = u32::try_from(length.div_ceil(self.block_size)).unwrap_or(u32::MAX);
-            let dropped = extent::drop_from(self.transaction, inode, record.mount_id, kept)?;
+            if record.cuts.len() >= CUTS_MAX {
+                return refuse(Errno::AGAIN, format!("blocks that were cut off inode {inode} are still being dropped"));
+            }
+            let (dropped, rest) = extent::cut(self.transaction, inode, record, kept)?;
             let ends_in = kept.saturating_sub(1);
             let mut last = match length.is_multiple_of(self.block_size) {
                 true => None,
                 false => self.transaction.before().extent(inode, ends_in)?,
             };
             allocated::cut(record, length, self.block_size, &dropped, last.as_mut());
+            if rest == Dropped::Some && length > 0 {
+                // What the others take would have to be read.
+                record.allocated = None;
+            }
             if let Some(last) = last {
                 self.transaction.put(Family::Extent, &extent_key(inode, ends_in), &last);
             }
-            record.generation += 1;
             origin::cut(self.transaction, inode, record, length)?;
         }
         record.size = length;

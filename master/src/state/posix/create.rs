@@ -4,7 +4,7 @@ use cavern_proto::master::{CreateInode, Kind, Naming};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{Mutating, Stop, check_name, refuse};
+use super::{EntriesChange, Mutating, Stop, check_name, refuse};
 use crate::state::Family;
 use crate::state::records::{MODE_CHOSEN, inode_key, mode};
 use crate::state::usage::Weight;
@@ -55,6 +55,7 @@ impl Mutating<'_, '_> {
             target: create.target.clone(),
             has_xattrs: !lists.is_empty(),
             unlinked: !is_named,
+            entries: (kind == Kind::Directory).then_some(0),
             linkable: create.naming() == Naming::Nameless,
             ..InodeRecord::default()
         };
@@ -64,7 +65,8 @@ impl Mutating<'_, '_> {
         if is_named {
             self.transaction.put_dentry(create.parent, &create.name, DentryRecord { inode, kind: create.kind });
             self.name_changed(create.parent, &create.name, 0, inode);
-            self.directory_changed(create.parent, directory, i32::from(kind == Kind::Directory));
+            let change = EntriesChange { names: 1, directories: i32::from(kind == Kind::Directory) };
+            self.directory_changed(create.parent, directory, change);
         } else {
             self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);
             self.put_hold(inode, session);

@@ -4,6 +4,8 @@
 //! still leads where it led, that the object noted of it is the one that it was compared with, and that nothing is on its way
 //! to the bucket under its key. What has been changed here and is not in the bucket yet stays as it is.
 
+use std::collections::HashSet;
+
 use cavern_proto::master::{Kind, Origin, RefreshFate, WriteType};
 use cavern_proto::record::{
     AdoptListing, DentryRecord, IndexRecord, InodeRecord, ListedEntry, ObjectRecord, TakeInObject,
@@ -14,7 +16,7 @@ use crate::MasterError;
 use crate::state::records::{is_directory, links};
 use crate::state::tables::index_key;
 use crate::state::transaction::{Change, Transaction};
-use crate::state::{Family, existing, extent, intent, origin};
+use crate::state::{Family, existing, extent, intent, origin, records};
 
 /// Takes in what the bucket has under a name now, unless the namespace has something newer.
 pub fn take_in(transaction: &mut Transaction<'_>, taken: &TakeInObject) -> Result<RefreshFate, MasterError> {
@@ -64,6 +66,7 @@ impl Taking<'_, '_> {
                 return Ok(RefreshFate::Pending);
             }
             existing::adopt_object(self.transaction, &self.listing(), there, false, None)?;
+            self.count_entries(1);
             return Ok(RefreshFate::Added);
         }
         if tables.is_used_below(mount_id, &format!("{key}/"))? {
@@ -75,6 +78,7 @@ impl Taking<'_, '_> {
         let index = tables.index(mount_id)?.unwrap_or_default();
         let index = IndexRecord { finished_ns: 0, unlisted: index.unlisted + 1, entries: index.entries + 1, ..index };
         self.transaction.put(Family::Meta, &index_key(mount_id), &index);
+        self.count_entries(1);
         self.count_directories(1);
         Ok(RefreshFate::Added)
     }
@@ -103,6 +107,7 @@ impl Taking<'_, '_> {
         match there {
             None => {
                 self.remove(known, record)?;
+                self.count_entries(-1);
                 Ok(RefreshFate::Removed)
             }
             Some(there) if record.kind() == Kind::File && links(&record) == 1 => {
@@ -119,8 +124,7 @@ impl Taking<'_, '_> {
 
     /// Gives a file the content of another object under its key.
     fn change(&mut self, inode: u64, mut record: InodeRecord, there: &ListedEntry) -> Result<(), MasterError> {
-        extent::drop_from(self.transaction, inode, record.mount_id, 0)?;
-        record.generation += 1;
+        extent::cut(self.transaction, inode, &mut record, 0)?;
         record.version += 1;
         (record.size, record.allocated) = (there.size, Some(there.size));
         record.mtime_ns = there.mtime_ns;
@@ -156,12 +160,12 @@ impl Taking<'_, '_> {
             Kind::Directory => format!("{}/", self.key),
             _ => self.key.clone(),
         };
-        let left = intent::lose_object(self.transaction, inode, self.taken.mount_id, &key, self.taken.now_ns)?;
+        intent::lose_object(self.transaction, inode, self.taken.mount_id, &key, self.taken.now_ns)?;
         let Some(record) = self.transaction.inode(inode)? else { return Ok(()) };
         if record.unlinked {
             origin::lose(self.transaction, &record);
         } else {
-            origin::follow(self.transaction, inode, &record, &left, &[key])?;
+            origin::follow(self.transaction, inode, &record, &[], &HashSet::from([key.as_str()]))?;
         }
         Ok(())
     }
@@ -188,7 +192,7 @@ impl Taking<'_, '_> {
         let tables = self.transaction.before();
         let Some(record) = self.transaction.inode(known.inode)? else { return Ok(RefreshFate::Nothing) };
         let note = tables.object(known.inode, &key)?.unwrap_or_default();
-        if record.listed_ns == 0 || !tables.is_empty(known.inode)? || note.etag != self.taken.etag {
+        if record.listed_ns == 0 || !tables.is_empty_directory(known.inode, &record)? || note.etag != self.taken.etag {
             return Ok(RefreshFate::Nothing);
         }
         if tables.deletion(self.taken.mount_id, &key)?.is_some() {
@@ -199,8 +203,14 @@ impl Taking<'_, '_> {
             return Ok(if note.etag.is_empty() { RefreshFate::Nothing } else { RefreshFate::Conflict });
         }
         self.remove(known, record)?;
+        self.count_entries(-1);
         self.count_directories(-1);
         Ok(RefreshFate::Removed)
+    }
+
+    fn count_entries(&mut self, change: i64) {
+        records::count_entries(&mut self.directory, change);
+        self.transaction.put_inode(self.taken.directory, self.directory.clone());
     }
 
     fn count_directories(&mut self, change: i32) {

@@ -8,9 +8,10 @@ use super::quota::drop_quota;
 use super::ttl::drop_ttl;
 use super::{Mutating, Outcome, Stop, refuse};
 use crate::MasterError;
+use crate::state::extent::{self, Dropped};
 use crate::state::orphans::Reaped;
 use crate::state::records::{hold_key, hold_session_key, inode_key, leading_id, xattr_key};
-use crate::state::{Database, Family, Tables, Transaction, extent, intent, origin, usage};
+use crate::state::{Database, Family, Tables, Transaction, intent, origin, usage};
 
 /// Inodes of one [`SetHolds`].
 const HOLDS_MAX: usize = 1000;
@@ -66,18 +67,24 @@ pub fn reap(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, Ma
     let Some(record) = tables.inode(inode)?.filter(|record| record.unlinked) else {
         return Ok(Outcome::Reaped(Reaped::default()));
     };
-    if tables.is_held(inode)? {
+    // Objects of it are still to be given up while it has an intent.
+    if tables.is_held(inode)? || tables.intent(inode)?.is_some() {
         return Ok(Outcome::Reaped(Reaped::default()));
     }
-    forget_content(transaction, inode, record.mount_id)?;
+    if forget_content(transaction, inode, record.mount_id)? == Dropped::Some {
+        return Ok(Outcome::Reaped(Reaped { more: true, ..Reaped::default() }));
+    }
     transaction.delete(Family::Unlinked, &inode_key(inode));
     transaction.delete_inode(inode);
-    Ok(Outcome::Reaped(Reaped { inodes: 1, more: false }))
+    Ok(Outcome::Reaped(Reaped { inodes: 1, ..Reaped::default() }))
 }
 
-/// Deletes what belongs to an inode beside its record: extended attributes, its quota, blocks, which are to be freed, and its right to an
-/// object of the bucket.
-pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<(), MasterError> {
+/// Deletes what belongs to an inode beside its record: blocks, which are to be freed, extended attributes, its quota, and its right to an
+/// object of the bucket. Of a file with very many blocks only some of these go, and nothing else.
+pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<Dropped, MasterError> {
+    if extent::drop_from(transaction, inode, mount_id, 0, extent::AT_ONCE)? == Dropped::Some {
+        return Ok(Dropped::Some);
+    }
     if let Some(mut record) = transaction.inode(inode)? {
         origin::set(transaction, inode, &mut record, None)?;
         drop_ttl(transaction, inode, &record);
@@ -87,7 +94,7 @@ pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u
     for (name, _) in transaction.before().xattrs(inode)? {
         transaction.delete(Family::Xattr, &xattr_key(inode, &name));
     }
-    extent::drop_from(transaction, inode, mount_id, 0).map(drop)
+    Ok(Dropped::All)
 }
 
 /// Lets go of what a session holds, of so many inodes at most; of how many there were.

@@ -8,7 +8,7 @@ use cavern_proto::master::LinkInode;
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{Mutating, Stop, check_name, refuse};
+use super::{EntriesChange, Mutating, Stop, check_name, refuse};
 use crate::MasterError;
 use crate::state::records::{dentry_key, inode_key, is_directory, links};
 use crate::state::usage::Weight;
@@ -42,7 +42,7 @@ impl Mutating<'_, '_> {
         record.ctime_ns = self.now_ns;
         self.put(link.inode, record);
         self.name_changed(link.parent, &link.name, 0, link.inode);
-        self.directory_changed(link.parent, directory, 0);
+        self.directory_changed(link.parent, directory, EntriesChange { names: 1, directories: 0 });
         Ok(link.inode)
     }
 
@@ -81,7 +81,10 @@ impl Mutating<'_, '_> {
         if count <= 1 {
             return Ok(self.unlink(inode, record)?);
         }
-        let Some((other_parent, other_name)) = other_name(self.transaction, inode, parent, name)? else {
+        let is_shown = record.parent == parent && record.name == name;
+        let own_name = || Some((record.parent, record.name.clone()));
+        let other = if is_shown { other_name(self.transaction, inode, parent, name)? } else { own_name() };
+        let Some((other_parent, other_name)) = other else {
             return Err(MasterError::Corrupt(format!("inode {inode}, which lacks names,")).into());
         };
         delete_link(self.transaction, inode, parent, name);
@@ -126,17 +129,21 @@ pub fn delete_link(transaction: &mut Transaction<'_>, inode: u64, parent: u64, n
     transaction.delete(Family::Link, &link_key(inode, parent, name));
 }
 
-/// A name of an inode beside one of them.
+/// A name of an inode beside one of them: the next one, or else the first. Names mostly go in their order, and those that are gone cost a
+/// scan as much as others, for a time.
 fn other_name(
     transaction: &Transaction<'_>,
     inode: u64,
     parent: u64,
     name: &[u8],
 ) -> Result<Option<(u64, Bytes)>, MasterError> {
-    let this = dentry_key(parent, name);
-    for key in transaction.before().keys_under(Family::Link, &inode_key(inode)) {
+    let this = link_key(inode, parent, name);
+    let tables = transaction.before();
+    let after = tables.keys_between(Family::Link, &this, &inode_key(inode.saturating_add(1)));
+    let before = tables.keys_between(Family::Link, &inode_key(inode), &this);
+    for key in after.chain(before) {
         let key = key?;
-        let other = key.get(8..).filter(|key| *key != this).and_then(<[u8]>::split_first_chunk::<8>);
+        let other = key.get(8..).filter(|_| *key != this[..]).and_then(<[u8]>::split_first_chunk::<8>);
         if let Some((parent, name)) = other {
             return Ok(Some((u64::from_be_bytes(*parent), Bytes::copy_from_slice(name))));
         }

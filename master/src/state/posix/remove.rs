@@ -5,7 +5,7 @@ use cavern_proto::master::RemoveName;
 use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
-use super::{Mutating, Stop, check_name, refuse};
+use super::{EntriesChange, Mutating, Stop, check_name, refuse};
 use crate::state::records::is_directory;
 
 impl Mutating<'_, '_> {
@@ -22,7 +22,7 @@ impl Mutating<'_, '_> {
             (true, true) if record.listed_ns == 0 => {
                 return Err(Stop::Unlisted { directory: dentry.inode, below: false });
             }
-            (true, true) if !self.transaction.before().is_empty(dentry.inode)? => {
+            (true, true) if !self.transaction.before().is_empty_directory(dentry.inode, &record)? => {
                 return refuse(Errno::NOTEMPTY, "the directory is not empty");
             }
             _ => {}
@@ -30,7 +30,8 @@ impl Mutating<'_, '_> {
         self.transaction.delete_dentry(remove.parent, &remove.name);
         self.let_go(dentry.inode, record, remove.parent, &remove.name)?;
         self.name_changed(remove.parent, &remove.name, dentry.inode, 0);
-        self.directory_changed(remove.parent, directory, -i32::from(remove.directory));
+        let change = EntriesChange { names: -1, directories: -i32::from(remove.directory) };
+        self.directory_changed(remove.parent, directory, change);
         Ok(dentry.inode)
     }
 

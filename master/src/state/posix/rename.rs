@@ -5,7 +5,7 @@ use cavern_proto::master::{Kind, RenameMode, RenameName};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{Mutating, Stop, check_name, refuse};
+use super::{EntriesChange, Mutating, Stop, check_name, refuse};
 use crate::state::records::is_directory;
 use crate::state::tables::DEPTH_MAX;
 
@@ -84,7 +84,7 @@ impl Mutating<'_, '_> {
                 (true, true) if record.listed_ns == 0 => {
                     return Err(Stop::Unlisted { directory: target.inode, below: false });
                 }
-                (true, true) if !self.transaction.before().is_empty(target.inode)? => {
+                (true, true) if !self.transaction.before().is_empty_directory(target.inode, &record)? => {
                     return refuse(Errno::NOTEMPTY, "the directory to be replaced is not empty");
                 }
                 _ => replaced = Some((target.inode, record)),
@@ -111,8 +111,10 @@ impl Mutating<'_, '_> {
         self.name_changed(rename.parent, &rename.name, dentry.inode, 0);
         self.name_changed(rename.new_parent, &rename.new_name, replaced_inode, dentry.inode);
         let goes = i32::from(moves_directory);
-        let comes = goes - i32::from(replaces_directory);
-        self.parents_changed(rename, -goes, comes)?;
+        let from = EntriesChange { names: -1, directories: -goes };
+        let names = i64::from(replaced_inode == 0);
+        let to = EntriesChange { names, directories: goes - i32::from(replaces_directory) };
+        self.parents_changed(rename, from, to)?;
         Ok(dentry.inode)
     }
 
@@ -143,15 +145,17 @@ impl Mutating<'_, '_> {
         self.put(target.inode, other);
         self.name_changed(here.0, here.1, dentry.inode, target.inode);
         self.name_changed(there.0, there.1, target.inode, dentry.inode);
-        self.parents_changed(rename, change, -change)?;
+        let [from, to] = [change, -change].map(|directories| EntriesChange { names: 0, directories });
+        self.parents_changed(rename, from, to)?;
         Ok(dentry.inode)
     }
 
-    /// Both directories of a rename, which may be one, with the directories that they lost or gained.
-    fn parents_changed(&mut self, rename: &RenameName, from: i32, to: i32) -> Result<(), Stop> {
+    /// Both directories of a rename, which may be one.
+    fn parents_changed(&mut self, rename: &RenameName, from: EntriesChange, to: EntriesChange) -> Result<(), Stop> {
         let record = self.directory(rename.parent)?;
         if rename.parent == rename.new_parent {
-            self.directory_changed(rename.parent, record, from + to);
+            let (names, directories) = (from.names + to.names, from.directories + to.directories);
+            self.directory_changed(rename.parent, record, EntriesChange { names, directories });
             return Ok(());
         }
         self.directory_changed(rename.parent, record, from);

@@ -83,7 +83,7 @@ pub fn end_session_step(transaction: &mut Transaction<'_>, step: &EndSessionStep
         }
         _ => transaction.delete(Family::Session, &key),
     }
-    Ok(Outcome::Reaped(Reaped { inodes: held as u64, more }))
+    Ok(Outcome::Reaped(Reaped { inodes: held as u64, more, ..Reaped::default() }))
 }
 
 fn forget_some(transaction: &mut Transaction<'_>, session: u64, limit: usize) -> Result<usize, MasterError> {

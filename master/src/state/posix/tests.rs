@@ -134,7 +134,12 @@ impl Bench {
         let (tables, mut tree) = (Tables::new(&self.database), BTreeMap::new());
         let mut waiting = vec![(self.root, PathBuf::new())];
         while let Some((directory, path)) = waiting.pop() {
-            for (name, inode, record) in tables.page(directory, None, usize::MAX).unwrap().0 {
+            let names = tables.page(directory, None, usize::MAX).unwrap().0;
+            if directory != self.root {
+                let entries = tables.inode(directory).unwrap().unwrap().entries;
+                assert_eq!(entries, Some(names.len() as u64));
+            }
+            for (name, inode, record) in names {
                 let path = path.join(std::str::from_utf8(&name).unwrap());
                 if is_directory(&record) {
                     waiting.push((inode, path.clone()));

@@ -20,7 +20,7 @@ pub struct Doomed {
     pub record: DeletionRecord,
 }
 
-impl Tables<'_> {
+impl<'a> Tables<'a> {
     pub fn intent(&self, inode: u64) -> Result<Option<IntentRecord>, MasterError> {
         self.record(Family::Intent, &inode_key(inode))
     }
@@ -35,7 +35,7 @@ impl Tables<'_> {
 
     /// The inode whose origin the object of a key is.
     pub fn origin_of(&self, mount_id: u32, key: &str) -> Result<Option<u64>, MasterError> {
-        let inode = self.database.get(Family::Origin, &deletion_key(mount_id, key))?;
+        let inode = self.get(Family::Origin, &deletion_key(mount_id, key))?;
         Ok(inode.and_then(|inode| leading_id(&inode)))
     }
 
@@ -46,7 +46,7 @@ impl Tables<'_> {
         while files.len() < limit {
             let start = inode_key(after.saturating_add(1));
             let mode = IteratorMode::From(&start, Direction::Forward);
-            let next = self.database.raw().iterator_cf(self.database.family(Family::Extent), mode).next();
+            let next = self.iterator(Family::Extent, mode).next();
             let Some((key, _)) = next.transpose()? else { break };
             after = leading_id(&key).ok_or_else(|| MasterError::Corrupt("a block of a file".into()))?;
             files.push((after, self.extents(after, 0)?));
@@ -56,7 +56,7 @@ impl Tables<'_> {
 
     /// The inode that has a note of the object of a key.
     pub fn noted(&self, mount_id: u32, key: &str) -> Result<Option<u64>, MasterError> {
-        let inode = self.database.get(Family::Noted, &deletion_key(mount_id, key))?;
+        let inode = self.get(Family::Noted, &deletion_key(mount_id, key))?;
         Ok(inode.and_then(|inode| leading_id(&inode)))
     }
 
@@ -65,7 +65,7 @@ impl Tables<'_> {
         let start = mount_id.to_be_bytes();
         let mut objects = Vec::new();
         let mode = IteratorMode::From(&start, Direction::Forward);
-        for item in self.database.raw().iterator_cf(self.database.family(Family::Noted), mode) {
+        for item in self.iterator(Family::Noted, mode) {
             let (key, inode) = item?;
             let Some(key) = key.strip_prefix(&start).filter(|_| objects.len() < limit) else { break };
             let (key, inode) = (text(key)?, leading_id(&inode).unwrap_or_default());
@@ -78,7 +78,7 @@ impl Tables<'_> {
 
     /// The inode that was made of an object of this identity.
     pub fn recovered(&self, mount_id: u32, identity: &str) -> Result<Option<u64>, MasterError> {
-        let inode = self.database.get(Family::Recovered, &deletion_key(mount_id, identity))?;
+        let inode = self.get(Family::Recovered, &deletion_key(mount_id, identity))?;
         Ok(inode.and_then(|inode| leading_id(&inode)))
     }
 
@@ -87,7 +87,7 @@ impl Tables<'_> {
         let start = deletion_key(mount_id, prefix);
         for family in [Family::Noted, Family::Deletion, Family::Origin] {
             let mode = IteratorMode::From(&start, Direction::Forward);
-            let first = self.database.raw().iterator_cf(self.database.family(family), mode).next().transpose()?;
+            let first = self.iterator(family, mode).next().transpose()?;
             if first.is_some_and(|(key, _)| key.starts_with(&start)) {
                 return Ok(true);
             }
@@ -99,14 +99,24 @@ impl Tables<'_> {
         self.record(Family::Garbage, &number.to_be_bytes())
     }
 
-    /// What the bucket has, or may have, of an inode: keys and objects.
+    /// All that the bucket has, or may have, of an inode.
+    #[cfg(test)]
     pub fn objects(&self, inode: u64) -> Result<Vec<(String, ObjectRecord)>, MasterError> {
-        let object = |item: Result<super::Pair, MasterError>| {
+        self.objects_of(inode).collect()
+    }
+
+    /// What the bucket has, or may have, of an inode: keys and objects, in the order of the keys. There may be as many as the inode ever
+    /// had names.
+    pub fn objects_of(
+        &self,
+        inode: u64,
+    ) -> impl Iterator<Item = Result<(String, ObjectRecord), MasterError>> + use<'a> {
+        let object = move |item: Result<super::Pair, MasterError>| {
             let (key, value) = item?;
             let record = decode(&value, || format!("an object of inode {inode}"))?;
             Ok((text(key.get(8..).unwrap_or_default())?, record))
         };
-        self.under(Family::Object, &inode_key(inode)).map(object).collect()
+        self.under(Family::Object, &inode_key(inode)).map(object)
     }
 
     /// Up to `limit` intents of inodes beyond this one.
@@ -144,7 +154,7 @@ impl Tables<'_> {
         make: impl Fn(&[u8], M) -> Result<T, MasterError>,
     ) -> Result<Vec<T>, MasterError> {
         let mode = IteratorMode::From(start, Direction::Forward);
-        let items = self.database.raw().iterator_cf(self.database.family(family), mode).take(limit);
+        let items = self.iterator(family, mode).take(limit);
         let items = items.map(|item| {
             let (key, value) = item?;
             make(&key, decode(&value, || format!("a record of {family:?}"))?)
@@ -152,15 +162,15 @@ impl Tables<'_> {
         items.collect()
     }
 
-    /// Every name of an inode: its parent, and the name there.
-    pub fn names(&self, inode: u64, record: &InodeRecord) -> Result<Vec<(u64, Bytes)>, MasterError> {
-        if record.unlinked {
-            return Ok(Vec::new());
-        }
-        if is_directory(record) || links(record) <= 1 {
-            return Ok(vec![(record.parent, record.name.clone())]);
-        }
-        let name = |key: Result<Box<[u8]>, MasterError>| {
+    /// Every name of an inode, one by one: its parent, and the name there.
+    pub fn names(
+        &self,
+        inode: u64,
+        record: &InodeRecord,
+    ) -> impl Iterator<Item = Result<(u64, Bytes), MasterError>> + use<'a> {
+        let has_several = !is_directory(record) && links(record) > 1;
+        let only = (!record.unlinked && !has_several).then(|| Ok((record.parent, record.name.clone())));
+        let name = move |key: Result<Box<[u8]>, MasterError>| {
             let key = key?;
             let (parent, name) = key
                 .get(8..)
@@ -168,7 +178,9 @@ impl Tables<'_> {
                 .ok_or_else(|| MasterError::Corrupt(format!("a name of inode {inode}")))?;
             Ok((u64::from_be_bytes(*parent), Bytes::copy_from_slice(name)))
         };
-        self.keys_under(Family::Link, &inode_key(inode)).map(name).collect()
+        let several =
+            (!record.unlinked && has_several).then(|| self.keys_under(Family::Link, &inode_key(inode)).map(name));
+        only.into_iter().chain(several.into_iter().flatten())
     }
 
     /// Whether an inode is another, or lies somewhere below it.

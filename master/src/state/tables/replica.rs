@@ -26,7 +26,7 @@ impl Tables<'_> {
         let start = replica_key(worker, inode, index);
         let mode = IteratorMode::From(&start, Direction::Forward);
         let mut blocks = Vec::new();
-        for item in self.database.raw().iterator_cf(self.database.family(Family::Replica), mode).take(limit) {
+        for item in self.iterator(Family::Replica, mode).take(limit) {
             let (key, _) = item?;
             match key.split_first_chunk::<8>() {
                 Some((at, block)) if u64::from_be_bytes(*at) == worker => blocks.push(block_of(block)?),
@@ -57,7 +57,7 @@ impl Tables<'_> {
         while let Some(from) = next {
             let start = from.to_be_bytes();
             let mode = IteratorMode::From(&start, Direction::Forward);
-            let first = self.database.raw().iterator_cf(self.database.family(Family::Replica), mode).next();
+            let first = self.iterator(Family::Replica, mode).next();
             let Some((key, _)) = first.transpose()? else { break };
             let worker = leading_id(&key).unwrap_or_default();
             workers.push(worker);
@@ -71,7 +71,7 @@ impl Tables<'_> {
         let (inode, index) = after.map_or((0, 0), next);
         let start = extent_key(inode, index);
         let mode = IteratorMode::From(&start, Direction::Forward);
-        let items = self.database.raw().iterator_cf(self.database.family(Family::Repair), mode).take(limit);
+        let items = self.iterator(Family::Repair, mode).take(limit);
         items.map(|item| block_of(&item?.0)).collect()
     }
 
@@ -83,7 +83,7 @@ impl Tables<'_> {
             start
         });
         let mode = IteratorMode::From(&start, Direction::Forward);
-        let items = self.database.raw().iterator_cf(self.database.family(Family::Stray), mode).take(limit);
+        let items = self.iterator(Family::Stray, mode).take(limit);
         let stray = |item: Result<super::Pair, rocksdb::Error>| {
             let (key, value) = item?;
             let mount_id = value.as_ref().try_into().ok().map(u32::from_be_bytes);
@@ -96,7 +96,7 @@ impl Tables<'_> {
 
     /// Whether a worker may have something of a block that is none of its replicas.
     pub fn is_stray(&self, worker: u64, stray: &Stray) -> Result<bool, MasterError> {
-        Ok(self.database.get(Family::Stray, &stray_key(worker, stray))?.is_some())
+        Ok(self.get(Family::Stray, &stray_key(worker, stray))?.is_some())
     }
 }
 

@@ -18,7 +18,7 @@ impl Tables<'_> {
         let start = unlisted_key(mount_id, after.unwrap_or_default());
         let mode = IteratorMode::From(&start, Direction::Forward);
         let mut found = Vec::new();
-        for item in self.database.raw().iterator_cf(self.database.family(Family::Unlisted), mode) {
+        for item in self.iterator(Family::Unlisted, mode) {
             let (key, inode) = item?;
             let Some(path) = key.strip_prefix(&mount_id.to_be_bytes()).filter(|_| found.len() < limit) else { break };
             if after != Some(path) {
@@ -33,7 +33,7 @@ impl Tables<'_> {
     pub fn has_unlisted(&self, mount_id: u32, path: &[u8]) -> Result<bool, MasterError> {
         let start = unlisted_key(mount_id, path);
         let mode = IteratorMode::From(&start, Direction::Forward);
-        let mut items = self.database.raw().iterator_cf(self.database.family(Family::Unlisted), mode);
+        let mut items = self.iterator(Family::Unlisted, mode);
         Ok(items.next().transpose()?.is_some_and(|(key, _)| key.starts_with(&start)))
     }
 }

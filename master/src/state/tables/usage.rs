@@ -24,7 +24,7 @@ impl Tables<'_> {
     pub fn inodes_after(&self, after: u64, limit: usize) -> Result<Vec<(u64, InodeRecord)>, MasterError> {
         let start = inode_key(after.saturating_add(1));
         let mode = IteratorMode::From(&start, Direction::Forward);
-        let items = self.database.raw().iterator_cf(self.database.family(Family::Inode), mode).take(limit);
+        let items = self.iterator(Family::Inode, mode).take(limit);
         let inode = |item: Result<super::Pair, rocksdb::Error>| {
             let (key, value) = item?;
             Ok((leading_id(&key).unwrap_or_default(), decode(&value, || "an inode".to_owned())?))

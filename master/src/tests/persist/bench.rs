@@ -17,6 +17,7 @@ use cavern_ufs::MemoryBucket;
 
 use super::fake::{Fake, HOLE, body, written};
 use crate::MasterError;
+use crate::clock::Clock;
 use crate::state::records::mode;
 use crate::state::{Outcome, Tables};
 use crate::tests::harness::{TestMaster, eventually, name, new_bucket};
@@ -82,9 +83,13 @@ impl Bench {
     }
 
     pub async fn restart(&mut self) {
+        self.restart_at(Clock::default()).await;
+    }
+
+    pub async fn restart_at(&mut self, clock: Clock) {
         let TestMaster { dir, master, config } = self.master.take().unwrap();
         master.stop().await;
-        self.master = Some(TestMaster::with(config, dir, Arc::new(self.fake.clone())).await.unwrap());
+        self.master = Some(TestMaster::at(config, dir, Arc::new(self.fake.clone()), clock).await.unwrap());
     }
 
     /// Makes a change; 0 when it was refused.
