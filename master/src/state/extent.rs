@@ -10,8 +10,8 @@
 
 use cavern_proto::master::Extent;
 use cavern_proto::record::{
-    BlockOf, Cut, DropBlocks, ExtentRecord, GarbageRecord, GiveUpReplicas, InodeRecord, JoinReplica, SettleReplica, Stray,
-    StraysFreed,
+    BlockOf, Cut, DropBlocks, ExtentRecord, GarbageRecord, GiveUpReplicas, InodeRecord, JoinReplica, SettleReplica,
+    Stray, StraysFreed,
 };
 
 use super::orphans::Reaped;
@@ -130,9 +130,7 @@ pub(super) fn cut(
     record: &mut InodeRecord,
     from: u32,
 ) -> Result<(Vec<(u32, u64)>, Dropped), MasterError> {
-    let mut recorded = transaction.before().recorded_extents(inode, from);
-    let extents: Vec<Extent> = recorded.by_ref().take(AT_ONCE).collect::<Result<_, _>>()?;
-    let next = recorded.next().transpose()?.map(|extent| extent.index);
+    let (extents, next) = transaction.before().some_recorded_extents(inode, from, AT_ONCE)?;
     let was_there = |extent: &&Extent| !is_cut_off(&record.cuts, extent.index, extent.generation);
     let there = extents.iter().filter(was_there);
     let dropped = there.map(|extent| (extent.index, extent.allocated.unwrap_or_default())).collect();
@@ -160,19 +158,18 @@ pub enum Dropped {
     Some,
 }
 
-/// Takes the records of blocks away, from an index on and at most so many, and notes that the blocks are to be freed.
-pub(super) fn drop_from(
-    transaction: &mut Transaction<'_>,
-    inode: u64,
-    mount_id: u32,
-    from: u32,
-    limit: usize,
-) -> Result<Dropped, MasterError> {
-    let mut recorded = transaction.before().recorded_extents(inode, from);
-    let extents: Vec<Extent> = recorded.by_ref().take(limit).collect::<Result<_, _>>()?;
-    let dropped = if recorded.next().is_some() { Dropped::Some } else { Dropped::All };
+/// Takes the records of blocks of an inode that is to be deleted away, and notes that the blocks are to be freed. While there are more, the
+/// inode's record says how far that has come.
+pub(super) fn drop_some(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<Dropped, MasterError> {
+    let Some(mut record) = transaction.inode(inode)? else { return Ok(Dropped::All) };
+    let begun = record.cuts.first().filter(|cut| cut.generation == u32::MAX);
+    let from = begun.map_or(0, |cut| cut.from);
+    let (extents, next) = transaction.before().some_recorded_extents(inode, from, AT_ONCE)?;
     bury(transaction, inode, mount_id, extents);
-    Ok(dropped)
+    let Some(from) = next else { return Ok(Dropped::All) };
+    record.cuts = vec![Cut { from, generation: u32::MAX }];
+    transaction.put_inode(inode, record);
+    Ok(Dropped::Some)
 }
 
 /// Goes on with what [`cut`] has begun. Whether there is more to be done.
@@ -188,9 +185,8 @@ pub(super) fn drop_next(transaction: &mut Transaction<'_>, step: &DropBlocks) ->
         transaction.delete(Family::Garbage, &key);
         return more(false);
     };
-    let mut recorded = transaction.before().recorded_extents(inode, first);
-    let looked_at: Vec<Extent> = recorded.by_ref().take(step.limit.max(1) as usize).collect::<Result<_, _>>()?;
-    let next = recorded.next().transpose()?.map(|extent| extent.index);
+    let limit = step.limit.max(1) as usize;
+    let (looked_at, next) = transaction.before().some_recorded_extents(inode, first, limit)?;
     let cut_off = looked_at.into_iter().filter(|extent| is_cut_off(&record.cuts, extent.index, extent.generation));
     let cut_off = cut_off.collect();
     bury(transaction, inode, record.mount_id, cut_off);

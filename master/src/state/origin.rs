@@ -25,7 +25,7 @@ use crate::MasterError;
 /// many, nearly all are.
 const LOOKED_AT: usize = 256;
 /// Blocks of a file that are counted one by one.
-const COUNTED: u64 = 1000;
+const COUNTED: usize = 1000;
 
 /// Gives a file another origin, or none; the caller stores the record.
 pub(super) fn set(
@@ -109,12 +109,12 @@ fn figures(tables: Tables<'_>, inode: u64, record: &InodeRecord, block_size: u64
         return Ok((record.size.div_ceil(block_size), record.size));
     }
     let (mut blocks, mut bytes) = (0, 0);
-    for extent in tables.recorded_extents(inode, 0) {
-        if blocks == COUNTED {
-            return Ok((record.size.div_ceil(block_size), record.size));
-        }
+    for extent in tables.recorded_extents(inode, 0).take(COUNTED) {
         blocks += 1;
         bytes += record.size.saturating_sub(u64::from(extent?.index) * block_size).min(block_size);
+    }
+    if blocks == COUNTED as u64 {
+        return Ok((record.size.div_ceil(block_size), record.size));
     }
     Ok((blocks, bytes))
 }

@@ -36,8 +36,10 @@ pub const CLUSTER_KEY: &[u8] = b"cluster";
 /// Deepest nesting that a walk to the root follows. There are no loops; this ends walks should there be one.
 pub const DEPTH_MAX: usize = 1 << 16;
 
-/// Names that have been removed, passed over in search of one that is there.
-const REMOVED_NAMES: u64 = 1000;
+/// Names or blocks that have been removed, passed over in search of one that is there.
+const REMOVED: u64 = 1000;
+/// Indexes of blocks that are looked at together.
+const INDEXES: u32 = 1024;
 
 type Pair = (Box<[u8]>, Box<[u8]>);
 
@@ -327,8 +329,17 @@ impl<'a> Tables<'a> {
         inode: u64,
         from: u32,
     ) -> impl Iterator<Item = Result<Extent, MasterError>> + use<'a> {
+        self.extents_between(inode, from, &inode_key(inode.saturating_add(1)))
+    }
+
+    fn extents_between(
+        &self,
+        inode: u64,
+        from: u32,
+        end: &[u8],
+    ) -> impl Iterator<Item = Result<Extent, MasterError>> + use<'a> {
         let mut options = self.options();
-        options.set_iterate_upper_bound(inode_key(inode.saturating_add(1)));
+        options.set_iterate_upper_bound(end.to_vec());
         let start = extent_key(inode, from);
         let mode = IteratorMode::From(&start, Direction::Forward);
         self.iterator_with(Family::Extent, options, mode).map(move |item| {
@@ -338,6 +349,40 @@ impl<'a> Tables<'a> {
             let record: ExtentRecord = decode(&value, || format!("block {index} of inode {inode}"))?;
             Ok(super::extent::at(index, record))
         })
+    }
+
+    /// Up to `limit` of these, and the index from which on there may be more. Blocks that have just been dropped, by the hundred thousand, cost
+    /// a scan as much as others, for a time: so not many are passed over at once, and there may be none among those that are given though
+    /// there are more.
+    pub fn some_recorded_extents(
+        &self,
+        inode: u64,
+        from: u32,
+        limit: usize,
+    ) -> Result<(Vec<Extent>, Option<u32>), MasterError> {
+        let Some(end) = from.checked_add(INDEXES) else {
+            return Ok((self.recorded_extents(inode, from).collect::<Result<_, _>>()?, None));
+        };
+        let mut extents = Vec::new();
+        for extent in self.extents_between(inode, from, &extent_key(inode, end)) {
+            let extent = extent?;
+            if extents.len() == limit {
+                return Ok((extents, Some(extent.index)));
+            }
+            extents.push(extent);
+        }
+        let mut options = self.options();
+        options.set_iterate_upper_bound(inode_key(inode.saturating_add(1)));
+        options.set_max_skippable_internal_keys(REMOVED);
+        let start = extent_key(inode, end);
+        let mut items = self.iterator_with(Family::Extent, options, IteratorMode::From(&start, Direction::Forward));
+        let next = match items.next() {
+            None => None,
+            Some(Ok((key, _))) => Some(parse_extent_key(&key).map_or(end, |(_, index)| index)),
+            Some(Err(error)) if error.kind() == ErrorKind::Incomplete => Some(end),
+            Some(Err(error)) => return Err(error.into()),
+        };
+        Ok((extents, next))
     }
 
     /// A block of a file.
@@ -442,7 +487,7 @@ impl<'a> Tables<'a> {
         let Some(entries) = record.entries else { return self.is_empty(directory) };
         let mut options = self.options();
         options.set_iterate_upper_bound(inode_key(directory.saturating_add(1)));
-        options.set_max_skippable_internal_keys(REMOVED_NAMES);
+        options.set_max_skippable_internal_keys(REMOVED);
         let start = inode_key(directory);
         let mut items = self.iterator_with(Family::Dentry, options, IteratorMode::From(&start, Direction::Forward));
         match items.next() {

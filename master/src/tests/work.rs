@@ -10,13 +10,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Mutation, MutationResult, RemoveName,
-    RenameMode, RenameName, SetAttr, SetQuota, WriteType,
+    CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Lock, LockKind, LockType, Mount, Mutation,
+    MutationResult, RemoveName, RenameMode, RenameName, SetAttr, SetLock, SetQuota, WriteType,
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
-    AdoptListing, ApplyListing, BeginObjects, Command, CountUsage, Deleted, DropBlocks, Expire, Freed, InitCluster,
-    ListedEntry, ListingGroup, Mutate, ObjectRecord, Persisted, PersistedObject, PutIndex, ReapOrphans, SpreadIntent,
+    AdoptListing, ApplyListing, BeginObjects, Command, CountUsage, Deleted, DropBlocks, EndSessionStep, Expire, Freed,
+    InitCluster, ListedEntry, ListingGroup, Mutate, ObjectRecord, Persisted, PersistedObject, PutIndex, ReapOrphans,
+    SpreadIntent,
 };
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 use rustix::time::{ClockId, clock_gettime};
@@ -464,6 +465,26 @@ fn a_mount_of_a_hundred_thousand_objects_is_recorded_and_detached_in_short_comma
     bench.reap_orphans();
     assert_eq!(bench.garbage(), (BLOCKS / 2).next_multiple_of(1000) as usize);
     for family in [Family::Object, Family::Origin, Family::Extent, Family::Unlisted, Family::Noted] {
+        assert_eq!(bench.tables().keys(family).count(), 0, "{family:?}");
+    }
+    bench.check();
+}
+
+#[test]
+fn a_session_with_fifteen_thousand_holds_and_locks_ends_in_short_commands() {
+    const FILES: usize = 15_000;
+    let mut bench = Bench::new(WriteType::FsMode);
+    let root = bench.mount.root_inode;
+    for number in 0..FILES {
+        let file = bench.create(root, name(number), InodeKind::File);
+        bench.done("hold", Change::Hold(file));
+        let lock = Lock { r#type: LockType::Exclusive as i32, ..Lock::default() };
+        let kind = LockKind::Flock as i32;
+        bench.done("lock", Change::SetLock(SetLock { inode: file, kind, lock: Some(lock), ..SetLock::default() }));
+    }
+    let step = EndSessionStep { session: 7, limit: 512 };
+    while matches!(bench.run("session ends", Kind::EndSessionStep(step)), Outcome::Reaped(reaped) if reaped.more) {}
+    for family in [Family::Hold, Family::Lock, Family::LockSession, Family::Result] {
         assert_eq!(bench.tables().keys(family).count(), 0, "{family:?}");
     }
     bench.check();

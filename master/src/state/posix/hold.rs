@@ -82,7 +82,7 @@ pub fn reap(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, Ma
 /// Deletes what belongs to an inode beside its record: blocks, which are to be freed, extended attributes, its quota, and its right to an
 /// object of the bucket. Of a file with very many blocks only some of these go, and nothing else.
 pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<Dropped, MasterError> {
-    if extent::drop_from(transaction, inode, mount_id, 0, extent::AT_ONCE)? == Dropped::Some {
+    if extent::drop_some(transaction, inode, mount_id)? == Dropped::Some {
         return Ok(Dropped::Some);
     }
     if let Some(mut record) = transaction.inode(inode)? {

@@ -41,7 +41,7 @@ impl Tables<'_> {
         let start = worker.to_be_bytes();
         let mode = IteratorMode::From(&start, Direction::Forward);
         let mut count = 0;
-        for item in self.database.raw().iterator_cf(self.database.family(Family::Replica), mode) {
+        for item in self.iterator(Family::Replica, mode) {
             if leading_id(&item?.0) != Some(worker) {
                 break;
             }
