@@ -18,7 +18,7 @@ def syscall(*arguments):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
 
-SIZE, PIECE, DEPTH, ROUNDS = 1 << 20, 16 << 10, 4, 150
+SIZE, PIECE, DEPTH, ROUNDS = 256 << 10, 64 << 10, 2, 600
 writer = os.open(name, os.O_RDWR | os.O_DIRECT)
 buffer = mmap.mmap(-1, PIECE * DEPTH)
 buffer[:] = bytes(PIECE * DEPTH)
