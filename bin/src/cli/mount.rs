@@ -35,10 +35,9 @@ use crate::error::CliError;
   s3.force.path.style      true: http://host/BUCKET/KEY,
                            false: http://BUCKET.host/KEY
 
-A secret on a command line is seen by every user of the host, and kept by the
-shell: give it with --credentials-file, --credentials-env or
---credentials-profile. Without any credentials each process of the cluster
-looks in its own environment, which is not the one of this command.
+A secret on a command line is seen by every user of the host, and kept by the shell: give it with --credentials-file, \
+--credentials-env or --credentials-profile. Without any credentials each process of the cluster looks in its own environment, \
+which is not the one of this command.
 
 Examples:
   cv mount s3://data/train /train --write-type cache-mode \\
