@@ -168,7 +168,7 @@ impl Filesystem for Namespace {
     fn dispatch(&self, node: u64, caller: Caller, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
         let inner = &self.inner;
         match operation {
-            Operation::Lookup { name } => inner.lookup(node, name, reply),
+            Operation::Lookup { name } => inner.lookup(node, caller, name, reply),
             Operation::Getattr => inner.getattr(node, reply),
             Operation::Statx => inner.statx(node, reply),
             Operation::Open { flags } => inner.open(node, caller, flags, reply),

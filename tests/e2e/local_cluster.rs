@@ -244,7 +244,10 @@ fn purge_removes_what_the_cluster_made_and_nothing_else() {
     fs::write(own.join("notes"), "mine").unwrap();
     symlink(&outside, own.join("worker0/outside")).unwrap();
     let (code, text) = local(&["down", "--purge"], &own);
-    assert!(code == 0 && text.contains("notes"), "{text}");
+    assert!(
+        code == 0 && text.contains("notes") && text.contains(&format!("removing {}", own.join("worker0").display())),
+        "{text}"
+    );
     let left: Vec<_> = fs::read_dir(&own).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!((left, fs::read_to_string(own.join("notes")).unwrap()), (vec!["notes".into()], "mine".to_owned()));
     assert_eq!(fs::read_to_string(outside.join("thesis.tex")).unwrap(), "mine");

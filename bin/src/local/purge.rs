@@ -13,6 +13,7 @@ use super::child::Role;
 use super::mounted::mounts_below;
 use super::record::Cluster;
 use super::up::lock;
+use crate::console::{self, Progress};
 use crate::error::{CliError, Context as _};
 
 /// What a directory may hold before there is a record of the cluster: an `up` that was interrupted has left it.
@@ -49,9 +50,17 @@ pub fn purge(cluster: &Cluster, directory: &Path) -> Result<Purged, CliError> {
         )));
     }
     let mut left = Vec::new();
+    let mut progress = Progress::new()?;
     for tree in trees {
+        // Of a cluster that has cached much each takes a while.
+        let text = format!("removing {}", tree.display());
+        if progress.is_hidden() {
+            console::remark(&text);
+        }
+        progress.show(None, text)?;
         remove_tree(&tree, &mut left)?;
     }
+    drop(progress);
     for (folder, endings) in [("run", &["json", "stop", "tmp", "sock"][..]), ("log", &["log"][..])] {
         let folder = directory.join(folder);
         let names =

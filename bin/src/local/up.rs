@@ -14,6 +14,7 @@ use cavern_conf::Config;
 use rand::Rng;
 use rand::distr::Alphanumeric;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use super::child::{ChildName, Role, write_whole};
 use super::down::{down, stop};
@@ -26,6 +27,8 @@ use crate::cli::connect;
 use crate::error::{CliError, Context as _};
 
 const POLL: Duration = Duration::from_millis(5);
+/// For another `cv local` of the same cluster, which starts a child perhaps.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// Longest path of a Unix socket that the kernel takes, with its final zero byte.
 const SOCKET_PATH_MAX: usize = 108;
 
@@ -127,13 +130,21 @@ fn refuse_foreign(directory: &Path) -> Result<(), CliError> {
     )))
 }
 
-/// One `cv local` at a time changes what a cluster consists of.
+/// One `cv local` at a time changes what a cluster consists of; another one waits a while for its end.
 pub fn lock(directory: &Path) -> Result<fs::File, CliError> {
     let path = directory.join("lock");
     let file = fs::File::create(&path).context(format_args!("cannot create {}", path.display()))?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive)
-        .context(format_args!("another `cv local` is at work on {}", directory.display()))?;
-    Ok(file)
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(POLL),
+            Err(error) => {
+                let text = format!("another `cv local` is at work on {}: {error}", directory.display());
+                return Err(CliError::Failed(text));
+            }
+        }
+    }
 }
 
 /// The recorded cluster with what was asked for on top, or a new one.

@@ -9,13 +9,14 @@ use cavern_proto::NAME_MAX;
 use super::Inner;
 use super::attributes::FORGOTTEN_SOON;
 use super::export::Handle;
-use crate::kernel::Reply;
+use super::second_opens::Expecting;
+use crate::kernel::{Caller, Reply};
 
 /// Replacements of an object that one lookup follows at most.
 const REPLACEMENTS: usize = 8;
 
 impl Inner {
-    pub(super) fn lookup(self: &Arc<Self>, kernel_parent: u64, name: &[u8], reply: Reply) {
+    pub(super) fn lookup(self: &Arc<Self>, kernel_parent: u64, caller: Caller, name: &[u8], reply: Reply) {
         if name.len() > NAME_MAX {
             return reply.error(libc::ENAMETOOLONG);
         }
@@ -26,9 +27,15 @@ impl Inner {
         if let Some(file) = self.client.staged().shown(parent, name) {
             return reply.entry(&self.entry_of(&file.node()));
         }
-        if self.second_opens.is_expected(parent, name) {
+        let expecting = self.second_opens.expecting(parent, name, caller.thread);
+        if expecting != Expecting::Nothing {
             let (this, name) = (Arc::clone(self), name.to_vec());
-            return reply.defer(move |reply| async move { this.open_by_name(kernel_parent, &name, reply).await });
+            return reply.defer(move |reply| async move {
+                match expecting {
+                    Expecting::Writer => this.write_by_name(kernel_parent, &name, caller.thread, reply).await,
+                    _ => this.open_by_name(kernel_parent, &name, reply).await,
+                }
+            });
         }
         let changes = self.invalidations.listings().changes();
         match self.client.metadata().cached_lookup(parent, name) {
@@ -74,6 +81,19 @@ impl Inner {
                 // It shows again when it is opened.
                 Err(_) => break,
             }
+        }
+        self.ask_for_name(kernel_parent, name, reply).await;
+    }
+
+    /// The lookup before the second open of a path for writing. What it finds is made one that can be written to, whatever becomes of
+    /// the object meanwhile.
+    async fn write_by_name(self: &Arc<Self>, kernel_parent: u64, name: &[u8], thread: u32, reply: Reply) {
+        let found = self.client.metadata().lookup(self.root.to_namespace(kernel_parent), name).await;
+        let object =
+            found.ok().filter(|node| node.is_in_writable_bucket() && !node.is_directory() && !node.is_fs_mode());
+        if let Some(Ok(file)) = object.map(|node| self.client.staged().begin(&node, Some(thread))) {
+            self.second_opens.writer_met(thread);
+            return reply.entry(&self.entry_of(&file.node()));
         }
         self.ask_for_name(kernel_parent, name, reply).await;
     }

@@ -90,6 +90,10 @@ impl Inner {
                 Some(node) => node,
                 None => match this.node(kernel_node).await {
                     Ok(node) => node,
+                    Err(error) if error.is_version_gone() && is_to_write => {
+                        this.second_opens.expect_writer(caller.thread);
+                        return reply.error(libc::ESTALE);
+                    }
                     Err(error) if error.is_version_gone() => return this.refuse_stale_open(None, reply),
                     Err(error) => return this.failures.answer(reply, "open", &error),
                 },

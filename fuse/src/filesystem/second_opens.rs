@@ -3,7 +3,8 @@
 //! An open that finds its version gone is answered with `ESTALE`. The kernel then looks the whole path up and opens what
 //! it leads to, once and no third time: an object that is replaced again between these two would show its reader an error.
 //! So for a moment after such an answer a lookup of that name opens the file itself, following replacements until one stays,
-//! and the open that comes next gets the file that is open already.
+//! and the open that comes next gets the file that is open already. A thread that opens for writing gets a name that leads to the
+//! file that is written, since its next open of an inode that is only read would be answered with `ESTALE` again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -36,12 +37,32 @@ enum Expected {
     Name(u64, Box<[u8]>),
     /// The name of what could not be opened was not known.
     Any,
+    /// By this thread, for writing, and its name was not known either.
+    Writer(u32),
+}
+
+/// What a lookup is to do besides.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Expecting {
+    Nothing,
+    /// Open what it finds.
+    Reader,
+    /// Have what it finds written to.
+    Writer,
 }
 
 impl SecondOpens {
     /// An open of `node` (`None` when it was not known any more) is about to be answered with `ESTALE`.
     pub fn expect(&self, node: Option<&Node>) {
-        let expected = node.map_or(Expected::Any, |node| Expected::Name(node.parent, node.name.clone()));
+        self.add(node.map_or(Expected::Any, |node| Expected::Name(node.parent, node.name.clone())));
+    }
+
+    /// An open for writing of what was not known any more is about to be answered with `ESTALE`.
+    pub fn expect_writer(&self, thread: u32) {
+        self.add(Expected::Writer(thread));
+    }
+
+    fn add(&self, expected: Expected) {
         let mut state = self.state.lock();
         state.expected.retain(|(_, known)| *known != expected);
         if state.expected.len() == KEPT_MAX {
@@ -51,14 +72,25 @@ impl SecondOpens {
         self.is_used.store(true, Relaxed);
     }
 
-    /// Whether a lookup of a name is to open what it finds.
-    pub fn is_expected(&self, parent: u64, name: &[u8]) -> bool {
-        let is_meant = |expected: &Expected| match expected {
-            Expected::Name(known_parent, known) => *known_parent == parent && **known == *name,
-            Expected::Any => true,
+    /// What a lookup of a name by a thread is to do.
+    pub fn expecting(&self, parent: u64, name: &[u8], thread: u32) -> Expecting {
+        let meaning = |expected: &Expected| match expected {
+            Expected::Name(known_parent, known) if *known_parent == parent && **known == *name => Expecting::Reader,
+            Expected::Any => Expecting::Reader,
+            Expected::Writer(known) if *known == thread => Expecting::Writer,
+            Expected::Name(..) | Expected::Writer(_) => Expecting::Nothing,
         };
-        self.is_used.load(Relaxed)
-            && self.state.lock().expected.iter().any(|(since, expected)| since.elapsed() < MOMENT && is_meant(expected))
+        if !self.is_used.load(Relaxed) {
+            return Expecting::Nothing;
+        }
+        let state = self.state.lock();
+        let recent = state.expected.iter().filter(|(since, _)| since.elapsed() < MOMENT);
+        recent.map(|(_, expected)| meaning(expected)).max().unwrap_or(Expecting::Nothing)
+    }
+
+    /// A thread has been given what it is to write to.
+    pub fn writer_met(&self, thread: u32) {
+        self.state.lock().expected.retain(|(_, known)| *known != Expected::Writer(thread));
     }
 
     /// Keeps a file for the open that comes next.
@@ -90,5 +122,24 @@ impl SecondOpens {
         drop(state);
         // Without the lock, since the last close may take a while.
         drop(dropped);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lookup_is_for_whom_it_was_expected_of() {
+        let second = SecondOpens::default();
+        assert_eq!(second.expecting(1, b"a", 7), Expecting::Nothing);
+        second.expect_writer(7);
+        assert_eq!(second.expecting(1, b"a", 7), Expecting::Writer);
+        assert_eq!(second.expecting(1, b"a", 8), Expecting::Nothing);
+        second.expect(None);
+        assert_eq!(second.expecting(1, b"a", 8), Expecting::Reader);
+        assert_eq!(second.expecting(1, b"a", 7), Expecting::Writer, "an open for reading alone would be in vain");
+        second.writer_met(7);
+        assert_eq!(second.expecting(1, b"a", 7), Expecting::Reader);
     }
 }

@@ -31,7 +31,12 @@ impl Inner {
     }
 
     pub(super) fn open_staged(&self, inode: u64, caller: Caller, flags: i32, reply: Reply) {
-        let Some(file) = self.client.staged().get(inode) else { return reply.error(libc::ESTALE) };
+        let Some(file) = self.client.staged().get(inode) else {
+            if flags & libc::O_ACCMODE != libc::O_RDONLY {
+                self.second_opens.expect_writer(caller.thread);
+            }
+            return reply.error(libc::ESTALE);
+        };
         let open_flags = self.staged_flags(flags);
         self.client.staged().opened(&file, caller.thread);
         let number = self.files.insert(Arc::new(OpenHandle::Staged(file.clone())));
