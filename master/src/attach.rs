@@ -23,7 +23,7 @@ const METADATA_TTL_MAX_MS: u64 = 365 * 86_400_000;
 const OPTIONS_MAX: usize = 64;
 const OPTION_BYTES_MAX: usize = 8192;
 /// Inodes that one reaping step deletes.
-pub const REAP_STEP: u32 = 200;
+pub const REAP_STEP: u32 = 100;
 /// Inodes that one counting step looks at.
 pub const COUNT_STEP: u32 = 500;
 

@@ -11,7 +11,7 @@ use crate::state::{Outcome, Reaped};
 /// Inodes deleted in one round.
 const REAP_MAX: usize = 1000;
 /// What one command takes from a session that is over: other commands wait meanwhile.
-const END_STEP: u32 = 512;
+pub const END_STEP: u32 = 256;
 
 /// Ends, in the log, the sessions whose lease is over.
 pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {

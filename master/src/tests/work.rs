@@ -26,10 +26,11 @@ use crate::attach::{COUNT_STEP, REAP_STEP};
 use crate::listing::{adopt, portions};
 use crate::persist::intents::SPREAD;
 use crate::persist::plan::{self, Step};
+use crate::sessions::END_STEP;
 use crate::state::{AT_ONCE, Database, Family, Outcome, Tables, Transaction, apply};
 
-/// Records of one command: a few milliseconds.
-const RECORDS: u64 = 5000;
+/// Records of one command: some milliseconds.
+const RECORDS: u64 = 6000;
 const PROCESSOR: Duration = Duration::from_millis(200);
 const BLOCK: u64 = 64 << 20;
 const BLOCKS: u32 = 1 << 18;
@@ -482,7 +483,7 @@ fn a_session_with_fifteen_thousand_holds_and_locks_ends_in_short_commands() {
         let kind = LockKind::Flock as i32;
         bench.done("lock", Change::SetLock(SetLock { inode: file, kind, lock: Some(lock), ..SetLock::default() }));
     }
-    let step = EndSessionStep { session: 7, limit: 512 };
+    let step = EndSessionStep { session: 7, limit: END_STEP };
     while matches!(bench.run("session ends", Kind::EndSessionStep(step)), Outcome::Reaped(reaped) if reaped.more) {}
     for family in [Family::Hold, Family::Lock, Family::LockSession, Family::Result] {
         assert_eq!(bench.tables().keys(family).count(), 0, "{family:?}");
