@@ -1,8 +1,8 @@
 //! Detaching buckets from the namespace.
 //!
 //! What was acknowledged is in the bucket before a mount goes, or the mount stays. The bucket is brought up to date first, and whether it
-//! lacks anything is found out without keeping anybody waiting: the number of the last change is read, then whether a session holds
-//! a file, then what the bucket lacks. The command that removes the mount carries that number, and does nothing when the mount has
+//! lacks anything is found out without keeping anybody waiting: the number of the last change is read, then what the bucket lacks, then
+//! whether a session holds a file. The command that removes the mount carries that number, and does nothing when the mount has
 //! a later change: so what was made meanwhile is looked at again. Until the command is applied, the mount is as it was, whoever is killed or gives up.
 
 use std::time::{Duration, Instant};
@@ -79,8 +79,7 @@ impl Services {
         let scope = Scope { inode: mount.root_inode, mount_id: id };
         let (mut hurried, mut held_since) = (None, None);
         loop {
-            let read = self.lookups.listings.read(move |tables| Ok((tables.counters()?.change, tables.held_of(id)?)));
-            let (change, held) = read.await?;
+            let change = self.lookups.listings.read(|tables| Ok(tables.counters()?.change)).await?;
             let (backlog, _) = self.persistence.backlog(scope.clone()).await?;
             if backlog.items() > 0 {
                 let hurried = hurried.get_or_insert_with(|| self.persistence.hurry(scope.clone(), u64::MAX));
@@ -89,9 +88,14 @@ impl Services {
                 if began.elapsed() > patience {
                     return Err(lacks_changes(path, &backlog, failed.last_error()));
                 }
-            } else if held == 0 {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+            let held = self.lookups.listings.read(move |tables| tables.held_of(id)).await?;
+            if held == 0 {
                 return Ok(change);
-            } else if held_since.get_or_insert_with(Instant::now).elapsed() > LET_GO {
+            }
+            if held_since.get_or_insert_with(Instant::now).elapsed() > LET_GO {
                 return Err(MasterError::Refused(format!(
                     "{path} has open files that have been written to ({held}): close them first, or lose what is not in the bucket with `cv umount {path} --discard`"
                 )));

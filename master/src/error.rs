@@ -88,7 +88,7 @@ impl MasterError {
 
     /// The gRPC status that tells a caller what to do: NOT_FOUND and ALREADY_EXISTS as they say, INVALID_ARGUMENT for a
     /// request that can never work, FAILED_PRECONDITION for one that the present state refuses, PERMISSION_DENIED when
-    /// the bucket refused, UNAVAILABLE and DEADLINE_EXCEEDED for what may work later, INTERNAL for damage.
+    /// the bucket refused, UNAVAILABLE and DEADLINE_EXCEEDED for what may work later, INTERNAL for damage and answers that make no sense.
     pub(crate) fn to_status(&self) -> Status {
         let code = match self {
             Self::Shared(shared) => return shared.to_status(),
@@ -98,6 +98,7 @@ impl MasterError {
                 UfsError::Invalid { .. } => Code::InvalidArgument,
                 UfsError::Deadline { .. } => Code::DeadlineExceeded,
                 UfsError::NotFound { .. } => Code::NotFound,
+                UfsError::Malformed { .. } => Code::Internal,
                 _ => Code::Unavailable,
             },
             Self::NotFound(_) => Code::NotFound,

@@ -64,9 +64,9 @@ fn a_tree_with_fifos_sockets_and_links_shows_its_own_files_only() {
     }
     assert_eq!(fs::read_to_string(shown.join("folder/file")).unwrap(), "content", "somebody still answers");
 
-    // Not beside the other, which has the same keys.
+    // Anew, so that the whole tree is looked at.
     cluster.cv(&["umount", "/read"]);
-    cluster.cv(&["mount", &uri, "/kept", "--write-type", "fs_mode"]);
+    cluster.cv(&["mount", &uri, "/kept", "--write-type", "cache_mode"]);
     let hidden = eventually("the tree is indexed", PATIENCE, || {
         let mounts = cluster.cv(&["mount", "--json"]).json();
         let mount = mounts.as_array().unwrap().iter().find(|mount| mount["path"] == "/kept").unwrap().clone();
