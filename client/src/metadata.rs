@@ -320,6 +320,15 @@ impl Metadata {
         self.inner.lease.is_live()
     }
 
+    /// Waits for the session with the master, which tells of what cluster this is. Bounded by `client.metadata_timeout`.
+    pub async fn in_session(&self) -> Result<(), ClientError> {
+        let patience = self.inner.master.timeout();
+        match self.inner.lease.begins(patience).await {
+            true => Ok(()),
+            false => Err(ClientError::MasterDeadline { call: "Watch", waited_ms: patience.as_millis() as u64 }),
+        }
+    }
+
     /// Whether changes by others may have been missed, though the master can be asked.
     pub fn has_lapsed(&self) -> bool {
         self.inner.lease_state() == Lease::Lapsed

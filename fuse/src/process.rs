@@ -46,6 +46,8 @@ async fn serve(
     stop: CancellationToken,
 ) -> Result<(), FuseError> {
     let root = find_root(client, &config.fuse.path).await?;
+    // Handles name the cluster.
+    client.metadata().in_session().await?;
     let shared = Arc::clone(&invalidations);
     let namespace = Arc::new(Namespace::new(Arc::clone(client), Arc::clone(&root), shared, &config.fuse));
     let usage = namespace.usage();

@@ -63,6 +63,13 @@ impl SessionLease {
         self.start.elapsed().as_millis() as u64
     }
 
+    /// Waits until there is a session; false when that takes too long.
+    pub(super) async fn begins(&self, patience: Duration) -> bool {
+        let mut applied = self.applied.subscribe();
+        let begun = applied.wait_for(|_| self.session() != 0);
+        matches!(tokio::time::timeout(patience, begun).await, Ok(Ok(_)))
+    }
+
     /// The session of the last stream, for the next to take up.
     pub(super) fn session(&self) -> u64 {
         self.session.load(Ordering::Relaxed)
@@ -128,7 +135,7 @@ mod tests {
     #[tokio::test]
     async fn waits_for_the_event_that_an_answer_reflects() {
         let lease = SessionLease::new();
-        assert!(!lease.is_live());
+        assert!(!lease.is_live() && !lease.begins(Duration::ZERO).await);
         lease.sent();
         lease.extend(Duration::from_secs(60));
         assert!(lease.is_live() && lease.rest() > Duration::from_secs(30));
@@ -139,7 +146,8 @@ mod tests {
             lease.applied(5);
         });
         assert!(caught_up);
-        lease.restart(9, 1);
+        let (has_begun, ()) = futures::join!(lease.begins(Duration::from_secs(60)), async { lease.restart(9, 1) });
+        assert!(has_begun && lease.begins(Duration::ZERO).await);
         assert_eq!(lease.session(), 9);
         lease.abandon();
         lease.abandoned().await;
