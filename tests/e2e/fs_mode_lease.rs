@@ -1,13 +1,14 @@
 //! What a client that was stopped for longer than its lease still believes: nothing.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
-use std::process::Command;
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{Child, Cluster, Options, eventually};
 use rustix::process::Signal;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -36,13 +37,8 @@ fn a_client_that_was_stopped_for_longer_than_its_lease_believes_nothing_of_befor
         fs::write(here.join(name), content).unwrap();
     }
     // Its kernel knows names and attributes, and has the pages of a file that stays open.
-    let file = File::open(here.join("file")).unwrap();
-    let read = |file: &File| {
-        let mut bytes = [0; 6];
-        file.read_exact_at(&mut bytes, 0).unwrap();
-        String::from_utf8(bytes.into()).unwrap()
-    };
-    assert_eq!(read(&file), "before");
+    let mut reader = Reader::new(&here.join("file"));
+    assert_eq!(reader.read(), "before");
     let before = looks(&here).join().unwrap();
     assert_eq!(before, (0o644, 6, true, false, vec!["file".to_owned(), "gone".to_owned()]));
     let locked = Command::new("flock").arg("-Fx").arg(here.join("file")).args(["sleep", "1000"]).spawn().unwrap();
@@ -51,8 +47,7 @@ fn a_client_that_was_stopped_for_longer_than_its_lease_believes_nothing_of_befor
         || !Command::new("flock").arg("-xn").arg(there.join("file")).arg("true").status().unwrap().success();
     eventually("it is locked", PATIENCE, || is_locked().then_some(()));
 
-    let stopped = &cluster.at_start.fuse[0];
-    cluster.signal(stopped, Signal::STOP);
+    let stopped = Stopped::new(&cluster, &cluster.at_start.fuse[0]);
     eventually("the lock is free", PATIENCE, || (!is_locked()).then_some(()));
     fs::write(there.join("file"), "after!").unwrap();
     fs::set_permissions(there.join("file"), fs::Permissions::from_mode(0o600)).unwrap();
@@ -62,10 +57,52 @@ fn a_client_that_was_stopped_for_longer_than_its_lease_believes_nothing_of_befor
 
     let seen = looks(&here);
     thread::sleep(Duration::from_millis(300));
-    cluster.signal(stopped, Signal::CONT);
+    drop(stopped);
     assert_eq!(seen.join().unwrap(), (0o600, 7, false, true, vec!["file".to_owned(), "new".to_owned()]));
-    eventually("pages of before are gone", PATIENCE, || (read(&file) == "after!").then_some(()));
+    eventually("pages of before are gone", PATIENCE, || (reader.read() == "after!").then_some(()));
     drop(locked);
+}
+
+/// A process of the cluster that goes on with the end of this, however it comes: whoever waits for it would wait for ever.
+struct Stopped<'c>(&'c Cluster, &'c Child);
+
+impl<'c> Stopped<'c> {
+    fn new(cluster: &'c Cluster, child: &'c Child) -> Self {
+        cluster.signal(child, Signal::STOP);
+        Self(cluster, child)
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.signal(self.1, Signal::CONT);
+    }
+}
+
+/// A process that has a file open and reads its first bytes again and again. Were it this one, every program that is started here
+/// would get a copy of the descriptor, and wait for the stopped mount when it closes that.
+struct Reader {
+    ask: ChildStdin,
+    answers: BufReader<ChildStdout>,
+    _process: Killed,
+}
+
+impl Reader {
+    fn new(path: &Path) -> Self {
+        let program = "import os, sys\nfd = os.open(sys.argv[1], os.O_RDONLY)\nfor _ in sys.stdin: print(os.pread(fd, 6, 0).decode(), flush=True)";
+        let mut command = Command::new("python3");
+        command.args(["-c", program]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let (ask, answers) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
+        Self { ask, answers, _process: Killed(process) }
+    }
+
+    fn read(&mut self) -> String {
+        self.ask.write_all(b"\n").unwrap();
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).unwrap();
+        answer.trim_end().to_owned()
+    }
 }
 
 /// A process that is ended with its owner.
