@@ -29,8 +29,8 @@ use crate::persist::plan::{self, Step};
 use crate::sessions::END_STEP;
 use crate::state::{AT_ONCE, Database, Family, Outcome, Tables, Transaction, apply};
 
-/// Records of one command: some milliseconds.
-const RECORDS: u64 = 6000;
+/// Records of one command: ten milliseconds, or a little more. The longest are those that pass over names that have just been removed.
+const RECORDS: u64 = 10_000;
 const PROCESSOR: Duration = Duration::from_millis(200);
 const BLOCK: u64 = 64 << 20;
 const BLOCKS: u32 = 1 << 18;
