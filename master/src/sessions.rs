@@ -26,8 +26,11 @@ pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
 
 /// Ends a session in the log. What it had locked is free when this returns, and everything that it held.
 pub async fn end(proposer: &Proposer, session: u64) -> Result<(), MasterError> {
-    let step = EndSessionStep { session, limit: END_STEP };
-    while let Outcome::Reaped(Reaped { more: true, .. }) = proposer.propose(Command::EndSessionStep(step)).await? {}
+    let mut step = EndSessionStep { session, limit: END_STEP, part: 0 };
+    while let Outcome::Reaped(Reaped { more: true, next, .. }) = proposer.propose(Command::EndSessionStep(step)).await?
+    {
+        step.part = next as u32;
+    }
     Ok(())
 }
 

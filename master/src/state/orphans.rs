@@ -23,7 +23,7 @@ pub struct Reaped {
     pub inodes: u64,
     /// Whether anything is left.
     pub more: bool,
-    /// Of directories: the one that it was about, where to look for the next.
+    /// Of directories: the one that it was about, where to look for the next. Of a session: the part with which to go on.
     pub next: u64,
 }
 

@@ -27,7 +27,7 @@ use crate::listing::{adopt, portions};
 use crate::persist::intents::SPREAD;
 use crate::persist::plan::{self, Step};
 use crate::sessions::END_STEP;
-use crate::state::{AT_ONCE, Database, Family, Outcome, Tables, Transaction, apply};
+use crate::state::{AT_ONCE, Database, Family, Outcome, Reaped, Tables, Transaction, apply};
 
 /// Records of one command: ten milliseconds, or a little more. The longest are those that pass over names that have just been removed.
 const RECORDS: u64 = 10_000;
@@ -483,8 +483,10 @@ fn a_session_with_fifteen_thousand_holds_and_locks_ends_in_short_commands() {
         let kind = LockKind::Flock as i32;
         bench.done("lock", Change::SetLock(SetLock { inode: file, kind, lock: Some(lock), ..SetLock::default() }));
     }
-    let step = EndSessionStep { session: 7, limit: END_STEP };
-    while matches!(bench.run("session ends", Kind::EndSessionStep(step)), Outcome::Reaped(reaped) if reaped.more) {}
+    let mut step = EndSessionStep { session: 7, limit: END_STEP, part: 0 };
+    while let Outcome::Reaped(Reaped { more: true, next, .. }) = bench.run("session ends", Kind::EndSessionStep(step)) {
+        step.part = next as u32;
+    }
     for family in [Family::Hold, Family::Lock, Family::LockSession, Family::Result] {
         assert_eq!(bench.tables().keys(family).count(), 0, "{family:?}");
     }

@@ -15,6 +15,8 @@ use crate::state::{Family, Outcome};
 const FORGET_MAX: u64 = 1000;
 /// What the locks of a file count for in one step of the end of a session: there may be thousands in one record.
 const LOCKS_COST: usize = 16;
+/// What a session leaves behind: locks, what it holds, results.
+const PARTS: u32 = 3;
 
 /// The result of a mutation that was applied before; a refusal for one whose result is no longer kept.
 pub(super) fn find(
@@ -69,13 +71,25 @@ pub fn end_session(transaction: &mut Transaction<'_>, session: u64) -> Result<Ou
 /// Does a part of the same. Locks come first, since others wait for them. The session's record goes last: as long as it is there, a
 /// master that starts goes on with this, and lets nobody take the session up again.
 pub fn end_session_step(transaction: &mut Transaction<'_>, step: &EndSessionStep) -> Result<Outcome, MasterError> {
-    let EndSessionStep { session, limit } = *step;
-    let limit = (limit as usize).max(LOCKS_COST);
-    let locked = lock::release_some(transaction, session, limit / LOCKS_COST)? * LOCKS_COST;
-    let held = hold::release_some(transaction, session, limit.saturating_sub(locked))?;
-    let forgotten = forget_some(transaction, session, limit.saturating_sub(locked + held))?;
-    // A step that found less than it may take has found the end.
-    let more = locked + held + forgotten + LOCKS_COST > limit;
+    let EndSessionStep { session, limit, mut part } = *step;
+    let (mut left, mut held) = ((limit as usize).max(LOCKS_COST), 0);
+    while part < PARTS {
+        let cost = if part == 0 { LOCKS_COST } else { 1 };
+        let most = left / cost;
+        let taken = match part {
+            0 => lock::release_some(transaction, session, most)?,
+            1 => hold::release_some(transaction, session, most)?,
+            _ => forget_some(transaction, session, most)?,
+        };
+        left -= taken * cost;
+        held += if part == 1 { taken } else { 0 };
+        // A step that found less than it may take has found the end of this part.
+        if taken == most {
+            break;
+        }
+        part += 1;
+    }
+    let more = part < PARTS;
     let key = session.to_be_bytes();
     match transaction.before().session(session)? {
         Some(record) if more => {
@@ -83,7 +97,7 @@ pub fn end_session_step(transaction: &mut Transaction<'_>, step: &EndSessionStep
         }
         _ => transaction.delete(Family::Session, &key),
     }
-    Ok(Outcome::Reaped(Reaped { inodes: held as u64, more, ..Reaped::default() }))
+    Ok(Outcome::Reaped(Reaped { inodes: held as u64, more, next: part.into() }))
 }
 
 fn forget_some(transaction: &mut Transaction<'_>, session: u64, limit: usize) -> Result<usize, MasterError> {

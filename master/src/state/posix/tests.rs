@@ -455,7 +455,7 @@ fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() 
     index_holds(&bench.database).unwrap();
     assert_eq!(tables.held_by(7, usize::MAX).unwrap(), held);
 
-    let step = || match run(&bench.database, Kind::EndSessionStep(EndSessionStep { session: 7, limit: 32 })) {
+    let step = || match run(&bench.database, Kind::EndSessionStep(EndSessionStep { session: 7, limit: 32, part: 0 })) {
         Outcome::Reaped(reaped) => reaped,
         other => panic!("{other:?}"),
     };
