@@ -198,7 +198,9 @@ impl Inner {
         };
         // At most what one request holds.
         let size = data.len() as u32;
-        let loses = self.may_lose(content.inode(), how.kills_privileges);
+        // What comes by way of pages, and says nothing else, has had its effect when these were written to; that of a mapping has none.
+        let takes = how.kills_privileges || how.writer.is_some();
+        let loses = takes && self.may_lose(content.inode(), how.kills_privileges);
         let is_plain = !loses && !how.is_sync;
         if is_plain && (content.write_now(offset, data).is_some() || content.write_behind(offset, data) == Offer::Taken)
         {
