@@ -67,7 +67,8 @@ impl From<tonic::Status> for CliError {
         match status.code() {
             Code::NotFound => Self::NotFound(message),
             Code::InvalidArgument | Code::OutOfRange => Self::Usage(message),
-            Code::Unavailable | Code::DeadlineExceeded => Self::Unreachable(message),
+            // What answers in the place of a bucket, and is none, is as good as no answer.
+            Code::Unavailable | Code::DeadlineExceeded | Code::Unknown => Self::Unreachable(message),
             _ => Self::Failed(message),
         }
     }

@@ -88,7 +88,8 @@ impl MasterError {
 
     /// The gRPC status that tells a caller what to do: NOT_FOUND and ALREADY_EXISTS as they say, INVALID_ARGUMENT for a
     /// request that can never work, FAILED_PRECONDITION for one that the present state refuses, PERMISSION_DENIED when
-    /// the bucket refused, UNAVAILABLE and DEADLINE_EXCEEDED for what may work later, INTERNAL for damage and answers that make no sense.
+    /// the bucket refused, UNAVAILABLE and DEADLINE_EXCEEDED for what may work later, UNKNOWN for an
+    /// answer of the bucket that makes no sense, INTERNAL for damage.
     pub(crate) fn to_status(&self) -> Status {
         let code = match self {
             Self::Shared(shared) => return shared.to_status(),
@@ -98,7 +99,7 @@ impl MasterError {
                 UfsError::Invalid { .. } => Code::InvalidArgument,
                 UfsError::Deadline { .. } => Code::DeadlineExceeded,
                 UfsError::NotFound { .. } => Code::NotFound,
-                UfsError::Malformed { .. } => Code::Internal,
+                UfsError::Malformed { .. } => Code::Unknown,
                 _ => Code::Unavailable,
             },
             Self::NotFound(_) => Code::NotFound,
