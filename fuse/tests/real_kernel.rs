@@ -274,6 +274,13 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// A process that signals end as they do by default, also where whoever runs the tests has them ignored.
+fn cat(path: &Path) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal", "cat"]).arg(path);
+    command
+}
+
 fn wait_for_end(mut child: Child) -> (std::process::ExitStatus, Duration) {
     let started = Instant::now();
     loop {
@@ -343,7 +350,7 @@ fn a_process_waiting_in_open_dies_of_any_signal_at_once() {
     let memory = Memory::new(0, 10);
     let mounted = Mounted::new(Arc::clone(&memory));
     for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM, rustix::process::Signal::KILL] {
-        let child = Command::new("cat").arg(mounted.path().join("stuck")).stderr(Stdio::null()).spawn().unwrap();
+        let child = cat(&mounted.path().join("stuck")).stderr(Stdio::null()).spawn().unwrap();
         eventually("the request", || memory.waiting.load(Ordering::SeqCst) == 1);
         let pid = rustix::process::Pid::from_child(&child);
         rustix::process::kill_process(pid, signal).unwrap();
@@ -359,7 +366,7 @@ fn a_process_waiting_for_a_page_dies_of_a_fatal_signal_at_once() {
     let memory = Memory::new(0, 10_000_000);
     let mounted = Mounted::new(Arc::clone(&memory));
     for signal in [rustix::process::Signal::INT, rustix::process::Signal::KILL] {
-        let child = Command::new("cat").arg(mounted.path().join("stalled")).stdout(Stdio::null()).spawn().unwrap();
+        let child = cat(&mounted.path().join("stalled")).stdout(Stdio::null()).spawn().unwrap();
         eventually("the request", || memory.waiting.load(Ordering::SeqCst) > 0);
         rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
         let (status, took) = wait_for_end(child);
