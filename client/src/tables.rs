@@ -24,7 +24,6 @@ pub(crate) struct Tables {
     master: MasterChannel,
     pool: Arc<WorkerPool>,
     ufs: schema::Ufs,
-    cluster_id: RwLock<String>,
     mounts: RwLock<Arc<Mounts>>,
     flights: Flights<(), Result<(), ClientError>>,
     stale: Stale,
@@ -44,7 +43,6 @@ impl Tables {
             master,
             pool,
             ufs: ufs.clone(),
-            cluster_id: RwLock::default(),
             mounts: RwLock::default(),
             flights: Flights::default(),
             stale: Stale::default(),
@@ -67,7 +65,7 @@ impl Tables {
     }
 
     pub(crate) fn set_cluster_id(&self, id: &str) {
-        id.clone_into(&mut self.cluster_id.write());
+        self.pool.set_cluster_id(id);
     }
 
     /// Asks for the mount table to be fetched again.
@@ -115,8 +113,7 @@ impl Tables {
             stubs.cluster.list_workers(ListWorkersRequest {}).await
         };
         let table = self.master.call_patiently("ListWorkers", ask).await?;
-        let cluster_id = self.cluster_id.read().clone();
-        self.pool.set_table(&cluster_id, &table);
+        self.pool.set_workers(&table);
         Ok(())
     }
 

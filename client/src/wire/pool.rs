@@ -133,8 +133,19 @@ impl WorkerPool {
         })
     }
 
-    /// The cluster's id and the table as the master gave them. Connections to workers that left or moved are closed.
+    /// The cluster's id and the table as the master gave them.
     pub fn set_table(&self, cluster_id: &str, table: &WorkerTable) {
+        self.set_cluster_id(cluster_id);
+        self.set_workers(table);
+    }
+
+    /// The cluster's id as the master told it.
+    pub fn set_cluster_id(&self, id: &str) {
+        id.clone_into(&mut self.table.write().cluster_id);
+    }
+
+    /// The table as the master gave it. Connections to workers that left or moved are closed.
+    pub fn set_workers(&self, table: &WorkerTable) {
         let limits = BackoffLimits { first: self.conf.worker_backoff.get(), most: self.conf.worker_backoff_max.get() };
         let mut current = self.table.write();
         let mut old = std::mem::take(&mut current.links);
@@ -149,11 +160,10 @@ impl WorkerPool {
             current.links.insert(worker.id, link);
         }
         old.into_values().for_each(|gone| gone.stop.cancel());
-        current.cluster_id = cluster_id.to_owned();
         current.placement = Arc::new(Placement::new(table));
     }
 
-    /// The cluster's id; empty before the first table.
+    /// The cluster's id; empty before the master has told it.
     pub fn cluster_id(&self) -> String {
         self.table.read().cluster_id.clone()
     }
