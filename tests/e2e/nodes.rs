@@ -125,10 +125,14 @@ fn a_worker_is_emptied_while_files_are_written_and_leaves_for_good() {
         fs::rename(dir, dir.with_extension("removed")).unwrap();
     }
     cluster.start(&name);
-    let nodes = cluster.cv(&["node", "list", "--json"]).json();
-    let again =
-        nodes.as_array().unwrap().iter().find(|node| node["data"] == cluster.at_start.workers[child].data.as_str());
-    assert!(again.unwrap()["id"].as_u64().unwrap() > 3, "{nodes}");
+    let data = cluster.at_start.workers[child].data.as_str();
+    // It is ready a moment before the master knows it.
+    let id = eventually("the master knows it", PATIENCE, || {
+        let nodes = cluster.cv(&["node", "list", "--json"]).json();
+        let again = nodes.as_array().unwrap().iter().find(|node| node["data"] == data);
+        again.map(|node| node["id"].as_u64().unwrap())
+    });
+    assert!(id > 3, "{id}");
 }
 
 #[test]
