@@ -88,17 +88,16 @@ impl Services {
                 if began.elapsed() > patience {
                     return Err(lacks_changes(path, &backlog, failed.last_error()));
                 }
-                tokio::time::sleep(PAUSE).await;
-                continue;
-            }
-            let held = self.lookups.listings.read(move |tables| tables.held_of(id)).await?;
-            if held == 0 {
-                return Ok(change);
-            }
-            if held_since.get_or_insert_with(Instant::now).elapsed() > LET_GO {
-                return Err(MasterError::Refused(format!(
-                    "{path} has open files that have been written to ({held}): close them first, or lose what is not in the bucket with `cv umount {path} --discard`"
-                )));
+            } else {
+                let held = self.lookups.listings.read(move |tables| tables.held_of(id)).await?;
+                if held == 0 {
+                    return Ok(change);
+                }
+                if held_since.get_or_insert_with(Instant::now).elapsed() > LET_GO {
+                    return Err(MasterError::Refused(format!(
+                        "{path} has open files that have been written to ({held}): close them first, or lose what is not in the bucket with `cv umount {path} --discard`"
+                    )));
+                }
             }
             tokio::time::sleep(PAUSE).await;
         }

@@ -229,6 +229,14 @@ impl Listings {
         let now_ns = self.0.clock.now_ns();
         let portions = portions(groups);
         let commands = portions.into_iter().map(|groups| Command::Listing(ApplyListing { mount_id, groups, now_ns }));
+        self.propose_portions(commands).await
+    }
+
+    /// Proposes the parts of a listing, in their order, and counts what they changed together.
+    async fn propose_portions(
+        &self,
+        commands: impl IntoIterator<Item = Command>,
+    ) -> Result<ListingCounts, MasterError> {
         let mut counts = ListingCounts::default();
         for outcome in self.0.proposer.propose_all(commands).await? {
             match outcome {

@@ -225,9 +225,7 @@ impl Inner {
     fn late(&self) -> ClientError {
         ClientError::MasterDeadline { call: "Mutate", waited_ms: self.master.timeout().as_millis() as u64 }
     }
-}
 
-impl Inner {
     /// Takes the results into the caches and hands them out.
     fn answer_changes(&self, batch: Vec<Pending>, reply: MutateReply, mark: super::recent::Mark, session: u64) {
         for (pending, result) in batch.into_iter().zip(reply.results) {

@@ -13,8 +13,8 @@ use super::window::{Listed, Window};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 use crate::persist::PARKED;
+use crate::state::Directory;
 use crate::state::namespace::ListingCounts;
-use crate::state::{Directory, Outcome};
 
 /// Entries of one command.
 pub const ENTRIES: usize = 250;
@@ -125,13 +125,6 @@ impl Listings {
             entries = rest;
         }
         commands.push(Command::AdoptListing(AdoptListing { entries, marker, complete, hidden, ..part }));
-        let mut counts = ListingCounts::default();
-        for outcome in self.0.proposer.propose_all(commands).await? {
-            match outcome {
-                Outcome::Listed(more) => counts += more,
-                other => return Err(MasterError::Refused(format!("a listing was answered by {other:?}"))),
-            }
-        }
-        Ok(counts)
+        self.propose_portions(commands).await
     }
 }
