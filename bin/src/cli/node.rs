@@ -7,13 +7,12 @@ use cavern_proto::master::{
     WorkerBlocksRequest,
 };
 use clap::{Args, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::connect::{ClusterArgs, Connection};
 use super::report::{WorkerView, print_workers};
-use crate::console;
-use crate::error::{CliError, Context as _};
+use crate::console::{self, Progress};
+use crate::error::CliError;
 
 /// How often a worker that is watched is looked at, and how often a line tells of it where no bar is drawn.
 const POLL_PERIOD: Duration = Duration::from_millis(500);
@@ -128,12 +127,11 @@ impl DrainArgs {
         let worker_id = find(&workers(&mut connection).await?, &self.worker)?;
         let request = DrainWorkerRequest { worker_id, undo: self.undo };
         let mut view = BlocksView::new(worker_id, connection.cluster.drain_worker(request).await?.into_inner());
-        let bar = if self.watch && !self.json { progress_bar(view.blocks)? } else { ProgressBar::hidden() };
-        let mut said = Instant::now();
+        let mut progress = if self.watch && !self.json { Progress::new()? } else { Progress::hidden() };
+        let (whole, mut said) = (view.blocks, Instant::now());
         while self.watch && view.draining && view.blocks > 0 {
-            bar.set_position(bar.length().unwrap_or_default().saturating_sub(view.blocks));
-            bar.set_message(view.stuck.clone());
-            if bar.is_hidden() && said.elapsed() >= LINE_PERIOD {
+            progress.show(Some((whole.saturating_sub(view.blocks), whole)), view.left())?;
+            if progress.is_hidden() && said.elapsed() >= LINE_PERIOD {
                 said = Instant::now();
                 view.say(self.json)?;
             }
@@ -143,7 +141,7 @@ impl DrainArgs {
             // Counting many blocks takes the master a while.
             tokio::time::sleep(POLL_PERIOD.max(asked.elapsed() * 5)).await;
         }
-        bar.finish_and_clear();
+        drop(progress);
         if self.json && !self.watch { console::json(&view) } else { view.say(self.json) }
     }
 }
@@ -158,17 +156,19 @@ impl BlocksView {
         if json {
             return console::json_line(self);
         }
-        let Self { worker, blocks, .. } = self;
-        match (self.draining, blocks) {
+        let worker = self.worker;
+        match (self.draining, self.blocks) {
             (false, _) => console::line(format_args!("worker {worker} takes blocks")),
             (true, 0) => console::line(format_args!(
                 "worker {worker} is empty: stop it, and take it out with `cv node remove {worker}`"
             )),
-            (true, _) => {
-                let stuck = if self.stuck.is_empty() { String::new() } else { format!("; {}", self.stuck) };
-                console::line(format_args!("worker {worker} is being emptied: {blocks} blocks are left{stuck}"))
-            }
+            (true, _) => console::line(format_args!("worker {worker} is being emptied: {}", self.left())),
         }
+    }
+
+    fn left(&self) -> String {
+        let stuck = if self.stuck.is_empty() { String::new() } else { format!("; {}", self.stuck) };
+        format!("{} blocks are left{stuck}", self.blocks)
     }
 }
 
@@ -228,11 +228,6 @@ fn find(workers: &[Worker], named: &str) -> Result<u64, CliError> {
             on_host.len()
         ))),
     }
-}
-
-fn progress_bar(blocks: u64) -> Result<ProgressBar, CliError> {
-    let style = ProgressStyle::with_template("{bar:40} {percent}% {human_pos}/{human_len} blocks {eta} {msg}");
-    Ok(ProgressBar::new(blocks).with_style(style.context("the progress bar's template")?))
 }
 
 #[cfg(test)]
