@@ -1,59 +1,77 @@
 //! The circuit breaker of the master channel.
 //!
 //! ```text
-//!  healthy ── no answer ──▶ suspect ── a caller's whole time passed, or it did and a probe failed too ──▶ open
-//!     ▲                        │                                                                          │
-//!     └────────────────── any answer, to a caller or to the probe ────────────────────────────────────────┘
+//!  healthy ── no answer ──▶ suspect ── probes failed, too ──▶ silent ── a caller's whole time passed ──▶ open
+//!     ▲                        │                                │                                         │
+//!     └────────────────── any answer, to a caller or to the probe ─────────────────────────────────────────┘
 //! ```
 //!
-//! Suspect: callers still try; those with something cached use that. Open: calls fail at once, and whoever has nothing cached waits for it to
-//! close, until his own deadline.
+//! Suspect: nothing is known yet; a process that was stopped finds all its deadlines past when it goes on, and must not take its own
+//! silence for the master's. Silent: callers still try; those with something cached use that. Open: calls fail at once, and whoever has
+//! nothing cached waits for it to close, until his own deadline. A caller who tried for his whole time and reached nobody opens it from any.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
-    /// Wakes the callers that wait for an answer when it opens, and those that wait for a master when one answers.
-    opened: Notify,
+    /// Wakes the callers that wait for an answer when it is silent or open, and those that wait for a master when one answers.
+    worse: Notify,
     closed: Notify,
-    /// Mirrors `state != Healthy`, so that the healthy path takes no lock.
-    silent: AtomicBool,
+    /// Mirrors the level of `state`, so that the healthy path takes no lock.
+    level: AtomicU8,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
-enum State {
+/// How much is known to be wrong with the master.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Level {
     #[default]
     Healthy,
-    /// With the cause when some caller has waited its whole time.
-    Suspect(Option<String>),
-    Open(String),
+    Suspect,
+    Silent,
+    Open,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    level: Level,
+    /// Some caller has waited his whole time.
+    exhausted: Option<String>,
+    /// Why the last that was tried failed; of a master that is silent or worse.
+    cause: String,
 }
 
 impl Breaker {
     /// Why calls must fail at once; `None` while they may be tried.
     pub(crate) fn open_cause(&self) -> Option<String> {
-        if !self.is_silent() {
-            return None;
-        }
-        match &*self.state.lock() {
-            State::Open(cause) => Some(cause.clone()),
-            State::Healthy | State::Suspect(_) => None,
-        }
+        self.cause_at(Level::Open)
     }
 
+    /// Why, if it is as bad as that.
+    pub(crate) fn cause_at(&self, level: Level) -> Option<String> {
+        if self.level.load(Ordering::Relaxed) < level as u8 {
+            return None;
+        }
+        let state = self.state.lock();
+        (state.level >= level).then(|| state.cause.clone())
+    }
+
+    /// No probe is answered.
     pub(crate) fn is_silent(&self) -> bool {
-        self.silent.load(Ordering::Relaxed)
+        self.level.load(Ordering::Relaxed) >= Level::Silent as u8
     }
 
     /// An answer came.
     pub(crate) fn close(&self) {
-        if self.is_silent() {
-            *self.state.lock() = State::Healthy;
-            self.silent.store(false, Ordering::Relaxed);
+        if self.level.load(Ordering::Relaxed) != Level::Healthy as u8 {
+            let mut state = self.state.lock();
+            *state = State::default();
+            self.level.store(Level::Healthy as u8, Ordering::Relaxed);
+            drop(state);
             self.closed.notify_waiters();
         }
     }
@@ -77,10 +95,9 @@ impl Breaker {
     /// No answer came. True when a probe is to be started: it runs until `close`.
     pub(crate) fn suspect(&self) -> bool {
         let mut state = self.state.lock();
-        let first = *state == State::Healthy;
+        let first = state.level == Level::Healthy;
         if first {
-            *state = State::Suspect(None);
-            self.silent.store(true, Ordering::Relaxed);
+            self.raise(&mut state, Level::Suspect, "");
         }
         first
     }
@@ -88,38 +105,48 @@ impl Breaker {
     /// A caller waited its whole time for an answer to a request that was perhaps delivered.
     pub(crate) fn exhausted(&self, cause: String) {
         let mut state = self.state.lock();
-        if let State::Suspect(None) = *state {
-            *state = State::Suspect(Some(cause));
+        if state.level != Level::Healthy {
+            state.exhausted.get_or_insert(cause);
         }
     }
 
     /// A caller tried for its whole time and reached nobody.
-    pub(crate) fn open(&self, cause: String) {
+    pub(crate) fn open(&self, cause: &str) {
         let mut state = self.state.lock();
-        if *state != State::Healthy {
-            *state = State::Open(cause);
-            self.opened.notify_waiters();
+        if state.level != Level::Healthy {
+            self.raise(&mut state, Level::Open, cause);
         }
     }
 
-    /// Completes with the cause when the breaker opens.
-    pub(crate) async fn opening(&self) -> String {
+    /// Completes with the cause when it is as bad as that.
+    pub(crate) async fn reaching(&self, level: Level) -> String {
         loop {
-            let opened = self.opened.notified();
-            if let Some(cause) = self.open_cause() {
+            let worse = self.worse.notified();
+            if let Some(cause) = self.cause_at(level) {
                 return cause;
             }
-            opened.await;
+            worse.await;
         }
     }
 
-    pub(crate) fn probe_failed(&self, cause: &str) {
+    /// A probe was not answered; the last that it takes to know, when `is_known`.
+    pub(crate) fn probe_failed(&self, cause: &str, is_known: bool) {
         let mut state = self.state.lock();
-        if let State::Suspect(Some(exhausted)) = &*state {
-            tracing::warn!("the master is left alone until it answers again: {exhausted}; asked again: {cause}");
-            *state = State::Open(cause.to_owned());
-            self.opened.notify_waiters();
+        match (state.level, &state.exhausted) {
+            (Level::Suspect | Level::Silent, Some(exhausted)) => {
+                tracing::warn!("the master is left alone until it answers again: {exhausted}; asked again: {cause}");
+                self.raise(&mut state, Level::Open, cause);
+            }
+            (Level::Suspect, None) if is_known => self.raise(&mut state, Level::Silent, cause),
+            _ => {}
         }
+    }
+
+    fn raise(&self, state: &mut State, level: Level, cause: &str) {
+        state.level = level;
+        cause.clone_into(&mut state.cause);
+        self.level.store(level as u8, Ordering::Relaxed);
+        self.worse.notify_waiters();
     }
 }
 
@@ -132,11 +159,29 @@ mod tests {
         let breaker = Breaker::default();
         assert!(breaker.suspect());
         assert!(!breaker.suspect(), "one probe");
-        assert!(breaker.is_silent());
         breaker.exhausted("slow".into());
         assert_eq!(breaker.open_cause(), None);
         breaker.close();
-        breaker.probe_failed("late");
+        breaker.probe_failed("late", true);
+        assert!(!breaker.is_silent() && breaker.suspect());
+        breaker.probe_failed("slow", false);
+        assert_eq!(breaker.open_cause(), None, "who was slow before does not count");
+    }
+
+    #[tokio::test]
+    async fn what_is_silent_is_what_probes_found_so() {
+        let breaker = Breaker::default();
+        breaker.probe_failed("refused", true);
+        assert!(!breaker.is_silent(), "it answered since");
+        breaker.suspect();
+        assert!(!breaker.is_silent());
+        breaker.probe_failed("refused", false);
+        assert!(!breaker.is_silent());
+        let (cause, ()) =
+            futures::join!(breaker.reaching(Level::Silent), async { breaker.probe_failed("refused", true) });
+        assert_eq!(cause, "refused");
+        assert!(breaker.is_silent() && breaker.open_cause().is_none());
+        breaker.close();
         assert!(!breaker.is_silent());
     }
 
@@ -144,17 +189,18 @@ mod tests {
     async fn silence_opens_and_an_answer_closes() {
         let breaker = Breaker::default();
         breaker.suspect();
-        breaker.probe_failed("refused");
+        breaker.probe_failed("refused", true);
         assert_eq!(breaker.open_cause(), None, "nobody has waited yet");
         breaker.exhausted("no answer".into());
-        let (cause, ()) = futures::join!(breaker.opening(), async { breaker.probe_failed("refused") });
+        let (cause, ()) =
+            futures::join!(breaker.reaching(Level::Open), async { breaker.probe_failed("refused", true) });
         assert_eq!(cause, "refused");
         assert_eq!(breaker.open_cause().as_deref(), Some("refused"));
         let ((), (), ()) = futures::join!(breaker.closing(), breaker.next_close(), async { breaker.close() });
         breaker.closing().await;
         assert_eq!(breaker.open_cause(), None);
         assert!(breaker.suspect(), "a new probe");
-        breaker.open("refused".into());
-        assert!(breaker.open_cause().is_some());
+        breaker.open("refused");
+        assert!(breaker.open_cause().is_some() && breaker.is_silent());
     }
 }

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::breaker::Breaker;
+use crate::breaker::{Breaker, Level};
 use crate::error::ClientError;
 
 /// Longest message taken from a master; pages of a listing are far smaller.
@@ -32,6 +32,8 @@ const PAUSE_MOST: Duration = Duration::from_millis(500);
 /// What a probe waits for an answer, and between probes.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 const PROBE_PAUSE: Duration = Duration::from_millis(200);
+/// Probes without an answer, at least, and one of every master, that tell a silent master from a connection that broke.
+const PROBES: usize = 2;
 
 /// The master's services behind one reconnecting channel per master. Cheap to clone.
 #[derive(Clone)]
@@ -53,7 +55,7 @@ struct Inner {
 /// How long a question waits for a master that cannot answer it now.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Patience {
-    /// Not at all where that is known: there is something cached that will do.
+    /// Not at all once that is known: there is something cached that will do.
     OneAttempt,
     /// As long as a call may take: only a master's answer will do.
     UntilDeadline,
@@ -121,8 +123,22 @@ impl MasterChannel {
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
+        self.try_until(name, Level::Open, wait, request).await
+    }
+
+    /// As `call_within`, for as long as the breaker is better than `worst`.
+    async fn try_until<T, F>(
+        &self,
+        name: &'static str,
+        worst: Level,
+        wait: Duration,
+        request: impl Fn(Stubs) -> F,
+    ) -> Result<T, ClientError>
+    where
+        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    {
         let inner = &self.inner;
-        if let Some(cause) = inner.breaker.open_cause() {
+        if let Some(cause) = inner.breaker.cause_at(worst) {
             return Err(inner.unavailable(cause));
         }
         let deadline = Instant::now() + wait;
@@ -132,7 +148,7 @@ impl MasterChannel {
             let attempt = request(inner.masters[chosen % inner.masters.len()].clone());
             let answer = tokio::select! {
                 answer = tokio::time::timeout_at(deadline, attempt) => answer,
-                cause = inner.breaker.opening() => return Err(inner.unavailable(cause)),
+                cause = inner.breaker.reaching(worst) => return Err(inner.unavailable(cause)),
             };
             match answer {
                 Ok(Ok(response)) => {
@@ -161,12 +177,13 @@ impl MasterChannel {
             }
             if Instant::now() + pause >= deadline || inner.stop.is_cancelled() {
                 let cause = cause.unwrap_or_default();
-                inner.breaker.open(cause.clone());
+                inner.breaker.open(&cause);
                 return Err(inner.unavailable(cause));
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = inner.breaker.next_close() => {}
+                cause = inner.breaker.reaching(worst) => return Err(inner.unavailable(cause)),
             }
             pause = (pause * 2).min(PAUSE_MOST);
         }
@@ -178,8 +195,7 @@ impl MasterChannel {
         inner.masters[inner.preferred.load(Ordering::Relaxed) % inner.masters.len()].clone()
     }
 
-    /// Whether the last that is known of the master is a call without an answer: callers that have something cached
-    /// should not wait.
+    /// Whether the last that is known of the master are probes without an answer: callers that have something cached should not wait.
     pub fn is_silent(&self) -> bool {
         self.inner.breaker.is_silent()
     }
@@ -223,10 +239,14 @@ impl MasterChannel {
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
+        let worst = match patience {
+            Patience::OneAttempt => Level::Silent,
+            Patience::UntilDeadline => Level::Open,
+        };
         let mut pause = PAUSE_FIRST;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.call_within(name, left, &request).await {
+            match self.try_until(name, worst, left, &request).await {
                 Err(error) if patience == Patience::UntilDeadline && error.may_pass() => {
                     self.wait_after(error, &mut pause, deadline).await?;
                 }
@@ -295,7 +315,8 @@ impl Inner {
 
     /// Asks one master after the other until one answers.
     async fn probe(&self) {
-        for chosen in (0..self.masters.len()).cycle() {
+        let known_after = PROBES.max(self.masters.len());
+        for (failed, chosen) in (0..self.masters.len()).cycle().enumerate() {
             let mut cluster = self.masters[chosen].cluster.clone();
             let asked = tokio::time::timeout(PROBE_WAIT, cluster.list_workers(ListWorkersRequest {}));
             let answer = tokio::select! {
@@ -312,9 +333,10 @@ impl Inner {
                 }
                 Err(_elapsed) => "it does not answer".to_owned(),
             };
-            self.breaker.probe_failed(&cause);
+            let is_known = failed + 1 >= known_after;
+            self.breaker.probe_failed(&cause, is_known);
             tokio::select! {
-                () = tokio::time::sleep(PROBE_PAUSE) => {}
+                () = tokio::time::sleep(if is_known { PROBE_PAUSE } else { PAUSE_FIRST }) => {}
                 () = self.stop.cancelled() => return,
             }
         }

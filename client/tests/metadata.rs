@@ -247,6 +247,51 @@ async fn nothing_is_trusted_for_longer_than_the_lease_lasts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_master_says_that_hears_nothing_proves_nothing() {
+    let master = FakeMaster::start("deaf").await;
+    master.configure(|mount| mount.consistency = Consistency::Never.into());
+    let before = master.put_file(MOUNT_ROOT, "a", "e1", 5);
+    let client = connect(&config(&master)).await;
+    let metadata = client.metadata();
+    assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, before);
+    assert!(is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), before));
+    let resets = client.stats().watch_resets.get();
+    master.deafen(true);
+    // Its ticks go on.
+    until("the lease is over", || metadata.has_lapsed()).await;
+    let after = master.put_file(MOUNT_ROOT, "a", "e2", 6);
+    assert!(!is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), before));
+    assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, after);
+    master.deafen(false);
+    until("the lease goes on", || !metadata.has_lapsed()).await;
+    assert_eq!(client.stats().watch_resets.get(), resets, "the session is the same");
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silence_is_the_masters_only_when_nobody_answers() {
+    let master = FakeMaster::start("silence").await;
+    master.configure(|mount| mount.consistency = Consistency::Never.into());
+    let before = master.put_file(MOUNT_ROOT, "a", "e1", 5);
+    let client = connect(&config(&master)).await;
+    let metadata = client.metadata();
+    assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, before);
+    let after = master.put_file(MOUNT_ROOT, "a", "e2", 6);
+    assert!(is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), before), "nobody told");
+    // As a process finds it that goes on after it was stopped: all deadlines are past, and nothing was heard.
+    master.hang(true);
+    until("the lease is over", || metadata.has_lapsed()).await;
+    assert!(!is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), before));
+    master.hang(false);
+    assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, after);
+    // Where nobody answers, what is cached is served without waiting for anybody's deadline.
+    master.kill();
+    until("nobody answers", || client.master().is_silent()).await;
+    assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, after);
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_dead_master_leaves_the_cache_usable_and_its_return_clears_it() {
     let master = FakeMaster::start("dead").await;
     let inode = master.put_file(MOUNT_ROOT, "a", "e1", 5);

@@ -268,13 +268,16 @@ impl WatchHub {
         !state.sessions.contains_key(&session) && !state.may_return(session, true, self.lease)
     }
 
-    /// The client of a session has taken in everything up to `seq`.
-    pub fn acknowledge(&self, session: u64, seq: u64) {
-        if let Some(session) = self.state.lock().sessions.get_mut(&session) {
+    /// The client of a session has taken in everything up to `seq`; false when the session is over.
+    pub fn acknowledge(&self, session: u64, seq: u64) -> bool {
+        {
+            let mut state = self.state.lock();
+            let Some(session) = state.sessions.get_mut(&session) else { return false };
             session.acknowledged = session.acknowledged.max(seq);
             session.heard = Instant::now();
         }
         self.progress.notify_waiters();
+        true
     }
 
     /// The client of a session says that it ends: it will not come back.
@@ -301,7 +304,7 @@ impl WatchHub {
             }
             is_alive
         });
-        let tick: Arc<[WatchEvent]> = Arc::new([WatchEvent { seq, event: Some(Event::Tick(true)) }]);
+        let tick: Arc<[WatchEvent]> = Arc::new([event(seq, Event::Tick(true))]);
         for session in state.sessions.values_mut() {
             if session.queue.is_empty() {
                 session.push(&tick);
@@ -358,7 +361,7 @@ impl WatchHub {
 
     fn reset_event(&self, session: u64, seq: u64, cluster_id: String) -> Arc<[WatchEvent]> {
         let lease_ms = u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX);
-        Arc::new([WatchEvent { seq, event: Some(Event::Reset(Reset { session, lease_ms, cluster_id })) }])
+        Arc::new([event(seq, Event::Reset(Reset { session, lease_ms, cluster_id }))])
     }
 
     fn reset_all(&self, state: &mut State) {
@@ -382,7 +385,7 @@ impl ChangeListener for WatchHub {
         let state = &mut *guard;
         let (mut events, mut granted) = (Vec::new(), Vec::new());
         for change in changes {
-            let event = match change {
+            let told = match change {
                 Change::LockGranted { session, waiter } => {
                     granted.push((session, waiter));
                     continue;
@@ -401,14 +404,13 @@ impl ChangeListener for WatchHub {
                 Change::Mounts(epoch) => Event::MountsEpoch(epoch),
             };
             state.seq += 1;
-            events.push(WatchEvent { seq: state.seq, event: Some(event) });
+            events.push(event(state.seq, told));
         }
         self.tell(state, events, origin);
         // Each to its session alone, whoever freed the lock.
         for (id, waiter) in granted {
             state.seq += 1;
-            let events: Arc<[WatchEvent]> =
-                Arc::new([WatchEvent { seq: state.seq, event: Some(Event::LockGranted(waiter)) }]);
+            let events: Arc<[WatchEvent]> = Arc::new([event(state.seq, Event::LockGranted(waiter))]);
             self.metrics.events.inc();
             if let Some(session) = state.sessions.get_mut(&id) {
                 self.push(id, session, &events);
@@ -479,6 +481,11 @@ impl SessionStream {
             self.wake.notified().await;
         }
     }
+}
+
+/// As it waits to be sent. What the master has heard by then is said when it is.
+fn event(seq: u64, event: Event) -> WatchEvent {
+    WatchEvent { seq, heard: 0, event: Some(event) }
 }
 
 /// Writes down what becomes of a session. Those of commands would fill the log, and say nothing.
@@ -681,6 +688,7 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(10), ended).await.unwrap();
+        assert!(!hub.acknowledge(silent.id(), seq), "it is not taken up by a word from before");
     }
 
     #[tokio::test]

@@ -1,6 +1,11 @@
 //! The session with the master as the rest of the cache needs it: is the lease alive, and how far has the stream of
 //! invalidations been taken in.
+//!
+//! The master counts a lease from when it heard of us last, and says with every event how many messages of the stream it had by then. Here
+//! the lease runs from when the last of those was sent, so it is never shorter there: not if this process is stopped, and goes on to find
+//! events of long ago.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -9,14 +14,10 @@ use tokio::sync::{Notify, watch};
 /// Longest wait for an invalidation that the master says is on its way.
 const CATCH_UP_WAIT: Duration = Duration::from_secs(1);
 
-/// The master counts a lease from when it heard of us last: not before we sent the acknowledgement that preceded its last
-/// event. So it is never shorter there than here, even if this process is stopped in between.
 #[derive(Debug)]
 pub(super) struct SessionLease {
     start: Instant,
-    /// Milliseconds since `start` at which the master was sent something last; and at which the lease ends, 0 before the first
-    /// event.
-    sent_ms: AtomicU64,
+    /// Milliseconds since `start` at which the lease ends; 0 before the first event.
     until_ms: AtomicU64,
     applied: watch::Sender<u64>,
     /// Of the last stream; 0 before the first.
@@ -30,7 +31,6 @@ impl SessionLease {
     pub(super) fn new() -> Self {
         Self {
             start: Instant::now(),
-            sent_ms: AtomicU64::new(0),
             until_ms: AtomicU64::new(0),
             applied: watch::Sender::new(0),
             session: AtomicU64::new(0),
@@ -39,15 +39,10 @@ impl SessionLease {
         }
     }
 
-    /// The master is being sent a sign of life.
-    pub(super) fn sent(&self) {
-        self.sent_ms.store(self.now_ms(), Ordering::Relaxed);
-    }
-
-    /// An event came, so the master has what it was sent before: the lease runs anew from then.
-    pub(super) fn extend(&self, lease: Duration) {
-        let until = self.sent_ms.load(Ordering::Relaxed).saturating_add(lease.as_millis() as u64);
-        self.until_ms.store(until, Ordering::Relaxed);
+    /// The lease runs anew, from a moment past.
+    pub(super) fn extend(&self, from: Instant, lease: Duration) {
+        let until = from.saturating_duration_since(self.start) + lease;
+        self.until_ms.store(until.as_millis() as u64, Ordering::Relaxed);
     }
 
     pub(super) fn is_live(&self) -> bool {
@@ -119,25 +114,71 @@ impl SessionLease {
     }
 }
 
+/// When the messages of one stream were sent that the master is not known to have, and the last that it is known to have.
+#[derive(Debug)]
+pub(super) struct SentMessages {
+    heard_at: Instant,
+    heard: u64,
+    waiting: VecDeque<Instant>,
+}
+
+impl SentMessages {
+    /// The first is being sent.
+    pub(super) fn new() -> Self {
+        Self { heard_at: Instant::now(), heard: 0, waiting: VecDeque::from([Instant::now()]) }
+    }
+
+    /// Another is about to be sent.
+    pub(super) fn push(&mut self) {
+        self.waiting.push_back(Instant::now());
+    }
+
+    /// The last one was not sent.
+    pub(super) fn pop(&mut self) {
+        self.waiting.pop_back();
+    }
+
+    /// The master has `heard` of them: when the last of those was sent.
+    pub(super) fn heard(&mut self, heard: u64) -> Instant {
+        while self.heard < heard
+            && let Some(sent) = self.waiting.pop_front()
+        {
+            (self.heard_at, self.heard) = (sent, self.heard + 1);
+        }
+        self.heard_at
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_runs_from_what_was_sent_before_the_event() {
-        let lease = SessionLease::new();
-        lease.sent();
-        std::thread::sleep(Duration::from_millis(20));
-        lease.extend(Duration::from_millis(10));
+    fn a_lease_runs_from_what_the_master_has_heard() {
+        let (mut sent, lease) = (SentMessages::new(), SessionLease::new());
+        let pause = || std::thread::sleep(Duration::from_millis(20));
+        let first = sent.heard(1);
+        pause();
+        lease.extend(first, Duration::from_millis(10));
         assert!(!lease.is_live() && lease.rest().is_zero(), "stopped since, as it may be");
+        sent.push();
+        assert_eq!(sent.heard(1), first, "an event of before");
+        let second = sent.heard(2);
+        assert!(second > first);
+        pause();
+        sent.push();
+        sent.pop();
+        sent.push();
+        let third = sent.heard(3);
+        assert!(third > second);
+        assert_eq!([sent.heard(2), sent.heard(u64::MAX)], [third; 2]);
     }
 
     #[tokio::test]
     async fn waits_for_the_event_that_an_answer_reflects() {
         let lease = SessionLease::new();
         assert!(!lease.is_live() && !lease.begins(Duration::ZERO).await);
-        lease.sent();
-        lease.extend(Duration::from_secs(60));
+        lease.extend(Instant::now(), Duration::from_secs(60));
         assert!(lease.is_live() && lease.rest() > Duration::from_secs(30));
         lease.applied(3);
         assert!(lease.catch_up(3).await);

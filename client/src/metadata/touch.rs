@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::{Inner, Metadata};
-use crate::master_channel::Stubs;
+use crate::master_channel::{Patience, Stubs};
 
 /// Directories touched in one call at most.
 const BATCH: usize = 256;
@@ -51,7 +51,8 @@ impl Inner {
 
     /// Has the master renew the listings, waits for the invalidations that this brings, and notes the new ages.
     async fn touch(&self, directories: Vec<u64>) {
-        let asked = self.master.call_within("Touch", self.touch_wait, |mut stubs: Stubs| {
+        let deadline = tokio::time::Instant::now() + self.touch_wait;
+        let asked = self.master.call_as("Touch", Patience::OneAttempt, deadline, |mut stubs: Stubs| {
             let request = TouchRequest { directories: directories.clone(), wait: true, session: self.lease.session() };
             async move { stubs.namespace.touch(request).await }
         });

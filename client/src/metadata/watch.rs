@@ -19,6 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
+use super::lease::SentMessages;
 use super::removed::Removed;
 use super::{Inner, InvalidationSink};
 use crate::session::Identity;
@@ -122,7 +123,7 @@ async fn follow(
         return Ended::Refused;
     }
     let mut cluster = inner.master.stubs().cluster;
-    inner.lease.sent();
+    let mut sent = SentMessages::new();
     let opening = timeout(FIRST_LEASE, cluster.watch(ReceiverStream::new(requests)));
     let Some(opened) = stop.run_until_cancelled(opening).await else { return Ended::Stopped };
     let mut events = match opened {
@@ -171,6 +172,7 @@ async fn follow(
                 None => break,
             }
         }
+        let heard = batch.last().map(|event| event.heard);
         last = batch.last().map_or(last, |event| event.seq);
         for event in batch {
             match &event.event {
@@ -186,8 +188,8 @@ async fn follow(
             }
             to_pass_on |= apply(inner, sink, event, &mut lease);
         }
-        if is_heard {
-            inner.lease.extend(lease);
+        if let Some(heard) = heard {
+            inner.lease.extend(sent.heard(heard), lease);
             inner.lease.applied(last);
             inner.repay_unlocks();
         }
@@ -206,9 +208,12 @@ async fn follow(
         if holding.is_done() {
             acknowledged = removed.settled(passed_on);
         }
-        inner.lease.sent();
+        sent.push();
         // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
-        let _queued = acknowledge.try_send(WatchRequest { acknowledged_seq: acknowledged, ..WatchRequest::default() });
+        let message = WatchRequest { acknowledged_seq: acknowledged, ..WatchRequest::default() };
+        if acknowledge.try_send(message).is_err() {
+            sent.pop();
+        }
         if broken {
             break;
         }

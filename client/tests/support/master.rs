@@ -43,6 +43,8 @@ struct Service {
     state: Arc<Mutex<State>>,
     /// Calls are taken and never answered, and no tick is sent.
     hung: Arc<AtomicBool>,
+    /// Ticks are sent, and what clients send is not read.
+    deaf: Arc<AtomicBool>,
 }
 
 impl Drop for FakeMaster {
@@ -105,7 +107,7 @@ impl FakeMaster {
         state.entries.insert(ROOT, directory(ROOT, "", 0));
         state.entries.insert(MOUNT_ROOT, directory(MOUNT_ROOT, "m", 1));
         state.names.insert((ROOT, b"m".to_vec()), MOUNT_ROOT);
-        let service = Service { state: Arc::new(Mutex::new(state)), hung: Arc::default() };
+        let service = Service { state: Arc::new(Mutex::new(state)), hung: Arc::default(), deaf: Arc::default() };
         let master = Self { service, address, server: Mutex::default() };
         master.serve(listener);
         master
@@ -156,6 +158,11 @@ impl FakeMaster {
     /// As SIGSTOP and SIGCONT.
     pub fn hang(&self, hung: bool) {
         self.service.hung.store(hung, Ordering::Relaxed);
+    }
+
+    /// As if all that is read of its stream were of long ago.
+    pub fn deafen(&self, deaf: bool) {
+        self.service.deaf.store(deaf, Ordering::Relaxed);
     }
 
     pub fn configure(&self, change: impl FnOnce(&mut Mount)) {
@@ -272,7 +279,7 @@ impl State {
 
     pub fn announce(&mut self, event: Event) {
         self.seq += 1;
-        let event = WatchEvent { seq: self.seq, event: Some(event) };
+        let event = WatchEvent { seq: self.seq, event: Some(event), heard: 0 };
         self.watchers.retain(|watcher| watcher.try_send(Ok(event.clone())).is_ok());
     }
 
@@ -446,18 +453,19 @@ impl Cluster for Service {
                 state.session += 1;
             }
             let reset = Reset { session: state.session, lease_ms: state.lease_ms, cluster_id: "fake".into() };
-            let first = WatchEvent { seq: state.seq, event: Some(Event::Reset(reset)) };
+            let first = WatchEvent { seq: state.seq, heard: 1, event: Some(Event::Reset(reset)) };
             sender.try_send(Ok(first)).unwrap();
             state.watchers.push(sender.clone());
             state.session
         };
         let master = self.clone();
         tokio::spawn(async move {
-            let mut tick = tokio::time::interval(TICK);
+            let (mut tick, mut heard) = (tokio::time::interval(TICK), 1);
             loop {
                 tokio::select! {
-                    request = requests.next() => match request {
+                    request = requests.next(), if !master.deaf.load(Ordering::Relaxed) => match request {
                         Some(Ok(request)) => {
+                            heard += 1;
                             let mut state = master.state.lock();
                             state.acknowledged = state.acknowledged.max(request.acknowledged_seq);
                         }
@@ -469,7 +477,7 @@ impl Cluster for Service {
                             if state.session != session {
                                 return;
                             }
-                            WatchEvent { seq: state.seq, event: Some(Event::Tick(true)) }
+                            WatchEvent { seq: state.seq, heard, event: Some(Event::Tick(true)) }
                         };
                         if !master.hung.load(Ordering::Relaxed) && sender.try_send(Ok(event)).is_err() {
                             return;

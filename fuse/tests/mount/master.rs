@@ -180,7 +180,7 @@ impl Master {
 
     async fn tell(&self, event: Event) {
         let seq = self.state.seq.fetch_add(1, Ordering::SeqCst) + 1;
-        self.state.events.send(WatchEvent { seq, event: Some(event) }).unwrap();
+        self.state.events.send(WatchEvent { seq, heard: 0, event: Some(event) }).unwrap();
         let mut acknowledged = self.state.acknowledged.subscribe();
         let told = acknowledged.wait_for(|acknowledged| *acknowledged >= seq);
         tokio::time::timeout(Duration::from_secs(10), told).await.unwrap().unwrap();
@@ -371,24 +371,26 @@ impl Cluster for Master {
         request: Request<Streaming<wire::WatchRequest>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let mut requests = request.into_inner();
-        let acknowledged = self.state.acknowledged.clone();
+        let (acknowledged, heard) = (self.state.acknowledged.clone(), Arc::new(AtomicU64::new(1)));
+        let hears = Arc::clone(&heard);
         tokio::spawn(async move {
             while let Some(Ok(request)) = requests.next().await {
                 acknowledged.send_replace(request.acknowledged_seq);
+                hears.fetch_add(1, Ordering::SeqCst);
             }
         });
         let seq = self.state.seq.load(Ordering::SeqCst);
         let reset = wire::Reset { session: 1, lease_ms: 5000, cluster_id: "test".to_owned() };
-        let first = futures::stream::iter([Ok(WatchEvent { seq, event: Some(Event::Reset(reset)) })]);
+        let first = futures::stream::iter([Ok(WatchEvent { seq, heard: 1, event: Some(Event::Reset(reset)) })]);
         let events = BroadcastStream::new(self.state.events.subscribe());
         let events = events.map(|event| event.map_err(|_| Status::data_loss("events were lost")));
         let state = Arc::clone(&self.state);
         let ticks = futures::stream::unfold((), move |()| {
-            let state = Arc::clone(&state);
+            let (state, heard) = (Arc::clone(&state), Arc::clone(&heard));
             async move {
                 tokio::time::sleep(Duration::from_millis(500)).await;
-                let seq = state.seq.load(Ordering::SeqCst);
-                Some((Ok(WatchEvent { seq, event: Some(Event::Tick(true)) }), ()))
+                let (seq, heard) = (state.seq.load(Ordering::SeqCst), heard.load(Ordering::SeqCst));
+                Some((Ok(WatchEvent { seq, heard, event: Some(Event::Tick(true)) }), ()))
             }
         });
         Ok(Response::new(Box::pin(first.chain(futures::stream::select(events, ticks)))))

@@ -1,5 +1,6 @@
 //! The `Cluster` service.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cavern_proto::master::cluster_server::Cluster;
@@ -58,19 +59,24 @@ impl Cluster for Services {
         let (answers, stream) = mpsc::channel(EVENTS_AHEAD);
         let (watch, stop) = (self.watch.clone(), self.stop.clone());
         self.tasks.spawn(async move {
+            let heard = AtomicU64::new(1);
             let listen = async {
                 // An error ends the stream as its end does.
                 while let Some(Ok(message)) = incoming.next().await {
                     if message.ends {
                         return watch.end(id);
                     }
-                    watch.acknowledge(id, message.acknowledged_seq);
+                    if !watch.acknowledge(id, message.acknowledged_seq) {
+                        return;
+                    }
+                    heard.fetch_add(1, Ordering::Relaxed);
                 }
             };
             let tell = async {
                 while let Some(events) = session.next().await {
                     for event in events.iter().flat_map(|events| events.iter()) {
-                        if answers.send(Ok(event.clone())).await.is_err() {
+                        let event = WatchEvent { heard: heard.load(Ordering::Relaxed), ..event.clone() };
+                        if answers.send(Ok(event)).await.is_err() {
                             return;
                         }
                     }
