@@ -32,8 +32,9 @@ const PAUSE_MOST: Duration = Duration::from_millis(500);
 /// What a probe waits for an answer, and between probes.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 const PROBE_PAUSE: Duration = Duration::from_millis(200);
-/// Probes without an answer, at least, and one of every master, that tell a silent master from a connection that broke.
-const PROBES: usize = 2;
+/// What the first ones wait. So many without an answer, at least, and one of every master, tell a silent master from a connection that
+/// broke; together they take less than half of a lease, after which the master is suspected, so that nobody waits when it is over.
+const FIRST_PROBES: [Duration; 2] = [Duration::from_millis(250), Duration::from_millis(500)];
 
 /// The master's services behind one reconnecting channel per master. Cheap to clone.
 #[derive(Clone)]
@@ -315,10 +316,11 @@ impl Inner {
 
     /// Asks one master after the other until one answers.
     async fn probe(&self) {
-        let known_after = PROBES.max(self.masters.len());
+        let known_after = FIRST_PROBES.len().max(self.masters.len());
         for (failed, chosen) in (0..self.masters.len()).cycle().enumerate() {
             let mut cluster = self.masters[chosen].cluster.clone();
-            let asked = tokio::time::timeout(PROBE_WAIT, cluster.list_workers(ListWorkersRequest {}));
+            let wait = FIRST_PROBES.get(failed).copied().unwrap_or(PROBE_WAIT);
+            let asked = tokio::time::timeout(wait, cluster.list_workers(ListWorkersRequest {}));
             let answer = tokio::select! {
                 answer = asked => answer,
                 () = self.stop.cancelled() => return,

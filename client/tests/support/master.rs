@@ -180,34 +180,16 @@ impl FakeMaster {
 
     /// Adds a file to a directory, or replaces one as an object of another version; announces it.
     pub fn put_file(&self, parent: u64, name: &str, etag: &str, size: u64) -> u64 {
-        self.put(parent, name, Kind::File, etag, size)
+        self.service.state.lock().put_announced(parent, name, Kind::File, etag, size)
+    }
+
+    /// The same, and no client hears of it.
+    pub fn put_file_unheard(&self, parent: u64, name: &str, etag: &str, size: u64) -> u64 {
+        self.service.state.lock().put(parent, name, Kind::File, etag, size).0
     }
 
     pub fn put_directory(&self, parent: u64, name: &str) -> u64 {
-        self.put(parent, name, Kind::Directory, "", 0)
-    }
-
-    fn put(&self, parent: u64, name: &str, kind: Kind, etag: &str, size: u64) -> u64 {
-        let mut state = self.service.state.lock();
-        let inode = state.next_inode;
-        state.next_inode += 1;
-        let key = format!("{}{name}{}", state.key_of(parent), if kind == Kind::Directory { "/" } else { "" });
-        let entry = Entry {
-            name: name.as_bytes().to_vec().into(),
-            attr: Some(Attr { inode, kind: kind.into(), mode: 0o644, size, nlink: 1, ..Attr::default() }),
-            parent,
-            mount_id: 1,
-            key,
-            etag: etag.into(),
-            listing_age_ms: 0,
-            ..Entry::default()
-        };
-        state.entries.insert(inode, entry);
-        let old = state.names.insert((parent, name.into()), inode).unwrap_or(0);
-        state.entries.remove(&old);
-        let changed = EntryChanged { parent, name: name.as_bytes().to_vec().into(), old_inode: old, new_inode: inode };
-        state.announce(Event::Entry(changed));
-        inode
+        self.service.state.lock().put_announced(parent, name, Kind::Directory, "", 0)
     }
 
     pub fn remove(&self, parent: u64, name: &str) {
@@ -275,6 +257,33 @@ impl Service {
 impl State {
     fn key_of(&self, directory: u64) -> String {
         self.entries.get(&directory).map(|entry| entry.key.clone()).unwrap_or_default()
+    }
+
+    /// The new inode, and what is to be told of it.
+    fn put(&mut self, parent: u64, name: &str, kind: Kind, etag: &str, size: u64) -> (u64, EntryChanged) {
+        let inode = self.next_inode;
+        self.next_inode += 1;
+        let key = format!("{}{name}{}", self.key_of(parent), if kind == Kind::Directory { "/" } else { "" });
+        let entry = Entry {
+            name: name.as_bytes().to_vec().into(),
+            attr: Some(Attr { inode, kind: kind.into(), mode: 0o644, size, nlink: 1, ..Attr::default() }),
+            parent,
+            mount_id: 1,
+            key,
+            etag: etag.into(),
+            listing_age_ms: 0,
+            ..Entry::default()
+        };
+        self.entries.insert(inode, entry);
+        let old = self.names.insert((parent, name.into()), inode).unwrap_or(0);
+        self.entries.remove(&old);
+        (inode, EntryChanged { parent, name: name.as_bytes().to_vec().into(), old_inode: old, new_inode: inode })
+    }
+
+    fn put_announced(&mut self, parent: u64, name: &str, kind: Kind, etag: &str, size: u64) -> u64 {
+        let (inode, changed) = self.put(parent, name, kind, etag, size);
+        self.announce(Event::Entry(changed));
+        inode
     }
 
     pub fn announce(&mut self, event: Event) {
