@@ -6,10 +6,10 @@ Needs root (it drops the kernel's caches), fio, and the release build of `cv`, `
     tests/bench.py --dir /data/bench              # everything, about ten minutes
     tests/bench.py --dir /data/bench images find  # only these sections
 
-Baselines: the local file system that also holds the workers' data; `plainfs`, a minimal FUSE file system that
-answers reads from that local file system; `s3get`, a plain client of the same bucket with the same requests in
-flight; `load_s3.py`, the same loop as `load_img.py` over boto3. Every figure stands beside its ratio to a baseline of the same
-run, since the machine's own speed drifts.
+Baselines: the local file system that also holds the workers' data; `plainfs`, a minimal FUSE file system that answers
+reads from that local file system; `s3get`, a plain client of the same bucket with the same requests in flight;
+`load_s3.py`, the same loop as `load_img.py` over boto3. Every figure stands beside its ratio to a baseline of the
+same run, since the machine's own speed drifts.
 """
 
 import argparse
@@ -140,7 +140,8 @@ class Bench:
         self.cv("local", "stop", "fuse", "--dir", self.cluster)
         conf = self.cluster / "cluster.toml"
         before = conf.read_text()
-        after = before.replace(f"no_open = {'false' if no_open else 'true'}", f"no_open = {'true' if no_open else 'false'}")
+        was, is_to_be = ("false", "true") if no_open else ("true", "false")
+        after = before.replace(f"no_open = {was}", f"no_open = {is_to_be}")
         assert after != before, f"{conf} has no such setting"
         conf.write_text(after)
         self.cv("local", "start", "fuse", "--dir", self.cluster)

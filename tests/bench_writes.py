@@ -6,8 +6,8 @@ Needs root, fio, rclone and the release build of `cv`:
     tests/bench_writes.py --dir /data/bench               # everything, some ten minutes
     tests/bench_writes.py --dir /data/bench ingest names  # only these sections
 
-Starts a cluster of its own with two workers on the disk of `--dir`; the local disk is the same file system. Each figure is the median
-of three rounds, in which ours and the baseline take turns, since the machine's own speed drifts.
+Starts a cluster of its own with two workers on the disk of `--dir`; the local disk is the same file system. Each
+figure is the median of three rounds, in which ours and the baseline take turns, since the machine's own speed drifts.
 """
 
 import argparse

@@ -3,9 +3,10 @@
 
     moto_s3.py BUCKET DIRECTORY
 
-puts every file below DIRECTORY into a new BUCKET (in memory; past HTTP, which would take minutes), prints a line of JSON
-with its endpoint, and serves until its stdin is closed. `GET /_requests` answers the requests so far by kind, as the admin
-port of `cv dev-s3` names them, and `DELETE /_requests` forgets them. Requests must be signed, but any keys are taken.
+puts every file below DIRECTORY into a new BUCKET (in memory; past HTTP, which would take minutes), prints a line of
+JSON with its endpoint, and serves until its stdin is closed. `GET /_requests` answers the requests so far by kind, as
+the admin port of `cv dev-s3` names them, and `DELETE /_requests` forgets them. Requests must be signed, but any keys
+are taken.
 """
 
 import argparse

@@ -189,7 +189,8 @@ class Boto3(unittest.TestCase):
         for address in [get, older]:
             with urllib.request.urlopen(address) as answer:
                 self.assertEqual(answer.read(), b"by address")
-        for wrong in [get.replace("/signed?", "/range?"), get.split("?")[0], get[:-1] + ("1" if get[-1] == "0" else "0")]:
+        other_signature = get[:-1] + ("1" if get[-1] == "0" else "0")
+        for wrong in [get.replace("/signed?", "/range?"), get.split("?")[0], other_signature]:
             with self.assertRaises(urllib.error.HTTPError) as caught:
                 urllib.request.urlopen(wrong)
             self.assertEqual(caught.exception.code, 403, wrong)

@@ -99,8 +99,8 @@ enum Command {
     Version,
 }
 
-/// Does what the arguments of this process ask for; ends it where they make no sense, or ask for help. What goes wrong is told by
-/// the error alone.
+/// Does what the arguments of this process ask for; ends it where they make no sense, or ask for help. What goes wrong
+/// is told by the error alone.
 pub fn run() -> Result<(), CliError> {
     let arguments = fs::with_two_dashes(std::env::args_os());
     let matches = Cli::command().get_matches_from(&arguments);
@@ -161,7 +161,8 @@ mod tests {
         command.get_subcommands().for_each(|below| every_command(below, visit));
     }
 
-    /// A terminal wraps prose where it ends, once: a paragraph is one line, and what is laid out by hand fits into 80 columns.
+    /// A terminal wraps prose where it ends, once: a paragraph is one line, and what is laid out by hand fits into 80
+    /// columns.
     #[test]
     fn help_is_wrapped_once() {
         let mut commands = 0;

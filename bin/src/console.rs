@@ -50,8 +50,8 @@ pub fn table<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> Result
     output(|out| lines.iter().try_for_each(|line| writeln!(out, "{line}")))
 }
 
-/// The same, cut where the terminal ends: for tables whose last columns say nothing that is not to be had otherwise. What goes
-/// into a pipe is whole.
+/// The same, cut where the terminal ends: for tables whose last columns say nothing that is not to be had otherwise.
+/// What goes into a pipe is whole.
 pub fn table_cut<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> Result<(), CliError> {
     let (lines, columns) = (aligned(heading, rows), columns());
     output(|out| lines.iter().try_for_each(|line| writeln!(out, "{}", cut(line, columns))))

@@ -2,8 +2,8 @@
 //!
 //! Encoding 20,000 JPEGs honestly takes minutes of processor time. Here only a few hundred *strips* (8 pixels high) are
 //! encoded, and every image is put together from strips with restart markers between them: a restart marker resets the
-//! decoder's prediction, so the entropy-coded bytes of one strip stand for themselves (ITU T.81, E.1.4). Each image is a
-//! valid baseline JPEG with its own order and number of strips and its own comment segment, so that no two are equal,
+//! decoder's prediction, so the entropy-coded bytes of one strip stand for themselves (ITU T.81, E.1.4). Each image is
+//! a valid baseline JPEG with its own order and number of strips and its own comment segment, so that no two are equal,
 //! and costs little more than a copy of its bytes.
 
 mod jpeg;

@@ -8,10 +8,10 @@
 //!                                            D/log/NAME.log  what the child said
 //! ```
 //!
-//! `up` returns when the mount is usable; nothing of it stays behind but the children, each below a keeper: a
-//! small process that waits for its child, writes down how it ended, because only a parent can know that, and starts it again
-//! unless it was stopped on purpose. A recorded pid counts only together with the process's start time and the boot id, so that a
-//! number that has been given to another process is never signalled.
+//! `up` returns when the mount is usable; nothing of it stays behind but the children, each below a keeper: a small
+//! process that waits for its child, writes down how it ended, because only a parent can know that, and starts it again
+//! unless it was stopped on purpose. A recorded pid counts only together with the process's start time and the boot id,
+//! so that a number that has been given to another process is never signalled.
 
 mod child;
 mod down;

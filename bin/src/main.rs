@@ -12,8 +12,8 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Has the allocator give memory back ten milliseconds after it was freed, not a second: `cv fuse` and `cv worker` stay within
-/// what their budgets promise even while many threads free what others have allocated.
+/// Has the allocator give memory back ten milliseconds after it was freed, not a second: `cv fuse` and `cv worker` stay
+/// within what their budgets promise even while many threads free what others have allocated.
 #[expect(unsafe_code, reason = "the allocator's crate does not show its options")]
 fn give_memory_back_soon() {
     unsafe extern "C" {

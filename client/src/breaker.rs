@@ -6,9 +6,10 @@
 //!     └────────────────── any answer, to a caller or to the probe ─────────────────────────────────────────┘
 //! ```
 //!
-//! Suspect: nothing is known yet; a process that was stopped finds all its deadlines past when it goes on, and must not take its own
-//! silence for the master's. Silent: callers still try; those with something cached use that. Open: calls fail at once, and whoever has
-//! nothing cached waits for it to close, until his own deadline. A caller who tried for his whole time and reached nobody opens it from any.
+//! Suspect: nothing is known yet; a process that was stopped finds all its deadlines past when it goes on, and must not
+//! take its own silence for the master's. Silent: callers still try; those with something cached use that. Open: calls
+//! fail at once, and whoever has nothing cached waits for it to close, until his own deadline. A caller who tried for
+//! his whole time and reached nobody opens it from any.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -17,7 +18,8 @@ use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
-    /// Wakes the callers that wait for an answer when it is silent or open, and those that wait for a master when one answers.
+    /// Wakes the callers that wait for an answer when it is silent or open, and those that wait for a master when one
+    /// answers.
     worse: Notify,
     closed: Notify,
     /// Mirrors the level of `state`, so that the healthy path takes no lock.

@@ -1,9 +1,10 @@
 //! The content of files of fs-mode mounts: read and written at the workers, and made known to the master.
 //!
-//! A file that is open here has one [`Content`], whoever has it open. What is written goes to every worker of its block at
-//! once, through a descriptor where the worker is on this host, else behind the writer (`behind`); the master is told of new blocks, and of a new length, when
-//! a file is flushed, synced, or given other attributes ([`commit`](Content::commit)). `layout` knows the file without
-//! I/O, `block` one block at its workers, `blocks` opens them, `origin` is about what no block has, `read`, `write`, `copy` and `cut` do what their names say.
+//! A file that is open here has one [`Content`], whoever has it open. What is written goes to every worker of its block
+//! at once, through a descriptor where the worker is on this host, else behind the writer (`behind`); the master is
+//! told of new blocks, and of a new length, when a file is flushed, synced, or given other attributes
+//! ([`commit`](Content::commit)). `layout` knows the file without I/O, `block` one block at its workers, `blocks` opens
+//! them, `origin` is about what no block has, `read`, `write`, `copy` and `cut` do what their names say.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 
@@ -72,8 +73,8 @@ struct Shared {
     open: Mutex<HashMap<u64, Weak<Content>>>,
 }
 
-/// The content of one open file, shared by all who have it open here. What is not committed when the last of them drops it
-/// is lost: commit first.
+/// The content of one open file, shared by all who have it open here. What is not committed when the last of them drops
+/// it is lost: commit first.
 pub struct Content {
     shared: Arc<Shared>,
     kept: OpenInode,
@@ -176,7 +177,8 @@ impl Contents {
         self.enter(node, kept, Some(Layout::new(attr, Vec::new(), None)))
     }
 
-    /// The same of a file that was made without a name: it is gone with the last who has it open, unless it gets a name.
+    /// The same of a file that was made without a name: it is gone with the last who has it open, unless it gets a
+    /// name.
     pub fn open_nameless(&self, node: &Node, attr: &Attr) -> Result<Arc<Content>, ClientError> {
         let kept = self.shared.metadata.keep_nameless(node.inode);
         self.enter(node, kept, Some(Layout::new(attr, Vec::new(), None)))

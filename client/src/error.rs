@@ -66,7 +66,8 @@ pub enum ClientError {
     BlockHeld { inode: u64, index: u32 },
     /// All workers that have a block are lost.
     #[error(
-        "block {index} of inode {inode} is at workers {workers:?} only, which are lost: start them again; `cv report` lists what they keep"
+        "block {index} of inode {inode} is at workers {workers:?} only, which are lost: start them again; `cv report` \
+         lists what they keep"
     )]
     Unavailable { inode: u64, index: u32, workers: Vec<u64> },
     /// The worker table has no such worker.
@@ -125,8 +126,8 @@ impl ClientError {
         }
     }
 
-    /// Whether the same question to the master may be answered soon: none could be reached, or one says that it cannot now, since it is
-    /// about to stop, or its bucket does not answer.
+    /// Whether the same question to the master may be answered soon: none could be reached, or one says that it cannot
+    /// now, since it is about to stop, or its bucket does not answer.
     pub fn may_pass(&self) -> bool {
         let is_for_now = |code| matches!(code, tonic::Code::Unavailable | tonic::Code::DeadlineExceeded);
         self.is_master_silent() || matches!(self, Self::Master { code, .. } if is_for_now(*code))

@@ -1,8 +1,8 @@
 //! The way to the master: every address of the configuration, deadlines, retries, and a circuit breaker.
 //!
-//! A call is tried again only when no answer came (connection refused or broken), never when the master answered
-//! with an error. When a call has used up its time without reaching anyone, the breaker opens: later calls fail at
-//! once, so that what is cached can be served at full speed, while a probe asks until a master answers again. Who has nothing
+//! A call is tried again only when no answer came (connection refused or broken), never when the master answered with
+//! an error. When a call has used up its time without reaching anyone, the breaker opens: later calls fail at once, so
+//! that what is cached can be served at full speed, while a probe asks until a master answers again. Who has nothing
 //! cached waits for that, as long as a call may take; and he asks again where a master answers that it cannot now.
 
 use std::error::Error as _;
@@ -32,8 +32,9 @@ const PAUSE_MOST: Duration = Duration::from_millis(500);
 /// What a probe waits for an answer, and between probes.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 const PROBE_PAUSE: Duration = Duration::from_millis(200);
-/// What the first ones wait. So many without an answer, at least, and one of every master, tell a silent master from a connection that
-/// broke; together they take less than half of a lease, after which the master is suspected, so that nobody waits when it is over.
+/// What the first ones wait. So many without an answer, at least, and one of every master, tell a silent master from a
+/// connection that broke; together they take less than half of a lease, after which the master is suspected, so that
+/// nobody waits when it is over.
 const FIRST_PROBES: [Duration; 2] = [Duration::from_millis(250), Duration::from_millis(500)];
 
 /// The master's services behind one reconnecting channel per master. Cheap to clone.
@@ -196,7 +197,8 @@ impl MasterChannel {
         inner.masters[inner.preferred.load(Ordering::Relaxed) % inner.masters.len()].clone()
     }
 
-    /// Whether the last that is known of the master are probes without an answer: callers that have something cached should not wait.
+    /// Whether the last that is known of the master are probes without an answer: callers that have something cached
+    /// should not wait.
     pub fn is_silent(&self) -> bool {
         self.inner.breaker.is_silent()
     }
@@ -216,8 +218,8 @@ impl MasterChannel {
         Instant::now() + self.inner.timeout
     }
 
-    /// As `call`, but waits for a master that cannot be reached now, or cannot answer now, for as long as a call may take: for what
-    /// has no answer but the master's.
+    /// As `call`, but waits for a master that cannot be reached now, or cannot answer now, for as long as a call may
+    /// take: for what has no answer but the master's.
     pub(crate) async fn call_patiently<T, F>(
         &self,
         name: &'static str,
@@ -256,8 +258,8 @@ impl MasterChannel {
         }
     }
 
-    /// Waits until another attempt may go better: until a master answers again, or for a pause that doubles. Gives the failure back when
-    /// the deadline comes first.
+    /// Waits until another attempt may go better: until a master answers again, or for a pause that doubles. Gives the
+    /// failure back when the deadline comes first.
     pub(crate) async fn wait_after(
         &self,
         failure: ClientError,

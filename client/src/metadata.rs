@@ -1,11 +1,11 @@
 //! Names and attributes: a cache that is coherent while the session's lease lives, and keeps serving when no master
 //! answers.
 //!
-//! `cache` holds the nodes, `directory` the listings and their ages (with `names`), `freshness` decides whether what is cached may be
-//! used, `recent` keeps answers that an invalidation has overtaken out of the cache, `watch` takes the invalidations
-//! in, `touch` asks for new listings, `ask` puts the questions to the master. `changes` carries changes to the master,
-//! `changed` what they leave in the caches, `open_inodes` keeps what is open here from being deleted, `removed` what is referred to otherwise, and `locks` waits for
-//! locks and remembers who has any.
+//! `cache` holds the nodes, `directory` the listings and their ages (with `names`), `freshness` decides whether what is
+//! cached may be used, `recent` keeps answers that an invalidation has overtaken out of the cache, `watch` takes the
+//! invalidations in, `touch` asks for new listings, `ask` puts the questions to the master. `changes` carries changes
+//! to the master, `changed` what they leave in the caches, `open_inodes` keeps what is open here from being deleted,
+//! `removed` what is referred to otherwise, and `locks` waits for locks and remembers who has any.
 
 mod ask;
 mod cache;
@@ -138,7 +138,8 @@ struct Inner {
     slow: SlowBuckets,
     touch_queue: mpsc::Sender<u64>,
     touch_waiting: Mutex<Option<mpsc::Receiver<u64>>>,
-    /// Those are shared that begin at the same mark: an answer that was read before somebody's change is none to that one.
+    /// Those are shared that begin at the same mark: an answer that was read before somebody's change is none to that
+    /// one.
     lookups: Flights<(NameKey, Mark, Patience), Result<Arc<Node>, ClientError>>,
     nodes: Flights<(u64, Mark, Patience), Result<Arc<Node>, ClientError>>,
     pages: Flights<(NameKey, usize, Mark, Patience), Result<DirPage, ClientError>>,
@@ -226,7 +227,8 @@ impl Metadata {
     }
 
     /// Asks the bucket about the name of one file now: the inode that it leads to, another than `node` when the object
-    /// was replaced; `NotFound` when it leads nowhere. For `consistency = always`, and when a version is found to be gone.
+    /// was replaced; `NotFound` when it leads nowhere. For `consistency = always`, and when a version is found to be
+    /// gone.
     pub async fn current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
         self.ask_current(node).await
     }
@@ -283,7 +285,8 @@ impl Metadata {
 
     /// How long a kernel may keep the node's name and attributes without asking: at most half of the mount's
     /// `metadata_ttl`, at most as long as the lease lasts if the master is not heard of any more (or this process is
-    /// stopped), at most a second without a live lease, zero when the entry is already out of date. The caller shortens it to its own limits.
+    /// stopped), at most a second without a live lease, zero when the entry is already out of date. The caller shortens
+    /// it to its own limits.
     pub fn trust(&self, node: &Node) -> Duration {
         let inner = &self.inner;
         // An invalidation may have overtaken the answer that this node came from.
@@ -320,7 +323,8 @@ impl Metadata {
         self.inner.lease.is_live()
     }
 
-    /// Waits for the session with the master, which tells of what cluster this is. Bounded by `client.metadata_timeout`.
+    /// Waits for the session with the master, which tells of what cluster this is. Bounded by
+    /// `client.metadata_timeout`.
     pub async fn in_session(&self) -> Result<(), ClientError> {
         let patience = self.inner.master.timeout();
         match self.inner.lease.begins(patience).await {
@@ -352,9 +356,9 @@ impl Metadata {
         });
     }
 
-    /// The rule of freshness around a question to the master: `cached` is used where `parent`'s listing allows it;
-    /// a listing that is too old is renewed first, once; without an answer, `cached` is used whatever its age. So the master is asked twice
-    /// at most: before the listing was renewed, and after.
+    /// The rule of freshness around a question to the master: `cached` is used where `parent`'s listing allows it; a
+    /// listing that is too old is renewed first, once; without an answer, `cached` is used whatever its age. So the
+    /// master is asked twice at most: before the listing was renewed, and after.
     async fn ask_unless<F>(
         &self,
         parent: impl Fn(Option<&Arc<Node>>) -> u64,

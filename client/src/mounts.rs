@@ -13,7 +13,8 @@ use parking_lot::RwLock;
 
 use crate::error::ClientError;
 
-/// One mount. Its options and its freshness may become others while it is in use; whoever holds a view of it sees them at once.
+/// One mount. Its options and its freshness may become others while it is in use; whoever holds a view of it sees them
+/// at once.
 #[derive(Debug)]
 pub struct MountView {
     /// As it was first seen: for all of it that stays.

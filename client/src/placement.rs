@@ -1,10 +1,10 @@
 //! Which workers hold a block: weighted rendezvous hashing over the live workers of one epoch.
 //!
-//! Every worker draws a number for the block from a hash of (worker, content, index); the block belongs to the
-//! workers with the best draws. With `u` uniform in (0, 1) and weight `w` (capacity), the draw `-w / ln(u)` makes a
-//! worker win in proportion to its weight (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005),
-//! and a worker that comes or goes moves only the blocks that it wins or held. Nobody is asked: clients, workers
-//! and the master compute the same answer from the same table. A worker that is being emptied holds what it holds, and draws no more.
+//! Every worker draws a number for the block from a hash of (worker, content, index); the block belongs to the workers
+//! with the best draws. With `u` uniform in (0, 1) and weight `w` (capacity), the draw `-w / ln(u)` makes a worker win
+//! in proportion to its weight (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005), and a worker
+//! that comes or goes moves only the blocks that it wins or held. Nobody is asked: clients, workers and the master
+//! compute the same answer from the same table. A worker that is being emptied holds what it holds, and draws no more.
 
 use cavern_proto::ContentId;
 use cavern_proto::master::{Worker, WorkerState, WorkerTable};

@@ -1,8 +1,9 @@
 //! Reading files: descriptors of local blocks first, then buffers, then the ladder of workers and the bucket.
 //!
 //! `file` is the handle and the order of the steps, `ladder` the choice of the source, `fetch` one attempt at one
-//! source, `outage` the wait for a bucket that cannot be reached. `descriptor_cache` and `buffers` hold what was obtained, `closing` lets go of what was evicted, `budget` bounds
-//! the memory of it, `readahead` decides what to ask for early, `hedge` when to ask twice.
+//! source, `outage` the wait for a bucket that cannot be reached. `descriptor_cache` and `buffers` hold what was
+//! obtained, `closing` lets go of what was evicted, `budget` bounds the memory of it, `readahead` decides what to ask
+//! for early, `hedge` when to ask twice.
 
 mod budget;
 mod buffers;
@@ -200,8 +201,8 @@ impl Core {
         Ok(file)
     }
 
-    /// What the name of a version that is gone leads to by now; in the metadata cache from then on. `None` when it leads
-    /// nowhere or to the same version still, or when nobody answered.
+    /// What the name of a version that is gone leads to by now; in the metadata cache from then on. `None` when it
+    /// leads nowhere or to the same version still, or when nobody answered.
     async fn successor(self: &Arc<Self>, node: &Arc<Node>) -> Option<Arc<Node>> {
         let (core, stale) = (self.clone(), node.clone());
         let asked = async move {
@@ -212,8 +213,8 @@ impl Core {
         self.successors.join(node.inode, asked).await
     }
 
-    /// A failed read or open. When the version is gone, the name is asked anew before the caller hears of it, so that whoever
-    /// looks it up again finds the new version.
+    /// A failed read or open. When the version is gone, the name is asked anew before the caller hears of it, so that
+    /// whoever looks it up again finds the new version.
     async fn failed_read(self: &Arc<Self>, node: &Arc<Node>, error: ClientError) -> ClientError {
         if error.is_version_gone() {
             self.successor(node).await;

@@ -28,8 +28,8 @@ const SESSION_POLL: Duration = Duration::from_millis(2);
 pub struct Identity {
     /// For lists and logs.
     pub name: String,
-    /// What only one client can be at a time, as a mount point of a host, or nothing: a client that dies there and comes back ends what
-    /// it left behind, locks above all, at once.
+    /// What only one client can be at a time, as a mount point of a host, or nothing: a client that dies there and
+    /// comes back ends what it left behind, locks above all, at once.
     pub place: String,
 }
 
@@ -154,8 +154,8 @@ impl Client {
         &self.stats
     }
 
-    /// Makes a change where it is to be made: in the bucket of a cache-mode mount that is written to, else at the master. What is
-    /// refused is [`ClientError::Refused`] with the errno.
+    /// Makes a change where it is to be made: in the bucket of a cache-mode mount that is written to, else at the
+    /// master. What is refused is [`ClientError::Refused`] with the errno.
     pub async fn change(&self, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
         if let Some(inode) = changed_inode(&change) {
             let on = self.metadata.node(inode).await?;

@@ -1,13 +1,15 @@
 //! Files of cache-mode mounts that are being written.
 //!
-//! Objects cannot be changed in place, so what is written is staged on this host ([`StagedFile`], in `file`, `write`, `read` and `disk`) and goes to the
-//! bucket as a whole object when the file is closed or synced (`upload`), large ones in parts that are sent ahead while they
-//! are written (`parts`). The bucket is the truth: a change is acknowledged when the bucket has it. Then the master is told to
-//! look, and with that the name leads to the new version on every client; the workers have got its bytes before (`cached`). `place` is about the room on the disk, `ranges` about
-//! which bytes are there, `writers` about whose close counts, `names` and `rename` about names that are made, removed and moved, `attributes` about what the bucket keeps beside bytes.
+//! Objects cannot be changed in place, so what is written is staged on this host ([`StagedFile`], in `file`, `write`,
+//! `read` and `disk`) and goes to the bucket as a whole object when the file is closed or synced (`upload`), large ones
+//! in parts that are sent ahead while they are written (`parts`). The bucket is the truth: a change is acknowledged
+//! when the bucket has it. Then the master is told to look, and with that the name leads to the new version on every
+//! client; the workers have got its bytes before (`cached`). `place` is about the room on the disk, `ranges` about
+//! which bytes are there, `writers` about whose close counts, `names` and `rename` about names that are made, removed
+//! and moved, `attributes` about what the bucket keeps beside bytes.
 //!
-//! While a file is being written here it has an inode of its own, beyond those of the namespace, which its name leads to on
-//! this client only.
+//! While a file is being written here it has an inode of its own, beyond those of the namespace, which its name leads
+//! to on this client only.
 
 mod attributes;
 mod cached;
@@ -186,8 +188,8 @@ impl StagedFiles {
         self.shared.registry.lock().files.get(&inode).map(|known| known.file.clone())
     }
 
-    /// What a name leads to on this client, if that is not what the namespace says: a file that the bucket does not have as it
-    /// is, or one that somebody is about to open for writing.
+    /// What a name leads to on this client, if that is not what the namespace says: a file that the bucket does not
+    /// have as it is, or one that somebody is about to open for writing.
     pub fn shown(&self, parent: u64, name: &[u8]) -> Option<Arc<StagedFile>> {
         let mut registry = self.shared.registry.lock();
         let known = registry.named(parent, name)?;
@@ -251,7 +253,8 @@ impl StagedFiles {
         refuse(Errno::BUSY, format!("{directory}: others make and remove this name all the time"))
     }
 
-    /// Begins a new file to take the place of whatever is there, open once. `EEXIST` if one of this name is being written here.
+    /// Begins a new file to take the place of whatever is there, open once. `EEXIST` if one of this name is being
+    /// written here.
     pub fn replace(&self, directory: &Node, name: &[u8]) -> Result<Arc<StagedFile>, ClientError> {
         let mut registry = self.shared.registry.lock();
         registry.refuse_written(directory, name, None)?;
@@ -279,7 +282,8 @@ impl StagedFiles {
         Ok(file)
     }
 
-    /// Makes an object one that can be written to. If a thread is expected to open it, its name leads there for a moment.
+    /// Makes an object one that can be written to. If a thread is expected to open it, its name leads there for a
+    /// moment.
     pub fn begin(&self, node: &Arc<Node>, thread: Option<u32>) -> Result<Arc<StagedFile>, ClientError> {
         let mut registry = self.shared.registry.lock();
         let mut expected = Vec::new();

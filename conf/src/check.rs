@@ -28,7 +28,8 @@ const MOST: usize = 65_536;
 /// Longest path of a Unix socket: `sun_path` without its final NUL.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// All that is wrong with `config`, in the order of the file. `origin` says where the value of a `section.key` came from.
+/// All that is wrong with `config`, in the order of the file. `origin` says where the value of a `section.key` came
+/// from.
 pub(crate) fn check(config: &Config, origin: impl Fn(&str) -> Origin) -> Vec<Problem> {
     let mut rules = Rules { origin: &origin, problems: Vec::new() };
     cluster(config, &mut rules);
@@ -66,7 +67,10 @@ impl Rules<'_> {
 
     fn listen_address(&mut self, key: &str, address: &str) {
         self.require(is_host_port(address, Port::AnyOrFree), &[key], || {
-            format!("\"{address}\" is not an address to listen on: write host:port, as \"0.0.0.0:7700\" (port 0: a free one)")
+            format!(
+                "\"{address}\" is not an address to listen on: write host:port, as \"0.0.0.0:7700\" (port 0: a \
+                free one)"
+            )
         });
     }
 
@@ -131,7 +135,8 @@ fn cluster(config: &Config, rules: &mut Rules<'_>) {
     // Each of them would be a namespace of its own.
     rules.require(cluster.masters.len() <= 1, &["cluster.masters"], || {
         format!(
-            "names {} masters, but a cluster has one in this version: name the one that has the namespace in its master.data_dir",
+            "names {} masters, but a cluster has one in this version: name the one that has the namespace in its \
+             master.data_dir",
             cluster.masters.len()
         )
     });
@@ -158,8 +163,8 @@ fn master(config: &Config, rules: &mut Rules<'_>) {
         &["master.worker_timeout", "master.heartbeat"],
         || {
             format!(
-                "master.worker_timeout (\"{}\") must be at least twice master.heartbeat (\"{}\"), or one late heartbeat \
-                 loses a worker",
+                "master.worker_timeout (\"{}\") must be at least twice master.heartbeat (\"{}\"), or one late \
+                 heartbeat loses a worker",
                 master.worker_timeout, master.heartbeat
             )
         },

@@ -1,12 +1,13 @@
 //! Points between two steps at which a test lets a process die, as `kill -9` would have it.
 //!
-//! What is tested is what is shipped, so the points are in every build; one that is passed costs a relaxed load. They do nothing
-//! unless the process was started with `CAVERN_FAILPOINTS` in its environment, which names a directory that is there, belongs to the user
-//! of the process, and that nobody else may write to. No file of configuration and no port can switch them on.
+//! What is tested is what is shipped, so the points are in every build; one that is passed costs a relaxed load. They
+//! do nothing unless the process was started with `CAVERN_FAILPOINTS` in its environment, which names a directory that
+//! is there, belongs to the user of the process, and that nobody else may write to. No file of configuration and no
+//! port can switch them on.
 //!
-//! A point is armed by a file of its name in that directory, at any time. The file says at which pass the process dies; an empty
-//! one means the first. Then it is renamed to `NAME.hit`, by one process alone, and that one sends itself SIGKILL. Who can do all this
-//! could send the signal as well: a failpoint gives nobody a power that he does not have.
+//! A point is armed by a file of its name in that directory, at any time. The file says at which pass the process dies;
+//! an empty one means the first. Then it is renamed to `NAME.hit`, by one process alone, and that one sends itself
+//! SIGKILL. Who can do all this could send the signal as well: a failpoint gives nobody a power that he does not have.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -193,7 +194,8 @@ pub fn enable_failpoints() -> Result<(), String> {
             directory.display()
         )
     })?;
-    tracing::warn!(directory = %directory.display(), "failpoints are enabled: this process dies where a test wants it to");
+    tracing::warn!(directory = %directory.display(), "failpoints are enabled: this process dies where a test wants it \
+        to");
     ARMED.get_or_init(|| Armed::new(directory));
     ENABLED.store(true, Ordering::Relaxed);
     Ok(())

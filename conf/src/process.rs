@@ -1,9 +1,9 @@
 //! The plumbing of a process: what `cv master`, `cv worker` and `cv fuse` do alike around their own work.
 //!
-//! A process starts by [`create_privately`], [`init_logging`] and [`raise_descriptor_limit`], binds its ports ([`bind_tcp`],
-//! [`HttpServer::bind`]), checks its directories ([`ensure_dir`]), prints one [`ready`] line on stdout and serves until
-//! the token of [`shutdown_on_signals`] is cancelled. All that a start can fail of is in [`ProcessError`], whose text
-//! names the thing, the cause and the configuration key to change.
+//! A process starts by [`create_privately`], [`init_logging`] and [`raise_descriptor_limit`], binds its ports
+//! ([`bind_tcp`], [`HttpServer::bind`]), checks its directories ([`ensure_dir`]), prints one [`ready`] line on stdout
+//! and serves until the token of [`shutdown_on_signals`] is cancelled. All that a start can fail of is in
+//! [`ProcessError`], whose text names the thing, the cause and the configuration key to change.
 
 mod error;
 mod http;

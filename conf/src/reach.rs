@@ -1,8 +1,9 @@
 //! Whether the addresses of a cluster fit each other: who is named to others must listen where these can come.
 //!
-//! One file serves all hosts, but not every host runs everything: a laptop whose file names nothing but the master is right. So these
-//! rules hold for the process that listens, when it starts, and for `cv conf check`, which knows of no process. An address is of this host
-//! alone if it is `localhost`, in 127.0.0.0/8 or `::1`; other names may lead anywhere, and count as reachable.
+//! One file serves all hosts, but not every host runs everything: a laptop whose file names nothing but the master is
+//! right. So these rules hold for the process that listens, when it starts, and for `cv conf check`, which knows of no
+//! process. An address is of this host alone if it is `localhost`, in 127.0.0.0/8 or `::1`; other names may lead
+//! anywhere, and count as reachable.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -58,20 +59,28 @@ fn check_master(config: &Config, named: &str, rules: &mut Rules<'_>) {
     let listen = config.master.listen.as_str();
     let port = parts(named).1;
     rules.require(scope(named) != Scope::Wildcard, &["cluster.masters"], || {
-        format!("\"{named}\" stands for all addresses of a host, and nobody can connect to that: name the host of the master")
-    });
-    rules.require(scope(named) != Scope::Anybody || scope(listen) != Scope::Host, &["master.listen", "cluster.masters"], || {
         format!(
-            "cluster.masters names \"{named}\", but with master.listen \"{listen}\" no other host reaches the master: set \
-             master.listen to \"0.0.0.0:{port}\""
+            "\"{named}\" stands for all addresses of a host, and nobody can connect to that: name the host of the \
+            master"
         )
     });
-    rules.require(scope(named) != Scope::Host || scope(listen) != Scope::Anybody, &["cluster.masters", "master.listen"], || {
+    let keys = &["master.listen", "cluster.masters"];
+    rules.require(scope(named) != Scope::Anybody || scope(listen) != Scope::Host, keys, || {
         format!(
-            "cluster.masters names \"{named}\", but with master.listen \"{listen}\" the master is not there: name \"{listen}\" in \
-             cluster.masters, or set master.listen to \"0.0.0.0:{port}\""
+            "cluster.masters names \"{named}\", but with master.listen \"{listen}\" no other host reaches the master: \
+             set master.listen to \"0.0.0.0:{port}\""
         )
     });
+    rules.require(
+        scope(named) != Scope::Host || scope(listen) != Scope::Anybody,
+        &["cluster.masters", "master.listen"],
+        || {
+            format!(
+                "cluster.masters names \"{named}\", but with master.listen \"{listen}\" the master is not there: name \
+             \"{listen}\" in cluster.masters, or set master.listen to \"0.0.0.0:{port}\""
+            )
+        },
+    );
 }
 
 fn check_worker(config: &Config, master: &str, rules: &mut Rules<'_>) {
@@ -79,24 +88,31 @@ fn check_worker(config: &Config, master: &str, rules: &mut Rules<'_>) {
     let (listen, advertise) = (worker.listen.as_str(), worker.advertise.as_str());
     let port = parts(listen).1;
     if advertise.is_empty() {
-        rules.require(scope(master) == Scope::Host || scope(listen) != Scope::Host, &["worker.listen", "cluster.masters"], || {
-            format!(
-                "cluster.masters names \"{master}\", so that the cluster has several hosts, but with worker.listen \"{listen}\" no \
-                 other host reaches this worker: set worker.listen to \"0.0.0.0:{port}\""
-            )
-        });
+        rules.require(
+            scope(master) == Scope::Host || scope(listen) != Scope::Host,
+            &["worker.listen", "cluster.masters"],
+            || {
+                format!(
+                    "cluster.masters names \"{master}\", so that the cluster has several hosts, but with worker.listen \
+                 \"{listen}\" no other host reaches this worker: set worker.listen to \"0.0.0.0:{port}\""
+                )
+            },
+        );
         return;
     }
     rules.require(scope(advertise) != Scope::Wildcard, &["worker.advertise"], || {
-        format!("\"{advertise}\" stands for all addresses of a host, and nobody can connect to that: name this host, or leave it empty")
+        format!(
+            "\"{advertise}\" stands for all addresses of a host, and nobody can connect to that: name this host, \
+            or leave it empty"
+        )
     });
     rules.require(
         scope(master) == Scope::Host || scope(advertise) != Scope::Host,
         &["worker.advertise", "cluster.masters"],
         || {
             format!(
-                "cluster.masters names \"{master}\", so that the cluster has several hosts, but worker.advertise \"{advertise}\" leads each \
-                 of them to itself: name this host, or leave it empty"
+                "cluster.masters names \"{master}\", so that the cluster has several hosts, but worker.advertise \
+                 \"{advertise}\" leads each of them to itself: name this host, or leave it empty"
             )
         },
     );
@@ -105,8 +121,8 @@ fn check_worker(config: &Config, master: &str, rules: &mut Rules<'_>) {
         &["worker.listen", "worker.advertise"],
         || {
             format!(
-                "worker.advertise names \"{advertise}\", but with worker.listen \"{listen}\" no other host reaches this worker: set \
-                 worker.listen to \"0.0.0.0:{port}\""
+                "worker.advertise names \"{advertise}\", but with worker.listen \"{listen}\" no other host reaches \
+                 this worker: set worker.listen to \"0.0.0.0:{port}\""
             )
         },
     );

@@ -32,7 +32,8 @@ pub struct Cluster {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
-    /// A level, or directives as `info,cavern_worker=debug`. At `info` the library of the master's log is heard when it warns only.
+    /// A level, or directives as `info,cavern_worker=debug`. At `info` the library of the master's log is heard when it
+    /// warns only.
     pub level: String,
     pub format: LogFormat,
 }
@@ -67,12 +68,13 @@ pub struct Master {
     pub list_concurrency: usize,
     /// Blocks of all loads together in flight at most.
     pub load_concurrency: usize,
-    /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket; up to ten times as
-    /// long while clients make many changes.
+    /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket; up
+    /// to ten times as long while clients make many changes.
     pub persist_delay: Interval,
     /// Objects written to and deleted from buckets at a time.
     pub persist_concurrency: usize,
-    /// A worker that has been lost for this long is replaced: what it had of fs-mode files is copied from where else it is.
+    /// A worker that has been lost for this long is replaced: what it had of fs-mode files is copied from where else it
+    /// is.
     pub repair_after: Interval,
     /// Blocks copied from worker to worker at a time.
     pub repair_concurrency: usize,
@@ -166,7 +168,8 @@ pub struct Fuse {
     pub threads: usize,
     pub kernel_metadata_cache: bool,
     pub client_metadata_cache: bool,
-    /// Longest time the kernel may trust a name, attributes, and the absence of a name; shortened to half of a mount's metadata_ttl.
+    /// Longest time the kernel may trust a name, attributes, and the absence of a name; shortened to half of a mount's
+    /// metadata_ttl.
     pub entry_timeout: Interval,
     pub attr_timeout: Interval,
     pub negative_timeout: Interval,

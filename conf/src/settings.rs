@@ -118,8 +118,8 @@ fn document<'t>(section: &str, key: &str, value: Spanned<DeValue<'t>>) -> Spanne
     Spanned::new(0..0, root)
 }
 
-/// Everything that a file's text sets. Problems are appended in the order of the file; what is left out for a problem is
-/// not among the settings.
+/// Everything that a file's text sets. Problems are appended in the order of the file; what is left out for a problem
+/// is not among the settings.
 pub(crate) fn from_file(path: &Path, text: &str, schema: &Schema, problems: &mut Vec<Problem>) -> Vec<Setting> {
     let at = |offset: usize| Origin::File { path: path.to_owned(), line: line_of(text, offset) };
     let root = match DeTable::parse(text) {

@@ -1,4 +1,5 @@
-//! Sizes and durations as the configuration file spells them: a whole number and a unit, `"64MiB"`, `"10s"`; and counts of things.
+//! Sizes and durations as the configuration file spells them: a whole number and a unit, `"64MiB"`, `"10s"`; and counts
+//! of things.
 //!
 //! Parsing is strict, because a forgotten or misspelt unit is the commonest mistake in such a file and a silent guess
 //! the dearest: no bare numbers (but zero), no fractions, no spaces inside, and units spelled exactly. Printing picks

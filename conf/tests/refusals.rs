@@ -153,7 +153,8 @@ fn a_bad_file_is_refused_with_its_line_its_key_and_what_would_be_right() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Each case: the file, whose process it keeps others from, the line, the key, and the other key that the message must name.
+/// Each case: the file, whose process it keeps others from, the line, the key, and the other key that the message must
+/// name.
 const OUT_OF_REACH: &[(&str, Role, usize, &str, &str)] = &[
     ("[cluster]\nmasters = [\"10.0.0.1:7700\"]\n", Role::Master, 2, "cluster.masters", "master.listen"),
     ("[cluster]\nmasters = [\"10.0.0.1:7700\"]\n", Role::Worker, 2, "cluster.masters", "worker.listen"),
@@ -188,8 +189,10 @@ fn who_is_named_to_others_listens_where_they_can_come() {
     for good in [
         "",
         "[master]\nlisten = \"0.0.0.0:7700\"\n[worker]\nlisten = \"0.0.0.0:7710\"\n",
-        "[cluster]\nmasters = [\"node1:7700\"]\n[master]\nlisten = \"0.0.0.0:7700\"\n[worker]\nlisten = \"[::]:7710\"\n",
-        "[cluster]\nmasters = [\"node1:7700\"]\n[master]\nlisten = \"10.0.0.1:7700\"\n[worker]\nlisten = \"10.0.0.2:7710\"\n",
+        "[cluster]\nmasters = [\"node1:7700\"]\n[master]\nlisten = \"0.0.0.0:7700\"\n[worker]\nlisten = \
+         \"[::]:7710\"\n",
+        "[cluster]\nmasters = [\"node1:7700\"]\n[master]\nlisten = \"10.0.0.1:7700\"\n[worker]\nlisten = \
+         \"10.0.0.2:7710\"\n",
     ] {
         let effective = compose(good, &[]).unwrap();
         for role in [Role::Master, Role::Worker] {
@@ -330,7 +333,8 @@ proptest! {
     #[test]
     fn near_misses_are_answered(lines in prop::collection::vec(
         prop::sample::select(vec![
-            "[fuse]", "[worker]", "[", "]]", "threads", "=", "dirs", "\"", "[\"[SSD]/a\"", "0x", "\"10s\"", "\n", ".", "é", "1",
+            "[fuse]", "[worker]", "[", "]]", "threads", "=", "dirs", "\"", "[\"[SSD]/a\"", "0x", "\"10s\"", "\n", ".",
+            "é", "1",
         ]),
         0..24,
     )) {

@@ -2,10 +2,10 @@
 //! the request to a task of the runtime for whatever must be waited for.
 //!
 //! A FUSE node id is the namespace's inode id, but for the root of the mount, which the kernel calls 1 whatever part of
-//! the namespace is shown. Since one inode of a cache-mode mount is one version of one object, attributes of its files never
-//! change and their pages never expire: a replaced object is another inode under the old name. What an fs-mode mount shows
-//! can be changed: one file per family of changes, all by way of [`changes`]. Nothing is remembered per inode that the
-//! kernel knows; what the client's cache has dropped is asked of the master again, by id.
+//! the namespace is shown. Since one inode of a cache-mode mount is one version of one object, attributes of its files
+//! never change and their pages never expire: a replaced object is another inode under the old name. What an fs-mode
+//! mount shows can be changed: one file per family of changes, all by way of [`changes`]. Nothing is remembered per
+//! inode that the kernel knows; what the client's cache has dropped is asked of the master again, by id.
 
 mod attributes;
 mod changes;
@@ -86,8 +86,9 @@ struct Inner {
     /// `fuse.passthrough`: the kernel reads complete local blocks by itself. Taken back when the kernel refuses one.
     passthrough: AtomicBool,
     passthrough_opens: AtomicU64,
-    /// Local blocks read from disk at a time, on threads of their own; each takes up to [`READ_MAX`](crate::kernel::READ_MAX) bytes of memory
-    /// beside the client's budget. Beyond that reads go through the client, within its budget.
+    /// Local blocks read from disk at a time, on threads of their own; each takes up to
+    /// [`READ_MAX`](crate::kernel::READ_MAX) bytes of memory beside the client's budget. Beyond that reads go through
+    /// the client, within its budget.
     disk_reads: Arc<Semaphore>,
 }
 

@@ -1,12 +1,12 @@
 //! From the master's invalidations to the kernel's caches.
 //!
-//! The client's watch task tells what has changed; one thread of its own tells the kernel, since a notification may wait
-//! for locks that system calls hold while they wait for us. Between the two is a bounded queue: when it overflows, all
-//! that was in it is replaced by "everything".
+//! The client's watch task tells what has changed; one thread of its own tells the kernel, since a notification may
+//! wait for locks that system calls hold while they wait for us. Between the two is a bounded queue: when it overflows,
+//! all that was in it is replaced by "everything".
 //!
-//! Writes that passed the kernel's pages by are answered from here, once the pages are gone. A page that is being read is
-//! waited for; its read may wait in the kernel for a place among the requests under way, which such writes may have taken all:
-//! see [`Invalidations::answer_stuck`].
+//! Writes that passed the kernel's pages by are answered from here, once the pages are gone. A page that is being read
+//! is waited for; its read may wait in the kernel for a place among the requests under way, which such writes may have
+//! taken all: see [`Invalidations::answer_stuck`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -181,8 +181,8 @@ impl Invalidations {
         self.push(Message::Given(inode));
     }
 
-    /// Answers the writes that wait while an invalidation is stuck, if there are `many` of them: together they may be what it
-    /// waits for. Their pages are forgotten after it. To be called about once a second.
+    /// Answers the writes that wait while an invalidation is stuck, if there are `many` of them: together they may be
+    /// what it waits for. Their pages are forgotten after it. To be called about once a second.
     fn answer_stuck(&self, many: usize) {
         let stuck: Vec<(Reply, u32)> = {
             let mut queue = self.queue.lock();
@@ -217,8 +217,8 @@ impl Invalidations {
         &self.counts
     }
 
-    /// For changes whose answer tells the kernel no attributes: it has forgotten those of the inode when this returns. Other than what
-    /// waits in the queue, that takes no lock which a system call holds.
+    /// For changes whose answer tells the kernel no attributes: it has forgotten those of the inode when this returns.
+    /// Other than what waits in the queue, that takes no lock which a system call holds.
     pub fn forget_attributes(&self, kernel_inode: u64) {
         let notifier = self.notifier.lock().clone();
         if let Some(notifier) = notifier {

@@ -42,7 +42,8 @@ impl MountCollector {
     }
 
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Requests of the kernel by operation and by where they were answered: on the event loop (fast) or by a task (deferred)";
+        let help = "Requests of the kernel by operation and by where they were answered: on the event loop (fast) or \
+            by a task (deferred)";
         let mut metric = encoder.encode_descriptor("cavern_fuse_requests", help, None, MetricType::Counter)?;
         for kind in Kind::ALL {
             let counts = self.observation.kind(kind);

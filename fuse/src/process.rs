@@ -109,8 +109,8 @@ fn fit_descriptor_cache(config: &mut Config) {
     }
 }
 
-/// What the master shows of this client in its list of sessions, and the mount point, of this boot of this host and of this mount
-/// namespace, where no other client can be.
+/// What the master shows of this client in its list of sessions, and the mount point, of this boot of this host and of
+/// this mount namespace, where no other client can be.
 fn identity(config: &Config) -> Identity {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let mount_point = config.fuse.mount_point.display();
@@ -178,7 +178,8 @@ async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
     }
     in_flight.close(libc::EIO).await;
     if unmounted == Unmounted::Busy {
-        warn!(mount_point = %mount.path().display(), "the mount is in use: it is taken away, and open files fail from now on");
+        warn!(mount_point = %mount.path().display(), "the mount is in use: it is taken away, and open files fail from \
+            now on");
     }
     let joined = spawn_blocking(move || {
         drop(mount);

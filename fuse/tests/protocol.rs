@@ -17,8 +17,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use tokio::runtime::Runtime;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// GETATTR waits for ever, SETLKW for a signal, UNLINK and READLINK for the name `go` to be looked up, OPEN is dropped, STATFS panics,
-/// LISTXATTR has four bytes, everything else succeeds.
+/// GETATTR waits for ever, SETLKW for a signal, UNLINK and READLINK for the name `go` to be looked up, OPEN is dropped,
+/// STATFS panics, LISTXATTR has four bytes, everything else succeeds.
 #[derive(Default)]
 struct Stub {
     forgotten: AtomicU64,
@@ -323,7 +323,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn garbage_leaves_the_loop_alive(messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..200), 1..20)) {
+    fn garbage_leaves_the_loop_alive(
+        messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..200), 1..20),
+    ) {
         let kernel = Kernel::new();
         for message in &messages {
             kernel.raw(message);

@@ -85,7 +85,8 @@ impl Services {
                 let Mount { path, uri, .. } = &existing;
                 Err(MasterError::AlreadyExists(match *uri == mount.uri {
                     true => format!(
-                        "{path} already carries {uri} with other options: change them with `cv mount update {path}`, or choose another path"
+                        "{path} already carries {uri} with other options: change them with `cv mount update {path}`, \
+                         or choose another path"
                     ),
                     false => format!("{path} already carries {uri}: unmount it first, or choose another path"),
                 }))

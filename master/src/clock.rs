@@ -1,13 +1,15 @@
 //! Time as the master writes it down.
 //!
-//! What is written down decides things: whether a listing began after another, whether a change has been left alone for long enough, whether
-//! a file's time to live is over. The host's clock can be set while the master runs, and between two of its runs. So the master has its own:
+//! What is written down decides things: whether a listing began after another, whether a change has been left alone for
+//! long enough, whether a file's time to live is over. The host's clock can be set while the master runs, and between
+//! two of its runs. So the master has its own:
 //!
-//! - **It never runs backwards**, over restarts neither: the log records how far it has come ([`Clock::witness`]). While the host's clock is
-//!   behind, it goes on at seven eighths of its pace, until the host's has caught up: delays become a little longer, and nothing stands still.
-//! - **A step forward is no time that has passed.** It follows the host's clock, but remembers what it gained at once, and
-//!   [`Clock::age_ns`] leaves that out. Time while the host sleeps does count, and so does all time between two runs, of which nothing but
-//!   the host's clock tells.
+//! - **It never runs backwards**, over restarts neither: the log records how far it has come ([`Clock::witness`]).
+//!   While the host's clock is behind, it goes on at seven eighths of its pace, until the host's has caught up: delays
+//!   become a little longer, and nothing stands still.
+//! - **A step forward is no time that has passed.** It follows the host's clock, but remembers what it gained at once,
+//!   and [`Clock::age_ns`] leaves that out. Time while the host sleeps does count, and so does all time between two
+//!   runs, of which nothing but the host's clock tells.
 
 use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,8 +21,8 @@ use rustix::time::{ClockId, clock_gettime};
 const STEP_NS: i64 = 10_000_000_000;
 /// While the host's clock is behind, one part of so many is left out of the time that passes.
 const SLOWER_BY: i64 = 8;
-/// Steps that are remembered one by one. Beyond it the oldest ones count together, as if all had been made at the time of the last of them: so
-/// what is older seems younger than it is.
+/// Steps that are remembered one by one. Beyond it the oldest ones count together, as if all had been made at the time
+/// of the last of them: so what is older seems younger than it is.
 const STEPS: usize = 32;
 
 /// What the host says.
@@ -83,8 +85,8 @@ impl Clock {
         self.state.lock().go_on(reading)
     }
 
-    /// Nanoseconds that have passed since a time that this clock, or that of an earlier master, has given out. Negative for a time that none
-    /// has given out yet.
+    /// Nanoseconds that have passed since a time that this clock, or that of an earlier master, has given out. Negative
+    /// for a time that none has given out yet.
     pub fn age_ns(&self, since_ns: i64) -> i64 {
         let reading = (self.read)();
         let mut state = self.state.lock();

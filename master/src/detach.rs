@@ -1,9 +1,10 @@
 //! Detaching buckets from the namespace.
 //!
-//! What was acknowledged is in the bucket before a mount goes, or the mount stays. The bucket is brought up to date first, and whether it
-//! lacks anything is found out without keeping anybody waiting: the number of the last change is read, then what the bucket lacks, then
-//! whether a session holds a file. The command that removes the mount carries that number, and does nothing when the mount has
-//! a later change: so what was made meanwhile is looked at again. Until the command is applied, the mount is as it was, whoever is killed or gives up.
+//! What was acknowledged is in the bucket before a mount goes, or the mount stays. The bucket is brought up to date
+//! first, and whether it lacks anything is found out without keeping anybody waiting: the number of the last change is
+//! read, then what the bucket lacks, then whether a session holds a file. The command that removes the mount carries
+//! that number, and does nothing when the mount has a later change: so what was made meanwhile is looked at again.
+//! Until the command is applied, the mount is as it was, whoever is killed or gives up.
 
 use std::time::{Duration, Instant};
 
@@ -63,7 +64,8 @@ impl Services {
                 }
                 Outcome::OutOfDate if began.elapsed() > DRAIN => {
                     return Err(MasterError::Refused(format!(
-                        "{path} is being changed all the time: end what changes it, or lose what is not in the bucket with `cv umount {path} --discard`"
+                        "{path} is being changed all the time: end what changes it, or lose what is not in the bucket \
+                         with `cv umount {path} --discard`"
                     )));
                 }
                 Outcome::OutOfDate => {}
@@ -95,7 +97,8 @@ impl Services {
                 }
                 if held_since.get_or_insert_with(Instant::now).elapsed() > LET_GO {
                     return Err(MasterError::Refused(format!(
-                        "{path} has open files that have been written to ({held}): close them first, or lose what is not in the bucket with `cv umount {path} --discard`"
+                        "{path} has open files that have been written to ({held}): close them first, or lose what is \
+                         not in the bucket with `cv umount {path} --discard`"
                     )));
                 }
             }
@@ -108,6 +111,7 @@ fn lacks_changes(path: &str, backlog: &Backlog, failure: &str) -> MasterError {
     let cause = if failure.is_empty() { String::new() } else { format!(" ({failure})") };
     let (files, objects) = (counted(backlog.files, "file"), counted(backlog.deletions, "object"));
     MasterError::Refused(format!(
-        "the bucket of {path} lacks changes: {files} to write, {objects} to delete{cause}: wait for them with `cv persist wait {path}`, or lose them with `cv umount {path} --discard`"
+        "the bucket of {path} lacks changes: {files} to write, {objects} to delete{cause}: wait for them with `cv \
+         persist wait {path}`, or lose them with `cv umount {path} --discard`"
     ))
 }

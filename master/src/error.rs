@@ -16,24 +16,28 @@ use tonic::{Code, Status};
 pub enum MasterError {
     #[error(transparent)]
     Process(#[from] ProcessError),
-    #[error("another master already uses the data directory {}: stop it, or choose another with master.data_dir", .0.display())]
+    #[error("another master already uses the data directory {}: stop it, or choose another with \
+        master.data_dir", .0.display())]
     DataDirInUse(PathBuf),
     #[error("cannot use {} ({source}): check its permissions and the disk", path.display())]
     Io { path: PathBuf, source: std::io::Error },
     #[error(
-        "cannot open the database in {} ({source}); nothing was changed: check the disk, and restore the directory from a backup if it is damaged",
+        "cannot open the database in {} ({source}); nothing was changed: check the disk, and restore the directory \
+         from a backup if it is damaged",
         path.display()
     )]
     OpenDatabase { path: PathBuf, source: rocksdb::Error },
     /// A master has worked here, but its database is gone.
     #[error(
-        "{} is no database, but {} shows that a master has worked here; nothing was changed: restore the directory, or move {} away to begin with an empty namespace",
+        "{} is no database, but {} shows that a master has worked here; nothing was changed: restore the directory, or \
+         move {} away to begin with an empty namespace",
         path.display(), evidence.display(), data_dir.display()
     )]
     DatabaseMissing { path: PathBuf, evidence: PathBuf, data_dir: PathBuf },
     /// Entries of the log that were acknowledged are not there.
     #[error(
-        "the database in {} is not whole ({reason}): it was cut off, or replaced by an older copy; nothing was changed: restore the directory from a backup, or delete {} to accept the loss of what an older copy lacks",
+        "the database in {} is not whole ({reason}): it was cut off, or replaced by an older copy; nothing was \
+         changed: restore the directory from a backup, or delete {} to accept the loss of what an older copy lacks",
         path.display(), mark.display()
     )]
     DatabaseCut { path: PathBuf, reason: String, mark: PathBuf },
@@ -42,7 +46,10 @@ pub enum MasterError {
     /// Stored bytes make no sense.
     #[error("{0} cannot be decoded: the database is damaged, or was written by a newer version")]
     Corrupt(String),
-    #[error("the encryption key in {} is not usable: {reason}; restore the file, or mount the buckets anew", path.display())]
+    #[error(
+        "the encryption key in {} is not usable: {reason}; restore the file, or mount the buckets anew",
+        path.display()
+    )]
     SecretKey { path: PathBuf, reason: String },
     /// Consensus cannot take a proposal now: another leader, or shutting down.
     #[error("the log does not accept proposals: {0}")]

@@ -1,9 +1,10 @@
-//! Files whose time to live is over: the leader goes through all inodes now and then, and finds out which rule holds for each.
+//! Files whose time to live is over: the leader goes through all inodes now and then, and finds out which rule holds
+//! for each.
 //!
-//! A rule belongs to a directory and holds for the files in and below it, up to directories with rules of their own. What counts is the
-//! time of the last change (ctime), which no program can set; so a file that was copied here with an old mtime lives as long as any
-//! other. Reading does not count. There is no index that could be wrong: a rule that changes holds for everything from the next round
-//! on, and a round is a scan in the order of the inodes.
+//! A rule belongs to a directory and holds for the files in and below it, up to directories with rules of their own.
+//! What counts is the time of the last change (ctime), which no program can set; so a file that was copied here with an
+//! old mtime lives as long as any other. Reading does not count. There is no index that could be wrong: a rule that
+//! changes holds for everything from the next round on, and a round is a scan in the order of the inodes.
 
 use std::collections::HashMap;
 use std::time::Duration;

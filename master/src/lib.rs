@@ -1,7 +1,8 @@
 //! The master of a Cavern cluster: it owns the namespace, the mounts, the worker table and the jobs.
 //!
 //! - [`state`]: the tables in RocksDB, and what each command does to them.
-//! - [`raft`]: the replicated log that commands go through; [`recovery`]: what is looked at before the database is opened.
+//! - [`raft`]: the replicated log that commands go through; [`recovery`]: what is looked at before the database is
+//!   opened.
 //! - [`listing`]: from the buckets into the namespace: directories on demand, whole prefixes in the background, single
 //!   names; what is fresh and what is not.
 //! - [`repair`]: from worker to worker: replicas that fs-mode files lack.

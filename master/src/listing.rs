@@ -1,21 +1,23 @@
 //! From buckets into the namespace.
 //!
-//! - A **directory** is listed when somebody needs it and it never was, or when its listing is too old. [`Listings::start`]
-//!   makes sure that one directory is listed once at a time; [`directory`] runs the listing: [`window`] brings the bucket's
-//!   order into the namespace's, [`diff`] finds what differs, and only that is proposed, page by page.
-//! - A **single name** is checked ([`check`]) where waiting for a listing would be too long, or where the caller wants to
-//!   know now.
+//! - A **directory** is listed when somebody needs it and it never was, or when its listing is too old.
+//!   [`Listings::start`] makes sure that one directory is listed once at a time; [`directory`] runs the listing:
+//!   [`window`] brings the bucket's order into the namespace's, [`diff`] finds what differs, and only that is proposed,
+//!   page by page.
+//! - A **single name** is checked ([`check`]) where waiting for a listing would be too long, or where the caller wants
+//!   to know now.
 //! - A whole mount is **indexed** ([`index`]) from one flat listing after it was made.
-//! - What the bucket of an **fs-mode** mount had before ([`existing`], [`adopt`]) comes in by the same listings of directories, and
-//!   of such a mount each directory is listed once: from then on the namespace is the truth.
-//! - What the bucket **keeps** ([`kept`]) of the attributes of a file, in mounts that have it keep them, is asked file by file.
+//! - What the bucket of an **fs-mode** mount had before ([`existing`], [`adopt`]) comes in by the same listings of
+//!   directories, and of such a mount each directory is listed once: from then on the namespace is the truth.
+//! - What the bucket **keeps** ([`kept`]) of the attributes of a file, in mounts that have it keep them, is asked file
+//!   by file.
 //! - Trees are **walked** ([`walk`]) for refreshes, usage and loads.
 //!
-//! Several of these may learn about the same name at the same time. The rule is: what was asked later wins. A listing that
-//! runs leaves alone what was checked after it began ([`Flight::record_check`]); a check whose question is older than the
-//! running listing is asked again; an index leaves a directory to its listing; and none of the latter two reaches the log
-//! after a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended (`observed_ns`). Checks of the same name
-//! take turns ([`turns`]).
+//! Several of these may learn about the same name at the same time. The rule is: what was asked later wins. A listing
+//! that runs leaves alone what was checked after it began ([`Flight::record_check`]); a check whose question is older
+//! than the running listing is asked again; an index leaves a directory to its listing; and none of the latter two
+//! reaches the log after a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended
+//! (`observed_ns`). Checks of the same name take turns ([`turns`]).
 
 pub mod adopt;
 mod check;
@@ -149,8 +151,8 @@ impl Listings {
         result.map_err(|error| MasterError::Consensus(format!("a read was given up: {error}")))?
     }
 
-    /// The listing of `directory` that runs, or a new one. With `asked_ns`, one that began (or will begin) after that time
-    /// on the master's clock; `None` is returned where an older one must end first.
+    /// The listing of `directory` that runs, or a new one. With `asked_ns`, one that began (or will begin) after that
+    /// time on the master's clock; `None` is returned where an older one must end first.
     ///
     /// # Errors
     /// [`MasterError::Overloaded`] when too many directories wait already.

@@ -1,8 +1,8 @@
 //! Reading the namespace for clients: names, inodes, pages of directories, each after whatever listing it needs.
 //!
-//! Nothing here sends a HEAD for a name that a listing knows, except in mounts whose buckets keep attributes, for each name that is
-//! looked at for the first time. A directory that was never listed is listed first; a name in a
-//! huge one is checked alone. What is known goes on being served while a bucket does not answer.
+//! Nothing here sends a HEAD for a name that a listing knows, except in mounts whose buckets keep attributes, for each
+//! name that is looked at for the first time. A directory that was never listed is listed first; a name in a huge one
+//! is checked alone. What is known goes on being served while a bucket does not answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,8 +112,8 @@ impl Lookups {
         self.absent_or_entry(parent, name).await
     }
 
-    /// A name in a directory that was never listed. The listing begins now; a name that its first page does not decide is
-    /// checked alone.
+    /// A name in a directory that was never listed. The listing begins now; a name that its first page does not decide
+    /// is checked alone.
     async fn lookup_unlisted(
         &self,
         directory: &Directory,
@@ -229,7 +229,8 @@ impl Lookups {
         }
     }
 
-    /// An entry with the attributes that the bucket keeps. While the bucket does not answer, it says that they are not known.
+    /// An entry with the attributes that the bucket keeps. While the bucket does not answer, it says that they are not
+    /// known.
     async fn looked_at(&self, entry: Entry) -> Result<Entry, MasterError> {
         match entry.attr.unwrap_or_default().own() {
             OwnAttributes::Unknown => self.look_at(entry).await,
@@ -257,8 +258,8 @@ impl Lookups {
         }
     }
 
-    /// Renews the listings that are past half of their time. With `wait`, waits for them as long as the configuration allows,
-    /// but not for buckets that have just failed.
+    /// Renews the listings that are past half of their time. With `wait`, waits for them as long as the configuration
+    /// allows, but not for buckets that have just failed.
     pub async fn touch(&self, directories: &[u64], wait: bool) -> Result<Vec<Touched>, MasterError> {
         let renew = stream::iter(directories.iter().copied()).map(|inode| self.touch_one(inode, wait));
         let mut renewed = renew.buffer_unordered(TOUCH_CONCURRENCY);
@@ -309,15 +310,16 @@ impl Lookups {
         Ok(())
     }
 
-    /// Before an absence is told: a newer listing, if the one there is has reached `ttl` and the bucket answers in time.
+    /// Before an absence is told: a newer listing, if the one there is has reached `ttl` and the bucket answers in
+    /// time.
     async fn refresh_if_older(&self, directory: &Directory, mount: &OpenMount, ttl: Duration) {
         if self.listings.is_older(directory.record.listed_ns, ttl) && !mount.is_failing() {
             self.relist_within_wait(directory.inode).await;
         }
     }
 
-    /// Joins or begins a listing and waits for its end, at most until it is `refresh_wait` old: who comes later does not
-    /// wait again for a bucket that is slow.
+    /// Joins or begins a listing and waits for its end, at most until it is `refresh_wait` old: who comes later does
+    /// not wait again for a bucket that is slow.
     async fn relist_within_wait(&self, inode: u64) {
         let flight = match self.listings.start(inode, None) {
             Ok(Started::Joined(flight) | Started::Older(flight)) => flight,

@@ -33,7 +33,8 @@ pub struct OpenMount {
     pub mount: Mount,
     pub ufs: Ufs,
     /// Held for reading by whoever puts what it knows of some directory into the log without being that directory's
-    /// listing; a listing takes it for writing for a moment before it begins, so that older knowledge cannot come later.
+    /// listing; a listing takes it for writing for a moment before it begins, so that older knowledge cannot come
+    /// later.
     pub gate: Arc<RwLock<()>>,
     health: Arc<Mutex<Health>>,
 }
@@ -185,7 +186,8 @@ impl Mounts {
         self.opened.lock().remove(&id);
     }
 
-    /// The mount table's epoch and its mounts, with the options in clear. A mount whose options cannot be read is left out.
+    /// The mount table's epoch and its mounts, with the options in clear. A mount whose options cannot be read is left
+    /// out.
     pub fn table(&self) -> Result<(u64, Vec<Mount>), MasterError> {
         let tables = Tables::new(&self.database);
         let epoch = tables.counters()?.mounts_epoch;

@@ -1,11 +1,11 @@
 //! Mounts that have keys in common.
 //!
-//! Each fs-mode mount takes the objects under its prefix for its own, and each cache-mode mount that is written to takes what it has seen of them
-//! for what they are. So of two mounts with keys in common, one would delete or replace what only the bucket has of the other. Mounts that only
-//! read do no harm to each other.
+//! Each fs-mode mount takes the objects under its prefix for its own, and each cache-mode mount that is written to
+//! takes what it has seen of them for what they are. So of two mounts with keys in common, one would delete or replace
+//! what only the bucket has of the other. Mounts that only read do no harm to each other.
 //!
-//! Which keys a mount has is known to whoever has its options in clear, and for a directory tree to this host alone: so it is judged
-//! before the command, which does nothing when the mount table has become another meanwhile.
+//! Which keys a mount has is known to whoever has its options in clear, and for a directory tree to this host alone: so
+//! it is judged before the command, which does nothing when the mount table has become another meanwhile.
 
 use cavern_proto::master::{AccessMode, Mount, WriteType};
 use cavern_ufs::Place;
@@ -14,7 +14,8 @@ use crate::MasterError;
 use crate::service::Services;
 
 impl Services {
-    /// Compares a mount with all others. Answers the epoch of the mount table that they are in, which the command carries.
+    /// Compares a mount with all others. Answers the epoch of the mount table that they are in, which the command
+    /// carries.
     ///
     /// # Errors
     /// [`MasterError::Refused`] when it must not be beside one of them.
@@ -45,7 +46,9 @@ pub(crate) fn refuse_overlap(wanted: &Mount, place: &Place, other: &Mount) -> Re
         return Ok(());
     }
     Err(MasterError::Refused(format!(
-        "{} has keys in common with {}, which is mounted at {} in {}: the two would delete and replace each other's objects. Choose another prefix for {}, or unmount {} first; only cache-mode mounts that are read-only share keys",
+        "{} has keys in common with {}, which is mounted at {} in {}: the two would delete and replace each other's \
+         objects. Choose another prefix for {}, or unmount {} first; only cache-mode mounts that are read-only share \
+         keys",
         wanted.uri,
         other.uri,
         other.path,

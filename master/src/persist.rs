@@ -1,23 +1,23 @@
-//! Persistence of fs-mode mounts: the leader compares what their buckets are to have with what they have, and has workers
-//! carry out the difference. None of it is on the path of a command; all that it decides goes through the log.
+//! Persistence of fs-mode mounts: the leader compares what their buckets are to have with what they have, and has
+//! workers carry out the difference. None of it is on the path of a command; all that it decides goes through the log.
 //!
-//! - [`intents`](self::intents): inodes with changes that the bucket lacks. A file that has just changed is left alone for
-//!   `master.persist_delay`, since it will change again, but for [`PATIENCE`] times that at most; and so are all files while
-//!   clients make many changes ([`demand`](self::demand)), unless workers run out of room. An object that is new under its key is
-//!   noted before it is written; what was written is confirmed by the number of the change.
-//! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up only when the
-//!   object under the new key has been confirmed.
+//! - [`intents`](self::intents): inodes with changes that the bucket lacks. A file that has just changed is left alone
+//!   for `master.persist_delay`, since it will change again, but for [`PATIENCE`] times that at most; and so are all
+//!   files while clients make many changes ([`demand`](self::demand)), unless workers run out of room. An object that
+//!   is new under its key is noted before it is written; what was written is confirmed by the number of the change.
+//! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up
+//!   only when the object under the new key has been confirmed.
 //! - [`origins`](self::origins): objects that have what no block of a file has. Nobody else writes over them.
 //! - [`hurry`](self::hurry): parts of the namespace that somebody waits for. Nothing of them waits for a delay.
 //! - [`room`](self::room): blocks of files that the bucket has, dropped where a worker is nearly full.
 //! - [`garbage`](self::garbage): blocks of workers that no file has any more.
 //!
-//! **One thing at a time under a key.** Whoever writes or deletes an object claims its key first. What a request of an earlier
-//! master, or of one whose answer was lost, may still do in the store is fended off by the store: each request names the
-//! version that it replaces.
+//! **One thing at a time under a key.** Whoever writes or deletes an object claims its key first. What a request of an
+//! earlier master, or of one whose answer was lost, may still do in the store is fended off by the store: each request
+//! names the version that it replaces.
 //!
-//! What fails is tried again for ever, with pauses that grow to [`ledger::PAUSE_MAX`]; while a whole bucket fails, one request at a
-//! time asks whether it is back.
+//! What fails is tried again for ever, with pauses that grow to [`ledger::PAUSE_MAX`]; while a whole bucket fails, one
+//! request at a time asks whether it is back.
 
 mod deletions;
 mod demand;
@@ -55,7 +55,8 @@ use crate::lookup::Lookups;
 use crate::metrics::PersistMetrics;
 use crate::raft::Proposer;
 
-/// A file that never comes to rest, or whose master is never at rest, is written when its oldest change is so many delays old.
+/// A file that never comes to rest, or whose master is never at rest, is written when its oldest change is so many
+/// delays old.
 const PATIENCE: u32 = 10;
 /// Begins the names of objects that are kept beside all names of the namespace; the cluster's id follows.
 pub const PARKED: &str = ".cavern-kept-";
@@ -63,8 +64,8 @@ pub const PARKED: &str = ".cavern-kept-";
 const PAGE: usize = 500;
 /// Bounds of the pause after a look at all records.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
-/// The pause is at least so many times as long as reading the records took: when nothing was to be done, when something was,
-/// and while somebody waits for it.
+/// The pause is at least so many times as long as reading the records took: when nothing was to be done, when something
+/// was, and while somebody waits for it.
 const REST: u32 = 50;
 const REST_BUSY: u32 = 10;
 const REST_HURRIED: u32 = 1;

@@ -1,7 +1,8 @@
 //! Other options, credentials and freshness for a mount that is in use.
 //!
-//! The bucket is asked with the new options before anything is recorded. What else a mount is cannot change: blocks are named by its block
-//! size and placed by its replicas, and files are open by its mode. Clients and workers hear of the new mount table as of any other.
+//! The bucket is asked with the new options before anything is recorded. What else a mount is cannot change: blocks are
+//! named by its block size and placed by its replicas, and files are open by its mode. Clients and workers hear of the
+//! new mount table as of any other.
 
 use cavern_proto::master::{Mount, UpdateMountRequest, WriteType};
 use cavern_proto::record::UpdateMount;
@@ -83,7 +84,8 @@ impl Services {
             return Ok(());
         }
         Err(MasterError::Refused(format!(
-            "the bucket that these options lead to has none of the {sample} objects of {} that were looked for: it is another one. Give the endpoint of the same bucket, or unmount {} and mount the other one",
+            "the bucket that these options lead to has none of the {sample} objects of {} that were looked for: it is \
+             another one. Give the endpoint of the same bucket, or unmount {} and mount the other one",
             mount.path, mount.path
         )))
     }

@@ -1,16 +1,17 @@
 //! Opening the data directory of a master without losing anything.
 //!
-//! RocksDB makes an empty database where it finds no `CURRENT`, stops where its manifest or its log was cut off, and then
-//! deletes the files that what it has read does not name. A master started so would serve an empty or an older namespace,
-//! and call it the truth. So the directory is looked at first, and nothing in it is changed before all of this holds:
+//! RocksDB makes an empty database where it finds no `CURRENT`, stops where its manifest or its log was cut off, and
+//! then deletes the files that what it has read does not name. A master started so would serve an empty or an older
+//! namespace, and call it the truth. So the directory is looked at first, and nothing in it is changed before all of
+//! this holds:
 //!
 //! - where a master has worked before (its key is there, a high-water mark, or a table file), there is a database;
-//! - the database opens for reading: its table files are there and have the lengths that the manifest says, and no log is
-//!   damaged before its end (a torn last record is what a crash leaves);
+//! - the database opens for reading: its table files are there and have the lengths that the manifest says, and no log
+//!   is damaged before its end (a torn last record is what a crash leaves);
 //! - its log has no hole at the begin: where nothing was purged, it begins with the first entry;
-//! - it has every log entry up to the *high-water mark*, and a manifest no shorter than that says. The mark is a small file beside
-//!   the database, written once a second and at the end, always after the entry is on disk. It is not synced: one that is lost or
-//!   old only proves less.
+//! - it has every log entry up to the *high-water mark*, and a manifest no shorter than that says. The mark is a small
+//!   file beside the database, written once a second and at the end, always after the entry is on disk. It is not
+//!   synced: one that is lost or old only proves less.
 
 use std::fs;
 use std::io::{ErrorKind, Write as _};

@@ -7,8 +7,9 @@
 //! - [`unavailable`](self::unavailable): files of which nobody who is there has everything.
 //! - [`departure`](self::departure): workers that are emptied, and taken out of the table.
 //!
-//! What is to be done is found by two indexes: of blocks that have fewer replicas than their mount asks for, and of replicas by
-//! worker, for workers that are being emptied, or have been lost for `master.repair_after`. What fails is tried again, with pauses that grow.
+//! What is to be done is found by two indexes: of blocks that have fewer replicas than their mount asks for, and of
+//! replicas by worker, for workers that are being emptied, or have been lost for `master.repair_after`. What fails is
+//! tried again, with pauses that grow.
 
 mod block;
 pub(crate) mod claims;

@@ -1,5 +1,6 @@
-//! Credentials at rest. Every option value of a mount is encrypted (ChaCha20-Poly1305) before it is proposed, so neither
-//! the log nor the tables nor a snapshot holds it in clear; the key is in `data_dir/secret.key`, readable by its owner only.
+//! Credentials at rest. Every option value of a mount is encrypted (ChaCha20-Poly1305) before it is proposed, so
+//! neither the log nor the tables nor a snapshot holds it in clear; the key is in `data_dir/secret.key`, readable by
+//! its owner only.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

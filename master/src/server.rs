@@ -44,7 +44,8 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Calls of one connection at a time.
 const STREAMS_MAX: u32 = 1024;
 
-/// Binds the ports, prints the ready line (`cv master ready grpc=… http=…`), serves until `stop` is cancelled and drains.
+/// Binds the ports, prints the ready line (`cv master ready grpc=… http=…`), serves until `stop` is cancelled and
+/// drains.
 ///
 /// # Errors
 /// Whatever keeps the master from serving: a taken port, a data directory that is in use or not writable, a broken

@@ -23,8 +23,8 @@ use crate::repair::Repair;
 use crate::watch::WatchHub;
 use crate::workers::Workers;
 
-/// Longest request. What is longest is a mount with all its options; and what is decoded may take a hundred times the bytes that
-/// it had on the wire.
+/// Longest request. What is longest is a mount with all its options; and what is decoded may take a hundred times the
+/// bytes that it had on the wire.
 const REQUEST_MAX: usize = 1 << 20;
 /// Longest answer.
 const ANSWER_MAX: usize = 16 << 20;

@@ -1,4 +1,5 @@
-//! What sessions leave behind: results and held inodes of those that are over, and inodes without names that nobody holds.
+//! What sessions leave behind: results and held inodes of those that are over, and inodes without names that nobody
+//! holds.
 
 use cavern_proto::record::EndSessionStep;
 use cavern_proto::record::command::Command;

@@ -1,17 +1,18 @@
 //! Sessions of clients, and the stream of invalidations.
 //!
-//! A session is a client's `Watch` stream, and those that follow it when it breaks; it is also the client's lease. Changes come from the applying task, in applied
-//! order, get the next sequence number and are appended to the queue of every session. The queue is bounded: a session that
-//! falls too far behind loses it and is told to forget everything (`Reset`), which is always right. A tick each second
-//! carries the current number, so a client that hears ticks knows that it has missed nothing.
+//! A session is a client's `Watch` stream, and those that follow it when it breaks; it is also the client's lease.
+//! Changes come from the applying task, in applied order, get the next sequence number and are appended to the queue of
+//! every session. The queue is bounded: a session that falls too far behind loses it and is told to forget everything
+//! (`Reset`), which is always right. A tick each second carries the current number, so a client that hears ticks knows
+//! that it has missed nothing.
 //!
-//! `cv refresh` and its like wait in [`WatchHub::wait_acknowledged`] until every session has acknowledged a number, or has
-//! not been heard of for a lease.
+//! `cv refresh` and its like wait in [`WatchHub::wait_acknowledged`] until every session has acknowledged a number, or
+//! has not been heard of for a lease.
 //!
 //! To keep floods away, a change is told only where somebody can have seen what it changes: nobody has seen a directory
-//! that no client has asked about since the master started (sessions begin with a `Reset`), and nobody has seen the absence
-//! of a name in a directory that was never listed whole, unless that absence was answered to somebody. A session is not told
-//! of what it changed itself: it has the result.
+//! that no client has asked about since the master started (sessions begin with a `Reset`), and nobody has seen the
+//! absence of a name in a directory that was never listed whole, unless that absence was answered to somebody. A
+//! session is not told of what it changed itself: it has the result.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -170,8 +171,8 @@ impl WatchHub {
         self.state.lock().seq
     }
 
-    /// Number of the last event that a session is told of: those of its own changes it would wait for in vain. Of any event, for
-    /// a session that is not there.
+    /// Number of the last event that a session is told of: those of its own changes it would wait for in vain. Of any
+    /// event, for a session that is not there.
     pub fn told(&self, session: u64) -> u64 {
         let state = self.state.lock();
         state.sessions.get(&session).map_or(state.seq, |session| session.told)
@@ -191,8 +192,8 @@ impl WatchHub {
         self.state.lock().missed.add(directory);
     }
 
-    /// Opens a session whose first event is `Reset`, or takes up `earlier`, which its client had before, if its lease is not
-    /// over. `is_recorded` says whether the state knows of that one.
+    /// Opens a session whose first event is `Reset`, or takes up `earlier`, which its client had before, if its lease
+    /// is not over. `is_recorded` says whether the state knows of that one.
     pub fn open(self: &Arc<Self>, client: &str, earlier: u64, is_recorded: bool) -> Result<SessionStream, MasterError> {
         let cluster_id = self.cluster_id.lock().clone();
         let wake = Arc::new(Notify::new());
@@ -230,8 +231,8 @@ impl WatchHub {
         Ok(SessionStream { hub: self.clone(), id, stream, wake })
     }
 
-    /// A session has begun at a place that has room for one. Gives the one that was there before, which is over now: its
-    /// client is dead, as its broken stream shows. One whose stream is not broken within a moment is somebody else.
+    /// A session has begun at a place that has room for one. Gives the one that was there before, which is over now:
+    /// its client is dead, as its broken stream shows. One whose stream is not broken within a moment is somebody else.
     pub async fn take_place(&self, place: &str, session: u64) -> Option<u64> {
         let deadline = tokio::time::Instant::now() + STREAM_BREAKS;
         loop {
@@ -536,9 +537,8 @@ mod tests {
         let hub = hub(Duration::from_secs(5));
         let mut session = hub.open("test", 0, false).unwrap();
         let first = next(&mut session).await;
-        assert!(
-            matches!(&first[0].event, Some(Event::Reset(reset)) if reset.session == session.id() && reset.cluster_id == "c")
-        );
+        assert!(matches!(&first[0].event, Some(Event::Reset(reset))
+                if reset.session == session.id() && reset.cluster_id == "c"));
         hub.mark_seen(7);
         hub.changed(vec![entry(7, false), Change::Workers(2), entry(8, false)], 0);
         hub.changed(vec![Change::Inode(5)], 0);

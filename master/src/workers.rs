@@ -1,7 +1,7 @@
 //! The worker table: who is registered (in the log), who is alive (in memory), and what the last heartbeats said.
 //!
-//! Heartbeats are not logged; only that a worker is lost or back. After a restart of the master everyone keeps the state
-//! that the log has, and has `worker_timeout` to send a heartbeat.
+//! Heartbeats are not logged; only that a worker is lost or back. After a restart of the master everyone keeps the
+//! state that the log has, and has `worker_timeout` to send a heartbeat.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -66,9 +66,9 @@ impl Workers {
         }
         if !request.cluster_id.is_empty() && request.cluster_id != self.cluster_id {
             return Err(MasterError::Refused(format!(
-                "the worker at {} belongs to cluster {}, this is cluster {}: its directories may hold the only copy of files, so \
-                 see first that cluster.masters names the master of that cluster; for a worker of this cluster, name other \
-                 directories in worker.dirs",
+                "the worker at {} belongs to cluster {}, this is cluster {}: its directories may hold the only copy of \
+                 files, so see first that cluster.masters names the master of that cluster; for a worker of this \
+                 cluster, name other directories in worker.dirs",
                 worker.data_address, request.cluster_id, self.cluster_id
             )));
         }
@@ -158,8 +158,8 @@ impl Workers {
         self.proposer.propose(command).await.map(drop)
     }
 
-    /// The table with what the last heartbeats said. The capacity is the registered one, which placement goes by and which
-    /// moves the epoch when it changes.
+    /// The table with what the last heartbeats said. The capacity is the registered one, which placement goes by and
+    /// which moves the epoch when it changes.
     pub fn table(&self) -> Result<WorkerTable, MasterError> {
         let tables = Tables::new(&self.database);
         // Before the rows: a change in between gives a newer table an older number, and is fetched again.

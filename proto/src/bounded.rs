@@ -1,8 +1,9 @@
 //! Decoding what a peer sent, with a bound on what it may become.
 //!
-//! An empty element of a repeated message takes two bytes on the wire and a hundred or more in memory: four megabytes that
-//! are a valid message could become half a gigabyte. All repeated messages of the data plane stand at the top level of their
-//! message (below it are small ones at most), so the fields of that level are counted before anything is decoded.
+//! An empty element of a repeated message takes two bytes on the wire and a hundred or more in memory: four megabytes
+//! that are a valid message could become half a gigabyte. All repeated messages of the data plane stand at the top
+//! level of their message (below it are small ones at most), so the fields of that level are counted before anything is
+//! decoded.
 
 use bytes::Bytes;
 use prost::Message;

@@ -6,8 +6,8 @@ use std::time::Duration;
 /// Bytes of a chunk. A random 128 KiB read of a cold object fetches one or two of them; FUSE reads are at most 1 MiB.
 pub const CHUNK_BYTES: u32 = 128 * 1024;
 
-/// How long room counts that a worker has given in a block of an fs-mode file, from the last time on that it gave some there. A
-/// client stops using it after half of that.
+/// How long room counts that a worker has given in a block of an fs-mode file, from the last time on that it gave some
+/// there. A client stops using it after half of that.
 pub const RESERVATION: Duration = Duration::from_secs(60);
 
 /// The chunks that a byte range of a block touches, as chunk indices.

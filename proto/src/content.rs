@@ -26,7 +26,8 @@ impl ContentId {
         Self(id)
     }
 
-    /// The content id of one generation of a file of an fs-mode mount: a new generation begins when a file is cut to nothing.
+    /// The content id of one generation of a file of an fs-mode mount: a new generation begins when a file is cut to
+    /// nothing.
     pub fn of_inode(cluster_id: &str, inode: u64, generation: u32) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"fs-mode");

@@ -40,7 +40,8 @@ mod mount;
 pub use chunk::{CHUNK_BYTES, ChunkMap};
 pub use content::{BlockId, ContentId};
 
-/// What the clients of commands call themselves to the master. They come and go with their commands, which is no news to its log.
+/// What the clients of commands call themselves to the master. They come and go with their commands, which is no news
+/// to its log.
 pub const COMMAND_CLIENT: &str = "cv";
 
 /// Inode id of the namespace's root.

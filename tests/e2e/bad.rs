@@ -34,7 +34,8 @@ use cavern_tests::{Child, Cluster, cv_path, http_get};
 
 /// Requests can be counted, every read reaches the FUSE client, and nothing is waited for longer than a test may last.
 const CONF: &str = "[client]\nhedge_percent = 0\n[fuse]\ndirect = true\n\
-    [ufs]\nconnect_timeout = \"1s\"\nrequest_timeout = \"1s\"\nio_timeout = \"1s\"\nretries = 1\nretry_backoff = \"10ms\"\n";
+    [ufs]\nconnect_timeout = \"1s\"\nrequest_timeout = \"1s\"\nio_timeout = \"1s\"\nretries = 1\nretry_backoff = \
+    \"10ms\"\n";
 
 /// One sentence on stderr, no panic, and all fragments in it.
 #[track_caller]
@@ -47,8 +48,8 @@ fn assert_sentence(what: &str, stderr: &str, fragments: &[&str]) {
     }
 }
 
-/// Starts a process of the cluster that must refuse to, with the cluster's configuration and what the environment changes
-/// of it; answers what it said.
+/// Starts a process of the cluster that must refuse to, with the cluster's configuration and what the environment
+/// changes of it; answers what it said.
 #[track_caller]
 fn refusal(cluster: &Cluster, role: &str, environment: &[(&str, &str)]) -> String {
     // One that starts all the same is ended, and fails the test with exit code 0 or 124.

@@ -1,5 +1,5 @@
-//! Writing to cache-mode mounts: the bucket has, byte for byte, what programs wrote when their close returns, and nothing of
-//! what failed.
+//! Writing to cache-mode mounts: the bucket has, byte for byte, what programs wrote when their close returns, and
+//! nothing of what failed.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;

@@ -1,4 +1,5 @@
-//! Objects come and go in the bucket: names follow within `metadata_ttl`, and at once after `cv refresh`, on every client.
+//! Objects come and go in the bucket: names follow within `metadata_ttl`, and at once after `cv refresh`, on every
+//! client.
 
 use std::ffi::OsString;
 use std::fs::{self, File};

@@ -1,7 +1,8 @@
-//! Training reads a data set again and again in a new random order. A cache of half of it must go on serving nearly half.
+//! Training reads a data set again and again in a new random order. A cache of half of it must go on serving nearly
+//! half.
 //!
-//! Hits are counted where they cannot be faked: a hit is a file for which the bucket got no GET. Neither the kernel's page
-//! cache nor descriptors that the client still holds may add to them, so the tests let go of both.
+//! Hits are counted where they cannot be faked: a hit is a file for which the bucket got no GET. Neither the kernel's
+//! page cache nor descriptors that the client still holds may add to them, so the tests let go of both.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The commands of `cv fs` that change an fs-mode mount, and those that read one: that they do what the tools of these names
-//! do, seen through the mount, and refuse what cannot be in a clear sentence.
+//! The commands of `cv fs` that change an fs-mode mount, and those that read one: that they do what the tools of these
+//! names do, seen through the mount, and refuse what cannot be in a clear sentence.
 
 use std::fs;
 use std::io::Write as _;

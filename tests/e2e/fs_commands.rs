@@ -142,8 +142,10 @@ fn bytes_come_out_as_they_are_stored() {
 
 #[test]
 fn usage_is_the_sum_of_the_objects() {
+    fn row(path: &str, directories: u64, files: u64, bytes: u64) -> serde_json::Value {
+        json!({"path": path, "directories": directories, "files": files, "bytes": bytes})
+    }
     let (cluster, _) = small_tree();
-    let row = |path: &str, directories: u64, files: u64, bytes: u64| json!({"path": path, "directories": directories, "files": files, "bytes": bytes});
     assert_eq!(cluster.cv(&["fs", "count", "/data", "--json"]).json(), row("/data", 4, 5, 375_001));
     assert_eq!(cluster.cv(&["fs", "count", "/data"]).stdout, "4 directories, 5 files, 375001 bytes in /data\n");
     assert_eq!(cluster.cv(&["fs", "count", "/data/five", "--json"]).json(), row("/data/five", 0, 1, 70_000));

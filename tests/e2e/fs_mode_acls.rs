@@ -1,4 +1,5 @@
-//! POSIX access lists of fs-mode mounts: as on a local file system, heeded by the kernel on every mount, kept by copies.
+//! POSIX access lists of fs-mode mounts: as on a local file system, heeded by the kernel on every mount, kept by
+//! copies.
 
 use std::fs::{self, File};
 use std::io;

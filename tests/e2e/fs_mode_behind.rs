@@ -1,5 +1,5 @@
-//! Writing behind: what goes to a worker over the network is acknowledged before the worker has it, and is found by everybody
-//! nevertheless.
+//! Writing behind: what goes to a worker over the network is acknowledged before the worker has it, and is found by
+//! everybody nevertheless.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};

@@ -1,5 +1,5 @@
-//! Contents of files of fs-mode mounts: as on a local file system, through every way to read and write, seen by every mount,
-//! and kept when processes are killed.
+//! Contents of files of fs-mode mounts: as on a local file system, through every way to read and write, seen by every
+//! mount, and kept when processes are killed.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hasher as _};
@@ -218,8 +218,8 @@ fn random_operations_on_contents_have_the_results_that_they_have_locally() {
     random_operations(&cluster, 0..6);
 }
 
-/// Does the same at random, seed by seed, in the first mount of a cluster with two and in a directory of this host, and holds
-/// the results and the contents of the files against each other.
+/// Does the same at random, seed by seed, in the first mount of a cluster with two and in a directory of this host, and
+/// holds the results and the contents of the files against each other.
 pub fn random_operations(cluster: &Cluster, seeds: Range<u64>) {
     let second = cluster.at_start.fuse[1].mount_point.join("fs");
     let local = tempfile::tempdir_in("/var/tmp").unwrap();

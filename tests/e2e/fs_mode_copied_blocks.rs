@@ -1,5 +1,5 @@
-//! Blocks of fs-mode files that are being copied to another worker: whoever changes them waits for the copy, gives it up when it takes
-//! too long, and never fails for it.
+//! Blocks of fs-mode files that are being copied to another worker: whoever changes them waits for the copy, gives it
+//! up when it takes too long, and never fails for it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

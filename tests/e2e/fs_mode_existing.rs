@@ -273,7 +273,8 @@ fn what_others_changed_comes_in_with_a_refresh_and_own_changes_win() {
 
 // ------------------------------------------------------------------------------------------- recovery
 
-/// All that stat, readlink, listxattr and read tell of what is below a directory, by path; inodes as the first path that has each.
+/// All that stat, readlink, listxattr and read tell of what is below a directory, by path; inodes as the first path
+/// that has each.
 fn described(top: &Path) -> BTreeMap<OsString, String> {
     let (mut described, mut waiting, mut first) = (BTreeMap::new(), vec![top.to_owned()], BTreeMap::new());
     while let Some(at) = waiting.pop() {

@@ -1,5 +1,6 @@
-//! File handles (`name_to_handle_at`, `open_by_handle_at`), as servers of network file systems keep them: they lead to the same inode for as
-//! long as that exists, whatever the kernel has forgotten and however often `cv fuse` was started meanwhile.
+//! File handles (`name_to_handle_at`, `open_by_handle_at`), as servers of network file systems keep them: they lead to
+//! the same inode for as long as that exists, whatever the kernel has forgotten and however often `cv fuse` was started
+//! meanwhile.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

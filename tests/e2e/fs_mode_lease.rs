@@ -63,7 +63,8 @@ fn a_client_that_was_stopped_for_longer_than_its_lease_believes_nothing_of_befor
     drop(locked);
 }
 
-/// A process of the cluster that goes on with the end of this, however it comes: whoever waits for it would wait for ever.
+/// A process of the cluster that goes on with the end of this, however it comes: whoever waits for it would wait for
+/// ever.
 struct Stopped<'c>(&'c Cluster, &'c Child);
 
 impl<'c> Stopped<'c> {
@@ -79,8 +80,8 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// A process that has a file open and reads its first bytes again and again. Were it this one, every program that is started here
-/// would get a copy of the descriptor, and wait for the stopped mount when it closes that.
+/// A process that has a file open and reads its first bytes again and again. Were it this one, every program that is
+/// started here would get a copy of the descriptor, and wait for the stopped mount when it closes that.
 struct Reader {
     ask: ChildStdin,
     answers: BufReader<ChildStdout>,
@@ -89,7 +90,8 @@ struct Reader {
 
 impl Reader {
     fn new(path: &Path) -> Self {
-        let program = "import os, sys\nfd = os.open(sys.argv[1], os.O_RDONLY)\nfor _ in sys.stdin: print(os.pread(fd, 6, 0).decode(), flush=True)";
+        let program = "import os, sys\nfd = os.open(sys.argv[1], os.O_RDONLY)\nfor _ in sys.stdin: print(os.pread(fd, \
+            6, 0).decode(), flush=True)";
         let mut command = Command::new("python3");
         command.args(["-c", program]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();

@@ -1,5 +1,5 @@
-//! Names and inodes of fs-mode mounts: as on a local file system, seen by every mount, and neither lost nor made twice when
-//! the master is killed.
+//! Names and inodes of fs-mode mounts: as on a local file system, seen by every mount, and neither lost nor made twice
+//! when the master is killed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};

@@ -1,4 +1,5 @@
-//! Content of fs-mode files that only the bucket has: read from there, written over block by block, and moved with its names.
+//! Content of fs-mode files that only the bucket has: read from there, written over block by block, and moved with its
+//! names.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom};

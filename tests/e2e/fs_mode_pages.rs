@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 
 use cavern_tests::{Cluster, Options};
 
-/// Writes below a file of which two others read all pages all the time: asynchronously and with `O_DIRECT`. When such a write is
-/// complete, nobody may see what was there before, in whichever way. Says how often somebody did.
+/// Writes below a file of which two others read all pages all the time: asynchronously and with `O_DIRECT`. When such a
+/// write is complete, nobody may see what was there before, in whichever way. Says how often somebody did.
 const ASYNCHRONOUS_WRITES: &str = r#"
 import ctypes, mmap, os, platform, struct, sys
 name = sys.argv[1]

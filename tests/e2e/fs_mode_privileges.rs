@@ -1,5 +1,5 @@
-//! Set-user-ID and set-group-ID bits and capabilities of files of fs-mode mounts: they go with writes and new owners as on a
-//! local file system, whatever way the bytes take.
+//! Set-user-ID and set-group-ID bits and capabilities of files of fs-mode mounts: they go with writes and new owners as
+//! on a local file system, whatever way the bytes take.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};

@@ -1,5 +1,5 @@
-//! Quotas of directories in fs-mode mounts: nothing grows beyond them, what is acknowledged stays, and the figures are exact
-//! whatever is killed.
+//! Quotas of directories in fs-mode mounts: nothing grows beyond them, what is acknowledged stays, and the figures are
+//! exact whatever is killed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -123,6 +123,11 @@ fn who_writes_much_hears_of_it_from_a_write() {
     fs::write(top.join("other"), vec![6; 4 << 20]).unwrap();
 }
 
+/// As `quota list` tells of a directory.
+fn row(path: &str, bytes: u64, inodes: u64, max_inodes: u64) -> Value {
+    json!({"path": path, "bytes": bytes, "inodes": inodes, "max_inodes": max_inodes})
+}
+
 #[test]
 fn figures_follow_renames_and_survive_a_killed_master() {
     let cluster = mounted(&[]);
@@ -152,7 +157,6 @@ fn figures_follow_renames_and_survive_a_killed_master() {
     assert_eq!(removed, json!({"removed": 22}));
     assert_eq!(figures(), [(20_000, 40), (20_000, 38), (0, 0)]);
     let all = cluster.cv(&["fs", "quota", "list", "--json"]).json();
-    let row = |path: &str, bytes: u64, inodes: u64, max_inodes: u64| json!({"path": path, "bytes": bytes, "inodes": inodes, "max_inodes": max_inodes});
     let mut rows: Vec<Value> = all.as_array().unwrap().clone();
     rows.sort_by_key(|row| row["path"].to_string());
     assert_eq!(rows, [row("/fs", 20_000, 40, 100), row("/fs/a", 20_000, 38, 60), row("/fs/b", 0, 0, 30)]);

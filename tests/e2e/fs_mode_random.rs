@@ -1,5 +1,5 @@
-//! Anything that programs do to files and directories, in any order, on a mount and in a local directory at once: results, errors and
-//! what is there must be the same; and on two mounts in turn.
+//! Anything that programs do to files and directories, in any order, on a mount and in a local directory at once:
+//! results, errors and what is there must be the same; and on two mounts in turn.
 //!
 //! A few seeds by default; `CAVERN_SEEDS=10 CAVERN_OPERATIONS=10000` for more, `CAVERN_FIRST_SEED` to begin elsewhere.
 

@@ -1,5 +1,5 @@
-//! What has lost its last name, and is referred to by a process without being open as far as a file system is told: FIFOs,
-//! sockets, devices, working directories, whatever is open with `O_PATH`. It is what it is in a local directory.
+//! What has lost its last name, and is referred to by a process without being open as far as a file system is told:
+//! FIFOs, sockets, devices, working directories, whatever is open with `O_PATH`. It is what it is in a local directory.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,8 @@ use cavern_tests::{Cluster, Options, eventually};
 /// For the master to delete what nobody holds, and for what was told late.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Makes one of each kind in the directory `argv[1]`, opens it there, and removes it in `argv[2]`, the same directory by another way perhaps.
+/// Makes one of each kind in the directory `argv[1]`, opens it there, and removes it in `argv[2]`, the same directory
+/// by another way perhaps.
 const REFERRED: &str = r#"
 import os, socket, stat, sys, time
 here, there = sys.argv[1:]
@@ -34,7 +35,8 @@ def looks(file):
         it = os.fstat(file)
     except OSError as error:
         return error.errno
-    return oct(it.st_mode), it.st_nlink, it.st_uid, it.st_gid, it.st_rdev, int(it.st_mtime) if it.st_mtime < 2000 else None
+    mtime = int(it.st_mtime) if it.st_mtime < 2000 else None
+    return oct(it.st_mode), it.st_nlink, it.st_uid, it.st_gid, it.st_rdev, mtime
 def said(call, *arguments):
     try:
         return call(*arguments)
@@ -98,8 +100,8 @@ fn what_is_referred_to_stays_when_it_is_removed() {
         }
         assert_eq!(found.lines().count(), expected.lines().count());
     }
-    // Nothing of it is left when the process is gone, and the kernel has forgotten what it looked for in vain in a directory that was
-    // removed elsewhere.
+    // Nothing of it is left when the process is gone, and the kernel has forgotten what it looked for in vain in a
+    // directory that was removed elsewhere.
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
     eventually("what was removed is deleted", PATIENCE, || (inodes() == before).then_some(()));
 }

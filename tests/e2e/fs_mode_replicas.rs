@@ -1,5 +1,5 @@
-//! Replicas of files of fs-mode mounts: writers do not notice that a worker dies, what is lacking is copied, what nobody has is
-//! said to be missing until it is back, and a full worker is waited for.
+//! Replicas of files of fs-mode mounts: writers do not notice that a worker dies, what is lacking is copied, what
+//! nobody has is said to be missing until it is back, and a full worker is waited for.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};

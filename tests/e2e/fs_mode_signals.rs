@@ -4,8 +4,8 @@ use std::process::{Command, Stdio};
 
 use cavern_tests::{Cluster, Options};
 
-/// Makes system calls below the directory `argv[1]`, by libc since Python would repeat those that a signal ends, while a timer
-/// sends a handled signal every half millisecond. Says which calls failed, and how many signals there were.
+/// Makes system calls below the directory `argv[1]`, by libc since Python would repeat those that a signal ends, while
+/// a timer sends a handled signal every half millisecond. Says which calls failed, and how many signals there were.
 const CALLS_UNDER_A_TIMER: &str = r#"
 import ctypes, os, signal, sys
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,5 @@
-//! What `stat` tells of files of fs-mode mounts beside their names and lengths: the room that they take, and their birth.
+//! What `stat` tells of files of fs-mode mounts beside their names and lengths: the room that they take, and their
+//! birth.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};

@@ -1,4 +1,5 @@
-//! Files of fs-mode mounts without a name (`O_TMPFILE`): they behave as local ones, get a name by a link, and leave nothing behind.
+//! Files of fs-mode mounts without a name (`O_TMPFILE`): they behave as local ones, get a name by a link, and leave
+//! nothing behind.
 
 use std::fs::{self, File, Permissions};
 use std::io;

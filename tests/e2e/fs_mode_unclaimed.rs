@@ -1,4 +1,5 @@
-//! Blocks of fs-mode mounts that no file has: what a client made that died before it could say so does not stay for ever.
+//! Blocks of fs-mode mounts that no file has: what a client made that died before it could say so does not stay for
+//! ever.
 
 use std::fs::{self, File};
 use std::io::Write as _;

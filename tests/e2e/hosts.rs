@@ -1,8 +1,9 @@
-//! `docs/hosts.md`, word for word: its files are written and its commands run on hosts that are network namespaces on a bridge, each with a
-//! root directory, a host name and processes of its own.
+//! `docs/hosts.md`, word for word: its files are written and its commands run on hosts that are network namespaces on a
+//! bridge, each with a root directory, a host name and processes of its own.
 //!
-//! A block of the guide says where it belongs behind its language: `on=HOST,HOST` or `on=all`, and `file=PATH`, with `append`, for a file.
-//! A line is repeated until it succeeds or patience ends, as a person would who is told that something takes a second.
+//! A block of the guide says where it belongs behind its language: `on=HOST,HOST` or `on=all`, and `file=PATH`, with
+//! `append`, for a file. A line is repeated until it succeeds or patience ends, as a person would who is told that
+//! something takes a second.
 
 #[path = "hosts/guide.rs"]
 mod guide;
@@ -22,8 +23,8 @@ const HOSTS: [(&str, &str); 4] =
     [("cavern-master", "10.77.0.10"), ("node1", "10.77.0.11"), ("node2", "10.77.0.12"), ("node3", "10.77.0.13")];
 
 /// Files that are written when the bucket is mounted, and read after each section from then on.
-const WRITE: &str = "mkdir -p /mnt/cavern/data/kept && for n in 1 2 3 4 5 6 7 8; do \
-    head -c 3000000 /dev/urandom > /mnt/cavern/data/kept/$n; done && cd /mnt/cavern/data/kept && sha256sum * > /src/sums";
+const WRITE: &str = "mkdir -p /mnt/cavern/data/kept && for n in 1 2 3 4 5 6 7 8; do head -c 3000000 /dev/urandom > \
+    /mnt/cavern/data/kept/$n; done && cd /mnt/cavern/data/kept && sha256sum * > /src/sums";
 const READ: &str = "cd /mnt/cavern/data/kept && sha256sum --quiet --check /src/sums";
 
 #[test]

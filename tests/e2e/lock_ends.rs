@@ -1,5 +1,5 @@
-//! When locks end: as in a local directory, whichever descriptor is closed, whoever has inherited it, and however late the
-//! kernel tells of it. Each scene is played in a local directory, too.
+//! When locks end: as in a local directory, whichever descriptor is closed, whoever has inherited it, and however late
+//! the kernel tells of it. Each scene is played in a local directory, too.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -20,7 +20,8 @@ def said(call, *arguments):
         return errno.errorcode[error.errno]
 
 def posix(file, kind, start=0, length=0):
-    return said(lambda: fcntl.fcntl(file, fcntl.F_SETLK, struct.pack("hhqqi4x", kind, 0, start, length, 0)) and "locked")
+    lock = struct.pack("hhqqi4x", kind, 0, start, length, 0)
+    return said(lambda: fcntl.fcntl(file, fcntl.F_SETLK, lock) and "locked")
 
 def ofd(file, kind, start=0, length=0):
     return said(lambda: fcntl.fcntl(file, OFD_SET, struct.pack("hhqqi4x", kind, 0, start, length, 0)) and "locked")

@@ -1,4 +1,5 @@
-//! The mount table: mounts that go, mounts that must not be beside each other, and mounts that change while they are in use.
+//! The mount table: mounts that go, mounts that must not be beside each other, and mounts that change while they are in
+//! use.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};

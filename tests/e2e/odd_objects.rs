@@ -1,5 +1,5 @@
-//! Keys that no file system would have made, and objects of odd sizes: each has its outcome in `docs/semantics.md`, and none
-//! keeps anybody from the rest.
+//! Keys that no file system would have made, and objects of odd sizes: each has its outcome in `docs/semantics.md`, and
+//! none keeps anybody from the rest.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -165,7 +165,8 @@ fn keys_that_cannot_be_paths_are_hidden_and_counted() {
     for key in shown {
         assert_eq!(fs::read(cluster.path("data").join(key)).unwrap(), key.as_bytes(), "{key}");
     }
-    // Entries of listings: `//` and `/rooted` are one in the root (`/`), the two below `lo/xxx…` are an object and a prefix.
+    // Entries of listings: `//` and `/rooted` are one in the root (`/`), the two below `lo/xxx…` are an object and a
+    // prefix.
     assert_eq!(hidden(&cluster), hiding.len() as u64 - 1);
     let mounts = cluster.cv(&["mount", "--json"]).json();
     assert!(mounts.to_string().contains(&format!("\"hidden_keys\":{}", hiding.len())), "{mounts}");

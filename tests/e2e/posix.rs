@@ -1,5 +1,5 @@
-//! What a mount of cache mode is to programs: attributes, what it refuses and with which errno, mmap, direct I/O, locks,
-//! extended attributes. The sentences of `docs/semantics.md` that no other test proves.
+//! What a mount of cache mode is to programs: attributes, what it refuses and with which errno, mmap, direct I/O,
+//! locks, extended attributes. The sentences of `docs/semantics.md` that no other test proves.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -97,8 +97,10 @@ fn files_are_mapped_read_directly_locked_and_described() {
     let path = cluster.path("data/dir/file");
 
     // grep maps nothing these days; python does.
-    let script = "import mmap,sys\nf=open(sys.argv[1],'rb')\nm=mmap.mmap(f.fileno(),0,mmap.MAP_PRIVATE,mmap.PROT_READ)\n\
-                  assert m[:]==b'f'*300000\nm=mmap.mmap(f.fileno(),0,mmap.MAP_SHARED,mmap.PROT_READ)\nassert m[299999:]==b'f'\n";
+    let script = "import \
+        mmap,sys\nf=open(sys.argv[1],'rb')\nm=mmap.mmap(f.fileno(),0,mmap.MAP_PRIVATE,mmap.PROT_READ)\n\
+                  assert m[:]==b'f'*300000\nm=mmap.mmap(f.fileno(),0,mmap.MAP_SHARED,mmap.PROT_READ)\nassert \
+                  m[299999:]==b'f'\n";
     let mapped = Command::new("python3").args(["-c", script]).arg(&path).stdin(Stdio::null()).output().unwrap();
     assert!(mapped.status.success(), "{}", String::from_utf8_lossy(&mapped.stderr));
 

@@ -1,4 +1,5 @@
-//! Programs that others have written, on two mounts of an fs-mode bucket: what `tests/programs/run.py` does, but quickly.
+//! Programs that others have written, on two mounts of an fs-mode bucket: what `tests/programs/run.py` does, but
+//! quickly.
 
 use std::path::Path;
 

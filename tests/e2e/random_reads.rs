@@ -1,5 +1,5 @@
-//! What a cold read fetches from the bucket: no more than it needs when reads jump about, in few large requests when they
-//! run through.
+//! What a cold read fetches from the bucket: no more than it needs when reads jump about, in few large requests when
+//! they run through.
 
 use std::fs::File;
 use std::io::Read as _;

@@ -1,7 +1,7 @@
 //! An object is replaced in the bucket: what is read is one version, whole, and the new one is seen in time.
 //!
-//! Every 16 bytes of a content hold its version and their own offset, and the version decides the length, so that a mix of
-//! two versions, a shift and a cut all show.
+//! Every 16 bytes of a content hold its version and their own offset, and the version decides the length, so that a mix
+//! of two versions, a shift and a cut all show.
 //!
 //! `CAVERN_REPLACED_SECONDS` shortens the minute for quick runs.
 
@@ -391,8 +391,8 @@ fn always_sees_a_replacement_with_the_next_open() {
 fn always_opens_no_old_version_while_an_object_is_replaced() {
     let small = Replaced::new("small", 50_000);
     let (cluster, shown) = two_mounts(&["--consistency", "always"], &[&small]);
-    // The kernel opens a path twice at most, and each of the two asks the bucket here: a reader whose object is replaced
-    // between these questions too is told so.
+    // The kernel opens a path twice at most, and each of the two asks the bucket here: a reader whose object is
+    // replaced between these questions too is told so.
     let duration = duration().min(Duration::from_secs(8));
     let seen = read_while_replacing(&cluster, &shown, &[&small], |_| Stale::FromOpen, duration);
     assert!(seen[0].reads.load(SeqCst) > 10 * seen[0].stale.load(SeqCst), "an exception, not the rule");

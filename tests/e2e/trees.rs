@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use cavern_tests::{COUNTED, Cluster, Moto, Options};
 
-/// Images in the embedded store, and in that of moto, which answers a few hundred requests a second. `CV_TEST_MOTO_IMAGES`
-/// says another number for the latter.
+/// Images in the embedded store, and in that of moto, which answers a few hundred requests a second.
+/// `CV_TEST_MOTO_IMAGES` says another number for the latter.
 const IMAGES: usize = 20_000;
 const MOTO_IMAGES: usize = 2_000;
 
@@ -49,7 +49,8 @@ fn assert_same(source: &Path, shown: &Path, files: usize) {
     assert_eq!(found.lines().filter(|line| line.starts_with('f')).count(), files);
     assert_lines(&found, &run(source, names));
     let listing_seconds = began.elapsed().as_secs_f64();
-    // Kind, size and name; of a directory its size is the file system's own matter, and so are the blocks behind `total`.
+    // Kind, size and name; of a directory its size is the file system's own matter, and so are the blocks behind
+    // `total`.
     let listing = "LC_ALL=C ls -lR | awk '/^-/ { print \"-\", $5, $9 } /^d/ { print \"d\", $9 } /^\\./ { print }'";
     let listed = run(shown, listing);
     assert_eq!(listed.lines().filter(|line| line.starts_with('-')).count(), files);

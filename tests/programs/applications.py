@@ -197,7 +197,7 @@ def make(cluster):
 
 
 def checkpoint(cluster):
-    """Written to a temporary file, synced and renamed on one mount; read whole, and never an older one, on the other."""
+    """Written to a temporary file, synced and renamed on one mount; read whole, never an older one, on the other."""
     rounds, size = (20, 2 << 20) if cluster.quick else (200, 20 << 20)
     folder = cluster.folder("checkpoint")
     latest, seen = cluster.mounts[1] / "checkpoint" / "latest", []
@@ -226,9 +226,18 @@ def read_checkpoint(path, seen):
         return None
     head, body = content.split(b"\n", 1)
     number, digest = head.split()
-    assert hashlib.sha256(body).hexdigest() == digest.decode(), f"checkpoint {int(number)} is not whole: {len(body)} bytes"
+    is_whole = hashlib.sha256(body).hexdigest() == digest.decode()
+    assert is_whole, f"checkpoint {int(number)} is not whole: {len(body)} bytes"
     seen.append(int(number))
     return int(number)
 
 
-RUNS = {"sqlite": sqlite, "tar": tar, "rsync": rsync, "make": make, "checkpoint": checkpoint, "git": git, "rclone": rclone}
+RUNS = {
+    "sqlite": sqlite,
+    "tar": tar,
+    "rsync": rsync,
+    "make": make,
+    "checkpoint": checkpoint,
+    "git": git,
+    "rclone": rclone,
+}

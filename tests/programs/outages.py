@@ -96,7 +96,8 @@ def compare(cluster, name, loads):
                    if not key.lower().startswith(("aws_", "rclone_")) and not key.lower().endswith("_proxy")}
     for number, load in enumerate(loads):
         assert sorted(path.name for path in load.folder.iterdir()) == sorted(load.files)
-        run(program, "check", load.folder, f"{remote}/{name}{number}", "--download", "--config", "/dev/null", env=environment)
+        there = f"{remote}/{name}{number}"
+        run(program, "check", load.folder, there, "--download", "--config", "/dev/null", env=environment)
 
 
 def unreachable(cluster):

@@ -1,4 +1,4 @@
-"""PostgreSQL on a mount: killed under load, and the client beneath it as well; what it acknowledged is there and adds up."""
+"""PostgreSQL on a mount: killed under load, the client beneath it too; what it acknowledged is there, and adds up."""
 
 import os
 import pwd
@@ -18,7 +18,7 @@ SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM 
 
 
 class Postgres:
-    """A server of one database directory, run by the user that the package makes; its socket and logs are on the local disk."""
+    """A server of one database directory, run by the package's user; its socket and logs are on the local disk."""
 
     def __init__(self, data, local):
         self.data = data
@@ -90,7 +90,8 @@ def has_processes(group):
 
 def check(database, acknowledged):
     """The structures are whole, the sums agree, and nothing that was acknowledged is missing."""
-    database.run("pg_amcheck", "-h", database.local, "-d", USER, "--install-missing", "--heapallindexed", "--parent-check")
+    checks = ("--install-missing", "--heapallindexed", "--parent-check")
+    database.run("pg_amcheck", "-h", database.local, "-d", USER, *checks)
     sums = database.query(SUMS)
     assert len(set(sums)) == 1, f"sums of accounts, tellers, branches and history differ: {sums}"
     rows = database.transactions()

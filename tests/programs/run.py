@@ -4,9 +4,9 @@
     tests/programs/run.py --dir /data/programs                 # everything, about half an hour
     tests/programs/run.py --dir /data/programs sqlite tar      # only these
 
-Starts a cluster of its own with two mounts (`cv local`) and stops it at the end. Needs root and the release build of `cv`; a
-program that is missing is named with the package that has it, and counts as a failure. docs/programs.md says what each run
-shows. Exit code 0 when all are well.
+Starts a cluster of its own with two mounts (`cv local`) and stops it at the end. Needs root and the release build of
+`cv`; a program that is missing is named with the package that has it, and counts as a failure. docs/programs.md says
+what each run shows. Exit code 0 when all are well.
 """
 
 import argparse
@@ -32,8 +32,8 @@ RUNS = {**suites.RUNS, **applications.RUNS, **postgres.RUNS, **outages.RUNS}
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--dir", type=Path, help="for the cluster and what is compared with; 5 GB are needed for everything")
-    place.add_argument("--cluster", type=Path, help="directory of a cluster of `cv local` that is up and has two mounts")
+    place.add_argument("--dir", type=Path, help="for the cluster and what is compared with; everything needs 5 GB")
+    place.add_argument("--cluster", type=Path, help="directory of a `cv local` cluster that is up and has two mounts")
     parser.add_argument("--quick", action="store_true", help="less of everything: seconds for each of the short ones")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(RUNS)}; all when none is named")
     options = parser.parse_args()

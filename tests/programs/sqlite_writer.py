@@ -1,4 +1,7 @@
-"""Commits rows until it is killed: sqlite_writer.py DATABASE ACKNOWLEDGED MODE. Each number is noted when its row is committed."""
+"""Commits rows until it is killed, and notes the number of each that is committed.
+
+    sqlite_writer.py DATABASE ACKNOWLEDGED MODE
+"""
 
 import sqlite3
 import sys

@@ -8,7 +8,7 @@ from cluster import assert_passable, need, run
 
 # Not applicable: each case of pjdfstest that does not run, and why.
 NOT_APPLICABLE = {
-    "link::link_count_max": "pathconf(3) knows no LINK_MAX of FUSE file systems: the C library has a list of types for it",
+    "link::link_count_max": "pathconf(3) knows no LINK_MAX of FUSE: the C library has a list of file systems for it",
 }
 # What remounts is run by itself: a case before keeps a file open, on any file system.
 REMOUNTING = "erofs"
@@ -44,14 +44,16 @@ def pjdfstest(cluster):
         conf.write_text(PJDFSTEST.format(remount=str(remounting).lower()))
         patterns = [REMOUNTING] if remounting else []
         # The cases of EXDEV have the file system of `local` as their second one.
-        text = subprocess.run([program, "-c", conf, "-p", folder, "-s", local, *patterns], text=True, env=path_first(local),
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+        command = [program, "-c", conf, "-p", folder, "-s", local, *patterns]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        text = subprocess.run(command, text=True, env=path_first(local), **pipes).stdout
         text = re.sub(r"\x1b\[[0-9;]*m", "", text)
         failed = re.findall(r"^(\S+) +FAILED\n(.*)", text, re.M)
         assert not failed, f"{len(failed)} cases failed: " + "; ".join(f"{name}: {why.strip()}" for name, why in failed)
         assert "Summary: 0 failed" in text, text[-2000:]
         passed += len(re.findall(r"^\S+ +ok$", text, re.M))
-        skipped += [name for name in re.findall(r"^(\S+) +skipped$", text, re.M) if remounting or REMOUNTING not in name]
+        names = re.findall(r"^(\S+) +skipped$", text, re.M)
+        skipped += [name for name in names if remounting or REMOUNTING not in name]
     assert sorted(skipped) == sorted(NOT_APPLICABLE), f"skipped: {skipped}"
     return f"{passed} cases passed, {len(skipped)} not applicable"
 
@@ -126,9 +128,9 @@ def stress(cluster):
     for number, group in enumerate(STRESSORS):
         folder = cluster.folder(f"stress{number}")
         options = [option for name in group for option in (f"--{name}", "1")]
-        run(program, "--temp-path", folder, "--timeout", f"{seconds}s", "--verify", "--hdd-bytes", "64M", "--iomix-bytes", "64M",
-            "--fallocate-bytes", "64M", "--sync-file-bytes", "32M", "--readahead-bytes", "32M", "--copy-file-bytes", "128M",
-            *options)
+        sizes = {"hdd": 64, "iomix": 64, "fallocate": 64, "sync-file": 32, "readahead": 32, "copy-file": 128}
+        options += [option for name, mib in sizes.items() for option in (f"--{name}-bytes", f"{mib}M")]
+        run(program, "--temp-path", folder, "--timeout", f"{seconds}s", "--verify", *options)
         assert list(folder.iterdir()) == [], f"left over: {list(folder.iterdir())}"
     return f"{sum(map(len, STRESSORS))} stressors, {seconds} s each"
 

@@ -25,7 +25,8 @@ use crate::wait::{eventually, within};
 /// The line of [`COUNTED`] that counts; other configurations have it with more below `[client]`.
 const HEDGED_NEVER: &str = "hedge_percent = 0";
 
-/// The configuration of a test that counts what the bucket is asked for: clients ask once for each thing, however long that takes.
+/// The configuration of a test that counts what the bucket is asked for: clients ask once for each thing, however long
+/// that takes.
 pub const COUNTED: &str = "[client]\nhedge_percent = 0\n";
 
 /// What the cluster of a test is like.
@@ -39,7 +40,8 @@ pub struct Options {
     pub alone: bool,
     /// Processes can be made to die where the test wants it: [`Cluster::arm`].
     pub failpoints: bool,
-    /// A process that ends by itself is started again, as it is outside of tests. Most of them want to see what happens meanwhile.
+    /// A process that ends by itself is started again, as it is outside of tests. Most of them want to see what happens
+    /// meanwhile.
     pub restart: bool,
 }
 
@@ -100,7 +102,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// The sum of all samples of a process's metrics page whose name and labels begin so; `None` while it does not answer, or has none.
+    /// The sum of all samples of a process's metrics page whose name and labels begin so; `None` while it does not
+    /// answer, or has none.
     pub fn metric(&self, begins: &str) -> Option<u64> {
         let page = http_get(&format!("http://{}/metrics", self.http)).ok()?.body;
         let samples = page.lines().filter(|line| line.starts_with(begins));
@@ -303,8 +306,8 @@ impl Cluster {
         ]
     }
 
-    /// Fills a bucket (made if need be) with `count` objects of random bytes, of 0.5 to 1.5 times `mean_bytes`, in folders
-    /// of 100 below `prefix`: `prefix0001/000123.bin`. The same arguments give the same bytes.
+    /// Fills a bucket (made if need be) with `count` objects of random bytes, of 0.5 to 1.5 times `mean_bytes`, in
+    /// folders of 100 below `prefix`: `prefix0001/000123.bin`. The same arguments give the same bytes.
     #[track_caller]
     pub fn seed(&self, bucket: &str, prefix: &str, count: usize, mean_bytes: usize) -> BTreeMap<String, Bytes> {
         self.s3.create_bucket(bucket);
@@ -321,8 +324,8 @@ impl Cluster {
         tree
     }
 
-    /// Reads every object of `tree` through the first mount, at `below` in place of the key's `prefix`, and compares every
-    /// byte.
+    /// Reads every object of `tree` through the first mount, at `below` in place of the key's `prefix`, and compares
+    /// every byte.
     #[track_caller]
     pub fn assert_tree(&self, below: &str, prefix: &str, tree: &BTreeMap<String, Bytes>) {
         for (key, content) in tree {
@@ -350,7 +353,8 @@ impl Cluster {
         self.local("start", &[child]);
     }
 
-    /// Gives the object store another secret key, as when keys are rotated: whoever has the old one is refused from now on.
+    /// Gives the object store another secret key, as when keys are rotated: whoever has the old one is refused from now
+    /// on.
     #[track_caller]
     pub fn change_secret_key(&mut self, secret_key: &str) {
         self.stop("s3");

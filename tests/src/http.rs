@@ -28,7 +28,8 @@ pub fn http_request(method: &str, url: &str, body: &str) -> io::Result<HttpAnswe
     // Version 1.0: the answer is not chunked, and its end is the end of the connection.
     write!(
         stream,
-        "{method} /{path} HTTP/1.0\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        "{method} /{path} HTTP/1.0\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: \
+         {}\r\n\r\n{body}",
         body.len()
     )?;
     let mut answer = Vec::new();

@@ -13,9 +13,9 @@
 //! // Dropping the cluster stops every process, unmounts and removes its directory, whatever the test did.
 //! ```
 //!
-//! [`Cluster`] is `cv local up` in a temporary directory; [`Cluster::cv`] runs any other command against it. [`S3`] is the
-//! bucket behind it: objects, request counters, injected faults. [`eventually`] waits for a state with a deadline; nothing
-//! here sleeps for a fixed time and hopes. Each test has its own cluster, so tests may run side by side.
+//! [`Cluster`] is `cv local up` in a temporary directory; [`Cluster::cv`] runs any other command against it. [`S3`] is
+//! the bucket behind it: objects, request counters, injected faults. [`eventually`] waits for a state with a deadline;
+//! nothing here sleeps for a fixed time and hopes. Each test has its own cluster, so tests may run side by side.
 //!
 //! The executable is taken from `CV_BIN`, else from beside the test's own (`cargo build --release -p cavern`).
 //! Whatever fails here fails the test: the harness panics with what the failing command said.

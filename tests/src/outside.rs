@@ -64,7 +64,8 @@ impl Moto {
         ]
     }
 
-    /// Requests of one kind since the start or the last [`Self::reset_requests`]: GET and HEAD (of objects), LIST, BUCKET.
+    /// Requests of one kind since the start or the last [`Self::reset_requests`]: GET and HEAD (of objects), LIST,
+    /// BUCKET.
     #[track_caller]
     pub fn requests(&self, kind: &str) -> u64 {
         self.counts("GET")[kind].as_u64().unwrap_or(0)

@@ -92,8 +92,8 @@ impl S3 {
 
     /// Requests of one kind: GET and HEAD (of objects), LIST, PUT, COPY, DELETE, MULTIPART, BUCKET, OTHER.
     ///
-    /// GETs can be counted in a cluster with [`crate::COUNTED`] only: elsewhere a read that a busy machine delays is sent
-    /// twice, and their number says how busy it was.
+    /// GETs can be counted in a cluster with [`crate::COUNTED`] only: elsewhere a read that a busy machine delays is
+    /// sent twice, and their number says how busy it was.
     #[track_caller]
     pub fn requests(&self, kind: &str) -> u64 {
         assert!(

@@ -18,8 +18,8 @@ pub fn eventually<T>(what: &str, patience: Duration, mut state: impl FnMut() -> 
     }
 }
 
-/// Runs `work` on a thread of its own; panics, naming `what`, when it takes longer than `limit`. The thread is left behind
-/// then: it may be held by the very system call that the test is about.
+/// Runs `work` on a thread of its own; panics, naming `what`, when it takes longer than `limit`. The thread is left
+/// behind then: it may be held by the very system call that the test is about.
 #[track_caller]
 pub fn within<T: Send + 'static>(what: &str, limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);

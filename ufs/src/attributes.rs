@@ -1,5 +1,5 @@
-//! What an object keeps of the attributes of a file, beside its bytes: in its metadata. Names and spellings are those of s3fs, which
-//! other programs understand.
+//! What an object keeps of the attributes of a file, beside its bytes: in its metadata. Names and spellings are those
+//! of s3fs, which other programs understand.
 
 use crate::object::Metadata;
 

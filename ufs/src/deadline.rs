@@ -1,9 +1,11 @@
 //! Deadlines of one attempt.
 //!
 //! - The answer to a request (for LIST and HEAD all of it, for GET its head) must come within `ufs.request_timeout`.
-//! - The answer to a request that sends a body, or has bytes copied, may take longer, by `ufs.io_timeout` per [`STRIDE`] begun.
-//! - A body must gain [`STRIDE`] bytes, or reach its end, per `ufs.io_timeout` of waiting. So a store that drips a byte a
-//!   second is as late as one that is silent, and the time that the reader itself takes is not counted against the store.
+//! - The answer to a request that sends a body, or has bytes copied, may take longer, by `ufs.io_timeout` per
+//!   [`STRIDE`] begun.
+//! - A body must gain [`STRIDE`] bytes, or reach its end, per `ufs.io_timeout` of waiting. So a store that drips a byte
+//!   a second is as late as one that is silent, and the time that the reader itself takes is not counted against the
+//!   store.
 
 use std::ops::Range;
 use std::time::Duration;

@@ -91,7 +91,8 @@ pub enum UfsError {
 
     /// The store knows us or our key too little. Retrying does not help.
     #[error(
-        "{request}: access denied: {reason}; check s3.credentials.access and s3.credentials.secret (or the environment's AWS_ variables) and that their owner may list and read this bucket"
+        "{request}: access denied: {reason}; check s3.credentials.access and s3.credentials.secret (or the \
+         environment's AWS_ variables) and that their owner may list and read this bucket"
     )]
     Denied {
         request: Request,

@@ -1,11 +1,11 @@
-//! `file:///DIRECTORY`: a directory tree as a bucket. Keys are paths below the directory; a key that ends in `/` does not
-//! exist, an empty directory is only seen as a prefix of its parent. Symbolic links are followed within the tree, though a listing of
-//! everything goes down no linked directory, and nothing but regular files is an object: see [`tree`]. What else has a name
-//! counts as hidden.
+//! `file:///DIRECTORY`: a directory tree as a bucket. Keys are paths below the directory; a key that ends in `/` does
+//! not exist, an empty directory is only seen as a prefix of its parent. Symbolic links are followed within the tree,
+//! though a listing of everything goes down no linked directory, and nothing but regular files is an object: see
+//! [`tree`]. What else has a name counts as hidden.
 //!
-//! The directory must be the same on every host, as a network file system is. The ETag is made of modification time, size and
-//! inode, and is checked before and after each piece is read: a file that is replaced by a rename is always noticed, one
-//! that is overwritten in place within the time stamp's granularity (some milliseconds) may not be.
+//! The directory must be the same on every host, as a network file system is. The ETag is made of modification time,
+//! size and inode, and is checked before and after each piece is read: a file that is replaced by a rename is always
+//! noticed, one that is overwritten in place within the time stamp's granularity (some milliseconds) may not be.
 //!
 //! opendal's `fs` service is not used: it trims names, and its listings tell neither inode nor version.
 

@@ -1,21 +1,21 @@
 //! Object stores as Cavern sees them.
 //!
-//! [`Ufs`] is a handle on one mount's bucket and prefix. It lists, describes, reads, writes and deletes objects. What it
-//! promises, whatever the store:
+//! [`Ufs`] is a handle on one mount's bucket and prefix. It lists, describes, reads, writes and deletes objects. What
+//! it promises, whatever the store:
 //!
 //! - **Exact keys.** A key that was listed is the key that is asked for, byte for byte: spaces at either end, `%`, `+`,
 //!   control characters, Unicode in any form. What cannot be told in UTF-8 is counted in [`ListPage::hidden`].
-//! - **Exact versions.** Reads carry the ETag as `If-Match`; another version is [`UfsError::VersionChanged`], and a retry in
-//!   the middle of a body goes on with the same version or fails.
+//! - **Exact versions.** Reads carry the ETag as `If-Match`; another version is [`UfsError::VersionChanged`], and a
+//!   retry in the middle of a body goes on with the same version or fails.
 //! - **Exact lengths.** A body has the length of its range or ends in an error.
-//! - **Whole objects.** An object is written in one request, or appears when its last part has arrived, or not at all; and only
-//!   in the place of the version that the writer expects ([`Replaces`]).
+//! - **Whole objects.** An object is written in one request, or appears when its last part has arrived, or not at all;
+//!   and only in the place of the version that the writer expects ([`Replaces`]).
 //! - **Listings need no HEAD.** Size, ETag and time of every object come with the page, about a thousand to one LIST.
 //! - **Every wait ends**, see [`Ufs::deadline`].
 //! - **Secrets stay secret**: no error, log line or `Debug` text of this crate holds a credential.
 //!
-//! How a request goes through retries, limits, counters and deadlines is told in `store.rs`; the URIs and their options in
-//! `uri.rs` and `s3/options.rs`.
+//! How a request goes through retries, limits, counters and deadlines is told in `store.rs`; the URIs and their options
+//! in `uri.rs` and `s3/options.rs`.
 
 mod attributes;
 mod deadline;

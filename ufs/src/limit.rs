@@ -1,7 +1,8 @@
 //! Requests in flight: one limit per store and process, shared by every handle of that store.
 //!
 //! A permit is held from before the request until the body has been read or dropped, so a reader that sits on an open
-//! body counts against the limit. The wait for a permit is bounded too (by `ufs.request_timeout`), like every other wait.
+//! body counts against the limit. The wait for a permit is bounded too (by `ufs.request_timeout`), like every other
+//! wait.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -36,13 +36,13 @@ pub struct ListPage {
     pub hidden: u64,
 }
 
-/// What is kept with an object: names (lower-case letters, digits and `-`) and values (printable ASCII), in the order of the
-/// names.
+/// What is kept with an object: names (lower-case letters, digits and `-`) and values (printable ASCII), in the order
+/// of the names.
 pub type Metadata = std::collections::BTreeMap<String, String>;
 
 /// What a change of an object expects under its key. A store that has something else there answers
-/// [`UfsError::VersionChanged`](crate::UfsError::VersionChanged), or `NotFound` where it has nothing; one that does not know such
-/// conditions makes the change.
+/// [`UfsError::VersionChanged`](crate::UfsError::VersionChanged), or `NotFound` where it has nothing; one that does not
+/// know such conditions makes the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replaces<'a> {
     Anything,

@@ -1,8 +1,8 @@
-//! Where the keys of a mount are, in one spelling for all URIs and options that lead there: so it can be told whether two
-//! mounts have keys in common.
+//! Where the keys of a mount are, in one spelling for all URIs and options that lead there: so it can be told whether
+//! two mounts have keys in common.
 //!
-//! This is not the [`store_id`](crate::Ufs::store_id), by which blocks are named for good: it takes for one what is most likely one. To take two stores for one costs
-//! somebody a prefix of its own; to take one for two may cost data.
+//! This is not the [`store_id`](crate::Ufs::store_id), by which blocks are named for good: it takes for one what is
+//! most likely one. To take two stores for one costs somebody a prefix of its own; to take one for two may cost data.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -56,8 +56,8 @@ impl Place {
 const AWS: &str = "amazonaws.com";
 const AWS_CHINA: &str = "amazonaws.com.cn";
 
-/// The server of an endpoint (`scheme://host[:port]` in lower case, without a default port). The scheme is left out: a port speaks one of
-/// the two, and the two default ports are two ways into one server.
+/// The server of an endpoint (`scheme://host[:port]` in lower case, without a default port). The scheme is left out: a
+/// port speaks one of the two, and the two default ports are two ways into one server.
 fn server(endpoint: &str) -> String {
     let authority = endpoint.split_once("://").map_or(endpoint, |(_, authority)| authority);
     let is_port = |port: &&str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,12 +1,13 @@
 //! Retries of what is temporary: `ufs.retries` more attempts, each after a pause.
 //!
-//! The pause before attempt n is drawn from the upper half of `retry_backoff · 2ⁿ`, at most `retry_backoff_max`, so that
-//! clients which failed together do not come back together. Refusals (404, 403, 412, …) are final at once. Where somebody waits for the
-//! answer, an outage is waited for beyond that ([`crate::Ufs::patient`]).
+//! The pause before attempt n is drawn from the upper half of `retry_backoff · 2ⁿ`, at most `retry_backoff_max`, so
+//! that clients which failed together do not come back together. Refusals (404, 403, 412, …) are final at once. Where
+//! somebody waits for the answer, an outage is waited for beyond that ([`crate::Ufs::patient`]).
 //!
 //! A body that breaks off goes on where it stopped, and the retries of one GET count together over its whole life. The
-//! second request is pinned to the version whose bytes were already handed out: to the caller's ETag, or, where the caller
-//! named none, to the one the store answered with; without either, a broken body cannot be continued and is an error.
+//! second request is pinned to the version whose bytes were already handed out: to the caller's ETag, or, where the
+//! caller named none, to the one the store answered with; without either, a broken body cannot be continued and is an
+//! error.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -133,7 +134,8 @@ impl ObjectStore for Arc<Retrying> {
         .boxed()
     }
 
-    /// A condition may fail because an earlier attempt was carried out although its answer was lost: the caller finds out.
+    /// A condition may fail because an earlier attempt was carried out although its answer was lost: the caller finds
+    /// out.
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
         async move {
             let mut failed = Failures::none();

@@ -1,4 +1,5 @@
-//! What all handles of one store share within a process: the limit of requests in flight, the counters and the connections.
+//! What all handles of one store share within a process: the limit of requests in flight, the counters and the
+//! connections.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, OnceLock, Weak};

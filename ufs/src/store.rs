@@ -5,8 +5,8 @@
 //!
 //! | decorator | what it adds |
 //! |---|---|
-//! | [`Retrying`](crate::retry::Retrying) | back-off with jitter, for what is temporary; a body that broke off goes on where it stopped |
-//! | [`Limited`](crate::limit::Limited) | requests in flight per store and process; the permit is held until the body is read or dropped |
+//! | [`Retrying`](crate::retry::Retrying) | back-off with jitter; a broken body goes on where it stopped |
+//! | [`Limited`](crate::limit::Limited) | requests in flight per store and process, each until its body is read |
 //! | [`Instrumented`](crate::metrics::Instrumented) | one count, latency and byte total per attempt |
 //! | [`Punctual`](crate::deadline::Punctual) | deadlines for the answer and for pauses in the body |
 //! | [`Exact`](crate::exact::Exact) | a body has the length of its range, or ends in an error |

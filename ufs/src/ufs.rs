@@ -110,8 +110,8 @@ impl Ufs {
         Self(Arc::new(Inner { raw, store, shared, prefix, conf }))
     }
 
-    /// The same store for a caller who waits: while it cannot be reached, or does not answer, a call is tried again for so long, beyond
-    /// `ufs.retries`. A call takes no longer than that and [`Ufs::deadline`] together.
+    /// The same store for a caller who waits: while it cannot be reached, or does not answer, a call is tried again for
+    /// so long, beyond `ufs.retries`. A call takes no longer than that and [`Ufs::deadline`] together.
     #[must_use]
     pub fn patient(&self, patience: Duration) -> Self {
         let Inner { raw, store, shared, prefix, conf } = &*self.0;
@@ -165,8 +165,8 @@ impl Ufs {
         self.0.store.head(key).await
     }
 
-    /// The bytes of `range` of the version `etag` (of any version when that is empty), as a stream; one GET, no HEAD. An
-    /// empty range sends nothing.
+    /// The bytes of `range` of the version `etag` (of any version when that is empty), as a stream; one GET, no HEAD.
+    /// An empty range sends nothing.
     ///
     /// # Errors
     /// [`UfsError::VersionChanged`] when another version is there now, or the object ends before the range does.
@@ -194,10 +194,10 @@ impl Ufs {
         Ok(bytes.freeze())
     }
 
-    /// Longest time that a call for this many bytes (0 for LIST and HEAD) can take before it ends in an error, retries and
-    /// pauses included; the time that the caller itself takes between pieces of a stream is not counted. One attempt waits
-    /// at most `request_timeout` for its turn, `request_timeout` for the answer (connecting included), and `io_timeout` for
-    /// each MiB begun of the body.
+    /// Longest time that a call for this many bytes (0 for LIST and HEAD) can take before it ends in an error, retries
+    /// and pauses included; the time that the caller itself takes between pieces of a stream is not counted. One
+    /// attempt waits at most `request_timeout` for its turn, `request_timeout` for the answer (connecting included),
+    /// and `io_timeout` for each MiB begun of the body.
     pub fn deadline(&self, bytes: u64) -> Duration {
         let conf = &self.0.conf;
         let backoff = self.0.store.backoff;

@@ -1,7 +1,7 @@
 //! UFS URIs: `s3://BUCKET[/PREFIX]`, `file:///DIRECTORY`, and `memory://NAME[/PREFIX]` for tests.
 //!
-//! A prefix is taken as it stands (no percent-decoding) and always ends in `/`; one `/` more or less at the end of the URI makes
-//! no difference.
+//! A prefix is taken as it stands (no percent-decoding) and always ends in `/`; one `/` more or less at the end of the
+//! URI makes no difference.
 
 use crate::error::UfsError;
 

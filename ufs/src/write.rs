@@ -19,8 +19,8 @@ impl Ufs {
     /// Writes an object in one request; gives its ETag, without quotes.
     ///
     /// # Errors
-    /// [`UfsError::VersionChanged`] or [`UfsError::NotFound`] when something else is under the key than it replaces. That may also be
-    /// this very write: an attempt whose answer was lost.
+    /// [`UfsError::VersionChanged`] or [`UfsError::NotFound`] when something else is under the key than it replaces.
+    /// That may also be this very write: an attempt whose answer was lost.
     pub async fn put(
         &self,
         key: &str,
@@ -42,8 +42,8 @@ impl Ufs {
         }
     }
 
-    /// Copies a version of an object to another key of the bucket, with its metadata; gives the copy's ETag. The bytes do not come
-    /// here. What is there under the key is replaced.
+    /// Copies a version of an object to another key of the bucket, with its metadata; gives the copy's ETag. The bytes
+    /// do not come here. What is there under the key is replaced.
     ///
     /// # Errors
     /// [`UfsError::VersionChanged`] or [`UfsError::NotFound`] when that version is not there any more.
@@ -51,8 +51,8 @@ impl Ufs {
         self.copy_with(from, to, None).await
     }
 
-    /// Gives a version of an object other metadata, and no others; gives the ETag that it has then, which may be another. The bytes
-    /// do not come here.
+    /// Gives a version of an object other metadata, and no others; gives the ETag that it has then, which may be
+    /// another. The bytes do not come here.
     ///
     /// # Errors
     /// As [`Ufs::copy`].
@@ -80,8 +80,8 @@ impl Ufs {
         }
     }
 
-    /// Begins an object that is written in parts, and appears when it is completed. Whoever gives up must say so, or the store
-    /// keeps the parts.
+    /// Begins an object that is written in parts, and appears when it is completed. Whoever gives up must say so, or
+    /// the store keeps the parts.
     pub async fn begin_multipart(&self, key: &str, metadata: &Metadata) -> Result<MultipartUpload, UfsError> {
         let id = self.change(key, Change::Begin { metadata }).await?;
         Ok(MultipartUpload { ufs: self.clone(), key: key.to_owned(), id })
@@ -106,7 +106,8 @@ impl MultipartUpload {
         self.ufs.change(&self.key, Change::Part { upload: &self.id, number, body }).await
     }
 
-    /// Takes all bytes of a version of another object of the bucket for its parts; gives their ETags. The bytes do not come here.
+    /// Takes all bytes of a version of another object of the bucket for its parts; gives their ETags. The bytes do not
+    /// come here.
     ///
     /// # Errors
     /// As [`Ufs::copy`].

@@ -1,4 +1,5 @@
-//! Where credentials come from when the options hold none. Each case runs in a process of its own, with its own environment.
+//! Where credentials come from when the options hold none. Each case runs in a process of its own, with its own
+//! environment.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop there")]
 

@@ -19,21 +19,27 @@ pub enum WorkerError {
     #[error("{} is in use by another worker: give each worker its own worker.dirs", .0.display())]
     DirectoryInUse(PathBuf),
     /// The directory was written by a version of another format.
-    #[error("{} has format {found}, this version reads {known}: use a matching version of cv, or another directory", path.display())]
+    #[error("{} has format {found}, this version reads {known}: use a matching version of cv, or another \
+        directory", path.display())]
     DirectoryFormat { path: PathBuf, found: u32, known: u32 },
     /// `worker.json` is not what a worker writes.
-    #[error("{} is damaged ({reason}): delete it to start with the blocks of this directory, or restore it", path.display())]
+    #[error(
+        "{} is damaged ({reason}): delete it to start with the blocks of this directory, or restore it",
+        path.display()
+    )]
     DirectoryIdentity { path: PathBuf, reason: String },
     /// Directory and master belong to different clusters, or two directories do.
     #[error(
-        "{} belongs to cluster {found}, not to {expected}: its directory may hold the only copy of files of that cluster, so see first that \
-         cluster.masters names the right master; for a worker of another cluster, name other directories in worker.dirs",
+        "{} belongs to cluster {found}, not to {expected}: its directory may hold the only copy of files of that \
+         cluster, so see first that cluster.masters names the right master; for a worker of another cluster, name \
+         other directories in worker.dirs",
         path.display()
     )]
     ForeignCluster { path: PathBuf, found: String, expected: String },
     /// The block index of a directory cannot be opened, for a reason that setting it aside would not cure.
     #[error(
-        "cannot open the block index {} ({source}): check its permissions and the disk, or move it away to begin with an empty cache",
+        "cannot open the block index {} ({source}): check its permissions and the disk, or move it away to begin with \
+         an empty cache",
         path.display()
     )]
     Index { path: PathBuf, source: rocksdb::Error },
@@ -41,7 +47,10 @@ pub enum WorkerError {
     #[error("cannot listen on {address}: {source}; is another worker running, or the address of another host?")]
     Listen { address: String, source: io::Error },
     /// Unix socket paths are limited by the kernel.
-    #[error("worker.socket {} has {length} bytes, the kernel allows 107: set worker.socket to a shorter path", path.display())]
+    #[error(
+        "worker.socket {} has {length} bytes, the kernel allows 107: set worker.socket to a shorter path",
+        path.display()
+    )]
     SocketPath { path: PathBuf, length: usize },
     /// Another live worker answers on the Unix socket.
     #[error("{} is served by another worker: stop it, or set worker.socket to another path", .0.display())]

@@ -1,9 +1,9 @@
 //! Fills: missing chunks are fetched from the bucket, each once for all who ask.
 //!
-//! A request names chunks. Those that are missing and not yet on their way are grouped into contiguous *runs* of at most
-//! `fill_size_max`; each run is one ranged GET with `If-Match`, in a task of its own. Chunks that another run is bringing
-//! are waited for there. The body is streamed: a chunk becomes visible, and those who wait for it go on, as soon as it is
-//! written, long before its run ends.
+//! A request names chunks. Those that are missing and not yet on their way are grouped into contiguous *runs* of at
+//! most `fill_size_max`; each run is one ranged GET with `If-Match`, in a task of its own. Chunks that another run is
+//! bringing are waited for there. The body is streamed: a chunk becomes visible, and those who wait for it go on, as
+//! soon as it is written, long before its run ends.
 //!
 //! A run belongs to nobody. When all who asked have gone (deadline, cancel, closed connection) it stops at its next
 //! chunk, or before it has begun; when it fails, all who wait are told why, and nothing is remembered: the next request
@@ -185,8 +185,8 @@ impl Fills {
         Err(Refusal::new(Status::Overloaded, "the block was dropped again and again while it was filled"))
     }
 
-    /// The block, made if need be. The file of a new block of one chunk is made here, as that chunk is written: both take
-    /// less than the way to another thread and back.
+    /// The block, made if need be. The file of a new block of one chunk is made here, as that chunk is written: both
+    /// take less than the way to another thread and back.
     async fn open(&self, source: &BlockSource, touch: Touch) -> Result<Arc<Block>, Refusal> {
         let (id, length, mount_id) = (*source.id(), source.length(), source.mount_id());
         match self.store.get(&id, Touch::None) {

@@ -7,9 +7,9 @@
 //!   master ◄── register, heartbeat, mounts ── heartbeat, mounts
 //! ```
 //!
-//! But for the blocks of fs-mode files, a worker holds nothing that cannot be fetched again. It keeps serving when the master is away, and what it has on
-//! disk is good for every later start: blocks are named by content, so no restart and no re-attached bucket can make
-//! them stale.
+//! But for the blocks of fs-mode files, a worker holds nothing that cannot be fetched again. It keeps serving when the
+//! master is away, and what it has on disk is good for every later start: blocks are named by content, so no restart
+//! and no re-attached bucket can make them stale.
 
 mod error;
 mod fill;

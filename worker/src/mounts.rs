@@ -1,7 +1,7 @@
 //! The mounts as this worker knows them: how to reach the bucket that a block comes from.
 //!
-//! The table comes from the master, credentials included, and is kept in memory only. It stays in use while the master is
-//! away. A mount that is not in it makes the worker ask again, once a second at most.
+//! The table comes from the master, credentials included, and is kept in memory only. It stays in use while the master
+//! is away. A mount that is not in it makes the worker ask again, once a second at most.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,16 +1,17 @@
 //! Writing objects to the buckets of fs-mode mounts, from the blocks of files.
 //!
-//! An object is written whole from one version of its file, or not at all. Clients of this host write through descriptors
-//! without a word to the worker, so the blocks' files are asked when they were last written to, before the first byte is
-//! read and after the last; the object is made only if none has been touched in between. A small object is read, checked and
-//! sent in one request. The parts of a large one are read and sent several at a time, within the memory budget, and the
-//! check comes before the parts become an object.
+//! An object is written whole from one version of its file, or not at all. Clients of this host write through
+//! descriptors without a word to the worker, so the blocks' files are asked when they were last written to, before the
+//! first byte is read and after the last; the object is made only if none has been touched in between. A small object
+//! is read, checked and sent in one request. The parts of a large one are read and sent several at a time, within the
+//! memory budget, and the check comes before the parts become an object.
 //!
 //! [`copy`] reads a block of another worker in the same way, to have it here.
 //!
 //! Large content that the bucket has already, of a file that got another name or other attributes, is copied there.
 //!
-//! What is given up (the asker is gone, the deadline is over, a part failed, the file changed) is aborted at the store too.
+//! What is given up (the asker is gone, the deadline is over, a part failed, the file changed) is aborted at the store
+//! too.
 
 mod copy;
 mod peers;

@@ -1,8 +1,9 @@
 //! The block store: files and an index per data directory, and in memory what placement and eviction need.
 //!
-//! A block becomes visible to this process chunk by chunk as its bytes are written, and to the next start when its index
-//! entry is put (blocks of fs-mode files are kept otherwise: see `data`). Eviction removes the index entry first and the file after it, and never touches the bytes of a file:
-//! whoever holds a descriptor goes on reading what it promised.
+//! A block becomes visible to this process chunk by chunk as its bytes are written, and to the next start when its
+//! index entry is put (blocks of fs-mode files are kept otherwise: see `data`). Eviction removes the index entry first
+//! and the file after it, and never touches the bytes of a file: whoever holds a descriptor goes on reading what it
+//! promised.
 //!
 //! All methods may be called from any thread. Those marked *blocking* wait for a disk; the others take short locks and
 //! make at most one unlink or page-cache write.
@@ -67,7 +68,8 @@ pub struct StoreOptions {
 /// Why the store could not keep something. Reading goes on in every case.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// What could be evicted is held by requests, the block exceeds the capacity, or the file system takes no more bytes.
+    /// What could be evicted is held by requests, the block exceeds the capacity, or the file system takes no more
+    /// bytes.
     #[error("no room: everything that could be evicted is in use, or the file system is full")]
     Full,
     /// No directory works any more.
@@ -227,7 +229,8 @@ pub fn open(
 }
 
 /// Takes in the data blocks of all directories. Of a block that is there twice (its directory was taken out of the
-/// configuration for a while, or a power failure undid a deletion) the later file counts; the other is not for us to delete.
+/// configuration for a while, or a power failure undid a deletion) the later file counts; the other is not for us to
+/// delete.
 fn insert_data(cache: &mut Cache, opened: &mut [recovery::Opened]) {
     let mut data: Vec<Entry> = opened.iter_mut().flat_map(|directory| std::mem::take(&mut directory.data)).collect();
     data.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.incarnation));
@@ -239,7 +242,8 @@ fn insert_data(cache: &mut Cache, opened: &mut [recovery::Opened]) {
         let directory = &opened[usize::from(entry.directory)].spec.path;
         let file = directory::data_path(directory, &entry.id, entry.incarnation, entry.mount_id);
         warn!(block = %entry.id, file = %file.display(),
-            "a block of an fs-mode file is there twice: the later file is served, this one is left alone; delete it if nothing of it is missing");
+            "a block of an fs-mode file is there twice: the later file is served, this one is left alone; delete it if \
+             nothing of it is missing");
     }
 }
 
@@ -390,7 +394,8 @@ impl Store {
         if directory.failed(cause) {
             let forgotten = self.forget_directory(position);
             error!(directory = %directory.spec.path.display(), blocks = forgotten, cause = %cause,
-                "a data directory is given up after repeated errors; its blocks will be fetched again: replace the disk and restart the worker");
+                "a data directory is given up after repeated errors; its blocks will be fetched again: replace the \
+                 disk and restart the worker");
         }
     }
 

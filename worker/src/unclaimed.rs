@@ -1,7 +1,9 @@
-//! Frees blocks of fs-mode files that no file has: they were made for clients that died before they said so to the master.
+//! Frees blocks of fs-mode files that no file has: they were made for clients that died before they said so to the
+//! master.
 //!
-//! The master is asked which blocks are to be here. One that is not among them, twice, and was not written to all the while is nobody's:
-//! a client that lives tells the master every few seconds what it has made, and renews the room that it writes to.
+//! The master is asked which blocks are to be here. One that is not among them, twice, and was not written to all the
+//! while is nobody's: a client that lives tells the master every few seconds what it has made, and renews the room that
+//! it writes to.
 
 use std::collections::HashSet;
 use std::sync::Arc;

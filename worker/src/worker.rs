@@ -38,7 +38,8 @@ const FILL_DRAIN: Duration = Duration::from_secs(3);
 
 /// Runs a worker until `stop` is cancelled; then drains and returns.
 ///
-/// Directories are opened first, then the ports are bound, then the ready line is printed; the master need not be there.
+/// Directories are opened first, then the ports are bound, then the ready line is printed; the master need not be
+/// there.
 ///
 /// # Errors
 /// What keeps the worker from starting, or a master of another cluster.

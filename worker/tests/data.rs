@@ -1,4 +1,5 @@
-//! Blocks of fs-mode files from the client's side: over both routes, from many tasks, and through kill -9 of a worker's process.
+//! Blocks of fs-mode files from the client's side: over both routes, from many tasks, and through kill -9 of a worker's
+//! process.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop there")]
 

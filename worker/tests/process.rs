@@ -43,7 +43,10 @@ macro_rules! not_asked {
         impl Cluster for FakeMaster {
             type WatchStream = tokio_stream::Empty<Result<WatchEvent, Status>>;
 
-            async fn register_worker(&self, request: Request<RegisterWorkerRequest>) -> Result<Response<RegisterWorkerReply>, Status> {
+            async fn register_worker(
+                &self,
+                request: Request<RegisterWorkerRequest>,
+            ) -> Result<Response<RegisterWorkerReply>, Status> {
                 self.0.registered.lock().push(request.into_inner());
                 let cluster_id = self.0.cluster_id.lock().clone();
                 Ok(Response::new(RegisterWorkerReply { worker_id: 5, cluster_id, epoch: 1, heartbeat_ms: 50 }))

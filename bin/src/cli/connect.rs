@@ -43,8 +43,8 @@ impl ClusterArgs {
         Self { conf, master: None, local }
     }
 
-    /// The configuration of the cluster that is meant: `--local`, `--conf`, the usual places, and last the local cluster
-    /// of this user if none of those says anything; `--master` goes before all for the masters' addresses.
+    /// The configuration of the cluster that is meant: `--local`, `--conf`, the usual places, and last the local
+    /// cluster of this user if none of those says anything; `--master` goes before all for the masters' addresses.
     pub fn config(&self) -> Result<Config, CliError> {
         let local = match &self.local {
             Some(directory) => Some(Cluster::load(directory)?),

@@ -13,9 +13,9 @@ use crate::error::CliError;
   cv export /work/run1 --watch   and show its progress until that is done
   cv job wait 7                  follow it later; see also cv job --help
 
-The bucket follows an fs-mode mount by itself, when files have been at rest for master.persist_delay. An export does not \
-wait for that, and tries again at once what has failed before. It is of the changes that were made before it began, not \
-of those that come meanwhile. Files, directories, links and objects that are to be deleted count as files.
+The bucket follows an fs-mode mount by itself, when files have been at rest for master.persist_delay. An export does \
+not wait for that, and tries again at once what has failed before. It is of the changes that were made before it \
+began, not of those that come meanwhile. Files, directories, links and objects that are to be deleted count as files.
 
 It fails when all that is left was refused five times (access denied, a name that cannot be a key), or has failed \
 otherwise for a minute. The bucket follows nevertheless as soon as it can; `cv job retry` begins another export. \

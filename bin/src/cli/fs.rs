@@ -61,7 +61,8 @@ pub enum FsCommand {
   cv fs find /work --type d --json
   cv fs find /work/run1 --newer /work/run1/checkpoint.pt
 
-What is asked for holds together: a file must be as every option says. The options may have one dash, as those of find(1).")]
+What is asked for holds together: a file must be as every option says. The options may have one dash, as those of \
+find(1).")]
     Find(find::FindArgs),
     /// Copy a file or a directory of this host, or stdin, into a mount that can be written to.
     #[command(after_help = "Examples:
@@ -69,8 +70,8 @@ What is asked for holds together: a file must be as every option says. The optio
   cv fs put ./data /work
   tar cf - src | cv fs put - /work/src.tar
 
-What is there already is replaced, a file in one step: a reader has the old one or the new one, whole. When the command \
-is done, the bytes are on the disks of the workers.")]
+What is there already is replaced, a file in one step: a reader has the old one or the new one, whole. When the \
+command is done, the bytes are on the disks of the workers.")]
     Put(put::PutArgs),
     /// Make files in a mount that can be written to, or set the times of those that are there to now.
     #[command(after_help = "Examples:
@@ -131,8 +132,8 @@ is done, the bytes are on the disks of the workers.")]
     Count(PathArgs),
     /// Where the blocks of a file are, and how much of each is cached.
     Blocks(PathArgs),
-    /// Drop the cached blocks of a file, or of all files below a directory. The bucket is not touched. Files of fs-mode mounts are
-    /// read from the bucket then; what the bucket lacks of them is kept.
+    /// Drop the cached blocks of a file, or of all files below a directory. The bucket is not touched. Files of fs-mode
+    /// mounts are read from the bucket then; what the bucket lacks of them is kept.
     Free(PathArgs),
 }
 

@@ -1,4 +1,5 @@
-//! A path of this host where one of the namespace is meant: what a mount point shows has one name here, and another there.
+//! A path of this host where one of the namespace is meant: what a mount point shows has one name here, and another
+//! there.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

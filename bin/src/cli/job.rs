@@ -79,8 +79,8 @@ pub struct WaitArgs {
 #[command(after_help = "Examples:
   cv job cancel 7
 
-What was done so far stays. A cancelled export gives up its hurry: the bucket follows at its usual pace. A job that has \
-ended stays as it is.")]
+What was done so far stays. A cancelled export gives up its hurry: the bucket follows at its usual pace. A job that \
+has ended stays as it is.")]
 pub struct CancelArgs {
     #[command(flatten)]
     job: JobArgs,
@@ -91,8 +91,8 @@ pub struct CancelArgs {
   cv job retry 7
   cv job retry 7 --watch
 
-Begins a new job of the same kind for the same path, and prints its number; the old one stays as it ended. What the old \
-one did is not done again. Interrupting it with --watch cancels the new job.")]
+Begins a new job of the same kind for the same path, and prints its number; the old one stays as it ended. What the \
+old one did is not done again. Interrupting it with --watch cancels the new job.")]
 pub struct RetryArgs {
     /// Show progress until the job ends.
     #[arg(long)]

@@ -31,7 +31,8 @@ A process that ends by itself is started again, after a pause that doubles up to
     Status(StatusArgs),
     /// Stop everything and unmount. What is stored stays for the next `up`.
     Down(DownArgs),
-    /// Start a child that is not running, on the addresses it had; from now on it is started again when it ends by itself.
+    /// Start a child that is not running, on the addresses it had; from now on it is started again when it ends by
+    /// itself.
     #[command(after_help = "Examples:
   cv local start worker1     the second worker
   cv local start fuse")]

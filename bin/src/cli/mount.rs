@@ -36,8 +36,8 @@ use crate::error::CliError;
                            false: http://BUCKET.host/KEY
 
 A secret on a command line is seen by every user of the host, and kept by the shell: give it with --credentials-file, \
---credentials-env or --credentials-profile. Without any credentials each process of the cluster looks in its own environment, \
-which is not the one of this command.
+--credentials-env or --credentials-profile. Without any credentials each process of the cluster looks in its own \
+environment, which is not the one of this command.
 
 Examples:
   cv mount s3://data/train /train --write-type cache-mode \\
@@ -97,8 +97,8 @@ pub struct MountArgs {
     /// When the bucket is asked again.
     #[arg(long, value_enum, default_value_t = ConsistencyArg::Ttl)]
     consistency: ConsistencyArg,
-    /// In fs-mode: give the objects of the prefix back what their metadata say they were, as Cavern has written them: owners,
-    /// permissions, times, links, attributes. This is done anyway, at the price of a HEAD for each object.
+    /// In fs-mode: give the objects of the prefix back what their metadata say they were, as Cavern has written them:
+    /// owners, permissions, times, links, attributes. This is done anyway, at the price of a HEAD for each object.
     #[arg(long, requires = "uri", conflicts_with = "no_recover")]
     recover: bool,
     /// In fs-mode: take every object of the prefix for a plain file, whatever its metadata say.
@@ -196,8 +196,8 @@ impl MountArgs {
             return self.list().await;
         };
         let Some(write_type) = self.write_type else {
-            let text = "say which side is the truth: --write-type cache-mode (the bucket; Cavern caches it) or --write-type \
-                        fs-mode (the namespace, which can be written; the bucket follows it)";
+            let text = "say which side is the truth: --write-type cache-mode (the bucket; Cavern caches it) or \
+                        --write-type fs-mode (the namespace, which can be written; the bucket follows it)";
             return Err(CliError::Usage(text.to_owned()));
         };
         let check_only = self.check;
@@ -257,7 +257,8 @@ impl MountArgs {
 #[command(after_help = "Examples:
   cv umount /train
 
-What was written to an fs-mode mount is brought to its bucket first; the mount stays when that fails, or while files are being written.")]
+What was written to an fs-mode mount is brought to its bucket first; the mount stays when that fails, or while files \
+are being written.")]
 pub struct UmountArgs {
     /// Namespace path of the mount.
     #[arg(value_name = "PATH")]

@@ -29,15 +29,16 @@ pub enum NodeCommand {
   cv node drain 3 --watch
   cv node drain node7:7710 --undo
 
-The worker goes on serving meanwhile, and stays so over restarts until --undo or `cv node remove`. What it caches of buckets stays \
-behind: it is read from the bucket again, by other workers.")]
+The worker goes on serving meanwhile, and stays so over restarts until --undo or `cv node remove`. What it caches of \
+buckets stays behind: it is read from the bucket again, by other workers.")]
     Drain(DrainArgs),
     /// Take a worker that is empty or lost out of the cluster for good.
     #[command(after_help = "Examples:
   cv node drain 3 --watch && cv node remove 3
 
-Refused while something is at this worker alone and in no bucket. The worker itself is told when it asks next, and ends; it is refused \
-from then on. Its directories stay as they are: with empty ones the host can join again, as a new worker.")]
+Refused while something is at this worker alone and in no bucket. The worker itself is told when it asks next, and \
+ends; it is refused from then on. Its directories stay as they are: with empty ones the host can join again, as a new \
+worker.")]
     Remove(RemoveArgs),
 }
 

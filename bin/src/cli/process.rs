@@ -123,9 +123,9 @@ fn all_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Threads for tasks that do little before they hand on to a disk, a socket or a thread of their own: one for two cores. With
-/// more of them each change of the namespace wakes some that then find nothing to do; on two cores a new file costs the
-/// master and the client thirteen changes of threads each with two threads, and eight with one.
+/// Threads for tasks that do little before they hand on to a disk, a socket or a thread of their own: one for two
+/// cores. With more of them each change of the namespace wakes some that then find nothing to do; on two cores a new
+/// file costs the master and the client thirteen changes of threads each with two threads, and eight with one.
 fn some_threads() -> usize {
     all_threads().div_ceil(2)
 }

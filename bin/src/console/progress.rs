@@ -1,7 +1,8 @@
 //! Progress on a terminal: a bar, or what has been done so far while nobody knows how much there is to do.
 //!
-//! A whole that still grows has no percentage: what is known of it at first is done at once, and a bar of that would begin at its end
-//! and run backwards. So a bar is drawn from the moment at which the whole is known, and never goes back.
+//! A whole that still grows has no percentage: what is known of it at first is done at once, and a bar of that would
+//! begin at its end and run backwards. So a bar is drawn from the moment at which the whole is known, and never goes
+//! back.
 
 use std::time::Duration;
 

@@ -51,7 +51,8 @@ impl Parts {
     }
 }
 
-/// Writes an image of `strips`, each `restart_blocks` 8×8 blocks wide and 8 lines high, encoded with the tables of `parts`.
+/// Writes an image of `strips`, each `restart_blocks` 8×8 blocks wide and 8 lines high, encoded with the tables of
+/// `parts`.
 pub fn write<'a>(
     parts: &Parts,
     restart_blocks: u16,

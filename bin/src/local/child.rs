@@ -135,7 +135,8 @@ impl fmt::Display for Exit {
 pub struct RunRecord {
     pub process: ProcessId,
     pub exit: Option<Exit>,
-    /// Who waits for the end of the process, and starts the child again. Records of earlier versions lack it, and what follows.
+    /// Who waits for the end of the process, and starts the child again. Records of earlier versions lack it, and what
+    /// follows.
     #[serde(default)]
     pub keeper: Option<ProcessId>,
     /// How often the keeper has started the child again.

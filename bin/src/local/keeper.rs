@@ -1,16 +1,17 @@
 //! The keeper: parent of one child, the only one who learns how it ends, and who starts it again.
 //!
-//! A child that ends though nobody has stopped it is started again after a pause, which doubles from failure to failure up to half
-//! a minute, and begins anew once the child has run for a minute. Whoever stops or kills a child on purpose leaves a file first
-//! ([`Cluster::stop_path`]), and sends the signal then: the keeper looks for it before each start. Exit code 0 counts as asked
-//! for, whoever did: SIGTERM, or somebody unmounted a mount.
+//! A child that ends though nobody has stopped it is started again after a pause, which doubles from failure to failure
+//! up to half a minute, and begins anew once the child has run for a minute. Whoever stops or kills a child on purpose
+//! leaves a file first ([`Cluster::stop_path`]), and sends the signal then: the keeper looks for it before each start.
+//! Exit code 0 counts as asked for, whoever did: SIGTERM, or somebody unmounted a mount.
 //!
-//! A keeper that is killed leaves its child at work, without anybody who would start it again: `cv local status` says so, and `cv
-//! local up` or `start` gives it a new keeper. That one is not its parent. So it waits for the end by a descriptor of the process, and
-//! cannot know how that came.
+//! A keeper that is killed leaves its child at work, without anybody who would start it again: `cv local status` says
+//! so, and `cv local up` or `start` gives it a new keeper. That one is not its parent. So it waits for the end by a
+//! descriptor of the process, and cannot know how that came.
 //!
-//! What the child needs is read from the record of the cluster at each start. A dead mount of `cv fuse` is not touched before its
-//! successor is about to mount, and then by that: until then programs get `ENOTCONN` rather than see, and write into, the directory below.
+//! What the child needs is read from the record of the cluster at each start. A dead mount of `cv fuse` is not touched
+//! before its successor is about to mount, and then by that: until then programs get `ENOTCONN` rather than see, and
+//! write into, the directory below.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -38,8 +39,9 @@ const SETTLED: Duration = Duration::from_secs(60);
 /// Between two looks whether the child is wanted, during a pause.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Runs a child of the cluster in `directory`, in a session of its own, its output appended to its log; keeps its run record up to
-/// date; returns when it has ended for good. A child that is at work is taken over. The environment is handed on.
+/// Runs a child of the cluster in `directory`, in a session of its own, its output appended to its log; keeps its run
+/// record up to date; returns when it has ended for good. A child that is at work is taken over. The environment is
+/// handed on.
 pub fn keep(directory: &Path, name: ChildName) -> Result<(), CliError> {
     // Away from the caller's terminal, so that its Ctrl-C does not end the cluster.
     rustix::process::setsid().context("cannot begin a session")?;
@@ -223,7 +225,8 @@ pub fn want(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
     }
 }
 
-/// Notes that a child is stopped on purpose. Its keeper starts it no more once this has returned, unless it has just done so.
+/// Notes that a child is stopped on purpose. Its keeper starts it no more once this has returned, unless it has just
+/// done so.
 pub fn want_not(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
     let path = cluster.stop_path(name);
     fs::write(&path, []).context(format_args!("cannot write {}", path.display()))

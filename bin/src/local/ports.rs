@@ -1,8 +1,9 @@
 //! Free ports for the children.
 //!
-//! They are taken from below the range that the kernel gives to outgoing connections (32,768 and up on Linux), so that a
-//! child that was stopped finds its port still free when it starts again. While a cluster starts, its ports are set aside: a socket
-//! without a file is named after each, so that another `cv local up` does not choose it before the child listens there.
+//! They are taken from below the range that the kernel gives to outgoing connections (32,768 and up on Linux), so that
+//! a child that was stopped finds its port still free when it starts again. While a cluster starts, its ports are set
+//! aside: a socket without a file is named after each, so that another `cv local up` does not choose it before the
+//! child listens there.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};

@@ -1,9 +1,9 @@
 //! `cv local down --purge`: removes what the cluster has made, and nothing else.
 //!
-//! In the cluster's directory these are the folders and files below, by name: `up` begins in empty directories only, so that none
-//! of them was there before. Of mount points, and of the directory itself, the record says whether `up` has made them; they
-//! go when they are empty. Whatever else is found stays, and is named. Symbolic links are not followed, and where something is
-//! mounted, nothing is removed at all.
+//! In the cluster's directory these are the folders and files below, by name: `up` begins in empty directories only, so
+//! that none of them was there before. Of mount points, and of the directory itself, the record says whether `up` has
+//! made them; they go when they are empty. Whatever else is found stays, and is named. Symbolic links are not followed,
+//! and where something is mounted, nothing is removed at all.
 
 use std::fs;
 use std::io;

@@ -23,7 +23,8 @@ pub struct Cluster {
     pub fuse: Vec<Fuse>,
     #[serde(default)]
     pub restart: Restart,
-    /// Directories that were not there before `up` needed them: its own, and mount points. Records of earlier versions name none.
+    /// Directories that were not there before `up` needed them: its own, and mount points. Records of earlier versions
+    /// name none.
     #[serde(default)]
     pub made: Vec<PathBuf>,
 }

@@ -1,4 +1,5 @@
-//! One child on its way: its keeper is started, or another one for a child whose keeper is gone, and its ready line is waited for.
+//! One child on its way: its keeper is started, or another one for a child whose keeper is gone, and its ready line is
+//! waited for.
 
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom};

@@ -189,7 +189,8 @@ impl ClusterStatus {
         console::table(["CHILD", "STATE", "PID", "ENDPOINTS"], &rows)?;
         if self.children().any(|child| child.pid.is_some() && !child.supervised) && self.restart == Restart::OnFailure {
             console::line(
-                "the keeper of a child is gone: `cv local up` gives it another, which starts the child again if it ends",
+                "the keeper of a child is gone: `cv local up` gives it another, which starts the child again if it \
+                 ends",
             )?;
         }
         console::line(format_args!("mount point    {}", self.mount_point.display()))?;

@@ -47,7 +47,8 @@ pub struct UpOptions {
 }
 
 /// Starts whatever is not running of the cluster in `directory`, making it first if it is new. Returns when every child
-/// is ready, the workers are known to the master and the mounts can be used. After a failure everything is stopped again.
+/// is ready, the workers are known to the master and the mounts can be used. After a failure everything is stopped
+/// again.
 ///
 /// # Errors
 /// `Usage`, before anything is written, for a directory that holds something, but no cluster.
@@ -204,8 +205,8 @@ fn random_text(length: usize) -> String {
     rand::rng().sample_iter(Alphanumeric).take(length).map(char::from).collect()
 }
 
-/// Creates the mount point if need be, and names it without symlinks, as the kernel's mount table will; says whether it is new. One
-/// on which a dead client has left its mount cannot be resolved, so only its parent is.
+/// Creates the mount point if need be, and names it without symlinks, as the kernel's mount table will; says whether it
+/// is new. One on which a dead client has left its mount cannot be resolved, so only its parent is.
 fn existing_mount_point(path: &Path) -> Result<(PathBuf, bool), CliError> {
     let absolute = std::path::absolute(path).context(format_args!("cannot use the mount point {}", path.display()))?;
     let resolved = match (absolute.parent(), absolute.file_name()) {

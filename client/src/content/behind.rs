@@ -1,11 +1,14 @@
-//! Writing behind: what goes to workers over the network is acknowledged when it has been taken, and sent while its writer goes on.
+//! Writing behind: what goes to workers over the network is acknowledged when it has been taken, and sent while its
+//! writer goes on.
 //!
-//! Of a file one piece is under way at a time; what is written meanwhile, and follows on, is the next one. So pieces grow as far as the
-//! network is slower than the writer, they arrive in the order in which they were written, and a writer that pauses leaves nothing
-//! behind for longer than a round trip. Only what has room at its workers is taken, so what is left to fail is what
-//! fails for all writers: workers that are gone, a quota. The failure is told once, by the next write, sync or close.
+//! Of a file one piece is under way at a time; what is written meanwhile, and follows on, is the next one. So pieces
+//! grow as far as the network is slower than the writer, they arrive in the order in which they were written, and a
+//! writer that pauses leaves nothing behind for longer than a round trip. Only what has room at its workers is taken,
+//! so what is left to fail is what fails for all writers: workers that are gone, a quota. The failure is told once, by
+//! the next write, sync or close.
 //!
-//! Whoever reads, syncs, commits or cuts waits for what is behind, before it takes the file's gate; `unsettled` counts it.
+//! Whoever reads, syncs, commits or cuts waits for what is behind, before it takes the file's gate; `unsettled` counts
+//! it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +24,8 @@ use crate::read::span::spans;
 
 /// Bytes of a piece at most.
 const PIECE_BYTES: usize = 4 << 20;
-/// Bytes of a write that is taken at most. Larger ones fill a request by themselves, and would only be copied once more.
+/// Bytes of a write that is taken at most. Larger ones fill a request by themselves, and would only be copied once
+/// more.
 const WRITE_BYTES: usize = 128 << 10;
 
 /// What a file has behind.
@@ -176,8 +180,8 @@ impl Behind {
 }
 
 impl Content {
-    /// Takes bytes to be written behind, without waiting, for event loops: to one block, over the network, where room has been
-    /// reserved. When `write_now` does not do.
+    /// Takes bytes to be written behind, without waiting, for event loops: to one block, over the network, where room
+    /// has been reserved. When `write_now` does not do.
     pub fn write_behind(self: &Arc<Self>, offset: u64, bytes: &[u8]) -> Offer {
         if bytes.len() > WRITE_BYTES {
             return Offer::Refused;

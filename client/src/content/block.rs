@@ -117,7 +117,8 @@ impl OpenBlock {
         self.replicas.iter().find_map(|replica| replica.file.as_ref())
     }
 
-    /// Bytes that it takes at one of its workers, where that is known here. A look at a file of this host waits for no disk.
+    /// Bytes that it takes at one of its workers, where that is known here. A look at a file of this host waits for no
+    /// disk.
     pub(super) fn allocated(&self) -> Option<u64> {
         let of_file =
             |file: &Arc<File>| rustix::fs::fstat(&**file).ok().map(|stat| stat.st_blocks.cast_unsigned() * 512);
@@ -134,7 +135,8 @@ impl OpenBlock {
     }
 }
 
-/// Where bytes that are not zeros by nature begin or end in a block's file, from an offset on; `None` when there are none.
+/// Where bytes that are not zeros by nature begin or end in a block's file, from an offset on; `None` when there are
+/// none.
 pub(super) fn seek_data(file: &File, from: u32) -> io::Result<Option<u32>> {
     seek(file, SeekFrom::Data(u64::from(from)))
 }

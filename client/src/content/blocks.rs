@@ -97,7 +97,8 @@ impl Content {
         replicas
     }
 
-    /// Asks a worker, and remembers whether it answered: while there are others, one that did not is left alone for a while.
+    /// Asks a worker, and remembers whether it answered: while there are others, one that did not is left alone for a
+    /// while.
     pub(super) async fn asking<T>(
         &self,
         worker: u64,
@@ -150,8 +151,8 @@ impl Content {
         Ok(Replica { worker, joined: 0, incarnation: item.incarnation, file, allocated: None })
     }
 
-    /// A block with room for bytes at each of its workers, made where it is not there yet. `written` is what is about to be written to all
-    /// of the range, if anything is.
+    /// A block with room for bytes at each of its workers, made where it is not there yet. `written` is what is about
+    /// to be written to all of the range, if anything is.
     pub(super) async fn block_to_write(
         &self,
         index: u32,
@@ -387,7 +388,8 @@ impl Content {
         }
     }
 
-    /// Goes on without the replicas of a block that have failed. The master must hear of it before a write is acknowledged.
+    /// Goes on without the replicas of a block that have failed. The master must hear of it before a write is
+    /// acknowledged.
     pub(super) fn give_up_replicas(&self, index: u32, generation: u32, failed: &[u64]) {
         tracing::warn!(inode = self.inode, index, ?failed, "writing goes on with fewer replicas");
         let mut state = self.state.lock();

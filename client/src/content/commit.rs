@@ -28,8 +28,8 @@ impl Content {
     /// Tells the master of what was written: new blocks, the new length. Returns at once when it knows.
     ///
     /// # Errors
-    /// What could not be told is told with the next commit, `EDQUOT` among the reasons; but what was written to blocks that another client has cut off
-    /// meanwhile is lost, and said to be once.
+    /// What could not be told is told with the next commit, `EDQUOT` among the reasons; but what was written to blocks
+    /// that another client has cut off meanwhile is lost, and said to be once.
     pub async fn commit(&self) -> Result<(), ClientError> {
         if self.is_committed() {
             return Ok(());
@@ -48,7 +48,8 @@ impl Content {
         }
     }
 
-    /// The same while nobody waits for it, and only while the master is there. What was lost is told to whoever commits next.
+    /// The same while nobody waits for it, and only while the master is there. What was lost is told to whoever commits
+    /// next.
     pub async fn commit_meanwhile(&self) -> Result<(), ClientError> {
         if !self.shared.metadata.has_session() {
             return Ok(());
@@ -85,8 +86,8 @@ impl Content {
         result
     }
 
-    /// The file must not grow as it would: it keeps what was written for another attempt, when there is room perhaps. That it was
-    /// changed is told anyway, since others may see it, and so are its blocks, which are freed with it.
+    /// The file must not grow as it would: it keeps what was written for another attempt, when there is room perhaps.
+    /// That it was changed is told anyway, since others may see it, and so are its blocks, which are freed with it.
     async fn tell_without_growth(&self) -> Result<(), ClientError> {
         let begun = self.state.lock().layout.as_mut().map(Layout::begin_blocks);
         let Some((uncommitted, made)) = begun else { return Ok(()) };
@@ -143,8 +144,8 @@ impl Content {
         }
     }
 
-    /// Returns when everything that was written before is on the disks of its workers, and known to the master. Those who ask
-    /// while a sync is under way share the next one. Each is bounded by `client.read_timeout`.
+    /// Returns when everything that was written before is on the disks of its workers, and known to the master. Those
+    /// who ask while a sync is under way share the next one. Each is bounded by `client.read_timeout`.
     pub async fn sync(&self) -> Result<(), ClientError> {
         self.syncs.take_part(self.sync_all()).await
     }
@@ -240,7 +241,8 @@ impl Content {
         }
     }
 
-    /// Syncs blocks at one worker. What it has in its page cache survives its death, so the only one is worth waiting for.
+    /// Syncs blocks at one worker. What it has in its page cache survives its death, so the only one is worth waiting
+    /// for.
     async fn sync_at(
         &self,
         worker: u64,

@@ -1,7 +1,7 @@
 //! Copying from one file to another, or to elsewhere in the same, without the bytes leaving this process.
 //!
-//! Piece by piece: what is read is written before the next is read, so that a copy of any length takes the memory of one piece.
-//! Holes of the source become holes, or zeros where something is in their place.
+//! Piece by piece: what is read is written before the next is read, so that a copy of any length takes the memory of
+//! one piece. Holes of the source become holes, or zeros where something is in their place.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use crate::error::ClientError;
 
 /// Bytes of one piece: as many as the kernel reads and writes at a time.
 const PIECE_BYTES: u64 = 1 << 20;
-/// A copy that takes longer is answered with what it has done, and goes on with the next request: the kernel lets nobody else
-/// write to the file meanwhile.
+/// A copy that takes longer is answered with what it has done, and goes on with the next request: the kernel lets
+/// nobody else write to the file meanwhile.
 const LONGEST: Duration = Duration::from_secs(1);
 
 impl Content {
-    /// Copies up to `length` bytes of `source`, from `from` on, to `to` in this file, and says how many: 0 at the end of the
-    /// source; fewer when it is short, when `stop` comes, when a second is over, or when something fails after a part. The
-    /// ranges must not overlap where both are of one file.
+    /// Copies up to `length` bytes of `source`, from `from` on, to `to` in this file, and says how many: 0 at the end
+    /// of the source; fewer when it is short, when `stop` comes, when a second is over, or when something fails after a
+    /// part. The ranges must not overlap where both are of one file.
     pub async fn copy_from(
         &self,
         source: &Self,

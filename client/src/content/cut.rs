@@ -13,8 +13,8 @@ use crate::error::ClientError;
 use crate::metadata::Changed;
 
 impl Content {
-    /// Sets attributes after everything that was written before, so that a time that is set stays. No write of this client
-    /// runs meanwhile.
+    /// Sets attributes after everything that was written before, so that a time that is set stays. No write of this
+    /// client runs meanwhile.
     pub async fn set_attributes(&self, set: SetAttr, uid: u32, gid: u32) -> Result<Changed, ClientError> {
         self.behind.settle().await;
         let _alone = self.gate.write().await;

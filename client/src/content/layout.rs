@@ -1,11 +1,11 @@
 //! What is known of one file's content: its length, its blocks, and what the master has not been told yet.
 //!
-//! No I/O. The master's answer is the ground; what was written here lies over it until it is committed. A block is named by
-//! its generation: what the master has dropped meanwhile is not found under another generation again.
+//! No I/O. The master's answer is the ground; what was written here lies over it until it is committed. A block is
+//! named by its generation: what the master has dropped meanwhile is not found under another generation again.
 //!
-//! The master is told of every block that was written to, and which workers have all of it (decision 10): it gives up the
-//! others. So what is noted here of a block's workers only ever becomes less, until the master says otherwise while nothing can
-//! have been missed.
+//! The master is told of every block that was written to, and which workers have all of it (decision 10): it gives up
+//! the others. So what is noted here of a block's workers only ever becomes less, until the master says otherwise while
+//! nothing can have been missed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +47,8 @@ impl Known {
         self.workers.iter().copied().zip(self.joined.iter().copied())
     }
 
-    /// Goes on with those replicas only that another knowledge of the block has too; false, and unchanged, when there are none.
+    /// Goes on with those replicas only that another knowledge of the block has too; false, and unchanged, when there
+    /// are none.
     fn intersect(&mut self, other: &Self) -> bool {
         let common: Vec<(u64, u32)> =
             self.replicas().filter(|own| other.replicas().any(|replica| replica == *own)).collect();
@@ -161,8 +162,8 @@ impl Layout {
         self.origin.as_ref().map_or(0, |origin| block_length(origin.valid, block_size, index))
     }
 
-    /// Bytes that the file takes as the master has it, and the blocks of which that may be otherwise by now, each with what of it is in
-    /// there.
+    /// Bytes that the file takes as the master has it, and the blocks of which that may be otherwise by now, each with
+    /// what of it is in there.
     pub(super) fn allocated(&self, block_size: u64) -> Option<(u64, Vec<(u32, u64)>)> {
         let counted = |index: &u32| {
             let origin = || u64::from(self.origin_bytes(*index, block_size));
@@ -214,7 +215,8 @@ impl Layout {
         self.uncommitted.made.insert(index);
     }
 
-    /// A block that is being copied is named in the next commit, which gives the copy up; false when there is nothing to be given up.
+    /// A block that is being copied is named in the next commit, which gives the copy up; false when there is nothing
+    /// to be given up.
     pub(super) fn give_up_copy(&mut self, index: u32) -> bool {
         let is_copied = self.blocks.get(&index).is_some_and(|known| known.is_joined);
         if is_copied {
@@ -268,8 +270,8 @@ impl Layout {
         self.unsynced.extend(blocks);
     }
 
-    /// What the master is to be told now, in one commit; `None` when it knows everything. Of very many blocks the first come
-    /// first, and the length with the last.
+    /// What the master is to be told now, in one commit; `None` when it knows everything. Of very many blocks the first
+    /// come first, and the length with the last.
     pub(super) fn begin_commit(&mut self) -> Option<(Uncommitted, Vec<Extent>)> {
         if self.uncommitted.is_none() {
             return None;
@@ -322,8 +324,8 @@ impl Layout {
                 (known.is_committed, known.is_urgent) = (true, false);
             }
         }
-        // A commit gives up the copy of each block that it names, and nobody tells the one who commits. What the master has begun
-        // since then it has told, so it is asked before the next look.
+        // A commit gives up the copy of each block that it names, and nobody tells the one who commits. What the master
+        // has begun since then it has told, so it is asked before the next look.
         for index in uncommitted.made.union(&uncommitted.written) {
             if let Some(known) = self.blocks.get_mut(index) {
                 known.is_joined = false;
@@ -378,9 +380,9 @@ impl Layout {
         is_next
     }
 
-    /// Puts what was written here over what the master has now; gives the blocks that were written to here and have no place
-    /// any more, since somebody else has cut the file, or has made the same block at other workers; or since they have been
-    /// dropped, for the bucket had them.
+    /// Puts what was written here over what the master has now; gives the blocks that were written to here and have no
+    /// place any more, since somebody else has cut the file, or has made the same block at other workers; or since they
+    /// have been dropped, for the bucket had them.
     pub(super) fn rebase(&mut self, mut fresh: Self, news: News) -> Vec<u32> {
         let mut lost = Vec::new();
         let Uncommitted { made, written, changed, grow_to } = std::mem::take(&mut self.uncommitted);

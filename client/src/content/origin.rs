@@ -1,10 +1,10 @@
 //! What no block of a file has: the file's origin, an object of the bucket, read like any object.
 //!
-//! The master may drop the blocks of a file that the bucket has, and the object may move: when the file is renamed, or written anew. Who
-//! meets with either asks the master where the content is now, and tries again.
+//! The master may drop the blocks of a file that the bucket has, and the object may move: when the file is renamed, or
+//! written anew. Who meets with either asks the master where the content is now, and tries again.
 //!
-//! The master does not drop blocks of a file that is *held*. So a file of which it knows blocks is held before anything is written to
-//! it, until it is closed here for the last time.
+//! The master does not drop blocks of a file that is *held*. So a file of which it knows blocks is held before anything
+//! is written to it, until it is closed here for the last time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -94,8 +94,8 @@ impl Content {
         self.state.lock().origin.as_ref().map(|open| open.file.clone())
     }
 
-    /// After a failure: whether the content may be elsewhere by now, so that another attempt makes sense. The error is the one to
-    /// be answered.
+    /// After a failure: whether the content may be elsewhere by now, so that another attempt makes sense. The error is
+    /// the one to be answered.
     pub(super) async fn look_elsewhere(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
         let is_dropped = matches!(&error, ClientError::WorkerStatus { status: Status::NoSuchBlock, .. });
         if !is_dropped && !has_moved(&error) {
@@ -118,8 +118,8 @@ impl Content {
         Ok(())
     }
 
-    /// After a failure: when no worker that is there has a block, what the bucket has as well is read there from now on, and written to
-    /// blocks that are made anew. The error is the one to be answered.
+    /// After a failure: when no worker that is there has a block, what the bucket has as well is read there from now
+    /// on, and written to blocks that are made anew. The error is the one to be answered.
     pub(super) async fn fall_back(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
         let _alone = self.gate.write().await;
         self.fall_back_alone(error, deadline).await
@@ -148,8 +148,8 @@ impl Content {
         self.state.lock().seen = u64::MAX;
     }
 
-    /// Holds the file before something is written to it for the first time, and lets go of blocks that are at lost workers only: the bucket
-    /// has not got all of the file any more once another block has been written to.
+    /// Holds the file before something is written to it for the first time, and lets go of blocks that are at lost
+    /// workers only: the bucket has not got all of the file any more once another block has been written to.
     pub(super) async fn prepare_to_write(&self, deadline: Instant) -> Result<(), ClientError> {
         if self.is_held() {
             return Ok(());

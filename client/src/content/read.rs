@@ -35,8 +35,8 @@ impl Content {
         self.use_layout(|layout, _| layout.size()).await
     }
 
-    /// Reads without waiting, for event loops: holes, and what is in the page cache of this host. `None` when that is not
-    /// possible for the whole range: use `read`. Fewer bytes than asked only at the end of the file.
+    /// Reads without waiting, for event loops: holes, and what is in the page cache of this host. `None` when that is
+    /// not possible for the whole range: use `read`. Fewer bytes than asked only at the end of the file.
     pub fn read_now(&self, offset: u64, buffer: &mut [u8]) -> Option<usize> {
         if !self.behind.is_empty() {
             return None;
@@ -155,8 +155,8 @@ impl Content {
         Ok(payload.to_vec())
     }
 
-    /// Where data, or a hole, begins from `offset` on: as lseek(2), to the block, and finer where it is on this host. `None`
-    /// behind the end, and where no data follows.
+    /// Where data, or a hole, begins from `offset` on: as lseek(2), to the block, and finer where it is on this host.
+    /// `None` behind the end, and where no data follows.
     pub async fn seek(&self, offset: u64, what: Seek) -> Result<Option<u64>, ClientError> {
         let size = self.size().await?;
         if offset >= size {
@@ -195,7 +195,8 @@ impl Content {
     }
 }
 
-/// Whether a failure may pass soon: the worker could not be reached, or cannot now, but is not lost; or the bucket could not.
+/// Whether a failure may pass soon: the worker could not be reached, or cannot now, but is not lost; or the bucket
+/// could not.
 pub(super) fn may_pass(failure: &ClientError) -> bool {
     match failure {
         ClientError::WorkerConnection { .. } | ClientError::WorkerDeadline { .. } => true,

@@ -100,8 +100,8 @@ impl Content {
         })?
     }
 
-    /// Writes all of `bytes` at `offset`. Bounded by `client.read_timeout`. After an error a part may have been written.
-    /// What was written behind comes before it, and its failure is told now.
+    /// Writes all of `bytes` at `offset`. Bounded by `client.read_timeout`. After an error a part may have been
+    /// written. What was written behind comes before it, and its failure is told now.
     pub async fn write(&self, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
         self.behind.settled().await?;
         self.place(offset, bytes).await
@@ -111,8 +111,8 @@ impl Content {
         self.carry_out(Work::Write(offset, bytes)).await
     }
 
-    /// Bounded by `client.read_timeout`. Done once more when it meets with blocks that are at lost workers only, but in the bucket as well.
-    /// No cut by this client runs meanwhile.
+    /// Bounded by `client.read_timeout`. Done once more when it meets with blocks that are at lost workers only, but in
+    /// the bucket as well. No cut by this client runs meanwhile.
     async fn carry_out(&self, work: Work) -> Result<(), ClientError> {
         let deadline = Instant::now() + self.shared.timeout;
         self.prepare_to_write(deadline).await?;
@@ -231,8 +231,8 @@ impl Content {
         Ok(())
     }
 
-    /// Does it at every replica, and once more where that turns out not to be all that the block has; the file reaches at least
-    /// to `end` then. Replicas that fail are given up as long as one is left.
+    /// Does it at every replica, and once more where that turns out not to be all that the block has; the file reaches
+    /// at least to `end` then. Replicas that fail are given up as long as one is left.
     async fn do_to_block(
         &self,
         index: u32,
@@ -293,8 +293,8 @@ impl Content {
         }
     }
 
-    /// Notes that these workers have what was written, if that is all workers of the block. What was given up of it the master
-    /// knows before that: no write is acknowledged while a replica that lacks it counts as one.
+    /// Notes that these workers have what was written, if that is all workers of the block. What was given up of it the
+    /// master knows before that: no write is acknowledged while a replica that lacks it counts as one.
     async fn take_down(&self, index: u32, generation: u32, workers: &[u64], end: u64) -> Result<Taken, ClientError> {
         loop {
             let look = |layout: &mut Layout, _: &mut _| {

@@ -105,8 +105,8 @@ impl Metadata {
         current
     }
 
-    /// Has the master look what the bucket has under a name that was changed there, and tell everybody; what the name leads to
-    /// then, `None` for nothing.
+    /// Has the master look what the bucket has under a name that was changed there, and tell everybody; what the name
+    /// leads to then, `None` for nothing.
     pub(crate) async fn written(&self, parent: u64, name: &[u8]) -> Result<Option<Arc<Node>>, ClientError> {
         let mark = self.inner.recent.mark();
         let name = bytes::Bytes::copy_from_slice(name);
@@ -309,7 +309,8 @@ impl Metadata {
         }
     }
 
-    /// Has the blocks of files of fs-mode mounts dropped that the bucket has; what became of each, in the order of the inodes.
+    /// Has the blocks of files of fs-mode mounts dropped that the bucket has; what became of each, in the order of the
+    /// inodes.
     pub async fn free_content(&self, inodes: Vec<u64>) -> Result<Vec<FreedContent>, ClientError> {
         if inodes.is_empty() {
             return Ok(Vec::new());
@@ -317,7 +318,8 @@ impl Metadata {
         self.free_content_as(0, inodes).await
     }
 
-    /// The same of one file, though it is held here: nobody here writes to it meanwhile, nor afterwards without having asked for its layout.
+    /// The same of one file, though it is held here: nobody here writes to it meanwhile, nor afterwards without having
+    /// asked for its layout.
     pub(crate) async fn free_own_content(&self, inode: u64) -> Result<FreeFate, ClientError> {
         let freed = self.free_content_as(self.inner.lease.session(), vec![inode]).await?;
         Ok(freed.first().map_or(FreeFate::Dirty, FreedContent::fate))
@@ -342,7 +344,8 @@ impl Metadata {
         }
     }
 
-    /// How long files live in a directory of an fs-mode mount, the rule that holds first; of inode 0, all rules there are.
+    /// How long files live in a directory of an fs-mode mount, the rule that holds first; of inode 0, all rules there
+    /// are.
     pub async fn ttls(&self, directory: u64) -> Result<Ttls, ClientError> {
         let request = GetTtlsRequest { inode: directory };
         let ask = |mut stubs: Stubs| async move { stubs.namespace.get_ttls(request).await };

@@ -99,9 +99,9 @@ impl Cache {
         }
     }
 
-    /// The nodes of consecutive entries of a directory's listing, given as inodes in name order: up to `limit` after the name
-    /// `after`, and whether they reach the listing's end. `None` when one of the nodes is not here any more, or here under a
-    /// name in another directory.
+    /// The nodes of consecutive entries of a directory's listing, given as inodes in name order: up to `limit` after
+    /// the name `after`, and whether they reach the listing's end. `None` when one of the nodes is not here any more,
+    /// or here under a name in another directory.
     pub(super) fn page(
         &self,
         directory: u64,

@@ -1,12 +1,13 @@
 //! Changes of names and inodes of fs-mode mounts, on their way to the master.
 //!
-//! Whoever makes a change waits in a queue; one task ([`sender`]) takes what has gathered there and sends it in one call, so that
-//! many changes share a message and a sync of the log.
+//! Whoever makes a change waits in a queue; one task ([`sender`]) takes what has gathered there and sends it in one
+//! call, so that many changes share a message and a sync of the log.
 //!
-//! Each change has a number of its session and is sent again under it until it is answered, over broken connections and a
-//! restart of the master: the master answers a number that it knows with the result that it had. When the session is over
-//! while nobody knows whether the change was made, the answer says so. When the time of a change is up before its answer
-//! came, the asker is told so, and the change goes on being sent: the session lives on, and its caches must know what became of it.
+//! Each change has a number of its session and is sent again under it until it is answered, over broken connections and
+//! a restart of the master: the master answers a number that it knows with the result that it had. When the session is
+//! over while nobody knows whether the change was made, the answer says so. When the time of a change is up before its
+//! answer came, the asker is told so, and the change goes on being sent: the session lives on, and its caches must know
+//! what became of it.
 
 mod sender;
 
@@ -29,7 +30,8 @@ use crate::master_channel::Stubs;
 /// What the master takes in one call, and what it is given at most.
 const MUTATIONS_MAX: usize = 1000;
 const CALL_BYTES_MAX: usize = 512 << 10;
-/// Directories that are listed for one change, one after the other: its own, and those that come to be in its way meanwhile.
+/// Directories that are listed for one change, one after the other: its own, and those that come to be in its way
+/// meanwhile.
 const LISTINGS_MAX: usize = 16;
 /// Changes that wait at a time; who comes later waits for room.
 const WAITING_MAX: usize = 4096;
@@ -155,8 +157,8 @@ fn numbered(pending: &Pending, seq: u64) -> Mutation {
 impl Metadata {
     /// Makes a change, in the name of the user and the group that own what it creates. What is refused is
     /// [`ClientError::Refused`] with the errno. The caches know of the change when this returns. Bounded by
-    /// `client.metadata_timeout`, and longer only while a directory that must be listed first is; a call that is dropped may be carried out
-    /// or not.
+    /// `client.metadata_timeout`, and longer only while a directory that must be listed first is; a call that is
+    /// dropped may be carried out or not.
     pub async fn change(&self, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
         for _listing in 0..LISTINGS_MAX {
             match self.change_once(change.clone(), (uid, gid)).await {
@@ -180,8 +182,8 @@ impl Metadata {
         answer.await.unwrap_or(Err(ClientError::Shutdown))
     }
 
-    /// Waits until the master knows all names of a directory, for as long as it learns more of them. Other changes are not kept
-    /// waiting by that.
+    /// Waits until the master knows all names of a directory, for as long as it learns more of them. Other changes are
+    /// not kept waiting by that.
     async fn list_first(&self, inode: u64, recursive: bool) -> Result<(), ClientError> {
         let request = MakeListedRequest { inode, recursive };
         let (mut deadline, mut entries) = (Instant::now() + self.inner.master.timeout(), 0);

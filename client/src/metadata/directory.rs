@@ -127,8 +127,8 @@ impl Directory {
         self.mount.as_ref().and_then(|mount| mount.metadata_ttl())
     }
 
-    /// Whether a name that is not there may be said to be absent later without asking. Where every open asks the bucket,
-    /// there is no open that could ask about it.
+    /// Whether a name that is not there may be said to be absent later without asking. Where every open asks the
+    /// bucket, there is no open that could ask about it.
     pub(super) fn keeps_absences(&self) -> bool {
         self.mount.as_ref().is_none_or(|mount| mount.consistency() != Consistency::Always)
     }

@@ -62,7 +62,8 @@ impl Proof {
         }
     }
 
-    /// How long the kernel may keep the entry without asking, while the lease lasts; `Duration::MAX` for until it is invalidated.
+    /// How long the kernel may keep the entry without asking, while the lease lasts; `Duration::MAX` for until it is
+    /// invalidated.
     pub(super) fn trust(&self) -> Duration {
         let proven = match (self.ttl, self.age) {
             (None, _) => Duration::MAX,

@@ -1,9 +1,9 @@
 //! The session with the master as the rest of the cache needs it: is the lease alive, and how far has the stream of
 //! invalidations been taken in.
 //!
-//! The master counts a lease from when it heard of us last, and says with every event how many messages of the stream it had by then. Here
-//! the lease runs from when the last of those was sent, so it is never shorter there: not if this process is stopped, and goes on to find
-//! events of long ago.
+//! The master counts a lease from when it heard of us last, and says with every event how many messages of the stream
+//! it had by then. Here the lease runs from when the last of those was sent, so it is never shorter there: not if this
+//! process is stopped, and goes on to find events of long ago.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,8 +70,8 @@ impl SessionLease {
         self.session.load(Ordering::Relaxed)
     }
 
-    /// The session is not to be taken up again, nor its stream followed any longer: what it may still change must be told
-    /// to the next.
+    /// The session is not to be taken up again, nor its stream followed any longer: what it may still change must be
+    /// told to the next.
     pub(super) fn abandon(&self) {
         let session = self.session.swap(0, Ordering::Relaxed);
         if session != 0 {
@@ -114,7 +114,8 @@ impl SessionLease {
     }
 }
 
-/// When the messages of one stream were sent that the master is not known to have, and the last that it is known to have.
+/// When the messages of one stream were sent that the master is not known to have, and the last that it is known to
+/// have.
 #[derive(Debug)]
 pub(super) struct SentMessages {
     heard_at: Instant,

@@ -1,11 +1,12 @@
 //! Locks of files, which the master keeps for our session.
 //!
-//! A lock that must be waited for is asked for under a number of its own; the master tells when it has been granted. What it
-//! told while no stream was open is asked for again: the master knows the number, and answers with how things stand.
+//! A lock that must be waited for is asked for under a number of its own; the master tells when it has been granted.
+//! What it told while no stream was open is asked for again: the master knows the number, and answers with how things
+//! stand.
 //!
-//! Locks end with the session. Whoever had one is told so (`EIO`) by the next request about locks of that file, until it unlocks
-//! or closes it. What a closed file leaves locked is unlocked sooner or later: with the first attempt, or when the master is
-//! heard of again, but never after the same owner has locked anything of that file anew.
+//! Locks end with the session. Whoever had one is told so (`EIO`) by the next request about locks of that file, until
+//! it unlocks or closes it. What a closed file leaves locked is unlocked sooner or later: with the first attempt, or
+//! when the master is heard of again, but never after the same owner has locked anything of that file anew.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -163,8 +164,8 @@ impl Locks {
 }
 
 impl Metadata {
-    /// Locks bytes of a file of an fs-mode mount for an owner of this host, or unlocks them. `EAGAIN` when they are locked by
-    /// somebody else, `LocksLost` when the owner's locks of the file ended with an earlier session.
+    /// Locks bytes of a file of an fs-mode mount for an owner of this host, or unlocks them. `EAGAIN` when they are
+    /// locked by somebody else, `LocksLost` when the owner's locks of the file ended with an earlier session.
     pub async fn set_lock(&self, inode: u64, kind: LockKind, lock: Lock) -> Result<(), ClientError> {
         let inner = &self.inner;
         let key = key(inode, kind, &lock);
@@ -173,8 +174,8 @@ impl Metadata {
         self.send_lock(SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false }).await
     }
 
-    /// As `set_lock`, but waits for as long as it takes, or until `give_up` (`EINTR`): a caller that loses interest must say so by
-    /// that, and go on polling. `EDEADLK` when it would wait for itself.
+    /// As `set_lock`, but waits for as long as it takes, or until `give_up` (`EINTR`): a caller that loses interest
+    /// must say so by that, and go on polling. `EDEADLK` when it would wait for itself.
     pub async fn wait_for_lock(
         &self,
         inode: u64,
@@ -232,7 +233,8 @@ impl Metadata {
         let lock = set.lock.unwrap_or_default();
         let made = self.change(Change::SetLock(set), 0, 0).await?;
         self.inner.locks.made(key(set.inode, set.kind(), &lock), &lock, made.session)?;
-        // What others did before they unlocked is known here when we have locked. (A grant that is waited for is an event itself.)
+        // What others did before they unlocked is known here when we have locked. (A grant that is waited for is an
+        // event itself.)
         if lock.r#type() != LockType::Unlocked && !self.inner.lease.catch_up(made.event_seq).await {
             tracing::warn!(inode = set.inode, "a lock was got before the changes of others were told");
         }
@@ -257,7 +259,8 @@ impl Metadata {
         self.inner.locks.owners.lock().contains_key(&(inode, kind.into(), owner))
     }
 
-    /// The owner has closed the file: whatever it had locked of it is unlocked, later if the master cannot be reached now.
+    /// The owner has closed the file: whatever it had locked of it is unlocked, later if the master cannot be reached
+    /// now.
     pub async fn unlock_closed(&self, inode: u64, kind: LockKind, owner: u64) {
         let Some(owed) = self.inner.owe(inode, kind, owner) else { return };
         if let Err(error) = self.change(Change::SetLock(owed.unlock), 0, 0).await {
@@ -315,8 +318,8 @@ impl Metadata {
 }
 
 impl Inner {
-    /// A request that waits has come to its end. If the master may not know, and grant a lock that nobody takes, the session
-    /// must go.
+    /// A request that waits has come to its end. If the master may not know, and grant a lock that nobody takes, the
+    /// session must go.
     fn no_longer_waiting(&self, answer: &Result<(), ClientError>) {
         if answer.as_ref().is_err_and(is_unanswered) {
             self.lease.abandon();

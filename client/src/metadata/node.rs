@@ -10,8 +10,9 @@ use rustix::io::Errno;
 use crate::error::ClientError;
 use crate::mounts::{MountView, ObjectVersion};
 
-/// One inode: its attributes, and where the bucket has it. A node never changes; it can only be replaced: in a cache-mode
-/// mount an inode is one version of one object, and in an fs-mode mount a node is what its inode was at one time.
+/// One inode: its attributes, and where the bucket has it. A node never changes; it can only be replaced: in a
+/// cache-mode mount an inode is one version of one object, and in an fs-mode mount a node is what its inode was at one
+/// time.
 #[derive(Debug)]
 pub struct Node {
     pub inode: u64,

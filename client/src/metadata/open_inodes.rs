@@ -1,11 +1,12 @@
 //! Inodes of fs-mode mounts that are open here.
 //!
-//! An inode whose last name is removed stays while somebody has it open. Opening tells the master nothing: it is when the
-//! master tells of the removal that whoever has the inode open has it *held*, before the removal is acknowledged. What is
-//! closed for the last time is let go of, if it was held: in the background, and until the master has said that it knows.
+//! An inode whose last name is removed stays while somebody has it open. Opening tells the master nothing: it is when
+//! the master tells of the removal that whoever has the inode open has it *held*, before the removal is acknowledged.
+//! What is closed for the last time is let go of, if it was held: in the background, and until the master has said that
+//! it knows.
 //!
-//! Holds are a part of the master's state and outlive it. A stream that begins anew may have missed removals: then the master is asked
-//! which of all that is open must be held and is not, and mostly that is nothing.
+//! Holds are a part of the master's state and outlive it. A stream that begins anew may have missed removals: then the
+//! master is asked which of all that is open must be held and is not, and mostly that is nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -34,8 +35,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// An inode that is to be let go of, and when it was closed, as a number.
 type Left = (u64, u64);
 
-/// What is open, and what was. Bounded by the open files and directories of the host, and by those that were closed while no master
-/// answered.
+/// What is open, and what was. Bounded by the open files and directories of the host, and by those that were closed
+/// while no master answered.
 #[derive(Debug, Default)]
 pub(super) struct OpenInodes {
     state: Mutex<State>,
@@ -46,8 +47,8 @@ pub(super) struct OpenInodes {
 #[derive(Debug, Default)]
 struct State {
     open: HashMap<u64, Open>,
-    /// Held by the session and not open here any more, and when that was, as a number: an answer to an earlier request says nothing of an
-    /// inode that was opened and closed again since.
+    /// Held by the session and not open here any more, and when that was, as a number: an answer to an earlier request
+    /// says nothing of an inode that was opened and closed again since.
     leaving: BTreeMap<u64, u64>,
     closed: u64,
     session: u64,
@@ -85,7 +86,8 @@ impl OpenInodes {
         }
     }
 
-    /// A stream of events begins: whatever is open may have been changed. What another session held is nobody's any more.
+    /// A stream of events begins: whatever is open may have been changed. What another session held is nobody's any
+    /// more.
     pub(super) fn all_changed(&self, session: u64) {
         let mut state = self.state.lock();
         if state.session != session {
@@ -235,7 +237,8 @@ impl Metadata {
         OpenInode { inner: self.inner.clone(), inode, news }
     }
 
-    /// Lets go of what was held and is closed, until `stop`. What the master has not confirmed is told again, unless the session ends.
+    /// Lets go of what was held and is closed, until `stop`. What the master has not confirmed is told again, unless
+    /// the session ends.
     pub(crate) async fn let_go(&self, stop: CancellationToken) {
         let inner = &self.inner;
         let work = async {
@@ -275,7 +278,8 @@ impl Inner {
         Ok(())
     }
 
-    /// The same for any number, tried until the master has answered: bounded by the session, which whoever calls this must follow.
+    /// The same for any number, tried until the master has answered: bounded by the session, which whoever calls this
+    /// must follow.
     pub(super) async fn hold_all(&self, inodes: Vec<u64>) {
         for batch in inodes.chunks(BATCH) {
             while let Err(error) = self.hold(batch).await {

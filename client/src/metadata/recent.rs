@@ -1,7 +1,7 @@
 //! Which names were invalidated lately.
 //!
-//! An answer of the master may be overtaken by an invalidation: read before the change, received after it. Whoever
-//! asks takes a mark first, and what was invalidated since that mark is not cached from the answer. Changes of our own count
+//! An answer of the master may be overtaken by an invalidation: read before the change, received after it. Whoever asks
+//! takes a mark first, and what was invalidated since that mark is not cached from the answer. Changes of our own count
 //! as well; only the answers to them are held against the changes of others alone.
 
 use std::collections::{HashSet, VecDeque};

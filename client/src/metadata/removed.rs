@@ -1,9 +1,9 @@
-//! Inodes that have lost their last name and are referred to here without being open: a FIFO, a socket or a device that a
-//! process has open, of which the kernel does not tell, a working directory, whatever is open with `O_PATH`.
+//! Inodes that have lost their last name and are referred to here without being open: a FIFO, a socket or a device that
+//! a process has open, of which the kernel does not tell, a working directory, whatever is open with `O_PATH`.
 //!
-//! Most of what is removed is forgotten by the kernel the moment after. So it is asked a little later; until then the removal
-//! is not acknowledged, and the master keeps the inode. What the kernel still refers to is held like an open inode
-//! until it is forgotten.
+//! Most of what is removed is forgotten by the kernel the moment after. So it is asked a little later; until then the
+//! removal is not acknowledged, and the master keeps the inode. What the kernel still refers to is held like an open
+//! inode until it is forgotten.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -113,7 +113,8 @@ impl Metadata {
 }
 
 impl Inner {
-    /// Those that are referred to, of those of which it is time to ask: they are to be held before anything more is acknowledged.
+    /// Those that are referred to, of those of which it is time to ask: they are to be held before anything more is
+    /// acknowledged.
     pub(super) async fn find_referred(&self, removed: &mut Removed, sink: &dyn InvalidationSink) -> Vec<u64> {
         let due = removed.now_due(Instant::now());
         if due.is_empty() {

@@ -1,9 +1,9 @@
 //! Takes the master's stream of events in: invalidations in applied order, new tables, and signs of life.
 //!
 //! Events that have arrived together are applied together, passed on to the sink, and acknowledged once the sink says
-//! that it has passed them on: `cv refresh` waits for that acknowledgement. So does the deletion of inodes that have lost
-//! their last name, which is acknowledged once those that are open here are held. That takes the time that it takes: meanwhile events are
-//! taken in, and signs of life sent. The stream is the lease.
+//! that it has passed them on: `cv refresh` waits for that acknowledgement. So does the deletion of inodes that have
+//! lost their last name, which is acknowledged once those that are open here are held. That takes the time that it
+//! takes: meanwhile events are taken in, and signs of life sent. The stream is the lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -197,14 +197,16 @@ async fn follow(
             None => continue,
             Some(referred) => holding.unlinked.extend(referred),
         }
-        // A sink that is stuck must not end the lease; what it did not pass on is not acknowledged, with later events neither.
+        // A sink that is stuck must not end the lease; what it did not pass on is not acknowledged, with later events
+        // neither.
         let passing_on = timeout(lease / 2, sink.barrier());
         if to_pass_on && stop.run_until_cancelled(passing_on).await.is_none_or(|passed_on| passed_on.is_err()) {
             tracing::warn!("invalidations up to {last} could not be passed on in time");
         } else {
             (to_pass_on, passed_on) = (false, last);
         }
-        // What is open must be held before its removal is acknowledged. Until then the last acknowledgement is a sign of life.
+        // What is open must be held before its removal is acknowledged. Until then the last acknowledgement is a sign
+        // of life.
         if holding.is_done() {
             acknowledged = removed.settled(passed_on);
         }
@@ -284,8 +286,8 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             sink.inode(inode);
             true
         }
-        // Nothing that the kernel has is another by that. It must not be waited for either: it may have pages of a write that
-        // waits for this.
+        // Nothing that the kernel has is another by that. It must not be waited for either: it may have pages of a
+        // write that waits for this.
         Some(Event::LayoutChanged(inode)) => {
             inner.open.changed(inode);
             false

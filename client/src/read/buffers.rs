@@ -4,9 +4,9 @@
 //! them, so that nobody fetches what is on its way; a claim that is dropped without bytes makes them missing again and
 //! wakes who waited.
 //!
-//! Chunks that came together are a *piece*: one buffer, whose memory is free when all of them have left. Pieces leave in
-//! the order in which they came: what is read again is in the kernel's page cache. While a read waits for memory nothing
-//! is kept for later; a piece that somebody else waits for is spared until he has read it.
+//! Chunks that came together are a *piece*: one buffer, whose memory is free when all of them have left. Pieces leave
+//! in the order in which they came: what is read again is in the kernel's page cache. While a read waits for memory
+//! nothing is kept for later; a piece that somebody else waits for is spared until he has read it.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;

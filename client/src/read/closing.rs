@@ -1,6 +1,7 @@
-//! Closes descriptors of evicted blocks on a thread that may wait: the last descriptor of an unlinked file gives its space
-//! back, which can take as long as the file system's journal does, for thousands of blocks at once when a cache is freed.
-//! Until its turn comes a descriptor stays in the cache, where it can be read as before and counts against the limit.
+//! Closes descriptors of evicted blocks on a thread that may wait: the last descriptor of an unlinked file gives its
+//! space back, which can take as long as the file system's journal does, for thousands of blocks at once when a cache
+//! is freed. Until its turn comes a descriptor stays in the cache, where it can be read as before and counts against
+//! the limit.
 
 use std::sync::Arc;
 

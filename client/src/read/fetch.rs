@@ -188,14 +188,15 @@ impl Core {
         Ok(charge.hold(payload))
     }
 
-    /// How long a read may wait for its turn to have memory: it is the process that is busy, no worker's deadline counts.
-    /// Less than the whole read may take, so that the failure names its cause.
+    /// How long a read may wait for its turn to have memory: it is the process that is busy, no worker's deadline
+    /// counts. Less than the whole read may take, so that the failure names its cause.
     fn memory_wait(&self) -> Duration {
         self.read_timeout * 9 / 10
     }
 
-    /// Memory for a buffer. Nobody may wait here who holds memory already: all of it could be held by those who wait for
-    /// more, none of whom would ever go on. What waits in buffers makes room for reads; read-ahead takes only what is free.
+    /// Memory for a buffer. Nobody may wait here who holds memory already: all of it could be held by those who wait
+    /// for more, none of whom would ever go on. What waits in buffers makes room for reads; read-ahead takes only what
+    /// is free.
     pub(super) async fn charge(&self, bytes: u64, purpose: Purpose, wait: Duration) -> Result<Charge, ClientError> {
         if let Some(charge) = self.budget.try_charge(bytes) {
             return Ok(charge);
@@ -224,7 +225,8 @@ impl Core {
         }
     }
 
-    /// Has the worker look at chunks that are not what they should be: it drops those that are wrong, and fetches them again.
+    /// Has the worker look at chunks that are not what they should be: it drops those that are wrong, and fetches them
+    /// again.
     pub(super) fn report_corrupt(&self, worker: u64, block: data::BlockRef, chunks: Vec<u32>) {
         self.stats.corrupt_chunks.inc_by(chunks.len() as u64);
         let pool = self.pool.clone();

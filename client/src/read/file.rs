@@ -128,7 +128,8 @@ impl OpenFile {
         }
     }
 
-    /// The same for whoever knows better what a failure means: it is neither counted nor logged, and no name is asked anew.
+    /// The same for whoever knows better what a failure means: it is neither counted nor logged, and no name is asked
+    /// anew.
     pub(crate) async fn read_object(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         let file = &self.file;
         let range = file.clip(offset, length);

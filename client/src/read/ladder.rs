@@ -5,8 +5,8 @@
 //! worker fill its cache: otherwise a block that was slow once would stay cold. An answer that the version is gone ends
 //! the climb: no other source may have it.
 //!
-//! When the bucket cannot be reached, neither by the workers nor from here, a read climbs again and again until its deadline. What the bucket
-//! refuses is final at once.
+//! When the bucket cannot be reached, neither by the workers nor from here, a read climbs again and again until its
+//! deadline. What the bucket refuses is final at once.
 
 use std::fmt;
 use std::pin::Pin;
@@ -46,7 +46,8 @@ impl fmt::Display for Source {
 type Running = Pin<Box<dyn Future<Output = (Source, Result<Piece, ClientError>)> + Send>>;
 
 impl Core {
-    /// Gets the wanted chunks from the first source that can give them before `deadline`. Read-ahead tries each source once.
+    /// Gets the wanted chunks from the first source that can give them before `deadline`. Read-ahead tries each source
+    /// once.
     pub(super) async fn obtain(self: &Arc<Self>, want: &Want, deadline: Instant) -> Result<Piece, ClientError> {
         let mut outage: Option<Waiting<'_>> = None;
         loop {

@@ -63,7 +63,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn spans_cover_the_range_exactly(start in 0u64..10_000, length in 0u64..10_000, block in 1u64..700, piece in 1u64..300) {
+        fn spans_cover_the_range_exactly(
+            start in 0u64..10_000,
+            length in 0u64..10_000,
+            block in 1u64..700,
+            piece in 1u64..300,
+        ) {
             let mut at = start;
             for span in spans(start..start + length, block, piece) {
                 prop_assert_eq!(u64::from(span.index) * block + u64::from(span.bytes.start), at);

@@ -1,8 +1,8 @@
-//! Modes, owners and times in mounts whose buckets keep them: as metadata of the objects, and of those of directories (keys that end in
-//! `/`).
+//! Modes, owners and times in mounts whose buckets keep them: as metadata of the objects, and of those of directories
+//! (keys that end in `/`).
 //!
-//! What is set before a file is closed goes with its bytes; later the object is copied onto itself, in the version that was looked
-//! at. The master is asked to look then, as after a write.
+//! What is set before a file is closed goes with its bytes; later the object is copied onto itself, in the version that
+//! was looked at. The master is asked to look then, as after a write.
 
 use std::sync::Arc;
 
@@ -68,8 +68,8 @@ impl StagedFile {
         }
     }
 
-    /// Other attributes go to the bucket with the next flush. What has not been set so far is as in `looks`: permissions, user
-    /// and group.
+    /// Other attributes go to the bucket with the next flush. What has not been set so far is as in `looks`:
+    /// permissions, user and group.
     ///
     /// # Errors
     /// `EOPNOTSUPP` in mounts that keep none.

@@ -1,7 +1,9 @@
-//! What was written stays in the workers' cache, so that a file that has just been closed is read without asking the bucket.
+//! What was written stays in the workers' cache, so that a file that has just been closed is read without asking the
+//! bucket.
 //!
-//! Blocks are placed and named by the object's version, which is known when the bucket has it: then the staged bytes go to the
-//! workers that would hold them, before the close is answered. It is a cache: what cannot be kept is fetched when it is read.
+//! Blocks are placed and named by the object's version, which is known when the bucket has it: then the staged bytes go
+//! to the workers that would hold them, before the close is answered. It is a cache: what cannot be kept is fetched
+//! when it is read.
 
 use std::ops::Range;
 
@@ -20,7 +22,8 @@ const SMALL_BYTES: u64 = 8 << 20;
 const PIECES_AT_A_TIME: usize = 4;
 
 impl StagedFile {
-    /// Hands the staged bytes of a version to the workers, within `client.read_timeout`. Nobody writes to the file meanwhile.
+    /// Hands the staged bytes of a version to the workers, within `client.read_timeout`. Nobody writes to the file
+    /// meanwhile.
     pub(super) async fn keep_cached(&self, object: &ObjectVersion) {
         let pieces = (0..object.block_count()).flat_map(|index| pieces_of(index, object.block_length(index)));
         let kept = stream::iter(pieces).map(|(index, bytes)| self.keep_piece(object, index, bytes));

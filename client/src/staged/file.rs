@@ -1,8 +1,8 @@
-//! One file that is being written: what is known of it, and what it looks like. `write` changes its bytes, `read` reads them, and
-//! `disk` has those that are staged.
+//! One file that is being written: what is known of it, and what it looks like. `write` changes its bytes, `read` reads
+//! them, and `disk` has those that are staged.
 //!
-//! Writes share the gate, and what must find the bytes at rest has it alone: an upload, or giving staged bytes back to the file
-//! system.
+//! Writes share the gate, and what must find the bytes at rest has it alone: an upload, or giving staged bytes back to
+//! the file system.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -27,8 +27,8 @@ use crate::mounts::{MountView, ObjectVersion};
 use crate::read::OpenFile;
 use crate::stats::UnderWay;
 
-/// A file of a cache-mode mount that is being written. Its inode is this process's own: the namespace has none for it until the
-/// bucket has its bytes, and then another.
+/// A file of a cache-mode mount that is being written. Its inode is this process's own: the namespace has none for it
+/// until the bucket has its bytes, and then another.
 pub struct StagedFile {
     pub(super) shared: Arc<Shared>,
     pub(super) inode: u64,
@@ -51,7 +51,8 @@ pub(super) struct State {
     pub size: u64,
     /// When it was written last, in nanoseconds since the epoch.
     pub written_ns: i64,
-    /// What the object will keep beside its bytes, in mounts that have it keep something. An mtime that was set goes with the next write.
+    /// What the object will keep beside its bytes, in mounts that have it keep something. An mtime that was set goes
+    /// with the next write.
     pub attributes: Option<ObjectAttributes>,
     pub staged: RangeSet,
     /// What was staged, and is in no place but the parts of an upload.
@@ -62,8 +63,8 @@ pub(super) struct State {
     pub changes: u64,
     /// So many changes the bucket has, and the master knows of.
     pub committed: u64,
-    /// The namespace's inode of what was committed last, and those of later versions are larger. 0 when others have written it
-    /// since, the largest when it is not known.
+    /// The namespace's inode of what was committed last, and those of later versions are larger. 0 when others have
+    /// written it since, the largest when it is not known.
     pub known_as: u64,
     /// The bucket did not take it as it is after so many changes.
     pub failed: Option<u64>,

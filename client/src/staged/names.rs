@@ -1,7 +1,7 @@
 //! Names of cache-mode mounts that are made and removed: objects, and directories as objects whose key ends in `/`.
 //!
-//! A directory is there as long as a key begins with it. So that none vanishes under the programs that work in it when its last
-//! file is removed, it gets an object of its own before.
+//! A directory is there as long as a key begins with it. So that none vanishes under the programs that work in it when
+//! its last file is removed, it gets an object of its own before.
 
 use std::sync::Arc;
 
@@ -17,8 +17,9 @@ use crate::error::ClientError;
 use crate::metadata::{Changed, Node};
 
 impl StagedFiles {
-    /// Makes a change in the bucket of a cache-mode mount; `on` is the directory or the file that is changed, `owner` user and group of what is made. Returns when the
-    /// bucket has it, and the caches of this client know of it. What buckets cannot keep is refused with `EOPNOTSUPP`.
+    /// Makes a change in the bucket of a cache-mode mount; `on` is the directory or the file that is changed, `owner`
+    /// user and group of what is made. Returns when the bucket has it, and the caches of this client know of it. What
+    /// buckets cannot keep is refused with `EOPNOTSUPP`.
     pub async fn change(&self, on: &Arc<Node>, change: &Change, owner: (u32, u32)) -> Result<Changed, ClientError> {
         let mount = on.mount.as_ref().ok_or_else(|| ClientError::Invalid(format!("{on} is in no mount")))?;
         let ufs = self.shared.ufs(mount)?;

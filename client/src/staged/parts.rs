@@ -1,8 +1,8 @@
 //! The parts that an object is uploaded in, and which of them the bucket has as they are now.
 //!
-//! How long an object becomes shows at its end, so the parts grow with their number: small ones first, and with all that
-//! there may be an object is as long as S3 lets it be. An upload takes at most [`UPLOAD_BYTES`] of memory, or one part where
-//! that is more: beyond 39 GiB.
+//! How long an object becomes shows at its end, so the parts grow with their number: small ones first, and with all
+//! that there may be an object is as long as S3 lets it be. An upload takes at most [`UPLOAD_BYTES`] of memory, or one
+//! part where that is more: beyond 39 GiB.
 
 use std::ops::Range;
 

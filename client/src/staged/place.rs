@@ -1,5 +1,5 @@
-//! Where staged bytes lie: nameless files of `client.staging_directory`, which end with the process however it ends, and the
-//! room that they may take together.
+//! Where staged bytes lie: nameless files of `client.staging_directory`, which end with the process however it ends,
+//! and the room that they may take together.
 
 use std::fs::File;
 use std::io;

@@ -103,7 +103,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_the_set_that_was_put_into_it(steps in prop::collection::vec((any::<bool>(), 0u64..64, 0u64..16), 0..60)) {
+        fn it_is_the_set_that_was_put_into_it(
+            steps in prop::collection::vec((any::<bool>(), 0u64..64, 0u64..16), 0..60),
+        ) {
             let (mut set, mut model) = (RangeSet::default(), [false; 96]);
             for (add, start, length) in steps {
                 let range = start..start + length;

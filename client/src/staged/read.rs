@@ -1,5 +1,5 @@
-//! What a file that is being written reads as: the bytes that were staged; where none were, those of the object that it was opened
-//! from; else zeros.
+//! What a file that is being written reads as: the bytes that were staged; where none were, those of the object that it
+//! was opened from; else zeros.
 
 use std::ops::Range;
 use std::os::unix::fs::FileExt;

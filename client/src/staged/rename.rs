@@ -1,8 +1,8 @@
-//! Renaming in a bucket: objects are copied there, all of them, and only then deleted under the old keys. So whatever ends a
-//! rename in the middle, each object is under one of its keys at least, and the rename can be made again.
+//! Renaming in a bucket: objects are copied there, all of them, and only then deleted under the old keys. So whatever
+//! ends a rename in the middle, each object is under one of its keys at least, and the rename can be made again.
 //!
-//! The bytes do not come here. Of a directory, which may have any number of objects, the log says how far it is, and so do the
-//! counters `client_renamed_copies` and `client_renamed_deletions`.
+//! The bytes do not come here. Of a directory, which may have any number of objects, the log says how far it is, and so
+//! do the counters `client_renamed_copies` and `client_renamed_deletions`.
 
 use std::collections::HashSet;
 use std::collections::hash_map::RandomState;

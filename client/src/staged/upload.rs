@@ -1,8 +1,8 @@
 //! From staged bytes to an object: in one request where it is small, else in parts.
 //!
-//! Parts that were written to their end are sent while the file is still being written, a few at a time. What is written over
-//! later is sent once more when the file is flushed, under the same number. The object appears with the last request or not at
-//! all; parts of an upload that is given up are aborted.
+//! Parts that were written to their end are sent while the file is still being written, a few at a time. What is
+//! written over later is sent once more when the file is flushed, under the same number. The object appears with the
+//! last request or not at all; parts of an upload that is given up are aborted.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,10 +24,11 @@ use crate::stats::UnderWay;
 
 /// Parts of one file on their way at a time.
 const PARTS_AT_A_TIME: usize = 4;
-/// A part is sent ahead when the file has been written so far beyond it: what the kernel writes at the same time may arrive in
-/// another order, and many formats end with a second look at what was written last.
+/// A part is sent ahead when the file has been written so far beyond it: what the kernel writes at the same time may
+/// arrive in another order, and many formats end with a second look at what was written last.
 const SLACK: u64 = 4 << 20;
-/// Metadata that names a write, so that one whose answer was lost is known again. Small objects that may replace anything have none.
+/// Metadata that names a write, so that one whose answer was lost is known again. Small objects that may replace
+/// anything have none.
 const WRITE_NAME: &str = "cavern-write";
 
 /// Parts that are sent before the file is flushed.
@@ -104,8 +105,8 @@ struct Plan {
 }
 
 impl StagedFile {
-    /// Writes the object, if the bucket lacks anything of it, and returns when the bucket has it: then all clients are told.
-    /// Nothing of the file appears after an error.
+    /// Writes the object, if the bucket lacks anything of it, and returns when the bucket has it: then all clients are
+    /// told. Nothing of the file appears after an error.
     pub async fn commit(self: &Arc<Self>) -> Result<(), ClientError> {
         if !self.is_dirty() {
             return Ok(());
@@ -234,8 +235,8 @@ impl StagedFile {
             self.keep_cached(object).await;
         }
         let node = self.node();
-        // Acknowledged it is already: without the master it shows when the directory is listed again. Until then nobody here may
-        // take the name for free.
+        // Acknowledged it is already: without the master it shows when the directory is listed again. Until then nobody
+        // here may take the name for free.
         let known = self.shared.metadata.written(node.parent, &node.name).await;
         if let Err(error) = &known {
             tracing::warn!(file = %node, "written to the bucket, but not told to the other clients: {error}");

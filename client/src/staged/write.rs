@@ -39,8 +39,8 @@ impl StagedFile {
         Some(())
     }
 
-    /// Writes all of `bytes` at `offset`. Bounded by `client.read_timeout`, but for an upload of the file that is under way. The
-    /// writer is named as whoever flushes the file is.
+    /// Writes all of `bytes` at `offset`. Bounded by `client.read_timeout`, but for an upload of the file that is under
+    /// way. The writer is named as whoever flushes the file is.
     pub async fn write(self: &Arc<Self>, offset: u64, bytes: Bytes, writer: Option<u64>) -> Result<(), ClientError> {
         let range = range_of(offset, bytes.len())?;
         if range.is_empty() {
@@ -52,7 +52,8 @@ impl StagedFile {
         let room = bytes.len() as u64;
         if !self.shared.room.take(room, Instant::now() + self.shared.timeout).await {
             let reason = format!(
-                "{}: what may be staged on this host (client.staging_size) is used up, and the bucket takes nothing off it",
+                "{}: what may be staged on this host (client.staging_size) is used up, and the bucket takes nothing \
+                 off it",
                 self.node()
             );
             return Err(ClientError::Refused { errno: Errno::NOSPC.raw_os_error(), reason });

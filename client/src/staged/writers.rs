@@ -1,8 +1,8 @@
 //! Who has written to a file since the bucket had it.
 //!
-//! Every close of a copy of a descriptor asks for a flush, also that of a child process which got the copy with everything
-//! else and never used it. A program that starts others while it writes a file would have it sent to the bucket half-written,
-//! again and again; its own close does that in any case.
+//! Every close of a copy of a descriptor asks for a flush, also that of a child process which got the copy with
+//! everything else and never used it. A program that starts others while it writes a file would have it sent to the
+//! bucket half-written, again and again; its own close does that in any case.
 
 /// Processes that are told apart; of more, every close counts.
 const WRITERS_MAX: usize = 16;
@@ -24,7 +24,8 @@ impl Writers {
         }
     }
 
-    /// Whether a close by somebody may be the last word of one of them. Nobody has written anything of a file that is new.
+    /// Whether a close by somebody may be the last word of one of them. Nobody has written anything of a file that is
+    /// new.
     pub fn may_be(&self, closer: u64) -> bool {
         self.are_others || self.known.is_empty() || self.known.contains(&closer)
     }

@@ -273,8 +273,8 @@ impl WorkerPool {
         self.control(worker, FrameKind::Free, &request, FrameKind::FreeReply, wait).await
     }
 
-    /// Makes room for ranges of a block of an fs-mode file, and the block where it is not there yet. A worker on this host
-    /// hands out the block's file, through which what was reserved may be written.
+    /// Makes room for ranges of a block of an fs-mode file, and the block where it is not there yet. A worker on this
+    /// host hands out the block's file, through which what was reserved may be written.
     ///
     /// The request's own deadline is set from `deadline`.
     ///
@@ -297,10 +297,12 @@ impl WorkerPool {
         Ok(Reserved { incarnation, descriptor: answer.descriptors.into_iter().next(), allocated })
     }
 
-    /// Writes to a block of an fs-mode file, made where it is not there yet. The request's own deadline is set from `deadline`.
+    /// Writes to a block of an fs-mode file, made where it is not there yet. The request's own deadline is set from
+    /// `deadline`.
     ///
     /// # Errors
-    /// A payload over [`MAX_WRITE_BYTES`] is refused here. After any other error the block may hold the bytes, or a part of them.
+    /// A payload over [`MAX_WRITE_BYTES`] is refused here. After any other error the block may hold the bytes, or a
+    /// part of them.
     pub async fn write(
         &self,
         worker: u64,
@@ -323,7 +325,8 @@ impl WorkerPool {
         Ok(Written { incarnation: reply.incarnation, allocated: reply.allocated })
     }
 
-    /// Returns when everything that was written to these blocks before, through descriptors too, is on the worker's disk.
+    /// Returns when everything that was written to these blocks before, through descriptors too, is on the worker's
+    /// disk.
     pub async fn sync(&self, worker: u64, blocks: Vec<data::BlockRef>, deadline: Duration) -> Result<(), ClientError> {
         let request = data::SyncRequest { blocks };
         let reply: data::SyncReply =
@@ -331,7 +334,8 @@ impl WorkerPool {
         self.link(worker)?.check(reply.status(), reply.message)
     }
 
-    /// Has the worker write an object to the bucket of an fs-mode mount. The request's own deadline is set from `deadline`.
+    /// Has the worker write an object to the bucket of an fs-mode mount. The request's own deadline is set from
+    /// `deadline`.
     pub async fn persist(
         &self,
         worker: u64,

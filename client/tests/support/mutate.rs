@@ -1,5 +1,5 @@
-//! Changes as the fake master makes them: names and permissions, as much as tests of the client need; and what it does to
-//! those who ask.
+//! Changes as the fake master makes them: names and permissions, as much as tests of the client need; and what it does
+//! to those who ask.
 
 use std::collections::{BTreeSet, HashMap};
 

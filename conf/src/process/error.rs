@@ -13,7 +13,8 @@ pub enum ProcessError {
     #[error("cannot use the directory {} ({source}): make it writable, or choose another with {key}", path.display())]
     Directory { path: PathBuf, key: String, source: io::Error },
     #[error(
-        "log.level \"{level}\" is not a level or a list of directives ({reason}): write it as \"info\" or \"info,cavern_worker=debug\""
+        "log.level \"{level}\" is not a level or a list of directives ({reason}): write it as \"info\" or \
+         \"info,cavern_worker=debug\""
     )]
     LogLevel { level: String, reason: String },
     #[error("logging is already set up in this process")]

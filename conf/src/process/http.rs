@@ -22,8 +22,8 @@ use super::{Metrics, ProcessError, bind_tcp};
 
 /// Connections at a time; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 256;
-/// From one request to the end of the next one's header. Short, so that peers that say nothing do not keep a health check
-/// waiting: all connections may be theirs.
+/// From one request to the end of the next one's header. Short, so that peers that say nothing do not keep a health
+/// check waiting: all connections may be theirs.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// What requests in flight get when the process stops.
 const DRAIN: Duration = Duration::from_secs(2);

@@ -1,8 +1,8 @@
 //! Where this process's log goes, and what never gets into it.
 //!
-//! Libraries that handle credentials, and those that send them, describe what they do at the finer levels, and nothing binds them to
-//! leave a secret out. So below `warn` they are silent, whatever the configuration asks for. Types of ours that hold secrets
-//! have a `Debug` that hides them.
+//! Libraries that handle credentials, and those that send them, describe what they do at the finer levels, and nothing
+//! binds them to leave a secret out. So below `warn` they are silent, whatever the configuration asks for. Types of
+//! ours that hold secrets have a `Debug` that hides them.
 
 use std::io::IsTerminal;
 
@@ -22,8 +22,8 @@ const CONSENSUS_WARNS: &str = "openraft=warn";
 /// Beginnings of the names of crates that see credentials, as settings, in signatures or in headers.
 const DISCREET: [&str; 6] = ["reqsign", "opendal", "hyper", "h2", "rustls", "s3s"];
 
-/// Sends this process's log to stderr, in the configured level and format; once per process. Of crates that see credentials there
-/// are warnings and errors only.
+/// Sends this process's log to stderr, in the configured level and format; once per process. Of crates that see
+/// credentials there are warnings and errors only.
 ///
 /// # Errors
 /// [`ProcessError::LogLevel`] for directives that do not parse, [`ProcessError::LoggingTwice`] the second time.

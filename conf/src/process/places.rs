@@ -36,15 +36,16 @@ pub async fn bind_tcp(listen: &str, key: &str) -> Result<TcpListener, ProcessErr
 /// The mode of directories of Cavern's own: what is in them is as private as the files that it is part of.
 const PRIVATE: u32 = 0o700;
 
-/// Whatever this process creates from now on is its user's alone, unless it says otherwise: files 0600, directories 0700. For the whole
-/// process, so before it has other threads.
+/// Whatever this process creates from now on is its user's alone, unless it says otherwise: files 0600, directories
+/// 0700. For the whole process, so before it has other threads.
 pub fn create_privately() {
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }
 
-/// Makes sure that `path` is a directory that this process can write to and nobody else can look into, creating it and its
-/// parents. One that was open to others is closed, with a line in the log; one that is meant to be shared (sticky, as `/tmp` is) stays as it
-/// is. `key` is the configuration key that the path came from, as `master.data_dir`. Blocks on the disk.
+/// Makes sure that `path` is a directory that this process can write to and nobody else can look into, creating it and
+/// its parents. One that was open to others is closed, with a line in the log; one that is meant to be shared (sticky,
+/// as `/tmp` is) stays as it is. `key` is the configuration key that the path came from, as `master.data_dir`. Blocks
+/// on the disk.
 ///
 /// # Errors
 /// [`ProcessError::Directory`] with the system's reason.

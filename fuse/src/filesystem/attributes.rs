@@ -167,8 +167,8 @@ impl Inner {
         }
     }
 
-    /// How long the kernel may believe what it is told of a node: of what is being written here, or of attributes that the bucket was not
-    /// there to be asked for, not at all.
+    /// How long the kernel may believe what it is told of a node: of what is being written here, or of attributes that
+    /// the bucket was not there to be asked for, not at all.
     fn trust(&self, node: &Node) -> Duration {
         let is_passing = StagedFiles::is_staged(node.inode) || node.is_unlooked();
         if is_passing { Duration::ZERO } else { self.client.metadata().trust(node) }

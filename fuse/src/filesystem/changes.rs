@@ -1,8 +1,9 @@
-//! The way of every change: the inode or directory that it is about must be of a mount that can be written to, the master makes
-//! it (or the bucket, where that is the truth), and the kernel gets its answer. The client's caches know of it then; the kernel's own know what the kernel asked for itself,
-//! but for the question which listings it may keep.
+//! The way of every change: the inode or directory that it is about must be of a mount that can be written to, the
+//! master makes it (or the bucket, where that is the truth), and the kernel gets its answer. The client's caches know
+//! of it then; the kernel's own know what the kernel asked for itself, but for the question which listings it may keep.
 //!
-//! A change that has been sent is not given up for a signal: only its answer tells whether it was made. It has a deadline.
+//! A change that has been sent is not given up for a signal: only its answer tells whether it was made. It has a
+//! deadline.
 
 use std::sync::Arc;
 
@@ -54,8 +55,8 @@ impl Inner {
         });
     }
 
-    /// The answer to a change that cannot be made, where that is known without a question: a mount of objects is asked this by
-    /// programs that do not look first.
+    /// The answer to a change that cannot be made, where that is known without a question: a mount of objects is asked
+    /// this by programs that do not look first.
     pub(super) fn refused_at_once(&self, attempt: &Attempt) -> Option<i32> {
         let node = self.known_node(attempt.on).filter(|_| attempt.with.is_none())?;
         refusal(&node)

@@ -1,8 +1,8 @@
 //! Files of fs-mode mounts, open: CREATE, READ, WRITE, FLUSH, FSYNC, FALLOCATE, LSEEK.
 //!
 //! What a write brings goes to the workers before it is answered, on the event loop's own thread where that takes no
-//! question; what the master must know of it is told with the close, or some seconds later. The kernel keeps pages from one open to the next while
-//! nobody else has changed the content: `pages` remembers which version they are of.
+//! question; what the master must know of it is told with the close, or some seconds later. The kernel keeps pages from
+//! one open to the next while nobody else has changed the content: `pages` remembers which version they are of.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +25,8 @@ use crate::kernel::{Caller, Delivery, Reply};
 /// Inodes whose pages are remembered; of any other they are read anew when it is opened.
 const PAGES_OF: usize = 100_000;
 
-/// What is written is known to the master so soon, if nobody closes or syncs it before.
-/// Sooner than `master.persist_delay` usually is, so that a file which is being written does not look as if it had come to rest.
+/// What is written is known to the master so soon, if nobody closes or syncs it before. Sooner than
+/// `master.persist_delay` usually is, so that a file which is being written does not look as if it had come to rest.
 const COMMIT_EVERY: Duration = Duration::from_secs(3);
 /// Files of which it is told at a time.
 const COMMITS: usize = 64;
@@ -198,7 +198,8 @@ impl Inner {
         };
         // At most what one request holds.
         let size = data.len() as u32;
-        // What comes by way of pages, and says nothing else, has had its effect when these were written to; that of a mapping has none.
+        // What comes by way of pages, and says nothing else, has had its effect when these were written to; that of a
+        // mapping has none.
         let takes = how.kills_privileges || how.writer.is_some();
         let loses = takes && self.may_lose(content.inode(), how.kills_privileges);
         let is_plain = !loses && !how.is_sync;
@@ -229,9 +230,9 @@ impl Inner {
         });
     }
 
-    /// Answers a WRITE. What was not written by way of the kernel's pages must be out of these before: the kernel forgets them
-    /// when it begins with such a write, but others may have read them anew since, and of a write that its program
-    /// does not wait for the kernel forgets them no second time.
+    /// Answers a WRITE. What was not written by way of the kernel's pages must be out of these before: the kernel
+    /// forgets them when it begins with such a write, but others may have read them anew since, and of a write that its
+    /// program does not wait for the kernel forgets them no second time.
     pub(super) fn written(&self, inode: u64, (offset, size): (u64, u32), has_copies: bool, reply: Reply) {
         if has_copies {
             self.invalidations.written(self.root.to_kernel(inode), offset, size, reply);
@@ -317,8 +318,8 @@ impl Inner {
         committed
     }
 
-    /// Tells the master what has been written to files that stay open, every [`COMMIT_EVERY`]: others see it, the bucket
-    /// gets it, and it outlives this process.
+    /// Tells the master what has been written to files that stay open, every [`COMMIT_EVERY`]: others see it, the
+    /// bucket gets it, and it outlives this process.
     pub(super) async fn keep_committing(&self) {
         loop {
             tokio::time::sleep(COMMIT_EVERY).await;
@@ -404,8 +405,8 @@ impl Inner {
         });
     }
 
-    /// Whether attributes must be set by way of the content: its length is among them, or the master does not know all that
-    /// was written yet, so that a time that is set now would not stay.
+    /// Whether attributes must be set by way of the content: its length is among them, or the master does not know all
+    /// that was written yet, so that a time that is set now would not stay.
     pub(super) fn is_about_content(&self, set: &SetAttr) -> bool {
         let open = || self.client.contents().get(set.inode);
         set.size.is_some() || open().is_some_and(|content| !content.is_committed())

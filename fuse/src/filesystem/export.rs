@@ -1,9 +1,11 @@
-//! File handles: name_to_handle_at(2), open_by_handle_at(2), and servers of network file systems that show a mount to others.
+//! File handles: name_to_handle_at(2), open_by_handle_at(2), and servers of network file systems that show a mount to
+//! others.
 //!
-//! The kernel makes a handle of an inode's number and generation, and finds its way back by looking up `.`, and of a directory
-//! `..`, in what it has a number of. Numbers of the namespace are never given twice in a cluster, so the generation stands for the
-//! cluster: a handle is good for as long as the inode exists, whichever `cv fuse` serves the mount, and `ESTALE` after that. Files
-//! that are being written to a bucket have numbers of this process alone; their handles end with it.
+//! The kernel makes a handle of an inode's number and generation, and finds its way back by looking up `.`, and of a
+//! directory `..`, in what it has a number of. Numbers of the namespace are never given twice in a cluster, so the
+//! generation stands for the cluster: a handle is good for as long as the inode exists, whichever `cv fuse` serves the
+//! mount, and `ESTALE` after that. Files that are being written to a bucket have numbers of this process alone; their
+//! handles end with it.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;

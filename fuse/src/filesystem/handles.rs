@@ -50,8 +50,8 @@ impl<T> Handles<T> {
     }
 }
 
-/// Inodes with open files, and directories of fs-mode mounts that are open: their nodes, so that `fstat` works on what is gone, and how the kernel reads
-/// them, which must be the same for all handles of an inode that are open at a time.
+/// Inodes with open files, and directories of fs-mode mounts that are open: their nodes, so that `fstat` works on what
+/// is gone, and how the kernel reads them, which must be the same for all handles of an inode that are open at a time.
 #[derive(Debug, Default)]
 pub struct OpenInodes {
     inodes: Mutex<HashMap<u64, OpenInode>>,

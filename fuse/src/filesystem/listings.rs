@@ -1,9 +1,9 @@
 //! Which directories' listings the kernel may answer from its own cache.
 //!
 //! The kernel keeps what READDIR answered when the handle was opened with `FOPEN_CACHE_DIR`, and uses it for the next
-//! handle if that is opened with `FOPEN_KEEP_CACHE`. So each OPENDIR decides anew, and a listing is kept exactly when it
-//! was read from beginning to end and nothing in the namespace has changed since it was begun. Changes anywhere end a
-//! reading, not only those of the directory itself: that is simple, never wrong, and costs at most one more reading.
+//! handle if that is opened with `FOPEN_KEEP_CACHE`. So each OPENDIR decides anew, and a listing is kept exactly when
+//! it was read from beginning to end and nothing in the namespace has changed since it was begun. Changes anywhere end
+//! a reading, not only those of the directory itself: that is simple, never wrong, and costs at most one more reading.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};

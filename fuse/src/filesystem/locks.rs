@@ -1,13 +1,14 @@
 //! GETLK, SETLK and SETLKW, and what a FLUSH or a RELEASE unlocks.
 //!
-//! Locks of files of fs-mode mounts are the master's. Those of objects, which only change as a whole and never by us, stay on
-//! this host: flock(2) excludes the processes of this mount from each other, and the shared locks of fcntl(2), which are
-//! the only ones that a file that cannot be written has, are in nobody's way.
+//! Locks of files of fs-mode mounts are the master's. Those of objects, which only change as a whole and never by us,
+//! stay on this host: flock(2) excludes the processes of this mount from each other, and the shared locks of fcntl(2),
+//! which are the only ones that a file that cannot be written has, are in nobody's way.
 //!
 //! A process loses its fcntl(2) locks of a file when it closes any descriptor of it: FLUSH waits for that. An open file
 //! description loses its locks when it is released, of which the kernel tells without waiting: see [`descriptions`].
 //!
-//! Locks order what hosts do: what was written under one is committed before it ends, and who gets the next has heard of it.
+//! Locks order what hosts do: what was written under one is committed before it ends, and who gets the next has heard
+//! of it.
 
 mod descriptions;
 mod local;
@@ -41,7 +42,8 @@ pub struct HandleLocks {
     descriptions: Arc<Descriptions>,
 }
 
-/// What ends with an open file description. It is unlocked when this is dropped: after what was written under it is committed.
+/// What ends with an open file description. It is unlocked when this is dropped: after what was written under it is
+/// committed.
 pub(super) struct Ending {
     inner: Arc<Inner>,
     inode: u64,
@@ -200,7 +202,8 @@ impl Inner {
         committed
     }
 
-    /// What others changed before they unlocked a file must be out of the kernel's caches before somebody here has it locked.
+    /// What others changed before they unlocked a file must be out of the kernel's caches before somebody here has it
+    /// locked.
     async fn forget_what_changed(&self) {
         if tokio::time::timeout(CATCH_UP, self.invalidations.barrier()).await.is_err() {
             tracing::warn!("a lock was got before the kernel had forgotten what others changed");
@@ -227,7 +230,8 @@ impl Inner {
         });
     }
 
-    /// FLUSH: whether the process that closes a descriptor may have locks of fcntl(2) on the inode, which end with that.
+    /// FLUSH: whether the process that closes a descriptor may have locks of fcntl(2) on the inode, which end with
+    /// that.
     pub(super) fn ends_locks(&self, inode: u64, fh: u64, lock_owner: u64) -> bool {
         self.locks.descriptions.flushed(inode, fh, lock_owner);
         self.client.metadata().may_have_locked(inode, LockKind::Posix, lock_owner)

@@ -85,8 +85,8 @@ impl Inner {
         self.ask_for_name(kernel_parent, name, reply).await;
     }
 
-    /// The lookup before the second open of a path for writing. What it finds is made one that can be written to, whatever becomes of
-    /// the object meanwhile.
+    /// The lookup before the second open of a path for writing. What it finds is made one that can be written to,
+    /// whatever becomes of the object meanwhile.
     async fn write_by_name(self: &Arc<Self>, kernel_parent: u64, name: &[u8], thread: u32, reply: Reply) {
         let found = self.client.metadata().lookup(self.root.to_namespace(kernel_parent), name).await;
         let object =

@@ -1,12 +1,13 @@
 //! OPEN, READ and RELEASE of files.
 //!
-//! Files of fs-mode mounts are [`content`](super::content)'s, those that are being written in cache-mode mounts [`staged`](super::staged)'s; this is
-//! about objects, which are only read. What a handle of an object reads is one version of one object. When that version is gone at open, the answer is `ESTALE`: the
-//! kernel then looks the path up once more by itself and opens what it leads to. The client has brought its metadata up
-//! to date before it reports such an error, so that this second look finds the new version.
+//! Files of fs-mode mounts are [`content`](super::content)'s, those that are being written in cache-mode mounts
+//! [`staged`](super::staged)'s; this is about objects, which are only read. What a handle of an object reads is one
+//! version of one object. When that version is gone at open, the answer is `ESTALE`: the kernel then looks the path up
+//! once more by itself and opens what it leads to. The client has brought its metadata up to date before it reports
+//! such an error, so that this second look finds the new version.
 //!
-//! With `fuse.no_open` there is no OPEN to answer: the first one is answered with `ENOSYS`, and the kernel opens and closes
-//! by itself from then on. A version that is gone then shows at the first read.
+//! With `fuse.no_open` there is no OPEN to answer: the first one is answered with `ENOSYS`, and the kernel opens and
+//! closes by itself from then on. A version that is gone then shows at the first read.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -128,7 +129,8 @@ impl Inner {
                 reply.opened_passthrough(number, &backing)
             }
             None if self.direct => reply.opened(number, fopen::DIRECT_IO | fopen::NOFLUSH),
-            // As a direct file its reads can be interrupted; through the pages' own way for O_DIRECT not even SIGKILL could.
+            // As a direct file its reads can be interrupted; through the pages' own way for O_DIRECT not even SIGKILL
+            // could.
             None if flags & libc::O_DIRECT != 0 => {
                 reply.opened(number, fopen::DIRECT_IO | fopen::KEEP_CACHE | fopen::NOFLUSH)
             }

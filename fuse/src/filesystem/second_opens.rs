@@ -1,10 +1,11 @@
 //! Opens that the kernel tries a second time.
 //!
-//! An open that finds its version gone is answered with `ESTALE`. The kernel then looks the whole path up and opens what
-//! it leads to, once and no third time: an object that is replaced again between these two would show its reader an error.
-//! So for a moment after such an answer a lookup of that name opens the file itself, following replacements until one stays,
-//! and the open that comes next gets the file that is open already. A thread that opens for writing gets a name that leads to the
-//! file that is written, since its next open of an inode that is only read would be answered with `ESTALE` again.
+//! An open that finds its version gone is answered with `ESTALE`. The kernel then looks the whole path up and opens
+//! what it leads to, once and no third time: an object that is replaced again between these two would show its reader
+//! an error. So for a moment after such an answer a lookup of that name opens the file itself, following replacements
+//! until one stays, and the open that comes next gets the file that is open already. A thread that opens for writing
+//! gets a name that leads to the file that is written, since its next open of an inode that is only read would be
+//! answered with `ESTALE` again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

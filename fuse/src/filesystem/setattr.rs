@@ -1,9 +1,10 @@
 //! SETATTR: permissions, owner, times, length; and ACCESS.
 //!
-//! Of objects nothing but the length can be set; to set what is so already is no change, though: programs that copy do that.
+//! Of objects nothing but the length can be set; to set what is so already is no change, though: programs that copy do
+//! that.
 //!
-//! Who may do so, the kernel has decided (`default_permissions`). Set-user-ID and set-group-ID bits and capabilities of a file
-//! that is cut or given away are the master's to remove: see [`privileges`](super::privileges).
+//! Who may do so, the kernel has decided (`default_permissions`). Set-user-ID and set-group-ID bits and capabilities of
+//! a file that is cut or given away are the master's to remove: see [`privileges`](super::privileges).
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Files of cache-mode mounts that are being written: CREATE, OPEN, READ, WRITE, FLUSH, FSYNC, SETATTR, RELEASE.
 //!
-//! An inode of the namespace is one version of an object, for ever, and whoever reads it must not see what is written now. So
-//! an open for writing is answered with `ESTALE`: the kernel looks the name up once more by itself, finds the inode that the
-//! client has made for the new version, and opens that. When the bucket has the file, its name leads to an inode of the
-//! namespace again.
+//! An inode of the namespace is one version of an object, for ever, and whoever reads it must not see what is written
+//! now. So an open for writing is answered with `ESTALE`: the kernel looks the name up once more by itself, finds the
+//! inode that the client has made for the new version, and opens that. When the bucket has the file, its name leads to
+//! an inode of the namespace again.
 //!
 //! What CLOSE and FSYNC are answered is what the bucket has said.
 
@@ -148,8 +148,8 @@ impl Inner {
         });
     }
 
-    /// A descriptor's last copy is closed. What a mapping wrote after the last flush is written now; what the bucket did not take
-    /// when it was flushed is given up.
+    /// A descriptor's last copy is closed. What a mapping wrote after the last flush is written now; what the bucket
+    /// did not take when it was flushed is given up.
     pub(super) fn release_staged(self: &Arc<Self>, file: &Arc<StagedFile>, reply: Reply) {
         if !file.is_dirty() || file.has_failed() {
             self.client.staged().closed(file);

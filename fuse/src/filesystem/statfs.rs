@@ -1,5 +1,5 @@
-//! STATFS: what `df` shows. The capacity of the cache, since a bucket has none; below a directory that has a quota, what that
-//! leaves.
+//! STATFS: what `df` shows. The capacity of the cache, since a bucket has none; below a directory that has a quota,
+//! what that leaves.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::kernel::abi::StatfsOut;
 const BLOCK: u64 = 4096;
 
 impl Inner {
-    /// Capacity and use of all workers, as of their last table. In an fs-mode mount the master is asked for quotas; while it does
-    /// not answer, none is shown.
+    /// Capacity and use of all workers, as of their last table. In an fs-mode mount the master is asked for quotas;
+    /// while it does not answer, none is shown.
     pub(super) fn statfs(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
         if !self.has_fs_mode() {
             return reply.statfs(&self.capacity());

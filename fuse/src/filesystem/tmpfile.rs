@@ -1,7 +1,7 @@
 //! TMPFILE: files of fs-mode mounts without a name (`O_TMPFILE`).
 //!
-//! The master knows such a file as one that has lost its name: the session holds it while it is open here, and no bucket hears of it.
-//! LINK gives it a name, if it was not opened with `O_EXCL`.
+//! The master knows such a file as one that has lost its name: the session holds it while it is open here, and no
+//! bucket hears of it. LINK gives it a name, if it was not opened with `O_EXCL`.
 
 use std::sync::Arc;
 

@@ -12,8 +12,8 @@ use quick_cache::sync::Cache;
 
 use super::open::FileHandle;
 
-/// Inodes that are being read at a time; beyond that the ones read least lose their read-ahead. Each may hold a descriptor
-/// or two.
+/// Inodes that are being read at a time; beyond that the ones read least lose their read-ahead. Each may hold a
+/// descriptor or two.
 const HANDLES_MAX: usize = 512;
 /// A handle that nobody used for this long is dropped: it may hold the space of evicted blocks.
 const IDLE: Duration = Duration::from_secs(30);

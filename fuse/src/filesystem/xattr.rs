@@ -1,8 +1,8 @@
 //! Extended attributes.
 //!
-//! Those of an fs-mode mount are what was set; most inodes have none, which their attributes tell. In a cache-mode mount they
-//! say where a file comes from: `user.cavern.mount` (namespace path of the mount), `user.cavern.key` (object key; of a directory the prefix),
-//! `user.cavern.etag` and `user.cavern.content_id` (files only).
+//! Those of an fs-mode mount are what was set; most inodes have none, which their attributes tell. In a cache-mode
+//! mount they say where a file comes from: `user.cavern.mount` (namespace path of the mount), `user.cavern.key` (object
+//! key; of a directory the prefix), `user.cavern.etag` and `user.cavern.content_id` (files only).
 
 use std::sync::Arc;
 
@@ -67,8 +67,8 @@ fn names(node: &Node) -> Vec<u8> {
     names
 }
 
-/// Whether attributes of this name are kept: those of `system.` are the kernel's, and of them only access lists are ours, where it
-/// heeds them.
+/// Whether attributes of this name are kept: those of `system.` are the kernel's, and of them only access lists are
+/// ours, where it heeds them.
 fn is_kept(name: &[u8], posix_acl: bool) -> bool {
     match name {
         b"system.posix_acl_access" | b"system.posix_acl_default" => posix_acl,

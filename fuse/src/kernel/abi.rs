@@ -67,7 +67,8 @@ pub mod opcode {
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const POSIX_LOCKS: u64 = 1 << 1;
-    /// LOOKUP of `.` and `..` is answered for every inode that exists, so that file handles outlive what the kernel knows.
+    /// LOOKUP of `.` and `..` is answered for every inode that exists, so that file handles outlive what the kernel
+    /// knows.
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
     /// The umask is ours to apply: a default access list goes before it.

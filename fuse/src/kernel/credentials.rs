@@ -1,5 +1,5 @@
-//! What the kernel does not tell of a caller: the groups that he is in beside his own, and whether he may leave set-user-ID bits of a
-//! file that he changes. Both are in `/proc` while he waits for his answer.
+//! What the kernel does not tell of a caller: the groups that he is in beside his own, and whether he may leave
+//! set-user-ID bits of a file that he changes. Both are in `/proc` while he waits for his answer.
 
 use super::request::Caller;
 
@@ -14,8 +14,8 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Of a caller that waits for an answer. One who cannot be looked at, since he is in another namespace of processes, is in his own
-    /// group alone, and may do what his user may.
+    /// Of a caller that waits for an answer. One who cannot be looked at, since he is in another namespace of
+    /// processes, is in his own group alone, and may do what his user may.
     pub async fn of(caller: Caller) -> Self {
         let status = match caller.thread {
             0 => None,

@@ -224,7 +224,8 @@ impl InFlight {
     }
 }
 
-/// Whether the kernel has told a thread to die, by whichever signal. False for one that is not in this process namespace.
+/// Whether the kernel has told a thread to die, by whichever signal. False for one that is not in this process
+/// namespace.
 fn is_being_killed(thread: u32) -> bool {
     // A signal that ends a process reaches each of its threads as SIGKILL.
     const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);

@@ -45,7 +45,8 @@ pub struct MountOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     #[error(
-        "{DEVICE} is missing: load the kernel module with `modprobe fuse`, or start the container with `--device {DEVICE}`"
+        "{DEVICE} is missing: load the kernel module with `modprobe fuse`, or start the container with `--device \
+         {DEVICE}`"
     )]
     NoDevice(#[source] io::Error),
     #[error("{DEVICE} may not be opened ({0}): run as root, or give this user access to the device")]
@@ -56,7 +57,8 @@ pub enum MountError {
     MountPoint { path: PathBuf, source: io::Error },
     #[error("the mount point {} is not a directory: choose another one with fuse.mount_point", path.display())]
     NotADirectory { path: PathBuf },
-    #[error("another cv fuse serves {} already: unmount it with `umount {0}`, or choose another fuse.mount_point", path.display())]
+    #[error("another cv fuse serves {} already: unmount it with `umount {0}`, or choose another \
+        fuse.mount_point", path.display())]
     Busy { path: PathBuf },
     #[error("mounting at {} failed: {source}{hint}", path.display())]
     Refused { path: PathBuf, source: io::Error, hint: &'static str },
@@ -249,9 +251,9 @@ fn clear_leftover(path: &Path, mount: &MountEntry) -> Result<(), MountError> {
     detached.map_err(|source| MountError::MountPoint { path: path.to_owned(), source })
 }
 
-/// Whether nobody serves the mount at `path` any more. The kernel answers `stat` of a dead mount from its own cache for as
-/// long as the attributes of the root are good, but passes each `statfs` on. A daemon that is there but stuck would keep
-/// us waiting, so the question is asked by a thread that may be left behind.
+/// Whether nobody serves the mount at `path` any more. The kernel answers `stat` of a dead mount from its own cache for
+/// as long as the attributes of the root are good, but passes each `statfs` on. A daemon that is there but stuck would
+/// keep us waiting, so the question is asked by a thread that may be left behind.
 fn is_dead(path: &Path) -> bool {
     let (answer, answered) = mpsc::channel();
     let probed = path.to_owned();

@@ -1,7 +1,8 @@
 //! Messages that the file system sends unasked: what the kernel must forget.
 //!
-//! Each call may wait for locks of the kernel that are held by system calls which in turn wait for this file system.
-//! It must therefore come from a thread that serves no request and holds no lock; only `attributes` waits for none of them.
+//! Each call may wait for locks of the kernel that are held by system calls which in turn wait for this file system. It
+//! must therefore come from a thread that serves no request and holds no lock; only `attributes` waits for none of
+//! them.
 
 use std::sync::Arc;
 

@@ -42,7 +42,8 @@ impl Reply {
     }
 
     /// Answers from a task of the runtime. The task is dropped when the asker is killed, when it has waited for
-    /// [`PATIENCE`](super::in_flight::PATIENCE) since another signal, or when the connection shuts down; the request is answered then.
+    /// [`PATIENCE`](super::in_flight::PATIENCE) since another signal, or when the connection shuts down; the request is
+    /// answered then.
     pub fn defer<Work, Task>(self, work: Work)
     where
         Work: FnOnce(Self) -> Task,

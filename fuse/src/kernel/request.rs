@@ -196,8 +196,8 @@ pub enum Operation<'a> {
     },
 }
 
-/// What a COPY_FILE_RANGE copies: from the file that the request is about. The kernel has cut it at that file's end, and has
-/// seen to it that the two ranges do not overlap in one file.
+/// What a COPY_FILE_RANGE copies: from the file that the request is about. The kernel has cut it at that file's end,
+/// and has seen to it that the two ranges do not overlap in one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRange {
     pub from_fh: u64,

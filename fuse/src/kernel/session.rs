@@ -56,11 +56,11 @@ pub struct SessionOptions {
     pub max_background: u16,
     /// Bytes of kernel read-ahead. The kernel grants its bdi's present value at most; see `mount::set_read_ahead`.
     pub max_readahead: u32,
-    /// Reads of `libaio` and the like with `O_DIRECT` do not wait for each other. A plain `read` with `O_DIRECT` of a file that
-    /// was not opened with `FOPEN_DIRECT_IO` is then not interrupted by any signal.
+    /// Reads of `libaio` and the like with `O_DIRECT` do not wait for each other. A plain `read` with `O_DIRECT` of a
+    /// file that was not opened with `FOPEN_DIRECT_IO` is then not interrupted by any signal.
     pub async_dio: bool,
-    /// The kernel asks for access lists and heeds them: a request for each inode that somebody uses who does not own it. Whoever
-    /// creates an inode applies the umask.
+    /// The kernel asks for access lists and heeds them: a request for each inode that somebody uses who does not own
+    /// it. Whoever creates an inode applies the umask.
     pub posix_acl: bool,
     /// Locks of files are asked of us; otherwise the kernel keeps them among the processes of this host.
     pub locks: bool,

@@ -1,4 +1,5 @@
-//! The whole mount, from `run` to unmounted: a real kernel mount, a master in memory, a directory as the bucket, no worker.
+//! The whole mount, from `run` to unmounted: a real kernel mount, a master in memory, a directory as the bucket, no
+//! worker.
 
 // Helpers of tests report by panicking, where the test sees it.
 #![allow(clippy::unwrap_used)]

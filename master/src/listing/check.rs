@@ -1,6 +1,6 @@
-//! Asks the bucket about one name, and records the answer: a HEAD for the object and a LIST for what is below `name/`, at
-//! the same time. Used where a listing of the whole directory would take too long (a name in a huge directory that was
-//! never listed), and where somebody wants to know now (`Revalidate`, `consistency = always`).
+//! Asks the bucket about one name, and records the answer: a HEAD for the object and a LIST for what is below `name/`,
+//! at the same time. Used where a listing of the whole directory would take too long (a name in a huge directory that
+//! was never listed), and where somebody wants to know now (`Revalidate`, `consistency = always`).
 
 use bytes::Bytes;
 use cavern_proto::master::Kind;
@@ -29,7 +29,8 @@ enum Known {
 pub enum Why {
     /// Whatever is there now is to be known.
     Unknown,
-    /// A client has just changed the bucket under it: an object that is found need not be compared with what lies below it.
+    /// A client has just changed the bucket under it: an object that is found need not be compared with what lies below
+    /// it.
     Written,
 }
 
@@ -120,7 +121,8 @@ impl Listings {
         }
     }
 
-    /// Puts what the bucket said into the namespace; false when it must be asked again, because a listing began meanwhile.
+    /// Puts what the bucket said into the namespace; false when it must be asked again, because a listing began
+    /// meanwhile.
     async fn record(
         &self,
         mount: &OpenMount,

@@ -52,8 +52,8 @@ pub fn is_same_version(compared: &Compared, listed: &Listed) -> Result<bool, Mas
 }
 
 /// The next step for `window`, whose names shrink by those that were compared. `cursor` is what the step before gave.
-/// Names for which `is_newer` says so were asked about since the listing began, and are left alone; `is_same` compares what
-/// both sides have.
+/// Names for which `is_newer` says so were asked about since the listing began, and are left alone; `is_same` compares
+/// what both sides have.
 pub fn step(
     tables: Tables<'_>,
     directory: u64,

@@ -34,8 +34,8 @@ impl Listings {
         let mut counts = ListingCounts::default();
         let mut page = self.next_page(&mount, &mut lister).await?;
         loop {
-            // The next page is fetched while this one is applied. That there is none is known at once, so that a directory
-            // of one page takes one proposal.
+            // The next page is fetched while this one is applied. That there is none is known at once, so that a
+            // directory of one page takes one proposal.
             let next = pin!(self.next_page(&mount, &mut lister));
             let mut next = next.fuse();
             let known = match &page {

@@ -1,8 +1,9 @@
-//! The index of an fs-mode mount whose bucket had objects: every directory that is known and was never listed is listed, many at
-//! a time, until there is none.
+//! The index of an fs-mode mount whose bucket had objects: every directory that is known and was never listed is
+//! listed, many at a time, until there is none.
 //!
-//! What is left to do is in the state (`unlisted`), so a master that is restarted goes on where it was: at most the directories
-//! that were under way are listed anew. A directory that fails is tried again for ever, with a pause that grows while nothing succeeds.
+//! What is left to do is in the state (`unlisted`), so a master that is restarted goes on where it was: at most the
+//! directories that were under way are listed anew. A directory that fails is tried again for ever, with a pause that
+//! grows while nothing succeeds.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;

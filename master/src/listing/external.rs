@@ -1,4 +1,5 @@
-//! What the bucket of an fs-mode mount has in a directory, against what is noted of the objects there: for changes that others made.
+//! What the bucket of an fs-mode mount has in a directory, against what is noted of the objects there: for changes that
+//! others made.
 
 use bytes::Bytes;
 use cavern_proto::master::Kind;
@@ -35,7 +36,8 @@ pub struct Comparison<'a> {
 }
 
 impl Listings {
-    /// Begins to compare a directory of an fs-mode mount that has been listed once. `None` where its names cannot be keys.
+    /// Begins to compare a directory of an fs-mode mount that has been listed once. `None` where its names cannot be
+    /// keys.
     pub fn compare<'a>(&'a self, mount: &'a OpenMount, directory: &'a Directory) -> Option<Comparison<'a>> {
         let prefix = directory.key_prefix(mount.ufs.prefix())?;
         Some(Comparison {

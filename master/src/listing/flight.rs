@@ -58,8 +58,8 @@ impl Flight {
         began == 0 || began > asked_ns
     }
 
-    /// Notes that a name was asked about at `asked_ns`; false when that is older than this listing, whose word then counts.
-    /// To be called with `step` held.
+    /// Notes that a name was asked about at `asked_ns`; false when that is older than this listing, whose word then
+    /// counts. To be called with `step` held.
     pub fn record_check(&self, name: &Bytes, asked_ns: i64) -> Result<bool, MasterError> {
         let began = self.began_ns.load(Ordering::Acquire);
         if began != 0 && began > asked_ns {

@@ -2,8 +2,8 @@
 //!
 //! In a flat listing everything below a directory comes in one piece, so one frame per level of the current key is all
 //! that must be remembered; when a directory is left behind, it is complete, and is marked as listed. Directories that
-//! somebody has listed, or is just listing, are left to that. Marked are only directories that this run found empty or made:
-//! elsewhere names could be left over that the bucket no longer has, and only a real listing finds those.
+//! somebody has listed, or is just listing, are left to that. Marked are only directories that this run found empty or
+//! made: elsewhere names could be left over that the bucket no longer has, and only a real listing finds those.
 //!
 //! A page that fails is asked for again, with a growing pause. A master that is restarted in the middle begins anew
 //! and proposes only what is missing.
@@ -268,8 +268,8 @@ impl Groups<'_> {
         Ok(())
     }
 
-    /// Whether the namespace has the entry already. A directory is never replaced by an object here: the directory may have
-    /// won over it, and if it is gone, its parent's listing will say so.
+    /// Whether the namespace has the entry already. A directory is never replaced by an object here: the directory may
+    /// have won over it, and if it is gone, its parent's listing will say so.
     fn is_known(&self, directory: u64, name: &[u8], listed: &Listed) -> Result<bool, MasterError> {
         let Some(dentry) = self.tables.dentry(directory, name)? else { return Ok(false) };
         Ok(match listed {

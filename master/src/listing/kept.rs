@@ -1,5 +1,5 @@
-//! Asks the bucket what it keeps of the attributes of one file or directory of a cache-mode mount, and records the answer. Listings do
-//! not tell that.
+//! Asks the bucket what it keeps of the attributes of one file or directory of a cache-mode mount, and records the
+//! answer. Listings do not tell that.
 
 use bytes::Bytes;
 use cavern_proto::record::command::Command;
@@ -18,8 +18,8 @@ const FILE: u32 = 0o100_000;
 const DIRECTORY: u32 = 0o040_000;
 
 impl Listings {
-    /// After this the namespace says of something in `place` what the bucket said after the call: one HEAD. An object that turns out to
-    /// be another one by now is taken in as such.
+    /// After this the namespace says of something in `place` what the bucket said after the call: one HEAD. An object
+    /// that turns out to be another one by now is taken in as such.
     pub async fn look_at(
         &self,
         mount: &OpenMount,

@@ -1,4 +1,5 @@
-//! What objects of a mount that is recovered say of themselves: a HEAD for each, many at a time, and the content of symbolic links.
+//! What objects of a mount that is recovered say of themselves: a HEAD for each, many at a time, and the content of
+//! symbolic links.
 
 use cavern_proto::master::Kind;
 use cavern_proto::record::{ListedEntry, Restored};

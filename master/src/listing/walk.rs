@@ -1,5 +1,5 @@
-//! Walks a tree of the namespace, listing what needs it, several directories at a time. The memory it takes is eight bytes
-//! per directory that waits for its turn.
+//! Walks a tree of the namespace, listing what needs it, several directories at a time. The memory it takes is eight
+//! bytes per directory that waits for its turn.
 
 use std::ops::ControlFlow;
 

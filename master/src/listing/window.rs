@@ -1,13 +1,13 @@
 //! From a bucket's order to names: turns the pages of a directory's listing into windows that can be compared with the
 //! namespace, exactly and in bounded memory.
 //!
-//! A bucket lists a directory in the order of keys, where the directory `a` appears as `a/`: after the object `a-b`, since
-//! `-` sorts before `/`, although the name `a` sorts before the name `a-b`. And a bucket may have both an object `a` and keys
-//! below `a/`; then the directory wins, but which it is shows only when the listing has passed `a/`.
+//! A bucket lists a directory in the order of keys, where the directory `a` appears as `a/`: after the object `a-b`,
+//! since `-` sorts before `/`, although the name `a` sorts before the name `a-b`. And a bucket may have both an object
+//! `a` and keys below `a/`; then the directory wins, but which it is shows only when the listing has passed `a/`.
 //!
-//! So every name is taken to stand at `name + "/"`: there, and not earlier, everything about it is known. A window covers the
-//! names whose place lies in (`after`, `upto`]. An object is kept back until the listing has passed its place; all
-//! that are kept back are prefixes of the current position, hence never more than 255.
+//! So every name is taken to stand at `name + "/"`: there, and not earlier, everything about it is known. A window
+//! covers the names whose place lies in (`after`, `upto`]. An object is kept back until the listing has passed its
+//! place; all that are kept back are prefixes of the current position, hence never more than 255.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Deletes objects that belong to no inode any more.
 //!
-//! Whether a name of the namespace has the key is looked at under the claim of the key: a file that gets the name afterwards is
-//! written when the claim is given back.
+//! Whether a name of the namespace has the key is looked at under the claim of the key: a file that gets the name
+//! afterwards is written when the claim is given back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! How much clients change at the moment. While that is much, what nobody waits for makes way: writing a file to its bucket costs the
-//! master and the workers about as much as making it did.
+//! How much clients change at the moment. While that is much, what nobody waits for makes way: writing a file to its
+//! bucket costs the master and the workers about as much as making it did.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Frees blocks that no file has any more, at the workers that have them.
 //!
-//! A record is struck off worker by worker. One that is away keeps its share until it is back, and keeps nobody else waiting;
-//! one that is in the table no more has taken its blocks with it.
+//! A record is struck off worker by worker. One that is away keeps its share until it is back, and keeps nobody else
+//! waiting; one that is in the table no more has taken its blocks with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

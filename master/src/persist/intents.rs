@@ -46,8 +46,9 @@ impl Persistence {
         }
     }
 
-    /// Rests after a look at everything, of which reading took so long and which found something to do or nothing, or until
-    /// somebody is in a hurry. What is done is struck off the records, but must be passed over by whoever reads them again.
+    /// Rests after a look at everything, of which reading took so long and which found something to do or nothing, or
+    /// until somebody is in a hurry. What is done is struck off the records, but must be passed over by whoever reads
+    /// them again.
     pub(super) async fn rest(&self, reading: Duration, busy: bool, hurries: &mut watch::Receiver<()>) {
         let (shortest, rest) = match (self.hurries.is_empty(), busy) {
             (true, false) => (PAUSES.1, REST),
@@ -105,7 +106,8 @@ impl Persistence {
     }
 
     fn is_older(&self, ns: i64, than: Duration) -> bool {
-        // Of what is from the future, written by a master that did not record its clock, no age is known: it does not wait.
+        // Of what is from the future, written by a master that did not record its clock, no age is known: it does not
+        // wait.
         u64::try_from(self.lookups.listings.clock().age_ns(ns)).map_or(true, |age| Duration::from_nanos(age) >= than)
     }
 

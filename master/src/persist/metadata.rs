@@ -1,5 +1,5 @@
-//! What an inode is beside its content, as metadata of its object. Names and spellings are those of s3fs, which other programs
-//! understand; `docs/semantics.md` lists them.
+//! What an inode is beside its content, as metadata of its object. Names and spellings are those of s3fs, which other
+//! programs understand; `docs/semantics.md` lists them.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -46,7 +46,8 @@ const LEFT_OUT: &str = "xattr-left-out";
 const XATTR_NAME_MAX: usize = 255;
 const XATTR_VALUE_MAX: usize = 65_536;
 
-/// What the metadata of an object say of it; `None` when they say nothing. The target of a symbolic link is its content.
+/// What the metadata of an object say of it; `None` when they say nothing. The target of a symbolic link is its
+/// content.
 pub fn read(object: &ObjectMeta) -> Option<Restored> {
     let text = |name: &str| object.metadata.get(name).map(String::as_str);
     let number = |name: &str| text(name).and_then(|text| text.parse::<u32>().ok());

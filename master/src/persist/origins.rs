@@ -1,12 +1,13 @@
 //! Objects that have what no block of a file has.
 //!
-//! **Known again.** An upload can write over the origin of its own file. If its confirmation is lost, the state names an object that is
-//! no more. The one that is there is known by its [`tag`], and takes its place.
+//! **Known again.** An upload can write over the origin of its own file. If its confirmation is lost, the state names
+//! an object that is no more. The one that is there is known by its [`tag`], and takes its place.
 //!
-//! **Out of the way.** A key may be wanted for another file while the object there still is somebody's origin: that of a file that has
-//! been renamed and not been written yet, or that is only open, without a name. The first writes itself in a moment; for the second,
-//! and for those who wait for each other, the object is written once more under a key of its own, beside all names. It is a
-//! deletion from the beginning, which is carried out when nobody's origin is there any more.
+//! **Out of the way.** A key may be wanted for another file while the object there still is somebody's origin: that of
+//! a file that has been renamed and not been written yet, or that is only open, without a name. The first writes itself
+//! in a moment; for the second, and for those who wait for each other, the object is written once more under a key of
+//! its own, beside all names. It is a deletion from the beginning, which is carried out when nobody's origin is there
+//! any more.
 
 use std::time::Duration;
 
@@ -22,7 +23,8 @@ use super::{PARKED, Persistence, tag};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 
-/// Pause before a file that waits for another is looked at again, and how long it waits before it does something about it.
+/// Pause before a file that waits for another is looked at again, and how long it waits before it does something about
+/// it.
 const PAUSE: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -40,8 +42,8 @@ impl Persistence {
         };
         let Some(object) = there.filter(known) else {
             let error = format!(
-                "{missing}: the object \"{}\" has been deleted or replaced by somebody else, and content of this file with it: \
-                 restore its version {}",
+                "{missing}: the object \"{}\" has been deleted or replaced by somebody else, and content of this file \
+                 with it: restore its version {}",
                 origin.key.escape_debug(),
                 origin.etag
             );

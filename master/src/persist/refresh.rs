@@ -1,11 +1,13 @@
 //! Takes what others changed in the bucket of an fs-mode mount into its namespace.
 //!
-//! Each directory is listed and compared with what is noted of the objects in it. A listing is old when it arrives, and this cluster writes to the bucket
-//! as well; so nothing is believed from a listing alone. Of each name that differs the object is claimed, as for writing it, and asked
-//! for once more: while it is claimed, nothing of ours changes it. What the bucket says then is put into the log, where it is held against
-//! the state once more (`state/posix/external.rs`).
+//! Each directory is listed and compared with what is noted of the objects in it. A listing is old when it arrives, and
+//! this cluster writes to the bucket as well; so nothing is believed from a listing alone. Of each name that differs
+//! the object is claimed, as for writing it, and asked for once more: while it is claimed, nothing of ours changes it.
+//! What the bucket says then is put into the log, where it is held against the state once more
+//! (`state/posix/external.rs`).
 //!
-//! A run that does not change anything asks the same questions, and applies the command to a transaction that is not written.
+//! A run that does not change anything asks the same questions, and applies the command to a transaction that is not
+//! written.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;

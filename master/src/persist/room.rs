@@ -1,9 +1,10 @@
 //! Room at workers that are nearly full of blocks of fs-mode files: blocks that the bucket has are dropped.
 //!
-//! A worker says with its heartbeats how much of its disks such blocks take; cached blocks do not count, since they make way by
-//! themselves. Files are dropped in the order of their inodes, which is that of their creation, beginning where the last round
-//! ended: what was made long ago goes first, and what was fetched back since has its turn when all others have had theirs. Of a file that
-//! is dropped all blocks go. One that the bucket lacks, or that somebody writes to, stays.
+//! A worker says with its heartbeats how much of its disks such blocks take; cached blocks do not count, since they
+//! make way by themselves. Files are dropped in the order of their inodes, which is that of their creation, beginning
+//! where the last round ended: what was made long ago goes first, and what was fetched back since has its turn when all
+//! others have had theirs. Of a file that is dropped all blocks go. One that the bucket lacks, or that somebody writes
+//! to, stays.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -62,7 +62,8 @@ impl<'s> Within<'s> {
         }
         let Some(record) = tables.inode(inode)? else { return Ok(false) };
         if record.unlinked {
-            // Its objects are to be given up. They were where its last name was, and that directory may have gone as well.
+            // Its objects are to be given up. They were where its last name was, and that directory may have gone as
+            // well.
             return Ok(self.has_mount(tables, intent.mount_id)? || tables.is_below(record.parent, top)?);
         }
         for name in tables.names(inode, &record) {

@@ -1,7 +1,7 @@
 //! What tells that an object was written by this cluster, for which inode, and which version of its content it has.
 //!
-//! The confirmation of a write can be lost, and the object that was written over may have been a file's origin. By its tag the new object
-//! is known again: it has all that the old one had, and can take its place.
+//! The confirmation of a write can be lost, and the object that was written over may have been a file's origin. By its
+//! tag the new object is known again: it has all that the old one had, and can take its place.
 
 use cavern_proto::record::ObjectRecord;
 use cavern_ufs::ObjectMeta;
@@ -16,7 +16,8 @@ pub(super) fn of(cluster_id: &str, inode: u64, version: u64, metadata: u64) -> S
     format!("{cluster_id}.{inode}.{version}.{metadata:x}")
 }
 
-/// What objects that were written as names of one file have in common: cluster, inode and version. Empty for what has no tag.
+/// What objects that were written as names of one file have in common: cluster, inode and version. Empty for what has
+/// no tag.
 pub(super) fn identity(object: &ObjectMeta) -> String {
     let tag = object.metadata.get(NAME).filter(|tag| tag.len() <= BYTES_MAX && tag.split('.').count() == 4);
     tag.and_then(|tag| tag.rsplit_once('.')).map(|(identity, _)| identity.to_owned()).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! Proposals. Commands that arrive while entries are on their way share the next one: openraft syncs one append after the
-//! other, so the number of entries, not of commands, is what costs. While one is applied, the next is synced.
+//! Proposals. Commands that arrive while entries are on their way share the next one: openraft syncs one append after
+//! the other, so the number of entries, not of commands, is what costs. While one is applied, the next is synced.
 
 use std::sync::Arc;
 

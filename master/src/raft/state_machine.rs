@@ -1,9 +1,9 @@
-//! The state machine: applies committed entries one after the other, on the task that openraft keeps for it. An entry takes
-//! less time than handing it to a thread and back would.
+//! The state machine: applies committed entries one after the other, on the task that openraft keeps for it. An entry
+//! takes less time than handing it to a thread and back would.
 //!
 //! Each command is one write batch. The batch of an entry's last command carries the entry's position in the log, those
-//! before it say how many of the entry's commands are done: replay after a crash begins exactly behind what was written.
-//! Outcomes go back to the proposers, changes to the [`ChangeListener`] in applied order.
+//! before it say how many of the entry's commands are done: replay after a crash begins exactly behind what was
+//! written. Outcomes go back to the proposers, changes to the [`ChangeListener`] in applied order.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,4 +1,5 @@
-//! The blocks that each worker is to keep: it frees others by itself, which were made for clients that died before they said so.
+//! The blocks that each worker is to keep: it frees others by itself, which were made for clients that died before they
+//! said so.
 
 use cavern_proto::master::{Claim, ClaimList, ListClaimsRequest};
 

@@ -1,12 +1,13 @@
 //! Workers that leave: they are emptied while they are at work, and taken out of the table for good.
 //!
-//! *Draining* is a mark in the worker table. Placement gives such a worker nothing new, in either mode, and repair copies what it has of
-//! fs-mode files to others, as it does for a lost worker, with the difference that the worker itself is a source. What it caches of buckets stays
-//! behind. The mark outlives restarts, and can be taken away at any time.
+//! *Draining* is a mark in the worker table. Placement gives such a worker nothing new, in either mode, and repair
+//! copies what it has of fs-mode files to others, as it does for a lost worker, with the difference that the worker
+//! itself is a source. What it caches of buckets stays behind. The mark outlives restarts, and can be taken away at any
+//! time.
 //!
-//! *Removal* must lose nothing unless it is forced: the worker is given up first wherever another one has the block, then the blocks
-//! of files that their bucket has are dropped, and the command that takes it out of the table refuses if it has any block left then.
-//! Whatever was written meanwhile is seen by that.
+//! *Removal* must lose nothing unless it is forced: the worker is given up first wherever another one has the block,
+//! then the blocks of files that their bucket has are dropped, and the command that takes it out of the table refuses
+//! if it has any block left then. Whatever was written meanwhile is seen by that.
 
 use std::collections::BTreeSet;
 
@@ -76,8 +77,8 @@ impl Repair {
         let takers = placement.workers().iter().filter(takes).count();
         if takers < most.max(1) as usize {
             return Ok(format!(
-                "files are to have up to {most} replicas, and {takers} live workers take blocks: start another one, or remove the \
-                 worker with fewer replicas left"
+                "files are to have up to {most} replicas, and {takers} live workers take blocks: start another one, or \
+                 remove the worker with fewer replicas left"
             ));
         }
         let books = self.books.lock();
@@ -95,7 +96,8 @@ impl Repair {
         Ok(worker.draining)
     }
 
-    /// Takes a worker out of the table for good. Unless it is `forced`, the answer says why not if that would lose anything.
+    /// Takes a worker out of the table for good. Unless it is `forced`, the answer says why not if that would lose
+    /// anything.
     ///
     /// # Errors
     /// [`MasterError::NotFound`] for a worker that is none.
@@ -119,14 +121,15 @@ impl Repair {
         if !forced {
             if standings.is_there(worker_id) && !draining {
                 let reason = format!(
-                    "worker {worker_id} is at work: empty it first with `cv node drain {worker_id}`, or stop it and wait until it is lost"
+                    "worker {worker_id} is at work: empty it first with `cv node drain {worker_id}`, or stop it and \
+                     wait until it is lost"
                 );
                 return refused(reason, only_here);
             }
             if only_here.blocks > 0 {
                 let reason = format!(
-                    "{} blocks of {} files are at worker {worker_id} alone, and in no bucket: drain it, or `cv export` the files; \
-                     with --force they are lost",
+                    "{} blocks of {} files are at worker {worker_id} alone, and in no bucket: drain it, or `cv export` \
+                     the files; with --force they are lost",
                     only_here.blocks, only_here.files
                 );
                 return refused(reason, only_here);

@@ -62,8 +62,8 @@ impl Step {
     }
 }
 
-/// The next step for a block that nobody works on; `None` when it lacks nothing, or nobody can give it to it. Workers that have
-/// been `tried` in vain come last.
+/// The next step for a block that nobody works on; `None` when it lacks nothing, or nobody can give it to it. Workers
+/// that have been `tried` in vain come last.
 pub(super) fn plan(
     tables: Tables<'_>,
     standings: &Standings,

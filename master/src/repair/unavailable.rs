@@ -1,6 +1,7 @@
 //! Files of which nobody who is there has everything, while their bucket lacks it.
 //!
-//! They are found by the index of the replicas of the workers that are away, so that it costs nothing while all are there.
+//! They are found by the index of the replicas of the workers that are away, so that it costs nothing while all are
+//! there.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -29,7 +30,8 @@ impl Repair {
                         tracing::error!(
                             files,
                             blocks,
-                            "content that is in no bucket is at lost workers only: start them again; `cv report` lists the files"
+                            "content that is in no bucket is at lost workers only: start them again; `cv report` lists \
+                             the files"
                         );
                     } else if found.files == 0 && before > 0 {
                         tracing::info!("all content is available again");
@@ -90,7 +92,8 @@ impl Repair {
     }
 }
 
-/// The block, if none of its workers is there and its bucket lacks it. One of several workers answers for it: the first.
+/// The block, if none of its workers is there and its bucket lacks it. One of several workers answers for it: the
+/// first.
 fn is_lost(
     tables: Tables<'_>,
     standings: &Standings,

@@ -1,8 +1,8 @@
 //! Accepting connections for gRPC, up to a bound, from peers that speak HTTP/2.
 //!
-//! The library notices a peer that falls silent, by its pings, but only one that has said hello. Until then this does: the
-//! preface must be here in time, or the connection is closed. A peer that opens connections and says nothing has few of
-//! them, and not for long.
+//! The library notices a peer that falls silent, by its pings, but only one that has said hello. Until then this does:
+//! the preface must be here in time, or the connection is closed. A peer that opens connections and says nothing has
+//! few of them, and not for long.
 
 use std::io;
 use std::pin::Pin;
@@ -17,8 +17,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-/// Connections at a time, if the limit of descriptors allows twice that; more are closed at once. Every client and worker
-/// has a few.
+/// Connections at a time, if the limit of descriptors allows twice that; more are closed at once. Every client and
+/// worker has a few.
 const CONNECTIONS_MAX: u64 = 32_768;
 /// Bytes with which every HTTP/2 connection begins.
 const PREFACE_BYTES: usize = 24;

@@ -54,7 +54,8 @@ impl Services {
         }
     }
 
-    /// Gives the changes of a call their places behind those of earlier calls, and returns what waits for their results.
+    /// Gives the changes of a call their places behind those of earlier calls, and returns what waits for their
+    /// results.
     pub(crate) async fn begin_changes(
         &self,
         call: MutateRequest,

@@ -264,8 +264,8 @@ impl Services {
         }
     }
 
-    /// Waits for the first listing of a directory that has none. An old listing is served as it is: the client knows its
-    /// age.
+    /// Waits for the first listing of a directory that has none. An old listing is served as it is: the client knows
+    /// its age.
     async fn make_listed(
         &self,
         directory: Directory,

@@ -1,8 +1,10 @@
-//! How many bytes the content of a file takes: those that its extents take, and where no extent is, those that its origin has.
+//! How many bytes the content of a file takes: those that its extents take, and where no extent is, those that its
+//! origin has.
 //!
-//! Whoever writes to a block tells with the commit how much it takes at a worker. The sum is kept in the inode's record, so that no
-//! command has to go through all blocks of a file; each change of blocks is accounted for as it is made. Of a file whose blocks were
-//! committed by a client that did not tell, before this was noted, there is no sum until nothing of it is left.
+//! Whoever writes to a block tells with the commit how much it takes at a worker. The sum is kept in the inode's
+//! record, so that no command has to go through all blocks of a file; each change of blocks is accounted for as it is
+//! made. Of a file whose blocks were committed by a client that did not tell, before this was noted, there is no sum
+//! until nothing of it is left.
 
 use cavern_proto::content::block_length;
 use cavern_proto::master::Extent;
@@ -16,8 +18,8 @@ fn of_origin(record: &InodeRecord, block_size: u64, index: u32) -> u64 {
     record.origin.as_ref().map_or(0, |origin| block_length(origin.valid, block_size, index).into())
 }
 
-/// What a block takes that somebody has written to; `size` is that of the file with it. Who does not say it leaves it as it was, and a new
-/// block counts as full.
+/// What a block takes that somebody has written to; `size` is that of the file with it. Who does not say it leaves it
+/// as it was, and a new block counts as full.
 pub(super) fn of_block(known: Option<&ExtentRecord>, made: &Extent, block_size: u64, size: u64) -> Option<u64> {
     let told = made.allocated.map(|bytes| bytes.min(block_size));
     match known {
@@ -43,8 +45,9 @@ pub(super) fn committed(
     }
 }
 
-/// Accounts for a cut to `length` bytes: the blocks that were dropped with what they took, and the one in which the file ends now, if
-/// it has an extent. What lies behind the end there is of no content. The origin of the record is that of before.
+/// Accounts for a cut to `length` bytes: the blocks that were dropped with what they took, and the one in which the
+/// file ends now, if it has an extent. What lies behind the end there is of no content. The origin of the record is
+/// that of before.
 pub(super) fn cut(
     record: &mut InodeRecord,
     length: u64,

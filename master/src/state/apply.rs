@@ -1,5 +1,5 @@
-//! From commands to changes. A command never fails for what it asks: a refusal is an [`Outcome`], told to the proposer and
-//! the same on every replica. Only a broken database is an error, and it stops the state machine.
+//! From commands to changes. A command never fails for what it asks: a refusal is an [`Outcome`], told to the proposer
+//! and the same on every replica. Only a broken database is an error, and it stops the state machine.
 
 use cavern_proto::master::{FreedContent, Mount, MutationResult, RefreshFate};
 use cavern_proto::record::command::Command as Kind;
@@ -46,8 +46,9 @@ pub enum Outcome {
     Refused(String),
 }
 
-/// Applies one command to a transaction. Commands of one transaction see each other's changes of names and inodes; those
-/// of the mount table, the registry and the orphans read the tables as they were before, so a transaction holds one of them.
+/// Applies one command to a transaction. Commands of one transaction see each other's changes of names and inodes;
+/// those of the mount table, the registry and the orphans read the tables as they were before, so a transaction holds
+/// one of them.
 pub fn apply(transaction: &mut Transaction<'_>, command: Command) -> Result<Outcome, MasterError> {
     let outcome = apply_changes(transaction, command)?;
     usage::account(transaction)?;

@@ -17,8 +17,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::MasterError;
 
 /// Column families. What is in each is told in `record.proto`; `Orphan` holds the inode ids (u64, big-endian) of
-/// directories that are out of the namespace and wait to be deleted, with the last name in each that is gone already as value, `Unlinked` those of inodes of fs-mode
-/// mounts that have no name any more.
+/// directories that are out of the namespace and wait to be deleted, with the last name in each that is gone already as
+/// value, `Unlinked` those of inodes of fs-mode mounts that have no name any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     RaftLog,
@@ -264,8 +264,8 @@ impl Database {
 }
 
 /// What every opening has in common. An acknowledged write must not be rolled back: only the torn end of a log is
-/// forgiven, and a log that is missing or shorter than when it was closed is not. A database that tracks its logs must be opened
-/// so for reading too: RocksDB would try to end the tracking, and crash.
+/// forgiven, and a log that is missing or shorter than when it was closed is not. A database that tracks its logs must
+/// be opened so for reading too: RocksDB would try to end the tracking, and crash.
 fn recovery_options() -> Options {
     let mut options = Options::default();
     options.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);

@@ -1,15 +1,18 @@
 //! What the bucket of an fs-mode mount had before it was mounted.
 //!
-//! It comes into the namespace directory by directory. A directory that was found in the bucket is *unlisted* until all names that the
-//! bucket has directly in it are there; then the mark goes, in the command that brings the last of them, and from then on the
-//! directory is the namespace's alone, as one that was made there. The mark is a `listed_ns` of 0, and a record of `unlisted`.
+//! It comes into the namespace directory by directory. A directory that was found in the bucket is *unlisted* until all
+//! names that the bucket has directly in it are there; then the mark goes, in the command that brings the last of them,
+//! and from then on the directory is the namespace's alone, as one that was made there. The mark is a `listed_ns` of 0,
+//! and a record of `unlisted`.
 //!
-//! **Nothing comes back.** While a directory is unlisted, no name in it is made, removed or moved (`posix` refuses that, and says what is to be
-//! listed first), it is not removed itself, and neither it nor a directory above it is moved. So an unlisted directory has nothing
-//! but names from the bucket, its path is its key, and names that a page brings too late find a directory that is listed, and are
-//! dropped. Files in it may be changed: what is there stays as it is, whatever a later page says of it.
+//! **Nothing comes back.** While a directory is unlisted, no name in it is made, removed or moved (`posix` refuses
+//! that, and says what is to be listed first), it is not removed itself, and neither it nor a directory above it is
+//! moved. So an unlisted directory has nothing but names from the bucket, its path is its key, and names that a page
+//! brings too late find a directory that is listed, and are dropped. Files in it may be changed: what is there stays as
+//! it is, whatever a later page says of it.
 //!
-//! An object that comes in so is a file with an origin, whose note is the object as it was listed, and which lacks nothing in the bucket.
+//! An object that comes in so is a file with an origin, whose note is the object as it was listed, and which lacks
+//! nothing in the bucket.
 
 use std::collections::HashMap;
 

@@ -1,12 +1,13 @@
 //! The blocks of files and where they are: `extent` records, and what finds them by worker and by need.
 //!
-//! Every worker of an extent has all that was committed to the block. So whoever commits names the workers that have what it
-//! wrote, and the others are given up ([`commit`]); and a worker joins only with a copy that was made while nobody wrote
-//! ([`join`], [`settle`]; decision 10). What a worker may have of a block that it is no longer part of is a *stray*, until it has
-//! freed that: it is given no other copy before, which the freeing could destroy.
+//! Every worker of an extent has all that was committed to the block. So whoever commits names the workers that have
+//! what it wrote, and the others are given up ([`commit`]); and a worker joins only with a copy that was made while
+//! nobody wrote ([`join`], [`settle`]; decision 10). What a worker may have of a block that it is no longer part of is
+//! a *stray*, until it has freed that: it is given no other copy before, which the freeing could destroy.
 //!
-//! A file can lose a quarter of a million blocks at once ([`cut`]). The first of them go with the command; of the rest the inode's record
-//! says that they are none of the file's any more ([`is_cut_off`]), and the leader has their records taken away in steps ([`drop_next`]).
+//! A file can lose a quarter of a million blocks at once ([`cut`]). The first of them go with the command; of the rest
+//! the inode's record says that they are none of the file's any more ([`is_cut_off`]), and the leader has their records
+//! taken away in steps ([`drop_next`]).
 
 use cavern_proto::master::Extent;
 use cavern_proto::record::{
@@ -122,8 +123,8 @@ pub fn is_cut_off(cuts: &[Cut], index: u32, generation: u32) -> bool {
     cuts[..before].last().is_some_and(|cut| generation < cut.generation)
 }
 
-/// Takes the blocks from an index on off a file, and begins its next generation; the caller stores the record. Gives the index of each
-/// that was dropped at once, and the bytes that it took, and whether these are all.
+/// Takes the blocks from an index on off a file, and begins its next generation; the caller stores the record. Gives
+/// the index of each that was dropped at once, and the bytes that it took, and whether these are all.
 pub(super) fn cut(
     transaction: &mut Transaction<'_>,
     inode: u64,
@@ -158,8 +159,8 @@ pub enum Dropped {
     Some,
 }
 
-/// Takes the records of blocks of an inode that is to be deleted away, and notes that the blocks are to be freed. While there are more, the
-/// inode's record says how far that has come.
+/// Takes the records of blocks of an inode that is to be deleted away, and notes that the blocks are to be freed. While
+/// there are more, the inode's record says how far that has come.
 pub(super) fn drop_some(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<Dropped, MasterError> {
     let Some(mut record) = transaction.inode(inode)? else { return Ok(Dropped::All) };
     let begun = record.cuts.first().filter(|cut| cut.generation == u32::MAX);

@@ -1,16 +1,18 @@
 //! What the bucket of an fs-mode mount is to have, against what it has.
 //!
-//! Every change of an inode leaves an *intent*, in the same transaction: the number of the change, and nothing about what it
-//! was. The leader (see `crate::persist`) compares the inode with its *object* records when it works the intent off, and
-//! confirms by the number: an inode that was changed meanwhile keeps its intent.
+//! Every change of an inode leaves an *intent*, in the same transaction: the number of the change, and nothing about
+//! what it was. The leader (see `crate::persist`) compares the inode with its *object* records when it works the intent
+//! off, and confirms by the number: an inode that was changed meanwhile keeps its intent.
 //!
-//! An object record says that the bucket has, or may have, an object of an inode under a key. It is made before the object is
-//! written for the first time, so that no crash can leave an object that nobody knows of. When an inode loses its last name,
-//! or an object of it has been written under its new key, what is under the old key becomes a *deletion*: it is carried out
-//! only while no name of the namespace has the key, and ends as well when the key's new owner has been written.
+//! An object record says that the bucket has, or may have, an object of an inode under a key. It is made before the
+//! object is written for the first time, so that no crash can leave an object that nobody knows of. When an inode loses
+//! its last name, or an object of it has been written under its new key, what is under the old key becomes a
+//! *deletion*: it is carried out only while no name of the namespace has the key, and ends as well when the key's new
+//! owner has been written.
 //!
-//! A directory that is renamed gets one intent, whatever lies below it. It is spread to the entries later, in commands of
-//! bounded size. So are the objects of an inode that had many names when it lost the last one: it keeps its intent until all are given up.
+//! A directory that is renamed gets one intent, whatever lies below it. It is spread to the entries later, in commands
+//! of bounded size. So are the objects of an inode that had many names when it lost the last one: it keeps its intent
+//! until all are given up.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -37,7 +39,8 @@ pub(super) enum Reach {
     Below,
 }
 
-/// Gives something that is to be seen to before a mount may go its number, which becomes that of the mount's last change.
+/// Gives something that is to be seen to before a mount may go its number, which becomes that of the mount's last
+/// change.
 pub(super) fn count_change(transaction: &mut Transaction<'_>, mount_id: u32) {
     transaction.counters.change += 1;
     let change = transaction.counters.change.to_be_bytes();

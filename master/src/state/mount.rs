@@ -1,5 +1,5 @@
-//! The mount table. Directories above a mount point are made when they are missing and go with the last mount below them;
-//! they belong to no mount, have mode 0755 and owner 0:0.
+//! The mount table. Directories above a mount point are made when they are missing and go with the last mount below
+//! them; they belong to no mount, have mode 0755 and owner 0:0.
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
@@ -117,8 +117,8 @@ pub fn unmount(transaction: &mut Transaction<'_>, path: &str) -> Result<Outcome,
     }
 }
 
-/// Takes a mount's directory out of the namespace at once, what is below it by the reaper, and the directories above it that hold
-/// nothing else.
+/// Takes a mount's directory out of the namespace at once, what is below it by the reaper, and the directories above it
+/// that hold nothing else.
 fn take_out(transaction: &mut Transaction<'_>, mount: Mount) -> Result<Outcome, MasterError> {
     transaction.delete(Family::Mount, &mount.id.to_be_bytes());
     transaction.delete(Family::Meta, &change_key(mount.id));

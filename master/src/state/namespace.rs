@@ -127,7 +127,8 @@ fn upsert(
         if record.mtime_ns == entry.mtime_ns {
             return Ok(Upsert::Unchanged);
         }
-        // The same bytes written again: the content, and so the inode, stays; what is kept with them may be something else.
+        // The same bytes written again: the content, and so the inode, stays; what is kept with them may be something
+        // else.
         record.mtime_ns = entry.mtime_ns;
         record.kept = None;
         transaction.put_inode(known.inode, record);

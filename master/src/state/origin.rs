@@ -1,13 +1,13 @@
 //! Content that only the bucket has.
 //!
-//! A block of a file is its extent; without one it is what the file's *origin*, an object, has in that place, as far as that is
-//! valid; beyond, it is a hole. An origin comes to be when the blocks of a file are dropped ([`free`]), which is done only with
-//! content that the bucket has in its newest version, and while nobody holds the file. From then on
+//! A block of a file is its extent; without one it is what the file's *origin*, an object, has in that place, as far as
+//! that is valid; beyond, it is a hole. An origin comes to be when the blocks of a file are dropped ([`free`]), which
+//! is done only with content that the bucket has in its newest version, and while nobody holds the file. From then on
 //!
 //! - a block that is written has an extent, and keeps it until the file is cut or its blocks are dropped again;
 //! - a cut lowers the valid length, which never grows;
-//! - an object of a later version, made of the file's blocks and of the origin, can take the origin's place: what has no extent is the
-//!   same in both ([`successor`]).
+//! - an object of a later version, made of the file's blocks and of the origin, can take the origin's place: what has
+//!   no extent is the same in both ([`successor`]).
 //!
 //! Which object is whose origin is in a family of its own, by key: nobody else writes to such a key, or deletes it.
 
@@ -21,8 +21,8 @@ use super::transaction::Change;
 use super::{Family, Outcome, Tables, Transaction, extent};
 use crate::MasterError;
 
-/// Objects of a file that are looked at in search of one that is whole, or that can take the place of another. Where a file has so
-/// many, nearly all are.
+/// Objects of a file that are looked at in search of one that is whole, or that can take the place of another. Where a
+/// file has so many, nearly all are.
 const LOOKED_AT: usize = 256;
 /// Blocks of a file that are counted one by one.
 const COUNTED: usize = 1000;
@@ -71,7 +71,8 @@ pub(super) fn cut(
     set(transaction, inode, record, rest)
 }
 
-/// Drops the blocks of a file, if the bucket has all of its content and nobody may be writing to them: nobody but `session` holds it.
+/// Drops the blocks of a file, if the bucket has all of its content and nobody may be writing to them: nobody but
+/// `session` holds it.
 pub(super) fn free(transaction: &mut Transaction<'_>, inode: u64, session: u64) -> Result<Outcome, MasterError> {
     let tables = transaction.before();
     let freed =
@@ -154,8 +155,8 @@ pub fn is_clean(tables: Tables<'_>, inode: u64) -> Result<bool, MasterError> {
     Ok(!tables.is_held(inode)? && whole_object(tables, inode, &record)?.is_some())
 }
 
-/// The object that can take the place of an origin, if `written` are in their newest state and `gone` are to go: the one under the same
-/// key before all others.
+/// The object that can take the place of an origin, if `written` are in their newest state and `gone` are to go: the
+/// one under the same key before all others.
 fn successor(
     tables: Tables<'_>,
     inode: u64,
@@ -201,8 +202,8 @@ fn at(key: String, object: &ObjectRecord, valid: u64) -> Origin {
     Origin { key, etag, length, valid: valid.min(length), version }
 }
 
-/// Objects of a file have been written, and others are to be given up: its origin goes along. False when the origin is among
-/// `gone` and there is nothing in its place, so that it has to stay.
+/// Objects of a file have been written, and others are to be given up: its origin goes along. False when the origin is
+/// among `gone` and there is nothing in its place, so that it has to stay.
 pub(super) fn follow(
     transaction: &mut Transaction<'_>,
     inode: u64,

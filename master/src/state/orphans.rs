@@ -23,7 +23,8 @@ pub struct Reaped {
     pub inodes: u64,
     /// Whether anything is left.
     pub more: bool,
-    /// Of directories: the one that it was about, where to look for the next. Of a session: the part with which to go on.
+    /// Of directories: the one that it was about, where to look for the next. Of a session: the part with which to go
+    /// on.
     pub next: u64,
 }
 
@@ -37,8 +38,8 @@ pub fn add(transaction: &mut Transaction<'_>, directory: u64) -> Result<(), Mast
     Ok(())
 }
 
-/// Deletes at most `limit` inodes of the first orphan from an inode on; directories below it become orphans themselves. Must be the only
-/// command of its transaction that touches the orphan: it reads the tables as they were before.
+/// Deletes at most `limit` inodes of the first orphan from an inode on; directories below it become orphans themselves.
+/// Must be the only command of its transaction that touches the orphan: it reads the tables as they were before.
 pub fn reap(transaction: &mut Transaction<'_>, step: &ReapOrphans) -> Result<Reaped, MasterError> {
     let tables = transaction.before();
     let Some((orphan, after)) = tables.orphan(step.from)? else { return Ok(Reaped::default()) };
@@ -92,8 +93,8 @@ pub fn reap(transaction: &mut Transaction<'_>, step: &ReapOrphans) -> Result<Rea
     Ok(Reaped { inodes, more: true, next: orphan })
 }
 
-/// What an inode of an fs-mode mount has beside its record goes with it. Its objects stay: a bucket that was detached is not
-/// emptied.
+/// What an inode of an fs-mode mount has beside its record goes with it. Its objects stay: a bucket that was detached
+/// is not emptied.
 fn forget(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<Dropped, MasterError> {
     intent::forget(transaction, inode)?;
     posix::forget_content(transaction, inode, mount_id)

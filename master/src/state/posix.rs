@@ -1,8 +1,8 @@
 //! Changes of names and inodes in fs-mode mounts, as POSIX has them: one file per kind of change.
 //!
-//! Every change checks all that can be wrong before it writes anything, so a refusal leaves no trace (but for a lock's, whose
-//! request may wait after it). Permissions are not
-//! looked at here: the kernel of the asker has done that, with the owner and mode that it was told.
+//! Every change checks all that can be wrong before it writes anything, so a refusal leaves no trace (but for a lock's,
+//! whose request may wait after it). Permissions are not looked at here: the kernel of the asker has done that, with
+//! the owner and mode that it was told.
 //!
 //! A mutation that comes again, because its answer was lost, is answered with the result that it had: results are kept
 //! per session until the session says that it has them.

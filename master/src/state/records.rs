@@ -2,8 +2,8 @@
 //!
 //! A file that was never opened costs one `inode` and one `dentry` record, about a hundred bytes together for a name of
 //! ordinary length. What nearly every record would repeat is left out and put back on reading: mode 0644 (0755 for a
-//! directory), owner 0:0, one link, and a change time that equals the modification time. In fs-mode mounts, where a mode may
-//! be 0, every mode carries [`MODE_CHOSEN`].
+//! directory), owner 0:0, one link, and a change time that equals the modification time. In fs-mode mounts, where a
+//! mode may be 0, every mode carries [`MODE_CHOSEN`].
 
 use bytes::Bytes;
 use cavern_proto::master::{Attr, Kind, LockKind, OwnAttributes};
@@ -254,7 +254,8 @@ pub fn version(record: &InodeRecord) -> EntryVersion {
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// 32 lower-case hexadecimal digits as 16 bytes; any other spelling must be kept as it is, since `If-Match` compares text.
+/// 32 lower-case hexadecimal digits as 16 bytes; any other spelling must be kept as it is, since `If-Match` compares
+/// text.
 fn parse_md5(text: &str) -> Option<[u8; 16]> {
     let digits: &[u8; 32] = text.as_bytes().try_into().ok()?;
     let mut md5 = [0; 16];

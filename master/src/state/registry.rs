@@ -12,14 +12,14 @@ use crate::MasterError;
 /// Ended jobs that are kept.
 const ENDED_JOBS_KEPT: usize = 100;
 
-/// Registers a worker, or renews what is known of it. The uuid decides who it is; a new uuid at a known address is a worker
-/// that lost its disks, and the old one leaves the table. The epoch moves only when something has changed.
+/// Registers a worker, or renews what is known of it. The uuid decides who it is; a new uuid at a known address is a
+/// worker that lost its disks, and the old one leaves the table. The epoch moves only when something has changed.
 pub fn put_worker(transaction: &mut Transaction<'_>, put: &PutWorker) -> Result<Outcome, MasterError> {
     let Some(mut worker) = put.worker.clone() else { return Ok(Outcome::Refused("the worker is missing".into())) };
     if let Some(id) = transaction.before().removed_worker(&put.uuid)? {
         return Ok(Outcome::Refused(format!(
-            "the worker at {} was worker {id}, which was removed with `cv node remove`, so that nothing leads to what its \
-             directories hold any more: to join as a new worker, move them away, and start it with empty ones",
+            "the worker at {} was worker {id}, which was removed with `cv node remove`, so that nothing leads to what \
+             its directories hold any more: to join as a new worker, move them away, and start it with empty ones",
             worker.data_address
         )));
     }

@@ -1,5 +1,5 @@
-//! Typed reads of the state. Every call is one or a few point reads or one bounded scan; none waits for anything but the
-//! disk, so async callers run them on the blocking pool where they read more than a handful of records.
+//! Typed reads of the state. Every call is one or a few point reads or one bounded scan; none waits for anything but
+//! the disk, so async callers run them on the blocking pool where they read more than a handful of records.
 
 mod bucket;
 mod replica;
@@ -71,8 +71,8 @@ impl Directory {
         self.mount_id != 0 && self.path.is_empty()
     }
 
-    /// The key prefix of the directory's objects in a mount whose own prefix is `mount_prefix`; `None` where a name is not
-    /// UTF-8, which no listing makes.
+    /// The key prefix of the directory's objects in a mount whose own prefix is `mount_prefix`; `None` where a name is
+    /// not UTF-8, which no listing makes.
     pub fn key_prefix(&self, mount_prefix: &str) -> Option<String> {
         let mut key = mount_prefix.to_owned();
         for name in &self.path {
@@ -89,7 +89,8 @@ impl<'a> Tables<'a> {
         Self { database, snapshot: None }
     }
 
-    /// All reads see the same state, so that what one finds is there for the next: a name, and the inode that it leads to.
+    /// All reads see the same state, so that what one finds is there for the next: a name, and the inode that it leads
+    /// to.
     pub fn at(database: &'a Database, snapshot: &'a Snapshot<'a>) -> Self {
         Self { database, snapshot: Some(snapshot) }
     }
@@ -147,7 +148,8 @@ impl<'a> Tables<'a> {
         self.record(Family::Dentry, &dentry_key(parent, name))
     }
 
-    /// Bytes of the blocks of each of these mounts. Of one that is gone nothing says so, but workers know its blocks by name.
+    /// Bytes of the blocks of each of these mounts. Of one that is gone nothing says so, but workers know its blocks by
+    /// name.
     pub fn block_sizes(&self, mounts: impl IntoIterator<Item = u32>) -> Result<HashMap<u32, u64>, MasterError> {
         let size = |id: u32| Ok((id, self.mount(id)?.map_or(1, |mount| mount.block_size.max(1))));
         mounts.into_iter().map(size).collect()
@@ -207,7 +209,8 @@ impl<'a> Tables<'a> {
         Ok(held)
     }
 
-    /// The first directory from an inode on that waits to be deleted, and the last name in it that is gone already; empty for none.
+    /// The first directory from an inode on that waits to be deleted, and the last name in it that is gone already;
+    /// empty for none.
     pub fn orphan(&self, from: u64) -> Result<Option<(u64, Vec<u8>)>, MasterError> {
         let start = inode_key(from);
         let first = self.iterator(Family::Orphan, IteratorMode::From(&start, Direction::Forward)).next().transpose()?;
@@ -252,7 +255,8 @@ impl<'a> Tables<'a> {
         .collect()
     }
 
-    /// What a session must hold of the inodes that are open there and of those that it held, and which of them are gone.
+    /// What a session must hold of the inodes that are open there and of those that it held, and which of them are
+    /// gone.
     pub fn check_holds(&self, asked: &CheckHoldsRequest) -> Result<CheckHoldsReply, MasterError> {
         let CheckHoldsRequest { session, open, held } = asked;
         let mut reply = CheckHoldsReply::default();
@@ -351,9 +355,9 @@ impl<'a> Tables<'a> {
         })
     }
 
-    /// Up to `limit` of these, and the index from which on there may be more. Blocks that have just been dropped, by the hundred thousand, cost
-    /// a scan as much as others, for a time: so not many are passed over at once, and there may be none among those that are given though
-    /// there are more.
+    /// Up to `limit` of these, and the index from which on there may be more. Blocks that have just been dropped, by
+    /// the hundred thousand, cost a scan as much as others, for a time: so not many are passed over at once, and there
+    /// may be none among those that are given though there are more.
     pub fn some_recorded_extents(
         &self,
         inode: u64,
@@ -481,8 +485,9 @@ impl<'a> Tables<'a> {
         Ok(self.scan(directory, None, |_, _| Ok(ControlFlow::Break(())))?.is_none())
     }
 
-    /// The same of a directory of an fs-mode mount, whose names may just have been removed, by the hundred thousand: they cost a scan as
-    /// much as others, for a time. So it is not a long one where the directory says how many names it has.
+    /// The same of a directory of an fs-mode mount, whose names may just have been removed, by the hundred thousand:
+    /// they cost a scan as much as others, for a time. So it is not a long one where the directory says how many names
+    /// it has.
     pub fn is_empty_directory(&self, directory: u64, record: &InodeRecord) -> Result<bool, MasterError> {
         let Some(entries) = record.entries else { return self.is_empty(directory) };
         let mut options = self.options();
@@ -525,7 +530,8 @@ impl<'a> Tables<'a> {
         values.into_iter().map(|value| decode_one(value?)).collect()
     }
 
-    /// The directory of this inode id with its place in the namespace; `None` when it is gone, or cut off from the root.
+    /// The directory of this inode id with its place in the namespace; `None` when it is gone, or cut off from the
+    /// root.
     ///
     /// # Errors
     /// [`MasterError::Refused`] for an inode that is no directory.

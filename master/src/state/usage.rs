@@ -1,12 +1,13 @@
 //! How much is below each directory of fs-mode mounts: files with their bytes, directories, links and the like.
 //!
-//! Only quotas need it, so it is kept only while there are any, and nothing costs more without them. With the first quota
-//! counting begins: the leader has the inode table counted in steps, in the order of the ids, and `Counters.counted` says how far that
-//! has come. What has been counted is kept exact from then on, by what every command makes of its inodes; an inode beyond that point
-//! is left alone, since its turn comes. So a step is as small as one likes, and nothing stands still meanwhile.
+//! Only quotas need it, so it is kept only while there are any, and nothing costs more without them. With the first
+//! quota counting begins: the leader has the inode table counted in steps, in the order of the ids, and
+//! `Counters.counted` says how far that has come. What has been counted is kept exact from then on, by what every
+//! command makes of its inodes; an inode beyond that point is left alone, since its turn comes. So a step is as small
+//! as one likes, and nothing stands still meanwhile.
 //!
-//! An inode counts once, however many names it has: where the name stands that its record has, which is its first one, or
-//! another if that is gone.
+//! An inode counts once, however many names it has: where the name stands that its record has, which is its first one,
+//! or another if that is gone.
 
 use std::collections::{BTreeMap, HashMap};
 

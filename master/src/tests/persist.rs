@@ -1,5 +1,5 @@
-//! The bucket follows the namespace: whatever is done to names and files, whatever fails, and whenever the master is begun
-//! anew, in the end it has an object for each name, with the right content and metadata, and no other.
+//! The bucket follows the namespace: whatever is done to names and files, whatever fails, and whenever the master is
+//! begun anew, in the end it has an object for each name, with the right content and metadata, and no other.
 
 pub mod bench;
 mod detaching;

@@ -82,7 +82,8 @@ fn replay(commands: &[Kind]) -> (Vec<Outcome>, Vec<Change>, Dump) {
     (outcomes, told, dump)
 }
 
-/// Every name leads to an inode that says so, every inode has a name or is waiting to be reaped, and the count is right.
+/// Every name leads to an inode that says so, every inode has a name or is waiting to be reaped, and the count is
+/// right.
 fn check_invariants(database: &Database) {
     let tables = crate::state::Tables::new(database);
     let mut inodes = 0;

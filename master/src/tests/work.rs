@@ -1,8 +1,8 @@
 //! No command is long, whatever the data: the log serves nobody else while one is applied.
 //!
-//! What a command does is counted, not timed: the records that it reads, passes over and writes, as the database counts them, those that have
-//! just been deleted among them. So the figures hold on a busy machine. The time that the processor spends is bounded as well, generously: it
-//! tells of work that is done in memory.
+//! What a command does is counted, not timed: the records that it reads, passes over and writes, as the database counts
+//! them, those that have just been deleted among them. So the figures hold on a busy machine. The time that the
+//! processor spends is bounded as well, generously: it tells of work that is done in memory.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,7 +29,8 @@ use crate::persist::plan::{self, Step};
 use crate::sessions::END_STEP;
 use crate::state::{AT_ONCE, Database, Family, Outcome, Reaped, Tables, Transaction, apply};
 
-/// Records of one command: ten milliseconds, or a little more. The longest are those that pass over names that have just been removed.
+/// Records of one command: ten milliseconds, or a little more. The longest are those that pass over names that have
+/// just been removed.
 const RECORDS: u64 = 10_000;
 const PROCESSOR: Duration = Duration::from_millis(200);
 const BLOCK: u64 = 64 << 20;
@@ -342,7 +343,8 @@ fn blocks_that_are_written_while_others_are_being_dropped_are_there() {
     assert_eq!(there(&bench), expected);
     assert_eq!(bench.tables().recorded_extents(file, 10).count(), expected.len());
     assert!(bench.tables().inode(file).unwrap().unwrap().cuts.is_empty());
-    // Each name of a block once: all of the first generation but ten, and of the second all but those of the ten that are there.
+    // Each name of a block once: all of the first generation but ten, and of the second all but those of the ten that
+    // are there.
     assert_eq!(freed, (many as usize - 10) + (many as usize - 20 + 1));
     let at_worker = bench.tables().replicas_at(1, None, usize::MAX).unwrap().len();
     assert_eq!(at_worker, 10 + expected.len());

@@ -1,9 +1,9 @@
-//! Files of cached blocks that are not what they were: readers get the right bytes, from the bucket if need be, the damage
-//! is counted and logged, and the blocks are whole again afterwards.
+//! Files of cached blocks that are not what they were: readers get the right bytes, from the bucket if need be, the
+//! damage is counted and logged, and the blocks are whole again afterwards.
 //!
 //! While the worker is down: a byte flipped at the begin and at the end, zeroes, cut to nothing, cut within a chunk,
-//! extended, another block's bytes, deleted, replaced by a directory, by a link and by a pipe, without permissions. While it
-//! runs: flipped, cut, deleted.
+//! extended, another block's bytes, deleted, replaced by a directory, by a link and by a pipe, without permissions.
+//! While it runs: flipped, cut, deleted.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,9 +1,10 @@
-//! A master's database that is damaged while the master is down: the master refuses to start, in one sentence, and changes
-//! nothing. It never begins with an empty or an older namespace by itself. The files put back, everything is there.
+//! A master's database that is damaged while the master is down: the master refuses to start, in one sentence, and
+//! changes nothing. It never begins with an empty or an older namespace by itself. The files put back, everything is
+//! there.
 //!
-//! `CURRENT` deleted, emptied, garbled; the manifest cut, deleted, garbled; the log cut, deleted, garbled in the middle; a table
-//! cut, deleted; the whole database deleted, emptied; the key of the credentials cut. A torn record at the end of the log, as a
-//! crash leaves it, is no damage.
+//! `CURRENT` deleted, emptied, garbled; the manifest cut, deleted, garbled; the log cut, deleted, garbled in the
+//! middle; a table cut, deleted; the whole database deleted, emptied; the key of the credentials cut. A torn record at
+//! the end of the log, as a crash leaves it, is no damage.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,14 +1,14 @@
-//! Well-formed frames of the data plane, and well-formed calls to the master, whose values are absurd: each is refused by
-//! itself, in time, and nobody else notices.
+//! Well-formed frames of the data plane, and well-formed calls to the master, whose values are absurd: each is refused
+//! by itself, in time, and nobody else notices.
 //!
-//! Frames, over TCP and the Unix socket: a request before the hello, another protocol, another cluster, a hello that is too
-//! long, an answer for a request, an unknown kind, reserved bytes, a payload, a message of 5 MB, one that does not decode,
-//! two million empty items, descriptors over TCP; blocks with a short content id, a key of 10 KB, a block size of 0 and 2^64,
-//! past the end, an offset of 2^32, an unknown mount, bytes of another key, the same range a million times, unknown
-//! requests to cancel, chunks that are not there.
+//! Frames, over TCP and the Unix socket: a request before the hello, another protocol, another cluster, a hello that is
+//! too long, an answer for a request, an unknown kind, reserved bytes, a payload, a message of 5 MB, one that does not
+//! decode, two million empty items, descriptors over TCP; blocks with a short content id, a key of 10 KB, a block size
+//! of 0 and 2^64, past the end, an offset of 2^32, an unknown mount, bytes of another key, the same range a million
+//! times, unknown requests to cancel, chunks that are not there.
 //!
-//! Calls: unknown inodes, empty, long and illegal names, a name of 10 MB, deep and long paths, too many directories, a mount
-//! of nothing, heartbeats of strangers, registrations without sense, unknown jobs.
+//! Calls: unknown inodes, empty, long and illegal names, a name of 10 MB, deep and long paths, too many directories, a
+//! mount of nothing, heartbeats of strangers, registrations without sense, unknown jobs.
 
 use std::io::Write as _;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A worker whose file system is full: reads go on, from the bucket where need be; the cache shrinks by what it must and
-//! not again and again; when space returns it is used again.
+//! A worker whose file system is full: reads go on, from the bucket where need be; the cache shrinks by what it must
+//! and not again and again; when space returns it is used again.
 
 use std::fs;
 use std::io::Write as _;

@@ -1,9 +1,9 @@
 //! A worker's index that is damaged while the worker is down. The blocks of cache-mode are a cache: the worker starts
-//! all the same, with what can be believed, sets a damaged index aside, says so in one line, and readers get the right bytes.
-//! Who it is (`worker.json`) is not guessed: without sense in it the worker refuses, and says what to do.
+//! all the same, with what can be believed, sets a damaged index aside, says so in one line, and readers get the right
+//! bytes. Who it is (`worker.json`) is not guessed: without sense in it the worker refuses, and says what to do.
 //!
-//! `CURRENT` emptied, deleted, garbled; the manifest cut, deleted, garbled; a table cut, emptied, deleted, garbled; the log
-//! garbled, cut; the index replaced by a file; `worker.json` cut; one of another format.
+//! `CURRENT` emptied, deleted, garbled; the manifest cut, deleted, garbled; a table cut, emptied, deleted, garbled; the
+//! log garbled, cut; the index replaced by a file; `worker.json` cut; one of another format.
 
 use std::fs;
 use std::path::{Path, PathBuf};

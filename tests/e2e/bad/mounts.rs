@@ -1,12 +1,12 @@
-//! `cv mount` and `cv umount` with arguments that cannot be right: an exit code, one sentence that names what is wrong, and
-//! a mount table that is as it was.
+//! `cv mount` and `cv umount` with arguments that cannot be right: an exit code, one sentence that names what is wrong,
+//! and a mount table that is as it was.
 //!
-//! Credentials: wrong secret, unknown access key, access key alone, secret alone, credentials beside `s3.anonymous`, none
-//! where they are needed. Endpoints: a closed port, one that accepts and is silent, one that says garbage, one that is a web
-//! page, no URL, another scheme, a path, a password, a port out of range. Buckets: missing, too short, upper case, illegal
-//! characters, none, a prefix with `//` or `..`, another scheme. Options: unknown, no boolean, a region of odd characters,
-//! a value of 9 KB, seventy of them. Paths: the root, relative, `..`, a name of 256 bytes, 4 KB, 1,100 deep, in another mount, above
-//! another mount, on a mount, on a file. And unmounting what is not there.
+//! Credentials: wrong secret, unknown access key, access key alone, secret alone, credentials beside `s3.anonymous`,
+//! none where they are needed. Endpoints: a closed port, one that accepts and is silent, one that says garbage, one
+//! that is a web page, no URL, another scheme, a path, a password, a port out of range. Buckets: missing, too short,
+//! upper case, illegal characters, none, a prefix with `//` or `..`, another scheme. Options: unknown, no boolean, a
+//! region of odd characters, a value of 9 KB, seventy of them. Paths: the root, relative, `..`, a name of 256 bytes, 4
+//! KB, 1,100 deep, in another mount, above another mount, on a mount, on a file. And unmounting what is not there.
 
 use std::net::TcpListener;
 use std::time::Duration;

@@ -1,10 +1,10 @@
-//! Buckets that lie: readers get the bytes of the version that they opened, or an error, never anything else; and what is
-//! right beside it goes on being served.
+//! Buckets that lie: readers get the bytes of the version that they opened, or an error, never anything else; and what
+//! is right beside it goes on being served.
 //!
 //! The store behind the cluster: a body cut short once, again and again; answers of 503; connections reset; an object
-//! replaced by a shorter one, by a longer one, and deleted, between its listing and the read. A store that lies by itself: an object
-//! shorter and longer than listed, one without a version, one that is another version than asked for, bytes of another
-//! range; listings that are garbage, that never end, that name sizes that are none; an error page.
+//! replaced by a shorter one, by a longer one, and deleted, between its listing and the read. A store that lies by
+//! itself: an object shorter and longer than listed, one without a version, one that is another version than asked for,
+//! bytes of another range; listings that are garbage, that never end, that name sizes that are none; an error page.
 
 use std::fs;
 use std::io;
@@ -85,7 +85,8 @@ fn listing(entries: &[(&str, &str, &str)], more: &str) -> Vec<u8> {
     let mut xml = format!("<?xml version=\"1.0\"?><ListBucketResult>{more}");
     for (key, size, etag) in entries {
         xml.push_str(&format!(
-            "<Contents><Key>{key}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>{etag}<Size>{size}</Size></Contents>"
+            "<Contents><Key>{key}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>{etag}\
+             <Size>{size}</Size></Contents>"
         ));
     }
     xml.push_str("</ListBucketResult>");
@@ -172,7 +173,8 @@ fn a_store_that_lies_is_not_believed() {
         let error = read(path(name)).unwrap_err();
         assert!(matches!(errno(&error), Some(Errno::IO | Errno::STALE)), "{name}: {error}");
     }
-    // Without a version there is nothing to hold it against; what the bucket says is taken, or refused, but not made up.
+    // Without a version there is nothing to hold it against; what the bucket says is taken, or refused, but not made
+    // up.
     match read(path("untagged")) {
         Ok(bytes) => assert_eq!(bytes, b"good"),
         Err(error) => assert!(matches!(errno(&error), Some(Errno::IO | Errno::STALE | Errno::NOENT)), "{error}"),

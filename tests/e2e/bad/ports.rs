@@ -1,10 +1,10 @@
 //! Bytes that are no protocol, on every port of every process, beside a reader that goes on.
 //!
-//! On each of the seven ports (master gRPC and HTTP, worker data, Unix socket and HTTP, FUSE client HTTP, object store):
-//! nothing at all, one byte, random bytes of four lengths, 0xff, zeroes, an HTTP/2 preface followed by junk, an HTTP/2 frame
-//! of 16 MB, a data-plane header of 4 GB, half a data-plane header, an HTTP/1 header of a megabyte, a body of 2^63 bytes, a chunk of
-//! 2^64 bytes, a path out of the root. Then many connections that say nothing, or a byte: afterwards each port answers again,
-//! and no process has used much memory.
+//! On each of the seven ports (master gRPC and HTTP, worker data, Unix socket and HTTP, FUSE client HTTP, object
+//! store): nothing at all, one byte, random bytes of four lengths, 0xff, zeroes, an HTTP/2 preface followed by junk, an
+//! HTTP/2 frame of 16 MB, a data-plane header of 4 GB, half a data-plane header, an HTTP/1 header of a megabyte, a body
+//! of 2^63 bytes, a chunk of 2^64 bytes, a path out of the root. Then many connections that say nothing, or a byte:
+//! afterwards each port answers again, and no process has used much memory.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

@@ -46,7 +46,8 @@ impl Server {
         })
     }
 
-    /// HTTP: `answer` is given the request's head, and gives status line, headers and body. One exchange per connection.
+    /// HTTP: `answer` is given the request's head, and gives status line, headers and body. One exchange per
+    /// connection.
     pub fn http(answer: impl Fn(&str) -> (String, Vec<u8>) + Send + Sync + 'static) -> Self {
         Self::start(move |mut stream| {
             let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));

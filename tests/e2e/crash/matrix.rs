@@ -18,7 +18,8 @@ use crate::workload::Workload;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// At which pass a point is deadly. What happens all the time is let happen for a while, so that there is something to lose.
+/// At which pass a point is deadly. What happens all the time is let happen for a while, so that there is something to
+/// lose.
 fn pass_of(point: Failpoint) -> u32 {
     match point {
         Failpoint::LogAppend
@@ -86,7 +87,8 @@ fn die_at_all_of(role: &str, storage: Storage) {
     let lease = if role == "fuse" { "2s" } else { "30s" };
     // A worker that is away for long is not waited for by programs.
     let conf = format!(
-        "[master]\nworker_timeout = \"60s\"\npersist_delay = \"30ms\"\nsession_lease = \"{lease}\"\nsnapshot_entries = 500\n\
+        "[master]\nworker_timeout = \"60s\"\npersist_delay = \"30ms\"\nsession_lease = \"{lease}\"\nsnapshot_entries = \
+         500\n\
          [client]\nmetadata_timeout = \"60s\"\nread_timeout = \"60s\"\nlocal_descriptors = {}\n",
         storage == Storage::Near
     );
@@ -175,8 +177,8 @@ fn die_at(cluster: &Cluster, point: Failpoint, mut workload: Workload) -> Worklo
     workload
 }
 
-/// A process that is started from another thread would have the files of this one for a moment; closing them flushes, and that
-/// would have to wait for the very process that is to be started.
+/// A process that is started from another thread would have the files of this one for a moment; closing them flushes,
+/// and that would have to wait for the very process that is to be started.
 fn keep_files_to_this_thread() {
     // SAFETY: no descriptor of another thread is used by this one, and none of its own leaves it.
     #[expect(unsafe_code, reason = "descriptors of other threads are other ones from here on")]

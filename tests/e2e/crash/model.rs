@@ -1,7 +1,7 @@
 //! What may be found after a crash.
 //!
-//! A change of names that was answered is there; one that was under way is there or not, as a whole. Of a file's content, what was
-//! synced is there; of what was written afterwards any part may be.
+//! A change of names that was answered is there; one that was under way is there or not, as a whole. Of a file's
+//! content, what was synced is there; of what was written afterwards any part may be.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,5 +1,5 @@
-//! Worker and master stop answering (SIGSTOP): no system call on the mount outlives its deadline, each can be ended by a
-//! signal, what is cached is served, and all heals by itself.
+//! Worker and master stop answering (SIGSTOP): no system call on the mount outlives its deadline, each can be ended by
+//! a signal, what is cached is served, and all heals by itself.
 
 use std::fs::{self, File};
 use std::io;
@@ -164,12 +164,13 @@ fn a_signal_ends_every_waiting_system_call() {
             assert!(took < limit, "{call}: ended {took:?} after {signal:?}");
         }
     }
-    // A signal that a program handles reaches it a little later: Python turns it into KeyboardInterrupt. Not so in a read
-    // that waits for a page: there the kernel, on any file system, lets only fatal signals through.
+    // A signal that a program handles reaches it a little later: Python turns it into KeyboardInterrupt. Not so in a
+    // read that waits for a page: there the kernel, on any file system, lets only fatal signals through.
     for (call, file) in [("open(p, 0)", "cold/small"), ("stat(p)", "unknown/a/file")] {
         // Some calls are retried by Python after the handler ran, others end with InterruptedError: both were told.
         let program = format!(
-            "import os, sys\np = sys.argv[1]\ntry:\n    os.{call}\nexcept InterruptedError:\n    raise KeyboardInterrupt"
+            "import os, sys\np = sys.argv[1]\ntry:\n    os.{call}\nexcept InterruptedError:\n    raise \
+             KeyboardInterrupt"
         );
         let took = Blocked::start_asking(&["python3", "-c", &program], &path(file)).dies_of(Signal::INT);
         eprintln!("Python, {call}: ended {took:?} after SIGINT");

@@ -1,7 +1,8 @@
 //! What happens when a part dies or stops answering: processes are killed, stopped with SIGSTOP and started again under
 //! readers, and everything but the failed part goes on.
 //!
-//! Each of these runs alone on the machine (`Options::alone`): they load it, and they hold system calls against deadlines.
+//! Each of these runs alone on the machine (`Options::alone`): they load it, and they hold system calls against
+//! deadlines.
 
 // A test reports by panicking, and what it has measured on stderr.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]

@@ -1,4 +1,5 @@
-//! Short outages: whoever waits is served when they are over, within his own deadline, and what is refused is refused at once.
+//! Short outages: whoever waits is served when they are over, within his own deadline, and what is refused is refused
+//! at once.
 
 use std::fs;
 use std::io;

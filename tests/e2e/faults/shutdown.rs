@@ -1,4 +1,5 @@
-//! SIGTERM ends each process with 0 once what is in flight has been answered, and `cv local down` leaves nothing behind.
+//! SIGTERM ends each process with 0 once what is in flight has been answered, and `cv local down` leaves nothing
+//! behind.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;

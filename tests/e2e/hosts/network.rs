@@ -1,7 +1,7 @@
 //! Hosts on this machine: a network namespace each, joined by a bridge in one more, and an object store beside them.
 //!
-//! Nothing of it is visible in the machine's own network. The processes of a host live in a process namespace whose first one ends with the
-//! test, and take their mounts with them.
+//! Nothing of it is visible in the machine's own network. The processes of a host live in a process namespace whose
+//! first one ends with the test, and take their mounts with them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,4 +1,5 @@
-//! The store alone, until SIGINT or SIGTERM: `serve ROOT [ADDRESS [ADMIN_ADDRESS]]`. For measuring it, and for trying clients on it.
+//! The store alone, until SIGINT or SIGTERM: `serve ROOT [ADDRESS [ADMIN_ADDRESS]]`. For measuring it, and for trying
+//! clients on it.
 
 use cavern_dev_s3::{DevS3Config, DevS3Error};
 

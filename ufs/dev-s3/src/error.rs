@@ -1,4 +1,5 @@
-//! Everything that can go wrong in the embedded store. `service::reply` maps these to S3 error codes, and nothing else does.
+//! Everything that can go wrong in the embedded store. `service::reply` maps these to S3 error codes, and nothing else
+//! does.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,8 @@
 //! Faults on demand: rules that delay requests or make them fail on the wire.
 //!
-//! Every rule that matches a request adds its latency; the first that is due to fail decides how. Which requests fail is not
-//! drawn at random: with a rate of 0.25 it is every fourth match, so that a test sees the same faults in each run.
+//! Every rule that matches a request adds its latency; the first that is due to fail decides how. Which requests fail
+//! is not drawn at random: with a rate of 0.25 it is every fourth match, so that a test sees the same faults in each
+//! run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -25,8 +26,8 @@ pub enum FaultKind {
     Denied,
     /// The connection is reset without an answer, nothing is done.
     Reset,
-    /// The request is carried out, but half of the answer's body is sent, under the full Content-Length; then the connection
-    /// is closed. An answer without a body is not changed.
+    /// The request is carried out, but half of the answer's body is sent, under the full Content-Length; then the
+    /// connection is closed. An answer without a body is not changed.
     ShortBody,
     /// No answer until the rules are cleared; then the request is carried out.
     Hang,
@@ -72,7 +73,8 @@ impl FaultRule {
             let known = Operation::ALL.iter().any(|operation| named(*operation, name));
             if !known {
                 return Err(DevS3Error::InvalidFault(format!(
-                    "operations names {name:?}; use a kind such as GET, HEAD, LIST, PUT, COPY, DELETE, MULTIPART, BUCKET, or an S3 operation such as GetObject"
+                    "operations names {name:?}; use a kind such as GET, HEAD, LIST, PUT, COPY, DELETE, MULTIPART, \
+                     BUCKET, or an S3 operation such as GetObject"
                 )));
             }
         }

@@ -1,20 +1,20 @@
 //! The embedded object store: `cv dev-s3 --root DIR --listen ADDR`.
 //!
-//! It speaks the S3 protocol over objects kept as files, for laptops (`cv local` without a bucket), for tests and as the
-//! benchmarks' plain object store. It is exact where clients rely on S3: order and paging of listings, ETags, ranges,
-//! conditions, multipart uploads, signatures. A second port, off unless asked for, shows counters and takes fault rules.
-//! It is no store for data that matters: nothing is synced to disk, and there is one pair of keys.
+//! It speaks the S3 protocol over objects kept as files, for laptops (`cv local` without a bucket), for tests and as
+//! the benchmarks' plain object store. It is exact where clients rely on S3: order and paging of listings, ETags,
+//! ranges, conditions, multipart uploads, signatures. A second port, off unless asked for, shows counters and takes
+//! fault rules. It is no store for data that matters: nothing is synced to disk, and there is one pair of keys.
 //!
 //! Where it differs from S3:
 //! - no versions, ACLs, tags, policies, lifecycle rules: such requests are answered `NotImplemented`;
-//! - a Range header that is malformed or names several ranges is answered 400 (S3 ignores it), and an `If-Match` takes one
-//!   ETag or `*`;
+//! - a Range header that is malformed or names several ranges is answered 400 (S3 ignores it), and an `If-Match` takes
+//!   one ETag or `*`;
 //! - a copy keeps its source's ETag, also that of a multipart upload; a sparse object's ETag is not an MD5;
 //! - any region's name is taken; creating a bucket again is answered 409;
 //! - of two conditional writes of one key at once one fails with 412, where S3 may say 409.
 //!
-//! `s3s` logs every refused request, a 404 included, as an error: a process that runs the store wants `s3s=off` among its
-//! log directives. Failures of the store itself are logged under this crate's name.
+//! `s3s` logs every refused request, a 404 included, as an error: a process that runs the store wants `s3s=off` among
+//! its log directives. Failures of the store itself are logged under this crate's name.
 //!
 //! One request goes through these rooms: `server` (connections) → `exchange` (faults, counters, log) → the `s3s` crate
 //! (signature, XML) → `service` (the S3 operations) → `store` (files and index).
@@ -90,8 +90,8 @@ impl DevS3Config {
     }
 }
 
-/// Runs the store as a process does: starts it, prints `cv dev-s3 ready s3=http://… http=…`, serves until `stop` and lets
-/// requests in flight finish.
+/// Runs the store as a process does: starts it, prints `cv dev-s3 ready s3=http://… http=…`, serves until `stop` and
+/// lets requests in flight finish.
 ///
 /// # Errors
 /// Those of [`DevS3::start`].

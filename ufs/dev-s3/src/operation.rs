@@ -91,7 +91,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Reads the target from a path-style request. `is_copy` tells whether the request has an `x-amz-copy-source` header.
+    /// Reads the target from a path-style request. `is_copy` tells whether the request has an `x-amz-copy-source`
+    /// header.
     pub fn of(method: &Method, path: &str, query: Option<&str>, is_copy: bool) -> Self {
         let path = percent_decode_str(path).decode_utf8_lossy();
         let path = path.strip_prefix('/').unwrap_or(&path);

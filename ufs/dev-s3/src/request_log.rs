@@ -1,5 +1,5 @@
-//! The request log: one JSON object per line and request, written when the last byte of the answer is handed over (or its
-//! connection is gone). Whoever has an answer whole finds its line in the file.
+//! The request log: one JSON object per line and request, written when the last byte of the answer is handed over (or
+//! its connection is gone). Whoever has an answer whole finds its line in the file.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -11,7 +11,8 @@ use serde::Serialize;
 use crate::error::DevS3Error;
 use crate::operation::Target;
 
-/// An open log. Each line is one `write` in append mode, so lines of concurrent requests do not mix and no lock is needed.
+/// An open log. Each line is one `write` in append mode, so lines of concurrent requests do not mix and no lock is
+/// needed.
 pub struct RequestLog {
     file: File,
 }

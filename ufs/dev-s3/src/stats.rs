@@ -19,7 +19,8 @@ pub struct Stats {
 /// A reading of the counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StatsSnapshot {
-    /// Requests by kind: `GET` and `HEAD` (of objects), `LIST`, `PUT`, `COPY`, `DELETE`, `MULTIPART`, `BUCKET`, `OTHER`.
+    /// Requests by kind: `GET` and `HEAD` (of objects), `LIST`, `PUT`, `COPY`, `DELETE`, `MULTIPART`, `BUCKET`,
+    /// `OTHER`.
     pub kinds: BTreeMap<&'static str, u64>,
     /// Requests by S3 operation.
     pub operations: BTreeMap<&'static str, u64>,

@@ -9,10 +9,10 @@
 //! ROOT/buckets/NAME/uploads/ID/NNNNN-MD5-SEQ  one part
 //! ```
 //!
-//! Keys appear only inside records, so every legal key can be stored. A file gets its final name by `rename` after it is
-//! complete, and its name is a number that is never used again: a reader that has opened a version keeps it, and a process
-//! killed at any instant leaves behind either the old version, or the new one, or both, in which case the higher number
-//! wins at the next start. Nothing is synced: the store survives `kill -9`, not the loss of power.
+//! Keys appear only inside records, so every legal key can be stored. A file gets its final name by `rename` after it
+//! is complete, and its name is a number that is never used again: a reader that has opened a version keeps it, and a
+//! process killed at any instant leaves behind either the old version, or the new one, or both, in which case the
+//! higher number wins at the next start. Nothing is synced: the store survives `kill -9`, not the loss of power.
 //!
 //! The index of a bucket (key → version) lives in memory, ordered by key; it is rebuilt from the records at start.
 
@@ -170,8 +170,8 @@ impl Store {
         bucket.commit(draft, key, version, &PutCondition::default())
     }
 
-    /// Stores an object of `size` zero bytes that takes no room on disk. Its ETag has the form of a multipart upload's, is
-    /// not the MD5 of the content, and differs each time.
+    /// Stores an object of `size` zero bytes that takes no room on disk. Its ETag has the form of a multipart upload's,
+    /// is not the MD5 of the content, and differs each time.
     ///
     /// # Errors
     /// [`DevS3Error::NoSuchBucket`], [`DevS3Error::InvalidKey`], [`DevS3Error::Io`].

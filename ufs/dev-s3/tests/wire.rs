@@ -1,5 +1,5 @@
-//! What clients see on the wire: an S3 client (opendal) for the usual paths, and bytes over TCP under presigned URLs where
-//! the exact answer counts.
+//! What clients see on the wire: an S3 client (opendal) for the usual paths, and bytes over TCP under presigned URLs
+//! where the exact answer counts.
 
 // Helpers count as tests here: they stop where they cannot go on.
 #![allow(clippy::unwrap_used)]

@@ -1,5 +1,5 @@
-//! A plain S3 client: it signs a request, sends it and answers what came back. `cv local seed` fills buckets with it, and
-//! the end-to-end tests use it as a second opinion that shares no code with what they test.
+//! A plain S3 client: it signs a request, sends it and answers what came back. `cv local seed` fills buckets with it,
+//! and the end-to-end tests use it as a second opinion that shares no code with what they test.
 //!
 //! Keys reach the server byte for byte (`a/../b`, `//`, a trailing `/`), since the path is escaped and sent as it is.
 //! There are no retries and no deadlines: who needs them has `cavern-ufs`. Only `http://` endpoints, path style.

@@ -30,7 +30,8 @@ impl Signer {
     fn sign_at(&self, method: &str, host: &str, path: &str, query: &str, time: &str) -> [(&'static str, String); 3] {
         let day = &time[..8];
         let request = format!(
-            "{method}\n{path}\n{query}\nhost:{host}\nx-amz-content-sha256:{PAYLOAD}\nx-amz-date:{time}\n\n{SIGNED_HEADERS}\n{PAYLOAD}"
+            "{method}\n{path}\n{query}\nhost:{host}\nx-amz-content-sha256:{PAYLOAD}\nx-amz-date:{time}\n\n\
+             {SIGNED_HEADERS}\n{PAYLOAD}"
         );
         let scope = format!("{day}/{REGION}/s3/aws4_request");
         let text = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", hex(&Sha256::digest(request)));

@@ -1,11 +1,12 @@
 //! A directory tree that no path leads out of, and in which nothing can be waited for.
 //!
-//! The kernel resolves each path beneath the tree's directory (openat2(2)): a symbolic link is followed while it stays within the
-//! tree, so one that is absolute never is, and neither are the magic links of `/proc`. A race with somebody who moves directories about
-//! cannot lead out either. The way to the tree's own directory is the administrator's, and may have any links.
+//! The kernel resolves each path beneath the tree's directory (openat2(2)): a symbolic link is followed while it stays
+//! within the tree, so one that is absolute never is, and neither are the magic links of `/proc`. A race with somebody
+//! who moves directories about cannot lead out either. The way to the tree's own directory is the administrator's, and
+//! may have any links.
 //!
-//! Only regular files are objects. What else there is, is looked at without opening it: to open a FIFO waits for its other end, and to
-//! open a device may do anything.
+//! Only regular files are objects. What else there is, is looked at without opening it: to open a FIFO waits for its
+//! other end, and to open a device may do anything.
 
 use std::fs::{File, Metadata};
 use std::io;

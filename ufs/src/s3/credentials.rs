@@ -26,8 +26,8 @@ impl ProvideCredential for KeyPair {
     }
 }
 
-/// Where credentials come from; `None` for unsigned requests. Instance metadata is never asked: off a cloud that is a wait
-/// for an address that does not answer.
+/// Where credentials come from; `None` for unsigned requests. Instance metadata is never asked: off a cloud that is a
+/// wait for an address that does not answer.
 pub(super) fn credential_chain(credentials: &Credentials) -> Option<ProvideCredentialChain<Credential>> {
     let chain = ProvideCredentialChain::new();
     Some(match credentials {

@@ -1,8 +1,9 @@
 //! LIST, spoken by us: the request's query and the document that answers it.
 //!
-//! opendal's own lister is not exact enough to name files by. It cannot ask for `encoding-type=url`, so control characters
-//! arrive as XML can carry them, or break the document; one NUL in one key fails the whole listing; and the keys `/a` and `a`
-//! both come out as `a`. Here keys travel percent-encoded, and a key which cannot be decoded costs only itself.
+//! opendal's own lister is not exact enough to name files by. It cannot ask for `encoding-type=url`, so control
+//! characters arrive as XML can carry them, or break the document; one NUL in one key fails the whole listing; and the
+//! keys `/a` and `a` both come out as `a`. Here keys travel percent-encoded, and a key which cannot be decoded costs
+//! only itself.
 
 use std::borrow::Cow;
 
@@ -90,8 +91,8 @@ pub(crate) fn parse(document: &[u8]) -> Result<StorePage, String> {
     Ok(answer)
 }
 
-/// The key that a text of the document stands for. With `encoding-type=url` a space may come as `+` (AWS does so) and `+`
-/// itself always comes as `%2B`.
+/// The key that a text of the document stands for. With `encoding-type=url` a space may come as `+` (AWS does so) and
+/// `+` itself always comes as `%2B`.
 fn decoded(text: Text, is_encoded: bool) -> Option<String> {
     let text = text?;
     if !is_encoded {
@@ -215,8 +216,9 @@ mod tests {
 
     fn document(encoding: &str, contents: &str) -> String {
         format!(
-            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
-             <Name>b</Name><Prefix></Prefix><IsTruncated>false</IsTruncated>{contents}{encoding}</ListBucketResult>"
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult \
+             xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Name>b</Name><Prefix></Prefix>\
+             <IsTruncated>false</IsTruncated>{contents}{encoding}</ListBucketResult>"
         )
     }
 

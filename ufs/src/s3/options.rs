@@ -7,13 +7,13 @@
 //! | `s3.credentials.access`, `s3.credentials.secret` | key pair, both or neither | see below |
 //! | `s3.credentials.session_token` | token of a temporary key pair | none |
 //! | `s3.credentials.profile` | profile of the shared credentials file | see below |
-//! | `s3.force.path.style` | `true`: the bucket in the path; `false`: in the host name | `true` with an endpoint, else `false` |
+//! | `s3.force.path.style` | the bucket is in the path, not in the host name | `true` with an endpoint, else `false` |
 //! | `s3.anonymous` | `true`: unsigned requests | `false` |
 //!
-//! Without credentials in the options each process looks in its own environment: `AWS_ACCESS_KEY_ID` and companions, then the
-//! shared files (`AWS_PROFILE`, `AWS_SHARED_CREDENTIALS_FILE`, `~/.aws`), then a web identity token; finding none is an error at
-//! the first request. The endpoint is never taken from the environment: it is part of the store's identity, which
-//! all processes must agree on. An empty value counts as an option left out.
+//! Without credentials in the options each process looks in its own environment: `AWS_ACCESS_KEY_ID` and companions,
+//! then the shared files (`AWS_PROFILE`, `AWS_SHARED_CREDENTIALS_FILE`, `~/.aws`), then a web identity token; finding
+//! none is an error at the first request. The endpoint is never taken from the environment: it is part of the store's
+//! identity, which all processes must agree on. An empty value counts as an option left out.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -88,8 +88,9 @@ impl S3Options {
     }
 }
 
-/// The options of a mount after a change of some. Those that are given take the place of those of their names, and an empty value takes one away.
-/// Credentials do not mix: with another access key, the token or the profile of before goes.
+/// The options of a mount after a change of some. Those that are given take the place of those of their names, and an
+/// empty value takes one away. Credentials do not mix: with another access key, the token or the profile of before
+/// goes.
 pub fn changed_options(before: &HashMap<String, String>, given: &HashMap<String, String>) -> HashMap<String, String> {
     let has = |name: &str| given.get(name).is_some_and(|value| !value.is_empty() && value != "false");
     let outdated: &[&str] = match () {

@@ -1,8 +1,8 @@
 //! HTTP for the S3 requests: one connection pool per store, and opendal's door to it.
 //!
 //! It sends a URI as it is. The usual client library normalizes URLs, which turns the key `a/../b` into `b`; here every
-//! key reaches the server byte for byte. A status other than success becomes a [`Failure`], redirects included: a signed
-//! request does not survive one.
+//! key reaches the server byte for byte. A status other than success becomes a [`Failure`], redirects included: a
+//! signed request does not survive one.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -26,15 +26,15 @@ use crate::s3::failure::Failure;
 /// Of an error document at most this much is read.
 const ERROR_DOCUMENT_BYTES: usize = 64 << 10;
 
-/// Each connection has a receive buffer that grows to this, busy or idle: what a worker reads at a time, and no more, since
-/// there are hundreds of connections. Headers must fit as well.
+/// Each connection has a receive buffer that grows to this, busy or idle: what a worker reads at a time, and no more,
+/// since there are hundreds of connections. Headers must fit as well.
 const RECEIVE_BYTES: usize = 128 << 10;
 
 /// Servers and balancers drop idle connections after a minute or so; we are first.
 const IDLE: Duration = Duration::from_secs(45);
 
-/// The host's certificate authorities, read when the first https endpoint is opened. Without any, such an endpoint fails with
-/// "unknown issuer".
+/// The host's certificate authorities, read when the first https endpoint is opened. Without any, such an endpoint
+/// fails with "unknown issuer".
 static ROOTS: LazyLock<Arc<RootCertStore>> = LazyLock::new(|| {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

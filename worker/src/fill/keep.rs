@@ -1,7 +1,7 @@
 //! Bytes of an object that a client has just written to the bucket: they are kept as if they had been fetched.
 //!
-//! Keeping is a run like any other: whoever asks for these chunks meanwhile waits for it, and what is here or on its way already
-//! is left alone.
+//! Keeping is a run like any other: whoever asks for these chunks meanwhile waits for it, and what is here or on its
+//! way already is left alone.
 
 use std::sync::Arc;
 

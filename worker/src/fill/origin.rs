@@ -9,8 +9,8 @@ use crate::refusal::Refusal;
 use crate::store::{Draft, Store, StoreError};
 
 impl Fills {
-    /// Makes a data block with the first `bytes` bytes of the same block of an object, if it is not here yet. It appears with all
-    /// of them, or not at all.
+    /// Makes a data block with the first `bytes` bytes of the same block of an object, if it is not here yet. It
+    /// appears with all of them, or not at all.
     ///
     /// # Errors
     /// Two blocks that do not fit together; another object is there by now; no room; or the bucket or the disk failed.

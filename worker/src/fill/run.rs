@@ -144,8 +144,8 @@ impl Fills {
         run.askers.load(Ordering::Acquire) == 0 && self.retire(block.id(), run, true)
     }
 
-    /// Writes whole chunks and makes them visible. A lone chunk is written here: it takes some ten microseconds, less than
-    /// the way to another thread and back.
+    /// Writes whole chunks and makes them visible. A lone chunk is written here: it takes some ten microseconds, less
+    /// than the way to another thread and back.
     pub(super) async fn write(
         &self,
         run: &Arc<Run>,

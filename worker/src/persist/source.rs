@@ -19,8 +19,8 @@ use crate::store::{Block, DataTarget, Lookup, Store, Touch};
 
 /// Blocks asked about in one request.
 const QUERY_BLOCKS: usize = 1000;
-/// A file system may tell times to some milliseconds only. A file that was written to less than this ago could be written to
-/// again without its time telling.
+/// A file system may tell times to some milliseconds only. A file that was written to less than this ago could be
+/// written to again without its time telling.
 const SETTLED: Duration = Duration::from_millis(20);
 /// A file is waited for so often to come to rest, for [`SETTLED`] each time.
 const ROUNDS: usize = 10;
@@ -51,8 +51,8 @@ pub(super) struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Finds every block: here, or at the first worker that has it. One that is here but whose replica here was given up is not
-    /// what the file has.
+    /// Finds every block: here, or at the first worker that has it. One that is here but whose replica here was given
+    /// up is not what the file has.
     pub(super) async fn open(
         parts: &'a UploadParts,
         ufs: &'a Ufs,

@@ -5,11 +5,11 @@
 //!                                            └─ no ─► a task per request ───┘
 //! ```
 //!
-//! What can be answered from memory is answered in the loop that reads the frames: no task, no wake-up, and the answers to
-//! a burst leave in one system call. What has to wait for the disk or the bucket gets a task of its own and is answered out
-//! of order. The loop reads no further while too many bytes or requests are in flight, so that a client that does not read its answers,
-//! or asks for more than its share, slows down itself only. Tasks end with the connection. The payload of a write is taken before
-//! the next frame is looked at (see `upload`).
+//! What can be answered from memory is answered in the loop that reads the frames: no task, no wake-up, and the answers
+//! to a burst leave in one system call. What has to wait for the disk or the bucket gets a task of its own and is
+//! answered out of order. The loop reads no further while too many bytes or requests are in flight, so that a client
+//! that does not read its answers, or asks for more than its share, slows down itself only. Tasks end with the
+//! connection. The payload of a write is taken before the next frame is looked at (see `upload`).
 
 use std::collections::HashMap;
 use std::io;

@@ -1,8 +1,8 @@
 //! Writers are slowed down before disks are full.
 //!
-//! Blocks of fs-mode files make way only when the bucket has them, and the master drops those long before a disk is full. What fills
-//! it beyond that is what the bucket lacks: it is not reached, or is written to more slowly than the worker. So room is given ever
-//! more slowly, and whoever writes finds out by waiting, not by an error.
+//! Blocks of fs-mode files make way only when the bucket has them, and the master drops those long before a disk is
+//! full. What fills it beyond that is what the bucket lacks: it is not reached, or is written to more slowly than the
+//! worker. So room is given ever more slowly, and whoever writes finds out by waiting, not by an error.
 
 use std::time::Duration;
 

@@ -647,7 +647,8 @@ fn garbage_never_harms_the_worker() {
     let bench = runtime.block_on(Bench::new("garbage"));
     let bytes = noise(1000);
     let block = bench.put("a", &bytes, MIB);
-    proptest!(ProptestConfig { cases: 150, ..ProptestConfig::default() }, |(frames in prop::collection::vec(garbage(), 1..5), greet: bool, unix: bool)| {
+    let config = ProptestConfig { cases: 150, ..ProptestConfig::default() };
+    proptest!(config, |(frames in prop::collection::vec(garbage(), 1..5), greet: bool, unix: bool)| {
         runtime.block_on(async {
             let mut client = match (greet, unix) {
                 (true, true) => bench.unix().await,

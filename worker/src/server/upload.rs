@@ -1,5 +1,5 @@
-//! The payload of a write on its way in: first memory of the budget, then the bytes, into one buffer. What makes no sense, or gets
-//! no memory in time, is answered at once, and its bytes are thrown away as they come.
+//! The payload of a write on its way in: first memory of the budget, then the bytes, into one buffer. What makes no
+//! sense, or gets no memory in time, is answered at once, and its bytes are thrown away as they come.
 
 use std::io;
 use std::pin::Pin;

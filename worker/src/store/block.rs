@@ -266,8 +266,8 @@ impl Block {
         }
     }
 
-    /// The descriptor that fills write through, opened when there is none. That of a data block can be read too, because
-    /// it is handed to clients.
+    /// The descriptor that fills write through, opened when there is none. That of a data block can be read too,
+    /// because it is handed to clients.
     pub(crate) fn writer(&self) -> io::Result<Arc<File>> {
         let mut writer = self.writer.lock();
         if let Some(file) = &*writer {

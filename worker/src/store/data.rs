@@ -1,16 +1,17 @@
 //! Blocks of fs-mode files: data, not cache.
 //!
-//! Until the bucket has it, such a block may be the only copy of what somebody wrote. Nothing drops one but a request that
-//! names it: no eviction, no watermark, no scrubber, no damaged index, no disk that fails now and then.
+//! Until the bucket has it, such a block may be the only copy of what somebody wrote. Nothing drops one but a request
+//! that names it: no eviction, no watermark, no scrubber, no damaged index, no disk that fails now and then.
 //!
-//! **The file system is their index.** The name of the file says which block it is, the file's length is the block's length, and
-//! what was never written in it is a hole. There is no record beside it that could be lost, or could say something else: a start
-//! walks over these files. What is written survives the death of the process without further ado, and a sync needs the disk
-//! for the file and its folder alone.
+//! **The file system is their index.** The name of the file says which block it is, the file's length is the block's
+//! length, and what was never written in it is a hole. There is no record beside it that could be lost, or could say
+//! something else: a start walks over these files. What is written survives the death of the process without further
+//! ado, and a sync needs the disk for the file and its folder alone.
 //!
-//! **Room** is accounted for by chunk, before a chunk is written for the first time, and cached blocks are evicted for it. Which
-//! chunks are charged is kept in memory while the process lives, also for blocks that are closed, because clients may hold
-//! descriptors and write what they reserved a while later; after that, and after a start, it is what the file holds (`settle`).
+//! **Room** is accounted for by chunk, before a chunk is written for the first time, and cached blocks are evicted for
+//! it. Which chunks are charged is kept in memory while the process lives, also for blocks that are closed, because
+//! clients may hold descriptors and write what they reserved a while later; after that, and after a start, it is what
+//! the file holds (`settle`).
 //!
 //! Locks are taken in this order: the stripe that a block is made and freed under (held during the I/O of just that, on
 //! threads that may wait), then that of the residents, then that of the charged chunks (both for a moment).
@@ -59,7 +60,8 @@ pub(super) struct DataState {
     charged: Mutex<ChunkMap>,
     /// Of these, those that the file system has set aside for good.
     allocated: Mutex<ChunkMap>,
-    /// When room was given last, unless that has been settled. Taken after the residents' lock, and before the two above.
+    /// When room was given last, unless that has been settled. Taken after the residents' lock, and before the two
+    /// above.
     given: Mutex<Option<Instant>>,
     /// The file's name is on disk.
     name_synced: AtomicBool,

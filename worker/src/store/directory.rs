@@ -202,8 +202,8 @@ pub(super) fn parse_block_name(name: &str) -> Option<(BlockId, u64)> {
     Some((BlockId { content, index: index.parse().ok()? }, incarnation.parse().ok()?))
 }
 
-/// Makes `blocks` and `data` with their 256 folders each. Those of `data` are on disk when this returns: what is in them must
-/// be found after a power failure.
+/// Makes `blocks` and `data` with their 256 folders each. Those of `data` are on disk when this returns: what is in
+/// them must be found after a power failure.
 pub(super) fn make_folders(directory: &Path) -> Result<(), WorkerError> {
     let failed = |action, path: &Path| {
         let path = path.to_owned();
@@ -226,10 +226,10 @@ pub(super) fn make_folders(directory: &Path) -> Result<(), WorkerError> {
     })
 }
 
-/// Asks for the folders that are made in `kind` to be put far from each other on the disk, which is where their files are put
-/// as well. ext4 takes no inode again for minutes after its file is gone, and looks at each such one of the same group of
-/// blocks before it finds another: next to each other, a tenth of a millisecond per block after many have been dropped.
-/// File systems that know nothing of this refuse it, and do not need it.
+/// Asks for the folders that are made in `kind` to be put far from each other on the disk, which is where their files
+/// are put as well. ext4 takes no inode again for minutes after its file is gone, and looks at each such one of the
+/// same group of blocks before it finds another: next to each other, a tenth of a millisecond per block after many have
+/// been dropped. File systems that know nothing of this refuse it, and do not need it.
 fn spread_folders(kind: &Path) {
     let spread = || {
         let folder = File::open(kind)?;

@@ -15,7 +15,8 @@
 //! Eviction starts when a directory is filled above its high watermark and goes on to the low one, leaving alone what
 //! was used in the last [`RECENT_SECONDS`] or is held by a request, so that a stream does not evict its own blocks. The
 //! reserve above the high watermark is what such blocks may use; when that is exhausted too, recent blocks go as well
-//! (those that a stream is still filling after all others), held ones never. What a directory accounts for never exceeds its capacity: room is made before bytes are written.
+//! (those that a stream is still filling after all others), held ones never. What a directory accounts for never
+//! exceeds its capacity: room is made before bytes are written.
 
 use cavern_proto::BlockId;
 
@@ -175,8 +176,8 @@ impl Cache {
         self.table.push_tail(&mut self.spaces[directory].main, slot);
     }
 
-    /// Adds an entry as a newcomer (at start: straight to main while there is room), or as data. Its units count at once:
-    /// make room before.
+    /// Adds an entry as a newcomer (at start: straight to main while there is room), or as data. Its units count at
+    /// once: make room before.
     pub(super) fn insert(&mut self, entry: Entry) -> u32 {
         let (directory, segment) = (usize::from(entry.directory), entry.segment);
         let slot = self.table.insert(entry);

@@ -1,12 +1,12 @@
 //! Keeping to what the file system really has.
 //!
-//! The capacity of a directory is configured, or reckoned once at start; but others may write to the same file system, and a
-//! configured capacity may simply be wrong. So free space is looked at every second. When little is left the capacity is
-//! lowered to what is used, plus what is free, less a *headroom* (which the index needs to go on writing); when there is
-//! plenty again it is raised, up to what it was at the start. Eviction does the rest, as always.
+//! The capacity of a directory is configured, or reckoned once at start; but others may write to the same file system,
+//! and a configured capacity may simply be wrong. So free space is looked at every second. When little is left the
+//! capacity is lowered to what is used, plus what is free, less a *headroom* (which the index needs to go on writing);
+//! when there is plenty again it is raised, up to what it was at the start. Eviction does the rest, as always.
 //!
-//! The capacity is lowered once in a while only: what was evicted while clients hold its descriptors gives its space back
-//! when they have let go. A store that shrank at each failed write would be empty before it had gained a byte.
+//! The capacity is lowered once in a while only: what was evicted while clients hold its descriptors gives its space
+//! back when they have let go. A store that shrank at each failed write would be empty before it had gained a byte.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -18,7 +18,8 @@ use super::{Block, Store, directory};
 
 /// From one lowering of the capacity to the next.
 const SETTLE: Duration = Duration::from_secs(5);
-/// After a write found no space although the file system shows some (a quota, no inodes), it is not believed for this long.
+/// After a write found no space although the file system shows some (a quota, no inodes), it is not believed for this
+/// long.
 const DISBELIEF: Duration = Duration::from_secs(300);
 /// Share of the file system that is left free, and its bounds.
 const HEADROOM_SHARE: u64 = 50;
@@ -108,7 +109,8 @@ impl Store {
         let path = directory.spec.path.display();
         if lower {
             warn!(directory = %path, free, capacity = target, evicted = evicted.len(),
-                "hardly any space left on the device: going on with less; free some, or set the directory's capacity in worker.dirs below what the file system has");
+                "hardly any space left on the device: going on with less; free some, or set the directory's capacity \
+                 in worker.dirs below what the file system has");
         } else {
             info!(directory = %path, free, capacity = target, "there is space on the device again");
         }

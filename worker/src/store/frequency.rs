@@ -31,7 +31,8 @@ pub(super) struct FrequencySketch {
 
 impl FrequencySketch {
     /// For about `blocks` cached blocks. Starting too small costs accuracy, since the errors of a small sketch are
-    /// carried along when it grows; starting too large costs memory, so that beyond a million blocks it grows on demand.
+    /// carried along when it grows; starting too large costs memory, so that beyond a million blocks it grows on
+    /// demand.
     pub(super) fn new(blocks: usize) -> Self {
         let length = (blocks.clamp(MIN_BLOCKS, MAX_FIRST_BLOCKS) * COUNTERS_PER_BLOCK).next_power_of_two();
         Self { counters: vec![0; length], mask: length - 1, uses: 0, sample: MIN_BLOCKS as u64 * SAMPLE_PER_BLOCK }

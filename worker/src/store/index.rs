@@ -1,8 +1,8 @@
 //! The index of one data directory: block id → record, in RocksDB.
 //!
 //! Puts are not synced: they survive the death of the process (the log is in the page cache by then), and what a power
-//! failure loses is fetched again. An index that RocksDB finds damaged is set aside as a whole; the blocks are cache, and
-//! a clean empty directory is worth more than a half-believed one.
+//! failure loses is fetched again. An index that RocksDB finds damaged is set aside as a whole; the blocks are cache,
+//! and a clean empty directory is worth more than a half-believed one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +29,8 @@ pub(super) enum IndexError {
     Unusable(rocksdb::Error),
 }
 
-/// Whether the file system takes no more bytes. RocksDB refuses all writes then, and goes on by itself when it does again.
+/// Whether the file system takes no more bytes. RocksDB refuses all writes then, and goes on by itself when it does
+/// again.
 pub(super) fn is_out_of_space(error: &rocksdb::Error) -> bool {
     let text: &str = error.as_ref();
     text.contains("No space left on device") || text.contains("Disk quota exceeded")

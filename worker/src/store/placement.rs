@@ -1,5 +1,5 @@
-//! Which directory a new block goes to: the fastest tier that has room, spread by free space; when all are full, a choice
-//! by capacity that is the same for a block each time, so that it competes with the same blocks for its place.
+//! Which directory a new block goes to: the fastest tier that has room, spread by free space; when all are full, a
+//! choice by capacity that is the same for a block each time, so that it competes with the same blocks for its place.
 
 use cavern_conf::Tier;
 

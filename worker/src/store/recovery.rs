@@ -1,8 +1,8 @@
 //! What happens to a data directory at start: lock, identity, index, the walk over its records, and afterwards, in the
 //! background, the deletion of files that no record names.
 //!
-//! No file of a cached block is touched before the worker serves. A record is believed to exist, its bytes are not: they are checked
-//! when they are first asked for (see `block`).
+//! No file of a cached block is touched before the worker serves. A record is believed to exist, its bytes are not:
+//! they are checked when they are first asked for (see `block`).
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -83,7 +83,8 @@ pub(super) fn open(spec: DirSpec, position: u8, index_cache: ByteSize) -> Result
     };
     let starts_seen = entries.iter().chain(&data).map(|entry| entry.incarnation >> INCARNATION_BITS).max().unwrap_or(0);
     let orphaned = orphaned_folders(&path).map_err(failed("read"))?;
-    info!(directory = %path.display(), blocks = entries.len(), data_blocks = data.len(), used_bytes = used, capacity_bytes, "opened a data directory");
+    let (directory, blocks, data_blocks) = (path.display(), entries.len(), data.len());
+    info!(%directory, blocks, data_blocks, used_bytes = used, capacity_bytes, "opened a data directory");
     Ok(Opened { spec, capacity_bytes, index: Arc::new(index), lock, identity, entries, data, orphaned, starts_seen })
 }
 
@@ -168,7 +169,8 @@ pub(super) fn delete_orphans(store: &Store, orphaned: Vec<PathBuf>, stop: &Cance
             }
         }
         if deleted > 0 {
-            info!(directory = %store.directory_path(position).display(), files = deleted, "deleted block files without a record");
+            info!(directory = %store.directory_path(position).display(), files = deleted, "deleted block files without \
+                a record");
         }
     }
 }

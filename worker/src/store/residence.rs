@@ -90,7 +90,8 @@ impl Store {
                 let is_link = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
                 if error.kind() == io::ErrorKind::NotFound || is_link {
                     self.metrics.corrupt_chunks.inc();
-                    tracing::warn!(block = %id, incarnation, "the file or the record of a block is gone: the block is fetched again");
+                    tracing::warn!(block = %id, incarnation, "the file or the record of a block is gone: the block is \
+                        fetched again");
                     self.forget(id, incarnation);
                 } else {
                     tracing::warn!(block = %id, %error, "cannot open the file of a block");
@@ -335,7 +336,8 @@ impl Store {
         if empty {
             self.forget(block.id(), block.incarnation());
         } else if let Err(error) = self.record(block) {
-            tracing::warn!(block = %block.id(), %error, "the index still names dropped chunks; their checksums will tell");
+            tracing::warn!(block = %block.id(), %error, "the index still names dropped chunks; their checksums will \
+                tell");
         }
     }
 
@@ -472,8 +474,8 @@ impl Store {
         }
     }
 
-    /// Forgets all cached blocks of a directory that failed; gives how many. Data blocks stay known: what can still be read
-    /// of them is, and nobody must take them for blocks that never were.
+    /// Forgets all cached blocks of a directory that failed; gives how many. Data blocks stay known: what can still be
+    /// read of them is, and nobody must take them for blocks that never were.
     pub(super) fn forget_directory(&self, position: usize) -> u64 {
         let (mut from, mut forgotten) = (0, 0);
         loop {

@@ -1,5 +1,5 @@
-//! The scrubber: reads every block once in a while, slowly, and drops chunks whose checksum is wrong before anybody asks
-//! for them.
+//! The scrubber: reads every block once in a while, slowly, and drops chunks whose checksum is wrong before anybody
+//! asks for them.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -40,8 +40,8 @@ struct Freed {
     files: u64,
     blocks: u64,
     bytes: u64,
-    /// Of fs-mode mounts, what was not dropped: the bucket lacks changes of it, somebody has it open and has written to it, or the bucket is
-    /// of a kind that fs-mode files are not read from.
+    /// Of fs-mode mounts, what was not dropped: the bucket lacks changes of it, somebody has it open and has written to
+    /// it, or the bucket is of a kind that fs-mode files are not read from.
     unpersisted_files: u64,
     unpersisted_bytes: u64,
     open_files: u64,
@@ -217,8 +217,8 @@ async fn where_blocks_are(client: &Client, node: &Arc<Node>) -> Result<Vec<Block
     Ok(views)
 }
 
-/// `cv fs free`: at every live worker, since a block may be where an earlier worker table placed it. Of files of fs-mode mounts the
-/// master knows where they are, and which of them the bucket has.
+/// `cv fs free`: at every live worker, since a block may be where an earlier worker table placed it. Of files of
+/// fs-mode mounts the master knows where they are, and which of them the bucket has.
 pub async fn free(args: PathArgs) -> Result<(), CliError> {
     let freed = with_client(&args.cluster, async |client| {
         let root = client.metadata().resolve(&args.path).await?;

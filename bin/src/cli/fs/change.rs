@@ -1,8 +1,8 @@
-//! What all commands have in common that change the namespace: only what is in a mount that can be written to is changed, and a
-//! refusal names the path.
+//! What all commands have in common that change the namespace: only what is in a mount that can be written to is
+//! changed, and a refusal names the path.
 //!
-//! Links are not followed. Nobody's permissions are looked at: whoever reaches the master may change everything, as root may
-//! on a mount.
+//! Links are not followed. Nobody's permissions are looked at: whoever reaches the master may change everything, as
+//! root may on a mount.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -121,8 +121,8 @@ fn check(path: &str, node: &Node) -> Result<(), CliError> {
     match &node.mount {
         Some(_) if can_be_changed(node) => Ok(()),
         Some(mount) => Err(CliError::Failed(format!(
-            "{path}: {0} is mounted in cache-mode to be read: mount it with `--access-mode read-write`, or change the objects with \
-             a client of the bucket, and run `cv refresh {0}` then",
+            "{path}: {0} is mounted in cache-mode to be read: mount it with `--access-mode read-write`, or change the \
+             objects with a client of the bucket, and run `cv refresh {0}` then",
             mount.path()
         ))),
         None => Err(CliError::Failed(format!(

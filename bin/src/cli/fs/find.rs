@@ -26,7 +26,8 @@ pub struct FindArgs {
     /// Of this type: f (file), d (directory), l (symbolic link), p (FIFO), s (socket), b or c (device).
     #[arg(long = "type", value_name = "TYPE", value_parser = kind_of)]
     kind: Option<Kind>,
-    /// Of this size: 5M, +5M for more, -5M for less, counted in the unit (c, k, M, G, T; without one 512 bytes) and rounded up.
+    /// Of this size: 5M, +5M for more, -5M for less, counted in the unit (c, k, M, G, T; without one 512 bytes) and
+    /// rounded up.
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     size: Option<Size>,
     /// Changed later than the file or directory of this path.

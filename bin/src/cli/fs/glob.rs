@@ -1,4 +1,5 @@
-//! Patterns of names as the shell has them: `*`, `?`, `[a-z]`, `[!a-z]`, and `\` before a character that is meant itself.
+//! Patterns of names as the shell has them: `*`, `?`, `[a-z]`, `[!a-z]`, and `\` before a character that is meant
+//! itself.
 
 use std::str::FromStr;
 

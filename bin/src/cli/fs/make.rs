@@ -154,7 +154,8 @@ impl LnArgs {
     }
 }
 
-/// Makes an inode of this kind, with these permissions, within what the umask or the directory's default list leaves of them.
+/// Makes an inode of this kind, with these permissions, within what the umask or the directory's default list leaves of
+/// them.
 async fn create(client: &Client, place: &Place, kind: Kind, mode: u32, umask: u32) -> Result<Arc<Node>, CliError> {
     let (parent, name) = (place.directory.inode, place.name.clone());
     let create = CreateInode { parent, name, kind: kind.into(), mode, umask, ..CreateInode::default() };

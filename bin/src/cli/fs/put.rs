@@ -1,7 +1,8 @@
 //! `cv fs put`: files of this host, or what comes from stdin, into a mount that can be written to.
 //!
-//! Into a bucket a file goes as one object. In an fs-mode mount it is written under another name, synced, and renamed to its own.
-//! Whoever looks sees the old file or the new one, whole. What an interrupted command leaves behind is named `.NAME.PID.partial`.
+//! Into a bucket a file goes as one object. In an fs-mode mount it is written under another name, synced, and renamed
+//! to its own. Whoever looks sees the old file or the new one, whole. What an interrupted command leaves behind is
+//! named `.NAME.PID.partial`.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -30,9 +30,10 @@ pub enum QuotaCommand {
   cv fs quota set /work/alice --bytes 2TiB --inodes 10000000
   cv fs quota set /work/alice --inodes none      the bound of bytes stays
 
-Bytes are those of the files as they are long, holes included; a file with several names counts once, at its first one. \
-Directories, links and the like are inodes as files are; the directory itself is none of its own. What is there already \
-stays, even if it is more. With the first quota of a cluster everything is counted once; the command waits for that.")]
+Bytes are those of the files as they are long, holes included; a file with several names counts once, at its first \
+one. Directories, links and the like are inodes as files are; the directory itself is none of its own. What is there \
+already stays, even if it is more. With the first quota of a cluster everything is counted once; the command waits for \
+that.")]
     Set(SetArgs),
     /// Show the quotas that hold for a directory or a file: its own, and those of the directories above it.
     Get(PathArgs),

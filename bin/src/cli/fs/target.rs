@@ -1,8 +1,8 @@
 //! Where `cv fs get` writes: a directory of this host, and nothing that is not beneath it.
 //!
-//! Who may write to the namespace decides which names a copy has, and could first have a symbolic link made and then something
-//! behind it. So no link is followed on the way down, by the kernel's word (openat2(2)), and what is written gets a fresh name before it
-//! takes the place of what was there: a link is replaced, never written through.
+//! Who may write to the namespace decides which names a copy has, and could first have a symbolic link made and then
+//! something behind it. So no link is followed on the way down, by the kernel's word (openat2(2)), and what is written
+//! gets a fresh name before it takes the place of what was there: a link is replaced, never written through.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -66,7 +66,8 @@ impl Target {
         CliError::Failed(match error {
             Errno::LOOP | Errno::XDEV | Errno::NOTDIR => {
                 format!(
-                    "{shown} is no directory on this host, but in the namespace it is: remove it, or name another target"
+                    "{shown} is no directory on this host, but in the namespace it is: remove it, or name another \
+                     target"
                 )
             }
             Errno::NOSYS => format!("cannot write to {shown}: the kernel must have openat2, as Linux has since 5.6"),

@@ -24,11 +24,12 @@ pub enum TtlCommand {
   cv fs ttl set /work 30d --action free
   cv fs ttl set /work/models 1d --action none   what is above holds not here
 
-The time counts from the last change of a file: of its content, its attributes or its name (ctime), whatever mtime a tool has \
-given it; reading does not count. Of files that were in the bucket when it was mounted it counts from their change there. A directory \
-goes by its own rule, or by that of the nearest directory above that has one. With free, blocks of files that the bucket has are \
-dropped, as by cv fs free; with delete, the files are removed, in the bucket too. Directories stay, and so does what somebody is \
-writing to. The rules are gone through when a tenth of the shortest time is over, but every ten minutes at least.")]
+The time counts from the last change of a file: of its content, its attributes or its name (ctime), whatever mtime a \
+tool has given it; reading does not count. Of files that were in the bucket when it was mounted it counts from their \
+change there. A directory goes by its own rule, or by that of the nearest directory above that has one. With free, \
+blocks of files that the bucket has are dropped, as by cv fs free; with delete, the files are removed, in the bucket \
+too. Directories stay, and so does what somebody is writing to. The rules are gone through when a tenth of the \
+shortest time is over, but every ten minutes at least.")]
     Set(SetArgs),
     /// Show the rule that holds for a directory or a file, and those above it.
     Get(PathArgs),

@@ -1,5 +1,6 @@
-//! Credentials for `cv mount` that are on no command line: from a file, from this command's environment, or from a profile of the
-//! shared credentials file. They become options of the mount, as `-c` gives them, and the master keeps them encrypted.
+//! Credentials for `cv mount` that are on no command line: from a file, from this command's environment, or from a
+//! profile of the shared credentials file. They become options of the mount, as `-c` gives them, and the master keeps
+//! them encrypted.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -22,15 +23,16 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Args)]
 pub struct CredentialArgs {
-    /// Take the credentials from this file, or from standard input (`-`): lines as with -c (s3.credentials.access=KEY), or
-    /// AWS_ACCESS_KEY_ID=KEY and so on; a file with [profiles] as ~/.aws/credentials has will do as well.
+    /// Take the credentials from this file, or from standard input (`-`): lines as with -c (s3.credentials.access=KEY),
+    /// or AWS_ACCESS_KEY_ID=KEY and so on; a file with [profiles] as ~/.aws/credentials has will do as well.
     #[arg(long, value_name = "FILE")]
     credentials_file: Option<PathBuf>,
-    /// Take them from this command's environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN if it is set.
+    /// Take them from this command's environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN if it
+    /// is set.
     #[arg(long, conflicts_with_all = ["credentials_file", "credentials_profile"])]
     credentials_env: bool,
-    /// Take them from this profile of --credentials-file, or of AWS_SHARED_CREDENTIALS_FILE or ~/.aws/credentials of this user.
-    /// With -c s3.credentials.profile=NAME each process of the cluster looks in its own file instead.
+    /// Take them from this profile of --credentials-file, or of AWS_SHARED_CREDENTIALS_FILE or ~/.aws/credentials of
+    /// this user. With -c s3.credentials.profile=NAME each process of the cluster looks in its own file instead.
     #[arg(long, value_name = "NAME")]
     credentials_profile: Option<String>,
 }
@@ -145,8 +147,8 @@ fn parse(text: &str, profile: Option<&str>) -> Result<Vec<(String, String)>, Str
     if !(has(ACCESS) && has(SECRET)) {
         let of = if has_profiles { format!(" in profile [{wanted}]") } else { String::new() };
         return Err(format!(
-            "it has no access key and secret key{of}; for a role, a single sign-on or a process, give what the AWS command line \
-             exports, with --credentials-env"
+            "it has no access key and secret key{of}; for a role, a single sign-on or a process, give what the AWS \
+             command line exports, with --credentials-env"
         ));
     }
     Ok(options)
@@ -178,7 +180,8 @@ mod tests {
         for text in [
             "s3.credentials.access=AK\ns3.credentials.secret=hush=\n",
             "# a comment\n\nAWS_ACCESS_KEY_ID=AK\nexport AWS_SECRET_ACCESS_KEY='hush='\n",
-            "[other]\naws_access_key_id = x\n[default]\naws_access_key_id = AK\nregion = x\naws_secret_access_key = hush=\n",
+            "[other]\naws_access_key_id = x\n[default]\naws_access_key_id = AK\nregion = x\naws_secret_access_key = \
+             hush=\n",
         ] {
             assert_eq!(pairs(parse(text, None).unwrap()), expected(false), "{text}");
         }

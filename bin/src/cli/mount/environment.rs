@@ -11,8 +11,9 @@ const VARIABLES: [&str; 3] = ["AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENT
 pub fn tell_if_unused(mount: &Mount, is_set: impl Fn(&str) -> bool) {
     if let Some(variable) = unused(mount, is_set) {
         console::remark(format_args!(
-            "{variable} of this command's environment is not used: it is the master and the workers that read the bucket, and \
-             without -c s3.credentials.… each of them takes what its own environment has; --credentials-env and --credentials-profile give them yours"
+            "{variable} of this command's environment is not used: it is the master and the workers that read the \
+             bucket, and without -c s3.credentials.… each of them takes what its own environment has; \
+             --credentials-env and --credentials-profile give them yours"
         ));
     }
 }

@@ -101,7 +101,8 @@ impl UpdateArgs {
             ttl_ms: self.ttl_ms.or(self.ttl.map(|ttl| ttl.as_millis())),
         };
         if request == (UpdateMountRequest { path: request.path.clone(), ..UpdateMountRequest::default() }) {
-            let text = "say what is to change: -c KEY=VALUE, --credentials-file and its like, --metadata-ttl, --consistency or --ttl";
+            let text = "say what is to change: -c KEY=VALUE, --credentials-file and its like, --metadata-ttl, \
+                --consistency or --ttl";
             return Err(CliError::Usage(text.to_owned()));
         }
         let reply = self.cluster.connect().await?.cluster.update_mount(request).await?.into_inner();

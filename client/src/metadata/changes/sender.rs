@@ -1,9 +1,10 @@
 //! The way of changes to the master: calls over one stream, several ahead of their answers.
 //!
-//! The master applies the changes of a stream in the order in which they were sent, and answers in that order; so the answers can
-//! be taken into the caches as they come. When the stream breaks, what has no answer is sent again on the next one, under its
-//! numbers. Calls that may have been made already come before all others, since they were sent before them. They stay until they are
-//! answered or the session is over, also when nobody waits for the answer any more.
+//! The master applies the changes of a stream in the order in which they were sent, and answers in that order; so the
+//! answers can be taken into the caches as they come. When the stream breaks, what has no answer is sent again on the
+//! next one, under its numbers. Calls that may have been made already come before all others, since they were sent
+//! before them. They stay until they are answered or the session is over, also when nobody waits for the answer any
+//! more.
 
 use std::collections::VecDeque;
 use std::error::Error as _;

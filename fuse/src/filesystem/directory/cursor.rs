@@ -1,8 +1,8 @@
 //! Where a directory handle is in its listing.
 //!
 //! The kernel names a place by the number of entries before it. It reads on where it was, mostly; it goes back by a few
-//! entries when a caller's buffer was full before its own; it goes back far after seekdir(3). The namespace, however, is
-//! read on by name, since only a name survives changes of the directory. So the cursor keeps the last two pages, in
+//! entries when a caller's buffer was full before its own; it goes back far after seekdir(3). The namespace, however,
+//! is read on by name, since only a name survives changes of the directory. So the cursor keeps the last two pages, in
 //! which every place has its entry whatever happened meanwhile, and for what lies further back the name at every page's
 //! beginning. A million entries cost two pages and a thousand names.
 

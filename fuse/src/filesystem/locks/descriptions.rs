@@ -1,15 +1,16 @@
 //! What was locked through which open file description, so that a release ends what it must, and nothing else.
 //!
-//! The kernel names the owner of a lock of fcntl(2) with each request: a process, or the description itself (`F_OFD_SETLK`). It
-//! does not say which of the two, and gives the number of a description that is gone to the next one at once. A process loses
-//! its locks of a file by FLUSH, which names it. RELEASE names nobody, and may come long after the close: what ends with it is
-//! what was locked through that description and by nobody's later request through another. Of a process there is nothing
-//! of that kind left, since each of its closes was a FLUSH.
+//! The kernel names the owner of a lock of fcntl(2) with each request: a process, or the description itself
+//! (`F_OFD_SETLK`). It does not say which of the two, and gives the number of a description that is gone to the next
+//! one at once. A process loses its locks of a file by FLUSH, which names it. RELEASE names nobody, and may come long
+//! after the close: what ends with it is what was locked through that description and by nobody's later request through
+//! another. Of a process there is nothing of that kind left, since each of its closes was a FLUSH.
 //!
-//! Locks of flock(2) belong to descriptions, which are known here by the numbers of their handles: those are never used twice.
+//! Locks of flock(2) belong to descriptions, which are known here by the numbers of their handles: those are never used
+//! twice.
 //!
-//! The close of a descriptor may be the last of its description, whose RELEASE is then on its way: who is told meanwhile
-//! that a file is locked must look again after that.
+//! The close of a descriptor may be the last of its description, whose RELEASE is then on its way: who is told
+//! meanwhile that a file is locked must look again after that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -220,7 +221,8 @@ impl Descriptions {
         }
     }
 
-    /// RELEASE: what is to be unlocked, and whether the description may have a lock of flock(2). To be followed by `gone`.
+    /// RELEASE: what is to be unlocked, and whether the description may have a lock of flock(2). To be followed by
+    /// `gone`.
     pub fn released(&self, inode: u64, number: u64) -> (Vec<Unlock>, bool) {
         let mut state = self.state.lock();
         let Some(handle) = state.handles.get_mut(&number) else { return (Vec::new(), false) };

@@ -14,8 +14,8 @@ pub struct LocalFlocks {
 }
 
 impl LocalFlocks {
-    /// Locks or unlocks a file, unless somebody is in the way. What the owner had stays if it is of that kind, and is gone
-    /// otherwise, in any case.
+    /// Locks or unlocks a file, unless somebody is in the way. What the owner had stays if it is of that kind, and is
+    /// gone otherwise, in any case.
     pub fn try_lock(&self, inode: u64, owner: u64, kind: LockType) -> bool {
         let had = |held: &Vec<(u64, LockType)>| held.contains(&(owner, kind));
         if self.files.lock().get(&inode).is_some_and(had) {

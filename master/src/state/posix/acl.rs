@@ -1,8 +1,9 @@
 //! POSIX access control lists: `system.posix_acl_access` and `system.posix_acl_default`.
 //!
-//! They are kept as the kernel spells them (`linux/posix_acl_xattr.h`), beside the other extended attributes, and checked by the
-//! kernel of the asker. What must be done here is to keep lists and permissions one: the entries of the owner, of the mask (of
-//! the group, without a mask) and of others are the permissions of the inode. The rules are those of Linux (`fs/posix_acl.c`).
+//! They are kept as the kernel spells them (`linux/posix_acl_xattr.h`), beside the other extended attributes, and
+//! checked by the kernel of the asker. What must be done here is to keep lists and permissions one: the entries of the
+//! owner, of the mask (of the group, without a mask) and of others are the permissions of the inode. The rules are
+//! those of Linux (`fs/posix_acl.c`).
 
 use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
@@ -196,8 +197,8 @@ impl Mutating<'_, '_> {
         Ok(())
     }
 
-    /// What becomes of a list that is set: the value to keep, or `None` when the permissions say all of it. Those are set in
-    /// the record.
+    /// What becomes of a list that is set: the value to keep, or `None` when the permissions say all of it. Those are
+    /// set in the record.
     pub(super) fn checked_acl(
         record: &mut InodeRecord,
         name: &[u8],

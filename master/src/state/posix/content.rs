@@ -1,7 +1,7 @@
 //! The content of files: their length, and which blocks they have.
 //!
-//! A block is named by inode, generation and index. Whenever blocks are dropped, the file's generation grows, so what is
-//! written in their place later has other names, and dropped blocks can be freed at leisure.
+//! A block is named by inode, generation and index. Whenever blocks are dropped, the file's generation grows, so what
+//! is written in their place later has other names, and dropped blocks can be freed at leisure.
 
 use cavern_proto::master::{CommitContent, Extent, Kind};
 use cavern_proto::record::{ExtentRecord, InodeRecord};
@@ -18,7 +18,8 @@ const FILE_BYTES_MAX: u64 = 1 << 44;
 /// Blocks of one commit.
 const MADE_MAX: usize = 1024;
 const WORKERS_MAX: usize = 8;
-/// Cuts of a file whose blocks are still to be dropped. Each is of hundreds of blocks that somebody has written since the one before.
+/// Cuts of a file whose blocks are still to be dropped. Each is of hundreds of blocks that somebody has written since
+/// the one before.
 const CUTS_MAX: usize = 1000;
 
 impl Mutating<'_, '_> {

@@ -1,8 +1,9 @@
 //! What others changed in the bucket of an fs-mode mount, taken into the namespace name by name.
 //!
-//! Whoever asks for it has compared a name with the bucket, outside of the log. So everything is looked at once more here: that the name
-//! still leads where it led, that the object noted of it is the one that it was compared with, and that nothing is on its way
-//! to the bucket under its key. What has been changed here and is not in the bucket yet stays as it is.
+//! Whoever asks for it has compared a name with the bucket, outside of the log. So everything is looked at once more
+//! here: that the name still leads where it led, that the object noted of it is the one that it was compared with, and
+//! that nothing is on its way to the bucket under its key. What has been changed here and is not in the bucket yet
+//! stays as it is.
 
 use std::collections::HashSet;
 

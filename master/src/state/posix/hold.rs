@@ -17,8 +17,8 @@ use crate::state::{Database, Family, Tables, Transaction, intent, origin, usage}
 const HOLDS_MAX: usize = 1000;
 
 impl Mutating<'_, '_> {
-    /// An inode that is only open need not be held while it has a name: its removal will be told to all who may have it open
-    /// then. Who writes to blocks that are known here holds it, lest they be dropped.
+    /// An inode that is only open need not be held while it has a name: its removal will be told to all who may have it
+    /// open then. Who writes to blocks that are known here holds it, lest they be dropped.
     pub(super) fn hold(&mut self, inode: u64, session: u64) -> Result<u64, Stop> {
         self.inode(inode)?;
         self.put_hold(inode, session);
@@ -79,8 +79,8 @@ pub fn reap(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, Ma
     Ok(Outcome::Reaped(Reaped { inodes: 1, ..Reaped::default() }))
 }
 
-/// Deletes what belongs to an inode beside its record: blocks, which are to be freed, extended attributes, its quota, and its right to an
-/// object of the bucket. Of a file with very many blocks only some of these go, and nothing else.
+/// Deletes what belongs to an inode beside its record: blocks, which are to be freed, extended attributes, its quota,
+/// and its right to an object of the bucket. Of a file with very many blocks only some of these go, and nothing else.
 pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<Dropped, MasterError> {
     if extent::drop_some(transaction, inode, mount_id)? == Dropped::Some {
         return Ok(Dropped::Some);

@@ -1,7 +1,7 @@
 //! Hard links, and names for files that were made without one.
 //!
-//! An inode's record says one of its names: enough to find its path and to tell who caches it. The names of an inode that
-//! has several are all in the family `link` as well, so that another takes its place when that one goes.
+//! An inode's record says one of its names: enough to find its path and to tell who caches it. The names of an inode
+//! that has several are all in the family `link` as well, so that another takes its place when that one goes.
 
 use bytes::Bytes;
 use cavern_proto::master::LinkInode;
@@ -129,8 +129,8 @@ pub fn delete_link(transaction: &mut Transaction<'_>, inode: u64, parent: u64, n
     transaction.delete(Family::Link, &link_key(inode, parent, name));
 }
 
-/// A name of an inode beside one of them: the next one, or else the first. Names mostly go in their order, and those that are gone cost a
-/// scan as much as others, for a time.
+/// A name of an inode beside one of them: the next one, or else the first. Names mostly go in their order, and those
+/// that are gone cost a scan as much as others, for a time.
 fn other_name(
     transaction: &Transaction<'_>,
     inode: u64,

@@ -1,7 +1,7 @@
 //! Locks of files: held by sessions, in the state, so that they outlive a master and end with their session.
 //!
-//! A request that must wait is refused with `EAGAIN` and recorded; when nothing stands in its way any more it is granted, in the
-//! same change that removed the last obstacle, and its session is told.
+//! A request that must wait is refused with `EAGAIN` and recorded; when nothing stands in its way any more it is
+//! granted, in the same change that removed the last obstacle, and its session is told.
 
 mod rules;
 

@@ -1,7 +1,7 @@
 //! Quotas of directories: how many bytes and inodes there may be below one.
 //!
-//! A change that would make one exceeded is refused; what is there already stays, and may become less. `usage` keeps the
-//! figures that are compared.
+//! A change that would make one exceeded is refused; what is there already stays, and may become less. `usage` keeps
+//! the figures that are compared.
 
 use std::collections::HashSet;
 

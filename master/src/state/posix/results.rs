@@ -68,8 +68,8 @@ pub fn end_session(transaction: &mut Transaction<'_>, session: u64) -> Result<Ou
     Ok(Outcome::Done)
 }
 
-/// Does a part of the same. Locks come first, since others wait for them. The session's record goes last: as long as it is there, a
-/// master that starts goes on with this, and lets nobody take the session up again.
+/// Does a part of the same. Locks come first, since others wait for them. The session's record goes last: as long as it
+/// is there, a master that starts goes on with this, and lets nobody take the session up again.
 pub fn end_session_step(transaction: &mut Transaction<'_>, step: &EndSessionStep) -> Result<Outcome, MasterError> {
     let EndSessionStep { session, limit, mut part } = *step;
     let (mut left, mut held) = ((limit as usize).max(LOCKS_COST), 0);

@@ -105,8 +105,8 @@ impl<'a> Tables<'a> {
         self.objects_of(inode).collect()
     }
 
-    /// What the bucket has, or may have, of an inode: keys and objects, in the order of the keys. There may be as many as the inode ever
-    /// had names.
+    /// What the bucket has, or may have, of an inode: keys and objects, in the order of the keys. There may be as many
+    /// as the inode ever had names.
     pub fn objects_of(
         &self,
         inode: u64,

@@ -1,5 +1,5 @@
-//! Prefixes that have objects when they are mounted: what is done to a namespace that does not know them all yet has the results that it
-//! would have if it did, and nothing comes back.
+//! Prefixes that have objects when they are mounted: what is done to a namespace that does not know them all yet has
+//! the results that it would have if it did, and nothing comes back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;

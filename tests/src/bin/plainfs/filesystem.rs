@@ -1,5 +1,5 @@
-//! The operations. An inode number is the source's own, but for the root; a file's descriptor stays with the inode until
-//! [`DESCRIPTORS_MAX`] younger ones have come.
+//! The operations. An inode number is the source's own, but for the root; a file's descriptor stays with the inode
+//! until [`DESCRIPTORS_MAX`] younger ones have come.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};

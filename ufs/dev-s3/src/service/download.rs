@@ -1,8 +1,8 @@
 //! GetObject and HeadObject.
 //!
-//! The body of a small answer is read with one `pread` where the request is handled: from the page cache that costs less
-//! than handing it to another thread. A large one is read piece by piece on the blocking threads, one piece ahead of the
-//! connection: a client that does not read holds two pieces of memory and no thread.
+//! The body of a small answer is read with one `pread` where the request is handled: from the page cache that costs
+//! less than handing it to another thread. A large one is read piece by piece on the blocking threads, one piece ahead
+//! of the connection: a client that does not read holds two pieces of memory and no thread.
 
 use std::fs::File;
 use std::io;

@@ -10,7 +10,8 @@ use crate::store::{self, ListPage, ListQuery};
 
 /// Names on a page at most, whatever is asked for.
 const PAGE_MAX: i32 = 1000;
-/// What `encoding-type=url` leaves as it is. A space becomes `%20`, which clients decode whether or not they take `+` for one.
+/// What `encoding-type=url` leaves as it is. A space becomes `%20`, which clients decode whether or not they take `+`
+/// for one.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/');
 
 /// How names are written in an answer.

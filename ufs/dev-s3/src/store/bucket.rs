@@ -21,8 +21,8 @@ use crate::error::DevS3Error;
 /// Object files are spread over so many directories, which are made when they are first needed.
 const FAN_OUT: u64 = 256;
 
-/// A key in the index. `str` and its bytes have the same order, and bounds of ranges (the first key after a common prefix)
-/// need not be UTF-8, so the index is asked with bytes.
+/// A key in the index. `str` and its bytes have the same order, and bounds of ranges (the first key after a common
+/// prefix) need not be UTF-8, so the index is asked with bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key(Box<str>);
 

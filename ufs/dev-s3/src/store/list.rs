@@ -1,9 +1,9 @@
 //! Listing: pages of keys and common prefixes, in the order of their bytes.
 //!
 //! The list is that of all *names*, a name being a key or, where a delimiter follows the prefix, the common prefix that
-//! stands for all keys that begin with it. A page holds the first names after a marker. The marker is a name, too, and a
-//! marker inside a common prefix comes after that prefix. A common prefix costs one search however many keys it stands
-//! for: the next one begins at the smallest string that is greater than all of them.
+//! stands for all keys that begin with it. A page holds the first names after a marker. The marker is a name, too, and
+//! a marker inside a common prefix comes after that prefix. A common prefix costs one search however many keys it
+//! stands for: the next one begins at the smallest string that is greater than all of them.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -33,8 +33,8 @@ pub struct ListPage {
     pub visited: usize,
 }
 
-/// The smallest bytes greater than every string that begins with `prefix`. UTF-8 has no byte 0xFF, so incrementing the last
-/// byte is enough; `None` for the empty prefix, which nothing is greater than.
+/// The smallest bytes greater than every string that begins with `prefix`. UTF-8 has no byte 0xFF, so incrementing the
+/// last byte is enough; `None` for the empty prefix, which nothing is greater than.
 fn after_all_with(prefix: &str) -> Option<Vec<u8>> {
     let mut bytes = prefix.as_bytes().to_vec();
     *bytes.last_mut()? += 1;

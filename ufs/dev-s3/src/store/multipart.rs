@@ -1,5 +1,5 @@
-//! Multipart uploads. Parts are files of the upload's directory; completing one appends them to a draft (the kernel copies)
-//! and commits that like any object.
+//! Multipart uploads. Parts are files of the upload's directory; completing one appends them to a draft (the kernel
+//! copies) and commits that like any object.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
@@ -140,7 +140,8 @@ impl Bucket {
         Ok(hex(&md5))
     }
 
-    /// Joins the parts `(number, ETag)` into the object, whose ETag is the MD5 of the parts' MD5s, `-` and their number.
+    /// Joins the parts `(number, ETag)` into the object, whose ETag is the MD5 of the parts' MD5s, `-` and their
+    /// number.
     ///
     /// # Errors
     /// [`DevS3Error::NoSuchUpload`], [`DevS3Error::InvalidPart`], [`DevS3Error::InvalidPartOrder`],

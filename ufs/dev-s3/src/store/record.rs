@@ -1,5 +1,5 @@
-//! Records: what a file says about itself. A record is sealed at the end of its file by its CRC32C, its length and a magic
-//! number, so that a file that was cut short is told from a whole one.
+//! Records: what a file says about itself. A record is sealed at the end of its file by its CRC32C, its length and a
+//! magic number, so that a file that was cut short is told from a whole one.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -77,8 +77,8 @@ pub(super) fn seal(record: &impl Message) -> Vec<u8> {
     bytes
 }
 
-/// Reads the record at the end of `file` and returns it with the length of the data before it; `None` where the file does
-/// not end in a whole record.
+/// Reads the record at the end of `file` and returns it with the length of the data before it; `None` where the file
+/// does not end in a whole record.
 pub(super) fn unseal<R: Message + Default>(file: &File) -> io::Result<Option<(R, u64)>> {
     let file_len = file.metadata()?.len();
     let mut tail = vec![0; file_len.min(TAIL_LEN) as usize];
@@ -125,7 +125,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_come_back(data in prop::collection::vec(any::<u8>(), 0..3000), key in ".{0,1200}", etag in "[0-9a-f]{32}") {
+        fn records_come_back(
+            data in prop::collection::vec(any::<u8>(), 0..3000),
+            key in ".{0,1200}",
+            etag in "[0-9a-f]{32}",
+        ) {
             let record = ObjectRecord { key, size: data.len() as u64, etag, modified_s: 7, attributes: None };
             let file = file_of(&[&data, &seal(&record)]);
             prop_assert_eq!(unseal::<ObjectRecord>(&file).unwrap(), Some((record, data.len() as u64)));
@@ -133,7 +137,8 @@ mod tests {
 
         #[test]
         fn a_cut_or_damaged_file_has_no_record(cut in 1usize..40, flip in 0usize..40) {
-            let record = ObjectRecord { key: "key".into(), size: 4, etag: "e".repeat(32), modified_s: 7, attributes: None };
+            let etag = "e".repeat(32);
+            let record = ObjectRecord { key: "key".into(), size: 4, etag, modified_s: 7, attributes: None };
             let whole = [b"data".as_slice(), &seal(&record)].concat();
             let cut_file = file_of(&[&whole[..whole.len() - cut]]);
             prop_assert_eq!(unseal::<ObjectRecord>(&cut_file).unwrap(), None);

@@ -1,7 +1,7 @@
 //! Data blocks that begin with bytes from elsewhere: they appear with all of them, or not at all.
 //!
-//! A draft is a file beside the others, under a name that no block has. It takes the block's name when it is whole. A start
-//! deletes those that a crash has left.
+//! A draft is a file beside the others, under a name that no block has. It takes the block's name when it is whole. A
+//! start deletes those that a crash has left.
 
 use std::fs::File;
 use std::io;

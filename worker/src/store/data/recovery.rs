@@ -12,7 +12,8 @@ fn is_draft(name: &str) -> bool {
     name.strip_suffix(super::draft::SUFFIX).is_some_and(|name| parse_data_name(name).is_some())
 }
 
-/// Every data block of the directory at `position`, each with what it takes of the disk. Files that are not ours are left alone.
+/// Every data block of the directory at `position`, each with what it takes of the disk. Files that are not ours are
+/// left alone.
 pub(in crate::store) fn scan(directory: &Path, position: u8) -> io::Result<Vec<Entry>> {
     let mut entries = Vec::new();
     let mut strange = (0u64, None);

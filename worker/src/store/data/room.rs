@@ -71,7 +71,8 @@ impl Store {
                         }
                     }
                     tracing::error!(block = %id, file = %path.display(), error = %source,
-                        "the file of a block of an fs-mode file cannot be opened: what it holds is missing until it is back");
+                        "the file of a block of an fs-mode file cannot be opened: what it holds is missing until it is \
+                         back");
                     if !matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) {
                         self.directory_failed(directory, "opening a data block", &source);
                     }
@@ -88,8 +89,8 @@ impl Store {
         table.find(id).and_then(|slot| table.at(slot)).is_some_and(|entry| entry.incarnation == incarnation)
     }
 
-    /// Registers a data block that was opened, or gives the one that was there first; `None` when it was freed, or opened
-    /// and closed again, meanwhile.
+    /// Registers a data block that was opened, or gives the one that was there first; `None` when it was freed, or
+    /// opened and closed again, meanwhile.
     fn keep_data_open(&self, block: Arc<Block>) -> Option<Arc<Block>> {
         let mut residents = self.residents.lock();
         let Residents { cache, open } = &mut *residents;
@@ -125,7 +126,8 @@ impl Store {
     /// Zeroes ranges of a data block, then writes bytes to it; makes the block if it is not here. *Blocking*.
     ///
     /// # Errors
-    /// As [`Self::reserve_data`]; but when the file system, not the capacity, has no space left, a part may have been written.
+    /// As [`Self::reserve_data`]; but when the file system, not the capacity, has no space left, a part may have been
+    /// written.
     pub fn write_data(
         &self,
         target: &DataTarget,
@@ -197,7 +199,8 @@ impl Store {
         Err(StoreError::Dropped)
     }
 
-    /// Accounts for those chunks of a data block that were not accounted for, evicting cached blocks if need be; gives them.
+    /// Accounts for those chunks of a data block that were not accounted for, evicting cached blocks if need be; gives
+    /// them.
     fn charge(&self, block: &Block, chunks: &ChunkMap) -> Result<ChunkMap, StoreError> {
         let Some(data) = block.data() else { return Err(StoreError::NoSuchBlock) };
         let directory = &self.directories[block.directory()];
@@ -287,8 +290,8 @@ impl Store {
         Ok(Some(block))
     }
 
-    /// Registers a data block whose file has just been made, with what is charged for it; false when there is no room. The caller
-    /// holds the stripe.
+    /// Registers a data block whose file has just been made, with what is charged for it; false when there is no room.
+    /// The caller holds the stripe.
     pub(super) fn enter_data(&self, block: &Arc<Block>, units: u32) -> bool {
         let (now, directory) = (self.now(), block.directory());
         let (mut evicted, mut closed) = (Vec::new(), Vec::new());
@@ -319,8 +322,8 @@ impl Store {
         made
     }
 
-    /// The directory for a new data block that begins with `units`: one that can hold all of it if there is one. Memory is
-    /// no place for what must outlive a power failure, unless there is nothing else.
+    /// The directory for a new data block that begins with `units`: one that can hold all of it if there is one. Memory
+    /// is no place for what must outlive a power failure, unless there is nothing else.
     pub(super) fn choose_for_data(&self, target: &DataTarget, units: u32) -> Result<usize, StoreError> {
         let residents = self.residents.lock();
         let spaces = residents.cache.spaces.iter();

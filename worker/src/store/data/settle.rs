@@ -1,8 +1,8 @@
 //! Room that was given, and not used, comes back.
 //!
-//! Room is given by the chunk, and ahead of writers, so that they ask rarely. What they do not write in time they have to ask for
-//! once more (`RESERVATION`), and the block counts with what its file takes of the disk from then on. A small file takes
-//! less than a chunk, too.
+//! Room is given by the chunk, and ahead of writers, so that they ask rarely. What they do not write in time they have
+//! to ask for once more (`RESERVATION`), and the block counts with what its file takes of the disk from then on. A
+//! small file takes less than a chunk, too.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -100,8 +100,8 @@ impl Store {
         None
     }
 
-    /// Has the file system set aside what was reserved of a block, so that it stays until it is written, zeroed or freed. Where that
-    /// cannot be done (no such file system) it is reserved like any other room. *Blocking*.
+    /// Has the file system set aside what was reserved of a block, so that it stays until it is written, zeroed or
+    /// freed. Where that cannot be done (no such file system) it is reserved like any other room. *Blocking*.
     ///
     /// # Errors
     /// [`StoreError::NoSpace`], or the disk failed.

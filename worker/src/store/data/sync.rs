@@ -47,7 +47,8 @@ impl Store {
         let folders: BTreeSet<&Path> = unnamed.iter().filter_map(|(block, _)| block.path().parent()).collect();
         for folder in folders {
             if let Err(source) = File::open(folder).and_then(|folder| folder.sync_all()) {
-                tracing::error!(folder = %folder.display(), error = %source, "a folder of data blocks could not be synced");
+                tracing::error!(folder = %folder.display(), error = %source, "a folder of data blocks could not be \
+                    synced");
                 let action = "syncing a folder of data blocks";
                 return Err(match unnamed.iter().find(|(block, _)| block.path().parent() == Some(folder)) {
                     Some((block, _)) => self.disk_failed(block, action, source),

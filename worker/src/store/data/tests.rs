@@ -295,7 +295,8 @@ fn room_that_was_given_and_not_used_comes_back() {
     assert!(data_bytes() >= u64::from(LENGTH), "what was set aside stays: {}", data_bytes());
     store.write_data(&target(1), 0, &[], all).unwrap();
     store.settle_until(Some(Instant::now()));
-    // The disk's block that the end of the file cuts stays, and one in which the file system may keep where the file's blocks are.
+    // The disk's block that the end of the file cuts stays, and one in which the file system may keep where the file's
+    // blocks are.
     assert!(data_bytes() <= 2 * unit, "nothing is set aside any more: {}", data_bytes());
     store.free_data(&target(1).id).unwrap();
     store.settle_until(Some(Instant::now()));

@@ -10,8 +10,8 @@ use crate::store::Store;
 /// Slots looked at under one lock.
 const SLOTS: u32 = 4096;
 
-/// Blocks that are to be kept, by their slots: a bit each, since there may be millions. A slot that another block has by now keeps
-/// that one, until the next look.
+/// Blocks that are to be kept, by their slots: a bit each, since there may be millions. A slot that another block has
+/// by now keeps that one, until the next look.
 #[derive(Debug, Default)]
 pub struct Claims(Vec<u64>);
 

@@ -1,7 +1,7 @@
 //! The rules of locks, of one kind on one file: what conflicts, how ranges are split and joined, and who is next.
 //!
-//! A request is held against the locks that are held, not against those who wait: so whoever waits does so for a lock that
-//! somebody has, and a circle of those is a deadlock. Among those who wait the order of arrival decides.
+//! A request is held against the locks that are held, not against those who wait: so whoever waits does so for a lock
+//! that somebody has, and a circle of those is a deadlock. Among those who wait the order of arrival decides.
 
 use cavern_proto::master::{Lock, LockType};
 use cavern_proto::record::{LockRecord, WaitingLock};

@@ -60,7 +60,9 @@ fn bytes(held: &[Lock]) -> Model {
 
 proptest! {
     #[test]
-    fn ranges_are_those_of_a_file_whose_bytes_are_locked_one_by_one(requests in prop::collection::vec(request(), 1..60)) {
+    fn ranges_are_those_of_a_file_whose_bytes_are_locked_one_by_one(
+        requests in prop::collection::vec(request(), 1..60),
+    ) {
         let (mut held, mut model) = (Vec::new(), Model::new());
         for want in requests {
             let refused = want.r#type() != LockType::Unlocked && conflicts(&held, &want).next().is_some();
@@ -101,7 +103,8 @@ proptest! {
                 let overtaken = conflicts(&before.held, &wanted).next().is_none()
                     && granted.iter().any(|granted| granted.waiter > waiting.waiter);
                 let other = granted.iter().any(|granted| {
-                    granted.waiter < waiting.waiter && conflicts(&granted.lock.into_iter().collect::<Vec<_>>(), &wanted).next().is_some()
+                    let lock: Vec<_> = granted.lock.into_iter().collect();
+                    granted.waiter < waiting.waiter && conflicts(&lock, &wanted).next().is_some()
                 });
                 prop_assert!(!overtaken || other, "{waiting:?} in {before:?}");
             }

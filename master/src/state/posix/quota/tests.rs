@@ -35,7 +35,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (directory(), name(), any::<bool>()).prop_map(|(at, name, is_file)| Step::Create(at, name, is_file)),
         2 => (directory(), directory(), name()).prop_map(|(from, to, name)| Step::Link(from, to, name)),
         3 => (directory(), name(), any::<bool>()).prop_map(|(at, name, is_file)| Step::Remove(at, name, is_file)),
-        5 => (directory(), name(), directory(), name(), 0u8..3).prop_map(|(a, b, c, d, mode)| Step::Rename(a, b, c, d, mode)),
+        5 => (directory(), name(), directory(), name(), 0u8..3)
+            .prop_map(|(a, b, c, d, mode)| Step::Rename(a, b, c, d, mode)),
         5 => (directory(), name(), 0u64..200).prop_map(|(at, name, length)| Step::Grow(at, name, length)),
         2 => (directory(), name(), 0u64..200).prop_map(|(at, name, length)| Step::Cut(at, name, length)),
         3 => (directory(), bound(400), bound(8)).prop_map(|(at, bytes, inodes)| Step::Quota(at, bytes, inodes)),
