@@ -2,9 +2,10 @@
 //!
 //! A file that is open here has one [`Content`], whoever has it open. What is written goes to every worker of its block
 //! at once, through a descriptor where the worker is on this host, else behind the writer (`behind`); the master is
-//! told of new blocks, and of a new length, when a file is flushed, synced, or given other attributes
-//! ([`commit`](Content::commit)). `layout` knows the file without I/O, `block` one block at its workers, `blocks` opens
-//! them, `origin` is about what no block has, `read`, `write`, `copy` and `cut` do what their names say.
+//! told of new blocks, and of a new length, when a file is flushed, synced, or given other attributes, and every few
+//! seconds while it stays open ([`commit`](Content::commit)). `layout` knows the file without I/O, `block` one block at
+//! its workers, `blocks` opens them, `origin` is about what no block has, `read`, `write`, `copy` and `cut` do what
+//! their names say.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 

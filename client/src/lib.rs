@@ -4,7 +4,7 @@
 //! ```text
 //!  Metadata ── MasterChannel ── gRPC ──▶ master       names, attributes, listings, invalidations
 //!  Files ──┬─ descriptor cache ─ Unix socket ─▶ worker on this host    open descriptors, then pread
-//!          ├─ segments (buffers) ─ TCP frames ─▶ other workers          checked chunks, within the budget
+//!          ├─ buffers ─ TCP frames ─▶ other workers                     checked chunks, within the budget
 //!          └─ Ufs ─────────────────────────────▶ the bucket             when no worker can
 //! ```
 //!

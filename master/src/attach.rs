@@ -1,9 +1,9 @@
 //! Attaching buckets to the namespace.
 
-use cavern_proto::CHUNK_BYTES;
 use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Existing, Mount, WriteType};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AttachMount, CountUsage, ReapOrphans};
+use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX};
 use cavern_ufs::Contents;
 
 use crate::MasterError;
@@ -15,7 +15,6 @@ use crate::state::{Database, Outcome, Tables, usage};
 const BLOCK_SIZE_DEFAULT: u64 = 64 << 20;
 const BLOCK_SIZE_MIN: u64 = 1 << 20;
 const BLOCK_SIZE_MAX: u64 = 1 << 30;
-const REPLICAS_MAX: u32 = 4;
 const METADATA_TTL_DEFAULT_MS: u64 = 60_000;
 /// A year.
 const METADATA_TTL_MAX_MS: u64 = 365 * 86_400_000;

@@ -7,8 +7,7 @@
 //!
 //! Integers are little-endian. Many requests are in flight on one connection and are answered out of order; the
 //! request id, chosen by the client, ties an answer to its request, and 0 is for what a worker sends unasked. The
-//! payload follows the message without padding, so that a worker can `sendfile` it and a client can read it into
-//! the place where it is wanted.
+//! payload follows the message without padding, so that a client can read it into the place where it is wanted.
 
 use thiserror::Error;
 

@@ -49,3 +49,6 @@ pub const ROOT_INODE: u64 = 1;
 
 /// Longest name of one path component, in bytes (as Linux has it).
 pub const NAME_MAX: usize = 255;
+
+/// Replicas of a block, at most.
+pub const REPLICAS_MAX: u32 = 4;

@@ -50,6 +50,7 @@ fn commands_that_make_no_sense_are_refused_with_the_reason() {
     refused(&cluster, &mount(&["--metadata-ttl", "60 s"]), USAGE, &["60 s"]);
     refused(&cluster, &mount(&["--consistency", "sometimes"]), USAGE, &["always", "never"]);
     refused(&cluster, &mount(&["--replicas", "0"]), USAGE, &["--replicas"]);
+    refused(&cluster, &mount(&["--replicas", "5"]), USAGE, &["1..=4"]);
 
     refused(&cluster, &["fs", "stat", "relative"], USAGE, &["relative"]);
     refused(&cluster, &["fs", "stat", "/data/../data"], USAGE, &[".."]);

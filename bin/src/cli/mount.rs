@@ -5,8 +5,10 @@ mod environment;
 mod update;
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::RangeInclusive;
 
 use cavern_conf::{ByteSize, Interval, counted};
+use cavern_proto::REPLICAS_MAX;
 use cavern_proto::master::{
     AccessMode, AttributePolicy, Consistency, Existing, ListMountsRequest, Mount, MountRequest, MountStatus,
     MountTable, UnmountRequest, WriteType,
@@ -19,6 +21,8 @@ use self::update::UpdateArgs;
 use super::connect::ClusterArgs;
 use crate::console;
 use crate::error::CliError;
+
+const REPLICAS: RangeInclusive<i64> = 1..=REPLICAS_MAX as i64;
 
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -86,7 +90,7 @@ pub struct MountArgs {
     #[arg(long, value_name = "MS", hide = true, conflicts_with = "ttl")]
     ttl_ms: Option<u64>,
     /// Workers that keep each block.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(REPLICAS))]
     replicas: u32,
     /// Size of the blocks that files are cut into: a multiple of 128KiB from 1MiB to 1GiB.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]

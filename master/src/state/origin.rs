@@ -2,7 +2,8 @@
 //!
 //! A block of a file is its extent; without one it is what the file's *origin*, an object, has in that place, as far as
 //! that is valid; beyond, it is a hole. An origin comes to be when the blocks of a file are dropped ([`free`]), which
-//! is done only with content that the bucket has in its newest version, and while nobody holds the file. From then on
+//! is done only with content that the bucket has in its newest version, and while nobody holds the file; files of an
+//! existing prefix, and those whose workers are lost, have one as well. From then on
 //!
 //! - a block that is written has an extent, and keeps it until the file is cut or its blocks are dropped again;
 //! - a cut lowers the valid length, which never grows;

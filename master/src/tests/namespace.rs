@@ -147,6 +147,8 @@ async fn what_a_client_wrote_is_known_after_one_request() {
     let (bucket, uri) = new_bucket();
     bucket.put("a", "old");
     let mount = master.mount("/m", &uri).await;
+    // Its requests are not to be counted.
+    master.indexed(&mount).await;
     let lookups = &master.services().lookups;
     assert!(lookups.resolve("/m/new").await.unwrap_err().is_not_found());
     let ufs = master.services().mounts.get(mount.id).unwrap().ufs.clone();

@@ -15,7 +15,7 @@ const POLL_PERIOD: Duration = Duration::from_millis(200);
 const LINE_PERIOD: Duration = Duration::from_secs(2);
 /// How long a master may take to answer one question; one that is only slow is asked again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long no master may answer: a restart, an election, or somebody who starts it again by hand.
+/// How long no master may answer: a restart, or until somebody starts it again.
 const MASTER_PATIENCE: Duration = Duration::from_secs(300);
 
 /// What an interrupt does beside ending the watch.
