@@ -3,10 +3,10 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use cavern_net::NetError;
+use cavern_net::master::innermost;
 use thiserror::Error;
 use tonic::Code;
-
-use crate::cli::connect::innermost;
 
 /// One sentence for the person, one exit code for the script.
 #[derive(Debug, Error)]
@@ -70,6 +70,23 @@ impl From<tonic::Status> for CliError {
             // What answers in the place of a bucket, and is none, is as good as no answer.
             Code::Unavailable | Code::DeadlineExceeded | Code::Unknown => Self::Unreachable(message),
             _ => Self::Failed(message),
+        }
+    }
+}
+
+impl From<NetError> for CliError {
+    fn from(error: NetError) -> Self {
+        match error {
+            NetError::Master { code, message } => tonic::Status::new(code, message).into(),
+            NetError::MasterUnavailable { masters, cause } => Self::Unreachable(format!(
+                "no master answers ({masters}: {cause}): is it running? Name another with --master, --conf or --local"
+            )),
+            NetError::MasterDeadline { .. } => Self::Unreachable(error.to_string()),
+            NetError::Invalid(text) => Self::Usage(text),
+            NetError::WorkerConnection { .. }
+            | NetError::WorkerDeadline { .. }
+            | NetError::WorkerStatus { .. }
+            | NetError::UnknownWorker(_) => Self::Failed(error.to_string()),
         }
     }
 }

@@ -3,10 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
+use cavern_net::NetError;
 use cavern_proto::data::Status as DataStatus;
 use cavern_ufs::UfsError;
 use rustix::io::Errno;
 use thiserror::Error;
+use tonic::Code;
 
 /// Why a call of this crate failed. Cheap to clone: callers that share one flight share its error.
 #[derive(Clone, Debug, Error)]
@@ -26,15 +28,9 @@ pub enum ClientError {
     /// The request makes no sense; another attempt will not help.
     #[error("{0}")]
     Invalid(String),
-    /// No master could be reached.
-    #[error("no master of {masters} can be reached: {cause}; is `cv master` running there?")]
-    MasterUnavailable { masters: String, cause: String },
-    /// A master was reached but did not answer in time.
-    #[error("the master did not answer {call} within {waited_ms} ms")]
-    MasterDeadline { call: &'static str, waited_ms: u64 },
-    /// The master answered with an error.
-    #[error("{message}")]
-    Master { code: tonic::Code, message: String },
+    /// A master or a worker did not do what it was asked for.
+    #[error(transparent)]
+    Net(NetError),
     /// The master does not make a change, as POSIX has it.
     #[error("{reason}")]
     Refused { errno: i32, reason: String },
@@ -49,15 +45,6 @@ pub enum ClientError {
         "the locks of inode {inode} ended with the session that had them: unlock or close the file, and lock it anew"
     )]
     LocksLost { inode: u64 },
-    /// A worker could not be reached, or its connection broke.
-    #[error("worker {worker} at {address}: {cause}")]
-    WorkerConnection { worker: u64, address: String, cause: String },
-    /// A worker did not answer in time.
-    #[error("worker {worker} at {address} did not answer within {waited_ms} ms")]
-    WorkerDeadline { worker: u64, address: String, waited_ms: u64 },
-    /// A worker answered that it cannot serve this block.
-    #[error("worker {worker}: {} ({message})", .status.as_str_name())]
-    WorkerStatus { worker: u64, status: DataStatus, message: String },
     /// There is no live worker that could hold a new block.
     #[error("no live worker has room for a new block; `cv node list` shows the workers")]
     NoWorkers,
@@ -70,9 +57,6 @@ pub enum ClientError {
          lists what they keep"
     )]
     Unavailable { inode: u64, index: u32, workers: Vec<u64> },
-    /// The worker table has no such worker.
-    #[error("worker {0} is not in the worker table")]
-    UnknownWorker(u64),
     /// Bytes that do not match their checksum arrived.
     #[error("worker {worker} sent chunk {chunk} of block {block} with a wrong checksum")]
     Corrupt { worker: u64, block: String, chunk: u32 },
@@ -107,11 +91,29 @@ impl ClientError {
             Self::IsADirectory(_) => Errno::ISDIR,
             Self::NameTooLong(_) => Errno::NAMETOOLONG,
             Self::Invalid(_) => Errno::INVAL,
-            Self::Ufs(error) if matches!(**error, UfsError::Denied { .. }) => Errno::ACCESS,
-            Self::WorkerStatus { status: DataStatus::NotFound | DataStatus::VersionChanged, .. } => Errno::STALE,
-            Self::WorkerStatus { status: DataStatus::NoSpace, .. } => Errno::NOSPC,
+            Self::Ufs(error) => match **error {
+                UfsError::Denied { .. } => Errno::ACCESS,
+                _ => Errno::IO,
+            },
+            Self::Net(NetError::WorkerStatus { status, .. }) => match status {
+                DataStatus::NotFound | DataStatus::VersionChanged => Errno::STALE,
+                DataStatus::NoSpace => Errno::NOSPC,
+                _ => Errno::IO,
+            },
             Self::Io(error) if error.kind() == io::ErrorKind::StorageFull => Errno::NOSPC,
-            _ => Errno::IO,
+            Self::Net(_)
+            | Self::Unlisted { .. }
+            | Self::OutcomeUnknown { .. }
+            | Self::LocksLost { .. }
+            | Self::NoWorkers
+            | Self::BlockHeld { .. }
+            | Self::Unavailable { .. }
+            | Self::Corrupt { .. }
+            | Self::Mount { .. }
+            | Self::Read { .. }
+            | Self::Memory { .. }
+            | Self::Io(_)
+            | Self::Shutdown => Errno::IO,
         }
         .raw_os_error()
     }
@@ -120,22 +122,35 @@ impl ClientError {
     pub fn is_version_gone(&self) -> bool {
         match self {
             Self::Stale(_) => true,
-            Self::WorkerStatus { status, .. } => matches!(status, DataStatus::NotFound | DataStatus::VersionChanged),
+            Self::Net(NetError::WorkerStatus { status, .. }) => {
+                matches!(status, DataStatus::NotFound | DataStatus::VersionChanged)
+            }
             Self::Ufs(error) => matches!(**error, UfsError::NotFound { .. } | UfsError::VersionChanged { .. }),
             _ => false,
         }
     }
 
-    /// Whether the same question to the master may be answered soon: none could be reached, or one says that it cannot
-    /// now, since it is about to stop, or its bucket does not answer.
+    /// Whether the same question to the master may be answered soon: see [`NetError::may_pass`].
     pub fn may_pass(&self) -> bool {
-        let is_for_now = |code| matches!(code, tonic::Code::Unavailable | tonic::Code::DeadlineExceeded);
-        self.is_master_silent() || matches!(self, Self::Master { code, .. } if is_for_now(*code))
+        matches!(self, Self::Net(error) if error.may_pass())
     }
 
     /// Whether no answer came from any master, so that what is cached may be served instead.
     pub fn is_master_silent(&self) -> bool {
-        matches!(self, Self::MasterUnavailable { .. } | Self::MasterDeadline { .. })
+        matches!(self, Self::Net(error) if error.is_master_silent())
+    }
+}
+
+impl From<NetError> for ClientError {
+    /// What the master says of names and requests is said as this crate says it.
+    fn from(error: NetError) -> Self {
+        match error {
+            NetError::Master { code: Code::NotFound, message } => Self::NotFound(message),
+            NetError::Master { code: Code::InvalidArgument, message } | NetError::Invalid(message) => {
+                Self::Invalid(message)
+            }
+            error => Self::Net(error),
+        }
     }
 }
 
@@ -158,7 +173,7 @@ mod tests {
     #[test]
     fn every_kind_of_failure_has_its_errno() {
         let name = || String::from("a");
-        let status = |status| ClientError::WorkerStatus { worker: 1, status, message: name() };
+        let status = |status| ClientError::Net(NetError::WorkerStatus { worker: 1, status, message: name() });
         for (error, errno) in [
             (ClientError::NotFound(name()), Errno::NOENT),
             (ClientError::Stale(name()), Errno::STALE),
@@ -175,7 +190,7 @@ mod tests {
             (ClientError::OutcomeUnknown { cause: name() }, Errno::IO),
             (ClientError::LocksLost { inode: 1 }, Errno::IO),
             (ClientError::Memory { waited_ms: 1 }, Errno::IO),
-            (ClientError::MasterDeadline { call: "Lookup", waited_ms: 1 }, Errno::IO),
+            (ClientError::Net(NetError::MasterDeadline { call: "Lookup", waited_ms: 1 }), Errno::IO),
         ] {
             assert_eq!(error.errno(), errno.raw_os_error(), "{error}");
         }

@@ -26,6 +26,8 @@ mod watch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cavern_net::NetError;
+use cavern_net::master::{MasterChannel, Patience};
 use cavern_proto::{NAME_MAX, ROOT_INODE};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -39,7 +41,6 @@ pub use open_inodes::OpenInode;
 
 use crate::error::ClientError;
 use crate::flights::Flights;
-use crate::master_channel::{MasterChannel, Patience};
 use crate::mounts::Mounts;
 use crate::session::Identity;
 use crate::stats::Stats;
@@ -329,7 +330,10 @@ impl Metadata {
         let patience = self.inner.master.timeout();
         match self.inner.lease.begins(patience).await {
             true => Ok(()),
-            false => Err(ClientError::MasterDeadline { call: "Watch", waited_ms: patience.as_millis() as u64 }),
+            false => Err(ClientError::Net(NetError::MasterDeadline {
+                call: "Watch",
+                waited_ms: patience.as_millis() as u64,
+            })),
         }
     }
 

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::Config;
+use cavern_net::WorkerPool;
 use cavern_proto::BlockId;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -32,7 +33,6 @@ use crate::flights::Flights;
 use crate::metadata::{Metadata, Node};
 use crate::mounts::ObjectVersion;
 use crate::stats::Stats;
-use crate::wire::WorkerPool;
 use budget::Budget;
 use buffers::Buffers;
 use closing::Closing;

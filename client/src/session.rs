@@ -4,21 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::Config;
+use cavern_net::master::MasterChannel;
+use cavern_net::{NetError, Placement, WorkerPool};
 use cavern_proto::master::mutation::Change;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::content::Contents;
 use crate::error::ClientError;
-use crate::master_channel::MasterChannel;
 use crate::metadata::{Changed, InvalidationSink, Metadata};
 use crate::mounts::Mounts;
-use crate::placement::Placement;
 use crate::read::Files;
 use crate::staged::StagedFiles;
 use crate::stats::Stats;
 use crate::tables::Tables;
-use crate::wire::WorkerPool;
 
 /// How often it is looked whether the session has begun.
 const SESSION_POLL: Duration = Duration::from_millis(2);
@@ -109,7 +108,10 @@ impl Client {
         let wait = config.client.metadata_timeout.get();
         if tokio::time::timeout(wait, begun).await.is_err() {
             client.shutdown().await;
-            return Err(ClientError::MasterDeadline { call: "Watch", waited_ms: wait.as_millis() as u64 });
+            return Err(ClientError::Net(NetError::MasterDeadline {
+                call: "Watch",
+                waited_ms: wait.as_millis() as u64,
+            }));
         }
         Ok(client)
     }

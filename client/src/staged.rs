@@ -32,6 +32,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cavern_conf::schema;
+use cavern_net::WorkerPool;
 use cavern_ufs::Ufs;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -49,7 +50,6 @@ use crate::metadata::{Metadata, Node};
 use crate::mounts::MountView;
 use crate::read::Files;
 use crate::stats::Stats;
-use crate::wire::WorkerPool;
 use file::{Base, Place};
 use names::refuse;
 use parts::UPLOAD_BYTES;

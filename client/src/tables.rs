@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cavern_conf::schema;
+use cavern_net::WorkerPool;
+use cavern_net::master::MasterChannel;
 use cavern_proto::master::{ListMountsRequest, ListWorkersRequest};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
@@ -13,9 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::ClientError;
 use crate::flights::Flights;
-use crate::master_channel::MasterChannel;
 use crate::mounts::{MountView, Mounts};
-use crate::wire::WorkerPool;
 
 /// Pause after a table could not be fetched.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
@@ -98,9 +98,8 @@ impl Tables {
     }
 
     async fn fetch_mounts(&self) -> Result<(), ClientError> {
-        let ask = |mut stubs: crate::master_channel::Stubs| async move {
-            stubs.cluster.list_mounts(ListMountsRequest {}).await
-        };
+        let ask =
+            |mut stubs: cavern_net::master::Stubs| async move { stubs.cluster.list_mounts(ListMountsRequest {}).await };
         let table = self.master.call_patiently("ListMounts", ask).await?;
         let known = self.mounts();
         let mounts = Arc::new(Mounts::new(table, &known, &self.ufs));
@@ -109,7 +108,7 @@ impl Tables {
     }
 
     async fn fetch_workers(&self) -> Result<(), ClientError> {
-        let ask = |mut stubs: crate::master_channel::Stubs| async move {
+        let ask = |mut stubs: cavern_net::master::Stubs| async move {
             stubs.cluster.list_workers(ListWorkersRequest {}).await
         };
         let table = self.master.call_patiently("ListWorkers", ask).await?;

@@ -22,7 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cavern_client::Placement;
+use cavern_net::Placement;
 use cavern_proto::ContentId;
 use cavern_proto::master::WorkerState;
 use parking_lot::Mutex;

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::WorkerPool;
 use cavern_conf::Config;
 use cavern_conf::process::{HttpServer, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
+use cavern_net::WorkerPool;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;

@@ -58,6 +58,21 @@ impl ContentId {
     }
 }
 
+impl BlockRef {
+    /// Names a block of a file of an fs-mode mount at the workers.
+    pub fn of_inode(cluster_id: &str, inode: u64, generation: u32, index: u32, block_size: u64, mount_id: u32) -> Self {
+        let content = ContentId::of_inode(cluster_id, inode, generation);
+        Self {
+            content_id: bytes::Bytes::copy_from_slice(content.as_bytes()),
+            index,
+            block_size,
+            mount_id,
+            data: true,
+            ..Self::default()
+        }
+    }
+}
+
 impl fmt::Display for ContentId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))

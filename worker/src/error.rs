@@ -4,6 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use cavern_net::NetError;
 use thiserror::Error;
 
 /// What ends a worker, or keeps it from starting.
@@ -12,6 +13,9 @@ pub enum WorkerError {
     /// A configuration value that makes no sense for a worker.
     #[error("{key} = \"{value}\": {reason}")]
     Config { key: &'static str, value: String, reason: String },
+    /// No way to a master can be made of the configuration.
+    #[error(transparent)]
+    Master(#[from] NetError),
     /// A data directory that cannot be made, locked, read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Directory { action: &'static str, path: PathBuf, source: io::Error },

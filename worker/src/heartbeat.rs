@@ -6,13 +6,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_net::master::Stubs;
+use cavern_net::{MasterChannel, NetError};
 use cavern_proto::master::{DiskReport, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState};
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Status};
+use tonic::Code;
 use tracing::{info, warn};
 
 use crate::error::WorkerError;
-use crate::master_link::MasterLink;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::server::Membership;
@@ -37,7 +38,7 @@ pub struct Addresses {
 pub struct Heartbeat {
     pub store: Arc<Store>,
     pub mounts: Arc<Mounts>,
-    pub master: Arc<MasterLink>,
+    pub master: MasterChannel,
     pub membership: Arc<Membership>,
     pub metrics: WorkerMetrics,
     pub addresses: Addresses,
@@ -53,10 +54,13 @@ impl Heartbeat {
         let mut away = false;
         let mut interval = None;
         while !stop.is_cancelled() {
-            let result = match interval {
-                None => self.register().await.map(Some),
-                Some(every) => self.beat().await.map(|known| known.then_some(every)),
+            let attempt = async {
+                match interval {
+                    None => self.register().await.map(Some),
+                    Some(every) => self.beat().await.map(|known| known.then_some(every)),
+                }
             };
+            let Some(result) = stop.run_until_cancelled(attempt).await else { break };
             let pause = match result {
                 Ok(registered) => {
                     if std::mem::take(&mut away) {
@@ -67,10 +71,9 @@ impl Heartbeat {
                     interval.unwrap_or(Duration::ZERO)
                 }
                 Err(LinkError::Fatal(error)) => return Err(error),
-                Err(LinkError::Call(status)) => {
+                Err(LinkError::Call(error)) => {
                     if !std::mem::replace(&mut away, true) {
-                        warn!(code = ?status.code(), reason = status.message(),
-                            "cannot reach the master; serving goes on without it");
+                        warn!("cannot reach the master; serving goes on without it: {error}");
                     }
                     interval.unwrap_or(RETRY_INTERVAL)
                 }
@@ -101,13 +104,17 @@ impl Heartbeat {
             ..Default::default()
         };
         let request = RegisterWorkerRequest { uuid: uuid.to_vec().into(), cluster_id, worker: Some(worker) };
-        let reply = self.master.call(|mut client| async move { client.register_worker(request).await }).await;
+        let ask = |mut stubs: Stubs| {
+            let request = request.clone();
+            async move { stubs.cluster.register_worker(request).await }
+        };
+        let reply = self.master.try_call("RegisterWorker", ask).await;
         let reply = match reply {
             Ok(reply) => reply,
-            Err(status) if status.code() == Code::FailedPrecondition => {
-                return Err(LinkError::Fatal(WorkerError::Refused { reason: status.message().to_owned() }));
+            Err(NetError::Master { code: Code::FailedPrecondition, message: reason }) => {
+                return Err(LinkError::Fatal(WorkerError::Refused { reason }));
             }
-            Err(status) => return Err(LinkError::Call(status)),
+            Err(error) => return Err(LinkError::Call(error)),
         };
         let (store, cluster_id) = (self.store.clone(), reply.cluster_id.clone());
         let joined = tokio::task::spawn_blocking(move || store.join_cluster(&cluster_id)).await;
@@ -133,7 +140,11 @@ impl Heartbeat {
             disks: self.disks(),
             counters: Some(self.counters()),
         };
-        let reply = self.master.call(|mut client| async move { client.heartbeat(request).await }).await?;
+        let ask = |mut stubs: Stubs| {
+            let request = request.clone();
+            async move { stubs.cluster.heartbeat(request).await }
+        };
+        let reply = self.master.try_call("Heartbeat", ask).await?;
         if reply.register {
             info!("the master does not know this worker: registering again");
             return Ok(false);
@@ -173,12 +184,12 @@ impl Heartbeat {
 /// Why a call to the master came to nothing.
 enum LinkError {
     /// Tried again.
-    Call(Status),
+    Call(NetError),
     Fatal(WorkerError),
 }
 
-impl From<Status> for LinkError {
-    fn from(status: Status) -> Self {
-        Self::Call(status)
+impl From<NetError> for LinkError {
+    fn from(error: NetError) -> Self {
+        Self::Call(error)
     }
 }

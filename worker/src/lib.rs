@@ -14,7 +14,6 @@
 mod error;
 mod fill;
 mod heartbeat;
-mod master_link;
 mod metrics;
 mod mounts;
 mod persist;

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cavern_conf::schema;
+use cavern_net::master::Stubs;
+use cavern_net::{MasterChannel, NetError};
 use cavern_proto::data::Status;
 use cavern_proto::master::{ListMountsRequest, Mount, MountTable};
 use cavern_ufs::Ufs;
@@ -15,7 +17,6 @@ use parking_lot::RwLock;
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
-use crate::master_link::MasterLink;
 use crate::refusal::Refusal;
 
 /// Unknown mounts make the worker ask the master at most this often.
@@ -39,12 +40,12 @@ pub struct Mounts {
     table: RwLock<Table>,
     /// When the master was last asked; held while it is asked, so that one asks for all.
     asked: Mutex<Option<Instant>>,
-    master: Arc<MasterLink>,
+    master: MasterChannel,
     conf: schema::Ufs,
 }
 
 impl Mounts {
-    pub fn new(master: Arc<MasterLink>, conf: schema::Ufs) -> Self {
+    pub fn new(master: MasterChannel, conf: schema::Ufs) -> Self {
         Self { table: RwLock::default(), asked: Mutex::new(None), master, conf }
     }
 
@@ -66,9 +67,7 @@ impl Mounts {
             return Err(unknown(", and the master was asked a moment ago"));
         }
         *asked = Some(Instant::now());
-        self.fetch()
-            .await
-            .map_err(|status| unknown(&format!(", and the master cannot be asked: {}", status.message())))?;
+        self.fetch().await.map_err(|error| unknown(&format!(", and the master cannot be asked: {error}")))?;
         drop(asked);
         self.known(mount_id).map_or_else(|| Err(unknown(" to the master")), |known| known.ufs.clone())
     }
@@ -81,16 +80,16 @@ impl Mounts {
     ///
     /// # Errors
     /// Those of the call.
-    pub async fn refresh_to(&self, epoch: u64) -> Result<(), tonic::Status> {
+    pub async fn refresh_to(&self, epoch: u64) -> Result<(), NetError> {
         if self.table.read().epoch == Some(epoch) {
             return Ok(());
         }
         self.fetch().await
     }
 
-    async fn fetch(&self) -> Result<(), tonic::Status> {
-        let table =
-            self.master.call(|mut client| async move { client.list_mounts(ListMountsRequest {}).await }).await?;
+    async fn fetch(&self) -> Result<(), NetError> {
+        let ask = |mut stubs: Stubs| async move { stubs.cluster.list_mounts(ListMountsRequest {}).await };
+        let table = self.master.try_call("ListMounts", ask).await?;
         self.apply(table);
         Ok(())
     }
@@ -134,13 +133,21 @@ impl Mounts {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use cavern_conf::Config;
+
     use super::*;
 
+    /// The way to a master that is not there: port 9 of the loopback has no listener.
+    pub(crate) fn no_master() -> MasterChannel {
+        let mut config = Config::default();
+        config.cluster.masters = vec!["127.0.0.1:9".to_owned()];
+        MasterChannel::new(&config).unwrap()
+    }
+
     fn mounts() -> Mounts {
-        // Port 9 of the loopback has no listener.
-        let link = MasterLink::new(&["127.0.0.1:9".to_owned()]).unwrap();
-        Mounts::new(Arc::new(link), schema::Ufs::default())
+        let link = no_master();
+        Mounts::new(link, schema::Ufs::default())
     }
 
     fn mount(id: u32, uri: &str) -> Mount {

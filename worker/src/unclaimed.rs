@@ -9,13 +9,15 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_net::master::Stubs;
+use cavern_net::{MasterChannel, NetError};
 use cavern_proto::master::{Claim, ListClaimsRequest};
 use cavern_proto::{BlockId, ContentId};
+use thiserror::Error;
+use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 use tracing::{debug, info};
 
-use crate::master_link::MasterLink;
 use crate::metrics::WorkerMetrics;
 use crate::server::Membership;
 use crate::store::{Claims, Store};
@@ -24,7 +26,7 @@ use crate::store::{Claims, Store};
 #[derive(Debug)]
 pub struct Unclaimed {
     pub store: Arc<Store>,
-    pub master: Arc<MasterLink>,
+    pub master: MasterChannel,
     pub membership: Arc<Membership>,
     pub metrics: WorkerMetrics,
     /// For how long nobody has written to a block that is freed.
@@ -41,14 +43,14 @@ impl Unclaimed {
         while stop.run_until_cancelled(tokio::time::sleep(self.rest / 2)).await.is_some() {
             match stop.run_until_cancelled(self.look(&suspects)).await {
                 Some(Ok(now)) => suspects = now,
-                Some(Err(status)) => debug!(reason = status.message(), "cannot look for blocks that no file has"),
+                Some(Err(error)) => debug!(%error, "cannot look for blocks that no file has"),
                 None => return,
             }
         }
     }
 
     /// Frees what is suspect and still unclaimed; gives what is unclaimed now.
-    async fn look(&self, suspects: &HashSet<Suspect>) -> Result<HashSet<Suspect>, Status> {
+    async fn look(&self, suspects: &HashSet<Suspect>) -> Result<HashSet<Suspect>, LookError> {
         let (worker_id, cluster_id) = self.membership.now();
         if worker_id == 0 || self.store.usage().iter().all(|disk| disk.data_bytes == 0) {
             return Ok(HashSet::new());
@@ -56,26 +58,30 @@ impl Unclaimed {
         let claims = self.claims(worker_id, &cluster_id).await?;
         let (store, rest) = (self.store.clone(), self.rest);
         let found = tokio::task::spawn_blocking(move || store.unclaimed(&claims, rest)).await;
-        let found: HashSet<Suspect> = found.map_err(given_up)?.into_iter().collect();
+        let found: HashSet<Suspect> = found?.into_iter().collect();
         let due: Vec<Suspect> = found.intersection(suspects).copied().collect();
         if !due.is_empty() {
             let store = self.store.clone();
             let free = move || -> Vec<u64> {
                 due.into_iter().filter_map(|suspect| store.free_unclaimed(suspect, rest)).collect()
             };
-            let freed = tokio::task::spawn_blocking(free).await.map_err(given_up)?;
+            let freed = tokio::task::spawn_blocking(free).await?;
             self.metrics.unclaimed_blocks.inc_by(freed.len() as u64);
             info!(blocks = freed.len(), bytes = freed.iter().sum::<u64>(), "freed blocks that no file has");
         }
         Ok(found)
     }
 
-    async fn claims(&self, worker_id: u64, cluster_id: &str) -> Result<Claims, Status> {
+    async fn claims(&self, worker_id: u64, cluster_id: &str) -> Result<Claims, LookError> {
         let mut claims = Claims::default();
         let mut after: Option<Claim> = None;
         loop {
             let request = ListClaimsRequest { worker_id, cluster_id: cluster_id.to_owned(), after };
-            let list = self.master.call(|mut client| async move { client.list_claims(request).await }).await?;
+            let ask = |mut stubs: Stubs| {
+                let request = request.clone();
+                async move { stubs.cluster.list_claims(request).await }
+            };
+            let list = self.master.try_call("ListClaims", ask).await?;
             let blocks = list.claims.iter().map(|claim| BlockId {
                 content: ContentId::of_inode(cluster_id, claim.inode, claim.generation),
                 index: claim.index,
@@ -86,11 +92,18 @@ impl Unclaimed {
             }
             let order = |claim: &Claim| (claim.worker_id, claim.inode, claim.index);
             let last = list.claims.last().filter(|last| after.is_none_or(|after| order(&after) < order(last)));
-            after = Some(*last.ok_or_else(|| Status::data_loss("the master's list of blocks does not go on"))?);
+            after = Some(*last.ok_or(LookError::Stuck)?);
         }
     }
 }
 
-fn given_up(error: tokio::task::JoinError) -> Status {
-    Status::internal(error.to_string())
+/// Why a look came to nothing.
+#[derive(Debug, Error)]
+enum LookError {
+    #[error(transparent)]
+    Master(#[from] NetError),
+    #[error("the master's list of blocks does not go on")]
+    Stuck,
+    #[error("a look ended early: {0}")]
+    GivenUp(#[from] JoinError),
 }

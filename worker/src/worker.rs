@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::WorkerPool;
 use cavern_conf::process::{self, HttpServer, Metrics};
 use cavern_conf::{Config, DirSpec, schema};
+use cavern_net::{MasterChannel, WorkerPool};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -14,7 +14,6 @@ use tracing::{info, warn};
 use crate::error::WorkerError;
 use crate::fill::{FillLimits, Fills};
 use crate::heartbeat::{Addresses, Heartbeat};
-use crate::master_link::MasterLink;
 use crate::metrics::{StoreCollector, WorkerMetrics};
 use crate::mounts::Mounts;
 use crate::persist::{Peers, UploadParts, Uploads};
@@ -51,7 +50,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
     let registry = Metrics::new("worker");
     registry.with_registry(cavern_ufs::register_metrics);
     let metrics = WorkerMetrics::new(&registry);
-    let master = Arc::new(MasterLink::new(&config.cluster.masters)?);
+    let master = MasterChannel::new(&config)?;
     let socket = socket_path(&config.worker, &directories)?;
 
     let (evictions_in, evictions) = mpsc::channel(EVICTION_QUEUE);
@@ -106,7 +105,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
     let heartbeat = Heartbeat {
         store: store.clone(),
         mounts: mounts.clone(),
-        master,
+        master: master.clone(),
         membership: membership.clone(),
         metrics: metrics.clone(),
         addresses,
@@ -151,6 +150,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
     if tokio::time::timeout(FILL_DRAIN, uploads.finish()).await.is_err() {
         warn!("stopped while uploads were given up: the bucket may keep parts of them until it tidies up");
     }
+    master.shutdown().await;
     tokio::task::spawn_blocking(move || store.flush()).await?;
     cleaned?;
     info!("stopped");

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cavern_client::{ClientError, WorkerPool};
 use cavern_conf::Config;
+use cavern_net::{NetError, WorkerPool};
 use cavern_proto::ContentId;
 use cavern_proto::data::{self, BlockRef, Range, Status, WriteRequest, read_request};
 use cavern_proto::frame::MAX_WRITE_BYTES;
@@ -63,7 +63,7 @@ async fn connect(home: &Path, port: u16, way: Way) -> Arc<WorkerPool> {
         let pool = WorkerPool::new(&client, "test");
         pool.set_table("", &WorkerTable { workers: vec![worker.clone()], ..Default::default() });
         let route = pool.route(WORKER).await.unwrap();
-        let as_wanted = (route == cavern_client::Route::Local) == (way == Way::Unix);
+        let as_wanted = (route == cavern_net::Route::Local) == (way == Way::Unix);
         match pool.sync(WORKER, vec![], PATIENCE).await {
             Ok(()) if as_wanted => return pool,
             answer => assert!(Instant::now() < until, "the worker does not come up: {answer:?}"),
@@ -99,9 +99,9 @@ async fn read(pool: &WorkerPool, block: BlockRef) -> (Status, Bytes) {
     (reply.items[0].status(), payload)
 }
 
-fn status_of<T: std::fmt::Debug>(result: Result<T, ClientError>) -> Status {
+fn status_of<T: std::fmt::Debug>(result: Result<T, NetError>) -> Status {
     match result {
-        Err(ClientError::WorkerStatus { status, .. }) => status,
+        Err(NetError::WorkerStatus { status, .. }) => status,
         other => panic!("{other:?}"),
     }
 }
@@ -119,7 +119,7 @@ async fn a_client_reserves_writes_syncs_and_frees() {
         let written = pool.write(WORKER, request, bytes.clone().into(), PATIENCE).await.unwrap();
         let too_much = Bytes::from(vec![0; MAX_WRITE_BYTES as usize + 1]);
         let refused = pool.write(WORKER, write_at(one.clone(), 0), too_much, PATIENCE).await;
-        assert!(matches!(refused, Err(ClientError::Invalid(_))));
+        assert!(matches!(refused, Err(NetError::Invalid(_))));
         let (status, payload) = read(&pool, one.clone()).await;
         assert!(status == Status::Ok && payload == bytes);
 
@@ -134,7 +134,7 @@ async fn a_client_reserves_writes_syncs_and_frees() {
         }
         let all = vec![Range { offset: 0, length: 65 << 20 }];
         let full = pool.reserve(WORKER, reservation(block(50, 128 * MIB), all), PATIENCE).await.unwrap_err();
-        assert_eq!(full.errno(), rustix::io::Errno::NOSPC.raw_os_error(), "{full}");
+        assert!(matches!(full, NetError::WorkerStatus { status: Status::NoSpace, .. }), "{full}");
         assert_eq!(status_of(pool.sync(WORKER, vec![block(50, MIB)], PATIENCE).await), Status::NoSuchBlock);
         let outside = pool.write(WORKER, write_at(one.clone(), 8 << 20), Bytes::from_static(b"x"), PATIENCE).await;
         assert_eq!(status_of(outside), Status::BadRequest);
@@ -247,7 +247,9 @@ async fn change(pool: Arc<WorkerPool>, mut own: Vec<Known>, mut seed: u64, done:
                     known.exists = true;
                     match data.descriptor {
                         // What a descriptor took is in the file, whatever becomes of the worker.
-                        Some(file) => File::from(file).write_all_at(&bytes, start as u64).map_err(ClientError::from),
+                        Some(file) => File::from(file)
+                            .write_all_at(&bytes, start as u64)
+                            .map_err(|error| NetError::Invalid(error.to_string())),
                         None => pool
                             .write(WORKER, write_at(block, start as u32), bytes.clone().into(), PATIENCE)
                             .await
@@ -267,7 +269,7 @@ async fn change(pool: Arc<WorkerPool>, mut own: Vec<Known>, mut seed: u64, done:
                 done.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => {
-                assert!(matches!(error, ClientError::WorkerConnection { .. }), "{error}");
+                assert!(matches!(error, NetError::WorkerConnection { .. }), "{error}");
                 known.unanswered = Some((start, bytes));
                 return own;
             }

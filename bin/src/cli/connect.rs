@@ -1,24 +1,15 @@
 //! Which cluster a command speaks to, and the way there.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use cavern_conf::{Config, check_master};
-use cavern_proto::master::cluster_client::ClusterClient;
-use cavern_proto::master::namespace_client::NamespaceClient;
+use cavern_net::master::Stubs;
 use cavern_proto::master::{ListWorkersRequest, WorkerState};
 use clap::Args;
-use tonic::transport::{Channel, Endpoint};
 
 use crate::cli::block_on;
 use crate::error::CliError;
 use crate::local::{self, Cluster};
-
-/// Largest answer that is accepted: a page of a listing, a table of workers.
-const MAX_MESSAGE_BYTES: usize = 16 << 20;
-
-const PING_PERIOD: Duration = Duration::from_secs(2);
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 pub struct ClusterArgs {
@@ -75,58 +66,14 @@ impl ClusterArgs {
     }
 
     /// A connection to the first master that answers.
-    pub async fn connect(&self) -> Result<Connection, CliError> {
-        Connection::open(&self.config()?).await
+    pub async fn connect(&self) -> Result<Stubs, CliError> {
+        connect(&self.config()?).await
     }
 }
 
-/// The two services of a master.
-#[derive(Clone)]
-pub struct Connection {
-    pub cluster: ClusterClient<Channel>,
-    pub namespace: NamespaceClient<Channel>,
-}
-
-impl Connection {
-    pub async fn open(config: &Config) -> Result<Self, CliError> {
-        let mut failures = Vec::new();
-        for master in &config.cluster.masters {
-            match dial(master, config.client.connect_timeout.get()).await {
-                Ok(channel) => {
-                    return Ok(Self {
-                        cluster: ClusterClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES),
-                        namespace: NamespaceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES),
-                    });
-                }
-                Err(cause) => failures.push(format!("{master}: {cause}")),
-            }
-        }
-        Err(CliError::Unreachable(format!(
-            "no master answers ({}): is it running? Name another with --master, --conf or --local",
-            failures.join("; ")
-        )))
-    }
-}
-
-async fn dial(master: &str, timeout: Duration) -> Result<Channel, String> {
-    let endpoint = Endpoint::from_shared(format!("http://{master}")).map_err(|error| error.to_string())?;
-    // A call may take long (a large bucket to list again), but a master that does not even answer pings is not there.
-    let endpoint = endpoint
-        .connect_timeout(timeout)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(PING_PERIOD)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .keep_alive_while_idle(true);
-    endpoint.connect().await.map_err(|error| innermost(&error))
-}
-
-/// The last cause of an error: tonic's own text says no more than "transport error".
-pub fn innermost(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
+/// Connects to the first master of a configuration that answers.
+pub async fn connect(config: &Config) -> Result<Stubs, CliError> {
+    Ok(Stubs::connect(config).await?)
 }
 
 /// How many workers the master at this address counts as live.
@@ -134,7 +81,7 @@ pub fn live_workers(master: &str) -> Result<usize, CliError> {
     let mut config = Config::default();
     config.cluster.masters = vec![master.to_owned()];
     block_on(async {
-        let mut connection = Connection::open(&config).await?;
+        let mut connection = connect(&config).await?;
         let table = connection.cluster.list_workers(ListWorkersRequest {}).await?.into_inner();
         Ok(table.workers.iter().filter(|worker| worker.state() == WorkerState::Live).count())
     })

@@ -1,9 +1,9 @@
 //! `cv export`: brings what the bucket of an fs-mode mount lacks to the bucket now.
 
+use cavern_net::master::Stubs;
 use cavern_proto::master::SubmitExportRequest;
 use clap::Args;
 
-use super::connect::Connection;
 use super::job::BeginArgs;
 use crate::error::CliError;
 
@@ -30,7 +30,7 @@ pub struct ExportArgs {
 
 impl ExportArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let submit = async |connection: &mut Connection, path: String| {
+        let submit = async |connection: &mut Stubs, path: String| {
             connection.cluster.submit_export(SubmitExportRequest { path }).await
         };
         self.job.run(submit).await

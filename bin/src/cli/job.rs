@@ -5,6 +5,7 @@ mod view;
 mod watch;
 
 use cavern_conf::process;
+use cavern_net::master::Stubs;
 use cavern_proto::master::{GetJobRequest, ListJobsRequest};
 use clap::{Args, Subcommand};
 
@@ -152,9 +153,7 @@ impl JobArgs {
 impl RetryArgs {
     async fn run(self) -> Result<(), CliError> {
         let JobArgs { id, json, cluster } = self.job;
-        let retry = async |connection: &mut super::connect::Connection| {
-            connection.cluster.retry_job(GetJobRequest { id }).await
-        };
+        let retry = async |connection: &mut Stubs| connection.cluster.retry_job(GetJobRequest { id }).await;
         begin::begin(cluster, self.watch, json, retry).await
     }
 }

@@ -1,9 +1,9 @@
 //! `cv load`: brings what only the bucket has into the workers' cache.
 
+use cavern_net::master::Stubs;
 use cavern_proto::master::SubmitLoadRequest;
 use clap::Args;
 
-use super::connect::Connection;
 use super::job::BeginArgs;
 use crate::error::CliError;
 
@@ -26,7 +26,7 @@ pub struct LoadArgs {
 
 impl LoadArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let submit = async |connection: &mut Connection, path: String| {
+        let submit = async |connection: &mut Stubs, path: String| {
             connection.cluster.submit_load(SubmitLoadRequest { path }).await
         };
         self.job.run(submit).await

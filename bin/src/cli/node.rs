@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use cavern_net::master::Stubs;
 use cavern_proto::master::{
     DrainWorkerRequest, ListWorkersRequest, RemoveWorkerRequest, UnavailableFiles, Worker, WorkerBlocks,
     WorkerBlocksRequest,
@@ -9,7 +10,7 @@ use cavern_proto::master::{
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::connect::{ClusterArgs, Connection};
+use super::connect::ClusterArgs;
 use super::report::{WorkerView, print_workers};
 use crate::console::{self, Progress};
 use crate::error::CliError;
@@ -210,7 +211,7 @@ impl RemovedView {
     }
 }
 
-async fn workers(connection: &mut Connection) -> Result<Vec<Worker>, CliError> {
+async fn workers(connection: &mut Stubs) -> Result<Vec<Worker>, CliError> {
     Ok(connection.cluster.list_workers(ListWorkersRequest {}).await?.into_inner().workers)
 }
 

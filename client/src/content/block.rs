@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use bytes::Bytes;
+use cavern_proto::ChunkMap;
 use cavern_proto::chunk::{RESERVATION, chunks_touching};
 use cavern_proto::data::{self, BlockRef};
-use cavern_proto::{ChunkMap, ContentId};
 use parking_lot::Mutex;
 use rustix::fs::SeekFrom;
 use rustix::io::{Errno, ReadWriteFlags};
@@ -66,26 +65,6 @@ pub(super) struct Replica {
     pub file: Option<Arc<File>>,
     /// Bytes that it took when room was reserved there.
     pub allocated: Option<u64>,
-}
-
-/// Names a block of a file of an fs-mode mount at the workers.
-pub fn block_name(
-    cluster_id: &str,
-    inode: u64,
-    generation: u32,
-    index: u32,
-    block_size: u64,
-    mount_id: u32,
-) -> BlockRef {
-    let content = ContentId::of_inode(cluster_id, inode, generation);
-    BlockRef {
-        content_id: Bytes::copy_from_slice(content.as_bytes()),
-        index,
-        block_size,
-        mount_id,
-        data: true,
-        ..BlockRef::default()
-    }
 }
 
 pub(super) fn wire_range(bytes: &Range<u32>) -> data::Range {

@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cavern_conf::Failpoint;
+use cavern_net::{NetError, Route};
 use cavern_proto::chunk::{chunk_count, chunk_range, chunks_touching};
 use cavern_proto::data::{BlockRef, ReserveRequest, Status, WriteRequest, open_request};
 use cavern_proto::{ChunkMap, ContentId};
 use parking_lot::Mutex;
 
 use super::Content;
-use super::block::{OpenBlock, Replica, Told, block_name, wire_range};
+use super::block::{OpenBlock, Replica, Told, wire_range};
 use super::layout::Known;
 use crate::error::ClientError;
 use crate::read::fetch::{check_status, only_item};
-use crate::wire::Route;
 
 /// Chunks that are reserved ahead of a writer: so many times as many as are reserved already, up to 32 MiB.
 const AHEAD: u32 = 3;
@@ -26,10 +26,10 @@ const AHEAD_CHUNKS: u32 = 256;
 /// Whether the failure is the worker's: another one may be able to.
 pub(super) fn is_of_worker(error: &ClientError) -> bool {
     match error {
-        ClientError::WorkerConnection { .. } | ClientError::WorkerDeadline { .. } | ClientError::UnknownWorker(_) => {
-            true
-        }
-        ClientError::WorkerStatus { status, .. } => !matches!(status, Status::BadRequest),
+        ClientError::Net(
+            NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. } | NetError::UnknownWorker(_),
+        ) => true,
+        ClientError::Net(NetError::WorkerStatus { status, .. }) => !matches!(status, Status::BadRequest),
         _ => false,
     }
 }
@@ -45,13 +45,13 @@ enum Beginning {
 }
 
 fn no_space(error: &ClientError) -> bool {
-    matches!(error, ClientError::WorkerStatus { status: Status::NoSpace, .. })
+    matches!(error, ClientError::Net(NetError::WorkerStatus { status: Status::NoSpace, .. }))
 }
 
 impl Content {
     pub(super) fn name_of(&self, index: u32, generation: u32) -> BlockRef {
         let cluster = self.shared.pool.cluster_id();
-        block_name(&cluster, self.inode, generation, index, self.block_size(), self.mount.id())
+        BlockRef::of_inode(&cluster, self.inode, generation, index, self.block_size(), self.mount.id())
     }
 
     /// A block to read from; `None` for a hole.
@@ -99,16 +99,18 @@ impl Content {
 
     /// Asks a worker, and remembers whether it answered: while there are others, one that did not is left alone for a
     /// while.
-    pub(super) async fn asking<T>(
+    pub(super) async fn asking<T, E: Into<ClientError>>(
         &self,
         worker: u64,
-        answer: impl Future<Output = Result<T, ClientError>>,
+        answer: impl Future<Output = Result<T, E>>,
     ) -> Result<T, ClientError> {
         let attempt = self.shared.pool.admit(worker);
-        let answer = answer.await;
+        let answer = answer.await.map_err(Into::into);
         if let Some(attempt) = attempt {
             match &answer {
-                Err(ClientError::WorkerConnection { .. } | ClientError::WorkerDeadline { .. }) => attempt.failed(),
+                Err(ClientError::Net(NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. })) => {
+                    attempt.failed();
+                }
                 _ => attempt.answered(),
             }
         }
@@ -141,10 +143,12 @@ impl Content {
         let (reply, files) = self.shared.pool.open(worker, vec![item], self.shared.worker_timeout).await?;
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;
-        let none = || ClientError::WorkerStatus {
-            worker,
-            status: Status::IoError,
-            message: "the answer has no descriptor".to_owned(),
+        let none = || {
+            ClientError::Net(NetError::WorkerStatus {
+                worker,
+                status: Status::IoError,
+                message: "the answer has no descriptor".to_owned(),
+            })
         };
         let file = files.into_iter().next().ok_or_else(none)?;
         let file = Some(Arc::new(File::from(file)));
@@ -340,7 +344,7 @@ impl Content {
     /// The worker has another file under the name of a block: what the file had is gone there.
     pub(super) fn lost(&self, worker: u64, index: u32) -> ClientError {
         let message = format!("it has lost block {index} of inode {}", self.inode);
-        ClientError::WorkerStatus { worker, status: Status::NoSuchBlock, message }
+        ClientError::Net(NetError::WorkerStatus { worker, status: Status::NoSuchBlock, message })
     }
 
     /// Reserves in a block that need not be there yet.

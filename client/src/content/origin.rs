@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use cavern_net::NetError;
 use cavern_proto::data::{BlockRef, Status};
 use cavern_proto::master::{Attr, FreeFate, Origin};
 use cavern_ufs::UfsError;
@@ -40,7 +41,9 @@ impl OpenOrigin {
 /// The bucket has another object, or none, where the origin was.
 fn has_moved(error: &ClientError) -> bool {
     match error {
-        ClientError::WorkerStatus { status, .. } => matches!(status, Status::NotFound | Status::VersionChanged),
+        ClientError::Net(NetError::WorkerStatus { status, .. }) => {
+            matches!(status, Status::NotFound | Status::VersionChanged)
+        }
         ClientError::Ufs(error) => matches!(**error, UfsError::NotFound { .. } | UfsError::VersionChanged { .. }),
         _ => false,
     }
@@ -97,7 +100,7 @@ impl Content {
     /// After a failure: whether the content may be elsewhere by now, so that another attempt makes sense. The error is
     /// the one to be answered.
     pub(super) async fn look_elsewhere(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
-        let is_dropped = matches!(&error, ClientError::WorkerStatus { status: Status::NoSuchBlock, .. });
+        let is_dropped = matches!(&error, ClientError::Net(NetError::WorkerStatus { status: Status::NoSuchBlock, .. }));
         if !is_dropped && !has_moved(&error) {
             return Err(error);
         }

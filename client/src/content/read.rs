@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_net::NetError;
 use cavern_proto::data::{Status, read_request};
 use tokio::time::Instant;
 
@@ -148,7 +149,7 @@ impl Content {
         check_status(worker, item.status(), &item.message)?;
         if payload.len() != bytes.len() {
             let message = "the answer has fewer bytes than were asked for".to_owned();
-            return Err(ClientError::WorkerStatus { worker, status: Status::IoError, message });
+            return Err(ClientError::Net(NetError::WorkerStatus { worker, status: Status::IoError, message }));
         }
         self.shared.stats.remote_reads.inc();
         self.shared.stats.remote_bytes.inc_by(payload.len() as u64);
@@ -199,8 +200,10 @@ impl Content {
 /// could not.
 pub(super) fn may_pass(failure: &ClientError) -> bool {
     match failure {
-        ClientError::WorkerConnection { .. } | ClientError::WorkerDeadline { .. } => true,
-        ClientError::WorkerStatus { status, .. } => matches!(status, Status::Overloaded | Status::UfsUnavailable),
+        ClientError::Net(NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. }) => true,
+        ClientError::Net(NetError::WorkerStatus { status, .. }) => {
+            matches!(status, Status::Overloaded | Status::UfsUnavailable)
+        }
         _ => false,
     }
 }

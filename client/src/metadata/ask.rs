@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cavern_net::NetError;
+use cavern_net::master::{PAUSE_FIRST, Patience, Stubs};
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{
     Entry, FreeContentRequest, FreeFate, FreedContent, GetInodeRequest, GetLayoutRequest, GetQuotasRequest,
@@ -14,7 +16,6 @@ use tokio_stream::StreamExt;
 use super::recent::Mark;
 use super::{DirPage, Inner, Metadata, Node};
 use crate::error::ClientError;
-use crate::master_channel::{PAUSE_FIRST, Patience, Stubs};
 use crate::mounts::MountView;
 
 /// Longest pause between two pages of a listing, which the master may have to fetch from the bucket.
@@ -90,7 +91,7 @@ impl Metadata {
         });
         let current = match answer.await {
             Ok(entry) => self.take_in(entry, mark).await,
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         };
         let gone = match &current {
             Ok(current) => current.inode != node.inode,
@@ -114,7 +115,7 @@ impl Metadata {
             let request = RevalidateRequest { parent, name: name.clone(), written: true };
             async move { stubs.namespace.revalidate(request).await }
         });
-        let current = match answer.await {
+        let current = match answer.await.map_err(ClientError::from) {
             Ok(entry) => self.take_in(entry, mark).await.map(Some),
             Err(ClientError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
@@ -178,7 +179,8 @@ impl Metadata {
             let request = ReadDirRequest { inode, after_name: name.clone(), limit: limit as u64, session };
             async move { stubs.namespace.read_dir(request).await }
         };
-        let mut stream = match inner.master.call_as("ReadDir", patience, deadline, ask).await {
+        let mut stream = match inner.master.call_as("ReadDir", patience, deadline, ask).await.map_err(ClientError::from)
+        {
             Err(ClientError::NotFound(_)) => return Err(ClientError::Stale(format!("directory inode {inode}"))),
             stream => stream?,
         };
@@ -189,7 +191,7 @@ impl Metadata {
                 Ok(None) => break,
                 Err(_elapsed) => {
                     let waited_ms = PAGE_WAIT.as_millis() as u64;
-                    return Err(ClientError::MasterDeadline { call: "ReadDir", waited_ms });
+                    return Err(ClientError::Net(NetError::MasterDeadline { call: "ReadDir", waited_ms }));
                 }
             };
             if let Some(entry) = &page.directory {
@@ -303,7 +305,7 @@ impl Metadata {
         let answer = self.inner.master.call_patiently("GetLayout", |mut stubs: Stubs| async move {
             stubs.namespace.get_layout(GetLayoutRequest { inode }).await
         });
-        match answer.await {
+        match answer.await.map_err(ClientError::from) {
             Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
             answer => answer,
         }
@@ -338,7 +340,7 @@ impl Metadata {
         let answer = self.inner.master.call_patiently("GetXattrs", |mut stubs: Stubs| async move {
             stubs.namespace.get_xattrs(GetXattrsRequest { inode }).await
         });
-        match answer.await {
+        match answer.await.map_err(ClientError::from) {
             Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
             answer => Ok(answer?.xattrs),
         }
@@ -349,14 +351,14 @@ impl Metadata {
     pub async fn ttls(&self, directory: u64) -> Result<Ttls, ClientError> {
         let request = GetTtlsRequest { inode: directory };
         let ask = |mut stubs: Stubs| async move { stubs.namespace.get_ttls(request).await };
-        self.inner.master.call_patiently("GetTtls", ask).await
+        Ok(self.inner.master.call_patiently("GetTtls", ask).await?)
     }
 
     /// The quotas that bound what is in a directory of an fs-mode mount, nearest first; of inode 0, all there are.
     pub async fn quotas(&self, directory: u64) -> Result<Quotas, ClientError> {
         let request = GetQuotasRequest { inode: directory };
         let ask = |mut stubs: Stubs| async move { stubs.namespace.get_quotas(request).await };
-        self.inner.master.call_patiently("GetQuotas", ask).await
+        Ok(self.inner.master.call_patiently("GetQuotas", ask).await?)
     }
 
     async fn mount_of(&self, entry: &Entry) -> Result<Option<Arc<MountView>>, ClientError> {
@@ -377,7 +379,7 @@ impl Inner {
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
-        self.master.call_as(name, patience, self.master.deadline(), request).await
+        Ok(self.master.call_as(name, patience, self.master.deadline(), request).await?)
     }
 
     /// Whether a directory is known to be one of an fs-mode mount: there, only the master can say what is not cached.

@@ -14,6 +14,8 @@ mod sender;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use cavern_net::NetError;
+use cavern_net::master::Stubs;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{MakeListedRequest, MutateReply, Mutation, MutationResult, Naming};
 use parking_lot::Mutex;
@@ -25,7 +27,6 @@ use tokio_util::sync::CancellationToken;
 use self::sender::Sender;
 use super::{Inner, Metadata, Node};
 use crate::error::ClientError;
-use crate::master_channel::Stubs;
 
 /// What the master takes in one call, and what it is given at most.
 const MUTATIONS_MAX: usize = 1000;
@@ -225,7 +226,10 @@ impl Inner {
     }
 
     fn late(&self) -> ClientError {
-        ClientError::MasterDeadline { call: "Mutate", waited_ms: self.master.timeout().as_millis() as u64 }
+        ClientError::Net(NetError::MasterDeadline {
+            call: "Mutate",
+            waited_ms: self.master.timeout().as_millis() as u64,
+        })
     }
 
     /// Takes the results into the caches and hands them out.

@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use cavern_net::master::Stubs;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{GetLockRequest, Lock, LockKind, LockType, SetLock};
 use futures::FutureExt;
@@ -24,7 +25,6 @@ use tokio_util::sync::CancellationToken;
 use super::changes::Answer;
 use super::{Inner, Metadata};
 use crate::error::ClientError;
-use crate::master_channel::Stubs;
 
 /// The last byte of a lock that reaches to the end of the file, whatever its length.
 pub const LOCK_TO_END: u64 = i64::MAX as u64;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use cavern_net::master::{Patience, Stubs};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, SetHolds};
 use parking_lot::Mutex;
@@ -23,7 +24,6 @@ use tokio_util::sync::CancellationToken;
 use super::changes::Answer;
 use super::{Inner, Metadata, Node};
 use crate::error::ClientError;
-use crate::master_channel::{Patience, Stubs};
 
 /// Inodes that are held, or let go of, by one change; other changes go in between.
 const BATCH: usize = 500;

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cavern_net::master::{Patience, Stubs};
 use cavern_proto::master::TouchRequest;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::{Inner, Metadata};
-use crate::master_channel::{Patience, Stubs};
 
 /// Directories touched in one call at most.
 const BATCH: usize = 256;

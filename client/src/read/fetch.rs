@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use cavern_net::workers::Attempt;
+use cavern_net::{NetError, Route};
 use cavern_proto::chunk::chunk_range;
 use cavern_proto::data::{self, Status};
 use cavern_proto::{BlockId, ChunkMap};
@@ -16,7 +18,6 @@ use super::descriptor_cache::Descriptor;
 use super::span::bytes_of_chunks;
 use crate::error::ClientError;
 use crate::mounts::ObjectVersion;
-use crate::wire::{Attempt, Route};
 
 /// Chunks of one block that somebody needs.
 #[derive(Clone, Debug)]
@@ -84,7 +85,7 @@ impl Core {
                 }
                 Err(error) => Err(error),
             },
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         };
         match &result {
             Ok(_) => {
@@ -93,11 +94,11 @@ impl Core {
                 }
                 attempt.answered();
             }
-            Err(ClientError::WorkerConnection { .. } | ClientError::WorkerDeadline { .. }) => {
+            Err(ClientError::Net(NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. })) => {
                 self.stats.worker_errors.inc();
                 attempt.failed();
             }
-            Err(ClientError::WorkerStatus { .. } | ClientError::Corrupt { .. }) => {
+            Err(ClientError::Net(NetError::WorkerStatus { .. }) | ClientError::Corrupt { .. }) => {
                 self.stats.worker_errors.inc();
                 attempt.answered();
             }
@@ -131,8 +132,9 @@ impl Core {
         let (reply, mut files) = self.pool.open(worker, vec![want.item()], wait).await?;
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;
-        let refused =
-            |message: &str| ClientError::WorkerStatus { worker, status: Status::IoError, message: message.to_owned() };
+        let refused = |message: &str| {
+            ClientError::Net(NetError::WorkerStatus { worker, status: Status::IoError, message: message.to_owned() })
+        };
         let file = files.pop().ok_or_else(|| refused("the answer has no descriptor"))?;
         if item.length != want.block_length() {
             return Err(refused("the block has another length than the object"));
@@ -157,11 +159,11 @@ impl Core {
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;
         if payload.len() != range.length as usize || item.chunk_crcs.len() != want.chunks.len() {
-            return Err(ClientError::WorkerStatus {
+            return Err(ClientError::Net(NetError::WorkerStatus {
                 worker,
                 status: Status::IoError,
                 message: "the answer has fewer bytes or checksums than chunks were asked for".to_owned(),
-            });
+            }));
         }
         for (chunk, expected) in want.chunks.clone().zip(&item.chunk_crcs) {
             let bytes = chunk_range(chunk, want.block_length());
@@ -250,14 +252,16 @@ impl Core {
 pub(crate) fn check_status(worker: u64, status: Status, message: &str) -> Result<(), ClientError> {
     match status {
         Status::Ok => Ok(()),
-        status => Err(ClientError::WorkerStatus { worker, status, message: message.to_owned() }),
+        status => Err(ClientError::Net(NetError::WorkerStatus { worker, status, message: message.to_owned() })),
     }
 }
 
 pub(crate) fn only_item<T>(items: Vec<T>, worker: u64) -> Result<T, ClientError> {
-    items.into_iter().next().ok_or_else(|| ClientError::WorkerStatus {
-        worker,
-        status: Status::BadRequest,
-        message: "the answer is empty".to_owned(),
+    items.into_iter().next().ok_or_else(|| {
+        ClientError::Net(NetError::WorkerStatus {
+            worker,
+            status: Status::BadRequest,
+            message: "the answer is empty".to_owned(),
+        })
     })
 }

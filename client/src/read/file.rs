@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
+use cavern_net::Route;
 use cavern_proto::chunk::chunk_range;
 use cavern_proto::{BlockId, CHUNK_BYTES};
 use parking_lot::{Mutex, RwLock};
@@ -21,7 +22,6 @@ use super::span::{Span, spans};
 use crate::error::ClientError;
 use crate::metadata::Node;
 use crate::mounts::ObjectVersion;
-use crate::wire::Route;
 
 /// Part of a block that one read or one fill handles at a time.
 const PIECE_BYTES: u64 = 8 << 20;
@@ -533,7 +533,7 @@ impl File {
         let range = cavern_proto::data::Range { offset: span.bytes.start, length: span.bytes.end - span.bytes.start };
         let item = cavern_proto::data::open_request::Item { block: Some(object.block(span.index)), want: vec![range] };
         let core = self.core.clone();
-        self.in_background(async move { core.pool.fill(owner, vec![item], core.read_timeout).await.map(drop) });
+        self.in_background(async move { Ok(core.pool.fill(owner, vec![item], core.read_timeout).await.map(drop)?) });
     }
 
     /// Brings the chunks of a span into buffers, as far as memory is free.

@@ -13,6 +13,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_net::{NetError, Route};
 use cavern_proto::data::Status;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -23,7 +24,6 @@ use super::buffers::Purpose;
 use super::fetch::{Piece, Want};
 use super::outage::Waiting;
 use crate::error::ClientError;
-use crate::wire::Route;
 
 /// Workers tried for a block even when it has one replica: the second is the next owner should the first be lost.
 const WORKERS_TRIED: usize = 2;
@@ -244,7 +244,10 @@ impl Climb<'_> {
 fn is_bucket_trouble(error: &ClientError) -> bool {
     matches!(
         error,
-        ClientError::WorkerStatus { status: Status::Denied | Status::UfsUnavailable | Status::Deadline, .. }
+        ClientError::Net(NetError::WorkerStatus {
+            status: Status::Denied | Status::UfsUnavailable | Status::Deadline,
+            ..
+        })
     )
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{Placement, WorkerPool};
+use cavern_net::{Placement, WorkerPool};
 use cavern_proto::data::{self, open_request};
 use futures::future::BoxFuture;
 

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cavern_client::{Placement, block_name};
 use cavern_conf::Failpoint;
+use cavern_net::Placement;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{Extent, WorkerState};
 use cavern_proto::record::command::Command;
@@ -73,7 +73,7 @@ impl Persistence {
         for (_, GarbageRecord { inode, mount_id, extents, .. }) in &records {
             for extent in extents {
                 let Extent { generation, index, .. } = *extent;
-                let block = block_name(&self.cluster_id, *inode, generation, index, sizes[mount_id], *mount_id);
+                let block = BlockRef::of_inode(&self.cluster_id, *inode, generation, index, sizes[mount_id], *mount_id);
                 for worker in &extent.workers {
                     blocks.entry(*worker).or_default().push(block.clone());
                 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::Placement;
+use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest};
 use cavern_proto::master::Worker;
 use futures::future::BoxFuture;

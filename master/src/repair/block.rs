@@ -8,8 +8,7 @@
 
 use std::time::Duration;
 
-use cavern_client::block_name;
-use cavern_proto::data::CopyRequest;
+use cavern_proto::data::{BlockRef, CopyRequest};
 use cavern_proto::master::{Extent, FreeFate};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{BlockOf, GiveUpReplicas, JoinReplica, SettleReplica};
@@ -61,7 +60,7 @@ impl Repair {
     async fn have_copied(&self, copy: &Copy) -> Result<(), String> {
         let Copy { inode, mount_id, block_size, extent, sources, .. } = copy;
         let (generation, index) = (extent.generation, extent.index);
-        let block = block_name(&self.cluster_id, *inode, generation, index, *block_size, *mount_id);
+        let block = BlockRef::of_inode(&self.cluster_id, *inode, generation, index, *block_size, *mount_id);
         let request = CopyRequest { block: Some(block), workers: sources.clone(), deadline_ms: 0 };
         self.writer.copy(extent.joining, request, COPY_TIMEOUT).await
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use cavern_client::block_name;
+use cavern_proto::data::BlockRef;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{Stray, StraysFreed};
 
@@ -61,7 +61,7 @@ impl Repair {
         let sizes = self.lookups.listings.read(move |tables| tables.block_sizes(mounts)).await;
         let sizes = sizes.map_err(|error| error.to_string())?;
         let block = |StrayReplica { stray, mount_id, .. }: &StrayReplica| {
-            block_name(&self.cluster_id, stray.inode, stray.generation, stray.index, sizes[mount_id], *mount_id)
+            BlockRef::of_inode(&self.cluster_id, stray.inode, stray.generation, stray.index, sizes[mount_id], *mount_id)
         };
         let blocks = strays.iter().map(block).collect();
         self.writer.free(worker, blocks).await

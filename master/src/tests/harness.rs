@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_client::Placement;
 use cavern_conf::{Config, Interval};
+use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, open_request};
 use cavern_proto::master::{Kind, Mount, Worker, WorkerState, WorkerTable, WriteType};
 use cavern_ufs::MemoryBucket;

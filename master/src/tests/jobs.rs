@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cavern_client::Placement;
 use cavern_conf::Config;
+use cavern_net::Placement;
 use cavern_proto::data::open_request;
 use cavern_proto::master::{JobState, Mount, Worker, WorkerState, WorkerTable};
 use futures::future::BoxFuture;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cavern_client::Placement;
 use cavern_conf::{Config, Interval};
+use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{

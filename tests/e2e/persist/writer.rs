@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_client::WorkerPool;
+use cavern_net::WorkerPool;
 use cavern_proto::ContentId;
 use cavern_proto::data::{BlockRef, WriteRequest};
 use cavern_proto::frame::MAX_WRITE_BYTES;

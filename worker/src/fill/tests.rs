@@ -13,7 +13,7 @@ use cavern_ufs::{Faults, MemoryBucket};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::master_link::MasterLink;
+use crate::mounts::tests::no_master;
 use crate::store::StoreOptions;
 
 const MIB: u64 = 1 << 20;
@@ -37,9 +37,9 @@ fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>
         max_open_blocks: 100,
     };
     let (store, _) = crate::store::open(options, metrics.clone(), mpsc::channel(64).0).unwrap();
-    let link = MasterLink::new(&["127.0.0.1:9".to_owned()]).unwrap();
+    let link = no_master();
     let conf = schema::Ufs { retries: 0, ..Default::default() };
-    let mounts = Arc::new(Mounts::new(Arc::new(link), conf));
+    let mounts = Arc::new(Mounts::new(link, conf));
     let mount = Mount { id: 1, uri: uri.to_owned(), ..Default::default() };
     mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: vec![] });
     let limits = FillLimits { concurrency: 8, size_max: MIB };

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cavern_client::{ClientError, WorkerPool};
+use cavern_net::master::Stubs;
+use cavern_net::{MasterChannel, NetError, WorkerPool};
 use cavern_proto::data::{BlockRef, Range, Status, query_reply, read_request};
 use cavern_proto::master::ListWorkersRequest;
 use tokio::sync::Mutex;
 
-use crate::master_link::MasterLink;
 use crate::refusal::Refusal;
 use crate::server::Membership;
 
@@ -23,7 +23,7 @@ pub(super) const READ_BYTES: u32 = 8 << 20;
 /// The way to the other workers of the cluster.
 pub struct Peers {
     pool: Arc<WorkerPool>,
-    master: Arc<MasterLink>,
+    master: MasterChannel,
     membership: Arc<Membership>,
     /// When the master was last asked for the table.
     asked: Mutex<Option<Instant>>,
@@ -36,7 +36,7 @@ impl std::fmt::Debug for Peers {
 }
 
 impl Peers {
-    pub fn new(pool: Arc<WorkerPool>, master: Arc<MasterLink>, membership: Arc<Membership>) -> Self {
+    pub fn new(pool: Arc<WorkerPool>, master: MasterChannel, membership: Arc<Membership>) -> Self {
         Self { pool, master, membership, asked: Mutex::new(None) }
     }
 
@@ -81,8 +81,8 @@ impl Peers {
     }
 
     /// Fetches the table when the error says that it may be out of date.
-    async fn renew(&self, error: &ClientError) -> bool {
-        if !matches!(error, ClientError::UnknownWorker(_) | ClientError::WorkerConnection { .. }) {
+    async fn renew(&self, error: &NetError) -> bool {
+        if !matches!(error, NetError::UnknownWorker(_) | NetError::WorkerConnection { .. }) {
             return false;
         }
         let mut asked = self.asked.lock().await;
@@ -91,9 +91,8 @@ impl Peers {
             return true;
         }
         *asked = Some(Instant::now());
-        let table =
-            self.master.call(|mut client| async move { client.list_workers(ListWorkersRequest {}).await }).await;
-        match table {
+        let ask = |mut stubs: Stubs| async move { stubs.cluster.list_workers(ListWorkersRequest {}).await };
+        match self.master.try_call("ListWorkers", ask).await {
             Ok(table) => {
                 self.pool.set_table(&self.cluster_id(), &table);
                 true
@@ -104,9 +103,9 @@ impl Peers {
 }
 
 /// A peer that does not answer is like a disk that does not.
-fn unreachable(error: ClientError) -> Refusal {
+fn unreachable(error: NetError) -> Refusal {
     let status = match &error {
-        ClientError::WorkerStatus { status, .. } => *status,
+        NetError::WorkerStatus { status, .. } => *status,
         _ => Status::IoError,
     };
     Refusal::new(status, error.to_string())

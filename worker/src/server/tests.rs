@@ -24,8 +24,8 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::fill::FillLimits;
-use crate::master_link::MasterLink;
 use crate::mounts::Mounts;
+use crate::mounts::tests::no_master;
 use crate::persist::{Peers, UploadParts};
 use crate::store::StoreOptions;
 
@@ -45,7 +45,7 @@ pub(super) struct Bench {
     pub(super) memory: Arc<Semaphore>,
     membership: Arc<Membership>,
     /// The way to other workers.
-    pool: Arc<cavern_client::WorkerPool>,
+    pool: Arc<cavern_net::WorkerPool>,
     uploads: Arc<Uploads>,
     mounts: Arc<Mounts>,
     metrics: WorkerMetrics,
@@ -68,8 +68,8 @@ impl Bench {
         };
         let (told, evictions) = mpsc::channel(1000);
         let (store, _) = crate::store::open(options, metrics.clone(), told).unwrap();
-        let link = MasterLink::new(&["127.0.0.1:9".to_owned()]).unwrap();
-        let mounts = Arc::new(Mounts::new(Arc::new(link), schema::Ufs { retries: 0, ..Default::default() }));
+        let link = no_master();
+        let mounts = Arc::new(Mounts::new(link, schema::Ufs { retries: 0, ..Default::default() }));
         let uri = format!("memory://server-{name}");
         let mount = Mount { id: 1, uri, ..Default::default() };
         mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: vec![] });
@@ -82,8 +82,8 @@ impl Bench {
         let membership = Arc::new(Membership::default());
         membership.set(7, "cluster-1");
         let stop = CancellationToken::new();
-        let link = Arc::new(MasterLink::new(&["127.0.0.1:9".to_owned()]).unwrap());
-        let pool = cavern_client::WorkerPool::new(&schema::Client::default(), "test");
+        let link = no_master();
+        let pool = cavern_net::WorkerPool::new(&schema::Client::default(), "test");
         let uploads = Arc::new(Uploads::new(UploadParts {
             store: store.clone(),
             mounts: mounts.clone(),

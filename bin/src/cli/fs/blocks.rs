@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cavern_client::{Client, Node, ObjectVersion, block_name};
+use cavern_client::{Client, Node, ObjectVersion};
 use cavern_conf::counted;
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::BlockRef;
@@ -129,7 +129,8 @@ async fn where_data_is(client: &Client, node: &Arc<Node>) -> Result<Vec<BlockVie
     let size = layout.attr.unwrap_or_default().size;
     let mut views = Vec::new();
     for extent in layout.extents {
-        let name = block_name(&cluster_id, node.inode, extent.generation, extent.index, layout.block_size, mount.id());
+        let name =
+            BlockRef::of_inode(&cluster_id, node.inode, extent.generation, extent.index, layout.block_size, mount.id());
         for (position, id) in extent.workers.iter().enumerate() {
             let worker = placement.worker(*id).filter(|worker| worker.state() == WorkerState::Live);
             let item = match worker {

@@ -1,6 +1,7 @@
 //! `cv fs ls` and `cv fs stat`.
 
 use cavern_conf::counted;
+use cavern_net::master::Stubs;
 use cavern_proto::master::{
     Entry, Extent, Kind, ListMountsRequest, ListUnavailableRequest, PersistStatusRequest, ReadDirRequest,
     ResolveRequest, WriteType,
@@ -8,7 +9,7 @@ use cavern_proto::master::{
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::connect::{ClusterArgs, Connection};
+use crate::cli::connect::ClusterArgs;
 use crate::console;
 use crate::error::CliError;
 
@@ -85,7 +86,7 @@ struct BucketView {
 }
 
 impl BucketView {
-    async fn of(connection: &mut Connection, path: &str) -> Result<Self, CliError> {
+    async fn of(connection: &mut Stubs, path: &str) -> Result<Self, CliError> {
         let request = PersistStatusRequest { path: path.to_owned(), up_to_change: 0 };
         let status = connection.cluster.get_persist_status(request).await?.into_inner();
         Ok(Self {
@@ -174,7 +175,7 @@ pub fn join(directory: &str, name: &[u8]) -> String {
     format!("{}/{}", directory.trim_end_matches('/'), String::from_utf8_lossy(name))
 }
 
-pub async fn resolve(connection: &mut Connection, path: &str) -> Result<Entry, CliError> {
+pub async fn resolve(connection: &mut Stubs, path: &str) -> Result<Entry, CliError> {
     Ok(connection.namespace.resolve(ResolveRequest { path: path.to_owned() }).await?.into_inner())
 }
 
@@ -197,12 +198,7 @@ impl LsArgs {
     }
 
     /// Prints the entries of one directory as they arrive; answers the directories among them.
-    async fn directory(
-        &self,
-        connection: &mut Connection,
-        path: &str,
-        inode: u64,
-    ) -> Result<Vec<(String, u64)>, CliError> {
+    async fn directory(&self, connection: &mut Stubs, path: &str, inode: u64) -> Result<Vec<(String, u64)>, CliError> {
         let request = ReadDirRequest { inode, ..ReadDirRequest::default() };
         let mut pages = connection.namespace.read_dir(request).await?.into_inner();
         let mut directories = Vec::new();
@@ -280,7 +276,7 @@ impl StatArgs {
 }
 
 /// The blocks of a file that nobody who is there has.
-async fn unavailable(connection: &mut Connection, inode: u64) -> Result<Vec<UnavailableBlock>, CliError> {
+async fn unavailable(connection: &mut Stubs, inode: u64) -> Result<Vec<UnavailableBlock>, CliError> {
     let request = ListUnavailableRequest { inode, ..ListUnavailableRequest::default() };
     let found = connection.cluster.list_unavailable(request).await?.into_inner();
     let block = |extent: Extent| UnavailableBlock { index: extent.index, workers: extent.workers };

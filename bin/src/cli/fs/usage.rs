@@ -1,13 +1,14 @@
 //! `cv fs du`, `cv fs count` and `cv fs df`.
 
 use cavern_conf::counted;
+use cavern_net::master::Stubs;
 use cavern_proto::master::{Kind, ListWorkersRequest, ReadDirRequest, UsageProgress, UsageRequest, WorkerState};
 use clap::Args;
 use serde::Serialize;
 
 use super::PathArgs;
 use super::list::{join, resolve};
-use crate::cli::connect::{ClusterArgs, Connection};
+use crate::cli::connect::ClusterArgs;
 use crate::console;
 use crate::error::CliError;
 
@@ -48,7 +49,7 @@ struct DfView {
 }
 
 /// What is below a path, the directory itself included.
-async fn usage(connection: &mut Connection, path: String) -> Result<UsageView, CliError> {
+async fn usage(connection: &mut Stubs, path: String) -> Result<UsageView, CliError> {
     let mut progress = connection.namespace.usage(UsageRequest { path: path.clone() }).await?.into_inner();
     let mut last = UsageProgress::default();
     while let Some(message) = progress.message().await? {

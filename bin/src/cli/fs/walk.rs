@@ -17,10 +17,7 @@ impl From<ClientError> for CliError {
     fn from(error: ClientError) -> Self {
         match &error {
             ClientError::NotFound(_) | ClientError::Stale(_) => Self::NotFound(error.to_string()),
-            ClientError::MasterUnavailable { .. } | ClientError::MasterDeadline { .. } => {
-                Self::Unreachable(error.to_string())
-            }
-            ClientError::Master { code, message } => tonic::Status::new(*code, message).into(),
+            ClientError::Net(error) => error.clone().into(),
             _ => Self::Failed(error.to_string()),
         }
     }

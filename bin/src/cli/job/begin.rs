@@ -1,13 +1,14 @@
 //! What the commands that begin a job have in common.
 
 use cavern_conf::process;
+use cavern_net::master::Stubs;
 use cavern_proto::master::Job;
 use clap::Args;
 use tonic::{Response, Status};
 
 use super::view::JobView;
 use super::watch::{Interrupt, Watch};
-use crate::cli::connect::{ClusterArgs, Connection};
+use crate::cli::connect::ClusterArgs;
 use crate::error::CliError;
 
 #[derive(Args)]
@@ -29,10 +30,10 @@ impl BeginArgs {
     /// Begins the job that `submit` asks for, for the path.
     pub async fn run(
         self,
-        submit: impl AsyncFnOnce(&mut Connection, String) -> Result<Response<Job>, Status>,
+        submit: impl AsyncFnOnce(&mut Stubs, String) -> Result<Response<Job>, Status>,
     ) -> Result<(), CliError> {
         let Self { path, watch, json, cluster } = self;
-        begin(cluster, watch, json, async |connection: &mut Connection| submit(connection, path).await).await
+        begin(cluster, watch, json, async |connection: &mut Stubs| submit(connection, path).await).await
     }
 }
 
@@ -41,7 +42,7 @@ pub async fn begin(
     cluster: ClusterArgs,
     watch: bool,
     json: bool,
-    submit: impl AsyncFnOnce(&mut Connection) -> Result<Response<Job>, Status>,
+    submit: impl AsyncFnOnce(&mut Stubs) -> Result<Response<Job>, Status>,
 ) -> Result<(), CliError> {
     // From before there is a job: an interrupt that comes early is not lost.
     let stop = watch.then(process::shutdown_on_signals);

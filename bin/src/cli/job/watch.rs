@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use cavern_net::master::Stubs;
 use cavern_proto::master::{GetJobRequest, Job};
 use tokio_util::sync::CancellationToken;
 
 use super::view::JobView;
-use crate::cli::connect::{ClusterArgs, Connection};
+use crate::cli::connect::ClusterArgs;
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -27,7 +28,7 @@ pub enum Interrupt {
 
 pub struct Watch {
     pub cluster: ClusterArgs,
-    pub connection: Connection,
+    pub connection: Stubs,
     pub interrupt: Interrupt,
     pub json: bool,
     /// Cancelled by the first interrupt.

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use cavern_net::master::Stubs;
 use cavern_proto::master::{PersistStatus, PersistStatusRequest};
 
 use super::BacklogView;
-use crate::cli::connect::{ClusterArgs, Connection};
+use crate::cli::connect::ClusterArgs;
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -19,7 +20,7 @@ const MASTER_PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Wait {
     pub cluster: ClusterArgs,
-    pub connection: Connection,
+    pub connection: Stubs,
     pub path: String,
     pub json: bool,
 }

@@ -11,6 +11,7 @@ use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_net::NetError;
 use cavern_proto::master::{MutateReply, MutateRequest};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
@@ -21,7 +22,6 @@ use super::super::Inner;
 use super::super::recent::Mark;
 use super::{Pending, numbered};
 use crate::error::ClientError;
-use crate::master_channel::from_status;
 
 /// Calls under way at a time. Changes gather while all are.
 const AHEAD: usize = 3;
@@ -42,8 +42,10 @@ enum Verdict {
 impl Verdict {
     fn of(error: &ClientError) -> Self {
         match error {
-            ClientError::Master { code: tonic::Code::FailedPrecondition, .. } => Self::NotMade,
-            ClientError::Invalid(_) | ClientError::Master { code: tonic::Code::Unimplemented, .. } => Self::Refused,
+            ClientError::Net(NetError::Master { code: tonic::Code::FailedPrecondition, .. }) => Self::NotMade,
+            ClientError::Invalid(_) | ClientError::Net(NetError::Master { code: tonic::Code::Unimplemented, .. }) => {
+                Self::Refused
+            }
             _ => Self::Unknown,
         }
     }
@@ -271,7 +273,7 @@ impl Sender {
         if status.source().is_some() {
             self.inner.master.suspect();
         }
-        let error = from_status(status.clone());
+        let error = ClientError::from(NetError::from(status.clone()));
         let verdict = Verdict::of(&error);
         for call in &mut self.calls {
             call.was_sent |= call.is_sent && verdict == Verdict::Unknown;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_client::Placement;
 use cavern_conf::Config;
+use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, Status, open_request};
 use cavern_proto::master::{DiskReport, Worker, WorkerState, WorkerTable};
 use cavern_ufs::{Metadata, Replaces, Ufs, UfsError};

@@ -23,7 +23,7 @@ use tokio_util::task::TaskTracker;
 use super::backoff::{Attempt, Backoff, BackoffLimits};
 use super::connection::{Answer, Connection, EvictionListener, greet};
 use super::socket::Socket;
-use crate::error::ClientError;
+use crate::error::NetError;
 use crate::placement::Placement;
 
 /// TCP connections to one worker: the first for small answers, so that they do not queue behind bulk.
@@ -174,7 +174,7 @@ impl WorkerPool {
     }
 
     /// Whom to tell what workers evict. Connections made earlier do not know the listener: set it first.
-    pub(crate) fn on_evicted(&self, listener: impl Fn(data::Evicted) + Send + Sync + 'static) {
+    pub fn on_evicted(&self, listener: impl Fn(data::Evicted) + Send + Sync + 'static) {
         *self.evicted.write() = Some(Arc::new(listener));
     }
 
@@ -189,7 +189,7 @@ impl WorkerPool {
     }
 
     /// How the worker is reached, connecting to find out where that is not known.
-    pub async fn route(&self, worker: u64) -> Result<Route, ClientError> {
+    pub async fn route(&self, worker: u64) -> Result<Route, NetError> {
         let link = self.link(worker)?;
         Ok(if self.local(&link).await.is_some() { Route::Local } else { Route::Remote })
     }
@@ -208,7 +208,7 @@ impl WorkerPool {
         worker: u64,
         items: Vec<data::read_request::Item>,
         deadline: Duration,
-    ) -> Result<(data::ReadReply, Bytes), ClientError> {
+    ) -> Result<(data::ReadReply, Bytes), NetError> {
         let link = self.link(worker)?;
         let bytes = items.iter().filter_map(|item| item.range).map(|range| u64::from(range.length)).sum::<u64>();
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
@@ -230,7 +230,7 @@ impl WorkerPool {
         worker: u64,
         items: Vec<data::open_request::Item>,
         deadline: Duration,
-    ) -> Result<(data::OpenReply, Vec<OwnedFd>), ClientError> {
+    ) -> Result<(data::OpenReply, Vec<OwnedFd>), NetError> {
         let link = self.link(worker)?;
         let connection = self.local(&link).await.ok_or_else(|| link.failed("its Unix socket cannot be reached"))?;
         let request = data::OpenRequest { items, deadline_ms: milliseconds(deadline) };
@@ -248,7 +248,7 @@ impl WorkerPool {
         worker: u64,
         items: Vec<data::open_request::Item>,
         deadline: Duration,
-    ) -> Result<data::FillReply, ClientError> {
+    ) -> Result<data::FillReply, NetError> {
         let count = items.len();
         let request = data::FillRequest { items, deadline_ms: milliseconds(deadline) };
         let reply: data::FillReply =
@@ -260,14 +260,14 @@ impl WorkerPool {
     }
 
     /// What the worker has of these blocks; one item per block.
-    pub async fn query(&self, worker: u64, blocks: Vec<data::BlockRef>) -> Result<data::QueryReply, ClientError> {
+    pub async fn query(&self, worker: u64, blocks: Vec<data::BlockRef>) -> Result<data::QueryReply, NetError> {
         let request = data::QueryRequest { blocks };
         let wait = self.conf.worker_timeout.get();
         self.control(worker, FrameKind::Query, &request, FrameKind::QueryReply, wait).await
     }
 
     /// Drops blocks of the worker; those of fs-mode files, which have `data` set, for good.
-    pub async fn free(&self, worker: u64, blocks: Vec<data::BlockRef>) -> Result<data::FreeReply, ClientError> {
+    pub async fn free(&self, worker: u64, blocks: Vec<data::BlockRef>) -> Result<data::FreeReply, NetError> {
         let request = data::FreeRequest { blocks };
         let wait = self.conf.worker_timeout.get();
         self.control(worker, FrameKind::Free, &request, FrameKind::FreeReply, wait).await
@@ -279,13 +279,13 @@ impl WorkerPool {
     /// The request's own deadline is set from `deadline`.
     ///
     /// # Errors
-    /// [`ClientError::WorkerStatus`] with `NoSpace`: nothing was changed.
+    /// [`NetError::WorkerStatus`] with `NoSpace`: nothing was changed.
     pub async fn reserve(
         &self,
         worker: u64,
         mut request: data::ReserveRequest,
         deadline: Duration,
-    ) -> Result<Reserved, ClientError> {
+    ) -> Result<Reserved, NetError> {
         let link = self.link(worker)?;
         let connection = self.nearest(&link, 0).await?;
         request.deadline_ms = milliseconds(deadline);
@@ -309,11 +309,11 @@ impl WorkerPool {
         mut request: data::WriteRequest,
         payload: Bytes,
         deadline: Duration,
-    ) -> Result<Written, ClientError> {
+    ) -> Result<Written, NetError> {
         let bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         if bytes > MAX_WRITE_BYTES {
             let text = format!("a write of {} bytes to a worker, {MAX_WRITE_BYTES} are the most", payload.len());
-            return Err(ClientError::Invalid(text));
+            return Err(NetError::Invalid(text));
         }
         request.deadline_ms = milliseconds(deadline);
         let link = self.link(worker)?;
@@ -327,7 +327,7 @@ impl WorkerPool {
 
     /// Returns when everything that was written to these blocks before, through descriptors too, is on the worker's
     /// disk.
-    pub async fn sync(&self, worker: u64, blocks: Vec<data::BlockRef>, deadline: Duration) -> Result<(), ClientError> {
+    pub async fn sync(&self, worker: u64, blocks: Vec<data::BlockRef>, deadline: Duration) -> Result<(), NetError> {
         let request = data::SyncRequest { blocks };
         let reply: data::SyncReply =
             self.control(worker, FrameKind::Sync, &request, FrameKind::SyncReply, deadline).await?;
@@ -341,7 +341,7 @@ impl WorkerPool {
         worker: u64,
         mut request: data::PersistRequest,
         deadline: Duration,
-    ) -> Result<data::PersistReply, ClientError> {
+    ) -> Result<data::PersistReply, NetError> {
         request.deadline_ms = milliseconds(deadline);
         self.control(worker, FrameKind::Persist, &request, FrameKind::PersistReply, deadline).await
     }
@@ -349,13 +349,8 @@ impl WorkerPool {
     /// Has the worker make a copy of a block of an fs-mode file. The request's own deadline is set from `deadline`.
     ///
     /// # Errors
-    /// [`ClientError::WorkerStatus`] says why the worker has no copy.
-    pub async fn copy(
-        &self,
-        worker: u64,
-        mut request: data::CopyRequest,
-        deadline: Duration,
-    ) -> Result<(), ClientError> {
+    /// [`NetError::WorkerStatus`] says why the worker has no copy.
+    pub async fn copy(&self, worker: u64, mut request: data::CopyRequest, deadline: Duration) -> Result<(), NetError> {
         request.deadline_ms = milliseconds(deadline);
         let reply: data::CopyReply =
             self.control(worker, FrameKind::Copy, &request, FrameKind::CopyReply, deadline).await?;
@@ -363,12 +358,7 @@ impl WorkerPool {
     }
 
     /// Tells the worker which chunks do not match their checksums.
-    pub async fn report_corrupt(
-        &self,
-        worker: u64,
-        block: data::BlockRef,
-        chunks: Vec<u32>,
-    ) -> Result<(), ClientError> {
+    pub async fn report_corrupt(&self, worker: u64, block: data::BlockRef, chunks: Vec<u32>) -> Result<(), NetError> {
         let request = data::CorruptRequest { block: Some(block), chunks };
         let wait = self.conf.worker_timeout.get();
         let _: data::CorruptReply =
@@ -383,8 +373,8 @@ impl WorkerPool {
         self.tasks.wait().await;
     }
 
-    fn link(&self, worker: u64) -> Result<Arc<Link>, ClientError> {
-        self.table.read().links.get(&worker).cloned().ok_or(ClientError::UnknownWorker(worker))
+    fn link(&self, worker: u64) -> Result<Arc<Link>, NetError> {
+        self.table.read().links.get(&worker).cloned().ok_or(NetError::UnknownWorker(worker))
     }
 
     /// A request without payload, over whichever connection there is.
@@ -395,7 +385,7 @@ impl WorkerPool {
         request: &impl Message,
         answer: FrameKind,
         deadline: Duration,
-    ) -> Result<Reply, ClientError> {
+    ) -> Result<Reply, NetError> {
         let link = self.link(worker)?;
         let connection = self.nearest(&link, 0).await?;
         let Answer { message, .. } = connection.request(kind, request, answer, 0, deadline + GRACE).await?;
@@ -403,14 +393,14 @@ impl WorkerPool {
     }
 
     /// The connection over the Unix socket, or one over TCP that suits the size of the payload.
-    async fn nearest(&self, link: &Arc<Link>, payload_bytes: u32) -> Result<Arc<Connection>, ClientError> {
+    async fn nearest(&self, link: &Arc<Link>, payload_bytes: u32) -> Result<Arc<Connection>, NetError> {
         match self.local(link).await {
             Some(connection) => Ok(connection),
             None => self.remote(link, payload_bytes).await,
         }
     }
 
-    async fn remote(&self, link: &Arc<Link>, payload_bytes: u32) -> Result<Arc<Connection>, ClientError> {
+    async fn remote(&self, link: &Arc<Link>, payload_bytes: u32) -> Result<Arc<Connection>, NetError> {
         let lane = match payload_bytes {
             0..BULK_BYTES => 0,
             _ => 1 + link.next_bulk.fetch_add(1, Ordering::Relaxed) % (LANES - 1),
@@ -504,19 +494,19 @@ impl Link {
         self.address == worker.data_address && self.socket_path == worker.socket_path
     }
 
-    fn failed(&self, cause: &str) -> ClientError {
-        ClientError::WorkerConnection { worker: self.id, address: self.address.clone(), cause: cause.to_owned() }
+    fn failed(&self, cause: &str) -> NetError {
+        NetError::WorkerConnection { worker: self.id, address: self.address.clone(), cause: cause.to_owned() }
     }
 
     /// An answer's status as a result.
-    fn check(&self, status: data::Status, message: String) -> Result<(), ClientError> {
+    fn check(&self, status: data::Status, message: String) -> Result<(), NetError> {
         match status {
             data::Status::Ok => Ok(()),
-            status => Err(ClientError::WorkerStatus { worker: self.id, status, message }),
+            status => Err(NetError::WorkerStatus { worker: self.id, status, message }),
         }
     }
 
-    fn decode<T: Message + Default>(&self, message: Bytes) -> Result<T, ClientError> {
+    fn decode<T: Message + Default>(&self, message: Bytes) -> Result<T, NetError> {
         decode::<T>(message).map_err(|error| self.failed(&format!("its answer cannot be read: {error}")))
     }
 }

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
-pub(crate) struct Breaker {
+pub(super) struct Breaker {
     /// Wakes the callers that wait for an answer when it is silent or open, and those that wait for a master when one
     /// answers.
     worse: Notify,
@@ -30,7 +30,7 @@ pub(crate) struct Breaker {
 /// How much is known to be wrong with the master.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub(crate) enum Level {
+pub(super) enum Level {
     #[default]
     Healthy,
     Suspect,
@@ -49,12 +49,12 @@ struct State {
 
 impl Breaker {
     /// Why calls must fail at once; `None` while they may be tried.
-    pub(crate) fn open_cause(&self) -> Option<String> {
+    pub(super) fn open_cause(&self) -> Option<String> {
         self.cause_at(Level::Open)
     }
 
     /// Why, if it is as bad as that.
-    pub(crate) fn cause_at(&self, level: Level) -> Option<String> {
+    pub(super) fn cause_at(&self, level: Level) -> Option<String> {
         if self.level.load(Ordering::Relaxed) < level as u8 {
             return None;
         }
@@ -63,12 +63,12 @@ impl Breaker {
     }
 
     /// No probe is answered.
-    pub(crate) fn is_silent(&self) -> bool {
+    pub(super) fn is_silent(&self) -> bool {
         self.level.load(Ordering::Relaxed) >= Level::Silent as u8
     }
 
     /// An answer came.
-    pub(crate) fn close(&self) {
+    pub(super) fn close(&self) {
         if self.level.load(Ordering::Relaxed) != Level::Healthy as u8 {
             let mut state = self.state.lock();
             *state = State::default();
@@ -79,12 +79,12 @@ impl Breaker {
     }
 
     /// Completes with the next answer after a silence.
-    pub(crate) async fn next_close(&self) {
+    pub(super) async fn next_close(&self) {
         self.closed.notified().await;
     }
 
     /// Completes when calls may be tried.
-    pub(crate) async fn closing(&self) {
+    pub(super) async fn closing(&self) {
         loop {
             let closed = self.closed.notified();
             if self.open_cause().is_none() {
@@ -95,7 +95,7 @@ impl Breaker {
     }
 
     /// No answer came. True when a probe is to be started: it runs until `close`.
-    pub(crate) fn suspect(&self) -> bool {
+    pub(super) fn suspect(&self) -> bool {
         let mut state = self.state.lock();
         let first = state.level == Level::Healthy;
         if first {
@@ -105,7 +105,7 @@ impl Breaker {
     }
 
     /// A caller waited its whole time for an answer to a request that was perhaps delivered.
-    pub(crate) fn exhausted(&self, cause: String) {
+    pub(super) fn exhausted(&self, cause: String) {
         let mut state = self.state.lock();
         if state.level != Level::Healthy {
             state.exhausted.get_or_insert(cause);
@@ -113,7 +113,7 @@ impl Breaker {
     }
 
     /// A caller tried for its whole time and reached nobody.
-    pub(crate) fn open(&self, cause: &str) {
+    pub(super) fn open(&self, cause: &str) {
         let mut state = self.state.lock();
         if state.level != Level::Healthy {
             self.raise(&mut state, Level::Open, cause);
@@ -121,7 +121,7 @@ impl Breaker {
     }
 
     /// Completes with the cause when it is as bad as that.
-    pub(crate) async fn reaching(&self, level: Level) -> String {
+    pub(super) async fn reaching(&self, level: Level) -> String {
         loop {
             let worse = self.worse.notified();
             if let Some(cause) = self.cause_at(level) {
@@ -132,7 +132,7 @@ impl Breaker {
     }
 
     /// A probe was not answered; the last that it takes to know, when `is_known`.
-    pub(crate) fn probe_failed(&self, cause: &str, is_known: bool) {
+    pub(super) fn probe_failed(&self, cause: &str, is_known: bool) {
         let mut state = self.state.lock();
         match (state.level, &state.exhausted) {
             (Level::Suspect | Level::Silent, Some(exhausted)) => {

@@ -19,15 +19,19 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::breaker::{Breaker, Level};
-use crate::error::ClientError;
+use self::breaker::{Breaker, Level};
+use crate::error::NetError;
+
+mod breaker;
 
 /// Longest message taken from a master; pages of a listing are far smaller.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
-/// A connection on which pings stay unanswered for this long is given up.
+/// Between pings. A connection on which one stays unanswered for this long is given up.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
+/// The same where nothing else could be asked.
+const PATIENT_KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Pause before a call is tried again, doubling up to the second.
-pub(crate) const PAUSE_FIRST: Duration = Duration::from_millis(20);
+pub const PAUSE_FIRST: Duration = Duration::from_millis(20);
 const PAUSE_MOST: Duration = Duration::from_millis(500);
 /// What a probe waits for an answer, and between probes.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
@@ -56,41 +60,74 @@ struct Inner {
 
 /// How long a question waits for a master that cannot answer it now.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Patience {
+pub enum Patience {
     /// Not at all once that is known: there is something cached that will do.
     OneAttempt,
     /// As long as a call may take: only a master's answer will do.
     UntilDeadline,
 }
 
-/// The stubs of one master, to call inside [`MasterChannel::call`].
+/// The stubs of one master, to call directly or inside [`MasterChannel::call`].
 #[derive(Clone, Debug)]
 pub struct Stubs {
     pub namespace: NamespaceClient<Channel>,
     pub cluster: ClusterClient<Channel>,
 }
 
+impl Stubs {
+    fn new(channel: Channel) -> Self {
+        Self {
+            namespace: NamespaceClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            cluster: ClusterClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX),
+        }
+    }
+
+    /// Connects to the first master that answers: for commands, whose calls take as long as they take unless the
+    /// master does not even answer pings.
+    ///
+    /// # Errors
+    /// [`NetError::MasterUnavailable`] names what became of each.
+    pub async fn connect(config: &Config) -> Result<Self, NetError> {
+        let mut failures = Vec::new();
+        for address in &config.cluster.masters {
+            let endpoint = endpoint(address, config.client.connect_timeout.get(), PATIENT_KEEP_ALIVE)?;
+            match endpoint.connect().await {
+                Ok(channel) => return Ok(Self::new(channel)),
+                Err(error) if config.cluster.masters.len() == 1 => failures.push(innermost(&error)),
+                Err(error) => failures.push(format!("{address}: {}", innermost(&error))),
+            }
+        }
+        Err(NetError::MasterUnavailable { masters: config.cluster.masters.join(", "), cause: failures.join("; ") })
+    }
+}
+
+fn endpoint(address: &str, connect_timeout: Duration, keep_alive: Duration) -> Result<Endpoint, NetError> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| NetError::Invalid(format!("cluster.masters: \"{address}\": {error}")))?;
+    Ok(endpoint
+        .connect_timeout(connect_timeout)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(keep_alive)
+        .keep_alive_while_idle(true))
+}
+
+impl std::fmt::Debug for MasterChannel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MasterChannel").field("masters", &self.inner.addresses).finish_non_exhaustive()
+    }
+}
+
 impl MasterChannel {
     /// Makes the channels, inside a tokio runtime; they connect when first used.
-    pub fn new(config: &Config) -> Result<Self, ClientError> {
+    pub fn new(config: &Config) -> Result<Self, NetError> {
         let masters = config.cluster.masters.iter().map(|address| {
-            let endpoint = Endpoint::from_shared(format!("http://{address}"))
-                .map_err(|error| ClientError::Invalid(format!("cluster.masters: \"{address}\": {error}")))?;
-            let channel = endpoint
-                .connect_timeout(config.client.connect_timeout.get())
-                .tcp_nodelay(true)
-                .http2_keep_alive_interval(KEEP_ALIVE)
-                .keep_alive_timeout(KEEP_ALIVE)
-                .keep_alive_while_idle(true)
-                .connect_lazy();
-            Ok(Stubs {
-                namespace: NamespaceClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
-                cluster: ClusterClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX),
-            })
+            let endpoint = endpoint(address, config.client.connect_timeout.get(), KEEP_ALIVE)?;
+            Ok(Stubs::new(endpoint.connect_lazy()))
         });
-        let masters = masters.collect::<Result<Vec<_>, ClientError>>()?;
+        let masters = masters.collect::<Result<Vec<_>, NetError>>()?;
         if masters.is_empty() {
-            return Err(ClientError::Invalid("cluster.masters names no master".to_owned()));
+            return Err(NetError::Invalid("cluster.masters names no master".to_owned()));
         }
         Ok(Self {
             inner: Arc::new(Inner {
@@ -107,11 +144,20 @@ impl MasterChannel {
 
     /// One unary call, tried until it is answered or `client.metadata_timeout` has passed. An answer that is an
     /// error is not tried again. Fails at once while the circuit breaker is open.
-    pub async fn call<T, F>(&self, name: &'static str, request: impl Fn(Stubs) -> F) -> Result<T, ClientError>
+    pub async fn call<T, F>(&self, name: &'static str, request: impl Fn(Stubs) -> F) -> Result<T, NetError>
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
         self.call_within(name, self.inner.timeout, request).await
+    }
+
+    /// As `call`, but fails as soon as it is known that no master answers: for what is asked again, or has another
+    /// source.
+    pub async fn try_call<T, F>(&self, name: &'static str, request: impl Fn(Stubs) -> F) -> Result<T, NetError>
+    where
+        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    {
+        self.call_as(name, Patience::OneAttempt, self.deadline(), request).await
     }
 
     /// As `call`, with its own deadline: for calls that take long by nature (Mount, Refresh, SubmitLoad). For a call
@@ -121,7 +167,7 @@ impl MasterChannel {
         name: &'static str,
         wait: Duration,
         request: impl Fn(Stubs) -> F,
-    ) -> Result<T, ClientError>
+    ) -> Result<T, NetError>
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
@@ -135,7 +181,7 @@ impl MasterChannel {
         worst: Level,
         wait: Duration,
         request: impl Fn(Stubs) -> F,
-    ) -> Result<T, ClientError>
+    ) -> Result<T, NetError>
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
@@ -159,13 +205,13 @@ impl MasterChannel {
                 }
                 Ok(Err(status)) if status.source().is_none() => {
                     inner.breaker.close();
-                    return Err(from_status(status));
+                    return Err(status.into());
                 }
                 Ok(Err(status)) => {
                     self.suspect();
                     let next = (chosen + 1) % inner.masters.len();
                     let _raced = inner.preferred.compare_exchange(chosen, next, Ordering::Relaxed, Ordering::Relaxed);
-                    cause = Some(root_cause(&status));
+                    cause = Some(innermost(&status));
                 }
                 Err(_elapsed) => {
                     // Perhaps the master is well and the bucket behind it slow: the probe finds out.
@@ -174,7 +220,7 @@ impl MasterChannel {
                         Some(cause) => cause.clone(),
                         None => format!("{name} got no answer within {} ms", wait.as_millis()),
                     });
-                    return Err(ClientError::MasterDeadline { call: name, waited_ms: wait.as_millis() as u64 });
+                    return Err(NetError::MasterDeadline { call: name, waited_ms: wait.as_millis() as u64 });
                 }
             }
             if Instant::now() + pause >= deadline || inner.stop.is_cancelled() {
@@ -204,27 +250,23 @@ impl MasterChannel {
     }
 
     /// Whether calls fail at once, until a probe finds a master that answers.
-    pub(crate) fn is_given_up(&self) -> bool {
+    pub fn is_given_up(&self) -> bool {
         self.inner.breaker.open_cause().is_some()
     }
 
     /// `client.metadata_timeout`.
-    pub(crate) fn timeout(&self) -> Duration {
+    pub fn timeout(&self) -> Duration {
         self.inner.timeout
     }
 
     /// Of a call that begins now.
-    pub(crate) fn deadline(&self) -> Instant {
+    pub fn deadline(&self) -> Instant {
         Instant::now() + self.inner.timeout
     }
 
     /// As `call`, but waits for a master that cannot be reached now, or cannot answer now, for as long as a call may
     /// take: for what has no answer but the master's.
-    pub(crate) async fn call_patiently<T, F>(
-        &self,
-        name: &'static str,
-        request: impl Fn(Stubs) -> F,
-    ) -> Result<T, ClientError>
+    pub async fn call_patiently<T, F>(&self, name: &'static str, request: impl Fn(Stubs) -> F) -> Result<T, NetError>
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
@@ -232,13 +274,13 @@ impl MasterChannel {
     }
 
     /// As `call` or as `call_patiently`, with a deadline that a longer piece of work has.
-    pub(crate) async fn call_as<T, F>(
+    pub async fn call_as<T, F>(
         &self,
         name: &'static str,
         patience: Patience,
         deadline: Instant,
         request: impl Fn(Stubs) -> F,
-    ) -> Result<T, ClientError>
+    ) -> Result<T, NetError>
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
@@ -260,12 +302,7 @@ impl MasterChannel {
 
     /// Waits until another attempt may go better: until a master answers again, or for a pause that doubles. Gives the
     /// failure back when the deadline comes first.
-    pub(crate) async fn wait_after(
-        &self,
-        failure: ClientError,
-        pause: &mut Duration,
-        deadline: Instant,
-    ) -> Result<(), ClientError> {
+    pub async fn wait_after<E>(&self, failure: E, pause: &mut Duration, deadline: Instant) -> Result<(), E> {
         let may_end = Instant::now() + *pause;
         if may_end >= deadline || self.inner.stop.is_cancelled() {
             return Err(failure);
@@ -282,21 +319,21 @@ impl MasterChannel {
     }
 
     /// What the end of a stream means whose beginning was a call.
-    pub(crate) fn broken(&self, status: tonic::Status) -> ClientError {
+    pub fn broken(&self, status: tonic::Status) -> NetError {
         if status.source().is_none() {
-            return from_status(status);
+            return status.into();
         }
         self.suspect();
-        self.inner.unavailable(root_cause(&status))
+        self.inner.unavailable(innermost(&status))
     }
 
     /// The master gave a sign of life.
-    pub(crate) fn heard(&self) {
+    pub fn heard(&self) {
         self.inner.breaker.close();
     }
 
     /// The master missed a sign of life: probes until one comes.
-    pub(crate) fn suspect(&self) {
+    pub fn suspect(&self) {
         let inner = self.inner.clone();
         if inner.breaker.suspect() && !inner.stop.is_cancelled() {
             self.inner.tasks.spawn(async move { inner.probe().await });
@@ -312,8 +349,8 @@ impl MasterChannel {
 }
 
 impl Inner {
-    fn unavailable(&self, cause: String) -> ClientError {
-        ClientError::MasterUnavailable { masters: self.addresses.clone(), cause }
+    fn unavailable(&self, cause: String) -> NetError {
+        NetError::MasterUnavailable { masters: self.addresses.clone(), cause }
     }
 
     /// Asks one master after the other until one answers.
@@ -328,7 +365,7 @@ impl Inner {
                 () = self.stop.cancelled() => return,
             };
             let cause = match answer {
-                Ok(Err(status)) if status.source().is_some() => root_cause(&status),
+                Ok(Err(status)) if status.source().is_some() => innermost(&status),
                 Ok(_) => {
                     self.preferred.store(chosen, Ordering::Relaxed);
                     self.breaker.close();
@@ -347,22 +384,18 @@ impl Inner {
     }
 }
 
-/// What the master's answer means here.
-pub fn from_status(status: tonic::Status) -> ClientError {
-    match status.code() {
-        tonic::Code::NotFound => ClientError::NotFound(status.message().to_owned()),
-        tonic::Code::InvalidArgument => ClientError::Invalid(status.message().to_owned()),
-        code => ClientError::Master { code, message: status.message().to_owned() },
+impl From<tonic::Status> for NetError {
+    /// The status as the master's own answer.
+    fn from(status: tonic::Status) -> Self {
+        Self::Master { code: status.code(), message: status.message().to_owned() }
     }
 }
 
-/// The innermost cause: "connection refused" says more than "transport error".
-fn root_cause(status: &tonic::Status) -> String {
-    let mut cause = status.message().to_owned();
-    let mut next = status.source();
-    while let Some(error) = next {
-        cause = error.to_string();
-        next = error.source();
+/// The innermost cause of an error: "connection refused" says more than "transport error".
+pub fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
     }
-    cause
+    cause.to_string()
 }

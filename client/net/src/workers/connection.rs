@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::frames::{Frame, FrameReader, Payload};
 use super::socket::Socket;
-use crate::error::ClientError;
+use crate::error::NetError;
 
 /// What a request costs of the bytes in flight besides its payload, so that their number is bounded too.
 const REQUEST_COST_BYTES: u64 = 16 * 1024;
@@ -158,7 +158,7 @@ impl Connection {
         answer: FrameKind,
         payload_limit: u32,
         wait: Duration,
-    ) -> Result<Answer, ClientError> {
+    ) -> Result<Answer, NetError> {
         self.upload(kind, message, Bytes::new(), answer, payload_limit, wait).await
     }
 
@@ -171,10 +171,10 @@ impl Connection {
         answer: FrameKind,
         payload_limit: u32,
         wait: Duration,
-    ) -> Result<Answer, ClientError> {
+    ) -> Result<Answer, NetError> {
         match tokio::time::timeout(wait, self.exchange(kind, message, payload, answer, payload_limit)).await {
             Ok(result) => result,
-            Err(_elapsed) => Err(ClientError::WorkerDeadline {
+            Err(_elapsed) => Err(NetError::WorkerDeadline {
                 worker: self.worker,
                 address: self.address.clone(),
                 waited_ms: wait.as_millis() as u64,
@@ -189,7 +189,7 @@ impl Connection {
         payload: Bytes,
         answer: FrameKind,
         payload_limit: u32,
-    ) -> Result<Answer, ClientError> {
+    ) -> Result<Answer, NetError> {
         let cost = (u64::from(payload_limit) + payload.len() as u64 + REQUEST_COST_BYTES) / 1024;
         let cost = u32::try_from(cost).unwrap_or(u32::MAX).min(self.inflight_limit);
         let _share = self.inflight.acquire_many(cost).await.map_err(|_closed| self.broken())?;
@@ -204,17 +204,15 @@ impl Connection {
         drop(cancel);
         match outcome {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(failure)) => Err(ClientError::WorkerStatus {
-                worker: self.worker,
-                status: failure.status(),
-                message: failure.message,
-            }),
+            Ok(Err(failure)) => {
+                Err(NetError::WorkerStatus { worker: self.worker, status: failure.status(), message: failure.message })
+            }
             Err(_dropped) => Err(self.broken()),
         }
     }
 
     /// Puts a frame on its way, and the request that it belongs to on record.
-    fn send(&self, mut frame: Bytes, mut payload: Bytes, request: Option<(u64, Pending)>) -> Result<(), ClientError> {
+    fn send(&self, mut frame: Bytes, mut payload: Bytes, request: Option<(u64, Pending)>) -> Result<(), NetError> {
         let mut state = self.state.lock();
         if state.closed.is_some() {
             drop(state);
@@ -270,9 +268,9 @@ impl Connection {
         state.outbox.clear();
     }
 
-    fn broken(&self) -> ClientError {
+    fn broken(&self) -> NetError {
         let cause = self.state.lock().closed.clone().unwrap_or_else(|| "the connection is closed".to_owned());
-        ClientError::WorkerConnection { worker: self.worker, address: self.address.clone(), cause }
+        NetError::WorkerConnection { worker: self.worker, address: self.address.clone(), cause }
     }
 
     /// What becomes of a frame's payload, before it is read.

@@ -1,0 +1,12 @@
+//! Ways to the other processes of a cluster, for every process that needs one: [`MasterChannel`] to the master,
+//! [`WorkerPool`] to the workers, and [`Placement`], which says at which of them a block is.
+
+pub mod error;
+pub mod master;
+pub mod placement;
+pub mod workers;
+
+pub use error::NetError;
+pub use master::MasterChannel;
+pub use placement::Placement;
+pub use workers::{Reserved, Route, WorkerPool, Written};
