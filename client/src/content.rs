@@ -1,9 +1,9 @@
 //! The content of files of fs-mode mounts: read and written at the workers, and made known to the master.
 //!
-//! A file that is open here has one [`Content`], whoever has it open. What is written goes to every worker of its block
+//! A file that is open here has one [`FsFile`], whoever has it open. What is written goes to every worker of its block
 //! at once, through a descriptor where the worker is on this host, else behind the writer (`behind`); the master is
 //! told of new blocks, and of a new length, when a file is flushed, synced, or given other attributes, and every few
-//! seconds while it stays open ([`commit`](Content::commit)). `layout` knows the file without I/O, `block` one block at
+//! seconds while it stays open ([`commit`](FsFile::commit)). `layout` knows the file without I/O, `block` one block at
 //! its workers, `blocks` opens them, `origin` is about what no block has, `read`, `write`, `copy` and `cut` do what
 //! their names say.
 //!
@@ -39,10 +39,10 @@ use crate::metadata::{Metadata, Node, OpenInode};
 use crate::mounts::MountView;
 use crate::read::Files;
 use crate::stats::Stats;
-pub use behind::Offer;
-use behind::{Behind, Budget};
+pub use behind::WriteBehindOutcome;
+use behind::{WriteBehind, WriteBehindBudget};
 use block::OpenBlock;
-use layout::{Layout, News};
+use layout::{EventHistory, Layout};
 use origin::OpenOrigin;
 pub use read::Seek;
 use rounds::Rounds;
@@ -64,18 +64,18 @@ struct Shared {
     stats: Arc<Stats>,
     runtime: Handle,
     /// What may be on its way to workers behind its writers.
-    budget: Budget,
+    budget: WriteBehindBudget,
     /// One read or write, every attempt included.
     timeout: Duration,
     /// One attempt at one worker.
     worker_timeout: Duration,
     /// By inode.
-    open: Mutex<HashMap<u64, Weak<Content>>>,
+    open: Mutex<HashMap<u64, Weak<FsFile>>>,
 }
 
 /// The content of one open file, shared by all who have it open here. What is not committed when the last of them drops
 /// it is lost: commit first.
-pub struct Content {
+pub struct FsFile {
     shared: Arc<Shared>,
     kept: OpenInode,
     inode: u64,
@@ -85,7 +85,7 @@ pub struct Content {
     held: AtomicBool,
     /// Writes share it; a cut has it alone.
     gate: RwLock<()>,
-    behind: Behind,
+    behind: WriteBehind,
     copies: Copies,
     opening: tokio::sync::Mutex<()>,
     committing: tokio::sync::Mutex<()>,
@@ -108,7 +108,7 @@ struct State {
 
 /// What of a file's attributes the master does not know yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unsettled {
+pub struct UncommittedAttr {
     /// Bytes.
     pub size: u64,
     /// When it was written last, in nanoseconds since the epoch.
@@ -131,7 +131,7 @@ impl Contents {
             files,
             stats,
             runtime: Handle::current(),
-            budget: Budget::new(conf.write_behind.bytes()),
+            budget: WriteBehindBudget::new(conf.write_behind.bytes()),
             timeout: conf.read_timeout.get(),
             worker_timeout: conf.worker_timeout.get(),
             open: Mutex::default(),
@@ -140,18 +140,18 @@ impl Contents {
     }
 
     /// The content of a file that is open here.
-    pub fn get(&self, inode: u64) -> Option<Arc<Content>> {
+    pub fn get(&self, inode: u64) -> Option<Arc<FsFile>> {
         self.shared.open.lock().get(&inode).and_then(Weak::upgrade)
     }
 
     /// Those of which something was written that the master does not know.
-    pub fn uncommitted(&self) -> Vec<Arc<Content>> {
+    pub fn uncommitted(&self) -> Vec<Arc<FsFile>> {
         let open: Vec<_> = self.shared.open.lock().values().filter_map(Weak::upgrade).collect();
         open.into_iter().filter(|content| !content.is_committed()).collect()
     }
 
     /// Opens a file without I/O; `None` when the master must be asked whether it is still there: use `open`.
-    pub fn open_cached(&self, node: &Node) -> Option<Arc<Content>> {
+    pub fn open_cached(&self, node: &Node) -> Option<Arc<FsFile>> {
         if let Some(content) = self.get(node.inode) {
             return Some(content);
         }
@@ -160,7 +160,7 @@ impl Contents {
     }
 
     /// Opens a file, which stays until the content is dropped, whatever becomes of its names. `Stale` when it is gone.
-    pub async fn open(&self, node: &Node) -> Result<Arc<Content>, ClientError> {
+    pub async fn open(&self, node: &Node) -> Result<Arc<FsFile>, ClientError> {
         if let Some(content) = self.open_cached(node) {
             return Ok(content);
         }
@@ -169,7 +169,7 @@ impl Contents {
     }
 
     /// Opens a file that has just been made here, of which nobody has written anything.
-    pub async fn open_new(&self, node: &Node, attr: &Attr) -> Result<Arc<Content>, ClientError> {
+    pub async fn open_new(&self, node: &Node, attr: &Attr) -> Result<Arc<FsFile>, ClientError> {
         let kept = match self.shared.metadata.keep_open_cached(node) {
             Some(kept) => kept,
             None => self.shared.metadata.keep_open(node).await?,
@@ -179,12 +179,12 @@ impl Contents {
 
     /// The same of a file that was made without a name: it is gone with the last who has it open, unless it gets a
     /// name.
-    pub fn open_nameless(&self, node: &Node, attr: &Attr) -> Result<Arc<Content>, ClientError> {
+    pub fn open_nameless(&self, node: &Node, attr: &Attr) -> Result<Arc<FsFile>, ClientError> {
         let kept = self.shared.metadata.keep_nameless(node.inode);
         self.enter(node, kept, Some(Layout::new(attr, Vec::new(), None)))
     }
 
-    fn enter(&self, node: &Node, kept: OpenInode, layout: Option<Layout>) -> Result<Arc<Content>, ClientError> {
+    fn enter(&self, node: &Node, kept: OpenInode, layout: Option<Layout>) -> Result<Arc<FsFile>, ClientError> {
         if node.is_directory() {
             return Err(ClientError::IsADirectory(node.to_string()));
         }
@@ -196,7 +196,7 @@ impl Contents {
         if let Some(content) = open.get(&node.inode).and_then(Weak::upgrade) {
             return Ok(content);
         }
-        let content = Arc::new(Content {
+        let content = Arc::new(FsFile {
             shared: self.shared.clone(),
             kept,
             inode: node.inode,
@@ -204,7 +204,7 @@ impl Contents {
             state: Mutex::new(State { layout, seen, gaps, ..State::default() }),
             held: AtomicBool::new(false),
             gate: RwLock::new(()),
-            behind: Behind::default(),
+            behind: WriteBehind::default(),
             copies: Copies::default(),
             opening: tokio::sync::Mutex::new(()),
             committing: tokio::sync::Mutex::new(()),
@@ -215,7 +215,7 @@ impl Contents {
     }
 }
 
-impl Drop for Content {
+impl Drop for FsFile {
     fn drop(&mut self) {
         let mut open = self.shared.open.lock();
         // Another may have taken its place since its last owner let go of it.
@@ -225,7 +225,7 @@ impl Drop for Content {
     }
 }
 
-impl Content {
+impl FsFile {
     pub fn inode(&self) -> u64 {
         self.inode
     }
@@ -236,7 +236,7 @@ impl Content {
     }
 
     /// What the master does not know of the file's attributes.
-    pub fn unsettled(&self) -> Option<Unsettled> {
+    pub fn unsettled(&self) -> Option<UncommittedAttr> {
         let (size, written_ns, allocated, blocks) = {
             let state = self.state.lock();
             let layout = state.layout.as_ref()?;
@@ -253,14 +253,14 @@ impl Content {
                 sum.saturating_sub(*counted) + now
             })
         });
-        Some(Unsettled { size, written_ns, allocated })
+        Some(UncommittedAttr { size, written_ns, allocated })
     }
 
     /// Whether the master knows all that was written here.
     pub fn is_committed(&self) -> bool {
         let state = self.state.lock();
         let is_told = state.lost.is_none() && state.layout.as_ref().is_none_or(Layout::is_committed);
-        is_told && self.behind.is_settled()
+        is_told && self.behind.is_drained()
     }
 
     /// Grows with every commit; `None` while the layout is not known.
@@ -319,10 +319,11 @@ impl Content {
             return Err(ClientError::Invalid(reason));
         }
         let fresh = Layout::new(&answer.attr.unwrap_or_default(), answer.extents, answer.origin);
-        let news = if gaps.is_some() && gaps == state.gaps { News::Complete } else { News::MayLack };
+        let history =
+            if gaps.is_some() && gaps == state.gaps { EventHistory::Complete } else { EventHistory::MayHaveGaps };
         let State { layout, blocks, origin, lost: told, .. } = &mut *state;
         let layout = layout.get_or_insert_with(Layout::default);
-        let lost = layout.rebase(fresh, news);
+        let lost = layout.rebase(fresh, history);
         if !layout.origin().zip(origin.as_ref()).is_some_and(|(now, open)| open.is(now)) {
             *origin = None;
         }

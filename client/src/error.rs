@@ -130,9 +130,9 @@ impl ClientError {
         }
     }
 
-    /// Whether the same question to the master may be answered soon: see [`NetError::may_pass`].
-    pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Net(error) if error.may_pass())
+    /// Whether the same question to the master may be answered soon: see [`NetError::is_transient`].
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Net(error) if error.is_transient())
     }
 
     /// Whether no answer came from any master, so that what is cached may be served instead.

@@ -12,11 +12,11 @@ type Map<K, V> = Arc<Mutex<HashMap<K, (u64, WeakShared<BoxFuture<'static, V>>)>>
 
 /// The flights of one kind of request. A flight that everybody has stopped waiting for is dropped.
 #[derive(Debug)]
-pub(crate) struct Flights<K, V: Clone> {
+pub(crate) struct SingleFlight<K, V: Clone> {
     map: Map<K, V>,
 }
 
-impl<K: Eq + Hash + Clone + Send + 'static, V: Clone + Send + Sync + 'static> Flights<K, V> {
+impl<K: Eq + Hash + Clone + Send + 'static, V: Clone + Send + Sync + 'static> SingleFlight<K, V> {
     /// Joins the flight of `key`, or starts it.
     pub(crate) async fn join(&self, key: K, start: impl Future<Output = V> + Send + 'static) -> V {
         let flight = {
@@ -25,7 +25,7 @@ impl<K: Eq + Hash + Clone + Send + 'static, V: Clone + Send + Sync + 'static> Fl
                 Some(flight) => flight,
                 None => {
                     let id = map.get(&key).map_or(0, |(id, _)| id.wrapping_add(1));
-                    let landing = Landing { map: self.map.clone(), key: key.clone(), id };
+                    let landing = RemoveOnDrop { map: self.map.clone(), key: key.clone(), id };
                     let flight = async move {
                         let landing = landing;
                         let answer = start.await;
@@ -46,20 +46,20 @@ impl<K: Eq + Hash + Clone + Send + 'static, V: Clone + Send + Sync + 'static> Fl
     }
 }
 
-impl<K, V: Clone> Default for Flights<K, V> {
+impl<K, V: Clone> Default for SingleFlight<K, V> {
     fn default() -> Self {
         Self { map: Arc::default() }
     }
 }
 
 /// Takes a flight off the map when it ends or is given up.
-struct Landing<K: Eq + Hash, V: Clone> {
+struct RemoveOnDrop<K: Eq + Hash, V: Clone> {
     map: Map<K, V>,
     key: K,
     id: u64,
 }
 
-impl<K: Eq + Hash, V: Clone> Drop for Landing<K, V> {
+impl<K: Eq + Hash, V: Clone> Drop for RemoveOnDrop<K, V> {
     fn drop(&mut self) {
         let mut map = self.map.lock();
         if map.get(&self.key).is_some_and(|(id, _)| *id == self.id) {
@@ -79,7 +79,7 @@ mod tests {
 
     #[tokio::test]
     async fn simultaneous_requests_fly_once_and_later_ones_anew() {
-        let flights = Flights::<u8, u32>::default();
+        let flights = SingleFlight::<u8, u32>::default();
         let count = Arc::new(AtomicU32::new(0));
         let start = || {
             let count = count.clone();
@@ -97,7 +97,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_flight_that_nobody_waits_for_is_given_up() {
-        let flights = Flights::<u8, u32>::default();
+        let flights = SingleFlight::<u8, u32>::default();
         assert!(flights.join(1, std::future::pending()).now_or_never().is_none());
         assert!(flights.map.lock().is_empty());
         assert_eq!(flights.join(1, async { 7 }).await, 7);

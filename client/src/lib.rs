@@ -24,7 +24,7 @@ mod flights;
 mod session;
 mod tables;
 
-pub use content::{Content, Contents, Offer, Seek, Unsettled};
+pub use content::{Contents, FsFile, Seek, UncommittedAttr, WriteBehindOutcome};
 pub use copies::Copies;
 pub use error::ClientError;
 pub use metadata::{

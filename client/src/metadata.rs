@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cavern_net::NetError;
-use cavern_net::master::{MasterChannel, Patience};
+use cavern_net::master::{MasterChannel, RetryPolicy};
 use cavern_proto::{NAME_MAX, ROOT_INODE};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -40,7 +40,7 @@ pub use node::{Node, Posix};
 pub use open_inodes::OpenInode;
 
 use crate::error::ClientError;
-use crate::flights::Flights;
+use crate::flights::SingleFlight;
 use crate::mounts::Mounts;
 use crate::session::Identity;
 use crate::stats::Stats;
@@ -48,12 +48,12 @@ use crate::tables::Tables;
 use cache::{Cache, Found};
 use changes::ChangeQueue;
 use directory::Directories;
-use freshness::{Lease, Proof, Use};
+use freshness::{CacheDecision, Freshness, LeaseState};
 use lease::SessionLease;
 use locks::Locks;
 use open_inodes::OpenInodes;
-use recent::{Mark, Recent};
-use removed::Referred;
+use recent::{Mark, RecentInvalidations};
+use removed::ReferencedInodes;
 use touch::SlowBuckets;
 
 /// Entries asked for at once when a listing is recorded, so that a large directory takes few round trips.
@@ -130,10 +130,10 @@ struct Inner {
     touch_wait: Duration,
     cache: Cache,
     directories: Directories,
-    recent: Recent,
+    recent: RecentInvalidations,
     changes: ChangeQueue,
     open: OpenInodes,
-    referred: Referred,
+    referred: ReferencedInodes,
     locks: Locks,
     lease: SessionLease,
     slow: SlowBuckets,
@@ -141,10 +141,10 @@ struct Inner {
     touch_waiting: Mutex<Option<mpsc::Receiver<u64>>>,
     /// Those are shared that begin at the same mark: an answer that was read before somebody's change is none to that
     /// one.
-    lookups: Flights<(NameKey, Mark, Patience), Result<Arc<Node>, ClientError>>,
-    nodes: Flights<(u64, Mark, Patience), Result<Arc<Node>, ClientError>>,
-    pages: Flights<(NameKey, usize, Mark, Patience), Result<DirPage, ClientError>>,
-    touches: Flights<u64, ()>,
+    lookups: SingleFlight<(NameKey, Mark, RetryPolicy), Result<Arc<Node>, ClientError>>,
+    nodes: SingleFlight<(u64, Mark, RetryPolicy), Result<Arc<Node>, ClientError>>,
+    pages: SingleFlight<(NameKey, usize, Mark, RetryPolicy), Result<DirPage, ClientError>>,
+    touches: SingleFlight<u64, ()>,
 }
 
 impl Metadata {
@@ -165,19 +165,19 @@ impl Metadata {
                 touch_wait: config.master.refresh_wait.get() + Duration::from_secs(1),
                 cache: Cache::new(entries),
                 directories: Directories::new(entries),
-                recent: Recent::default(),
+                recent: RecentInvalidations::default(),
                 changes: ChangeQueue::default(),
                 open: OpenInodes::default(),
-                referred: Referred::default(),
+                referred: ReferencedInodes::default(),
                 locks: Locks::default(),
                 lease: SessionLease::new(),
                 slow: SlowBuckets::default(),
                 touch_queue,
                 touch_waiting: Mutex::new(Some(touch_waiting)),
-                lookups: Flights::default(),
-                nodes: Flights::default(),
-                pages: Flights::default(),
-                touches: Flights::default(),
+                lookups: SingleFlight::default(),
+                nodes: SingleFlight::default(),
+                pages: SingleFlight::default(),
+                touches: SingleFlight::default(),
             }),
         }
     }
@@ -196,20 +196,20 @@ impl Metadata {
         check_name(name)?;
         let absent = || ClientError::NotFound(String::from_utf8_lossy(name).into_owned());
         let cached = || self.inner.known(parent, name).map(|node| node.ok_or_else(absent));
-        self.ask_unless(|_| parent, cached, |patience| self.ask_lookup(parent, name, patience)).await
+        self.cached_or_ask(|_| parent, cached, |patience| self.ask_lookup(parent, name, patience)).await
     }
 
     /// An inode from the cache, without I/O. `None`: ask with `node`.
     pub fn cached_node(&self, inode: u64) -> Option<Arc<Node>> {
-        let node = self.inner.caching.then(|| self.inner.looked_node(inode)).flatten()?;
+        let node = self.inner.caching.then(|| self.inner.complete_node(inode)).flatten()?;
         self.inner.usable(node.parent, || Some(node))
     }
 
     /// An inode by id. `Stale` when it has been replaced or deleted.
     pub async fn node(&self, inode: u64) -> Result<Arc<Node>, ClientError> {
         let parent = |node: Option<&Arc<Node>>| node.map_or(0, |node| node.parent);
-        let cached = || self.inner.looked_node(inode).map(Ok);
-        self.ask_unless(parent, cached, |patience| self.ask_node(inode, patience)).await
+        let cached = || self.inner.complete_node(inode).map(Ok);
+        self.cached_or_ask(parent, cached, |patience| self.ask_node(inode, patience)).await
     }
 
     /// An absolute path of the namespace, in one round trip.
@@ -224,7 +224,7 @@ impl Metadata {
             return self.node(ROOT_INODE).await;
         }
         let parent = |node: Option<&Arc<Node>>| node.map_or(0, |node| node.parent);
-        self.ask_unless(parent, || None, |_| self.ask_path(path)).await
+        self.cached_or_ask(parent, || None, |_| self.ask_path(path)).await
     }
 
     /// Asks the bucket about the name of one file now: the inode that it leads to, another than `node` when the object
@@ -246,9 +246,9 @@ impl Metadata {
                 return Ok(page);
             }
             // In the middle of a directory nothing is waited for: the reader has seen the beginning already.
-            if after.is_empty() && !touched && self.inner.proof(directory).decide() == Use::TouchFirst {
+            if after.is_empty() && !touched && self.inner.freshness(directory).decide() == CacheDecision::RefreshFirst {
                 touched = true;
-                self.touch_first(directory).await;
+                self.refresh_first(directory).await;
                 continue;
             }
             self.inner.stats.metadata_misses.inc();
@@ -260,16 +260,20 @@ impl Metadata {
             let answer = self.ask_dir_page(directory, after, asked, patience_with(is_cached)).await;
             match answer {
                 // The first answer tells how old the listing is.
-                Ok(_) if after.is_empty() && !touched && self.inner.proof(directory).decide() == Use::TouchFirst => {
+                Ok(_)
+                    if after.is_empty()
+                        && !touched
+                        && self.inner.freshness(directory).decide() == CacheDecision::RefreshFirst =>
+                {
                     touched = true;
-                    self.touch_first(directory).await;
+                    self.refresh_first(directory).await;
                 }
                 Ok(mut page) => {
                     page.end &= page.entries.len() <= limit;
                     page.entries.truncate(limit);
                     return Ok(page);
                 }
-                Err(error) if error.may_pass() => {
+                Err(error) if error.is_transient() => {
                     return self.cached_page(directory, after, limit, true).ok_or(error);
                 }
                 Err(error) => return Err(error),
@@ -339,7 +343,7 @@ impl Metadata {
 
     /// Whether changes by others may have been missed, though the master can be asked.
     pub fn has_lapsed(&self) -> bool {
-        self.inner.lease_state() == Lease::Lapsed
+        self.inner.lease_state() == LeaseState::Expired
     }
 
     /// Now, in the order of what this client is told.
@@ -363,11 +367,11 @@ impl Metadata {
     /// The rule of freshness around a question to the master: `cached` is used where `parent`'s listing allows it; a
     /// listing that is too old is renewed first, once; without an answer, `cached` is used whatever its age. So the
     /// master is asked twice at most: before the listing was renewed, and after.
-    async fn ask_unless<F>(
+    async fn cached_or_ask<F>(
         &self,
         parent: impl Fn(Option<&Arc<Node>>) -> u64,
         cached: impl Fn() -> Option<Result<Arc<Node>, ClientError>>,
-        ask: impl Fn(Patience) -> F,
+        ask: impl Fn(RetryPolicy) -> F,
     ) -> Result<Arc<Node>, ClientError>
     where
         F: Future<Output = Result<Arc<Node>, ClientError>>,
@@ -377,13 +381,13 @@ impl Metadata {
         loop {
             let found = if inner.caching { cached() } else { None };
             let directory = parent(found.as_ref().and_then(|found| found.as_ref().ok()));
-            match inner.proof(directory).decide() {
-                Use::TouchFirst if !touched => {
+            match inner.freshness(directory).decide() {
+                CacheDecision::RefreshFirst if !touched => {
                     touched = true;
-                    self.touch_first(directory).await;
+                    self.refresh_first(directory).await;
                     continue;
                 }
-                Use::Ask => {}
+                CacheDecision::Ask => {}
                 how => {
                     if let Some(found) = found {
                         inner.served(directory, how);
@@ -394,22 +398,22 @@ impl Metadata {
             inner.stats.metadata_misses.inc();
             let answer = ask(patience_with(found.is_some())).await;
             match &answer {
-                Err(error) if error.may_pass() => {
+                Err(error) if error.is_transient() => {
                     let found = if inner.caching { cached() } else { None };
                     inner.stats.metadata_stale_served.inc_by(u64::from(found.is_some()));
                     return found.unwrap_or(answer);
                 }
                 Err(ClientError::NotFound(_)) | Ok(_) if !touched => {
                     let directory = parent(answer.as_ref().ok());
-                    match inner.proof(directory).decide() {
+                    match inner.freshness(directory).decide() {
                         // The answer tells that the listing is too old, and where it is.
-                        Use::TouchFirst => {
+                        CacheDecision::RefreshFirst => {
                             touched = true;
-                            self.touch_first(directory).await;
+                            self.refresh_first(directory).await;
                         }
                         // It does not tell how old the listing is: find out for the next time.
-                        Use::Ask if answer.is_ok() => {
-                            inner.touch_later(directory);
+                        CacheDecision::Ask if answer.is_ok() => {
+                            inner.refresh_later(directory);
                             return answer;
                         }
                         _ => return answer,
@@ -426,9 +430,9 @@ impl Metadata {
             return None;
         }
         let known = inner.directories.get(directory)?;
-        match inner.proof(directory).decide() {
-            Use::Ask => return None,
-            Use::TouchFirst if !any_age => return None,
+        match inner.freshness(directory).decide() {
+            CacheDecision::Ask => return None,
+            CacheDecision::RefreshFirst if !any_age => return None,
             how => inner.served(directory, how),
         }
         let (entries, end) = known.page(&inner.cache, after, limit)?;
@@ -437,49 +441,49 @@ impl Metadata {
 }
 
 impl Inner {
-    fn lease_state(&self) -> Lease {
+    fn lease_state(&self) -> LeaseState {
         match (self.master.is_silent(), self.lease.is_live()) {
-            (true, _) => Lease::Silent,
-            (false, true) => Lease::Live,
-            (false, false) => Lease::Lapsed,
+            (true, _) => LeaseState::Unreachable,
+            (false, true) => LeaseState::Live,
+            (false, false) => LeaseState::Expired,
         }
     }
 
     /// What is known about the freshness of the entries of a directory.
-    fn proof(&self, directory: u64) -> Proof {
+    fn freshness(&self, directory: u64) -> Freshness {
         let lease = self.lease_state();
         match self.directories.get(directory) {
-            Some(known) => Proof {
+            Some(known) => Freshness {
                 age: known.age(Instant::now()),
                 ttl: known.ttl(),
                 lease,
                 slow_bucket: known.mount.as_ref().is_some_and(|mount| self.slow.is_slow(mount.id())),
             },
-            None => Proof { age: None, ttl: Some(Duration::ZERO), lease, slow_bucket: false },
+            None => Freshness { age: None, ttl: Some(Duration::ZERO), lease, slow_bucket: false },
         }
     }
 
     /// How long a kernel may believe what it is told of an entry of the directory.
     fn trust(&self, directory: u64) -> Duration {
-        let (rest, proof) = (self.lease.rest(), self.proof(directory));
-        match proof.lease {
-            Lease::Live => proof.trust().min(rest),
-            Lease::Lapsed | Lease::Silent => proof.trust(),
+        let (rest, freshness) = (self.lease.rest(), self.freshness(directory));
+        match freshness.lease {
+            LeaseState::Live => freshness.trust().min(rest),
+            LeaseState::Expired | LeaseState::Unreachable => freshness.trust(),
         }
     }
 
     /// What a name leads to: `Some(None)` for nowhere, `None` when it is not known here.
     fn known(&self, parent: u64, name: &[u8]) -> Option<Option<Arc<Node>>> {
         match self.cache.lookup(parent, name) {
-            Some(Found::Node(node)) => (!node.is_unlooked()).then_some(Some(node)),
+            Some(Found::Node(node)) => (!node.lacks_attributes()).then_some(Some(node)),
             Some(Found::Absent(_)) => Some(None),
             None => self.directories.get(parent).filter(|directory| directory.is_without(name)).map(|_| None),
         }
     }
 
     /// A node of the cache, unless its attributes are to be asked for.
-    fn looked_node(&self, inode: u64) -> Option<Arc<Node>> {
-        self.cache.node(inode).filter(|node| !node.is_unlooked())
+    fn complete_node(&self, inode: u64) -> Option<Arc<Node>> {
+        self.cache.node(inode).filter(|node| !node.lacks_attributes())
     }
 
     /// Whether the absence of a name in the directory may be cached.
@@ -492,8 +496,8 @@ impl Inner {
         if !self.caching {
             return None;
         }
-        let how = match self.proof(directory).decide() {
-            Use::Ask | Use::TouchFirst => return None,
+        let how = match self.freshness(directory).decide() {
+            CacheDecision::Ask | CacheDecision::RefreshFirst => return None,
             how => how,
         };
         let found = cached()?;
@@ -502,19 +506,19 @@ impl Inner {
     }
 
     /// Counts, and asks for a new listing where that is due.
-    fn served(&self, directory: u64, how: Use) {
+    fn served(&self, directory: u64, how: CacheDecision) {
         self.stats.metadata_hits.inc();
         match how {
-            Use::ServeAndTouch => self.touch_later(directory),
-            Use::ServeUnproven => drop(self.stats.metadata_stale_served.inc()),
-            Use::Serve | Use::TouchFirst | Use::Ask => {}
+            CacheDecision::ServeAndRefresh => self.refresh_later(directory),
+            CacheDecision::ServeStale => drop(self.stats.metadata_stale_served.inc()),
+            CacheDecision::Serve | CacheDecision::RefreshFirst | CacheDecision::Ask => {}
         }
     }
 }
 
 /// How long a question waits for a master, by whether something cached can be used in place of an answer.
-fn patience_with(is_cached: bool) -> Patience {
-    if is_cached { Patience::OneAttempt } else { Patience::UntilDeadline }
+fn patience_with(is_cached: bool) -> RetryPolicy {
+    if is_cached { RetryPolicy::OneAttempt } else { RetryPolicy::UntilDeadline }
 }
 
 fn check_name(name: &[u8]) -> Result<(), ClientError> {

@@ -29,17 +29,17 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::ClientError;
-use crate::flights::Flights;
+use crate::flights::SingleFlight;
 use crate::metadata::{Metadata, Node};
 use crate::mounts::ObjectVersion;
 use crate::stats::Stats;
-use budget::Budget;
+use budget::MemoryBudget;
 use buffers::Buffers;
-use closing::Closing;
+use closing::CloseQueue;
 use descriptor_cache::DescriptorCache;
 use failure_log::FailureLog;
 use hedge::Hedge;
-use outage::Outages;
+use outage::OutageWaiters;
 
 pub use file::{OpenFile, Reservation};
 
@@ -69,16 +69,16 @@ struct Core {
     worker_timeout: Duration,
     /// 0: no read-ahead.
     readahead_max: u64,
-    budget: Budget,
+    budget: MemoryBudget,
     /// The part of the memory budget for reads that are put together from several.
-    joining: Budget,
+    joining: MemoryBudget,
     buffers: Arc<Buffers>,
     descriptors: Arc<DescriptorCache>,
-    closing: Arc<Closing>,
+    closing: Arc<CloseQueue>,
     hedge: Hedge,
-    outages: Outages,
+    outages: OutageWaiters,
     failures: FailureLog,
-    successors: Flights<u64, Option<Arc<Node>>>,
+    successors: SingleFlight<u64, Option<Arc<Node>>>,
     ahead_slots: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -92,7 +92,7 @@ impl Files {
         let conf = &config.client;
         let descriptors = Arc::new(DescriptorCache::new(conf.descriptor_cache, stats.clone()));
         let (tasks, runtime) = (TaskTracker::new(), tokio::runtime::Handle::current());
-        let closing = Closing::new(descriptors.clone(), tasks.clone(), runtime.clone());
+        let closing = CloseQueue::new(descriptors.clone(), tasks.clone(), runtime.clone());
         let listener = closing.clone();
         pool.on_evicted(move |evicted| {
             listener.evicted(evicted.blocks.iter().filter_map(|block| {
@@ -108,15 +108,15 @@ impl Files {
             read_timeout: conf.read_timeout.get(),
             worker_timeout: conf.worker_timeout.get(),
             readahead_max: if config.fuse.direct { 0 } else { conf.readahead_max.bytes() },
-            budget: Budget::new(memory - joining, stats.clone()),
-            joining: Budget::new(joining, stats.clone()),
+            budget: MemoryBudget::new(memory - joining, stats.clone()),
+            joining: MemoryBudget::new(joining, stats.clone()),
             buffers: Buffers::new(stats.clone()),
             descriptors,
             closing,
             hedge: Hedge::new(conf.hedge_percent),
-            outages: Outages::default(),
+            outages: OutageWaiters::default(),
             failures: FailureLog::default(),
-            successors: Flights::default(),
+            successors: SingleFlight::default(),
             ahead_slots: Arc::new(Semaphore::new(AHEAD_REQUESTS)),
             tasks,
             stop: CancellationToken::new(),

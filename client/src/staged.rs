@@ -50,10 +50,10 @@ use crate::metadata::{Metadata, Node};
 use crate::mounts::MountView;
 use crate::read::Files;
 use crate::stats::Stats;
-use file::{Base, Place};
+use file::{Base, StagedLocation};
 use names::refuse;
 use parts::UPLOAD_BYTES;
-use place::Room;
+use place::StagingBudget;
 
 /// The namespace counts its inodes from 1.
 const FIRST_INODE: u64 = 1 << 62;
@@ -78,7 +78,7 @@ pub(super) struct Shared {
     pool: Arc<WorkerPool>,
     stats: Arc<Stats>,
     directory: PathBuf,
-    room: Room,
+    room: StagingBudget,
     /// Parts on their way, in KiB.
     memory: Arc<Semaphore>,
     memory_kib: u32,
@@ -101,11 +101,11 @@ impl Shared {
 
 #[derive(Default)]
 struct Registry {
-    files: HashMap<u64, Known>,
+    files: HashMap<u64, RegisteredFile>,
     names: HashMap<(u64, Box<[u8]>), u64>,
 }
 
-struct Known {
+struct RegisteredFile {
     file: Arc<StagedFile>,
     /// Threads that are about to open it, and since when.
     expected: Vec<(u32, Instant)>,
@@ -113,7 +113,7 @@ struct Known {
     shown: Option<Instant>,
 }
 
-impl Known {
+impl RegisteredFile {
     fn new(file: Arc<StagedFile>) -> Self {
         Self { file, expected: Vec::new(), shown: None }
     }
@@ -124,7 +124,7 @@ impl Known {
     }
 
     /// A thread is there. Those that cannot be told apart (0) all have a moment.
-    fn met(&mut self, thread: u32) {
+    fn thread_arrived(&mut self, thread: u32) {
         self.expected.retain(|(expected, _)| *expected != thread || thread == 0);
     }
 
@@ -133,7 +133,7 @@ impl Known {
     }
 
     /// Whether nobody can come to open it any more.
-    fn is_over(&self) -> bool {
+    fn is_reclaimable(&self) -> bool {
         let was_shown = self.shown.is_some_and(|since| since.elapsed() < MOMENT);
         !self.file.is_open() && !self.is_expected() && (self.file.is_dirty() || !was_shown)
     }
@@ -158,7 +158,7 @@ impl StagedFiles {
     ) -> Self {
         let memory = UPLOAD_BYTES.min(conf.memory_budget.bytes() / MEMORY_SHARE);
         let memory_kib = u32::try_from(memory / 1024).unwrap_or(u32::MAX).max(1);
-        let room = Room::new(conf.staging_size.bytes(), stats.staged_bytes.clone());
+        let room = StagingBudget::new(conf.staging_size.bytes(), stats.staged_bytes.clone());
         let shared = Shared {
             metadata,
             files,
@@ -215,7 +215,7 @@ impl StagedFiles {
     }
 
     /// Takes its name from a file: nothing of it reaches the bucket any more.
-    fn disown(&self, file: &StagedFile) {
+    fn detach_name(&self, file: &StagedFile) {
         file.remove();
         self.shared.registry.lock().forget_name(file);
     }
@@ -268,7 +268,7 @@ impl StagedFiles {
         name: &[u8],
         creation: Creation,
     ) -> Result<Arc<StagedFile>, ClientError> {
-        let place = place_in(directory, name)?;
+        let place = location_in(directory, name)?;
         let mount =
             directory.mount.clone().ok_or_else(|| ClientError::Invalid(format!("{directory} is in no mount")))?;
         let inode = self.shared.next_inode.fetch_add(1, Ordering::Relaxed);
@@ -278,7 +278,7 @@ impl StagedFiles {
         }
         file.handles.fetch_add(1, Ordering::AcqRel);
         registry.names.insert((place.parent, place.name), inode);
-        registry.files.insert(inode, Known::new(file.clone()));
+        registry.files.insert(inode, RegisteredFile::new(file.clone()));
         Ok(file)
     }
 
@@ -299,11 +299,11 @@ impl StagedFiles {
         let base = Base { file, etag: object.etag.to_string(), valid: object.length };
         let location: Arc<str> =
             object.key.strip_suffix(&*String::from_utf8_lossy(&node.name)).unwrap_or_default().into();
-        let place = Place { parent: node.parent, name: node.name.clone(), location };
+        let place = StagedLocation { parent: node.parent, name: node.name.clone(), location };
         let inode = self.shared.next_inode.fetch_add(1, Ordering::Relaxed);
         let file = Arc::new(StagedFile::new(self.shared.clone(), inode, object.mount, place, Some(base)));
         registry.names.insert((node.parent, node.name.clone()), inode);
-        let mut known = Known { expected, ..Known::new(file.clone()) };
+        let mut known = RegisteredFile { expected, ..RegisteredFile::new(file.clone()) };
         thread.inspect(|thread| known.expect(*thread));
         registry.files.insert(inode, known);
         Ok(file)
@@ -313,7 +313,7 @@ impl StagedFiles {
     pub fn opened(&self, file: &Arc<StagedFile>, thread: u32) {
         file.handles.fetch_add(1, Ordering::AcqRel);
         if let Some(known) = self.shared.registry.lock().files.get_mut(&file.inode()) {
-            known.met(thread);
+            known.thread_arrived(thread);
         }
     }
 
@@ -326,10 +326,10 @@ impl StagedFiles {
     }
 
     /// A thread that was expected to open the file has changed it without.
-    pub fn met(&self, file: &Arc<StagedFile>, thread: u32) {
+    pub fn thread_arrived(&self, file: &Arc<StagedFile>, thread: u32) {
         let mut registry = self.shared.registry.lock();
         if let Some(known) = registry.files.get_mut(&file.inode()) {
-            known.met(thread);
+            known.thread_arrived(thread);
         }
         registry.forget_if_over(file.inode());
     }
@@ -338,7 +338,7 @@ impl StagedFiles {
     pub(crate) async fn sweep(&self, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(MOMENT)).await.is_some() {
             let mut registry = self.shared.registry.lock();
-            let over = registry.files.iter().filter(|(_, known)| known.is_over());
+            let over = registry.files.iter().filter(|(_, known)| known.is_reclaimable());
             let over: Vec<u64> = over.map(|(inode, _)| *inode).collect();
             over.into_iter().for_each(|inode| registry.forget(inode));
         }
@@ -354,7 +354,7 @@ impl StagedFiles {
 }
 
 impl Registry {
-    fn named(&mut self, parent: u64, name: &[u8]) -> Option<&mut Known> {
+    fn named(&mut self, parent: u64, name: &[u8]) -> Option<&mut RegisteredFile> {
         let inode = self.names.get(&(parent, Box::from(name)))?;
         self.files.get_mut(inode)
     }
@@ -371,7 +371,7 @@ impl Registry {
     }
 
     fn forget_if_over(&mut self, inode: u64) {
-        if self.files.get(&inode).is_some_and(Known::is_over) {
+        if self.files.get(&inode).is_some_and(RegisteredFile::is_reclaimable) {
             self.forget(inode);
         }
     }
@@ -383,7 +383,7 @@ impl Registry {
     }
 
     fn forget_name(&mut self, file: &StagedFile) {
-        let Place { parent, name, .. } = file.state.lock().place.clone();
+        let StagedLocation { parent, name, .. } = file.state.lock().place.clone();
         let name = (parent, name);
         if self.names.get(&name) == Some(&file.inode()) {
             self.names.remove(&name);
@@ -392,7 +392,7 @@ impl Registry {
 }
 
 /// A name in a directory of a cache-mode mount, which must be one that keys can have.
-fn place_in(directory: &Node, name: &[u8]) -> Result<Place, ClientError> {
+fn location_in(directory: &Node, name: &[u8]) -> Result<StagedLocation, ClientError> {
     let location = directory.key();
     if std::str::from_utf8(name).is_err() {
         let name = String::from_utf8_lossy(name);
@@ -401,5 +401,5 @@ fn place_in(directory: &Node, name: &[u8]) -> Result<Place, ClientError> {
     if location.len() + name.len() > KEY_BYTES_MAX {
         return refuse(Errno::NAMETOOLONG, format!("a key of more than {KEY_BYTES_MAX} bytes below {location}"));
     }
-    Ok(Place { parent: directory.inode, name: name.into(), location: location.into() })
+    Ok(StagedLocation { parent: directory.inode, name: name.into(), location: location.into() })
 }

@@ -101,16 +101,16 @@ stats! {
 }
 
 /// Counts something that is under way, until it is dropped.
-pub(crate) struct UnderWay(Gauge);
+pub(crate) struct InFlightGauge(Gauge);
 
-impl UnderWay {
+impl InFlightGauge {
     pub(crate) fn new(gauge: &Gauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for InFlightGauge {
     fn drop(&mut self) {
         self.0.dec();
     }

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::ClientError;
-use crate::flights::Flights;
+use crate::flights::SingleFlight;
 use crate::mounts::{MountView, Mounts};
 
 /// Pause after a table could not be fetched.
@@ -25,7 +25,7 @@ pub(crate) struct Tables {
     pool: Arc<WorkerPool>,
     ufs: schema::Ufs,
     mounts: RwLock<Arc<Mounts>>,
-    flights: Flights<(), Result<(), ClientError>>,
+    flights: SingleFlight<(), Result<(), ClientError>>,
     stale: Stale,
 }
 
@@ -44,7 +44,7 @@ impl Tables {
             pool,
             ufs: ufs.clone(),
             mounts: RwLock::default(),
-            flights: Flights::default(),
+            flights: SingleFlight::default(),
             stale: Stale::default(),
         }
     }

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use crate::dirs::is_absolute_and_plain;
-use crate::error::{Origin, Problem};
+use crate::error::{Problem, SettingSource};
 use crate::process::parse_level;
 use crate::reach::{self, Role};
 use crate::schema::{Config, Fuse};
@@ -30,7 +30,7 @@ const SOCKET_PATH_MAX: usize = 107;
 
 /// All that is wrong with `config`, in the order of the file. `origin` says where the value of a `section.key` came
 /// from.
-pub(crate) fn check(config: &Config, origin: impl Fn(&str) -> Origin) -> Vec<Problem> {
+pub(crate) fn check(config: &Config, origin: impl Fn(&str) -> SettingSource) -> Vec<Problem> {
     let mut rules = Rules { origin: &origin, problems: Vec::new() };
     cluster(config, &mut rules);
     master(config, &mut rules);
@@ -42,14 +42,14 @@ pub(crate) fn check(config: &Config, origin: impl Fn(&str) -> Origin) -> Vec<Pro
 }
 
 /// What of `config` keeps others from reaching the process of this role.
-pub(crate) fn check_reach(config: &Config, role: Role, origin: impl Fn(&str) -> Origin) -> Vec<Problem> {
+pub(crate) fn check_reach(config: &Config, role: Role, origin: impl Fn(&str) -> SettingSource) -> Vec<Problem> {
     let mut rules = Rules { origin: &origin, problems: Vec::new() };
     reach::check(config, role, &mut rules);
     rules.problems
 }
 
 pub(crate) struct Rules<'a> {
-    origin: &'a dyn Fn(&str) -> Origin,
+    origin: &'a dyn Fn(&str) -> SettingSource,
     problems: Vec<Problem>,
 }
 
@@ -59,7 +59,7 @@ impl Rules<'_> {
         if holds {
             return;
         }
-        let set = keys.iter().find(|key| (self.origin)(key) != Origin::Default);
+        let set = keys.iter().find(|key| (self.origin)(key) != SettingSource::Default);
         if let Some(key) = set.or(keys.first()) {
             self.problems.push(Problem { origin: (self.origin)(key), key: (*key).to_owned(), message: message() });
         }

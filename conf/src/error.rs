@@ -6,7 +6,7 @@ use thiserror::Error;
 
 /// Where a value of the configuration came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingSource {
     /// Nobody set it.
     Default,
     /// A line of the file, counted from 1.
@@ -15,7 +15,7 @@ pub enum Origin {
     Environment(String),
 }
 
-impl Display for Origin {
+impl Display for SettingSource {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => out.write_str("default"),
@@ -28,7 +28,7 @@ impl Display for Origin {
 /// One thing that is wrong with the configuration: where it stands, which key, and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    pub origin: Origin,
+    pub origin: SettingSource,
     /// `section.key`, or what was written in its place; empty where the file as a whole is meant.
     pub key: String,
     /// What is wrong, and what would be valid.
@@ -39,9 +39,9 @@ impl Display for Problem {
     /// `file:line: key: message`; without a place for a default, without a key for the file as a whole.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.origin {
-            Origin::Default => {}
-            Origin::Environment(variable) => write!(out, "{variable}: ")?,
-            file @ Origin::File { .. } => write!(out, "{file}: ")?,
+            SettingSource::Default => {}
+            SettingSource::Environment(variable) => write!(out, "{variable}: ")?,
+            file @ SettingSource::File { .. } => write!(out, "{file}: ")?,
         }
         if !self.key.is_empty() {
             write!(out, "{}: ", self.key)?;

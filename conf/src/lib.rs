@@ -19,7 +19,7 @@ mod units;
 
 pub use check::check_master;
 pub use dirs::{DirError, DirSpec, Tier};
-pub use error::{ConfigError, Origin, Problem};
+pub use error::{ConfigError, Problem, SettingSource};
 pub use failpoint::{FAILPOINTS_VARIABLE, Failpoint, enable_failpoints};
 pub use load::Effective;
 pub use reach::Role;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::check;
-use crate::error::{ConfigError, Origin, Problem};
+use crate::error::{ConfigError, Problem, SettingSource};
 use crate::reach::Role;
 use crate::schema::Config;
 use crate::settings::{self, Schema, line_of};
@@ -23,7 +23,7 @@ pub struct Effective {
     /// The file that was read, if any.
     pub file: Option<PathBuf>,
     /// By `section.key`; what is not in it is the default.
-    origins: BTreeMap<String, Origin>,
+    origins: BTreeMap<String, SettingSource>,
 }
 
 impl Config {
@@ -40,7 +40,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError::Rejected`] with all of them.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let problems = check::check(self, |_| Origin::Default);
+        let problems = check::check(self, |_| SettingSource::Default);
         if problems.is_empty() { Ok(()) } else { Err(ConfigError::Rejected(problems)) }
     }
 }
@@ -80,7 +80,7 @@ impl Effective {
                 Ok(text) => given = settings::from_file(&file, text, &schema, &mut problems),
                 Err(error) => {
                     let good = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
-                    let origin = Origin::File { path: file.clone(), line: line_of(&good, good.len()) };
+                    let origin = SettingSource::File { path: file.clone(), line: line_of(&good, good.len()) };
                     let message = "this line is not UTF-8 text: save the file as UTF-8".to_owned();
                     problems.push(Problem { origin, key: String::new(), message });
                 }
@@ -103,7 +103,7 @@ impl Effective {
             // Each value was checked alone, so this is a key that the schema ties to another.
             Err(error) => {
                 let message = error.message().to_owned();
-                problems.push(Problem { origin: Origin::Default, key: String::new(), message });
+                problems.push(Problem { origin: SettingSource::Default, key: String::new(), message });
                 return Err(ConfigError::Rejected(problems));
             }
         };
@@ -118,8 +118,8 @@ impl Effective {
     /// The variables of the environment that set something, in the order of the keys.
     pub fn variables(&self) -> impl Iterator<Item = &str> {
         self.origins.values().filter_map(|origin| match origin {
-            Origin::Environment(variable) => Some(variable.as_str()),
-            Origin::Default | Origin::File { .. } => None,
+            SettingSource::Environment(variable) => Some(variable.as_str()),
+            SettingSource::Default | SettingSource::File { .. } => None,
         })
     }
 
@@ -133,8 +133,8 @@ impl Effective {
     }
 
     /// Where the value of `section.key` came from.
-    pub fn origin(&self, key: &str) -> Origin {
-        self.origins.get(key).cloned().unwrap_or(Origin::Default)
+    pub fn origin(&self, key: &str) -> SettingSource {
+        self.origins.get(key).cloned().unwrap_or(SettingSource::Default)
     }
 }
 

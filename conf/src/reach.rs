@@ -19,7 +19,7 @@ pub enum Role {
 
 /// Who can come to an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Scope {
+enum ListenScope {
     /// This host alone.
     Host,
     /// It stands for all addresses of the host that listens, and for none that could be connected to.
@@ -32,17 +32,17 @@ fn parts(address: &str) -> (&str, &str) {
     address.rsplit_once(':').unwrap_or((address, ""))
 }
 
-fn scope(address: &str) -> Scope {
+fn scope(address: &str) -> ListenScope {
     let (host, _) = parts(address);
     let plain = host.trim_start_matches('[').trim_end_matches(']');
     match plain.parse::<IpAddr>() {
-        Ok(ip) if ip.is_loopback() => Scope::Host,
-        Ok(ip) if ip.is_unspecified() => Scope::Wildcard,
-        Ok(IpAddr::V6(ip)) if ip.to_ipv4_mapped().is_some_and(|ip: Ipv4Addr| ip.is_loopback()) => Scope::Host,
+        Ok(ip) if ip.is_loopback() => ListenScope::Host,
+        Ok(ip) if ip.is_unspecified() => ListenScope::Wildcard,
+        Ok(IpAddr::V6(ip)) if ip.to_ipv4_mapped().is_some_and(|ip: Ipv4Addr| ip.is_loopback()) => ListenScope::Host,
         Err(_) if plain.eq_ignore_ascii_case("localhost") || plain.to_ascii_lowercase().ends_with(".localhost") => {
-            Scope::Host
+            ListenScope::Host
         }
-        _ => Scope::Anybody,
+        _ => ListenScope::Anybody,
     }
 }
 
@@ -58,21 +58,21 @@ pub(crate) fn check(config: &Config, role: Role, rules: &mut Rules<'_>) {
 fn check_master(config: &Config, named: &str, rules: &mut Rules<'_>) {
     let listen = config.master.listen.as_str();
     let port = parts(named).1;
-    rules.require(scope(named) != Scope::Wildcard, &["cluster.masters"], || {
+    rules.require(scope(named) != ListenScope::Wildcard, &["cluster.masters"], || {
         format!(
             "\"{named}\" stands for all addresses of a host, and nobody can connect to that: name the host of the \
             master"
         )
     });
     let keys = &["master.listen", "cluster.masters"];
-    rules.require(scope(named) != Scope::Anybody || scope(listen) != Scope::Host, keys, || {
+    rules.require(scope(named) != ListenScope::Anybody || scope(listen) != ListenScope::Host, keys, || {
         format!(
             "cluster.masters names \"{named}\", but with master.listen \"{listen}\" no other host reaches the master: \
              set master.listen to \"0.0.0.0:{port}\""
         )
     });
     rules.require(
-        scope(named) != Scope::Host || scope(listen) != Scope::Anybody,
+        scope(named) != ListenScope::Host || scope(listen) != ListenScope::Anybody,
         &["cluster.masters", "master.listen"],
         || {
             format!(
@@ -89,7 +89,7 @@ fn check_worker(config: &Config, master: &str, rules: &mut Rules<'_>) {
     let port = parts(listen).1;
     if advertise.is_empty() {
         rules.require(
-            scope(master) == Scope::Host || scope(listen) != Scope::Host,
+            scope(master) == ListenScope::Host || scope(listen) != ListenScope::Host,
             &["worker.listen", "cluster.masters"],
             || {
                 format!(
@@ -100,14 +100,14 @@ fn check_worker(config: &Config, master: &str, rules: &mut Rules<'_>) {
         );
         return;
     }
-    rules.require(scope(advertise) != Scope::Wildcard, &["worker.advertise"], || {
+    rules.require(scope(advertise) != ListenScope::Wildcard, &["worker.advertise"], || {
         format!(
             "\"{advertise}\" stands for all addresses of a host, and nobody can connect to that: name this host, \
             or leave it empty"
         )
     });
     rules.require(
-        scope(master) == Scope::Host || scope(advertise) != Scope::Host,
+        scope(master) == ListenScope::Host || scope(advertise) != ListenScope::Host,
         &["worker.advertise", "cluster.masters"],
         || {
             format!(
@@ -117,7 +117,7 @@ fn check_worker(config: &Config, master: &str, rules: &mut Rules<'_>) {
         },
     );
     rules.require(
-        scope(advertise) != Scope::Anybody || scope(listen) != Scope::Host,
+        scope(advertise) != ListenScope::Anybody || scope(listen) != ListenScope::Host,
         &["worker.listen", "worker.advertise"],
         || {
             format!(
@@ -143,13 +143,13 @@ mod tests {
             "[::1]:1",
             "[::ffff:127.0.0.1]:1",
         ] {
-            assert_eq!(scope(address), Scope::Host, "{address}");
+            assert_eq!(scope(address), ListenScope::Host, "{address}");
         }
         for address in ["0.0.0.0:1", "[::]:1"] {
-            assert_eq!(scope(address), Scope::Wildcard, "{address}");
+            assert_eq!(scope(address), ListenScope::Wildcard, "{address}");
         }
         for address in ["10.0.0.1:1", "node7:1", "localhost.example:1", "[fd00::1]:1"] {
-            assert_eq!(scope(address), Scope::Anybody, "{address}");
+            assert_eq!(scope(address), ListenScope::Anybody, "{address}");
         }
     }
 }

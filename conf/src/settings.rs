@@ -12,7 +12,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::error::{Origin, Problem};
+use crate::error::{Problem, SettingSource};
 use crate::schema::Config;
 
 /// One value that somebody set, of the right type for its key.
@@ -21,7 +21,7 @@ pub(crate) struct Setting {
     pub section: String,
     pub key: String,
     pub value: toml::Value,
-    pub origin: Origin,
+    pub origin: SettingSource,
 }
 
 /// Names and defaults of everything that can be set.
@@ -82,8 +82,8 @@ impl Schema {
         &self,
         (section, key): (&str, &str),
         value: Spanned<DeValue<'_>>,
-        origin: Origin,
-        line_of: impl Fn(Range<usize>) -> Origin,
+        origin: SettingSource,
+        line_of: impl Fn(Range<usize>) -> SettingSource,
     ) -> Result<Setting, Problem> {
         let alone = document(section, key, value.clone());
         let typed = Config::deserialize(toml::Deserializer::from(alone));
@@ -121,7 +121,7 @@ fn document<'t>(section: &str, key: &str, value: Spanned<DeValue<'t>>) -> Spanne
 /// Everything that a file's text sets. Problems are appended in the order of the file; what is left out for a problem
 /// is not among the settings.
 pub(crate) fn from_file(path: &Path, text: &str, schema: &Schema, problems: &mut Vec<Problem>) -> Vec<Setting> {
-    let at = |offset: usize| Origin::File { path: path.to_owned(), line: line_of(text, offset) };
+    let at = |offset: usize| SettingSource::File { path: path.to_owned(), line: line_of(text, offset) };
     let root = match DeTable::parse(text) {
         Ok(root) => root.into_inner(),
         Err(error) => {
@@ -201,7 +201,7 @@ pub(crate) fn from_environment(
         .collect();
     let mut settings = Vec::new();
     for (name, value) in ours {
-        let origin = Origin::Environment(name.clone());
+        let origin = SettingSource::Environment(name.clone());
         let Some((_, section, key)) = names.iter().find(|(variable, _, _)| *variable == name) else {
             let variables: Vec<&str> = names.iter().map(|(variable, _, _)| variable.as_str()).collect();
             let hint = match nearest(&name.to_uppercase(), &variables) {

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cavern_conf::{Config, Effective, Origin};
+use cavern_conf::{Config, Effective, SettingSource};
 
 fn shipped(name: &str) -> (PathBuf, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../etc").join(name);
@@ -31,7 +31,7 @@ fn the_shipped_file_is_the_defaults() {
     assert_eq!(effective.config, Config::default());
     for (section, key) in keys() {
         let origin = effective.origin(&format!("{section}.{key}"));
-        assert!(matches!(origin, Origin::File { .. }), "{section}.{key} is not in etc/cluster.toml");
+        assert!(matches!(origin, SettingSource::File { .. }), "{section}.{key} is not in etc/cluster.toml");
     }
 }
 

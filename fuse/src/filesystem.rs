@@ -43,21 +43,21 @@ use cavern_conf::schema;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-pub use attributes::Appearance;
+pub use attributes::AttrDefaults;
 pub use listings::{KernelListings, Listing};
 pub use root::Root;
 
 use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
-use content::{KernelPages, Writing};
+use content::{KernelPages, WriteArgs};
 use directory::DirectoryHandle;
 use export::Generations;
 use failure::Failures;
 use handles::{Handles, OpenInodes};
 use locks::HandleLocks;
-use open::{OpenHandle, Reading};
-use second_opens::SecondOpens;
-use unopened::Unopened;
+use open::{OpenHandle, ReadArgs};
+use second_opens::EstaleRetries;
+use unopened::NoOpenHandles;
 
 /// The mount of one namespace path.
 pub struct Namespace {
@@ -67,15 +67,15 @@ pub struct Namespace {
 struct Inner {
     client: Arc<Client>,
     root: Arc<Root>,
-    appearance: Appearance,
+    attr_defaults: AttrDefaults,
     invalidations: Arc<Invalidations>,
     files: Handles<OpenHandle>,
     directories: Handles<DirectoryHandle>,
     open_inodes: OpenInodes,
     locks: HandleLocks,
     /// `fuse.no_open`: files are read by inode.
-    unopened: Option<Unopened>,
-    second_opens: SecondOpens,
+    unopened: Option<NoOpenHandles>,
+    second_opens: EstaleRetries,
     pages: KernelPages,
     failures: Failures,
     generations: Generations,
@@ -113,14 +113,14 @@ impl Namespace {
         let inner = Inner {
             client,
             root,
-            appearance: Appearance::new(conf),
+            attr_defaults: AttrDefaults::new(conf),
             invalidations,
             files: Handles::default(),
             directories: Handles::default(),
             open_inodes: OpenInodes::default(),
             locks: HandleLocks::default(),
-            unopened: conf.no_open.then(Unopened::default),
-            second_opens: SecondOpens::default(),
+            unopened: conf.no_open.then(NoOpenHandles::default),
+            second_opens: EstaleRetries::default(),
             pages: KernelPages::default(),
             failures: Failures::default(),
             generations,
@@ -158,7 +158,7 @@ impl Namespace {
     pub fn usage(&self) -> impl Fn() -> Usage + Send + Sync + 'static {
         let inner = Arc::clone(&self.inner);
         move || Usage {
-            files: inner.files.len() + inner.unopened.as_ref().map_or(0, Unopened::len),
+            files: inner.files.len() + inner.unopened.as_ref().map_or(0, NoOpenHandles::len),
             directories: inner.directories.len(),
             passthrough_opens: inner.passthrough_opens.load(Relaxed),
         }
@@ -174,14 +174,16 @@ impl Filesystem for Namespace {
             Operation::Statx => inner.statx(node, reply),
             Operation::Open { flags } => inner.open(node, caller, flags, reply),
             Operation::Read { fh, offset, size, is_kept } => {
-                let read = Reading { offset, size, is_kept };
+                let read = ReadArgs { offset, size, is_kept };
                 inner.read(node, fh, read, reply, payload);
             }
             Operation::Release { fh } => inner.release(node, fh, reply),
             Operation::Opendir => inner.opendir(node, reply),
-            Operation::Readdir { fh, offset, size } => inner.readdir(fh, offset, size, directory::Form::Names, reply),
+            Operation::Readdir { fh, offset, size } => {
+                inner.readdir(fh, offset, size, directory::ReaddirKind::Names, reply)
+            }
             Operation::Readdirplus { fh, offset, size } => {
-                inner.readdir(fh, offset, size, directory::Form::Entries, reply);
+                inner.readdir(fh, offset, size, directory::ReaddirKind::Entries, reply);
             }
             Operation::Releasedir { fh } => inner.releasedir(fh, reply),
             Operation::Statfs => inner.statfs(node, reply),
@@ -211,7 +213,7 @@ impl Filesystem for Namespace {
             Operation::Tmpfile { mode, umask, flags } => inner.tmpfile(node, caller, (mode, umask), flags, reply),
             Operation::Write { fh, offset, data, flags, kill_privileges, writer } => {
                 let is_sync = flags.cast_signed() & libc::O_DSYNC != 0;
-                let how = Writing { is_sync, kills_privileges: kill_privileges, caller, writer };
+                let how = WriteArgs { is_sync, kills_privileges: kill_privileges, caller, writer };
                 inner.write(fh, offset, data, how, reply);
             }
             Operation::Flush { fh, lock_owner } => inner.flush(node, fh, lock_owner, reply),
@@ -230,7 +232,7 @@ impl Filesystem for Namespace {
 
     fn forget(&self, node: u64, _nlookup: u64) {
         let inode = self.inner.root.to_namespace(node);
-        if self.inner.client.metadata().is_referred(inode) {
+        if self.inner.client.metadata().is_referenced(inode) {
             self.inner.invalidations.given_up(inode);
         }
     }

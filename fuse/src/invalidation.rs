@@ -34,7 +34,7 @@ const STUCK: Duration = Duration::from_secs(1);
 
 /// What the kernel is to forget. Inodes are the kernel's.
 #[derive(Debug)]
-enum Message {
+enum Notification {
     Entry {
         parent: u64,
         name: Box<[u8]>,
@@ -49,7 +49,7 @@ enum Message {
     },
     Everything,
     /// The kernel has given up a reference to an inode of the namespace: perhaps the last one.
-    Given(u64),
+    ReferenceDropped(u64),
     /// Which of these the kernel still refers to.
     Referred(Vec<u64>, oneshot::Sender<Vec<u64>>),
     /// Everything before this has been passed on.
@@ -102,16 +102,16 @@ pub struct Invalidations {
     counts: InvalidationCounts,
 }
 
-impl Message {
+impl Notification {
     /// Whether somebody waits for it.
     fn is_waited_for(&self) -> bool {
-        matches!(self, Self::Written { .. } | Self::Given(_) | Self::Referred(..) | Self::Barrier(_))
+        matches!(self, Self::Written { .. } | Self::ReferenceDropped(_) | Self::Referred(..) | Self::Barrier(_))
     }
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    messages: VecDeque<Message>,
+    messages: VecDeque<Notification>,
     /// Since when the kernel has been told the one that was taken out last.
     telling: Option<Instant>,
     /// There is a kernel to tell.
@@ -164,13 +164,13 @@ impl Invalidations {
     /// For an answer that named `name` (of the kernel's `parent`) while the namespace changed: the kernel may have
     /// received it after the invalidation that it should have come before.
     pub fn repeat_entry(&self, parent: u64, name: &[u8]) {
-        self.push(Message::Entry { parent, name: name.into() });
+        self.push(Notification::Entry { parent, name: name.into() });
     }
 
     /// Has the kernel forget the pages of bytes that were written, and answers the write. Inodes are the kernel's.
     pub fn written(&self, inode: u64, offset: u64, length: u32, reply: Reply) {
-        let message = Message::Written { inode, offset, length, reply: Some(reply) };
-        if let Err(Message::Written { reply: Some(reply), .. }) = self.try_push(message) {
+        let message = Notification::Written { inode, offset, length, reply: Some(reply) };
+        if let Err(Notification::Written { reply: Some(reply), .. }) = self.try_push(message) {
             // Without a kernel to tell there are no pages.
             reply.written(length);
         }
@@ -178,7 +178,7 @@ impl Invalidations {
 
     /// The kernel has given up a reference to an inode of the namespace: has it looked whether that was the last.
     pub fn given_up(&self, inode: u64) {
-        self.push(Message::Given(inode));
+        self.push(Notification::ReferenceDropped(inode));
     }
 
     /// Answers the writes that wait while an invalidation is stuck, if there are `many` of them: together they may be
@@ -187,12 +187,12 @@ impl Invalidations {
         let stuck: Vec<(Reply, u32)> = {
             let mut queue = self.queue.lock();
             let is_stuck = queue.telling.is_some_and(|since| since.elapsed() >= STUCK);
-            let writes = || queue.messages.iter().filter(|message| matches!(message, Message::Written { .. }));
+            let writes = || queue.messages.iter().filter(|message| matches!(message, Notification::Written { .. }));
             if !is_stuck || writes().count() < many {
                 return;
             }
-            let take = |message: &mut Message| match message {
-                Message::Written { reply, length, .. } => Some((reply.take()?, *length)),
+            let take = |message: &mut Notification| match message {
+                Notification::Written { reply, length, .. } => Some((reply.take()?, *length)),
                 _ => None,
             };
             queue.messages.iter_mut().filter_map(take).collect()
@@ -235,22 +235,22 @@ impl Invalidations {
         self.root.lock().as_ref().map_or(inode, |root| root.to_kernel(inode))
     }
 
-    fn push(&self, message: Message) {
+    fn push(&self, message: Notification) {
         // A barrier dropped here is a barrier passed: there is nobody to tell.
         let _nobody = self.try_push(message);
     }
 
     /// Gives the message back when there is nobody to tell.
-    fn try_push(&self, message: Message) -> Result<(), Message> {
+    fn try_push(&self, message: Notification) -> Result<(), Notification> {
         let mut queue = self.queue.lock();
         if !queue.attached || queue.stopped {
             return Err(message);
         }
         if queue.messages.len() >= QUEUE_MAX && !message.is_waited_for() {
             warn!(waiting = QUEUE_MAX, "the kernel takes invalidations too slowly: everything is invalidated instead");
-            queue.messages.retain(Message::is_waited_for);
+            queue.messages.retain(Notification::is_waited_for);
             // Before those that are left: what was dropped came before them.
-            queue.messages.push_front(Message::Everything);
+            queue.messages.push_front(Notification::Everything);
         }
         queue.messages.push_back(message);
         drop(queue);
@@ -279,25 +279,25 @@ impl Invalidations {
                 }
             };
             match message {
-                Message::Entry { parent, name } => kernel.forget_entry(parent, &name),
-                Message::Inode(inode) => kernel.forget_inode(inode),
-                Message::Written { inode, offset, length, reply } => {
+                Notification::Entry { parent, name } => kernel.forget_entry(parent, &name),
+                Notification::Inode(inode) => kernel.forget_inode(inode),
+                Notification::Written { inode, offset, length, reply } => {
                     kernel.forget_pages(inode, offset, length);
                     if let Some(reply) = reply {
                         reply.written(length);
                     }
                 }
-                Message::Everything => kernel.forget_everything(),
-                Message::Given(inode) => {
+                Notification::Everything => kernel.forget_everything(),
+                Notification::ReferenceDropped(inode) => {
                     if kernel.referred(vec![inode]).is_empty() {
                         (inodes.forgotten)(inode);
                     }
                 }
-                Message::Referred(inodes, answer) => {
+                Notification::Referred(inodes, answer) => {
                     // Who asked may be gone.
                     let _ = answer.send(kernel.referred(inodes));
                 }
-                Message::Barrier(passed) => {
+                Notification::Barrier(passed) => {
                     // The watch task may be gone.
                     let _ = passed.send(());
                 }
@@ -313,33 +313,33 @@ impl InvalidationSink for Invalidations {
             self.listings.changed(old);
         }
         let moved_root = self.to_kernel(old) == ROOT_NODE && old != 0;
-        self.push(Message::Entry { parent: self.to_kernel(parent), name: name.into() });
+        self.push(Notification::Entry { parent: self.to_kernel(parent), name: name.into() });
         if moved_root {
             // The root of the mount has no name in the kernel.
-            self.push(Message::Inode(ROOT_NODE));
+            self.push(Notification::Inode(ROOT_NODE));
         }
     }
 
     fn inode(&self, inode: u64) {
         self.listings.changed(inode);
-        self.push(Message::Inode(self.to_kernel(inode)));
+        self.push(Notification::Inode(self.to_kernel(inode)));
     }
 
     fn reset(&self) {
         self.listings.reset();
-        self.push(Message::Everything);
+        self.push(Notification::Everything);
     }
 
     fn referred(&self, inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>> {
         let (answer, answered) = oneshot::channel();
-        self.push(Message::Referred(inodes, answer));
+        self.push(Notification::Referred(inodes, answer));
         // An error means that there is no kernel (any more) to ask.
         Box::pin(async move { answered.await.unwrap_or_default() })
     }
 
     fn barrier(&self) -> BoxFuture<'static, ()> {
         let (passed, waits) = oneshot::channel();
-        self.push(Message::Barrier(passed));
+        self.push(Notification::Barrier(passed));
         Box::pin(async move {
             // An error means that there is no kernel (any more) to tell.
             let _ = waits.await;
@@ -376,12 +376,12 @@ struct KernelCaches<'a> {
     root: &'a Root,
     counts: &'a InvalidationCounts,
     inodes: &'a Inodes,
-    epochs: Epochs,
+    epochs: EpochSupport,
 }
 
 /// Whether the kernel has a word for "every name".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Epochs {
+enum EpochSupport {
     Known,
     /// Before Linux 6.16. Invalidating a directory's name drops what is below it as well, so invalidating every name in
     /// the root does the same; the root remembers which the kernel was told.
@@ -391,8 +391,8 @@ enum Epochs {
 impl<'a> KernelCaches<'a> {
     fn new(notifier: &'a Notifier, root: &'a Root, counts: &'a InvalidationCounts, inodes: &'a Inodes) -> Self {
         // Asking is harmless: the kernel knows next to nothing yet.
-        let epochs = if notifier.every_entry().is_ok() { Epochs::Known } else { Epochs::Unknown };
-        if epochs == Epochs::Known {
+        let epochs = if notifier.every_entry().is_ok() { EpochSupport::Known } else { EpochSupport::Unknown };
+        if epochs == EpochSupport::Known {
             root.names().need_not_be_remembered();
         }
         Self { notifier, root, counts, inodes, epochs }
@@ -412,11 +412,11 @@ impl<'a> KernelCaches<'a> {
         self.counts.resets.fetch_add(1, Relaxed);
         debug!(epochs = ?self.epochs, "everything in the kernel's caches is invalidated");
         match self.epochs {
-            Epochs::Known => {
+            EpochSupport::Known => {
                 let told = self.notifier.every_entry().map(|()| true);
                 self.counts.count(told);
             }
-            Epochs::Unknown => {
+            EpochSupport::Unknown => {
                 for name in self.root.names().take() {
                     self.forget_entry(ROOT_NODE, &name);
                 }

@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use crate::filesystem::Usage;
 use crate::invalidation::Invalidations;
 use crate::kernel::in_flight::InFlight;
-use crate::kernel::observation::{Kind, KindCounts, LATENCY_BOUNDS_US, Observation};
+use crate::kernel::observation::{KindCounts, LATENCY_BOUNDS_US, Observation, RequestKind};
 
 /// Reads the counters of a session when they are asked for.
 pub struct MountCollector {
@@ -35,7 +35,7 @@ impl MountCollector {
         mut metric: MetricEncoder<'_>,
         mut encode: impl FnMut(MetricEncoder<'_>, &KindCounts) -> fmt::Result,
     ) -> fmt::Result {
-        for kind in Kind::ALL {
+        for kind in RequestKind::ALL {
             encode(metric.encode_family(&[("operation", kind.name())])?, self.observation.kind(kind))?;
         }
         Ok(())
@@ -45,7 +45,7 @@ impl MountCollector {
         let help = "Requests of the kernel by operation and by where they were answered: on the event loop (fast) or \
             by a task (deferred)";
         let mut metric = encoder.encode_descriptor("cavern_fuse_requests", help, None, MetricType::Counter)?;
-        for kind in Kind::ALL {
+        for kind in RequestKind::ALL {
             let counts = self.observation.kind(kind);
             for (path, count) in [("fast", &counts.fast), ("deferred", &counts.deferred)] {
                 let labels = [("operation", kind.name()), ("path", path)];

@@ -95,7 +95,7 @@ fn inodes(client: &Client) -> Inodes {
     let (known, referred) = (client.metadata().clone(), client.metadata().clone());
     Inodes {
         open: Box::new(move || known.open_inodes()),
-        forgotten: Box::new(move |inode| referred.no_longer_referred(inode)),
+        forgotten: Box::new(move |inode| referred.no_longer_referenced(inode)),
     }
 }
 

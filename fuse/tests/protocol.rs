@@ -34,7 +34,7 @@ impl Filesystem for Stub {
             }),
             Operation::Unlink { .. } => {
                 let go = Arc::clone(&self.go);
-                reply.carry_out(|reply| async move {
+                reply.run_uninterruptible(|reply| async move {
                     go.notified().await;
                     reply.done();
                 });
@@ -46,7 +46,7 @@ impl Filesystem for Stub {
                     reply.done();
                 });
             }
-            Operation::Setlk { .. } => reply.carry_out_until_interrupted(|reply, interrupted| async move {
+            Operation::Setlk { .. } => reply.run_until_interrupted(|reply, interrupted| async move {
                 interrupted.cancelled().await;
                 reply.error(libc::EDEADLK);
             }),

@@ -101,7 +101,7 @@ pub async fn reap(proposer: &Proposer) -> Result<(), MasterError> {
     let mut from = 0;
     loop {
         match proposer.propose(Command::ReapOrphans(ReapOrphans { limit: REAP_STEP, from })).await? {
-            Outcome::Reaped(reaped) if reaped.more => from = reaped.next,
+            Outcome::StepProgress(reaped) if reaped.more => from = reaped.next,
             // Directories below others may be older than those.
             _ if from > 0 => from = 0,
             _ => return Ok(()),

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// What becomes of changes that the bucket of an fs-mode mount lacks when it is detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unwritten {
+pub enum DetachPolicy {
     /// They are written, or the mount stays.
     Keep,
     Discard,
@@ -40,7 +40,7 @@ impl Services {
     ///
     /// # Errors
     /// [`MasterError::Refused`] when the bucket lacks changes that are not to be discarded, or files are being written.
-    pub async fn unmount_bucket(&self, path: &str, unwritten: Unwritten) -> Result<Mount, MasterError> {
+    pub async fn unmount_bucket(&self, path: &str, unwritten: DetachPolicy) -> Result<Mount, MasterError> {
         let path = normalized(path)?;
         let began = Instant::now();
         loop {
@@ -49,7 +49,7 @@ impl Services {
             let Some(mount) = read.await?.into_iter().find(|mount| mount.path == looked_up) else {
                 return Err(not_mounted(&path));
             };
-            let discard = unwritten == Unwritten::Discard;
+            let discard = unwritten == DetachPolicy::Discard;
             let change = match mount.write_type() {
                 WriteType::FsMode if !discard => self.drained(&mount, began).await?,
                 _ => 0,

@@ -33,7 +33,7 @@ const REMEMBERED: usize = 100_000;
 type Rules = HashMap<u64, TtlRecord>;
 
 /// What is to be done about a file.
-enum Due {
+enum ExpiryAction {
     Free(u64),
     Remove(Expire),
 }
@@ -84,7 +84,7 @@ async fn sweep(services: &Services, rules: &Rules, metrics: &ExpiryMetrics) -> R
             let (mut last, mut due) = (None, Vec::new());
             for (inode, record) in tables.inodes_after(after, PAGE)? {
                 last = Some(inode);
-                due.extend(look_at(tables, inode, &record, &rules, &mut known, listings.clock())?);
+                due.extend(classify_inode(tables, inode, &record, &rules, &mut known, listings.clock())?);
             }
             Ok((last, due, known))
         });
@@ -95,8 +95,8 @@ async fn sweep(services: &Services, rules: &Rules, metrics: &ExpiryMetrics) -> R
         }
         for due in due {
             let (command, done) = match due {
-                Due::Free(inode) => (Command::FreeContent(inode), &metrics.freed),
-                Due::Remove(expire) => (Command::Expire(expire), &metrics.removed),
+                ExpiryAction::Free(inode) => (Command::FreeContent(inode), &metrics.freed),
+                ExpiryAction::Remove(expire) => (Command::Expire(expire), &metrics.removed),
             };
             let is_done = match services.proposer.propose(command).await? {
                 Outcome::Freed(freed) => freed.fate() == FreeFate::Freed,
@@ -114,14 +114,14 @@ async fn sweep(services: &Services, rules: &Rules, metrics: &ExpiryMetrics) -> R
     }
 }
 
-fn look_at(
+fn classify_inode(
     tables: Tables<'_>,
     inode: u64,
     record: &InodeRecord,
     rules: &Rules,
     known: &mut HashMap<u64, Option<TtlRecord>>,
     clock: &Clock,
-) -> Result<Option<Due>, MasterError> {
+) -> Result<Option<ExpiryAction>, MasterError> {
     if record.mount_id == 0 || record.unlinked || is_directory(record) {
         return Ok(None);
     }
@@ -134,9 +134,11 @@ fn look_at(
         TtlAction::None => None,
         TtlAction::Free => {
             let has_blocks = tables.extents_of(inode, 0)?.next().transpose()?.is_some();
-            (has_blocks && is_clean(tables, inode)?).then_some(Due::Free(inode))
+            (has_blocks && is_clean(tables, inode)?).then_some(ExpiryAction::Free(inode))
         }
-        TtlAction::Delete => Some(Due::Remove(Expire { inode, ctime_ns: record.ctime_ns, now_ns: clock.now_ns() })),
+        TtlAction::Delete => {
+            Some(ExpiryAction::Remove(Expire { inode, ctime_ns: record.ctime_ns, now_ns: clock.now_ns() }))
+        }
     })
 }
 

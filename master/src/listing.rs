@@ -48,7 +48,7 @@ use tokio_util::task::TaskTracker;
 pub use adopt::Looks;
 pub use check::Why;
 pub use flight::{Flight, Progress};
-pub use walk::{Visit, Walk};
+pub use walk::{ListPolicy, Walk};
 #[cfg(test)]
 pub use {diff::is_same_version, diff::step as diff_step, window::is_name};
 

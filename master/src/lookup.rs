@@ -14,7 +14,7 @@ use cavern_proto::{NAME_MAX, ROOT_INODE};
 use futures::{StreamExt, stream};
 
 use crate::MasterError;
-use crate::listing::{Listings, Progress, Started, Visit, Walk, Why};
+use crate::listing::{ListPolicy, Listings, Progress, Started, Walk, Why};
 use crate::mounts::{Mounts, OpenMount};
 use crate::state::{Directory, Tables};
 use crate::watch::WatchHub;
@@ -131,7 +131,7 @@ impl Lookups {
                 let (parent, looked_up) = (directory.inode, name.clone());
                 let known = self.listings.read(move |tables| find(tables, parent, &looked_up)).await?;
                 if known.is_none() {
-                    self.watch.mark_missed(directory.inode);
+                    self.watch.mark_absence_seen(directory.inode);
                     self.listings.check_name(directory.inode, name, Why::Unknown).await?;
                 }
             }
@@ -157,7 +157,7 @@ impl Lookups {
     /// longer than the configuration allows, the answer says so, and it goes on.
     pub async fn make_listed(&self, inode: u64, recursive: bool) -> Result<MakeListedReply, MasterError> {
         let listed = async {
-            let mut walk = Walk::new(self.listings.clone(), inode, Visit::Known, recursive);
+            let mut walk = Walk::new(self.listings.clone(), inode, ListPolicy::Known, recursive);
             while let Some(visited) = walk.next().await {
                 visited.map_err(|(_, error)| error)?;
             }
@@ -180,7 +180,7 @@ impl Lookups {
     /// Reads the name once more and says what it leads to, or that it leads nowhere.
     async fn absent_or_entry(&self, parent: u64, name: &Bytes) -> Result<Entry, MasterError> {
         // Before the read: a name that appears after it is told to the sessions.
-        self.watch.mark_missed(parent);
+        self.watch.mark_absence_seen(parent);
         let looked_up = name.clone();
         let (directory, found) = self
             .listings
@@ -219,7 +219,7 @@ impl Lookups {
     pub async fn revalidate(&self, parent: u64, name: &Bytes, why: Why) -> Result<Entry, MasterError> {
         check_name(name)?;
         self.watch.mark_seen(parent);
-        self.watch.mark_missed(parent);
+        self.watch.mark_absence_seen(parent);
         self.listings.check_name(parent, name, why).await?;
         let entry = self.absent_or_entry(parent, name).await?;
         match why {

@@ -8,7 +8,7 @@
 //! it is judged before the command, which does nothing when the mount table has become another meanwhile.
 
 use cavern_proto::master::{AccessMode, Mount, WriteType};
-use cavern_ufs::Place;
+use cavern_ufs::KeySpace;
 
 use crate::MasterError;
 use crate::service::Services;
@@ -25,7 +25,7 @@ impl Services {
             let (epoch, recorded) = mounts.table()?;
             // Whether it is the same mount again is for the command to say.
             if !recorded.iter().any(|mount| mount.path == wanted.path) {
-                let place = Place::of(&wanted.uri, &wanted.options)?;
+                let place = KeySpace::of(&wanted.uri, &wanted.options)?;
                 for mount in &recorded {
                     refuse_overlap(&wanted, &place, mount)?;
                 }
@@ -37,12 +37,12 @@ impl Services {
 }
 
 /// Refuses a mount that has keys in common with another one, unless both only read.
-pub(crate) fn refuse_overlap(wanted: &Mount, place: &Place, other: &Mount) -> Result<(), MasterError> {
+pub(crate) fn refuse_overlap(wanted: &Mount, place: &KeySpace, other: &Mount) -> Result<(), MasterError> {
     if only_reads(wanted) && only_reads(other) {
         return Ok(());
     }
     // A mount whose options make no sense any more reaches no bucket.
-    if !Place::of(&other.uri, &other.options).is_ok_and(|other| other.overlaps(place)) {
+    if !KeySpace::of(&other.uri, &other.options).is_ok_and(|other| other.overlaps(place)) {
         return Ok(());
     }
     Err(MasterError::Refused(format!(

@@ -43,10 +43,10 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::demand::Demand;
-use self::hurry::Hurries;
+use self::demand::ClientLoad;
+use self::hurry::ExpeditedScopes;
 use self::ledger::Ledger;
-pub use self::refresh::Run;
+pub use self::refresh::RefreshMode;
 pub use self::scope::Scope;
 pub use self::status::Backlog;
 use self::status::Throughput;
@@ -68,7 +68,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 /// was, and while somebody waits for it.
 const REST: u32 = 50;
 const REST_BUSY: u32 = 10;
-const REST_HURRIED: u32 = 1;
+const REST_EXPEDITED: u32 = 1;
 
 /// What persistence works with.
 pub struct Persistence {
@@ -80,8 +80,8 @@ pub struct Persistence {
     /// Objects written and deleted at a time.
     permits: Arc<Semaphore>,
     ledger: Ledger,
-    hurries: Hurries,
-    demand: Demand,
+    expedited: ExpeditedScopes,
+    demand: ClientLoad,
     /// A worker is nearly full.
     lacks_room: AtomicBool,
     throughput: Throughput,
@@ -115,8 +115,8 @@ impl Persistence {
             delay: options.delay,
             permits: Arc::new(Semaphore::new(options.concurrency.clamp(1, Semaphore::MAX_PERMITS))),
             ledger: Ledger::default(),
-            hurries: Hurries::default(),
-            demand: Demand::default(),
+            expedited: ExpeditedScopes::default(),
+            demand: ClientLoad::default(),
             lacks_room: AtomicBool::new(false),
             throughput: Throughput::default(),
             metrics,
@@ -127,11 +127,12 @@ impl Persistence {
 
     /// Begins to work.
     pub fn start(self: &Arc<Self>) {
-        self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_persisting().await));
-        self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_deleting().await));
-        self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_freeing().await));
-        self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_room().await));
-        self.tasks.spawn(Self::keep(self.clone(), async |persistence| persistence.keep_measuring().await));
+        self.tasks
+            .spawn(Self::run_until_stopped(self.clone(), async |persistence| persistence.keep_persisting().await));
+        self.tasks.spawn(Self::run_until_stopped(self.clone(), async |persistence| persistence.keep_deleting().await));
+        self.tasks.spawn(Self::run_until_stopped(self.clone(), async |persistence| persistence.keep_freeing().await));
+        self.tasks.spawn(Self::run_until_stopped(self.clone(), async |persistence| persistence.keep_room().await));
+        self.tasks.spawn(Self::run_until_stopped(self.clone(), async |persistence| persistence.keep_measuring().await));
     }
 
     /// Clients make so many changes.
@@ -140,7 +141,7 @@ impl Persistence {
     }
 
     /// Whether what nobody waits for is to wait, for a time.
-    pub(crate) fn makes_way(&self) -> bool {
+    pub(crate) fn yields_to_clients(&self) -> bool {
         self.demand.is_high() && !self.lacks_room.load(Ordering::Relaxed)
     }
 

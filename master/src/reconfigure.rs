@@ -7,7 +7,7 @@
 use cavern_proto::master::{Mount, UpdateMountRequest, WriteType};
 use cavern_proto::record::UpdateMount;
 use cavern_proto::record::command::Command;
-use cavern_ufs::{Place, Ufs, changed_options};
+use cavern_ufs::{KeySpace, Ufs, changed_options};
 use futures::{StreamExt, stream};
 
 use crate::MasterError;
@@ -57,8 +57,8 @@ impl Services {
         let ufs = self.mounts.open_ufs(wanted)?;
         ufs.check().await?;
         // Links of directory trees need not be followed here: they have no options.
-        let place = Place::of(&wanted.uri, &wanted.options)?;
-        if Place::of(&before.uri, &before.options).is_ok_and(|before| before.has_store_of(&place)) {
+        let place = KeySpace::of(&wanted.uri, &wanted.options)?;
+        if KeySpace::of(&before.uri, &before.options).is_ok_and(|before| before.has_store_of(&place)) {
             return Ok(());
         }
         for other in mounts.iter().filter(|other| other.id != wanted.id) {

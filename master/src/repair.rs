@@ -36,7 +36,7 @@ use crate::lookup::Lookups;
 use crate::metrics::RepairMetrics;
 use crate::persist::ObjectWriter;
 use crate::raft::Proposer;
-use crate::state::BlockAt;
+use crate::state::FileBlock;
 use crate::workers::Workers;
 
 /// Blocks looked at with one read.
@@ -67,7 +67,7 @@ pub struct Repair {
     cluster_id: Arc<str>,
     after: Duration,
     permits: Arc<Semaphore>,
-    books: Mutex<Books>,
+    progress: Mutex<RepairProgress>,
     metrics: RepairMetrics,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -75,9 +75,9 @@ pub struct Repair {
 
 /// What is under way, and what has failed: in memory, since a new leader may begin anew.
 #[derive(Default)]
-struct Books {
-    busy: HashSet<BlockAt>,
-    failures: HashMap<BlockAt, Failure>,
+struct RepairProgress {
+    busy: HashSet<FileBlock>,
+    failures: HashMap<FileBlock, Failure>,
 }
 
 /// What is known of a block that could not be copied.
@@ -91,41 +91,41 @@ struct Failure {
 
 /// Whether a worker counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Standing {
+pub(crate) enum Availability {
     Live,
     /// It is there, and is being emptied.
-    Leaving,
+    Draining,
     /// It may be back soon.
-    Away,
+    Offline,
     /// It is gone, or has been away for too long.
     Lost,
 }
 
 /// The workers, as they stood at a moment.
 #[derive(Clone)]
-pub(crate) struct Standings {
+pub(crate) struct AvailabilityMap {
     placement: Arc<Placement>,
     lost: HashSet<u64>,
 }
 
-impl Standings {
+impl AvailabilityMap {
     /// Live workers that take blocks, the best for a block first.
     fn candidates(&self, content: ContentId, index: u32) -> Vec<u64> {
         self.placement.ranked(content, index)
     }
 
-    pub(crate) fn of(&self, worker: u64) -> Standing {
+    pub(crate) fn of(&self, worker: u64) -> Availability {
         match self.placement.worker(worker) {
-            Some(known) if known.state() == WorkerState::Live && known.draining => Standing::Leaving,
-            Some(known) if known.state() == WorkerState::Live => Standing::Live,
-            Some(_) if !self.lost.contains(&worker) => Standing::Away,
-            _ => Standing::Lost,
+            Some(known) if known.state() == WorkerState::Live && known.draining => Availability::Draining,
+            Some(known) if known.state() == WorkerState::Live => Availability::Live,
+            Some(_) if !self.lost.contains(&worker) => Availability::Offline,
+            _ => Availability::Lost,
         }
     }
 
     /// Whether what a worker has can be read.
     pub(crate) fn is_there(&self, worker: u64) -> bool {
-        matches!(self.of(worker), Standing::Live | Standing::Leaving)
+        matches!(self.of(worker), Availability::Live | Availability::Draining)
     }
 }
 
@@ -147,7 +147,7 @@ impl Repair {
             cluster_id: cluster_id.into(),
             after: options.after,
             permits: Arc::new(Semaphore::new(options.concurrency.clamp(1, Semaphore::MAX_PERMITS))),
-            books: Mutex::default(),
+            progress: Mutex::default(),
             metrics,
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -177,98 +177,103 @@ impl Repair {
         }
     }
 
-    pub(crate) fn standings(&self) -> Result<Standings, MasterError> {
+    pub(crate) fn availability(&self) -> Result<AvailabilityMap, MasterError> {
         let placement = self.writer.placement()?;
         let lost = placement.workers().iter().filter(|worker| worker.state() != WorkerState::Live);
         let lost = lost.filter(|worker| self.workers.silent_for(worker.id) >= self.after);
-        Ok(Standings { lost: lost.map(|worker| worker.id).collect(), placement })
+        Ok(AvailabilityMap { lost: lost.map(|worker| worker.id).collect(), placement })
     }
 
     async fn keep_repairing(self: &Arc<Self>) {
         loop {
             let began = Instant::now();
-            if let Err(error) = self.look_at_all().await {
+            if let Err(error) = self.scan_all().await {
                 tracing::warn!("which blocks lack replicas is not known: {error}");
             }
             tokio::time::sleep(PAUSE.max(began.elapsed() * REST)).await;
         }
     }
 
-    async fn look_at_all(self: &Arc<Self>) -> Result<(), MasterError> {
-        let standings = self.standings()?;
+    async fn scan_all(self: &Arc<Self>) -> Result<(), MasterError> {
+        let availability = self.availability()?;
         let mut after = None;
         loop {
             let page = self.lookups.listings.read(move |tables| tables.repairs(after, PAGE)).await?;
             let Some(last) = page.last() else { break };
             after = Some(*last);
-            self.look_at(page, &standings).await?;
+            self.start_due(page, &availability).await?;
         }
         let workers = self.lookups.listings.read(|tables| tables.workers_with_replicas()).await?;
-        let leave = |worker: &u64| matches!(standings.of(*worker), Standing::Lost | Standing::Leaving);
+        let leave = |worker: &u64| matches!(availability.of(*worker), Availability::Lost | Availability::Draining);
         for worker in workers.into_iter().filter(leave) {
             let mut after = None;
             loop {
                 let page = self.lookups.listings.read(move |tables| tables.replicas_at(worker, after, PAGE)).await?;
                 let Some(last) = page.last() else { break };
                 after = Some(*last);
-                self.look_at(page, &standings).await?;
+                self.start_due(page, &availability).await?;
             }
         }
         Ok(())
     }
 
     /// Begins to work on those of the blocks that lack something that they can be given.
-    async fn look_at(self: &Arc<Self>, page: Vec<BlockAt>, standings: &Standings) -> Result<(), MasterError> {
-        let page: Vec<(BlockAt, Vec<u64>)> = {
-            let (books, now) = (self.books.lock(), Instant::now());
-            let idle = page.into_iter().filter(|at| !books.busy.contains(at));
-            let due = idle.filter(|at| books.failures.get(at).is_none_or(|failure| failure.until <= now));
-            let tried = |at: &BlockAt| books.failures.get(at).map_or_else(Vec::new, |failure| failure.tried.clone());
+    async fn start_due(
+        self: &Arc<Self>,
+        page: Vec<FileBlock>,
+        availability: &AvailabilityMap,
+    ) -> Result<(), MasterError> {
+        let page: Vec<(FileBlock, Vec<u64>)> = {
+            let (progress, now) = (self.progress.lock(), Instant::now());
+            let idle = page.into_iter().filter(|at| !progress.busy.contains(at));
+            let due = idle.filter(|at| progress.failures.get(at).is_none_or(|failure| failure.until <= now));
+            let tried =
+                |at: &FileBlock| progress.failures.get(at).map_or_else(Vec::new, |failure| failure.tried.clone());
             due.map(|at| (at, tried(&at))).collect()
         };
-        let (standings, cluster_id) = (standings.clone(), self.cluster_id.clone());
+        let (availability, cluster_id) = (availability.clone(), self.cluster_id.clone());
         let steps = self.lookups.listings.read(move |tables| {
-            let step = |(at, tried): (BlockAt, Vec<u64>)| plan(tables, &standings, &cluster_id, at, &tried);
+            let step = |(at, tried): (FileBlock, Vec<u64>)| plan(tables, &availability, &cluster_id, at, &tried);
             page.into_iter().filter_map(|at| step(at).transpose()).collect::<Result<Vec<Step>, MasterError>>()
         });
         for step in steps.await? {
             let Ok(permit) = self.permits.clone().acquire_owned().await else { return Ok(()) };
             let at = step.at();
-            if !self.books.lock().busy.insert(at) {
+            if !self.progress.lock().busy.insert(at) {
                 continue;
             }
             let repair = self.clone();
             self.tasks.spawn(self.clone().keep(async move |_| {
-                let done = repair.carry_out(&step).await;
-                repair.note(&step, done);
+                let done = repair.execute_step(&step).await;
+                repair.record_result(&step, done);
                 drop(permit);
             }));
         }
         Ok(())
     }
 
-    fn note(&self, step: &Step, done: Result<(), String>) {
-        let mut books = self.books.lock();
+    fn record_result(&self, step: &Step, done: Result<(), String>) {
+        let mut progress = self.progress.lock();
         let at = step.at();
-        books.busy.remove(&at);
+        progress.busy.remove(&at);
         let Err(error) = done else {
-            books.failures.remove(&at);
+            progress.failures.remove(&at);
             return;
         };
         self.metrics.failures.inc();
         let (inode, index) = at;
         tracing::debug!(inode, index, "a block gets its replica later: {error}");
-        if books.failures.len() >= REMEMBERED && !books.failures.contains_key(&at) {
+        if progress.failures.len() >= REMEMBERED && !progress.failures.contains_key(&at) {
             let now = Instant::now();
-            books.failures.retain(|_, failure| now < failure.until);
+            progress.failures.retain(|_, failure| now < failure.until);
         }
-        let failure = books.failures.remove(&at);
+        let failure = progress.failures.remove(&at);
         let (count, mut tried) = failure.map_or((0, Vec::new()), |failure| (failure.count, failure.tried));
         tried.extend(step.target());
         let (first, most) = FAILURE_PAUSES;
         let pause = first.saturating_mul(1u32.checked_shl(count).unwrap_or(u32::MAX)).min(most);
-        if books.failures.len() < REMEMBERED {
-            books
+        if progress.failures.len() < REMEMBERED {
+            progress
                 .failures
                 .insert(at, Failure { count: count + 1, until: Instant::now() + pause, reason: error, tried });
         }

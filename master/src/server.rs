@@ -53,7 +53,7 @@ const STREAMS_MAX: u32 = 1024;
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterError> {
     let grpc = bind_tcp(&config.master.listen, "master.listen").await?;
     let http = HttpServer::bind(&config.master.http_listen).await?;
-    let master = Master::start(config, grpc, Arc::new(PooledFillers), Clock::default()).await?;
+    let master = Master::start(config, grpc, Arc::new(PooledClientFactory), Clock::default()).await?;
     let health = {
         let consensus = master.services.consensus.clone();
         move || consensus.progress().2
@@ -71,24 +71,24 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterEr
 }
 
 /// The way to the workers.
-pub struct WayToWorkers {
+pub struct WorkerClients {
     pub filler: Arc<dyn BlockFiller>,
     pub writer: Arc<dyn ObjectWriter>,
     pub pool: Option<Arc<WorkerPool>>,
 }
 
 /// Makes the way to the workers, once these are known; tests have their own.
-pub trait MakeFiller {
-    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str) -> WayToWorkers;
+pub trait WorkerClientFactory {
+    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str) -> WorkerClients;
 }
 
-struct PooledFillers;
+struct PooledClientFactory;
 
-impl MakeFiller for PooledFillers {
-    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str) -> WayToWorkers {
+impl WorkerClientFactory for PooledClientFactory {
+    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str) -> WorkerClients {
         let pool = WorkerPool::new(&config.client, "master");
         let pooled = Arc::new(PooledWorkers::new(pool.clone(), workers, cluster_id.to_owned()));
-        WayToWorkers { filler: pooled.clone(), writer: pooled, pool: Some(pool) }
+        WorkerClients { filler: pooled.clone(), writer: pooled, pool: Some(pool) }
     }
 }
 
@@ -110,7 +110,7 @@ impl Master {
     pub async fn start(
         config: Config,
         grpc: TcpListener,
-        fillers: Arc<dyn MakeFiller + Send + Sync>,
+        fillers: Arc<dyn WorkerClientFactory + Send + Sync>,
         clock: Clock,
     ) -> Result<Self, MasterError> {
         let conf = config.master.clone();
@@ -171,7 +171,7 @@ impl Master {
         ));
         let lookups =
             Lookups { listings, mounts: mounts.clone(), watch: watch.clone(), refresh_wait: conf.refresh_wait.get() };
-        let WayToWorkers { filler, writer, pool } = fillers.make(&config, workers.clone(), &cluster_id);
+        let WorkerClients { filler, writer, pool } = fillers.make(&config, workers.clone(), &cluster_id);
         let options = PersistOptions { delay: conf.persist_delay.get(), concurrency: conf.persist_concurrency };
         let persistence = Persistence::new(
             lookups.clone(),

@@ -7,7 +7,7 @@ use cavern_proto::record::command::Command;
 use crate::MasterError;
 use crate::raft::Proposer;
 use crate::service::Services;
-use crate::state::{Outcome, Reaped};
+use crate::state::{Outcome, StepProgress};
 
 /// Inodes deleted in one round.
 const REAP_MAX: usize = 1000;
@@ -28,7 +28,8 @@ pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
 /// Ends a session in the log. What it had locked is free when this returns, and everything that it held.
 pub async fn end(proposer: &Proposer, session: u64) -> Result<(), MasterError> {
     let mut step = EndSessionStep { session, limit: END_STEP, part: 0 };
-    while let Outcome::Reaped(Reaped { more: true, next, .. }) = proposer.propose(Command::EndSessionStep(step)).await?
+    while let Outcome::StepProgress(StepProgress { more: true, next, .. }) =
+        proposer.propose(Command::EndSessionStep(step)).await?
     {
         step.part = next as u32;
     }
@@ -46,14 +47,14 @@ pub async fn reap_unlinked(services: &Services) -> Result<(), MasterError> {
         return Ok(());
     }
     // What the tables show may not have been told yet.
-    services.consensus.wait_told().await?;
+    services.consensus.wait_notified().await?;
     if !services.watch.wait_settled(services.watch.seq()).await {
         return Ok(());
     }
     let reaped = services.proposer.propose_all(unlinked.iter().copied().map(Command::ReapUnlinked)).await?;
     for (inode, mut reaped) in unlinked.into_iter().zip(reaped) {
         // A file with very many blocks goes step by step.
-        while matches!(reaped, Outcome::Reaped(reaped) if reaped.more) {
+        while matches!(reaped, Outcome::StepProgress(reaped) if reaped.more) {
             reaped = services.proposer.propose(Command::ReapUnlinked(inode)).await?;
         }
     }

@@ -60,8 +60,8 @@ struct State {
     /// Sessions of before this master's start may be taken up for a lease, too.
     started: Instant,
     /// Directories that a client asked about, and those of which a client was told that a name is not there.
-    seen: Seen,
-    missed: Seen,
+    seen: SeenDirectories,
+    missed: SeenDirectories,
     closed: bool,
     /// Streams opened so far.
     streams: u64,
@@ -117,12 +117,12 @@ impl Session {
 
 /// A set of directories that gives up telling them apart when it grows too large.
 #[derive(Default)]
-struct Seen {
+struct SeenDirectories {
     directories: HashSet<u64>,
     all: bool,
 }
 
-impl Seen {
+impl SeenDirectories {
     fn add(&mut self, directory: u64) {
         if !self.all {
             self.directories.insert(directory);
@@ -148,8 +148,8 @@ impl WatchHub {
             broken: HashMap::new(),
             places: HashMap::new(),
             started: Instant::now(),
-            seen: Seen::default(),
-            missed: Seen::default(),
+            seen: SeenDirectories::default(),
+            missed: SeenDirectories::default(),
             closed: false,
             streams: 0,
         };
@@ -188,7 +188,7 @@ impl WatchHub {
     }
 
     /// A client is about to be told that a name is not in this directory: call it before the read that decides so.
-    pub fn mark_missed(&self, directory: u64) {
+    pub fn mark_absence_seen(&self, directory: u64) {
         self.state.lock().missed.add(directory);
     }
 
@@ -223,7 +223,11 @@ impl WatchHub {
             acknowledged: 0,
             heard: Instant::now(),
         };
-        note(id, &session.client, if goes_on { "a client's session goes on" } else { "a client's session begins" });
+        log_session(
+            id,
+            &session.client,
+            if goes_on { "a client's session goes on" } else { "a client's session begins" },
+        );
         if let Some(older) = state.sessions.insert(id, session) {
             older.wake.notify_one();
         }
@@ -233,7 +237,7 @@ impl WatchHub {
 
     /// A session has begun at a place that has room for one. Gives the one that was there before, which is over now:
     /// its client is dead, as its broken stream shows. One whose stream is not broken within a moment is somebody else.
-    pub async fn take_place(&self, place: &str, session: u64) -> Option<u64> {
+    pub async fn supersede_client(&self, place: &str, session: u64) -> Option<u64> {
         let deadline = tokio::time::Instant::now() + STREAM_BREAKS;
         loop {
             let changed = self.progress.notified();
@@ -284,7 +288,7 @@ impl WatchHub {
     /// The client of a session says that it ends: it will not come back.
     pub fn end(&self, session: u64) {
         if let Some(ended) = self.state.lock().sessions.remove(&session) {
-            note(session, &ended.client, "a client's session ends");
+            log_session(session, &ended.client, "a client's session ends");
             ended.wake.notify_one();
         }
         self.progress.notify_waiters();
@@ -300,7 +304,7 @@ impl WatchHub {
         state.sessions.retain(|id, session| {
             let is_alive = session.heard.elapsed() < lease;
             if !is_alive {
-                note(*id, &session.client, "a client's session has lapsed");
+                log_session(*id, &session.client, "a client's session has lapsed");
                 session.wake.notify_one();
             }
             is_alive
@@ -407,7 +411,7 @@ impl ChangeListener for WatchHub {
             state.seq += 1;
             events.push(event(state.seq, told));
         }
-        self.tell(state, events, origin);
+        self.broadcast(state, events, origin);
         // Each to its session alone, whoever freed the lock.
         for (id, waiter) in granted {
             state.seq += 1;
@@ -426,7 +430,7 @@ impl ChangeListener for WatchHub {
 
 impl WatchHub {
     /// Puts events in the queue of every session, but for that of `origin`.
-    fn tell(&self, state: &mut State, events: Vec<WatchEvent>, origin: u64) {
+    fn broadcast(&self, state: &mut State, events: Vec<WatchEvent>, origin: u64) {
         if events.is_empty() {
             return;
         }
@@ -490,7 +494,7 @@ fn event(seq: u64, event: Event) -> WatchEvent {
 }
 
 /// Writes down what becomes of a session. Those of commands would fill the log, and say nothing.
-fn note(session: u64, client: &str, what: &str) {
+fn log_session(session: u64, client: &str, what: &str) {
     match client == COMMAND_CLIENT {
         true => tracing::debug!(session, client, "{what}"),
         false => tracing::info!(session, client, "{what}"),
@@ -502,7 +506,7 @@ impl Drop for SessionStream {
         let mut state = self.hub.state.lock();
         let own = state.sessions.get(&self.id).filter(|session| session.stream == self.stream);
         if let Some(session) = own {
-            note(self.id, &session.client, "the stream of a client's session ends");
+            log_session(self.id, &session.client, "the stream of a client's session ends");
             state.sessions.remove(&self.id);
             state.broken.insert(self.id, Instant::now());
         }
@@ -556,7 +560,7 @@ mod tests {
         next(&mut session).await;
         hub.mark_seen(7);
         hub.changed(vec![entry(7, true)], 0);
-        hub.mark_missed(7);
+        hub.mark_absence_seen(7);
         hub.changed(vec![entry(7, true)], 0);
         assert_eq!(next(&mut session).await.len(), 1);
     }
@@ -694,7 +698,7 @@ mod tests {
     #[tokio::test]
     async fn who_comes_to_a_place_ends_only_the_session_of_a_dead_one() {
         let hub = hub(Duration::from_secs(60));
-        let place = async |session: &SessionStream| hub.take_place("here", session.id()).await;
+        let place = async |session: &SessionStream| hub.supersede_client("here", session.id()).await;
         let first = hub.open("a", 0, false).unwrap();
         let id = first.id();
         assert_eq!(place(&first).await, None);
@@ -711,7 +715,7 @@ mod tests {
         let (over, ()) = tokio::join!(place(&successor), async { drop(other) });
         assert_eq!(over, Some(dead));
         assert_ne!(hub.open("a", dead, false).unwrap().id(), dead, "it cannot come back");
-        assert_eq!(hub.take_place("elsewhere", first.id()).await, None);
+        assert_eq!(hub.supersede_client("elsewhere", first.id()).await, None);
         hub.tick();
         assert_eq!(hub.state.lock().places.len(), 2);
     }

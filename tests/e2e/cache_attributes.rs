@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
 use cavern_tests::{Cluster, Options, eventually};
-use cavern_ufs::{Metadata, Replaces};
+use cavern_ufs::{Metadata, Precondition};
 use rustix::io::Errno;
 
 use crate::bucket::Bucket;
@@ -45,7 +45,7 @@ fn metadata(entries: &[(&str, &str)]) -> Metadata {
 
 fn put(bucket: &Bucket, key: &str, content: &'static str, metadata: &Metadata) {
     let content = bytes::Bytes::from_static(content.as_bytes());
-    bucket.runtime.block_on(bucket.ufs.put(key, &content, metadata, Replaces::Anything)).unwrap();
+    bucket.runtime.block_on(bucket.ufs.put(key, &content, metadata, Precondition::Anything)).unwrap();
 }
 
 /// What an object has beside its bytes, except the name of the write.

@@ -24,10 +24,10 @@ fn blocks(path: &Path) -> u64 {
     fs::metadata(path).unwrap().blocks()
 }
 
-type Deed = (&'static str, fn(&File));
+type Operation = (&'static str, fn(&File));
 
 /// What is done to a file, one after the other.
-const DEEDS: [Deed; 10] = [
+const DEEDS: [Operation; 10] = [
     ("written", |file| file.write_all_at(&[1; 10_000], 0).unwrap()),
     ("lengthened", |file| file.set_len(512 * MIB).unwrap()),
     ("written far behind", |file| file.write_all_at(&[2; 4096], 300 * MIB).unwrap()),

@@ -27,14 +27,14 @@ pub(crate) fn body_limit(bytes: u64, io_timeout: Duration) -> Duration {
     io_timeout.saturating_mul(strides)
 }
 
-pub(crate) struct Punctual<S> {
+pub(crate) struct TimeLimited<S> {
     pub inner: S,
     pub store: std::sync::Arc<str>,
     pub request_timeout: Duration,
     pub io_timeout: Duration,
 }
 
-impl<S: ObjectStore> Punctual<S> {
+impl<S: ObjectStore> TimeLimited<S> {
     async fn answer_in_time<T>(&self, operation: Operation, key: &str, answer: Answer<'_, T>) -> Result<T, UfsError> {
         self.answer_within(self.request_timeout, operation, key, answer).await
     }
@@ -58,7 +58,7 @@ impl<S: ObjectStore> Punctual<S> {
     }
 }
 
-impl<S: ObjectStore> ObjectStore for Punctual<S> {
+impl<S: ObjectStore> ObjectStore for TimeLimited<S> {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         self.answer_in_time(Operation::List, request.prefix, self.inner.list(request)).boxed()
     }
@@ -76,9 +76,14 @@ impl<S: ObjectStore> ObjectStore for Punctual<S> {
                 limit: self.io_timeout,
                 setting: "ufs.io_timeout",
             };
-            let paced =
-                Paced { stream: Some(body.stream), limit: self.io_timeout, left: self.io_timeout, gained: 0, late };
-            Ok(Body { etag: body.etag, stream: ByteStream::new(stream::unfold(paced, Paced::next)) })
+            let paced = StallTimeout {
+                stream: Some(body.stream),
+                limit: self.io_timeout,
+                left: self.io_timeout,
+                gained: 0,
+                late,
+            };
+            Ok(Body { etag: body.etag, stream: ByteStream::new(stream::unfold(paced, StallTimeout::next)) })
         }
         .boxed()
     }
@@ -92,7 +97,7 @@ impl<S: ObjectStore> ObjectStore for Punctual<S> {
     }
 }
 
-struct Paced {
+struct StallTimeout {
     /// `None` after an error.
     stream: Option<ByteStream>,
     limit: Duration,
@@ -103,7 +108,7 @@ struct Paced {
     late: UfsError,
 }
 
-impl Paced {
+impl StallTimeout {
     async fn next(mut self) -> Option<(Result<Bytes, UfsError>, Self)> {
         let stream = self.stream.as_mut()?;
         // What is there already costs neither a timer nor a look at the clock.

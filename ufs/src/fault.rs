@@ -23,7 +23,7 @@ pub struct Faults {
     pub delay: Duration,
 }
 
-pub(crate) struct Faulty {
+pub(crate) struct FaultInjecting {
     pub inner: Arc<dyn ObjectStore>,
     pub store: Arc<str>,
     pub faults: Faults,
@@ -35,7 +35,7 @@ fn is_due(counter: &AtomicU64, every: Option<NonZeroU64>) -> bool {
     every.is_some_and(|every| (counter.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(every.get()))
 }
 
-impl Faulty {
+impl FaultInjecting {
     async fn interfere(&self, operation: Operation, key: &str) -> Result<(), UfsError> {
         if !self.faults.delay.is_zero() {
             tokio::time::sleep(self.faults.delay).await;
@@ -48,7 +48,7 @@ impl Faulty {
     }
 }
 
-impl ObjectStore for Faulty {
+impl ObjectStore for FaultInjecting {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         async move {
             self.interfere(Operation::List, request.prefix).await?;

@@ -307,8 +307,8 @@ impl ObjectStore for FileStore {
                 return Err(self.changed(key, etag, "it ends before the range does"));
             }
             let etag = meta.etag.clone();
-            let rest = Rest { store: self.clone(), file: Arc::new(file), meta, range };
-            Ok(Body { etag, stream: ByteStream::new(stream::unfold(rest, Rest::next)) })
+            let rest = RemainingFile { store: self.clone(), file: Arc::new(file), meta, range };
+            Ok(Body { etag, stream: ByteStream::new(stream::unfold(rest, RemainingFile::next)) })
         }
         .boxed()
     }
@@ -321,14 +321,14 @@ impl ObjectStore for FileStore {
 }
 
 /// What is still to be read of a file.
-struct Rest {
+struct RemainingFile {
     store: FileStore,
     file: Arc<File>,
     meta: ObjectMeta,
     range: Range<u64>,
 }
 
-impl Rest {
+impl RemainingFile {
     async fn next(mut self) -> Option<(Result<Bytes, UfsError>, Self)> {
         if self.range.is_empty() {
             return None;

@@ -9,7 +9,7 @@
 //!   retry in the middle of a body goes on with the same version or fails.
 //! - **Exact lengths.** A body has the length of its range or ends in an error.
 //! - **Whole objects.** An object is written in one request, or appears when its last part has arrived, or not at all;
-//!   and only in the place of the version that the writer expects ([`Replaces`]).
+//!   and only in the place of the version that the writer expects ([`Precondition`]).
 //! - **Listings need no HEAD.** Size, ETag and time of every object come with the page, about a thousand to one LIST.
 //! - **Every wait ends**, see [`Ufs::deadline`].
 //! - **Secrets stay secret**: no error, log line or `Debug` text of this crate holds a credential.
@@ -41,8 +41,8 @@ pub use error::{Cause, Operation, Request, UfsError};
 pub use fault::Faults;
 pub use memory::MemoryBucket;
 pub use metrics::{UfsStats, register as register_metrics};
-pub use object::{ListMode, ListPage, Metadata, ObjectMeta, Replaces};
-pub use place::Place;
+pub use object::{ListMode, ListPage, Metadata, ObjectMeta, Precondition};
+pub use place::KeySpace;
 pub use s3::changed_options;
 pub use store::ByteStream;
 pub use ufs::{Contents, Lister, Ufs};

@@ -16,14 +16,14 @@ use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
 use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
-pub(crate) struct Limited<S> {
+pub(crate) struct ConcurrencyLimited<S> {
     pub inner: S,
     pub store: Arc<str>,
     pub permits: Arc<Semaphore>,
     pub wait: Duration,
 }
 
-impl<S: ObjectStore> Limited<S> {
+impl<S: ObjectStore> ConcurrencyLimited<S> {
     async fn permit(&self, operation: Operation, key: &str) -> Result<OwnedSemaphorePermit, UfsError> {
         // A free permit costs no timer.
         if let Ok(permit) = self.permits.clone().try_acquire_owned() {
@@ -42,7 +42,7 @@ impl<S: ObjectStore> Limited<S> {
     }
 }
 
-impl<S: ObjectStore> ObjectStore for Limited<S> {
+impl<S: ObjectStore> ObjectStore for ConcurrencyLimited<S> {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         async move {
             let _permit = self.permit(Operation::List, request.prefix).await?;

@@ -10,7 +10,7 @@ use futures::{FutureExt, future, stream};
 use parking_lot::Mutex;
 
 use crate::error::{Operation, Request, UfsError};
-use crate::object::{ListMode, Metadata, ObjectMeta, Replaces};
+use crate::object::{ListMode, Metadata, ObjectMeta, Precondition};
 use crate::store::{Answer, Body, ByteStream, Change, ChangeRequest, CopySource, ListRequest, ObjectStore, StorePage};
 
 static BUCKETS: LazyLock<Mutex<HashMap<String, MemoryBucket>>> = LazyLock::new(Mutex::default);
@@ -154,19 +154,19 @@ impl MemoryBucket {
 }
 
 impl MemoryBucket {
-    fn carry_out(&self, request: ChangeRequest<'_>) -> Result<String, UfsError> {
+    fn apply_change(&self, request: ChangeRequest<'_>) -> Result<String, UfsError> {
         let asked = || Request::new(request.operation(), &self.name, request.key);
         let missing = || UfsError::NotFound { request: asked() };
         let objects = &mut *self.objects.lock();
-        let check = |objects: &Objects, replaces: Replaces<'_>| {
+        let check = |objects: &Objects, replaces: Precondition<'_>| {
             let changed = |etag: &str| {
                 let reason = "another version has replaced it".to_owned();
                 Err(UfsError::VersionChanged { request: asked(), etag: etag.to_owned(), reason })
             };
             match (replaces, objects.by_key.get(request.key)) {
-                (Replaces::Nothing, Some(_)) => changed(""),
-                (Replaces::Version(_), None) => Err(missing()),
-                (Replaces::Version(etag), Some(object)) if object.meta.etag != etag => changed(etag),
+                (Precondition::Nothing, Some(_)) => changed(""),
+                (Precondition::Version(_), None) => Err(missing()),
+                (Precondition::Version(etag), Some(object)) if object.meta.etag != etag => changed(etag),
                 _ => Ok(()),
             }
         };
@@ -234,7 +234,7 @@ impl ObjectStore for MemoryBucket {
     }
 
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
-        future::ready(self.carry_out(request)).boxed()
+        future::ready(self.apply_change(request)).boxed()
     }
 }
 

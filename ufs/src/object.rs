@@ -44,7 +44,7 @@ pub type Metadata = std::collections::BTreeMap<String, String>;
 /// [`UfsError::VersionChanged`](crate::UfsError::VersionChanged), or `NotFound` where it has nothing; one that does not
 /// know such conditions makes the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Replaces<'a> {
+pub enum Precondition<'a> {
     Anything,
     Nothing,
     /// This version.

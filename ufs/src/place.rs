@@ -13,13 +13,13 @@ use crate::uri::Location;
 
 /// A store, and a prefix in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct KeySpace {
     store: String,
     /// Empty, or ending in `/`.
     prefix: String,
 }
 
-impl Place {
+impl KeySpace {
     /// The place that a URI leads to. *Blocking* for `file://`, whose links are followed on this host.
     ///
     /// # Errors
@@ -87,9 +87,9 @@ fn server(endpoint: &str) -> String {
 mod tests {
     use super::*;
 
-    fn s3(uri: &str, endpoint: &str) -> Place {
+    fn s3(uri: &str, endpoint: &str) -> KeySpace {
         let options = [("s3.endpoint_url".to_owned(), endpoint.to_owned())].into();
-        Place::of(uri, &options).unwrap()
+        KeySpace::of(uri, &options).unwrap()
     }
 
     #[test]
@@ -119,14 +119,14 @@ mod tests {
         }
         let hosted = |style: &str| {
             let options = [("s3.endpoint_url", "http://h"), ("s3.force.path.style", style)];
-            Place::of("s3://b", &options.map(|(key, value)| (key.to_owned(), value.to_owned())).into()).unwrap()
+            KeySpace::of("s3://b", &options.map(|(key, value)| (key.to_owned(), value.to_owned())).into()).unwrap()
         };
         assert_eq!(hosted("true"), hosted("false"));
     }
 
     #[test]
     fn prefixes_overlap_name_by_name() {
-        let place = |uri: &str| Place::of(uri, &HashMap::new()).unwrap();
+        let place = |uri: &str| KeySpace::of(uri, &HashMap::new()).unwrap();
         for (one, other, expected) in [
             ("memory://m", "memory://m/a", true),
             ("memory://m/a/", "memory://m/a", true),
@@ -145,10 +145,10 @@ mod tests {
         let top = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(top.path().join("tree/below")).unwrap();
         std::os::unix::fs::symlink("tree", top.path().join("link")).unwrap();
-        let place = |below: &str| Place::of(&format!("file://{}/{below}", top.path().display()), &HashMap::new());
+        let place = |below: &str| KeySpace::of(&format!("file://{}/{below}", top.path().display()), &HashMap::new());
         let (tree, link, below) = (place("tree").unwrap(), place("link/").unwrap(), place("link/below").unwrap());
         assert_eq!(tree, link);
         assert!(tree.overlaps(&below) && !below.overlaps(&place("tree/bel").unwrap()));
-        assert!(Place::of("file:///", &HashMap::new()).unwrap().overlaps(&tree));
+        assert!(KeySpace::of("file:///", &HashMap::new()).unwrap().overlaps(&tree));
     }
 }

@@ -112,7 +112,7 @@ impl S3Store {
     async fn list_page(&self, request: ListRequest<'_>) -> Result<StorePage, UfsError> {
         let asked = || Request::new(Operation::List, &self.label, request.prefix);
         let url = format!("{}?{}", self.list_url(), listing::query(&request));
-        let senseless = |reason: String| Failure::Senseless(reason).into_ufs(asked(), "");
+        let senseless = |reason: String| Failure::MalformedReply(reason).into_ufs(asked(), "");
         let unsigned = HttpRequest::get(url).body(Bytes::new()).map_err(|error| senseless(error.to_string()))?;
         let (mut parts, body) = unsigned.into_parts();
         if let Some(signer) = &self.signer {
@@ -219,6 +219,6 @@ impl ObjectStore for S3Store {
     }
 
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
-        self.carry_out(request).boxed()
+        self.send_change(request).boxed()
     }
 }

@@ -6,11 +6,11 @@
 //! | decorator | what it adds |
 //! |---|---|
 //! | [`Retrying`](crate::retry::Retrying) | back-off with jitter; a broken body goes on where it stopped |
-//! | [`Limited`](crate::limit::Limited) | requests in flight per store and process, each until its body is read |
+//! | [`ConcurrencyLimited`](crate::limit::ConcurrencyLimited) | requests in flight per store and process |
 //! | [`Instrumented`](crate::metrics::Instrumented) | one count, latency and byte total per attempt |
-//! | [`Punctual`](crate::deadline::Punctual) | deadlines for the answer and for pauses in the body |
+//! | [`TimeLimited`](crate::deadline::TimeLimited) | deadlines for the answer and for pauses in the body |
 //! | [`Exact`](crate::exact::Exact) | a body has the length of its range, or ends in an error |
-//! | [`Faulty`](crate::fault::Faulty) | failures, delays and short bodies, for tests only |
+//! | [`FaultInjecting`](crate::fault::FaultInjecting) | failures, delays and short bodies, for tests only |
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -22,7 +22,7 @@ use futures::future::BoxFuture;
 use futures::stream::{BoxStream, Stream};
 
 use crate::error::{Operation, UfsError};
-use crate::object::{ListMode, ListPage, Metadata, ObjectMeta, Replaces};
+use crate::object::{ListMode, ListPage, Metadata, ObjectMeta, Precondition};
 
 pub(crate) type Answer<'a, T> = BoxFuture<'a, Result<T, UfsError>>;
 
@@ -65,7 +65,7 @@ pub(crate) enum Change<'a> {
     Put {
         body: &'a Bytes,
         metadata: &'a Metadata,
-        replaces: Replaces<'a>,
+        replaces: Precondition<'a>,
     },
     /// Answers the id of the upload.
     Begin {
@@ -81,13 +81,13 @@ pub(crate) enum Change<'a> {
     Complete {
         upload: &'a str,
         parts: &'a [String],
-        replaces: Replaces<'a>,
+        replaces: Precondition<'a>,
     },
     Abort {
         upload: &'a str,
     },
     Delete {
-        replaces: Replaces<'a>,
+        replaces: Precondition<'a>,
     },
     /// Answers the object's ETag. Its metadata are those of the source, unless there are others.
     Copy {

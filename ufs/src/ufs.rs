@@ -11,12 +11,12 @@ use bytes::{Bytes, BytesMut};
 use cavern_conf::schema;
 use futures::{StreamExt, stream};
 
-use crate::deadline::{Punctual, body_limit};
+use crate::deadline::{TimeLimited, body_limit};
 use crate::error::{Operation, Request, UfsError};
 use crate::exact::Exact;
-use crate::fault::{Faults, Faulty};
+use crate::fault::{FaultInjecting, Faults};
 use crate::file::FileStore;
-use crate::limit::Limited;
+use crate::limit::ConcurrencyLimited;
 use crate::memory::MemoryBucket;
 use crate::metrics::{Instrumented, UfsStats};
 use crate::object::{ListMode, ListPage, ObjectMeta};
@@ -90,14 +90,14 @@ impl Ufs {
         conf: schema::Ufs,
     ) -> Self {
         let exact = Exact { inner: bottom, store: shared.label.clone() };
-        let punctual = Punctual {
+        let punctual = TimeLimited {
             inner: exact,
             store: shared.label.clone(),
             request_timeout: conf.request_timeout.get(),
             io_timeout: conf.io_timeout.get(),
         };
         let instrumented = Instrumented { inner: punctual, metrics: shared.metrics.clone() };
-        let limited = Limited {
+        let limited = ConcurrencyLimited {
             inner: instrumented,
             store: shared.label.clone(),
             permits: shared.permits.clone(),
@@ -132,7 +132,7 @@ impl Ufs {
     pub fn with_faults(&self, faults: Faults) -> Self {
         let Inner { raw, shared, prefix, conf, .. } = &*self.0;
         let (requests, bodies) = (AtomicU64::new(0), AtomicU64::new(0));
-        let faulty = Faulty { inner: raw.clone(), store: shared.label.clone(), faults, requests, bodies };
+        let faulty = FaultInjecting { inner: raw.clone(), store: shared.label.clone(), faults, requests, bodies };
         Self::stack(raw.clone(), Arc::new(faulty), shared.clone(), prefix.clone(), conf.clone())
     }
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::error::UfsError;
-use crate::object::{Metadata, ObjectMeta, Replaces};
+use crate::object::{Metadata, ObjectMeta, Precondition};
 use crate::store::{Change, ChangeRequest, CopySource, ObjectStore};
 use crate::ufs::Ufs;
 
@@ -26,7 +26,7 @@ impl Ufs {
         key: &str,
         body: &Bytes,
         metadata: &Metadata,
-        replaces: Replaces<'_>,
+        replaces: Precondition<'_>,
     ) -> Result<String, UfsError> {
         self.change(key, Change::Put { body, metadata, replaces }).await
     }
@@ -35,7 +35,7 @@ impl Ufs {
     ///
     /// # Errors
     /// [`UfsError::VersionChanged`] when another version is there than the one that is to go.
-    pub async fn delete(&self, key: &str, replaces: Replaces<'_>) -> Result<(), UfsError> {
+    pub async fn delete(&self, key: &str, replaces: Precondition<'_>) -> Result<(), UfsError> {
         match self.change(key, Change::Delete { replaces }).await {
             Ok(_) | Err(UfsError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
@@ -69,7 +69,7 @@ impl Ufs {
             Some(metadata) => self.begin_multipart(to, metadata).await?,
             None => self.begin_multipart(to, &self.head(&from.key).await?.metadata).await?,
         };
-        let copied = async { upload.complete(&upload.copy(from).await?, Replaces::Anything).await };
+        let copied = async { upload.complete(&upload.copy(from).await?, Precondition::Anything).await };
         match copied.await {
             Ok(etag) => Ok(etag),
             Err(error) => {
@@ -125,7 +125,7 @@ impl MultipartUpload {
     ///
     /// # Errors
     /// As [`Ufs::put`].
-    pub async fn complete(&self, parts: &[String], replaces: Replaces<'_>) -> Result<String, UfsError> {
+    pub async fn complete(&self, parts: &[String], replaces: Precondition<'_>) -> Result<String, UfsError> {
         self.ufs.change(&self.key, Change::Complete { upload: &self.id, parts, replaces }).await
     }
 

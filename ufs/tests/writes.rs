@@ -6,7 +6,7 @@ mod support;
 
 use bytes::Bytes;
 use cavern_dev_s3::{FaultKind, FaultRule};
-use cavern_ufs::{MemoryBucket, Metadata, Replaces, Ufs, UfsError};
+use cavern_ufs::{MemoryBucket, Metadata, Precondition, Ufs, UfsError};
 use support::{BUCKET, Bucket, conf, options};
 
 fn metadata(pairs: &[(&str, &str)]) -> Metadata {
@@ -17,28 +17,28 @@ fn metadata(pairs: &[(&str, &str)]) -> Metadata {
 async fn check_conditions(ufs: &Ufs) {
     let none = Metadata::new();
     let put =
-        async |body: &'static str, replaces: Replaces<'_>| ufs.put("k", &Bytes::from(body), &none, replaces).await;
+        async |body: &'static str, replaces: Precondition<'_>| ufs.put("k", &Bytes::from(body), &none, replaces).await;
     assert!(matches!(
-        put("x", Replaces::Version("0")).await,
+        put("x", Precondition::Version("0")).await,
         Err(UfsError::NotFound { .. } | UfsError::VersionChanged { .. })
     ));
-    let one = put("one", Replaces::Nothing).await.unwrap();
+    let one = put("one", Precondition::Nothing).await.unwrap();
     assert_eq!(ufs.head("k").await.unwrap().etag, one);
-    assert!(matches!(put("two", Replaces::Nothing).await, Err(UfsError::VersionChanged { .. })));
-    let two = put("two", Replaces::Version(&one)).await.unwrap();
-    assert!(matches!(put("three", Replaces::Version(&one)).await, Err(UfsError::VersionChanged { .. })));
+    assert!(matches!(put("two", Precondition::Nothing).await, Err(UfsError::VersionChanged { .. })));
+    let two = put("two", Precondition::Version(&one)).await.unwrap();
+    assert!(matches!(put("three", Precondition::Version(&one)).await, Err(UfsError::VersionChanged { .. })));
     assert_eq!(ufs.get_bytes("k", &two, 0..3).await.unwrap(), "two");
-    put("four", Replaces::Anything).await.unwrap();
+    put("four", Precondition::Anything).await.unwrap();
 
     let from = ufs.head("k").await.unwrap();
     let copy = ufs.copy(&from, "other/k +%20\u{e9}").await.unwrap();
     assert_eq!(ufs.get_bytes("other/k +%20\u{e9}", &copy, 0..4).await.unwrap(), "four");
-    put("five", Replaces::Anything).await.unwrap();
+    put("five", Precondition::Anything).await.unwrap();
     let gone = ufs.copy(&from, "never").await;
     assert!(matches!(gone, Err(UfsError::NotFound { .. } | UfsError::VersionChanged { .. })));
     assert!(matches!(ufs.head("never").await, Err(UfsError::NotFound { .. })));
-    ufs.delete("other/k +%20\u{e9}", Replaces::Anything).await.unwrap();
-    put("four", Replaces::Anything).await.unwrap();
+    ufs.delete("other/k +%20\u{e9}", Precondition::Anything).await.unwrap();
+    put("four", Precondition::Anything).await.unwrap();
 
     let upload = ufs.begin_multipart("large", &metadata(&[("mode", "33188")])).await.unwrap();
     let parts = [Bytes::from(vec![1; 5 << 20]), Bytes::from_static(b"end")];
@@ -46,21 +46,21 @@ async fn check_conditions(ufs: &Ufs) {
     let second = upload.part(2, &parts[1]).await.unwrap();
     let first = upload.part(1, &parts[0]).await.unwrap();
     assert!(matches!(ufs.head("large").await, Err(UfsError::NotFound { .. })));
-    let etag = upload.complete(&[first, second], Replaces::Nothing).await.unwrap();
+    let etag = upload.complete(&[first, second], Precondition::Nothing).await.unwrap();
     let there = ufs.head("large").await.unwrap();
     assert_eq!((there.etag, there.size), (etag.clone(), (5 << 20) + 3));
     let late = ufs.begin_multipart("large", &none).await.unwrap();
     let part = late.part(1, &parts[1]).await.unwrap();
-    assert!(matches!(late.complete(&[part], Replaces::Nothing).await, Err(UfsError::VersionChanged { .. })));
+    assert!(matches!(late.complete(&[part], Precondition::Nothing).await, Err(UfsError::VersionChanged { .. })));
     late.abort().await.unwrap();
     late.abort().await.unwrap();
     assert!(late.part(1, &parts[1]).await.is_err());
     assert_eq!(ufs.head("large").await.unwrap().etag, etag);
 
-    assert!(matches!(ufs.delete("large", Replaces::Version(&two)).await, Err(UfsError::VersionChanged { .. })));
-    ufs.delete("large", Replaces::Version(&etag)).await.unwrap();
-    ufs.delete("large", Replaces::Anything).await.unwrap();
-    ufs.delete("large", Replaces::Version(&etag)).await.unwrap();
+    assert!(matches!(ufs.delete("large", Precondition::Version(&two)).await, Err(UfsError::VersionChanged { .. })));
+    ufs.delete("large", Precondition::Version(&etag)).await.unwrap();
+    ufs.delete("large", Precondition::Anything).await.unwrap();
+    ufs.delete("large", Precondition::Version(&etag)).await.unwrap();
     assert!(matches!(ufs.head("large").await, Err(UfsError::NotFound { .. })));
 }
 
@@ -74,15 +74,15 @@ async fn s3_keeps_objects_metadata_and_conditions() {
     ufs.copy(&ufs.head("sparse").await.unwrap(), "copy").await.unwrap();
     assert_eq!(ufs.head("copy").await.unwrap().size, (256 << 20) + 5);
     for key in ["sparse", "copy"] {
-        ufs.delete(key, Replaces::Anything).await.unwrap();
+        ufs.delete(key, Precondition::Anything).await.unwrap();
     }
     let kept = metadata(&[("mode", "33188"), ("mtime", "1.000000002"), ("xattr", "%7B%22a+b%22%7D")]);
     for key in ["plain", " odd +%20\u{e9}/\n?#&=;:@", "dir/", "a//b", "line\u{7}"] {
-        ufs.put(key, &Bytes::from_static(b"body"), &kept, Replaces::Nothing).await.unwrap();
+        ufs.put(key, &Bytes::from_static(b"body"), &kept, Precondition::Nothing).await.unwrap();
         let object = bucket.s3.store().bucket(BUCKET).unwrap().object(key).unwrap();
         let stored = object.attributes().unwrap().metadata.clone();
         assert_eq!(stored.into_iter().collect::<Metadata>(), kept, "{key:?}");
-        ufs.delete(key, Replaces::Version(&object.etag)).await.unwrap();
+        ufs.delete(key, Precondition::Version(&object.etag)).await.unwrap();
     }
     bucket.s3.stop().await;
 }
@@ -93,9 +93,9 @@ async fn a_write_is_tried_again_when_the_store_is_busy() {
     let ufs = bucket.ufs();
     let rule = |kind: FaultKind| FaultRule { kind: Some(kind), count: Some(1), ..FaultRule::default() };
     bucket.s3.faults().add(rule(FaultKind::Unavailable)).unwrap();
-    ufs.put("k", &Bytes::from_static(b"1"), &Metadata::new(), Replaces::Nothing).await.unwrap();
+    ufs.put("k", &Bytes::from_static(b"1"), &Metadata::new(), Precondition::Nothing).await.unwrap();
     bucket.s3.faults().add(rule(FaultKind::Reset)).unwrap();
-    ufs.delete("k", Replaces::Anything).await.unwrap();
+    ufs.delete("k", Precondition::Anything).await.unwrap();
     assert_eq!(ufs.stats().retries, 2);
     assert_eq!((ufs.stats().puts, ufs.stats().deletes), (2, 2));
     bucket.s3.stop().await;
@@ -109,6 +109,6 @@ async fn memory_is_written_to_and_a_directory_tree_is_not() {
     assert_eq!(bucket.object("k").unwrap().0, "four");
     let tree = tempfile::tempdir().unwrap();
     let files = Ufs::open(&format!("file://{}", tree.path().display()), &options(&[]), &conf()).unwrap();
-    let refused = files.put("k", &Bytes::new(), &Metadata::new(), Replaces::Anything).await;
+    let refused = files.put("k", &Bytes::new(), &Metadata::new(), Precondition::Anything).await;
     assert!(matches!(refused, Err(UfsError::Rejected { .. })), "{refused:?}");
 }

@@ -49,15 +49,15 @@ struct Run {
     chunks: Range<u32>,
     progress: watch::Sender<Progress>,
     /// Changed only under the lock of `Fills::runs`, but for going down.
-    askers: AtomicUsize,
+    waiters: AtomicUsize,
 }
 
 /// Counts one who waits for a run.
-struct Asker(Arc<Run>);
+struct RunWaiter(Arc<Run>);
 
-impl Asker {
+impl RunWaiter {
     fn new(run: &Arc<Run>) -> Self {
-        run.askers.fetch_add(1, Ordering::AcqRel);
+        run.waiters.fetch_add(1, Ordering::AcqRel);
         Self(run.clone())
     }
 
@@ -76,9 +76,9 @@ impl Asker {
     }
 }
 
-impl Drop for Asker {
+impl Drop for RunWaiter {
     fn drop(&mut self) {
-        self.0.askers.fetch_sub(1, Ordering::AcqRel);
+        self.0.waiters.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -174,7 +174,7 @@ impl Fills {
                 let (fills, block, source, ufs, run) =
                     (self.clone(), block.clone(), source.clone(), ufs.clone(), asker.0.clone());
                 fetched_bytes += bytes_of(&run.chunks, source.length());
-                self.tasks.spawn(async move { fills.carry_out(run, block, source, ufs).await });
+                self.tasks.spawn(async move { fills.fetch_run(run, block, source, ufs).await });
             }
             let waits = own.iter().chain(&theirs).map(|asker| asker.wait(wanted));
             futures::future::try_join_all(waits).await?;
@@ -217,8 +217,8 @@ impl Fills {
     }
 
     /// Which runs bring the chunks that are missing: new ones, to be spawned at once, and those of others.
-    fn plan(&self, block: &Block, wanted: &[Range<u32>]) -> (Vec<Asker>, Vec<Asker>) {
-        let (mut own, mut theirs) = (Vec::<Asker>::new(), Vec::<Asker>::new());
+    fn plan(&self, block: &Block, wanted: &[Range<u32>]) -> (Vec<RunWaiter>, Vec<RunWaiter>) {
+        let (mut own, mut theirs) = (Vec::<RunWaiter>::new(), Vec::<RunWaiter>::new());
         let mut runs = self.runs.lock();
         let under_way = runs.entry(*block.id()).or_default();
         let before = under_way.len();
@@ -234,7 +234,7 @@ impl Fills {
         for index in missing {
             if let Some(run) = under_way[..before].iter().find(|run| run.chunks.contains(&index)) {
                 if !theirs.iter().any(|asker| Arc::ptr_eq(&asker.0, run)) {
-                    theirs.push(Asker::new(run));
+                    theirs.push(RunWaiter::new(run));
                 }
                 continue;
             }
@@ -245,8 +245,8 @@ impl Fills {
         }
         for chunks in fresh {
             let progress = watch::Sender::new(Progress { ready: chunks.start, end: None });
-            let run = Arc::new(Run { chunks, progress, askers: AtomicUsize::new(0) });
-            own.push(Asker::new(&run));
+            let run = Arc::new(Run { chunks, progress, waiters: AtomicUsize::new(0) });
+            own.push(RunWaiter::new(&run));
             under_way.push(run);
         }
         if under_way.is_empty() {
@@ -259,7 +259,7 @@ impl Fills {
     /// it; says whether it was taken off.
     fn retire(&self, id: &BlockId, run: &Arc<Run>, only_if_abandoned: bool) -> bool {
         let mut runs = self.runs.lock();
-        if only_if_abandoned && run.askers.load(Ordering::Acquire) > 0 {
+        if only_if_abandoned && run.waiters.load(Ordering::Acquire) > 0 {
             return false;
         }
         if let Some(under_way) = runs.get_mut(id) {

@@ -23,7 +23,7 @@ use crate::refusal::Refusal;
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-struct Known {
+struct CachedMount {
     mount: Mount,
     ufs: Result<Ufs, Refusal>,
 }
@@ -31,7 +31,7 @@ struct Known {
 #[derive(Debug, Default)]
 struct Table {
     epoch: Option<u64>,
-    mounts: HashMap<u32, Arc<Known>>,
+    mounts: HashMap<u32, Arc<CachedMount>>,
 }
 
 /// The mount table of this worker.
@@ -72,7 +72,7 @@ impl Mounts {
         self.known(mount_id).map_or_else(|| Err(unknown(" to the master")), |known| known.ufs.clone())
     }
 
-    fn known(&self, mount_id: u32) -> Option<Arc<Known>> {
+    fn known(&self, mount_id: u32) -> Option<Arc<CachedMount>> {
         self.table.read().mounts.get(&mount_id).cloned()
     }
 
@@ -112,7 +112,7 @@ impl Mounts {
             if !before.contains_key(&mount.id) {
                 info!(mount = mount.id, path = mount.path, uri = mount.uri, "knows a mount");
             }
-            table.mounts.insert(mount.id, Arc::new(Known { mount, ufs }));
+            table.mounts.insert(mount.id, Arc::new(CachedMount { mount, ufs }));
         }
         table.epoch = Some(fresh.epoch);
     }
@@ -122,7 +122,7 @@ impl Mounts {
     pub(crate) fn inject(&self, mount_id: u32, faults: cavern_ufs::Faults) {
         let known = self.known(mount_id).unwrap();
         let ufs = known.ufs.as_ref().unwrap().with_faults(faults);
-        self.table.write().mounts.insert(mount_id, Arc::new(Known { mount: known.mount.clone(), ufs: Ok(ufs) }));
+        self.table.write().mounts.insert(mount_id, Arc::new(CachedMount { mount: known.mount.clone(), ufs: Ok(ufs) }));
     }
 
     /// Seconds after which blocks of a mount may go first; `None` for never.

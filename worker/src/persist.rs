@@ -24,7 +24,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_conf::Failpoint;
 use cavern_proto::data::{PersistReply, PersistRequest, Status};
-use cavern_ufs::{MultipartUpload, ObjectMeta, PARTS_MAX, Replaces, Ufs, UfsError};
+use cavern_ufs::{MultipartUpload, ObjectMeta, PARTS_MAX, Precondition, Ufs, UfsError};
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
@@ -67,23 +67,23 @@ pub struct Uploads {
 }
 
 /// Why an object was not written.
-enum Stop {
+enum UploadError {
     Refused(Refusal),
     /// Something else is under the key than was expected.
     Occupied,
 }
 
-impl From<Refusal> for Stop {
+impl From<Refusal> for UploadError {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(refusal)
     }
 }
 
 /// A condition that failed is the asker's business; all else is an error.
-fn stopped(error: UfsError) -> Stop {
+fn stopped(error: UfsError) -> UploadError {
     match error {
-        UfsError::VersionChanged { .. } | UfsError::NotFound { .. } => Stop::Occupied,
-        error => Stop::Refused(error.into()),
+        UfsError::VersionChanged { .. } | UfsError::NotFound { .. } => UploadError::Occupied,
+        error => UploadError::Refused(error.into()),
     }
 }
 
@@ -127,8 +127,8 @@ impl Uploads {
         let ufs = self.parts.mounts.ufs(plan.mount_id).await?;
         match self.write(&ufs, &plan).await {
             Ok(etag) => Ok(PersistReply { status: Status::Ok.into(), message: String::new(), etag }),
-            Err(Stop::Refused(refusal)) => Err(refusal),
-            Err(Stop::Occupied) => {
+            Err(UploadError::Refused(refusal)) => Err(refusal),
+            Err(UploadError::Occupied) => {
                 let etag = match ufs.head(&plan.key).await {
                     Ok(there) => there.etag,
                     Err(UfsError::NotFound { .. }) => String::new(),
@@ -141,7 +141,7 @@ impl Uploads {
     }
 
     /// Writes the object; gives its ETag.
-    async fn write(&self, ufs: &Ufs, plan: &Plan) -> Result<String, Stop> {
+    async fn write(&self, ufs: &Ufs, plan: &Plan) -> Result<String, UploadError> {
         let blocks = match &plan.content {
             Content::Inline(bytes) => {
                 return ufs.put(&plan.key, bytes, &plan.metadata, plan.replaces()).await.map_err(stopped);
@@ -176,7 +176,7 @@ impl Uploads {
     }
 
     /// Makes the object of one that has the same content; `None` when that is not there any more.
-    async fn copy_there(&self, ufs: &Ufs, plan: &Plan, same: &ObjectMeta) -> Result<Option<String>, Stop> {
+    async fn copy_there(&self, ufs: &Ufs, plan: &Plan, same: &ObjectMeta) -> Result<Option<String>, UploadError> {
         let upload = ufs.begin_multipart(&plan.key, &plan.metadata).await.map_err(Refusal::from)?;
         Failpoint::UploadBegun.pass();
         let mut guard = AbortUnlessDone { upload: Some(upload.clone()), tasks: self.tasks.clone() };
@@ -224,8 +224,8 @@ impl Uploads {
 }
 
 impl Plan {
-    fn replaces(&self) -> Replaces<'_> {
-        if self.replaces.is_empty() { Replaces::Nothing } else { Replaces::Version(&self.replaces) }
+    fn replaces(&self) -> Precondition<'_> {
+        if self.replaces.is_empty() { Precondition::Nothing } else { Precondition::Version(&self.replaces) }
     }
 }
 

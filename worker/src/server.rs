@@ -113,7 +113,7 @@ impl Server {
             Arc::new(Shared { service: Arc::new(service), membership, evictions: frames.clone(), stop: stop.clone() });
         tokio::join!(
             listen::accept(self.tcp, self.unix, shared),
-            stop.run_until_cancelled(tell_evictions(evictions, frames)),
+            stop.run_until_cancelled(broadcast_evictions(evictions, frames)),
         );
         // Nobody else could have bound it meanwhile: binding replaces only what nobody serves.
         let _ = std::fs::remove_file(&self.socket_path);
@@ -121,7 +121,7 @@ impl Server {
 }
 
 /// Makes frames of what the store evicted.
-async fn tell_evictions(mut evictions: mpsc::Receiver<Eviction>, frames: broadcast::Sender<Bytes>) {
+async fn broadcast_evictions(mut evictions: mpsc::Receiver<Eviction>, frames: broadcast::Sender<Bytes>) {
     let mut batch = Vec::new();
     while evictions.recv_many(&mut batch, EVICTIONS_PER_FRAME).await > 0 {
         tokio::time::sleep(EVICTION_DELAY).await;

@@ -33,7 +33,7 @@ pub use block::Block;
 use cavern_conf::{ByteSize, DirSpec, Tier};
 use cavern_proto::BlockId;
 use cavern_proto::chunk::chunk_range;
-pub use data::{Claims, DataTarget, Draft};
+pub use data::{DataTarget, Draft, ReferencedBlocks};
 pub(crate) use file_system::is_out_of_space;
 use parking_lot::Mutex;
 pub(crate) use scrub::scrub;
@@ -148,7 +148,7 @@ pub struct Store {
     residents: Mutex<Residents>,
     /// See `data`.
     stripes: Vec<Mutex<()>>,
-    unsettled: data::Unsettled,
+    unsettled: data::OpenReservations,
     identity: Mutex<Identity>,
     high_watermark: f64,
     low_watermark: f64,
@@ -214,7 +214,7 @@ pub fn open(
         directories,
         residents: Mutex::new(Residents { cache, open: OpenBlocks::new(options.max_open_blocks) }),
         stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
-        unsettled: data::Unsettled::default(),
+        unsettled: data::OpenReservations::default(),
         identity: Mutex::new(identity),
         high_watermark: options.high_watermark,
         low_watermark: options.low_watermark,

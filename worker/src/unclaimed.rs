@@ -20,7 +20,7 @@ use tracing::{debug, info};
 
 use crate::metrics::WorkerMetrics;
 use crate::server::Membership;
-use crate::store::{Claims, Store};
+use crate::store::{ReferencedBlocks, Store};
 
 /// What the search works with.
 #[derive(Debug)]
@@ -72,8 +72,8 @@ impl Unclaimed {
         Ok(found)
     }
 
-    async fn claims(&self, worker_id: u64, cluster_id: &str) -> Result<Claims, LookError> {
-        let mut claims = Claims::default();
+    async fn claims(&self, worker_id: u64, cluster_id: &str) -> Result<ReferencedBlocks, LookError> {
+        let mut claims = ReferencedBlocks::default();
         let mut after: Option<Claim> = None;
         loop {
             let request = ListClaimsRequest { worker_id, cluster_id: cluster_id.to_owned(), after };

@@ -206,7 +206,7 @@ impl MountArgs {
         };
         let check_only = self.check;
         let mount = self.mount(uri, path, write_type)?;
-        environment::tell_if_unused(&mount, |name| std::env::var_os(name).is_some());
+        environment::warn_if_unused(&mount, |name| std::env::var_os(name).is_some());
         let request = MountRequest { mount: Some(mount), check_only };
         let reply = self.cluster.connect().await?.cluster.mount(request).await?.into_inner();
         let view = MountView::new(&reply.mount.unwrap_or_default(), None);

@@ -66,7 +66,7 @@ struct Keeper {
 }
 
 /// A child at work.
-enum Run {
+enum SupervisedChild {
     Own(Child),
     /// The child of a keeper that is gone.
     Adopted,
@@ -78,10 +78,10 @@ impl Keeper {
         let run_path = cluster.run_path(self.name);
         let left = cluster.run_record(self.name)?.filter(|record| record.exit.is_none() && record.process.is_alive());
         let (mut record, mut run) = match left {
-            Some(record) => (RunRecord { keeper: Some(self.own.clone()), ..record }, Run::Adopted),
+            Some(record) => (RunRecord { keeper: Some(self.own.clone()), ..record }, SupervisedChild::Adopted),
             None => {
                 let (process, child) = self.spawn(&cluster)?;
-                (RunRecord::new(process, self.own.clone()), Run::Own(child))
+                (RunRecord::new(process, self.own.clone()), SupervisedChild::Own(child))
             }
         };
         let mut pause = PAUSES.0;
@@ -114,7 +114,7 @@ impl Keeper {
                     Ok((process, child)) => {
                         (record.process, record.exit, record.last_exit) = (process, None, Some(exit));
                         record.restarts = record.restarts.saturating_add(1);
-                        break Run::Own(child);
+                        break SupervisedChild::Own(child);
                     }
                     Err(error) => self.log(format_args!("cannot start {}: {error}", self.name)),
                 }
@@ -174,10 +174,10 @@ impl Keeper {
     }
 }
 
-fn wait(run: Run, process: &ProcessId) -> io::Result<Exit> {
+fn wait(run: SupervisedChild, process: &ProcessId) -> io::Result<Exit> {
     let mut child = match run {
-        Run::Own(child) => child,
-        Run::Adopted => return wait_for_end(process),
+        SupervisedChild::Own(child) => child,
+        SupervisedChild::Adopted => return wait_for_end(process),
     };
     let status = child.wait()?;
     Ok(match (status.code(), status.signal()) {

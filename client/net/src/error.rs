@@ -36,7 +36,7 @@ pub enum NetError {
 impl NetError {
     /// Whether the same question to the master may be answered soon: none could be reached, or one says that it cannot
     /// now, since it is about to stop, or its bucket does not answer.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         let is_for_now = |code| matches!(code, Code::Unavailable | Code::DeadlineExceeded);
         self.is_master_silent() || matches!(self, Self::Master { code, .. } if is_for_now(*code))
     }

@@ -60,7 +60,7 @@ struct Inner {
 
 /// How long a question waits for a master that cannot answer it now.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Patience {
+pub enum RetryPolicy {
     /// Not at all once that is known: there is something cached that will do.
     OneAttempt,
     /// As long as a call may take: only a master's answer will do.
@@ -157,7 +157,7 @@ impl MasterChannel {
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
-        self.call_as(name, Patience::OneAttempt, self.deadline(), request).await
+        self.call_as(name, RetryPolicy::OneAttempt, self.deadline(), request).await
     }
 
     /// As `call`, with its own deadline: for calls that take long by nature (Mount, Refresh, SubmitLoad). For a call
@@ -270,14 +270,14 @@ impl MasterChannel {
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
-        self.call_as(name, Patience::UntilDeadline, self.deadline(), request).await
+        self.call_as(name, RetryPolicy::UntilDeadline, self.deadline(), request).await
     }
 
     /// As `call` or as `call_patiently`, with a deadline that a longer piece of work has.
     pub async fn call_as<T, F>(
         &self,
         name: &'static str,
-        patience: Patience,
+        patience: RetryPolicy,
         deadline: Instant,
         request: impl Fn(Stubs) -> F,
     ) -> Result<T, NetError>
@@ -285,14 +285,14 @@ impl MasterChannel {
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
         let worst = match patience {
-            Patience::OneAttempt => Level::Silent,
-            Patience::UntilDeadline => Level::Open,
+            RetryPolicy::OneAttempt => Level::Silent,
+            RetryPolicy::UntilDeadline => Level::Open,
         };
         let mut pause = PAUSE_FIRST;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.try_until(name, worst, left, &request).await {
-                Err(error) if patience == Patience::UntilDeadline && error.may_pass() => {
+                Err(error) if patience == RetryPolicy::UntilDeadline && error.is_transient() => {
                     self.wait_after(error, &mut pause, deadline).await?;
                 }
                 answer => return answer,

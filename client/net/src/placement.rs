@@ -14,12 +14,12 @@ use cavern_proto::master::{Worker, WorkerState, WorkerTable};
 pub struct Placement {
     epoch: u64,
     workers: Vec<Worker>,
-    live: Vec<Seat>,
+    live: Vec<WeightedWorker>,
 }
 
 /// What the draw needs of a worker.
 #[derive(Clone, Copy, Debug)]
-struct Seat {
+struct WeightedWorker {
     id: u64,
     /// Capacity in bytes; a worker that reports none still takes part, with the least weight.
     weight: f64,
@@ -29,7 +29,8 @@ impl Placement {
     /// Takes the live workers of a table that are not being emptied.
     pub fn new(table: &WorkerTable) -> Self {
         let live = table.workers.iter().filter(|worker| worker.state() == WorkerState::Live && !worker.draining);
-        let live = live.map(|worker| Seat { id: worker.id, weight: worker.capacity_bytes.max(1) as f64 }).collect();
+        let live =
+            live.map(|worker| WeightedWorker { id: worker.id, weight: worker.capacity_bytes.max(1) as f64 }).collect();
         Self { epoch: table.epoch, workers: table.workers.clone(), live }
     }
 
@@ -108,7 +109,7 @@ impl Candidates {
     }
 }
 
-fn draw(seed: u64, seat: Seat) -> f64 {
+fn draw(seed: u64, seat: WeightedWorker) -> f64 {
     // 53 bits, moved off both ends: neither ln(0) nor ln(1) can occur.
     let bits = mix(seed ^ mix(seat.id)) >> 11;
     let uniform = (bits as f64 + 0.5) / (1u64 << 53) as f64;

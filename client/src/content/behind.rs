@@ -17,7 +17,7 @@ use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::Content;
+use super::FsFile;
 use super::write::end_of;
 use crate::error::ClientError;
 use crate::read::span::spans;
@@ -30,7 +30,7 @@ const WRITE_BYTES: usize = 128 << 10;
 
 /// What a file has behind.
 #[derive(Default)]
-pub(super) struct Behind {
+pub(super) struct WriteBehind {
     queue: Mutex<Queue>,
     /// Told whenever something of it changes.
     changed: Notify,
@@ -71,7 +71,7 @@ impl Piece {
 
 /// What became of bytes that were offered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Offer {
+pub enum WriteBehindOutcome {
     Taken,
     /// They may be, when what is behind has moved on.
     Full,
@@ -80,12 +80,12 @@ pub enum Offer {
 }
 
 /// The bytes that all files of a process may have behind.
-pub(super) struct Budget {
+pub(super) struct WriteBehindBudget {
     used: AtomicU64,
     limit: u64,
 }
 
-impl Budget {
+impl WriteBehindBudget {
     pub(super) fn new(limit: u64) -> Self {
         Self { used: AtomicU64::new(0), limit }
     }
@@ -100,7 +100,7 @@ impl Budget {
     }
 }
 
-impl Behind {
+impl WriteBehind {
     /// Whether all that was taken is at its workers.
     pub(super) fn is_empty(&self) -> bool {
         let queue = self.queue.lock();
@@ -108,7 +108,7 @@ impl Behind {
     }
 
     /// Whether there is nothing that anybody should wait for or hear of.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(super) fn is_drained(&self) -> bool {
         let queue = self.queue.lock();
         queue.under_way.is_none() && queue.gathered.is_none() && queue.failure.is_none()
     }
@@ -120,13 +120,13 @@ impl Behind {
     }
 
     /// Waits until all that was taken before is at its workers, or has failed.
-    pub(super) async fn settle(&self) {
+    pub(super) async fn drain(&self) {
         self.wait(Self::is_empty).await;
     }
 
     /// The same; what has failed since it was told last is told now.
-    pub(super) async fn settled(&self) -> Result<(), ClientError> {
-        self.settle().await;
+    pub(super) async fn drain_checked(&self) -> Result<(), ClientError> {
+        self.drain().await;
         self.queue.lock().failure.take().map_or(Ok(()), Err)
     }
 
@@ -142,10 +142,10 @@ impl Behind {
     }
 
     /// Takes bytes in; the last answer says whether they want somebody to send them.
-    fn offer(&self, budget: &Budget, block: u32, offset: u64, bytes: &[u8]) -> (Offer, bool) {
+    fn offer(&self, budget: &WriteBehindBudget, block: u32, offset: u64, bytes: &[u8]) -> (WriteBehindOutcome, bool) {
         let mut queue = self.queue.lock();
         if queue.failure.is_some() || !budget.take(bytes.len()) {
-            return (Offer::Refused, false);
+            return (WriteBehindOutcome::Refused, false);
         }
         let before = queue.gathered.as_ref().map_or(0, |piece| piece.bytes.len());
         let taken = match &mut queue.gathered {
@@ -161,7 +161,7 @@ impl Behind {
         if begins {
             queue.under_way = Some(0);
         }
-        (if taken { Offer::Taken } else { Offer::Full }, begins)
+        (if taken { WriteBehindOutcome::Taken } else { WriteBehindOutcome::Full }, begins)
     }
 
     /// The next piece to be sent; `None` ends the sending.
@@ -179,17 +179,17 @@ impl Behind {
     }
 }
 
-impl Content {
+impl FsFile {
     /// Takes bytes to be written behind, without waiting, for event loops: to one block, over the network, where room
     /// has been reserved. When `write_now` does not do.
-    pub fn write_behind(self: &Arc<Self>, offset: u64, bytes: &[u8]) -> Offer {
+    pub fn write_behind(self: &Arc<Self>, offset: u64, bytes: &[u8]) -> WriteBehindOutcome {
         if bytes.len() > WRITE_BYTES {
-            return Offer::Refused;
+            return WriteBehindOutcome::Refused;
         }
-        let Ok(_writing) = self.gate.try_read() else { return Offer::Refused };
-        let Ok(end) = end_of(offset, bytes.len()) else { return Offer::Refused };
+        let Ok(_writing) = self.gate.try_read() else { return WriteBehindOutcome::Refused };
+        let Ok(end) = end_of(offset, bytes.len()) else { return WriteBehindOutcome::Refused };
         let mut parts = spans(offset..end, self.block_size(), u64::MAX);
-        let (Some(span), None) = (parts.next(), parts.next()) else { return Offer::Refused };
+        let (Some(span), None) = (parts.next(), parts.next()) else { return WriteBehindOutcome::Refused };
         let is_fit = self.with_layout(|layout, blocks| {
             // What lies between the end and the offset may have to be zeroed.
             let size = self.behind.end().unwrap_or(0).max(layout.size());
@@ -201,7 +201,7 @@ impl Content {
             offset <= size && has_room && is_held
         });
         if is_fit != Some(true) {
-            return Offer::Refused;
+            return WriteBehindOutcome::Refused;
         }
         let (offer, begins) = self.behind.offer(&self.shared.budget, span.index, offset, bytes);
         if begins {
@@ -218,9 +218,9 @@ impl Content {
     pub async fn write_soon(self: &Arc<Self>, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
         loop {
             match self.write_behind(offset, &bytes) {
-                Offer::Taken => return Ok(()),
-                Offer::Full => self.behind.wait(|behind| behind.queue.lock().gathered.is_none()).await,
-                Offer::Refused => return self.write(offset, bytes).await,
+                WriteBehindOutcome::Taken => return Ok(()),
+                WriteBehindOutcome::Full => self.behind.wait(|behind| behind.queue.lock().gathered.is_none()).await,
+                WriteBehindOutcome::Refused => return self.write(offset, bytes).await,
             }
         }
     }
@@ -262,30 +262,34 @@ mod tests {
 
     #[test]
     fn pieces_go_one_after_the_other_and_the_budget_is_kept() {
-        let (behind, budget) = (Behind::default(), Budget::new(10));
-        assert!(behind.is_settled() && behind.end().is_none());
-        assert_eq!(behind.offer(&budget, 0, 0, b"abcd"), (Offer::Taken, true), "somebody is to send it");
+        let (behind, budget) = (WriteBehind::default(), WriteBehindBudget::new(10));
+        assert!(behind.is_drained() && behind.end().is_none());
+        assert_eq!(behind.offer(&budget, 0, 0, b"abcd"), (WriteBehindOutcome::Taken, true), "somebody is to send it");
         assert_eq!(behind.next().unwrap(), (0, Bytes::from_static(b"abcd")));
-        assert_eq!(behind.offer(&budget, 0, 4, b"ef"), (Offer::Taken, false));
-        assert_eq!(behind.offer(&budget, 0, 4, b"gh"), (Offer::Taken, false), "the same bytes once more");
-        assert_eq!(behind.offer(&budget, 0, 0, b"ij"), (Offer::Full, false), "what is under way comes first");
+        assert_eq!(behind.offer(&budget, 0, 4, b"ef"), (WriteBehindOutcome::Taken, false));
+        assert_eq!(behind.offer(&budget, 0, 4, b"gh"), (WriteBehindOutcome::Taken, false), "the same bytes once more");
+        assert_eq!(
+            behind.offer(&budget, 0, 0, b"ij"),
+            (WriteBehindOutcome::Full, false),
+            "what is under way comes first"
+        );
         assert_eq!(budget.used.load(Ordering::Relaxed), 6);
-        assert_eq!(behind.offer(&budget, 0, 6, b"12345"), (Offer::Refused, false), "beyond the budget");
+        assert_eq!(behind.offer(&budget, 0, 6, b"12345"), (WriteBehindOutcome::Refused, false), "beyond the budget");
         assert_eq!((behind.end(), behind.is_empty()), (Some(6), false));
         behind.failed(ClientError::Shutdown);
-        assert_eq!(behind.offer(&budget, 0, 6, b"k"), (Offer::Refused, false), "a failure is told first");
+        assert_eq!(behind.offer(&budget, 0, 6, b"k"), (WriteBehindOutcome::Refused, false), "a failure is told first");
         assert_eq!(behind.next().unwrap(), (4, Bytes::from_static(b"gh")));
-        assert!(behind.next().is_none() && behind.is_empty() && !behind.is_settled());
+        assert!(behind.next().is_none() && behind.is_empty() && !behind.is_drained());
     }
 
     #[tokio::test]
     async fn whoever_waits_goes_on_when_all_is_there_and_one_hears_of_a_failure() {
-        let (behind, budget) = (Arc::new(Behind::default()), Budget::new(10));
-        behind.settled().await.unwrap();
+        let (behind, budget) = (Arc::new(WriteBehind::default()), WriteBehindBudget::new(10));
+        behind.drain_checked().await.unwrap();
         assert!(behind.offer(&budget, 0, 0, b"ab").1);
         let waiting = tokio::spawn({
             let behind = behind.clone();
-            async move { behind.settled().await }
+            async move { behind.drain_checked().await }
         });
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
@@ -294,6 +298,6 @@ mod tests {
         behind.failed(ClientError::Shutdown);
         assert!(behind.next().is_none());
         assert!(matches!(waiting.await.unwrap(), Err(ClientError::NoWorkers)));
-        behind.settled().await.unwrap();
+        behind.drain_checked().await.unwrap();
     }
 }

@@ -28,14 +28,14 @@ pub(super) struct OpenBlock {
     /// When it was made last.
     pub since: Instant,
     /// Bytes that it takes at a worker, as one of them told last.
-    pub told: Told,
+    pub told: ReportedAllocation,
 }
 
 /// How many bytes a block takes, as far as that has been told.
 #[derive(Debug)]
-pub(super) struct Told(AtomicU64);
+pub(super) struct ReportedAllocation(AtomicU64);
 
-impl Told {
+impl ReportedAllocation {
     const NOTHING: u64 = u64::MAX;
 
     pub(super) fn new(bytes: Option<u64>) -> Self {

@@ -13,9 +13,9 @@ use cavern_proto::data::{BlockRef, ReserveRequest, Status, WriteRequest, open_re
 use cavern_proto::{ChunkMap, ContentId};
 use parking_lot::Mutex;
 
-use super::Content;
-use super::block::{OpenBlock, Replica, Told, wire_range};
-use super::layout::Known;
+use super::FsFile;
+use super::block::{OpenBlock, Replica, ReportedAllocation, wire_range};
+use super::layout::LocatedBlock;
 use crate::error::ClientError;
 use crate::read::fetch::{check_status, only_item};
 
@@ -24,7 +24,7 @@ const AHEAD: u32 = 3;
 const AHEAD_CHUNKS: u32 = 256;
 
 /// Whether the failure is the worker's: another one may be able to.
-pub(super) fn is_of_worker(error: &ClientError) -> bool {
+pub(super) fn is_worker_failure(error: &ClientError) -> bool {
     match error {
         ClientError::Net(
             NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. } | NetError::UnknownWorker(_),
@@ -36,7 +36,7 @@ pub(super) fn is_of_worker(error: &ClientError) -> bool {
 
 /// What a block that is made has from its first moment on.
 #[derive(Clone, Debug)]
-enum Beginning {
+enum InitialContent {
     Zeros,
     /// The first bytes of a block of the origin, which its worker fetches.
     Origin(BlockRef, u32),
@@ -48,7 +48,7 @@ fn no_space(error: &ClientError) -> bool {
     matches!(error, ClientError::Net(NetError::WorkerStatus { status: Status::NoSpace, .. }))
 }
 
-impl Content {
+impl FsFile {
     pub(super) fn name_of(&self, index: u32, generation: u32) -> BlockRef {
         let cluster = self.shared.pool.cluster_id();
         BlockRef::of_inode(&cluster, self.inode, generation, index, self.block_size(), self.mount.id())
@@ -79,19 +79,19 @@ impl Content {
         }
         if replicas.is_empty() {
             let none = || ClientError::Invalid(format!("block {index} of inode {} has no worker", self.inode));
-            return Err(self.explained(index, failure.unwrap_or_else(none)));
+            return Err(self.unavailable_if_lost(index, failure.unwrap_or_else(none)));
         }
         let reserved = Mutex::new(ChunkMap::new());
         let generation = known.generation;
         let since = Instant::now();
-        let told = Told::new(None);
+        let told = ReportedAllocation::new(None);
         let open = Arc::new(OpenBlock { name, generation, replicas, is_writable: false, reserved, since, told });
         self.remember(index, &open);
         Ok(Some(open))
     }
 
     /// The replicas of a block; those whose workers failed lately come last.
-    fn reachable_first(&self, known: &Known) -> Vec<(u64, u32)> {
+    fn reachable_first(&self, known: &LocatedBlock) -> Vec<(u64, u32)> {
         let mut replicas: Vec<(u64, u32)> = known.replicas().collect();
         replicas.sort_by_key(|(worker, _)| self.shared.pool.rests(*worker));
         replicas
@@ -118,8 +118,8 @@ impl Content {
     }
 
     /// A failure of the workers of a block, or that all of them are lost, if that is so.
-    pub(super) fn explained(&self, index: u32, failure: ClientError) -> ClientError {
-        if !is_of_worker(&failure) {
+    pub(super) fn unavailable_if_lost(&self, index: u32, failure: ClientError) -> ClientError {
+        if !is_worker_failure(&failure) {
             return failure;
         }
         let known = self.state.lock().layout.as_ref().and_then(|layout| layout.block(index).cloned());
@@ -130,7 +130,7 @@ impl Content {
     }
 
     /// Whether all workers of a block are lost.
-    pub(super) fn is_lost(&self, known: &Known) -> bool {
+    pub(super) fn is_lost(&self, known: &LocatedBlock) -> bool {
         let placement = self.shared.pool.placement();
         !known.workers.iter().any(|worker| placement.is_live(*worker))
     }
@@ -164,7 +164,7 @@ impl Content {
         written: Option<&Bytes>,
     ) -> Result<Arc<OpenBlock>, ClientError> {
         let held = || ClientError::BlockHeld { inode: self.inode, index };
-        self.hold_blocks().await?;
+        self.pin_blocks().await?;
         // One that is open with room is not written to either while it is copied: the copy would be of no use.
         let open = |layout: &mut super::Layout, blocks: &mut std::collections::HashMap<u32, Arc<OpenBlock>>| {
             if layout.block(index).is_some_and(|known| known.is_joined) {
@@ -249,12 +249,12 @@ impl Content {
         written: Option<&Bytes>,
     ) -> Result<OpenBlock, ClientError> {
         let beginning = match (self.origin_of(index).await?, written) {
-            (None, _) => Beginning::Zeros,
+            (None, _) => InitialContent::Zeros,
             // Nothing of it would be left.
             (Some((_, length)), Some(written)) if bytes.start == 0 && bytes.end >= length => {
-                Beginning::Bytes(written.clone())
+                InitialContent::Bytes(written.clone())
             }
-            (Some((block, length)), _) => Beginning::Origin(block, length),
+            (Some((block, length)), _) => InitialContent::Origin(block, length),
         };
         let name = self.name_of(index, generation);
         let content = ContentId::from_slice(&name.content_id).unwrap_or_else(|| unreachable!("it was made above"));
@@ -270,7 +270,7 @@ impl Content {
             match self.asking(worker, self.begin(worker, &name, bytes, &beginning)).await {
                 Ok(replica) => replicas.push(replica),
                 // No other will find in the bucket what is not there.
-                Err(error) if is_of_worker(&error) && !error.is_version_gone() => {
+                Err(error) if is_worker_failure(&error) && !error.is_version_gone() => {
                     tracing::debug!(inode = self.inode, index, "a block goes to another worker: {error}");
                     // That there is no room is what the writer can wait for.
                     failure = failure.filter(no_space).or(Some(error));
@@ -288,7 +288,7 @@ impl Content {
     async fn reserve_all(
         &self,
         name: &BlockRef,
-        block: &Known,
+        block: &LocatedBlock,
         open: Option<&OpenBlock>,
         bytes: &Range<u32>,
     ) -> Result<(OpenBlock, Vec<u64>), ClientError> {
@@ -305,7 +305,7 @@ impl Content {
                 Ok(replica) => replicas.push(Replica { joined, ..replica }),
                 // All have the same bytes to store: the writer waits, or hears of it.
                 Err(error) if no_space(&error) => return Err(error),
-                Err(error) if is_of_worker(&error) => {
+                Err(error) if is_worker_failure(&error) => {
                     tracing::debug!(inode = self.inode, index = name.index, worker, "a replica fails: {error}");
                     failed.push(worker);
                     failure = Some(error);
@@ -353,19 +353,19 @@ impl Content {
         worker: u64,
         name: &BlockRef,
         bytes: &Range<u32>,
-        beginning: &Beginning,
+        beginning: &InitialContent,
     ) -> Result<Replica, ClientError> {
         let mut request = reservation(name, bytes);
         let mut wait = self.shared.worker_timeout;
         match beginning {
-            Beginning::Zeros => {}
-            Beginning::Origin(origin, length) => {
+            InitialContent::Zeros => {}
+            InitialContent::Origin(origin, length) => {
                 (request.origin, request.origin_bytes) = (Some(origin.clone()), *length);
                 // What the bucket has must be fetched first.
                 wait = self.shared.timeout;
             }
             // A block without the bytes would be found by the next who writes there, should this client die now.
-            Beginning::Bytes(written) => {
+            InitialContent::Bytes(written) => {
                 let write = WriteRequest { block: Some(name.clone()), begins: true, ..WriteRequest::default() };
                 self.shared.pool.write(worker, write, written.clone(), wait).await?;
             }
@@ -417,7 +417,7 @@ impl Content {
             is_writable: open.is_writable,
             reserved: Mutex::new(open.reserved.lock().clone()),
             since: open.since,
-            told: Told::new(open.told.get()),
+            told: ReportedAllocation::new(open.told.get()),
         };
         blocks.insert(index, Arc::new(fewer));
     }
@@ -433,6 +433,6 @@ fn writable(name: BlockRef, generation: u32, replicas: Vec<Replica>, bytes: &Ran
         reserved.insert(chunk);
     }
     let (reserved, since) = (Mutex::new(reserved), Instant::now());
-    let told = Told::new(replicas.iter().find_map(|replica| replica.allocated));
+    let told = ReportedAllocation::new(replicas.iter().find_map(|replica| replica.allocated));
     OpenBlock { name, generation, replicas, is_writable: true, reserved, since, told }
 }

@@ -10,21 +10,21 @@ use futures::future::{join, join_all};
 use rustix::io::Errno;
 use tokio::time::Instant;
 
-use super::Content;
-use super::blocks::is_of_worker;
-use super::layout::{COMMIT_BLOCKS, Known, Layout, Uncommitted};
-use super::read::{PAUSE, may_pass};
+use super::FsFile;
+use super::blocks::is_worker_failure;
+use super::layout::{COMMIT_BLOCKS, Layout, LocatedBlock, Uncommitted};
+use super::read::{PAUSE, is_transient};
 use crate::error::ClientError;
 
 /// How long a worker is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Patience {
+enum RetryPolicy {
     /// There are others.
     OneAttempt,
     UntilDeadline,
 }
 
-impl Content {
+impl FsFile {
     /// Tells the master of what was written: new blocks, the new length. Returns at once when it knows.
     ///
     /// # Errors
@@ -34,12 +34,12 @@ impl Content {
         if self.is_committed() {
             return Ok(());
         }
-        self.behind.settled().await?;
-        self.commit_placed().await
+        self.behind.drain_checked().await?;
+        self.commit_written().await
     }
 
     /// The same of what is at its workers by now.
-    pub(super) async fn commit_placed(&self) -> Result<(), ClientError> {
+    pub(super) async fn commit_written(&self) -> Result<(), ClientError> {
         let _one = self.committing.lock().await;
         self.tell_commit().await?;
         match self.state.lock().lost.take() {
@@ -68,7 +68,7 @@ impl Content {
                 self.load_now().await?;
             }
             Err(error) if error.errno() == Errno::DQUOT.raw_os_error() => {
-                self.tell_without_growth().await?;
+                self.commit_blocks_only().await?;
                 return Err(error);
             }
             result => return result,
@@ -88,7 +88,7 @@ impl Content {
 
     /// The file must not grow as it would: it keeps what was written for another attempt, when there is room perhaps.
     /// That it was changed is told anyway, since others may see it, and so are its blocks, which are freed with it.
-    async fn tell_without_growth(&self) -> Result<(), ClientError> {
+    async fn commit_blocks_only(&self) -> Result<(), ClientError> {
         let begun = self.state.lock().layout.as_mut().map(Layout::begin_blocks);
         let Some((uncommitted, made)) = begun else { return Ok(()) };
         let made = self.with_allocated(made);
@@ -147,11 +147,11 @@ impl Content {
     /// Returns when everything that was written before is on the disks of its workers, and known to the master. Those
     /// who ask while a sync is under way share the next one. Each is bounded by `client.read_timeout`.
     pub async fn sync(&self) -> Result<(), ClientError> {
-        self.syncs.take_part(self.sync_all()).await
+        self.syncs.join_round(self.sync_all()).await
     }
 
     async fn sync_all(&self) -> Result<(), ClientError> {
-        self.behind.settled().await?;
+        self.behind.drain_checked().await?;
         let deadline = Instant::now() + self.shared.timeout;
         let blocks = self.state.lock().layout.as_mut().map_or_else(Vec::new, |layout| layout.begin_sync());
         Failpoint::SyncBegun.pass();
@@ -187,7 +187,7 @@ impl Content {
         }
         let is_alone = |worker: &u64| known.iter().any(|(_, known)| known.workers == [*worker]);
         let syncs = at_workers.into_iter().map(|(worker, names)| {
-            let patience = if is_alone(&worker) { Patience::UntilDeadline } else { Patience::OneAttempt };
+            let patience = if is_alone(&worker) { RetryPolicy::UntilDeadline } else { RetryPolicy::OneAttempt };
             async move { (worker, self.sync_at(worker, names, patience, deadline).await) }
         });
         let failed: HashMap<u64, ClientError> =
@@ -195,7 +195,7 @@ impl Content {
         for (index, known) in known {
             let lost: Vec<u64> = known.workers.iter().copied().filter(|worker| failed.contains_key(worker)).collect();
             let Some(error) = lost.first().and_then(|worker| failed.get(worker)) else { continue };
-            if !is_of_worker(error) {
+            if !is_worker_failure(error) {
                 return Err(error.clone());
             }
             if lost.len() < known.workers.len() {
@@ -212,19 +212,19 @@ impl Content {
     async fn sync_any(
         &self,
         index: u32,
-        known: &Known,
+        known: &LocatedBlock,
         mut failure: ClientError,
         deadline: Instant,
     ) -> Result<(), ClientError> {
         loop {
-            failure = self.explained(index, failure);
-            if !may_pass(&failure) || Instant::now() + PAUSE >= deadline {
+            failure = self.unavailable_if_lost(index, failure);
+            if !is_transient(&failure) || Instant::now() + PAUSE >= deadline {
                 return Err(failure);
             }
             tokio::time::sleep(PAUSE).await;
             let names = || vec![self.name_of(index, known.generation)];
             let syncs = known.workers.iter().map(|worker| async {
-                (*worker, self.sync_at(*worker, names(), Patience::OneAttempt, deadline).await)
+                (*worker, self.sync_at(*worker, names(), RetryPolicy::OneAttempt, deadline).await)
             });
             let (done, lost): (Vec<_>, Vec<_>) =
                 join_all(syncs).await.into_iter().partition(|(_, synced)| synced.is_ok());
@@ -247,21 +247,21 @@ impl Content {
         &self,
         worker: u64,
         names: Vec<BlockRef>,
-        patience: Patience,
+        patience: RetryPolicy,
         deadline: Instant,
     ) -> Result<(), ClientError> {
         let (first, wait) = (
             names.first().map_or(0, |name| name.index),
             match patience {
-                Patience::OneAttempt => self.shared.worker_timeout,
-                Patience::UntilDeadline => self.shared.timeout,
+                RetryPolicy::OneAttempt => self.shared.worker_timeout,
+                RetryPolicy::UntilDeadline => self.shared.timeout,
             },
         );
         loop {
             let synced = self.asking(worker, self.shared.pool.sync(worker, names.clone(), wait)).await;
             let Err(error) = synced else { return Ok(()) };
-            let error = self.explained(first, error);
-            if patience == Patience::OneAttempt || !may_pass(&error) || Instant::now() + PAUSE >= deadline {
+            let error = self.unavailable_if_lost(first, error);
+            if patience == RetryPolicy::OneAttempt || !is_transient(&error) || Instant::now() + PAUSE >= deadline {
                 return Err(error);
             }
             tokio::time::sleep(PAUSE).await;

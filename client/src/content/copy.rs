@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::write::too_large;
-use super::{Content, FILE_BYTES_MAX, Seek};
+use super::{FILE_BYTES_MAX, FsFile, Seek};
 use crate::error::ClientError;
 
 /// Bytes of one piece: as many as the kernel reads and writes at a time.
@@ -18,7 +18,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// nobody else write to the file meanwhile.
 const LONGEST: Duration = Duration::from_secs(1);
 
-impl Content {
+impl FsFile {
     /// Copies up to `length` bytes of `source`, from `from` on, to `to` in this file, and says how many: 0 at the end
     /// of the source; fewer when it is short, when `stop` comes, when a second is over, or when something fails after a
     /// part. The ranges must not overlap where both are of one file.

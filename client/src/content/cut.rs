@@ -8,15 +8,15 @@ use tokio::time::Instant;
 
 use super::layout::Layout;
 use super::write::too_large;
-use super::{Content, FILE_BYTES_MAX};
+use super::{FILE_BYTES_MAX, FsFile};
 use crate::error::ClientError;
 use crate::metadata::Changed;
 
-impl Content {
+impl FsFile {
     /// Sets attributes after everything that was written before, so that a time that is set stays. No write of this
     /// client runs meanwhile.
     pub async fn set_attributes(&self, set: SetAttr, uid: u32, gid: u32) -> Result<Changed, ClientError> {
-        self.behind.settle().await;
+        self.behind.drain().await;
         let _alone = self.gate.write().await;
         let deadline = Instant::now() + self.shared.timeout;
         match set.size {
@@ -24,18 +24,18 @@ impl Content {
             // Only a file that grows has something to be zeroed.
             Some(size) if size > 0 => {
                 while let Err(error) = self.zero_behind_end(size, deadline).await {
-                    self.fall_back_alone(error, deadline).await?;
+                    self.fall_back_to_origin_exclusive(error, deadline).await?;
                 }
             }
             _ => {}
         }
-        match (self.commit_placed().await, set.size) {
+        match (self.commit_written().await, set.size) {
             // Only what stays must have room.
             (Err(error), Some(size)) if error.errno() == Errno::DQUOT.raw_os_error() => {
                 if let Some(layout) = self.state.lock().layout.as_mut() {
                     layout.give_up_beyond(size, self.block_size());
                 }
-                self.commit_placed().await?;
+                self.commit_written().await?;
             }
             (committed, _) => committed?,
         }

@@ -16,7 +16,7 @@ use super::block::{OpenBlock, Replica};
 
 /// One block of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct LocatedBlock {
     pub generation: u32,
     /// The workers that have it.
     pub workers: Vec<u64>,
@@ -32,7 +32,7 @@ pub(super) struct Known {
     pub allocated: Option<u64>,
 }
 
-impl Known {
+impl LocatedBlock {
     /// Whether these are the block's replicas.
     pub(super) fn is_at(&self, generation: u32, replicas: &[Replica]) -> bool {
         let has = |(worker, joined)| replicas.iter().any(|known| (known.worker, known.joined) == (worker, joined));
@@ -62,9 +62,9 @@ impl Known {
 
 /// Whether everything that the master has told of a file has arrived here since the layout was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum EventHistory {
     Complete,
-    MayLack,
+    MayHaveGaps,
 }
 
 /// The unit in which file systems give room to files.
@@ -101,14 +101,14 @@ pub(super) struct Layout {
     version: u64,
     /// Of the blocks that are made next.
     generation: u32,
-    blocks: BTreeMap<u32, Known>,
+    blocks: BTreeMap<u32, LocatedBlock>,
     /// The object that has what no block has.
     origin: Option<Origin>,
     uncommitted: Uncommitted,
     /// The master is being told of something.
-    is_telling: bool,
+    is_committing: bool,
     /// Blocks that were written to, of which it is being told.
-    telling: BTreeSet<u32>,
+    committing_blocks: BTreeSet<u32>,
     /// Bytes that the file takes, as the master has it.
     allocated: Option<u64>,
     /// When bytes were last written that are not committed; nanoseconds since the epoch.
@@ -124,7 +124,18 @@ impl Layout {
             let Extent { index, generation, workers, mut joined, joining, allocated } = extent;
             joined.resize(workers.len(), 0);
             let is_joined = joining != 0;
-            (index, Known { generation, workers, joined, is_joined, is_committed: true, is_urgent: false, allocated })
+            (
+                index,
+                LocatedBlock {
+                    generation,
+                    workers,
+                    joined,
+                    is_joined,
+                    is_committed: true,
+                    is_urgent: false,
+                    allocated,
+                },
+            )
         };
         let blocks = extents.into_iter().map(known).collect();
         let (size, version, generation) = (attr.size, attr.version, attr.generation);
@@ -145,11 +156,11 @@ impl Layout {
         self.generation
     }
 
-    pub(super) fn block(&self, index: u32) -> Option<&Known> {
+    pub(super) fn block(&self, index: u32) -> Option<&LocatedBlock> {
         self.blocks.get(&index)
     }
 
-    pub(super) fn blocks(&self) -> impl Iterator<Item = (u32, &Known)> {
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (u32, &LocatedBlock)> {
         self.blocks.iter().map(|(index, known)| (*index, known))
     }
 
@@ -170,7 +181,7 @@ impl Layout {
             let known = self.blocks.get(index).filter(|known| known.allocated.is_some() || known.is_committed);
             (*index, known.map_or_else(origin, |known| known.allocated.unwrap_or_default()))
         };
-        Some((self.allocated?, self.uncommitted.written.union(&self.telling).map(counted).collect()))
+        Some((self.allocated?, self.uncommitted.written.union(&self.committing_blocks).map(counted).collect()))
     }
 
     /// Whether the master knows blocks: these it may drop when the bucket has them.
@@ -185,7 +196,7 @@ impl Layout {
 
     /// Whether the master knows everything.
     pub(super) fn is_committed(&self) -> bool {
-        self.uncommitted.is_none() && !self.is_telling
+        self.uncommitted.is_none() && !self.is_committing
     }
 
     /// Bytes by which the file is longer than the master knows.
@@ -197,7 +208,7 @@ impl Layout {
     pub(super) fn made(&mut self, index: u32, workers: Vec<u64>) {
         let (generation, joined) = (self.generation, vec![0; workers.len()]);
         let (is_joined, is_committed, is_urgent) = (false, false, false);
-        let known = Known { generation, workers, joined, is_joined, is_committed, is_urgent, allocated: None };
+        let known = LocatedBlock { generation, workers, joined, is_joined, is_committed, is_urgent, allocated: None };
         self.blocks.insert(index, known);
         self.uncommitted.made.insert(index);
     }
@@ -293,15 +304,15 @@ impl Layout {
             Some(Extent { index: *index, generation, workers, joined, ..Extent::default() })
         };
         let told = indexes.iter().take(COMMIT_BLOCKS).filter_map(extent).collect();
-        self.is_telling = true;
-        self.telling.clone_from(&uncommitted.written);
+        self.is_committing = true;
+        self.committing_blocks.clone_from(&uncommitted.written);
         Some((uncommitted, told))
     }
 
     /// The master could not be told.
     pub(super) fn commit_failed(&mut self, uncommitted: Uncommitted) {
-        self.is_telling = false;
-        self.telling.clear();
+        self.is_committing = false;
+        self.committing_blocks.clear();
         self.uncommitted.made.extend(uncommitted.made);
         self.uncommitted.written.extend(uncommitted.written);
         self.uncommitted.changed |= uncommitted.changed;
@@ -310,8 +321,8 @@ impl Layout {
 
     /// The master was told; false when somebody else has changed the content meanwhile, so that it must be asked anew.
     pub(super) fn committed(&mut self, uncommitted: &Uncommitted, told: &[Extent], attr: &Attr) -> bool {
-        self.is_telling = false;
-        self.telling.clear();
+        self.is_committing = false;
+        self.committing_blocks.clear();
         self.allocated = attr.allocated;
         for extent in told {
             let known = self.blocks.get_mut(&extent.index).filter(|known| known.generation == extent.generation);
@@ -383,7 +394,7 @@ impl Layout {
     /// Puts what was written here over what the master has now; gives the blocks that were written to here and have no
     /// place any more, since somebody else has cut the file, or has made the same block at other workers; or since they
     /// have been dropped, for the bucket had them.
-    pub(super) fn rebase(&mut self, mut fresh: Self, news: News) -> Vec<u32> {
+    pub(super) fn rebase(&mut self, mut fresh: Self, history: EventHistory) -> Vec<u32> {
         let mut lost = Vec::new();
         let Uncommitted { made, written, changed, grow_to } = std::mem::take(&mut self.uncommitted);
         for index in made.union(&written).copied() {
@@ -391,7 +402,7 @@ impl Layout {
             let is_made = made.contains(&index);
             match fresh.blocks.get_mut(&index) {
                 // A worker that has joined has all that was written before: see the decision.
-                Some(known) if known.generation == own.generation && !is_made && news == News::Complete => {}
+                Some(known) if known.generation == own.generation && !is_made && history == EventHistory::Complete => {}
                 Some(known) if known.generation == own.generation => {
                     let before = known.workers.len();
                     if !known.intersect(own) {
@@ -544,11 +555,11 @@ mod tests {
         let mut grown = layout.clone();
         assert!(
             grown
-                .rebase(Layout::new(&attr(15, 2, 1), vec![extent(0, 1), extent(1, 1)], None), News::Complete)
+                .rebase(Layout::new(&attr(15, 2, 1), vec![extent(0, 1), extent(1, 1)], None), EventHistory::Complete)
                 .is_empty()
         );
         assert_eq!((grown.size(), grown.is_committed()), (20, false));
-        assert_eq!(layout.rebase(Layout::new(&attr(5, 2, 2), vec![extent(0, 1)], None), News::Complete), [1]);
+        assert_eq!(layout.rebase(Layout::new(&attr(5, 2, 2), vec![extent(0, 1)], None), EventHistory::Complete), [1]);
         assert_eq!((layout.size(), layout.block(1)), (5, None));
         assert_eq!(layout.begin_sync(), [0]);
         layout.forget_uncommitted();
@@ -558,7 +569,7 @@ mod tests {
         layout.made(1, vec![2]);
         layout.wrote(1, 20, 3);
         let theirs = Layout::new(&attr(15, 3, 2), vec![extent(0, 1), extent(1, 2)], None);
-        assert_eq!(layout.rebase(theirs, News::Complete), [1]);
+        assert_eq!(layout.rebase(theirs, EventHistory::Complete), [1]);
         assert_eq!((layout.size(), layout.block(1).unwrap().workers.as_slice()), (15, &[1][..]));
     }
 
@@ -598,7 +609,7 @@ mod tests {
         let mut layout = Layout::new(&attr(20, 1, 1), vec![extent(0, 1), extent(1, 1)], None);
         layout.wrote(0, 10, 1);
         let copied = Layout::new(&attr(20, 1, 1), vec![held(0), held(1)], None);
-        assert!(layout.rebase(copied, News::Complete).is_empty());
+        assert!(layout.rebase(copied, EventHistory::Complete).is_empty());
         assert!(!layout.accepts(0, 1, &[1]) && !layout.accepts(1, 1, &[1]));
         let (told, made) = layout.begin_commit().unwrap();
         assert_eq!(made, [extent(0, 1)], "what was written before");
@@ -617,22 +628,22 @@ mod tests {
         let mut layout = at(&[1], &[]);
         layout.wrote(0, 10, 1);
         let mut sure = layout.clone();
-        assert!(sure.rebase(at(&[1, 3], &[0, 1]), News::Complete).is_empty());
+        assert!(sure.rebase(at(&[1, 3], &[0, 1]), EventHistory::Complete).is_empty());
         assert!(sure.accepts(0, 1, &[1, 3]));
-        assert!(layout.rebase(at(&[1, 3], &[0, 1]), News::MayLack).is_empty());
+        assert!(layout.rebase(at(&[1, 3], &[0, 1]), EventHistory::MayHaveGaps).is_empty());
         assert_eq!((workers(&layout), layout.is_urgent(0)), (&[1][..], true));
         assert_eq!(layout.begin_commit().unwrap().1[0].workers, [1]);
 
         // The worker has another file by now.
         let mut layout = at(&[1, 2], &[]);
         layout.wrote(0, 10, 1);
-        assert!(layout.rebase(at(&[1, 2], &[0, 1]), News::MayLack).is_empty());
+        assert!(layout.rebase(at(&[1, 2], &[0, 1]), EventHistory::MayHaveGaps).is_empty());
         assert_eq!(workers(&layout), [1]);
 
         // What was given up here stays so, whatever the master has.
         let mut layout = at(&[1, 2], &[]);
         layout.gave_up(0, 1, &[2]);
-        assert!(layout.rebase(at(&[1, 2], &[]), News::Complete).is_empty());
+        assert!(layout.rebase(at(&[1, 2], &[]), EventHistory::Complete).is_empty());
         assert_eq!((workers(&layout), layout.is_urgent(0)), (&[1][..], true));
     }
 
@@ -678,8 +689,8 @@ mod tests {
         layout.commit_failed(told);
         let mut same = layout.clone();
         let as_before = Layout::new(&attr(20, 2, 1), vec![extent(0, 1), extent(1, 1)], None);
-        assert!(same.rebase(as_before, News::Complete).is_empty());
+        assert!(same.rebase(as_before, EventHistory::Complete).is_empty());
         assert_eq!(same.begin_commit().unwrap().1, [extent(1, 1), extent(2, 1)], "it is still to be told");
-        assert_eq!(layout.rebase(Layout::new(&attr(20, 2, 2), vec![], Some(origin)), News::Complete), [1, 2]);
+        assert_eq!(layout.rebase(Layout::new(&attr(20, 2, 2), vec![], Some(origin)), EventHistory::Complete), [1, 2]);
     }
 }

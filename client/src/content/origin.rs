@@ -17,7 +17,7 @@ use cavern_proto::master::{Attr, FreeFate, Origin};
 use cavern_ufs::UfsError;
 use tokio::time::Instant;
 
-use super::Content;
+use super::FsFile;
 use super::read::PAUSE;
 use crate::error::ClientError;
 use crate::metadata::Node;
@@ -49,7 +49,7 @@ fn has_moved(error: &ClientError) -> bool {
     }
 }
 
-impl Content {
+impl FsFile {
     /// The object behind the file, as an object.
     fn object(&self, origin: &Origin) -> Result<ObjectVersion, ClientError> {
         ObjectVersion::new(self.mount.clone(), &origin.key, &origin.etag, origin.length)
@@ -99,7 +99,7 @@ impl Content {
 
     /// After a failure: whether the content may be elsewhere by now, so that another attempt makes sense. The error is
     /// the one to be answered.
-    pub(super) async fn look_elsewhere(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
+    pub(super) async fn refresh_after_move(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
         let is_dropped = matches!(&error, ClientError::Net(NetError::WorkerStatus { status: Status::NoSuchBlock, .. }));
         if !is_dropped && !has_moved(&error) {
             return Err(error);
@@ -123,13 +123,17 @@ impl Content {
 
     /// After a failure: when no worker that is there has a block, what the bucket has as well is read there from now
     /// on, and written to blocks that are made anew. The error is the one to be answered.
-    pub(super) async fn fall_back(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
+    pub(super) async fn fall_back_to_origin(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
         let _alone = self.gate.write().await;
-        self.fall_back_alone(error, deadline).await
+        self.fall_back_to_origin_exclusive(error, deadline).await
     }
 
     /// The same for a caller that keeps all others from writing.
-    pub(super) async fn fall_back_alone(&self, error: ClientError, deadline: Instant) -> Result<(), ClientError> {
+    pub(super) async fn fall_back_to_origin_exclusive(
+        &self,
+        error: ClientError,
+        deadline: Instant,
+    ) -> Result<(), ClientError> {
         // What the master does not know the bucket has not got.
         let is_committed = self.state.lock().layout.as_ref().is_none_or(super::Layout::is_committed);
         let is_lost = matches!(error, ClientError::Unavailable { .. });
@@ -157,7 +161,7 @@ impl Content {
         if self.is_held() {
             return Ok(());
         }
-        self.hold_blocks().await?;
+        self.pin_blocks().await?;
         if !self.is_held() {
             return Ok(());
         }
@@ -168,7 +172,7 @@ impl Content {
         if let Some((index, workers)) = self.use_layout(lost).await? {
             let unavailable = ClientError::Unavailable { inode: self.inode, index, workers };
             // The other blocks can be written to all the same.
-            if let Err(error) = self.fall_back(unavailable, deadline).await {
+            if let Err(error) = self.fall_back_to_origin(unavailable, deadline).await {
                 tracing::debug!(inode = self.inode, "the bucket cannot stand in for lost blocks: {error}");
             }
         }
@@ -176,7 +180,7 @@ impl Content {
     }
 
     /// Keeps the master from dropping blocks that it knows, and from taking in what others make of the origin.
-    pub(super) async fn hold_blocks(&self) -> Result<(), ClientError> {
+    pub(super) async fn pin_blocks(&self) -> Result<(), ClientError> {
         if self.is_held() || !self.use_layout(|layout, _| layout.has_committed() || layout.origin().is_some()).await? {
             return Ok(());
         }

@@ -8,7 +8,7 @@ use cavern_net::NetError;
 use cavern_proto::data::{Status, read_request};
 use tokio::time::Instant;
 
-use super::Content;
+use super::FsFile;
 use super::block::{OpenBlock, read_blocking, seek_data, seek_hole, wire_range};
 use crate::error::ClientError;
 use crate::read::fetch::{check_status, only_item};
@@ -24,15 +24,15 @@ pub enum Seek {
     Hole,
 }
 
-impl Content {
+impl FsFile {
     /// Bytes of the file, asking the master where that is not known, with all that was written.
     pub async fn size(&self) -> Result<u64, ClientError> {
-        self.behind.settle().await;
-        self.placed_size().await
+        self.behind.drain().await;
+        self.written_size().await
     }
 
     /// The same with what is at its workers by now.
-    pub(super) async fn placed_size(&self) -> Result<u64, ClientError> {
+    pub(super) async fn written_size(&self) -> Result<u64, ClientError> {
         self.use_layout(|layout, _| layout.size()).await
     }
 
@@ -84,8 +84,8 @@ impl Content {
         loop {
             match self.try_read(offset, length, deadline).await {
                 Ok(bytes) => return Ok(bytes),
-                Err(error @ ClientError::Unavailable { .. }) => self.fall_back(error, deadline).await?,
-                Err(error) => self.look_elsewhere(error, deadline).await?,
+                Err(error @ ClientError::Unavailable { .. }) => self.fall_back_to_origin(error, deadline).await?,
+                Err(error) => self.refresh_after_move(error, deadline).await?,
             }
         }
     }
@@ -133,8 +133,8 @@ impl Content {
                     Err(error) => failure = Some(error),
                 }
             }
-            let failure = self.explained(span.index, failure.unwrap_or(ClientError::NoWorkers));
-            if !may_pass(&failure) || Instant::now() + PAUSE >= deadline {
+            let failure = self.unavailable_if_lost(span.index, failure.unwrap_or(ClientError::NoWorkers));
+            if !is_transient(&failure) || Instant::now() + PAUSE >= deadline {
                 return Err(failure);
             }
             tokio::time::sleep(PAUSE).await;
@@ -198,7 +198,7 @@ impl Content {
 
 /// Whether a failure may pass soon: the worker could not be reached, or cannot now, but is not lost; or the bucket
 /// could not.
-pub(super) fn may_pass(failure: &ClientError) -> bool {
+pub(super) fn is_transient(failure: &ClientError) -> bool {
     match failure {
         ClientError::Net(NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. }) => true,
         ClientError::Net(NetError::WorkerStatus { status, .. }) => {

@@ -27,7 +27,7 @@ impl Default for Rounds {
 
 impl Rounds {
     /// Gives the result of a round that begins after this was called: of somebody else's, or of `work`.
-    pub(super) async fn take_part(
+    pub(super) async fn join_round(
         &self,
         work: impl Future<Output = Result<(), ClientError>>,
     ) -> Result<(), ClientError> {
@@ -63,9 +63,9 @@ mod tests {
                 _ => Ok(()),
             }
         };
-        let mut first = Box::pin(rounds.take_part(work()));
+        let mut first = Box::pin(rounds.join_round(work()));
         assert!(poll!(&mut first).is_pending());
-        let mut others = [(); 3].map(|()| Box::pin(rounds.take_part(work())));
+        let mut others = [(); 3].map(|()| Box::pin(rounds.join_round(work())));
         for other in &mut others {
             assert!(poll!(other).is_pending(), "answered before anything was done for it");
         }
@@ -80,19 +80,19 @@ mod tests {
         }
         assert_eq!(count.load(Ordering::Relaxed), 2);
         go.add_permits(1);
-        assert!(rounds.take_part(work()).await.is_ok());
+        assert!(rounds.join_round(work()).await.is_ok());
     }
 
     #[tokio::test]
     async fn a_round_that_is_given_up_serves_nobody() {
         let (rounds, count) = (Rounds::default(), AtomicU32::new(0));
-        let mut given_up = Box::pin(rounds.take_part(std::future::pending()));
+        let mut given_up = Box::pin(rounds.join_round(std::future::pending()));
         assert!(poll!(&mut given_up).is_pending());
         let work = async {
             count.fetch_add(1, Ordering::Relaxed);
             Ok(())
         };
-        let mut next = Box::pin(rounds.take_part(work));
+        let mut next = Box::pin(rounds.join_round(work));
         assert!(poll!(&mut next).is_pending());
         drop(given_up);
         assert!(next.await.is_ok());

@@ -16,8 +16,8 @@ use tokio::time::Instant;
 
 use super::block::{OpenBlock, Replica, wire_range};
 use super::layout::Layout;
-use super::read::{PAUSE, may_pass};
-use super::{Content, FILE_BYTES_MAX, now_ns};
+use super::read::{PAUSE, is_transient};
+use super::{FILE_BYTES_MAX, FsFile, now_ns};
 use crate::error::ClientError;
 use crate::read::span::{Span, spans};
 
@@ -30,15 +30,15 @@ const SPACE_PAUSE: Duration = Duration::from_millis(200);
 
 /// What became of something that was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Taken {
-    Down,
+enum WriteOutcome {
+    Recorded,
     /// The block has other workers by now, or is about to: it is to be written once more.
-    Changed,
+    ReplicasChanged,
 }
 
 /// What is done to a range of a block.
 #[derive(Clone, Debug)]
-enum Deed {
+enum BlockOp {
     Write(Bytes),
     Zero,
     /// Room is set aside; its bytes stay what they are.
@@ -47,7 +47,7 @@ enum Deed {
 
 /// What is done to the file.
 #[derive(Debug)]
-enum Work {
+enum FileOp {
     /// These bytes, at this offset.
     Write(u64, Bytes),
     /// Zeros, to which the file grows.
@@ -58,11 +58,11 @@ enum Work {
     Allocate { range: Range<u64>, grow: bool },
 }
 
-impl Content {
+impl FsFile {
     /// Writes without asking anybody, for event loops: where the room is reserved already, and every replica is on this
     /// host. `None` when that is not so, and nothing (or a part, with the same bytes) was written: use `write`.
     pub fn write_now(&self, offset: u64, bytes: &[u8]) -> Option<()> {
-        if !self.behind.is_settled() {
+        if !self.behind.is_drained() {
             return None;
         }
         let _writing = self.gate.try_read().ok()?;
@@ -103,17 +103,17 @@ impl Content {
     /// Writes all of `bytes` at `offset`. Bounded by `client.read_timeout`. After an error a part may have been
     /// written. What was written behind comes before it, and its failure is told now.
     pub async fn write(&self, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
-        self.behind.settled().await?;
+        self.behind.drain_checked().await?;
         self.place(offset, bytes).await
     }
 
     pub(super) async fn place(&self, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
-        self.carry_out(Work::Write(offset, bytes)).await
+        self.run_op(FileOp::Write(offset, bytes)).await
     }
 
     /// Bounded by `client.read_timeout`. Done once more when it meets with blocks that are at lost workers only, but in
     /// the bucket as well. No cut by this client runs meanwhile.
-    async fn carry_out(&self, work: Work) -> Result<(), ClientError> {
+    async fn run_op(&self, work: FileOp) -> Result<(), ClientError> {
         let deadline = Instant::now() + self.shared.timeout;
         self.prepare_to_write(deadline).await?;
         loop {
@@ -122,27 +122,27 @@ impl Content {
                 Box::pin(self.attempt(&work, deadline)).await
             };
             match done {
-                Err(error @ ClientError::Unavailable { .. }) => self.fall_back(error, deadline).await?,
+                Err(error @ ClientError::Unavailable { .. }) => self.fall_back_to_origin(error, deadline).await?,
                 done => return done,
             }
         }
     }
 
-    async fn attempt(&self, work: &Work, deadline: Instant) -> Result<(), ClientError> {
+    async fn attempt(&self, work: &FileOp, deadline: Instant) -> Result<(), ClientError> {
         match work {
-            Work::Write(offset, bytes) => self.write_parts(*offset, bytes, deadline).await,
-            Work::Hole(range) => {
-                let size = self.placed_size().await?;
+            FileOp::Write(offset, bytes) => self.write_parts(*offset, bytes, deadline).await,
+            FileOp::Hole(range) => {
+                let size = self.written_size().await?;
                 self.zero_behind_end(range.end, deadline).await?;
                 self.zero_range(range.start..range.end.min(size), deadline).await?;
                 self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
-                self.tell_growth().await
+                self.commit_growth().await
             }
-            Work::Zero(range) => {
-                let size = self.placed_size().await?;
+            FileOp::Zero(range) => {
+                let size = self.written_size().await?;
                 self.zero_range(range.start..range.end.min(size), deadline).await
             }
-            Work::Allocate { range, grow } => self.allocate_range(range, *grow, deadline).await,
+            FileOp::Allocate { range, grow } => self.allocate_range(range, *grow, deadline).await,
         }
     }
 
@@ -153,39 +153,39 @@ impl Content {
         for span in spans(offset..end, self.block_size(), u64::from(MAX_WRITE_BYTES)) {
             let part = bytes.slice(at..at + span.length());
             at += span.length();
-            self.do_to_block(span.index, &span.bytes, Deed::Write(part), offset + at as u64, deadline).await?;
-            self.tell_growth().await?;
+            self.apply_to_block(span.index, &span.bytes, BlockOp::Write(part), offset + at as u64, deadline).await?;
+            self.commit_growth().await?;
         }
         Ok(())
     }
 
     /// The master may refuse that the file grows (a quota): whoever writes much hears of it now, not at the end.
-    async fn tell_growth(&self) -> Result<(), ClientError> {
+    async fn commit_growth(&self) -> Result<(), ClientError> {
         if self.use_layout(|layout, _| layout.growth()).await? >= UNCOMMITTED_BLOCKS * self.block_size() {
-            self.commit_placed().await?;
+            self.commit_written().await?;
         }
         Ok(())
     }
 
     /// Makes a range of the file zeros; the file reaches at least to its end then.
     pub(super) async fn write_hole(&self, range: Range<u64>) -> Result<(), ClientError> {
-        self.behind.settle().await;
-        self.carry_out(Work::Hole(range)).await
+        self.behind.drain().await;
+        self.run_op(FileOp::Hole(range)).await
     }
 
     /// Makes a range of the file zeros, up to its end; what lies behind it is not touched.
     pub async fn zero(&self, range: Range<u64>) -> Result<(), ClientError> {
-        self.behind.settle().await;
-        self.carry_out(Work::Zero(range)).await
+        self.behind.drain().await;
+        self.run_op(FileOp::Zero(range)).await
     }
 
     /// Makes room for a range; the file grows to its end if `grow`.
     pub async fn allocate(&self, range: Range<u64>, grow: bool) -> Result<(), ClientError> {
-        self.behind.settle().await;
+        self.behind.drain().await;
         if range.end > FILE_BYTES_MAX {
             return Err(too_large());
         }
-        self.carry_out(Work::Allocate { range, grow }).await
+        self.run_op(FileOp::Allocate { range, grow }).await
     }
 
     async fn allocate_range(&self, range: &Range<u64>, grow: bool, deadline: Instant) -> Result<(), ClientError> {
@@ -193,13 +193,13 @@ impl Content {
             self.zero_behind_end(range.end, deadline).await?;
         }
         for span in spans(range.clone(), self.block_size(), u64::MAX) {
-            while let Err(failure) = self.try_block(span.index, &span.bytes, &Deed::Allocate).await {
+            while let Err(failure) = self.try_block(span.index, &span.bytes, &BlockOp::Allocate).await {
                 self.wait_after(span.index, failure, deadline).await?;
             }
             // The master is to hear of the room.
             self.use_layout(|layout, _| layout.wrote(span.index, 0, now_ns())).await?;
         }
-        if grow && range.end > self.placed_size().await? {
+        if grow && range.end > self.written_size().await? {
             self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
         }
         Ok(())
@@ -208,7 +208,7 @@ impl Content {
     /// What lies behind the end of the file, in its last block, is of no content, and may be what was cut off once: it
     /// becomes zeros before the file reaches to `to`.
     pub(super) async fn zero_behind_end(&self, to: u64, deadline: Instant) -> Result<(), ClientError> {
-        let size = self.placed_size().await?;
+        let size = self.written_size().await?;
         let block = size / self.block_size();
         let end = to.min((block + 1) * self.block_size());
         if size.is_multiple_of(self.block_size()) || end <= size {
@@ -226,35 +226,35 @@ impl Content {
             if self.use_layout(is_zero).await? {
                 continue;
             }
-            self.do_to_block(span.index, &span.bytes, Deed::Zero, 0, deadline).await?;
+            self.apply_to_block(span.index, &span.bytes, BlockOp::Zero, 0, deadline).await?;
         }
         Ok(())
     }
 
     /// Does it at every replica, and once more where that turns out not to be all that the block has; the file reaches
     /// at least to `end` then. Replicas that fail are given up as long as one is left.
-    async fn do_to_block(
+    async fn apply_to_block(
         &self,
         index: u32,
         at: &Range<u32>,
-        deed: Deed,
+        deed: BlockOp,
         end: u64,
         deadline: Instant,
     ) -> Result<(), ClientError> {
         loop {
             let done = match self.try_block(index, at, &deed).await {
                 Ok((generation, workers)) => {
-                    if matches!(deed, Deed::Write(_)) {
+                    if matches!(deed, BlockOp::Write(_)) {
                         Failpoint::WritePlaced.pass();
                     }
-                    self.take_down(index, generation, &workers, end).await
+                    self.record_write(index, generation, &workers, end).await
                 }
                 Err(error) => Err(error),
             };
             match done {
-                Ok(Taken::Down) => return Ok(()),
-                Ok(Taken::Changed) if Instant::now() < deadline => {}
-                Ok(Taken::Changed) => return Err(ClientError::BlockHeld { inode: self.inode, index }),
+                Ok(WriteOutcome::Recorded) => return Ok(()),
+                Ok(WriteOutcome::ReplicasChanged) if Instant::now() < deadline => {}
+                Ok(WriteOutcome::ReplicasChanged) => return Err(ClientError::BlockHeld { inode: self.inode, index }),
                 Err(failure) => self.wait_after(index, failure, deadline).await?,
             }
         }
@@ -263,14 +263,14 @@ impl Content {
     /// Waits a moment when another attempt may go better.
     async fn wait_after(&self, index: u32, failure: ClientError, deadline: Instant) -> Result<(), ClientError> {
         if failure.is_version_gone() {
-            return self.look_elsewhere(failure, deadline).await;
+            return self.refresh_after_move(failure, deadline).await;
         }
-        let failure = self.explained(index, failure);
+        let failure = self.unavailable_if_lost(index, failure);
         if matches!(failure, ClientError::BlockHeld { .. }) && Instant::now() + self.shared.timeout / 2 >= deadline {
             self.give_up_copy(index).await;
         }
         let no_space = failure.errno() == Errno::NOSPC.raw_os_error();
-        let waits = no_space || may_pass(&failure) || matches!(failure, ClientError::BlockHeld { .. });
+        let waits = no_space || is_transient(&failure) || matches!(failure, ClientError::BlockHeld { .. });
         let pause = if no_space { SPACE_PAUSE } else { PAUSE };
         if !waits || Instant::now() + pause >= deadline {
             return Err(failure);
@@ -295,31 +295,38 @@ impl Content {
 
     /// Notes that these workers have what was written, if that is all workers of the block. What was given up of it the
     /// master knows before that: no write is acknowledged while a replica that lacks it counts as one.
-    async fn take_down(&self, index: u32, generation: u32, workers: &[u64], end: u64) -> Result<Taken, ClientError> {
+    async fn record_write(
+        &self,
+        index: u32,
+        generation: u32,
+        workers: &[u64],
+        end: u64,
+    ) -> Result<WriteOutcome, ClientError> {
         loop {
             let look = |layout: &mut Layout, _: &mut _| {
                 if layout.accepts(index, generation, workers) {
                     layout.wrote(index, end, now_ns());
-                    return Some(Taken::Down);
+                    return Some(WriteOutcome::Recorded);
                 }
-                (!layout.is_urgent(index)).then_some(Taken::Changed)
+                (!layout.is_urgent(index)).then_some(WriteOutcome::ReplicasChanged)
             };
             match self.use_layout(look).await? {
                 Some(taken) => return Ok(taken),
-                None => self.commit_placed().await?,
+                None => self.commit_written().await?,
             }
         }
     }
 
     /// The block's generation, and the workers where it was done.
-    async fn try_block(&self, index: u32, at: &Range<u32>, deed: &Deed) -> Result<(u32, Vec<u64>), ClientError> {
+    async fn try_block(&self, index: u32, at: &Range<u32>, deed: &BlockOp) -> Result<(u32, Vec<u64>), ClientError> {
         let written = match deed {
-            Deed::Write(bytes) => Some(bytes.clone()),
-            Deed::Zero => Some(Bytes::new()),
-            Deed::Allocate => None,
+            BlockOp::Write(bytes) => Some(bytes.clone()),
+            BlockOp::Zero => Some(Bytes::new()),
+            BlockOp::Allocate => None,
         };
         let open = self.block_to_write(index, at, written.as_ref()).await?;
-        let results = join_all(open.replicas.iter().map(|replica| self.do_to_replica(&open, replica, at, deed))).await;
+        let results =
+            join_all(open.replicas.iter().map(|replica| self.apply_to_replica(&open, replica, at, deed))).await;
         let (mut written, mut failed, mut failure) = (Vec::new(), Vec::new(), None);
         for (replica, result) in open.replicas.iter().zip(results) {
             match result {
@@ -339,27 +346,27 @@ impl Content {
         Ok((open.generation, written))
     }
 
-    async fn do_to_replica(
+    async fn apply_to_replica(
         &self,
         open: &OpenBlock,
         replica: &Replica,
         at: &Range<u32>,
-        deed: &Deed,
+        deed: &BlockOp,
     ) -> Result<(), ClientError> {
         let wait = self.shared.worker_timeout;
         let payload = match (deed, &replica.file) {
             // Into the page cache: less than handing it to another thread costs.
-            (Deed::Write(bytes), Some(file)) if bytes.len() <= WRITE_HERE_MAX => {
+            (BlockOp::Write(bytes), Some(file)) if bytes.len() <= WRITE_HERE_MAX => {
                 return file.write_all_at(bytes, u64::from(at.start)).map_err(ClientError::from);
             }
-            (Deed::Write(bytes), Some(file)) => {
+            (BlockOp::Write(bytes), Some(file)) => {
                 let (file, bytes, offset) = (Arc::clone(file), bytes.clone(), u64::from(at.start));
                 let written = tokio::task::spawn_blocking(move || file.write_all_at(&bytes, offset)).await;
                 return written.map_err(|_stopped| ClientError::Shutdown)?.map_err(ClientError::from);
             }
-            (Deed::Write(bytes), None) => bytes.clone(),
-            (Deed::Zero, _) => Bytes::new(),
-            (Deed::Allocate, _) => {
+            (BlockOp::Write(bytes), None) => bytes.clone(),
+            (BlockOp::Zero, _) => Bytes::new(),
+            (BlockOp::Allocate, _) => {
                 let (block, ranges) = (Some(open.name.clone()), vec![wire_range(at)]);
                 let request = ReserveRequest { block, ranges, allocate: true, ..ReserveRequest::default() };
                 let reserving = self.shared.pool.reserve(replica.worker, request, wait);
@@ -369,7 +376,7 @@ impl Content {
             }
         };
         let mut request = WriteRequest { block: Some(open.name.clone()), offset: at.start, ..WriteRequest::default() };
-        if matches!(deed, Deed::Zero) {
+        if matches!(deed, BlockOp::Zero) {
             request.offset = 0;
             request.zero = vec![wire_range(at)];
             // The room of what is zeroed wholly is given back.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cavern_net::NetError;
-use cavern_net::master::{PAUSE_FIRST, Patience, Stubs};
+use cavern_net::master::{PAUSE_FIRST, RetryPolicy, Stubs};
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{
     Entry, FreeContentRequest, FreeFate, FreedContent, GetInodeRequest, GetLayoutRequest, GetQuotasRequest,
@@ -26,7 +26,7 @@ impl Metadata {
         &self,
         parent: u64,
         name: &[u8],
-        patience: Patience,
+        patience: RetryPolicy,
     ) -> Result<Arc<Node>, ClientError> {
         let (metadata, name): (_, Box<[u8]>) = (self.clone(), name.into());
         let (mark, patience) = (metadata.mark(), self.patience_in(parent, patience));
@@ -52,7 +52,7 @@ impl Metadata {
         self.inner.lookups.join(key, asked).await
     }
 
-    pub(super) async fn ask_node(&self, inode: u64, patience: Patience) -> Result<Arc<Node>, ClientError> {
+    pub(super) async fn ask_node(&self, inode: u64, patience: RetryPolicy) -> Result<Arc<Node>, ClientError> {
         let (metadata, mark, patience) = (self.clone(), self.mark(), self.patience_in(inode, patience));
         let asked = async move {
             let ask = |mut stubs: Stubs| async move { stubs.namespace.get_inode(GetInodeRequest { inode }).await };
@@ -69,8 +69,8 @@ impl Metadata {
     }
 
     /// Nothing that is not cached is known of an fs-mode mount but by the master.
-    fn patience_in(&self, directory: u64, patience: Patience) -> Patience {
-        if self.inner.is_fs_mode(directory) { Patience::UntilDeadline } else { patience }
+    fn patience_in(&self, directory: u64, patience: RetryPolicy) -> RetryPolicy {
+        if self.inner.is_fs_mode(directory) { RetryPolicy::UntilDeadline } else { patience }
     }
 
     pub(super) async fn ask_path(&self, path: &str) -> Result<Arc<Node>, ClientError> {
@@ -132,7 +132,7 @@ impl Metadata {
 
     /// Whether the master knows of any name in a directory but this one.
     pub(crate) async fn has_others(&self, directory: u64, name: &[u8]) -> Result<bool, ClientError> {
-        let page = self.ask_dir_page(directory, b"", 2, Patience::UntilDeadline).await?;
+        let page = self.ask_dir_page(directory, b"", 2, RetryPolicy::UntilDeadline).await?;
         Ok(page.entries.iter().any(|entry| *entry.name != *name))
     }
 
@@ -142,7 +142,7 @@ impl Metadata {
         directory: u64,
         after: &[u8],
         limit: usize,
-        patience: Patience,
+        patience: RetryPolicy,
     ) -> Result<DirPage, ClientError> {
         let (metadata, after): (_, Box<[u8]>) = (self.clone(), after.into());
         let (mark, patience) = (metadata.mark(), self.patience_in(directory, patience));
@@ -153,7 +153,7 @@ impl Metadata {
             loop {
                 // A stream that breaks leaves nothing: the page is asked for from its beginning.
                 match metadata.fetch_dir_page(directory, &after, limit, mark, patience, deadline).await {
-                    Err(error) if patience == Patience::UntilDeadline && error.may_pass() => {
+                    Err(error) if patience == RetryPolicy::UntilDeadline && error.is_transient() => {
                         master.wait_after(error, &mut pause, deadline).await?;
                     }
                     answer => return answer,
@@ -169,7 +169,7 @@ impl Metadata {
         after: &[u8],
         limit: usize,
         mark: Mark,
-        patience: Patience,
+        patience: RetryPolicy,
         deadline: tokio::time::Instant,
     ) -> Result<DirPage, ClientError> {
         let inner = &self.inner;
@@ -373,7 +373,7 @@ impl Inner {
     async fn ask_master<T, F>(
         &self,
         name: &'static str,
-        patience: Patience,
+        patience: RetryPolicy,
         request: impl Fn(Stubs) -> F,
     ) -> Result<T, ClientError>
     where

@@ -44,12 +44,12 @@ struct Slot {
 #[derive(Clone, Debug)]
 pub(super) enum Found {
     Node(Arc<Node>),
-    Absent(Arc<AbsentName>),
+    Absent(Arc<NegativeEntry>),
 }
 
 /// A name that does not exist.
 #[derive(Debug)]
-pub(super) struct AbsentName {
+pub(super) struct NegativeEntry {
     pub parent: u64,
     pub name: Box<[u8]>,
 }
@@ -142,7 +142,7 @@ impl Cache {
     }
 
     pub(super) fn insert_absent(&self, parent: u64, name: &[u8]) {
-        let absent = AbsentName { parent, name: name.into() };
+        let absent = NegativeEntry { parent, name: name.into() };
         self.put(&mut self.table.write(), Found::Absent(Arc::new(absent)));
     }
 

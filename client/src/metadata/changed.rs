@@ -14,7 +14,7 @@ use super::recent::Mark;
 use super::{Inner, Node};
 
 /// A name, and the inode that it leads to now (0 for none).
-struct Place {
+struct DentryUpdate {
     parent: u64,
     name: bytes::Bytes,
     inode: u64,
@@ -27,8 +27,8 @@ impl Inner {
         if result.attributes.is_empty() {
             return None;
         }
-        let places = places(change, result);
-        for place in &places {
+        let dentry_updates = dentry_updates(change, result);
+        for place in &dentry_updates {
             self.recent.own_entry(place.parent, &place.name, place.inode);
             self.cache.forget_name(place.parent, &place.name);
             if let Some(directory) = self.directories.get(place.parent) {
@@ -45,7 +45,7 @@ impl Inner {
                 self.directories.forget(attr.inode);
                 continue;
             }
-            let place = places.iter().find(|place| place.inode == attr.inode);
+            let place = dentry_updates.iter().find(|place| place.inode == attr.inode);
             nodes.extend(match (place, known) {
                 (Some(place), _) => self.node_at(change, attr, place, mark),
                 (None, Some(known)) => Some(Arc::new(known.with_attributes(attr))),
@@ -54,14 +54,15 @@ impl Inner {
         }
         if self.caching {
             self.cache.insert(&nodes);
-            let absent = places.iter().filter(|place| place.inode == 0 && self.keeps_absences(place.parent));
+            let absent = dentry_updates.iter().filter(|place| place.inode == 0 && self.keeps_absences(place.parent));
             absent.for_each(|place| self.cache.insert_absent(place.parent, &place.name));
             // After they are in: what comes later than this look takes them out itself.
             let foreign = self.recent.foreign_since(mark);
             if !foreign.none() {
                 let overtaken = nodes.iter().filter(|node| foreign.touch(node.parent, &node.name, node.inode));
                 overtaken.for_each(|node| self.cache.forget_inode(node.inode));
-                let overtaken = places.iter().filter(|place| foreign.touch(place.parent, &place.name, place.inode));
+                let overtaken =
+                    dentry_updates.iter().filter(|place| foreign.touch(place.parent, &place.name, place.inode));
                 overtaken.for_each(|place| self.cache.forget_name(place.parent, &place.name));
             }
         }
@@ -69,7 +70,7 @@ impl Inner {
     }
 
     /// The node of an inode at a name that it has got.
-    fn node_at(&self, change: &Change, attr: &Attr, place: &Place, mark: Mark) -> Option<Arc<Node>> {
+    fn node_at(&self, change: &Change, attr: &Attr, place: &DentryUpdate, mark: Mark) -> Option<Arc<Node>> {
         let mount = self.directories.get(place.parent)?.mount.clone()?;
         let target = match change {
             Change::Create(create) => create.target.clone(),
@@ -92,8 +93,8 @@ impl Inner {
 }
 
 /// The names that a change is about, as they are after it.
-fn places(change: &Change, result: &MutationResult) -> Vec<Place> {
-    let place = |parent: u64, name: &bytes::Bytes, inode: u64| Place { parent, name: name.clone(), inode };
+fn dentry_updates(change: &Change, result: &MutationResult) -> Vec<DentryUpdate> {
+    let place = |parent: u64, name: &bytes::Bytes, inode: u64| DentryUpdate { parent, name: name.clone(), inode };
     match change {
         Change::Create(create) if create.naming() != Naming::Named => Vec::new(),
         Change::Create(create) => vec![place(create.parent, &create.name, result.inode)],

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use quick_cache::sync::Cache as BoundedMap;
 
 use super::cache::Cache;
-use super::names::Names;
+use super::names::NameSet;
 use super::node::Node;
 use crate::mounts::MountView;
 
@@ -66,9 +66,9 @@ struct State {
     last_name: Box<[u8]>,
     complete: bool,
     /// The names of the listing as far as it goes.
-    listed: Option<Names>,
+    listed: Option<NameSet>,
     /// All names that there are, listed or not.
-    names: Option<Names>,
+    names: Option<NameSet>,
     /// It did not fit; not tried again before it changes.
     too_large: bool,
 }
@@ -193,7 +193,7 @@ impl Directory {
         state.last_name = nodes.last().map_or_else(Box::default, |node| node.name.clone());
         state.complete = complete;
         if after.is_empty() {
-            state.listed = Some(Names::new(self.budget.clone()));
+            state.listed = Some(NameSet::new(self.budget.clone()));
         }
         state.listed.take_if(|listed| !nodes.iter().all(|node| listed.add(&node.name)));
         if complete {

@@ -12,53 +12,53 @@ const UNPROVEN: Duration = Duration::from_secs(1);
 
 /// What is known about the state of an entry's directory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Proof {
+pub(super) struct Freshness {
     /// Age of the directory's listing; `None` when unknown.
     pub age: Option<Duration>,
     /// How long a listing is fresh; `None` for as long as the lease lives (no mount, or `consistency = never`).
     pub ttl: Option<Duration>,
-    pub lease: Lease,
+    pub lease: LeaseState,
     /// The bucket is slow: waiting for a listing did not help lately.
     pub slow_bucket: bool,
 }
 
 /// The state of the session with the master.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Lease {
+pub(super) enum LeaseState {
     Live,
     /// Nothing was heard for too long, but calls may still be answered.
-    Lapsed,
+    Expired,
     /// Calls are not answered.
-    Silent,
+    Unreachable,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Use {
+pub(super) enum CacheDecision {
     /// As it is.
     Serve,
     /// As it is, because nobody can be asked.
-    ServeUnproven,
+    ServeStale,
     /// As it is, and ask for a new listing in the background.
-    ServeAndTouch,
+    ServeAndRefresh,
     /// Ask for a new listing first.
-    TouchFirst,
+    RefreshFirst,
     /// Ask the master for the entry itself.
     Ask,
 }
 
-impl Proof {
-    pub(super) fn decide(&self) -> Use {
+impl Freshness {
+    pub(super) fn decide(&self) -> CacheDecision {
         match self.lease {
-            Lease::Silent => return Use::ServeUnproven,
-            Lease::Lapsed => return Use::Ask,
-            Lease::Live => {}
+            LeaseState::Unreachable => return CacheDecision::ServeStale,
+            LeaseState::Expired => return CacheDecision::Ask,
+            LeaseState::Live => {}
         }
-        let Some(ttl) = self.ttl else { return Use::Serve };
+        let Some(ttl) = self.ttl else { return CacheDecision::Serve };
         match self.age {
-            None => Use::Ask,
-            Some(age) if age < ttl / 2 => Use::Serve,
-            Some(age) if age < ttl || self.slow_bucket => Use::ServeAndTouch,
-            Some(_) => Use::TouchFirst,
+            None => CacheDecision::Ask,
+            Some(age) if age < ttl / 2 => CacheDecision::Serve,
+            Some(age) if age < ttl || self.slow_bucket => CacheDecision::ServeAndRefresh,
+            Some(_) => CacheDecision::RefreshFirst,
         }
     }
 
@@ -71,8 +71,8 @@ impl Proof {
             (Some(ttl), _) => (ttl / 2).min(UNPROVEN),
         };
         match self.lease {
-            Lease::Live => proven,
-            Lease::Lapsed | Lease::Silent => proven.min(UNPROVEN),
+            LeaseState::Live => proven,
+            LeaseState::Expired | LeaseState::Unreachable => proven.min(UNPROVEN),
         }
     }
 }
@@ -81,43 +81,43 @@ impl Proof {
 mod tests {
     use super::*;
 
-    fn proof(age_s: Option<u64>, ttl_s: Option<u64>, lease: Lease) -> Proof {
+    fn freshness(age_s: Option<u64>, ttl_s: Option<u64>, lease: LeaseState) -> Freshness {
         let seconds = |seconds: Option<u64>| seconds.map(Duration::from_secs);
-        Proof { age: seconds(age_s), ttl: seconds(ttl_s), lease, slow_bucket: false }
+        Freshness { age: seconds(age_s), ttl: seconds(ttl_s), lease, slow_bucket: false }
     }
 
     #[test]
     fn decisions_follow_age_and_lease() {
         for (age, ttl, lease, expected) in [
-            (Some(4), Some(10), Lease::Live, Use::Serve),
-            (Some(5), Some(10), Lease::Live, Use::ServeAndTouch),
-            (Some(10), Some(10), Lease::Live, Use::TouchFirst),
-            (Some(0), Some(0), Lease::Live, Use::TouchFirst),
-            (None, Some(10), Lease::Live, Use::Ask),
-            (None, None, Lease::Live, Use::Serve),
-            (Some(1), Some(10), Lease::Lapsed, Use::Ask),
-            (Some(100), Some(10), Lease::Silent, Use::ServeUnproven),
-            (None, Some(10), Lease::Silent, Use::ServeUnproven),
+            (Some(4), Some(10), LeaseState::Live, CacheDecision::Serve),
+            (Some(5), Some(10), LeaseState::Live, CacheDecision::ServeAndRefresh),
+            (Some(10), Some(10), LeaseState::Live, CacheDecision::RefreshFirst),
+            (Some(0), Some(0), LeaseState::Live, CacheDecision::RefreshFirst),
+            (None, Some(10), LeaseState::Live, CacheDecision::Ask),
+            (None, None, LeaseState::Live, CacheDecision::Serve),
+            (Some(1), Some(10), LeaseState::Expired, CacheDecision::Ask),
+            (Some(100), Some(10), LeaseState::Unreachable, CacheDecision::ServeStale),
+            (None, Some(10), LeaseState::Unreachable, CacheDecision::ServeStale),
         ] {
-            assert_eq!(proof(age, ttl, lease).decide(), expected, "{age:?} {ttl:?} {lease:?}");
+            assert_eq!(freshness(age, ttl, lease).decide(), expected, "{age:?} {ttl:?} {lease:?}");
         }
-        let slow = Proof { slow_bucket: true, ..proof(Some(100), Some(10), Lease::Live) };
-        assert_eq!(slow.decide(), Use::ServeAndTouch);
+        let slow = Freshness { slow_bucket: true, ..freshness(Some(100), Some(10), LeaseState::Live) };
+        assert_eq!(slow.decide(), CacheDecision::ServeAndRefresh);
     }
 
     #[test]
     fn kernel_trust_ends_before_the_listing_does() {
         let seconds = Duration::from_secs;
         for (age, ttl, lease, expected) in [
-            (Some(0), Some(10), Lease::Live, seconds(5)),
-            (Some(7), Some(10), Lease::Live, seconds(3)),
-            (Some(12), Some(10), Lease::Live, seconds(1)),
-            (None, Some(10), Lease::Live, seconds(1)),
-            (None, None, Lease::Live, Duration::MAX),
-            (None, None, Lease::Lapsed, seconds(1)),
-            (Some(0), Some(10), Lease::Silent, seconds(1)),
+            (Some(0), Some(10), LeaseState::Live, seconds(5)),
+            (Some(7), Some(10), LeaseState::Live, seconds(3)),
+            (Some(12), Some(10), LeaseState::Live, seconds(1)),
+            (None, Some(10), LeaseState::Live, seconds(1)),
+            (None, None, LeaseState::Live, Duration::MAX),
+            (None, None, LeaseState::Expired, seconds(1)),
+            (Some(0), Some(10), LeaseState::Unreachable, seconds(1)),
         ] {
-            assert_eq!(proof(age, ttl, lease).trust(), expected, "{age:?} {ttl:?} {lease:?}");
+            assert_eq!(freshness(age, ttl, lease).trust(), expected, "{age:?} {ttl:?} {lease:?}");
         }
     }
 }

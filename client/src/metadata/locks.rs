@@ -38,7 +38,7 @@ pub(super) struct Locks {
     /// The session that has the locks of an owner; 0 before the first is granted.
     owners: Mutex<HashMap<Key, u64>>,
     waiting: Mutex<Waiting>,
-    owed: Mutex<Vec<Owed>>,
+    owed: Mutex<Vec<PendingUnlock>>,
 }
 
 #[derive(Default)]
@@ -51,24 +51,24 @@ struct Waiting {
 #[derive(Default)]
 struct Request {
     /// What the master has told; taken by the one who waits.
-    told: Mutex<Option<Told>>,
+    told: Mutex<Option<LockEvent>>,
     wake: Notify,
 }
 
-enum Told {
+enum LockEvent {
     /// By this session.
     Granted(u64),
     /// The stream of events began anew: the grant may have been lost.
-    AskAgain,
+    Resend,
 }
 
 impl Request {
-    fn tell(&self, told: Told) {
+    fn tell(&self, told: LockEvent) {
         *self.told.lock() = Some(told);
         self.wake.notify_one();
     }
 
-    async fn told(&self) -> Told {
+    async fn told(&self) -> LockEvent {
         loop {
             self.wake.notified().await;
             if let Some(told) = self.told.lock().take() {
@@ -79,52 +79,52 @@ impl Request {
 }
 
 /// An unlock that must still be made, unless the session ends first.
-struct Owed {
+struct PendingUnlock {
     session: u64,
     unlock: SetLock,
     /// Of the last attempt.
     answer: Option<Shared<oneshot::Receiver<Answer>>>,
 }
 
-impl Owed {
+impl PendingUnlock {
     fn is_of(&self, key: Key) -> bool {
         (self.unlock.inode, self.unlock.kind, self.unlock.lock.unwrap_or_default().owner) == key
     }
 }
 
 /// A place among those who wait, given up when dropped.
-struct Place<'l> {
+struct Waiter<'l> {
     locks: &'l Locks,
     number: u64,
     request: Arc<Request>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         self.locks.waiting.lock().requests.remove(&self.number);
     }
 }
 
 impl Locks {
-    fn place(&self) -> Place<'_> {
+    fn place(&self) -> Waiter<'_> {
         let mut waiting = self.waiting.lock();
         waiting.last += 1;
         let (number, request) = (waiting.last, Arc::new(Request::default()));
         waiting.requests.insert(number, request.clone());
         drop(waiting);
-        Place { locks: self, number, request }
+        Waiter { locks: self, number, request }
     }
 
     /// The master has given `session` what it waited for.
     pub(super) fn granted(&self, waiter: u64, session: u64) {
         if let Some(request) = self.waiting.lock().requests.get(&waiter) {
-            request.tell(Told::Granted(session));
+            request.tell(LockEvent::Granted(session));
         }
     }
 
     /// Events may have been lost.
     pub(super) fn ask_again(&self) {
-        self.waiting.lock().requests.values().for_each(|request| request.tell(Told::AskAgain));
+        self.waiting.lock().requests.values().for_each(|request| request.tell(LockEvent::Resend));
     }
 
     /// Notes that an owner may get a lock; refuses it when the ones that it had are lost.
@@ -169,7 +169,7 @@ impl Metadata {
     pub async fn set_lock(&self, inode: u64, kind: LockKind, lock: Lock) -> Result<(), ClientError> {
         let inner = &self.inner;
         let key = key(inode, kind, &lock);
-        self.repay(key).await?;
+        self.flush_unlocks_of(key).await?;
         inner.locks.begin(key, lock.r#type(), inner.lease.session())?;
         self.send_lock(SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false }).await
     }
@@ -185,7 +185,7 @@ impl Metadata {
     ) -> Result<(), ClientError> {
         let inner = &self.inner;
         let key = key(inode, kind, &lock);
-        self.repay(key).await?;
+        self.flush_unlocks_of(key).await?;
         inner.locks.begin(key, lock.r#type(), inner.lease.session())?;
         let place = inner.locks.place();
         let set = SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: place.number, wait: true };
@@ -210,10 +210,10 @@ impl Metadata {
                 () = give_up.cancelled() => break,
             };
             match told {
-                Told::Granted(session) if session == inner.lease.session() => {
+                LockEvent::Granted(session) if session == inner.lease.session() => {
                     return inner.locks.made(key, &lock, session);
                 }
-                Told::Granted(_) | Told::AskAgain => {}
+                LockEvent::Granted(_) | LockEvent::Resend => {}
             }
         }
         // The lock may have been granted meanwhile: this tells.
@@ -262,7 +262,7 @@ impl Metadata {
     /// The owner has closed the file: whatever it had locked of it is unlocked, later if the master cannot be reached
     /// now.
     pub async fn unlock_closed(&self, inode: u64, kind: LockKind, owner: u64) {
-        let Some(owed) = self.inner.owe(inode, kind, owner) else { return };
+        let Some(owed) = self.inner.take_pending_unlock(inode, kind, owner) else { return };
         if let Err(error) = self.change(Change::SetLock(owed.unlock), 0, 0).await {
             tracing::debug!(inode, "a closed file is unlocked later: {error}");
             self.inner.locks.owed.lock().push(owed);
@@ -272,19 +272,19 @@ impl Metadata {
     /// The same without waiting for it; of `bytes`, from the first to the last, where the owner has others locked.
     pub fn unlock_closed_soon(&self, inode: u64, kind: LockKind, owner: u64, bytes: Option<(u64, u64)>) {
         let owed = match bytes {
-            None => self.inner.owe(inode, kind, owner),
+            None => self.inner.take_pending_unlock(inode, kind, owner),
             Some(bytes) => Some(self.inner.owed(inode, kind, owner, bytes)),
         };
         if let Some(mut owed) = owed {
             let mut all = self.inner.locks.owed.lock();
-            self.inner.send_owed(&mut owed);
+            self.inner.send_unlock(&mut owed);
             all.push(owed);
         }
     }
 
     /// Waits until what was closed before is unlocked; false when there was nothing.
     pub async fn unlocks_made(&self, inode: u64, kind: LockKind) -> bool {
-        let of_inode = |owed: &&Owed| (owed.unlock.inode, owed.unlock.kind) == (inode, kind.into());
+        let of_inode = |owed: &&PendingUnlock| (owed.unlock.inode, owed.unlock.kind) == (inode, kind.into());
         let answers: Vec<_> = {
             let owed = self.inner.locks.owed.lock();
             owed.iter().filter(of_inode).filter_map(|owed| owed.answer.clone()).collect()
@@ -297,7 +297,7 @@ impl Metadata {
     }
 
     /// Makes the unlocks that an owner owes before it locks anything anew.
-    async fn repay(&self, key: Key) -> Result<(), ClientError> {
+    async fn flush_unlocks_of(&self, key: Key) -> Result<(), ClientError> {
         loop {
             let owed = {
                 let mut all = self.inner.locks.owed.lock();
@@ -327,7 +327,7 @@ impl Inner {
     }
 
     /// Makes the unlocks that are owed; to be called whenever the master is heard of.
-    pub(super) fn repay_unlocks(&self) {
+    pub(super) fn flush_pending_unlocks(&self) {
         // Under the lock: an unlock that is taken out of here is not sent by anybody else.
         let mut owed = self.locks.owed.lock();
         let session = self.lease.session();
@@ -340,24 +340,24 @@ impl Inner {
                 Some(None) => return true,
                 _ => {}
             }
-            self.send_owed(owed);
+            self.send_unlock(owed);
             true
         });
     }
 
     /// The unlock that an owner owes, if it may have locked anything.
-    fn owe(&self, inode: u64, kind: LockKind, owner: u64) -> Option<Owed> {
+    fn take_pending_unlock(&self, inode: u64, kind: LockKind, owner: u64) -> Option<PendingUnlock> {
         self.locks.owners.lock().remove(&(inode, kind.into(), owner))?;
         Some(self.owed(inode, kind, owner, (0, LOCK_TO_END)))
     }
 
-    fn owed(&self, inode: u64, kind: LockKind, owner: u64, (start, end): (u64, u64)) -> Owed {
+    fn owed(&self, inode: u64, kind: LockKind, owner: u64, (start, end): (u64, u64)) -> PendingUnlock {
         let lock = Lock { owner, r#type: LockType::Unlocked.into(), start, end, ..Lock::default() };
         let unlock = SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false };
-        Owed { session: self.lease.session(), unlock, answer: None }
+        PendingUnlock { session: self.lease.session(), unlock, answer: None }
     }
 
-    fn send_owed(&self, owed: &mut Owed) {
+    fn send_unlock(&self, owed: &mut PendingUnlock) {
         let deadline = Instant::now() + self.master.timeout();
         owed.answer = Some(self.push_change(Change::SetLock(owed.unlock), (0, 0), deadline, None).shared());
     }
@@ -405,9 +405,9 @@ mod tests {
         let locks = Locks::default();
         let place = locks.place();
         locks.granted(place.number, 7);
-        assert!(matches!(place.request.told().await, Told::Granted(7)));
+        assert!(matches!(place.request.told().await, LockEvent::Granted(7)));
         locks.ask_again();
-        assert!(matches!(place.request.told().await, Told::AskAgain));
+        assert!(matches!(place.request.told().await, LockEvent::Resend));
         let number = place.number;
         drop(place);
         locks.granted(number, 7);

@@ -8,13 +8,13 @@ use super::directory::ListingBudget;
 
 /// See the module. Two names of one hash (one in 2^64, under a key that nobody knows) would be taken for one.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(super) struct NameSet {
     hasher: RandomState,
     hashes: HashSet<u64>,
     budget: Arc<ListingBudget>,
 }
 
-impl Names {
+impl NameSet {
     pub(super) fn new(budget: Arc<ListingBudget>) -> Self {
         Self { hasher: RandomState::new(), hashes: HashSet::new(), budget }
     }
@@ -35,7 +35,7 @@ impl Names {
     }
 }
 
-impl Drop for Names {
+impl Drop for NameSet {
     fn drop(&mut self) {
         self.budget.give_back(self.hashes.len());
     }

@@ -179,7 +179,7 @@ impl Node {
     }
 
     /// Whether the bucket may keep such attributes, and has not been asked: this is good for its name alone.
-    pub fn is_unlooked(&self) -> bool {
+    pub fn lacks_attributes(&self) -> bool {
         self.own == OwnAttributes::Unknown
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cavern_net::master::{Patience, Stubs};
+use cavern_net::master::{RetryPolicy, Stubs};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, SetHolds};
 use parking_lot::Mutex;
@@ -33,7 +33,7 @@ const CHECKED: usize = 4096;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// An inode that is to be let go of, and when it was closed, as a number.
-type Left = (u64, u64);
+type ClosedHold = (u64, u64);
 
 /// What is open, and what was. Bounded by the open files and directories of the host, and by those that were closed
 /// while no master answered.
@@ -49,7 +49,7 @@ struct State {
     open: HashMap<u64, Open>,
     /// Held by the session and not open here any more, and when that was, as a number: an answer to an earlier request
     /// says nothing of an inode that was opened and closed again since.
-    leaving: BTreeMap<u64, u64>,
+    releasing: BTreeMap<u64, u64>,
     closed: u64,
     session: u64,
 }
@@ -59,12 +59,12 @@ struct Open {
     handles: u32,
     /// The master has been asked to keep it.
     held: bool,
-    news: Arc<News>,
+    counters: Arc<ChangeCounters>,
 }
 
 /// What has been heard of an inode since it was opened.
 #[derive(Debug, Default)]
-struct News {
+struct ChangeCounters {
     /// How often somebody else has changed it.
     changes: AtomicU64,
     /// How often something may have been missed.
@@ -72,17 +72,17 @@ struct News {
 }
 
 impl OpenInodes {
-    fn opened(&self, inode: u64) -> Arc<News> {
+    fn opened(&self, inode: u64) -> Arc<ChangeCounters> {
         let mut state = self.state.lock();
         let open = state.open.entry(inode).or_default();
         open.handles += 1;
-        open.news.clone()
+        open.counters.clone()
     }
 
     /// Somebody else has changed the inode.
     pub(super) fn changed(&self, inode: u64) {
         if let Some(open) = self.state.lock().open.get(&inode) {
-            open.news.changes.fetch_add(1, Ordering::Release);
+            open.counters.changes.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -92,11 +92,11 @@ impl OpenInodes {
         let mut state = self.state.lock();
         if state.session != session {
             state.session = session;
-            state.leaving.clear();
+            state.releasing.clear();
         }
         for open in state.open.values() {
-            open.news.gaps.fetch_add(1, Ordering::Release);
-            open.news.changes.fetch_add(1, Ordering::Release);
+            open.counters.gaps.fetch_add(1, Ordering::Release);
+            open.counters.changes.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -116,7 +116,7 @@ impl OpenInodes {
             let held = open.held;
             state.open.remove(&inode);
             if held {
-                state.leave(inode);
+                state.queue_release(inode);
                 drop(state);
                 self.left.notify_one();
             }
@@ -125,7 +125,7 @@ impl OpenInodes {
 
     /// The session holds an inode that is not open here.
     pub(super) fn never_opened(&self, inode: u64) {
-        self.state.lock().leave(inode);
+        self.state.lock().queue_release(inode);
         self.left.notify_one();
     }
 
@@ -138,9 +138,9 @@ impl OpenInodes {
 }
 
 impl State {
-    fn leave(&mut self, inode: u64) {
+    fn queue_release(&mut self, inode: u64) {
         self.closed += 1;
-        self.leaving.insert(inode, self.closed);
+        self.releasing.insert(inode, self.closed);
     }
 
     /// Notes that those of the inodes that are open will be held, and gives these.
@@ -149,7 +149,7 @@ impl State {
         for inode in inodes {
             if let Some(open) = self.open.get_mut(inode) {
                 open.held = true;
-                self.leaving.remove(inode);
+                self.releasing.remove(inode);
                 held.push(*inode);
             }
         }
@@ -157,10 +157,10 @@ impl State {
     }
 
     /// The master has let go of what left then.
-    fn let_go(&mut self, batch: &[Left]) {
+    fn let_go(&mut self, batch: &[ClosedHold]) {
         for (inode, then) in batch {
-            if self.leaving.get(inode) == Some(then) {
-                self.leaving.remove(inode);
+            if self.releasing.get(inode) == Some(then) {
+                self.releasing.remove(inode);
             }
         }
     }
@@ -170,18 +170,18 @@ impl State {
 pub struct OpenInode {
     inner: Arc<Inner>,
     inode: u64,
-    news: Arc<News>,
+    counters: Arc<ChangeCounters>,
 }
 
 impl OpenInode {
     /// A number that grows whenever somebody else changes the inode: what was asked for before may be outdated then.
     pub fn changes(&self) -> u64 {
-        self.news.changes.load(Ordering::Acquire)
+        self.counters.changes.load(Ordering::Acquire)
     }
 
     /// A number that grows whenever changes by others may have been missed; `None` while that cannot be said.
     pub fn gaps(&self) -> Option<u64> {
-        let gaps = self.news.gaps.load(Ordering::Acquire);
+        let gaps = self.counters.gaps.load(Ordering::Acquire);
         self.inner.lease.is_live().then_some(gaps)
     }
 
@@ -214,7 +214,7 @@ impl Metadata {
     /// Keeps an inode. `Stale` when it is gone.
     pub async fn keep_open(&self, node: &Node) -> Result<OpenInode, ClientError> {
         let kept = self.register_open(node.inode);
-        if self.ask_node(node.inode, Patience::UntilDeadline).await?.is_removed() {
+        if self.ask_node(node.inode, RetryPolicy::UntilDeadline).await?.is_removed() {
             self.inner.hold(&[node.inode]).await?;
         }
         Ok(kept)
@@ -233,8 +233,8 @@ impl Metadata {
     }
 
     fn register_open(&self, inode: u64) -> OpenInode {
-        let news = self.inner.open.opened(inode);
-        OpenInode { inner: self.inner.clone(), inode, news }
+        let counters = self.inner.open.opened(inode);
+        OpenInode { inner: self.inner.clone(), inode, counters }
     }
 
     /// Lets go of what was held and is closed, until `stop`. What the master has not confirmed is told again, unless
@@ -243,7 +243,7 @@ impl Metadata {
         let inner = &self.inner;
         let work = async {
             loop {
-                match inner.push_let_go() {
+                match inner.push_release() {
                     None => inner.open.left.notified().await,
                     Some((batch, answer)) => match answer.await {
                         Ok(Ok(_)) => inner.open.state.lock().let_go(&batch),
@@ -274,7 +274,7 @@ impl Inner {
         };
         let made = answer.await.unwrap_or(Err(ClientError::Shutdown))?;
         // There is nothing to be kept.
-        report_gone(&made.result.gone);
+        log_lost_holds(&made.result.gone);
         Ok(())
     }
 
@@ -297,14 +297,14 @@ impl Inner {
     }
 
     /// Finds out what must be held of all that is open, and has it held; bounded as `hold_all`.
-    pub(super) async fn hold_what_must_be(&self) {
+    pub(super) async fn reclaim_holds(&self) {
         for asked in self.open.all().chunks(CHECKED) {
             let of = |in_any_case: bool| {
                 asked.iter().filter(move |(_, held)| *held == in_any_case).map(|(inode, _)| *inode).collect()
             };
             let request = CheckHoldsRequest { session: self.lease.session(), open: of(false), held: of(true) };
             let CheckHoldsReply { hold, gone } = self.check_holds(&request).await;
-            report_gone(&gone);
+            log_lost_holds(&gone);
             self.hold_all(hold).await;
         }
     }
@@ -317,7 +317,7 @@ impl Inner {
             });
             match answer.await {
                 Ok(reply) => return reply,
-                Err(error) if error.may_pass() => tracing::debug!("what must be held is not known yet: {error}"),
+                Err(error) if error.is_transient() => tracing::debug!("what must be held is not known yet: {error}"),
                 Err(error) => {
                     tracing::warn!("what must be held is not known, so everything that is open is: {error}");
                     let hold = request.open.iter().chain(&request.held).copied().collect();
@@ -329,9 +329,9 @@ impl Inner {
     }
 
     /// Asks the master to let go of some of what left; `None` when there is nothing.
-    fn push_let_go(&self) -> Option<(Vec<Left>, oneshot::Receiver<Answer>)> {
+    fn push_release(&self) -> Option<(Vec<ClosedHold>, oneshot::Receiver<Answer>)> {
         let state = self.open.state.lock();
-        let batch: Vec<_> = state.leaving.iter().take(BATCH).map(|(inode, then)| (*inode, *then)).collect();
+        let batch: Vec<_> = state.releasing.iter().take(BATCH).map(|(inode, then)| (*inode, *then)).collect();
         if batch.is_empty() {
             return None;
         }
@@ -347,7 +347,7 @@ impl Inner {
     }
 }
 
-fn report_gone(gone: &[u64]) {
+fn log_lost_holds(gone: &[u64]) {
     if let Some(first) = gone.first() {
         tracing::warn!("{} open inodes were deleted, inode {first} among them", gone.len());
     }
@@ -357,32 +357,32 @@ fn report_gone(gone: &[u64]) {
 mod tests {
     use super::*;
 
-    fn leaving(open: &OpenInodes) -> Vec<(u64, u64)> {
-        open.state.lock().leaving.iter().map(|(inode, then)| (*inode, *then)).collect()
+    fn releasing(open: &OpenInodes) -> Vec<(u64, u64)> {
+        open.state.lock().releasing.iter().map(|(inode, then)| (*inode, *then)).collect()
     }
 
     #[test]
     fn what_was_held_is_let_go_of_with_the_last_handle() {
         let open = OpenInodes::default();
-        let news = open.opened(5);
+        let counters = open.opened(5);
         open.opened(5);
         open.changed(5);
         open.changed(6);
         open.all_changed(1);
         let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        assert_eq!((count(&news.changes), count(&news.gaps)), (2, 1));
+        assert_eq!((count(&counters.changes), count(&counters.gaps)), (2, 1));
         assert_eq!(open.all(), [(5, false)]);
         assert_eq!(open.state.lock().hold(&[5, 6]), [5]);
         assert_eq!(open.all(), [(5, true)]);
         open.closed(5);
-        assert!(leaving(&open).is_empty());
+        assert!(releasing(&open).is_empty());
         open.closed(5);
         open.closed(5);
-        assert_eq!(leaving(&open), [(5, 1)]);
+        assert_eq!(releasing(&open), [(5, 1)]);
         open.opened(5);
         assert_eq!(open.all(), [(5, false)], "it has not been held since it was opened");
         open.closed(5);
-        assert_eq!(leaving(&open), [(5, 1)], "still to be told");
+        assert_eq!(releasing(&open), [(5, 1)], "still to be told");
     }
 
     #[test]
@@ -391,21 +391,21 @@ mod tests {
         let held_and_closed = || {
             open.opened(5);
             open.state.lock().hold(&[5]);
-            assert!(leaving(&open).is_empty());
+            assert!(releasing(&open).is_empty());
             open.closed(5);
-            leaving(&open)
+            releasing(&open)
         };
         let first = held_and_closed();
         let second = held_and_closed();
         open.state.lock().let_go(&first);
-        assert_eq!(leaving(&open), second);
+        assert_eq!(releasing(&open), second);
         open.state.lock().let_go(&second);
-        assert!(leaving(&open).is_empty());
+        assert!(releasing(&open).is_empty());
         held_and_closed();
         open.all_changed(7);
-        assert!(leaving(&open).is_empty(), "it went with the session");
+        assert!(releasing(&open).is_empty(), "it went with the session");
         held_and_closed();
         open.all_changed(7);
-        assert_eq!(leaving(&open).len(), 1);
+        assert_eq!(releasing(&open).len(), 1);
     }
 }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 const REMEMBERED: usize = 4096;
 
 #[derive(Debug, Default)]
-pub(super) struct Recent {
+pub(super) struct RecentInvalidations {
     ring: Mutex<Ring>,
 }
 
@@ -22,19 +22,19 @@ struct Ring {
     next: u64,
     /// Everything before this number is unknown.
     floor: u64,
-    entries: VecDeque<Changed>,
+    entries: VecDeque<Invalidation>,
 }
 
 #[derive(Debug)]
-struct Changed {
+struct Invalidation {
     parent: u64,
     name: Box<[u8]>,
     inode: u64,
-    origin: Origin,
+    origin: ChangedBy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
+enum ChangedBy {
     Own,
     Foreign,
 }
@@ -51,19 +51,19 @@ pub(super) struct Changes {
     inodes: HashSet<u64>,
 }
 
-impl Recent {
+impl RecentInvalidations {
     pub(super) fn mark(&self) -> Mark {
         Mark(self.ring.lock().next)
     }
 
     /// A name was invalidated, and with it the inode that it led to (0 for none).
     pub(super) fn entry(&self, parent: u64, name: &[u8], inode: u64) {
-        self.add(Changed { parent, name: name.into(), inode, origin: Origin::Foreign });
+        self.add(Invalidation { parent, name: name.into(), inode, origin: ChangedBy::Foreign });
     }
 
     /// A name leads to that inode (0 for none) by a change of our own.
     pub(super) fn own_entry(&self, parent: u64, name: &[u8], inode: u64) {
-        self.add(Changed { parent, name: name.into(), inode, origin: Origin::Own });
+        self.add(Invalidation { parent, name: name.into(), inode, origin: ChangedBy::Own });
     }
 
     /// A change of our own touched an inode.
@@ -71,7 +71,7 @@ impl Recent {
         self.own_entry(0, b"", inode);
     }
 
-    fn add(&self, changed: Changed) {
+    fn add(&self, changed: Invalidation) {
         let mut ring = self.ring.lock();
         ring.next += 1;
         ring.entries.push_back(changed);
@@ -100,10 +100,10 @@ impl Recent {
 
     /// Without those of our own.
     pub(super) fn foreign_since(&self, mark: Mark) -> Changes {
-        self.changes(mark, |changed| changed.origin == Origin::Foreign)
+        self.changes(mark, |changed| changed.origin == ChangedBy::Foreign)
     }
 
-    fn changes(&self, mark: Mark, counts: impl Fn(&Changed) -> bool) -> Changes {
+    fn changes(&self, mark: Mark, counts: impl Fn(&Invalidation) -> bool) -> Changes {
         let ring = self.ring.lock();
         let everything = mark.0 < ring.floor;
         let count = usize::try_from(ring.next - mark.0).unwrap_or(usize::MAX).min(ring.entries.len());
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn only_what_changed_after_the_mark_counts() {
-        let recent = Recent::default();
+        let recent = RecentInvalidations::default();
         recent.entry(1, b"before", 5);
         let mark = recent.mark();
         assert!(recent.since(mark).none());
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn changes_of_our_own_are_told_from_those_of_others() {
-        let recent = Recent::default();
+        let recent = RecentInvalidations::default();
         let mark = recent.mark();
         recent.own_entry(1, b"a", 7);
         recent.own_inode(9);
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn forgotten_changes_and_resets_touch_everything() {
-        let recent = Recent::default();
+        let recent = RecentInvalidations::default();
         let mark = recent.mark();
         (0..=REMEMBERED as u64).for_each(|number| recent.entry(1, &number.to_le_bytes(), 0));
         assert!(recent.since(mark).touch(3, b"x", 3));

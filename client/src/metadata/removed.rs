@@ -23,13 +23,13 @@ const REMOVALS_MAX: usize = 65_536;
 
 /// Held because they are referred to. Bounded by what the kernel refers to.
 #[derive(Debug, Default)]
-pub(super) struct Referred {
+pub(super) struct ReferencedInodes {
     inodes: Mutex<HashSet<u64>>,
     /// How many there are: mostly none, which is to cost nothing.
     count: AtomicUsize,
 }
 
-impl Referred {
+impl ReferencedInodes {
     fn insert(&self, inode: u64) -> bool {
         let mut inodes = self.inodes.lock();
         let is_new = inodes.insert(inode);
@@ -51,7 +51,7 @@ impl Referred {
 
 /// Those of which the kernel has not been asked yet, in the order of their removals.
 #[derive(Debug, Default)]
-pub(super) struct Removed(VecDeque<Removal>);
+pub(super) struct PendingRemovals(VecDeque<Removal>);
 
 #[derive(Debug)]
 struct Removal {
@@ -61,7 +61,7 @@ struct Removal {
     due: Instant,
 }
 
-impl Removed {
+impl PendingRemovals {
     pub(super) fn add(&mut self, inode: u64, seq: u64, now: Instant) {
         if self.0.len() == REMOVALS_MAX {
             self.0.pop_front();
@@ -102,20 +102,20 @@ impl Removed {
 
 impl Metadata {
     /// Whether an inode is held since it is referred to.
-    pub fn is_referred(&self, inode: u64) -> bool {
+    pub fn is_referenced(&self, inode: u64) -> bool {
         self.inner.referred.has(inode)
     }
 
     /// The kernel has forgotten it.
-    pub fn no_longer_referred(&self, inode: u64) {
-        self.inner.no_longer_referred(inode);
+    pub fn no_longer_referenced(&self, inode: u64) {
+        self.inner.no_longer_referenced(inode);
     }
 }
 
 impl Inner {
     /// Those that are referred to, of those of which it is time to ask: they are to be held before anything more is
     /// acknowledged.
-    pub(super) async fn find_referred(&self, removed: &mut Removed, sink: &dyn InvalidationSink) -> Vec<u64> {
+    pub(super) async fn find_referenced(&self, removed: &mut PendingRemovals, sink: &dyn InvalidationSink) -> Vec<u64> {
         let due = removed.now_due(Instant::now());
         if due.is_empty() {
             return due;
@@ -134,12 +134,12 @@ impl Inner {
         let to_hold = new.iter().copied().filter(|inode| self.open.refer(*inode)).collect();
         // What was forgotten before it was entered here has not been told.
         if let Ok(still) = timeout(ANSWERS_WITHIN, sink.referred(new.clone())).await {
-            new.into_iter().filter(|inode| !still.contains(inode)).for_each(|inode| self.no_longer_referred(inode));
+            new.into_iter().filter(|inode| !still.contains(inode)).for_each(|inode| self.no_longer_referenced(inode));
         }
         to_hold
     }
 
-    fn no_longer_referred(&self, inode: u64) {
+    fn no_longer_referenced(&self, inode: u64) {
         if self.referred.remove(inode) {
             self.open.closed(inode);
         }
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_removal_is_acknowledged_when_the_kernel_was_asked() {
-        let (mut removed, now) = (Removed::default(), Instant::now());
+        let (mut removed, now) = (PendingRemovals::default(), Instant::now());
         assert_eq!((removed.settled(9), removed.due()), (9, None));
         removed.add(1, 5, now);
         removed.add(2, 7, now);
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn what_is_referred_to_is_entered_once() {
-        let referred = Referred::default();
+        let referred = ReferencedInodes::default();
         assert!(!referred.has(1) && referred.insert(1) && !referred.insert(1) && referred.has(1));
         assert!(!referred.has(2) && referred.remove(1) && !referred.remove(1) && !referred.has(1));
     }

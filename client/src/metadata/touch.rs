@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cavern_net::master::{Patience, Stubs};
+use cavern_net::master::{RetryPolicy, Stubs};
 use cavern_proto::master::TouchRequest;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -40,7 +40,7 @@ impl SlowBuckets {
 
 impl Inner {
     /// Puts a directory in the queue of the background task, where it is due.
-    pub(super) fn touch_later(&self, inode: u64) {
+    pub(super) fn refresh_later(&self, inode: u64) {
         let Some(directory) = self.directories.get(inode) else { return };
         let Some(ttl) = directory.ttl() else { return };
         if directory.may_touch(Instant::now(), TOUCH_PAUSE.min(ttl / 4)) {
@@ -52,7 +52,7 @@ impl Inner {
     /// Has the master renew the listings, waits for the invalidations that this brings, and notes the new ages.
     async fn touch(&self, directories: Vec<u64>) {
         let deadline = tokio::time::Instant::now() + self.touch_wait;
-        let asked = self.master.call_as("Touch", Patience::OneAttempt, deadline, |mut stubs: Stubs| {
+        let asked = self.master.call_as("Touch", RetryPolicy::OneAttempt, deadline, |mut stubs: Stubs| {
             let request = TouchRequest { directories: directories.clone(), wait: true, session: self.lease.session() };
             async move { stubs.namespace.touch(request).await }
         });
@@ -94,7 +94,7 @@ impl Inner {
 
 impl Metadata {
     /// Renews a listing that is past its time, together with everyone else who waits for it.
-    pub(super) async fn touch_first(&self, directory: u64) {
+    pub(super) async fn refresh_first(&self, directory: u64) {
         let inner = self.inner.clone();
         self.inner.touches.join(directory, async move { inner.touch(vec![directory]).await }).await;
     }

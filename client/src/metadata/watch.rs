@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
 use super::lease::SentMessages;
-use super::removed::Removed;
+use super::removed::PendingRemovals;
 use super::{Inner, InvalidationSink};
 use crate::session::Identity;
 
@@ -39,12 +39,12 @@ const ACKNOWLEDGEMENTS: usize = 16;
 /// Keeps a stream open until `stop`.
 pub(super) async fn run(inner: Arc<Inner>, who: Identity, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
     let mut pause = RECONNECT_FIRST;
-    let mut removed = Removed::default();
+    let mut removed = PendingRemovals::default();
     loop {
         match follow(&inner, &who, &*sink, &mut removed, &stop).await {
-            Ended::Refused => {}
-            Ended::Broken => pause = RECONNECT_FIRST,
-            Ended::Stopped => return,
+            StreamEnd::Refused => {}
+            StreamEnd::Broken => pause = RECONNECT_FIRST,
+            StreamEnd::Stopped => return,
         }
         if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
             return;
@@ -53,17 +53,17 @@ pub(super) async fn run(inner: Arc<Inner>, who: Identity, sink: Arc<dyn Invalida
     }
 }
 
-enum Turn {
+enum Wakeup {
     /// Some have come, this one first.
     Events(WatchEvent),
     /// It is time to ask the kernel for what was removed.
-    Removed,
+    PendingRemovals,
     /// All is held that must be.
     Held,
 }
 
 /// What must be held before anything more is acknowledged.
-struct Holding<'i> {
+struct PendingHolds<'i> {
     inner: &'i Inner,
     /// Removals may have been missed: whatever is open is looked at.
     everything: bool,
@@ -72,7 +72,7 @@ struct Holding<'i> {
     work: Option<BoxFuture<'i, ()>>,
 }
 
-impl<'i> Holding<'i> {
+impl<'i> PendingHolds<'i> {
     fn new(inner: &'i Inner) -> Self {
         Self { inner, everything: false, unlinked: Vec::new(), work: None }
     }
@@ -82,14 +82,14 @@ impl<'i> Holding<'i> {
     }
 
     /// Completes when nothing is left to be held. May be dropped and called again.
-    async fn carry_out(&mut self) {
+    async fn run_pending(&mut self) {
         while !self.is_done() {
             let (inner, everything, unlinked) = (self.inner, &mut self.everything, &mut self.unlinked);
             let work = self.work.get_or_insert_with(|| {
                 let (everything, unlinked) = (std::mem::take(everything), std::mem::take(unlinked));
                 let work = async move {
                     if everything {
-                        inner.hold_what_must_be().await;
+                        inner.reclaim_holds().await;
                     }
                     inner.hold_all(unlinked).await;
                 };
@@ -101,7 +101,7 @@ impl<'i> Holding<'i> {
     }
 }
 
-enum Ended {
+enum StreamEnd {
     /// No stream could be opened.
     Refused,
     /// A stream was open and broke.
@@ -113,50 +113,50 @@ async fn follow(
     inner: &Inner,
     who: &Identity,
     sink: &dyn InvalidationSink,
-    removed: &mut Removed,
+    removed: &mut PendingRemovals,
     stop: &CancellationToken,
-) -> Ended {
+) -> StreamEnd {
     let (acknowledge, requests) = mpsc::channel(ACKNOWLEDGEMENTS);
     let Identity { name: client, place } = who.clone();
     let first = WatchRequest { client, place, session: inner.lease.session(), ..WatchRequest::default() };
     if acknowledge.try_send(first).is_err() {
-        return Ended::Refused;
+        return StreamEnd::Refused;
     }
     let mut cluster = inner.master.stubs().cluster;
     let mut sent = SentMessages::new();
     let opening = timeout(FIRST_LEASE, cluster.watch(ReceiverStream::new(requests)));
-    let Some(opened) = stop.run_until_cancelled(opening).await else { return Ended::Stopped };
+    let Some(opened) = stop.run_until_cancelled(opening).await else { return StreamEnd::Stopped };
     let mut events = match opened {
         Ok(Ok(response)) => response.into_inner(),
         Ok(Err(status)) => {
             tracing::debug!("the master refuses the event stream: {status}");
             inner.master.suspect();
-            return Ended::Refused;
+            return StreamEnd::Refused;
         }
         Err(_elapsed) => {
             inner.master.suspect();
-            return Ended::Refused;
+            return StreamEnd::Refused;
         }
     };
     let mut lease = FIRST_LEASE;
     let (mut has_begun, mut to_pass_on, mut last, mut passed_on, mut acknowledged) = (false, false, 0, 0, 0);
-    let mut holding = Holding::new(inner);
+    let mut holding = PendingHolds::new(inner);
     loop {
         // In a session only.
         let due = removed.due().filter(|_| has_begun);
         let turn = tokio::select! {
-            event = next_event(inner, &mut events, lease) => event.map(Turn::Events),
-            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Some(Turn::Removed),
-            () = holding.carry_out(), if !holding.is_done() => Some(Turn::Held),
+            event = next_event(inner, &mut events, lease) => event.map(Wakeup::Events),
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Some(Wakeup::PendingRemovals),
+            () = holding.run_pending(), if !holding.is_done() => Some(Wakeup::Held),
             () = inner.lease.abandoned() => None,
             () = stop.cancelled() => {
-                say_goodbye(&acknowledge, &mut events).await;
-                return Ended::Stopped;
+                end_session(&acknowledge, &mut events).await;
+                return StreamEnd::Stopped;
             }
         };
         let Some(turn) = turn else { break };
         let (mut batch, mut broken) = (Vec::new(), false);
-        if let Turn::Events(first) = turn {
+        if let Wakeup::Events(first) = turn {
             inner.master.heard();
             batch.push(first);
         }
@@ -191,9 +191,9 @@ async fn follow(
         if let Some(heard) = heard {
             inner.lease.extend(sent.heard(heard), lease);
             inner.lease.applied(last);
-            inner.repay_unlocks();
+            inner.flush_pending_unlocks();
         }
-        match stop.run_until_cancelled(inner.find_referred(removed, sink)).await {
+        match stop.run_until_cancelled(inner.find_referenced(removed, sink)).await {
             None => continue,
             Some(referred) => holding.unlinked.extend(referred),
         }
@@ -221,11 +221,11 @@ async fn follow(
         }
     }
     inner.master.suspect();
-    Ended::Broken
+    StreamEnd::Broken
 }
 
 /// Ends the session, so that nobody waits for this client any longer: the master ends the stream when it knows.
-async fn say_goodbye(acknowledge: &mpsc::Sender<WatchRequest>, events: &mut Streaming<WatchEvent>) {
+async fn end_session(acknowledge: &mpsc::Sender<WatchRequest>, events: &mut Streaming<WatchEvent>) {
     let goodbye = async {
         if acknowledge.send(WatchRequest { ends: true, ..WatchRequest::default() }).await.is_ok() {
             while let Some(Ok(_event)) = events.next().await {}

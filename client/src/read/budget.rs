@@ -18,7 +18,7 @@ const KIB: u64 = 1024;
 
 /// Counts in KiB, so that the semaphore's count cannot overflow.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct MemoryBudget {
     free: Arc<Semaphore>,
     total_kib: u32,
     /// What is waited for.
@@ -28,8 +28,8 @@ pub(super) struct Budget {
 
 /// One who waits for memory; counted until dropped.
 #[derive(Debug)]
-pub(super) struct Waiting<'a> {
-    budget: &'a Budget,
+pub(super) struct MemoryWaiter<'a> {
+    budget: &'a MemoryBudget,
     kib: u32,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Charge {
     stats: Arc<Stats>,
 }
 
-impl Budget {
+impl MemoryBudget {
     pub(super) fn new(bytes: u64, stats: Arc<Stats>) -> Self {
         let total_kib = u32::try_from(bytes / KIB).unwrap_or(u32::MAX).clamp(4, u32::MAX >> 4);
         let free = Arc::new(Semaphore::new(total_kib as usize));
@@ -55,10 +55,10 @@ impl Budget {
 
     /// Begins to wait for that much; to be called before others are asked to let go of memory, so that what they come
     /// to keep from now on is not kept.
-    pub(super) fn want(&self, bytes: u64) -> Waiting<'_> {
+    pub(super) fn want(&self, bytes: u64) -> MemoryWaiter<'_> {
         let kib = self.kib(bytes);
         self.wanted_kib.fetch_add(u64::from(kib), Ordering::SeqCst);
-        Waiting { budget: self, kib }
+        MemoryWaiter { budget: self, kib }
     }
 
     /// Bytes that are waited for; 0 while everybody has what he needs.
@@ -76,7 +76,7 @@ impl Budget {
     }
 }
 
-impl Waiting<'_> {
+impl MemoryWaiter<'_> {
     /// Waits until that much is free, first come, first served.
     pub(super) async fn charge(self, wait: Duration) -> Result<Charge, ClientError> {
         let budget = self.budget;
@@ -88,7 +88,7 @@ impl Waiting<'_> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for MemoryWaiter<'_> {
     fn drop(&mut self) {
         self.budget.wanted_kib.fetch_sub(u64::from(self.kib), Ordering::SeqCst);
     }
@@ -125,7 +125,7 @@ mod tests {
     #[tokio::test]
     async fn buffers_are_charged_until_their_last_reference_goes() {
         let stats = Arc::new(Stats::default());
-        let budget = Budget::new(64 * KIB, stats.clone());
+        let budget = MemoryBudget::new(64 * KIB, stats.clone());
         let buffer = budget.try_charge(60 * KIB).unwrap().hold(vec![7u8; 60 * 1024]);
         assert!(budget.try_charge(5 * KIB).is_none());
         let slice = buffer.slice(..1);

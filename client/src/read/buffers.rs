@@ -62,13 +62,13 @@ struct Piece {
 
 #[derive(Debug)]
 enum Slot {
-    Here { bytes: Bytes, unused_readahead: bool, piece: u64 },
-    Coming(watch::Receiver<()>),
+    Present { bytes: Bytes, unused_readahead: bool, piece: u64 },
+    InFlight(watch::Receiver<()>),
 }
 
 /// What may go to make room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Spare {
+pub(super) enum TrimPolicy {
     /// Pieces that somebody waited for stay: he may not have read them yet.
     Awaited,
     Nothing,
@@ -76,18 +76,18 @@ pub(super) enum Spare {
 
 /// What is known of a range of chunks.
 #[derive(Debug)]
-pub(super) enum Gathered {
+pub(super) enum ChunkLookup {
     /// All of them, in order.
     All(Vec<Bytes>),
     /// Another fetch brings the next one: wait, then look again.
     Wait(watch::Receiver<()>),
     /// The first missing ones, to be fetched by the caller.
-    Missing(Claim),
+    Missing(FetchClaim),
 }
 
 /// Chunks that one caller fetches.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct FetchClaim {
     buffers: Arc<Buffers>,
     block: BlockId,
     chunks: Range<u32>,
@@ -102,35 +102,42 @@ impl Buffers {
     }
 
     /// Looks at `chunks` of a block, and claims the first run of missing ones.
-    pub(super) fn gather(self: &Arc<Self>, block: BlockId, chunks: Range<u32>, purpose: Purpose) -> Gathered {
+    pub(super) fn gather(self: &Arc<Self>, block: BlockId, chunks: Range<u32>, purpose: Purpose) -> ChunkLookup {
         let mut state = self.state.lock();
         let mut here = Vec::with_capacity(chunks.len());
         for chunk in chunks.clone() {
             match state.chunks.get_mut(&(block, chunk)) {
-                Some(Slot::Here { bytes, .. }) => here.push(bytes.clone()),
-                Some(Slot::Coming(done)) => return Gathered::Wait(done.clone()),
+                Some(Slot::Present { bytes, .. }) => here.push(bytes.clone()),
+                Some(Slot::InFlight(done)) => return ChunkLookup::Wait(done.clone()),
                 None => {
                     let missing = (chunk..chunks.end).take_while(|chunk| !state.chunks.contains_key(&(block, *chunk)));
                     let run = chunk..chunk + missing.count() as u32;
                     let (done, waiter) = watch::channel(());
                     for chunk in run.clone() {
-                        state.chunks.insert((block, chunk), Slot::Coming(waiter.clone()));
+                        state.chunks.insert((block, chunk), Slot::InFlight(waiter.clone()));
                     }
                     let buffers = self.clone();
-                    return Gathered::Missing(Claim { buffers, block, chunks: run, purpose, fulfilled: false, done });
+                    return ChunkLookup::Missing(FetchClaim {
+                        buffers,
+                        block,
+                        chunks: run,
+                        purpose,
+                        fulfilled: false,
+                        done,
+                    });
                 }
             }
         }
         if purpose == Purpose::Read {
             for chunk in chunks {
-                if let Some(Slot::Here { bytes, unused_readahead, .. }) = state.chunks.get_mut(&(block, chunk))
+                if let Some(Slot::Present { bytes, unused_readahead, .. }) = state.chunks.get_mut(&(block, chunk))
                     && std::mem::take(unused_readahead)
                 {
                     self.stats.readahead_used_bytes.inc_by(bytes.len() as u64);
                 }
             }
         }
-        Gathered::All(here)
+        ChunkLookup::All(here)
     }
 
     /// The chunks, when all of them are here; for event loops.
@@ -139,12 +146,12 @@ impl Buffers {
         if state.chunks.is_empty() {
             return false;
         }
-        let is_here = |chunk| matches!(state.chunks.get(&(block, chunk)), Some(Slot::Here { .. }));
+        let is_here = |chunk| matches!(state.chunks.get(&(block, chunk)), Some(Slot::Present { .. }));
         if !chunks.clone().all(is_here) {
             return false;
         }
         for chunk in chunks {
-            if let Some(Slot::Here { bytes, unused_readahead, .. }) = state.chunks.get_mut(&(block, chunk)) {
+            if let Some(Slot::Present { bytes, unused_readahead, .. }) = state.chunks.get_mut(&(block, chunk)) {
                 take(chunk, bytes);
                 if std::mem::take(unused_readahead) {
                     self.stats.readahead_used_bytes.inc_by(bytes.len() as u64);
@@ -155,12 +162,12 @@ impl Buffers {
     }
 
     /// Drops the oldest pieces of at least `bytes` bytes in total, or all that may go.
-    pub(super) fn make_room(&self, bytes: u64, spare: Spare) {
+    pub(super) fn make_room(&self, bytes: u64, spare: TrimPolicy) {
         let (mut freed, mut dropped, mut spared) = (0, Vec::new(), Vec::new());
         let mut state = self.state.lock();
         while freed < bytes {
             let Some(piece) = state.pieces.pop_front() else { break };
-            if piece.awaited && spare == Spare::Awaited {
+            if piece.awaited && spare == TrimPolicy::Awaited {
                 spared.push(piece);
                 continue;
             }
@@ -193,7 +200,7 @@ impl Buffers {
     }
 
     pub(super) fn clear(&self) {
-        self.make_room(u64::MAX, Spare::Nothing);
+        self.make_room(u64::MAX, TrimPolicy::Nothing);
     }
 }
 
@@ -201,10 +208,10 @@ impl State {
     fn take_out(&mut self, piece: &Piece, dropped: &mut Vec<Bytes>, stats: &Stats) {
         for chunk in piece.chunks.clone() {
             let key = (piece.block, chunk);
-            if !matches!(self.chunks.get(&key), Some(Slot::Here { piece: number, .. }) if *number == piece.number) {
+            if !matches!(self.chunks.get(&key), Some(Slot::Present { piece: number, .. }) if *number == piece.number) {
                 continue;
             }
-            if let Some(Slot::Here { bytes, unused_readahead, .. }) = self.chunks.remove(&key) {
+            if let Some(Slot::Present { bytes, unused_readahead, .. }) = self.chunks.remove(&key) {
                 if unused_readahead {
                     stats.readahead_wasted_bytes.inc_by(bytes.len() as u64);
                 }
@@ -214,7 +221,7 @@ impl State {
     }
 }
 
-impl Claim {
+impl FetchClaim {
     pub(super) fn chunks(&self) -> Range<u32> {
         self.chunks.clone()
     }
@@ -230,7 +237,7 @@ impl Claim {
         for chunk in self.chunks.clone() {
             let start = ((chunk - self.chunks.start) * CHUNK_BYTES) as usize;
             let end = (start + CHUNK_BYTES as usize).min(bytes.len());
-            let slot = Slot::Here {
+            let slot = Slot::Present {
                 bytes: bytes.slice(start.min(end)..end),
                 unused_readahead: self.purpose == Purpose::Readahead,
                 piece: number,
@@ -248,7 +255,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for FetchClaim {
     fn drop(&mut self) {
         if self.fulfilled {
             // Its chunks may have left already, and be claimed by somebody else.
@@ -256,7 +263,7 @@ impl Drop for Claim {
         }
         let mut state = self.buffers.state.lock();
         for chunk in self.chunks.clone() {
-            if let Some(Slot::Coming(_)) = state.chunks.get(&(self.block, chunk)) {
+            if let Some(Slot::InFlight(_)) = state.chunks.get(&(self.block, chunk)) {
                 state.chunks.remove(&(self.block, chunk));
             }
         }
@@ -273,9 +280,9 @@ mod tests {
         BlockId { content: ContentId::of_object("s", "k", "e", 1, 1), index: 0 }
     }
 
-    fn claim(buffers: &Arc<Buffers>, chunks: Range<u32>, purpose: Purpose) -> Claim {
+    fn claim(buffers: &Arc<Buffers>, chunks: Range<u32>, purpose: Purpose) -> FetchClaim {
         match buffers.gather(block(), chunks, purpose) {
-            Gathered::Missing(claim) => claim,
+            ChunkLookup::Missing(claim) => claim,
             other => panic!("{other:?}"),
         }
     }
@@ -287,11 +294,11 @@ mod tests {
         let first = claim(&buffers, 2..4, Purpose::Readahead);
         assert_eq!(first.chunks(), 2..4);
         assert_eq!(claim(&buffers, 0..6, Purpose::Read).chunks(), 0..2);
-        let Gathered::Wait(mut done) = buffers.gather(block(), 2..3, Purpose::Read) else { panic!("not claimed") };
+        let ChunkLookup::Wait(mut done) = buffers.gather(block(), 2..3, Purpose::Read) else { panic!("not claimed") };
         let whole = Bytes::from(vec![1u8; CHUNK_BYTES as usize + 5]);
         first.fulfil(&whole);
         assert!(done.changed().await.is_err(), "the end of the claim wakes who waits");
-        let Gathered::All(parts) = buffers.gather(block(), 2..4, Purpose::Read) else { panic!("not here") };
+        let ChunkLookup::All(parts) = buffers.gather(block(), 2..4, Purpose::Read) else { panic!("not here") };
         assert_eq!(parts.iter().map(Bytes::len).collect::<Vec<_>>(), [CHUNK_BYTES as usize, 5]);
         assert_eq!(stats.readahead_used_bytes.get(), whole.len() as u64);
     }
@@ -311,9 +318,9 @@ mod tests {
         let bytes = Bytes::from(vec![1u8; CHUNK_BYTES as usize]);
         claim(&buffers, 0..1, Purpose::Readahead).fulfil(&bytes);
         claim(&buffers, 1..2, Purpose::Read).fulfil(&bytes);
-        buffers.make_room(1, Spare::Nothing);
-        assert!(matches!(buffers.gather(block(), 1..2, Purpose::Read), Gathered::All(_)));
-        assert!(matches!(buffers.gather(block(), 0..1, Purpose::Read), Gathered::Missing(_)));
+        buffers.make_room(1, TrimPolicy::Nothing);
+        assert!(matches!(buffers.gather(block(), 1..2, Purpose::Read), ChunkLookup::All(_)));
+        assert!(matches!(buffers.gather(block(), 0..1, Purpose::Read), ChunkLookup::Missing(_)));
         assert_eq!(stats.readahead_wasted_bytes.get(), bytes.len() as u64);
         assert!(!buffers.peek(block(), 0..2, |_, _| {}));
         assert!(buffers.peek(block(), 1..2, |_, _| {}));
@@ -324,14 +331,14 @@ mod tests {
         let buffers = Buffers::new(Arc::default());
         let bytes = Bytes::from(vec![1u8; CHUNK_BYTES as usize * 2]);
         let awaited = claim(&buffers, 0..2, Purpose::Read);
-        let Gathered::Wait(mut done) = buffers.gather(block(), 1..2, Purpose::Read) else { panic!("not claimed") };
+        let ChunkLookup::Wait(mut done) = buffers.gather(block(), 1..2, Purpose::Read) else { panic!("not claimed") };
         awaited.fulfil(&bytes);
         claim(&buffers, 2..4, Purpose::Readahead).fulfil(&bytes);
-        buffers.make_room(u64::MAX, Spare::Awaited);
+        buffers.make_room(u64::MAX, TrimPolicy::Awaited);
         assert!(done.changed().await.is_err());
-        assert!(matches!(buffers.gather(block(), 0..2, Purpose::Read), Gathered::All(_)));
-        assert!(matches!(buffers.gather(block(), 2..4, Purpose::Read), Gathered::Missing(_)));
-        buffers.make_room(1, Spare::Nothing);
+        assert!(matches!(buffers.gather(block(), 0..2, Purpose::Read), ChunkLookup::All(_)));
+        assert!(matches!(buffers.gather(block(), 2..4, Purpose::Read), ChunkLookup::Missing(_)));
+        buffers.make_room(1, TrimPolicy::Nothing);
         assert!(buffers.state.lock().chunks.is_empty(), "a piece goes as a whole: only that frees its memory");
     }
 }

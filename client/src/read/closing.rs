@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 use super::descriptor_cache::DescriptorCache;
 
 #[derive(Debug)]
-pub(super) struct Closing {
+pub(super) struct CloseQueue {
     descriptors: Arc<DescriptorCache>,
     queue: Mutex<Queue>,
     tasks: TaskTracker,
@@ -27,7 +27,7 @@ struct Queue {
     draining: bool,
 }
 
-impl Closing {
+impl CloseQueue {
     pub(super) fn new(descriptors: Arc<DescriptorCache>, tasks: TaskTracker, runtime: Handle) -> Arc<Self> {
         Arc::new(Self { descriptors, queue: Mutex::default(), tasks, runtime })
     }
@@ -84,7 +84,7 @@ mod tests {
     async fn only_the_incarnation_that_was_evicted_is_closed() {
         let cache = Arc::new(DescriptorCache::new(1000, Arc::default()));
         let tasks = TaskTracker::new();
-        let closing = Closing::new(cache.clone(), tasks.clone(), Handle::current());
+        let closing = CloseQueue::new(cache.clone(), tasks.clone(), Handle::current());
         let mut readers = Vec::new();
         for index in 0..100 {
             let (reader, writer) = std::io::pipe().unwrap();

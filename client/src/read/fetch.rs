@@ -13,7 +13,7 @@ use cavern_proto::{BlockId, ChunkMap};
 
 use super::Core;
 use super::budget::Charge;
-use super::buffers::{Claim, Purpose, Spare};
+use super::buffers::{FetchClaim, Purpose, TrimPolicy};
 use super::descriptor_cache::Descriptor;
 use super::span::bytes_of_chunks;
 use crate::error::ClientError;
@@ -21,14 +21,14 @@ use crate::mounts::ObjectVersion;
 
 /// Chunks of one block that somebody needs.
 #[derive(Clone, Debug)]
-pub(super) struct Want {
+pub(super) struct ChunkRequest {
     pub object: ObjectVersion,
     pub index: u32,
     pub chunks: Range<u32>,
     pub purpose: Purpose,
 }
 
-impl Want {
+impl ChunkRequest {
     pub(super) fn block(&self) -> BlockId {
         BlockId { content: self.object.content, index: self.index }
     }
@@ -69,7 +69,7 @@ impl Core {
     /// Tries one worker, over whatever way leads to it.
     pub(super) async fn try_worker(
         &self,
-        want: &Want,
+        want: &ChunkRequest,
         worker: u64,
         attempt: Attempt,
         wait: Duration,
@@ -108,7 +108,12 @@ impl Core {
     }
 
     /// Has the worker on this host make the chunks present, and gives the descriptor to read them through.
-    async fn try_local(&self, want: &Want, worker: u64, wait: Duration) -> Result<Arc<Descriptor>, ClientError> {
+    async fn try_local(
+        &self,
+        want: &ChunkRequest,
+        worker: u64,
+        wait: Duration,
+    ) -> Result<Arc<Descriptor>, ClientError> {
         let block = want.block();
         if let Some(known) = self.descriptors.get(&block).filter(|known| known.worker == worker) {
             if want.purpose == Purpose::Read {
@@ -149,7 +154,13 @@ impl Core {
     }
 
     /// Reads the chunks over the network and checks each against its checksum.
-    async fn try_remote(&self, want: &Want, worker: u64, charge: Charge, wait: Duration) -> Result<Bytes, ClientError> {
+    async fn try_remote(
+        &self,
+        want: &ChunkRequest,
+        worker: u64,
+        charge: Charge,
+        wait: Duration,
+    ) -> Result<Bytes, ClientError> {
         let range = want.range();
         if want.purpose == Purpose::Read {
             self.stats.remote_reads.inc();
@@ -178,7 +189,7 @@ impl Core {
     }
 
     /// Reads the chunks from the object itself.
-    pub(super) async fn try_bucket(&self, want: &Want, wait: Duration) -> Result<Bytes, ClientError> {
+    pub(super) async fn try_bucket(&self, want: &ChunkRequest, wait: Duration) -> Result<Bytes, ClientError> {
         let bytes = want.bytes();
         let ufs = want.object.mount.ufs()?;
         let charge = self.charge(want.length(), want.purpose, wait).await?;
@@ -208,19 +219,19 @@ impl Core {
         }
         let waiting = self.budget.want(bytes);
         // For all who wait, not for this one alone: he may be the one for whom a piece was spared.
-        self.give_up(Spare::Nothing);
+        self.give_up(TrimPolicy::Nothing);
         waiting.charge(wait).await
     }
 
     /// Puts what was fetched where all who want it find it. While others wait for memory it does not stay longer than
     /// somebody waits for it; nor does anything else.
-    pub(super) fn keep(&self, claim: Claim, bytes: &Bytes) {
+    pub(super) fn keep(&self, claim: FetchClaim, bytes: &Bytes) {
         claim.fulfil(bytes);
-        self.give_up(Spare::Awaited);
+        self.give_up(TrimPolicy::Awaited);
     }
 
     /// Lets go of buffers, should anybody wait for memory.
-    pub(super) fn give_up(&self, spare: Spare) {
+    pub(super) fn give_up(&self, spare: TrimPolicy) {
         let wanted = self.budget.wanted_bytes();
         if wanted > 0 {
             self.buffers.make_room(wanted, spare);

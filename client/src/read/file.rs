@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::Core;
 use super::budget::Charge;
-use super::buffers::{Gathered, Purpose, Spare};
+use super::buffers::{ChunkLookup, Purpose, TrimPolicy};
 use super::descriptor_cache::Descriptor;
-use super::fetch::{Piece, Want};
+use super::fetch::{ChunkRequest, Piece};
 use super::readahead::Readahead;
 use super::span::{Span, spans};
 use crate::error::ClientError;
@@ -55,7 +55,7 @@ struct File {
 
 /// Whether a read has already waited for a fetch that did not bring all it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Tries {
+enum ReadAttempt {
     First,
     Further,
 }
@@ -65,11 +65,11 @@ enum Tries {
 pub struct Reservation(#[expect(dead_code, reason = "held for its drop")] Charge);
 
 /// The end of a read, which may have been what a buffer was kept for.
-struct Done<'a>(&'a Core);
+struct SweepOnDrop<'a>(&'a Core);
 
-impl Drop for Done<'_> {
+impl Drop for SweepOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.give_up(Spare::Nothing);
+        self.0.give_up(TrimPolicy::Nothing);
     }
 }
 
@@ -135,7 +135,7 @@ impl OpenFile {
         let range = file.clip(offset, length);
         let Some(object) = file.object.as_ref().filter(|_| !range.is_empty()) else { return Ok(Bytes::new()) };
         file.read_ahead_of(object, range.clone());
-        let _done = Done(&file.core);
+        let _done = SweepOnDrop(&file.core);
         file.read_range(object, range).await
     }
 
@@ -156,8 +156,8 @@ impl OpenFile {
         let Some(object) = &file.object else { return Ok(()) };
         let deadline = Instant::now() + file.core.read_timeout;
         let span = Span { index: 0, bytes: 0..object.block_length(0) };
-        let _done = Done(&file.core);
-        let mut tries = Tries::First;
+        let _done = SweepOnDrop(&file.core);
+        let mut tries = ReadAttempt::First;
         loop {
             if file.descriptor(object, &span).is_some() {
                 return Ok(());
@@ -165,7 +165,7 @@ impl OpenFile {
             if file.next_step(object, &span, tries, deadline).await?.is_some() {
                 return Ok(());
             }
-            tries = Tries::Further;
+            tries = ReadAttempt::Further;
         }
     }
 
@@ -277,7 +277,7 @@ impl File {
     }
 
     async fn read_span(&self, object: &ObjectVersion, span: &Span, deadline: Instant) -> Result<Bytes, ClientError> {
-        let mut tries = Tries::First;
+        let mut tries = ReadAttempt::First;
         loop {
             if let Some(descriptor) = self.descriptor(object, span) {
                 match self.read_descriptor(&descriptor, span, deadline).await {
@@ -297,7 +297,7 @@ impl File {
                 self.core.stats.buffer_bytes.inc_by(bytes.len() as u64);
                 return Ok(bytes);
             }
-            tries = Tries::Further;
+            tries = ReadAttempt::Further;
         }
     }
 
@@ -307,31 +307,35 @@ impl File {
         &self,
         object: &ObjectVersion,
         span: &Span,
-        tries: Tries,
+        tries: ReadAttempt,
         deadline: Instant,
     ) -> Result<Option<Bytes>, ClientError> {
         let block = self.block(object, span.index);
         match self.core.buffers.gather(block, span.chunks(), Purpose::Read) {
-            Gathered::All(chunks) => self.join_chunks(object, span, chunks, deadline).await,
+            ChunkLookup::All(chunks) => self.join_chunks(object, span, chunks, deadline).await,
             // Memory is short, and what came may have left before it was read: without its neighbours in the buffers a
             // read depends on nobody, and goes on as soon as its turn to have memory comes.
-            Gathered::Wait(_) | Gathered::Missing(_)
-                if tries == Tries::Further && self.core.budget.wanted_bytes() > 0 =>
+            ChunkLookup::Wait(_) | ChunkLookup::Missing(_)
+                if tries == ReadAttempt::Further && self.core.budget.wanted_bytes() > 0 =>
             {
                 self.read_alone(object, span, deadline).await
             }
-            Gathered::Wait(mut done) => match tokio::time::timeout_at(deadline, done.changed()).await {
+            ChunkLookup::Wait(mut done) => match tokio::time::timeout_at(deadline, done.changed()).await {
                 Ok(_ended) => Ok(None),
                 Err(_elapsed) => Err(ClientError::Read {
                     key: object.key.to_string(),
                     causes: "another read of the same bytes did not end before the deadline".to_owned(),
                 }),
             },
-            Gathered::Missing(claim) => {
+            ChunkLookup::Missing(claim) => {
                 let chunks = claim.chunks();
-                let want =
-                    Want { object: object.clone(), index: span.index, chunks: chunks.clone(), purpose: Purpose::Read };
-                match self.core.obtain(&want, deadline).await? {
+                let want = ChunkRequest {
+                    object: object.clone(),
+                    index: span.index,
+                    chunks: chunks.clone(),
+                    purpose: Purpose::Read,
+                };
+                match self.core.fetch_from_any(&want, deadline).await? {
                     Piece::Local(descriptor) => {
                         self.remember(span.index, &descriptor);
                         Ok(None)
@@ -357,8 +361,9 @@ impl File {
         span: &Span,
         deadline: Instant,
     ) -> Result<Option<Bytes>, ClientError> {
-        let want = Want { object: object.clone(), index: span.index, chunks: span.chunks(), purpose: Purpose::Read };
-        match self.core.obtain(&want, deadline).await? {
+        let want =
+            ChunkRequest { object: object.clone(), index: span.index, chunks: span.chunks(), purpose: Purpose::Read };
+        match self.core.fetch_from_any(&want, deadline).await? {
             Piece::Local(descriptor) => {
                 self.remember(span.index, &descriptor);
                 Ok(None)
@@ -392,8 +397,8 @@ impl File {
                 let wait = deadline.saturating_duration_since(Instant::now());
                 let charge = self.core.charge(bytes, Purpose::Read, wait).await?;
                 let again = match self.core.buffers.gather(block, span.chunks(), Purpose::Read) {
-                    Gathered::All(again) => Some(again),
-                    Gathered::Wait(_) | Gathered::Missing(_) => None,
+                    ChunkLookup::All(again) => Some(again),
+                    ChunkLookup::Wait(_) | ChunkLookup::Missing(_) => None,
                 };
                 let Some(again) = again else {
                     // Chunks and their copy together may be more than the budget: they would be fetched, and leave for
@@ -452,7 +457,8 @@ impl File {
         span: &Span,
         deadline: Instant,
     ) -> Result<Bytes, ClientError> {
-        let want = Want { object: object.clone(), index: span.index, chunks: span.chunks(), purpose: Purpose::Read };
+        let want =
+            ChunkRequest { object: object.clone(), index: span.index, chunks: span.chunks(), purpose: Purpose::Read };
         let wait = deadline.saturating_duration_since(Instant::now());
         match tokio::time::timeout_at(deadline, self.core.try_bucket(&want, wait)).await {
             Ok(bytes) => {
@@ -523,7 +529,7 @@ impl File {
         let (file, object) = (self.clone(), object.clone());
         self.in_background(async move {
             let Some(attempt) = file.core.pool.admit(owner) else { return Ok(()) };
-            let want = Want { object, index: span.index, chunks: span.chunks(), purpose: Purpose::Readahead };
+            let want = ChunkRequest { object, index: span.index, chunks: span.chunks(), purpose: Purpose::Readahead };
             file.core.try_worker(&want, owner, attempt, file.core.read_timeout).await.map(drop)
         });
     }
@@ -542,14 +548,14 @@ impl File {
         self.in_background(async move {
             let block = file.block(&object, span.index);
             let deadline = Instant::now() + file.core.read_timeout;
-            while let Gathered::Missing(claim) = file.core.buffers.gather(block, span.chunks(), Purpose::Readahead) {
-                let want = Want {
+            while let ChunkLookup::Missing(claim) = file.core.buffers.gather(block, span.chunks(), Purpose::Readahead) {
+                let want = ChunkRequest {
                     object: object.clone(),
                     index: span.index,
                     chunks: claim.chunks(),
                     purpose: Purpose::Readahead,
                 };
-                match file.core.obtain(&want, deadline).await? {
+                match file.core.fetch_from_any(&want, deadline).await? {
                     Piece::Buffer(bytes) => file.core.keep(claim, &bytes),
                     Piece::Local(_) => return Ok(()),
                 }

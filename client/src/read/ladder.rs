@@ -21,8 +21,8 @@ use tokio::time::Instant;
 
 use super::Core;
 use super::buffers::Purpose;
-use super::fetch::{Piece, Want};
-use super::outage::Waiting;
+use super::fetch::{ChunkRequest, Piece};
+use super::outage::OutageWaiter;
 use crate::error::ClientError;
 
 /// Workers tried for a block even when it has one replica: the second is the next owner should the first be lost.
@@ -48,8 +48,12 @@ type Running = Pin<Box<dyn Future<Output = (Source, Result<Piece, ClientError>)>
 impl Core {
     /// Gets the wanted chunks from the first source that can give them before `deadline`. Read-ahead tries each source
     /// once.
-    pub(super) async fn obtain(self: &Arc<Self>, want: &Want, deadline: Instant) -> Result<Piece, ClientError> {
-        let mut outage: Option<Waiting<'_>> = None;
+    pub(super) async fn fetch_from_any(
+        self: &Arc<Self>,
+        want: &ChunkRequest,
+        deadline: Instant,
+    ) -> Result<Piece, ClientError> {
+        let mut outage: Option<OutageWaiter<'_>> = None;
         loop {
             match self.climb(want, deadline).await {
                 Ok(piece) => {
@@ -58,18 +62,19 @@ impl Core {
                     }
                     return Ok(piece);
                 }
-                Err(Fall { error, may_pass: true }) if want.purpose == Purpose::Read => {
+                Err(FetchFailure { error, is_transient: true }) if want.purpose == Purpose::Read => {
                     let waiting = outage.get_or_insert_with(|| self.outages.enter(want.object.mount.id()));
                     waiting.wait(error, deadline).await?;
                 }
-                Err(Fall { error, .. }) => return Err(error),
+                Err(FetchFailure { error, .. }) => return Err(error),
             }
         }
     }
 
-    async fn climb(self: &Arc<Self>, want: &Want, deadline: Instant) -> Result<Piece, Fall> {
+    async fn climb(self: &Arc<Self>, want: &ChunkRequest, deadline: Instant) -> Result<Piece, FetchFailure> {
         let sources = self.sources(want).into_iter();
-        let mut climb = Climb { core: self, want, deadline, sources, asked: vec![], causes: vec![], is_outage: false };
+        let mut climb =
+            SourceFallback { core: self, want, deadline, sources, asked: vec![], causes: vec![], is_outage: false };
         match tokio::time::timeout_at(deadline, climb.run()).await {
             Ok(result) => result,
             Err(_elapsed) => {
@@ -96,7 +101,7 @@ impl Core {
     }
 
     /// Best first. A worker on this host goes before others that hold the block as well.
-    fn sources(&self, want: &Want) -> Vec<Source> {
+    fn sources(&self, want: &ChunkRequest) -> Vec<Source> {
         let replicas = want.object.mount.replicas();
         let placement = self.pool.placement();
         let candidates = placement.candidates(want.object.content, want.index, replicas.max(WORKERS_TRIED));
@@ -110,21 +115,21 @@ impl Core {
 }
 
 /// The end of a climb without the bytes.
-struct Fall {
+struct FetchFailure {
     error: ClientError,
     /// The bucket could not be reached: another climb may go better.
-    may_pass: bool,
+    is_transient: bool,
 }
 
-impl From<ClientError> for Fall {
+impl From<ClientError> for FetchFailure {
     fn from(error: ClientError) -> Self {
-        Self { error, may_pass: false }
+        Self { error, is_transient: false }
     }
 }
 
-struct Climb<'a> {
+struct SourceFallback<'a> {
     core: &'a Arc<Core>,
-    want: &'a Want,
+    want: &'a ChunkRequest,
     deadline: Instant,
     sources: std::vec::IntoIter<Source>,
     /// Sources that have not answered yet.
@@ -135,8 +140,8 @@ struct Climb<'a> {
     is_outage: bool,
 }
 
-impl Climb<'_> {
-    async fn run(&mut self) -> Result<Piece, Fall> {
+impl SourceFallback<'_> {
+    async fn run(&mut self) -> Result<Piece, FetchFailure> {
         let mut running = FuturesUnordered::new();
         running.extend(self.start_next().map(|(_, attempt)| attempt));
         let mut hedge = match self.want.purpose {
@@ -179,7 +184,7 @@ impl Climb<'_> {
                                 None if matches!(&error, ClientError::Ufs(_)) && error.errno() != EIO => {
                                     return Err(error.into());
                                 }
-                                None => return Err(Fall { error: self.failed(), may_pass: self.is_outage }),
+                                None => return Err(FetchFailure { error: self.failed(), is_transient: self.is_outage }),
                             }
                         }
                     }

@@ -19,25 +19,25 @@ const PAUSE_MOST: Duration = Duration::from_secs(1);
 
 /// Who waits for the bucket of a mount.
 #[derive(Debug, Default)]
-pub(super) struct Outages(Mutex<HashMap<u32, Arc<Notify>>>);
+pub(super) struct OutageWaiters(Mutex<HashMap<u32, Arc<Notify>>>);
 
 /// One read in an outage. Dropped when it ends, however it ends.
-pub(super) struct Waiting<'o> {
-    outages: &'o Outages,
+pub(super) struct OutageWaiter<'o> {
+    outages: &'o OutageWaiters,
     mount: u32,
     over: Arc<Notify>,
     pause: Duration,
 }
 
-impl Outages {
+impl OutageWaiters {
     /// A read of a mount has failed because its bucket cannot be reached.
-    pub(super) fn enter(&self, mount: u32) -> Waiting<'_> {
+    pub(super) fn enter(&self, mount: u32) -> OutageWaiter<'_> {
         let over = self.0.lock().entry(mount).or_default().clone();
-        Waiting { outages: self, mount, over, pause: PAUSE_FIRST }
+        OutageWaiter { outages: self, mount, over, pause: PAUSE_FIRST }
     }
 }
 
-impl Waiting<'_> {
+impl OutageWaiter<'_> {
     /// Waits until another attempt may go better; gives the failure back when the deadline comes first.
     pub(super) async fn wait(&mut self, failure: ClientError, deadline: Instant) -> Result<(), ClientError> {
         let pause = self.pause.mul_f64(rand::random_range(0.75..1.25));
@@ -55,7 +55,7 @@ impl Waiting<'_> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for OutageWaiter<'_> {
     fn drop(&mut self) {
         let mut outages = self.outages.0.lock();
         // In the table and here: nobody else waits.
@@ -77,7 +77,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_gets_through_wakes_the_others_of_the_same_mount() {
-        let outages = Outages::default();
+        let outages = OutageWaiters::default();
         let deadline = Instant::now() + Duration::from_secs(3600);
         let (first, mut second, mut other) = (outages.enter(1), outages.enter(1), outages.enter(2));
         (second.pause, other.pause) = (Duration::from_secs(600), Duration::from_secs(600));
@@ -94,7 +94,7 @@ mod tests {
 
     #[tokio::test]
     async fn waiting_ends_before_the_deadline_with_the_failure() {
-        let outages = Outages::default();
+        let outages = OutageWaiters::default();
         let deadline = Instant::now() + Duration::from_millis(500);
         let mut waiting = outages.enter(1);
         let mut attempts = 0;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_proto::master::{Attr, CreateInode, Kind, OwnAttributes, SetAttr, Time};
-use cavern_ufs::{Metadata as ObjectMetadata, ObjectAttributes, ObjectMeta, Replaces, Ufs, UfsError};
+use cavern_ufs::{Metadata as ObjectMetadata, ObjectAttributes, ObjectMeta, Precondition, Ufs, UfsError};
 use rustix::io::Errno;
 
 use super::StagedFiles;
@@ -146,7 +146,7 @@ impl StagedFiles {
         attributes.write(&mut metadata);
         let etag = match &there {
             Some(there) => ufs.describe(there, &metadata).await?,
-            None => ufs.put(&key, &Bytes::new(), &metadata, Replaces::Nothing).await?,
+            None => ufs.put(&key, &Bytes::new(), &metadata, Precondition::Nothing).await?,
         };
         if let Some(file) = staged {
             let object = ObjectVersion::new(on.object()?.mount, &key, &etag, on.size)?;

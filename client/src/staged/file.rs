@@ -19,13 +19,13 @@ use super::Shared;
 use super::attributes::attributes_of;
 use super::parts::Parts;
 use super::ranges::RangeSet;
-use super::upload::{Ahead, Attempt};
+use super::upload::{EarlyParts, MultipartAttempt};
 use super::writers::Writers;
 use crate::copies::Copies;
 use crate::metadata::Node;
 use crate::mounts::{MountView, ObjectVersion};
 use crate::read::OpenFile;
-use crate::stats::UnderWay;
+use crate::stats::InFlightGauge;
 
 /// A file of a cache-mode mount that is being written. Its inode is this process's own: the namespace has none for it
 /// until the bucket has its bytes, and then another.
@@ -42,11 +42,11 @@ pub struct StagedFile {
     pub(super) file: Mutex<Option<Arc<File>>>,
     pub(super) handles: AtomicU32,
     copies: Copies,
-    _counted: UnderWay,
+    _counted: InFlightGauge,
 }
 
 pub(super) struct State {
-    pub place: Place,
+    pub place: StagedLocation,
     /// Bytes.
     pub size: u64,
     /// When it was written last, in nanoseconds since the epoch.
@@ -72,20 +72,20 @@ pub(super) struct State {
     /// Its name was removed: nothing of it reaches the bucket any more.
     pub is_removed: bool,
     pub parts: Parts,
-    pub ahead: Ahead,
-    pub attempt: Option<Arc<Attempt>>,
+    pub ahead: EarlyParts,
+    pub attempt: Option<Arc<MultipartAttempt>>,
 }
 
 /// Where it will be.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct StagedLocation {
     pub parent: u64,
     pub name: Box<[u8]>,
     /// Key prefix of the directory.
     pub location: Arc<str>,
 }
 
-impl Place {
+impl StagedLocation {
     pub fn key(&self) -> String {
         format!("{}{}", self.location, String::from_utf8_lossy(&self.name))
     }
@@ -105,7 +105,7 @@ impl StagedFile {
         shared: Arc<Shared>,
         inode: u64,
         mount: Arc<MountView>,
-        place: Place,
+        place: StagedLocation,
         base: Option<Base>,
     ) -> Self {
         let size = base.as_ref().map_or(0, |base| base.valid);
@@ -130,12 +130,12 @@ impl StagedFile {
             writers: Writers::default(),
             is_removed: false,
             parts: Parts::default(),
-            ahead: Ahead::default(),
+            ahead: EarlyParts::default(),
             attempt: None,
         };
         Self {
             copies: Copies::default(),
-            _counted: UnderWay::new(&shared.stats.staged_files),
+            _counted: InFlightGauge::new(&shared.stats.staged_files),
             shared,
             inode,
             mount,
@@ -204,7 +204,7 @@ impl StagedFile {
             nlink: 1,
             ..own
         };
-        let Place { parent, name, location } = &state.place;
+        let StagedLocation { parent, name, location } = &state.place;
         let entry = Entry { name: Bytes::copy_from_slice(name), parent: *parent, ..Entry::default() };
         Arc::new(Node::new(&entry, &attr, Some(self.mount.clone()), location.clone()))
     }
@@ -215,7 +215,7 @@ impl StagedFile {
     }
 
     /// It has another name, under which the bucket has what it had under the old one.
-    pub(super) fn move_to(&self, place: Place, object: ObjectVersion) {
+    pub(super) fn move_to(&self, place: StagedLocation, object: ObjectVersion) {
         let mut state = self.state.lock();
         state.place = place;
         self.is_now(&mut state, object);

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Attr, CreateInode, Kind, MutationResult, RemoveName, SetAttr, Time};
-use cavern_ufs::{ListMode, Metadata as ObjectMetadata, Replaces, Ufs, UfsError};
+use cavern_ufs::{ListMode, Metadata as ObjectMetadata, Precondition, Ufs, UfsError};
 use rustix::io::Errno;
 
 use super::attributes::attributes_of_new;
-use super::{StagedFiles, place_in};
+use super::{StagedFiles, location_in};
 use crate::error::ClientError;
 use crate::metadata::{Changed, Node};
 
@@ -73,7 +73,7 @@ impl StagedFiles {
         create: &CreateInode,
         owner: (u32, u32),
     ) -> Result<Changed, ClientError> {
-        let place = place_in(on, &create.name)?;
+        let place = location_in(on, &create.name)?;
         let end = if create.kind() == Kind::Directory { "/" } else { "" };
         let metadata = attributes_of_new(on, create, owner);
         let key = format!("{}{end}", place.key());
@@ -81,7 +81,7 @@ impl StagedFiles {
         if self.shown(on.inode, &create.name).is_some() || self.known(on, &create.name).await?.is_some() {
             return exists();
         }
-        match ufs.put(&key, &Bytes::new(), &metadata, Replaces::Nothing).await {
+        match ufs.put(&key, &Bytes::new(), &metadata, Precondition::Nothing).await {
             Ok(_) => {}
             Err(UfsError::VersionChanged { .. }) => return exists(),
             Err(error) => return Err(error.into()),
@@ -94,7 +94,7 @@ impl StagedFiles {
     }
 
     async fn remove_file(&self, ufs: &Ufs, on: &Arc<Node>, remove: &RemoveName) -> Result<Changed, ClientError> {
-        let place = place_in(on, &remove.name)?;
+        let place = location_in(on, &remove.name)?;
         let known = self.known(on, &remove.name).await?;
         if known.as_ref().is_some_and(|node| node.is_directory()) {
             return refuse(Errno::ISDIR, format!("{} is a directory", place.key()));
@@ -106,10 +106,10 @@ impl StagedFiles {
         let mut is_kept = true;
         if known.is_some() {
             is_kept = self.keep_directory(ufs, on, &remove.name).await? == Kept::ByItself;
-            ufs.delete(&place.key(), Replaces::Anything).await?;
+            ufs.delete(&place.key(), Precondition::Anything).await?;
         }
         if let Some(staged) = staged {
-            self.disown(&staged);
+            self.detach_name(&staged);
         }
         self.shared.metadata.written(on.inode, &remove.name).await?;
         if !is_kept {
@@ -120,7 +120,7 @@ impl StagedFiles {
     }
 
     async fn remove_directory(&self, ufs: &Ufs, on: &Arc<Node>, remove: &RemoveName) -> Result<Changed, ClientError> {
-        let place = place_in(on, &remove.name)?;
+        let place = location_in(on, &remove.name)?;
         let Some(node) = self.known(on, &remove.name).await? else { return Err(ClientError::NotFound(place.key())) };
         if !node.is_directory() {
             return refuse(Errno::NOTDIR, format!("{} is not a directory", place.key()));
@@ -130,7 +130,7 @@ impl StagedFiles {
             return refuse(Errno::NOTEMPTY, format!("{key} is not empty"));
         }
         self.keep_directory(ufs, on, &remove.name).await?;
-        ufs.delete(&key, Replaces::Anything).await?;
+        ufs.delete(&key, Precondition::Anything).await?;
         self.shared.metadata.written(on.inode, &remove.name).await?;
         Ok(changed(None))
     }
@@ -149,7 +149,7 @@ impl StagedFiles {
         if self.shared.metadata.has_others(directory.inode, name).await? {
             return Ok(Kept::ByOthers);
         }
-        match ufs.put(&directory.key(), &Bytes::new(), &ObjectMetadata::new(), Replaces::Nothing).await {
+        match ufs.put(&directory.key(), &Bytes::new(), &ObjectMetadata::new(), Precondition::Nothing).await {
             Ok(_) | Err(UfsError::VersionChanged { .. }) => Ok(Kept::ByItself),
             Err(error) => Err(error.into()),
         }

@@ -51,7 +51,7 @@ pub(super) fn part_count(length: u64) -> u64 {
 
 /// What was sent of a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Sent {
+struct UploadedPart {
     changes: u64,
     length: u64,
     etag: String,
@@ -61,7 +61,7 @@ struct Sent {
 struct Part {
     /// How often bytes of it were written.
     changes: u64,
-    sent: Option<Sent>,
+    sent: Option<UploadedPart>,
 }
 
 /// The parts of a file that is being written.
@@ -92,7 +92,7 @@ impl Parts {
     /// A part of this length was sent, as it was after so many changes.
     pub fn sent(&mut self, index: u64, changes: u64, length: u64, etag: String) {
         if let Some(part) = self.0.get_mut(index as usize) {
-            part.sent = Some(Sent { changes, length, etag });
+            part.sent = Some(UploadedPart { changes, length, etag });
         }
     }
 

@@ -47,7 +47,7 @@ pub(super) fn punch(file: &File, range: &Range<u64>) -> io::Result<()> {
 
 /// The bytes that may be staged, of all files together.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct StagingBudget {
     limit: u64,
     used: Mutex<u64>,
     /// Shows `used`.
@@ -55,7 +55,7 @@ pub(super) struct Room {
     given: Notify,
 }
 
-impl Room {
+impl StagingBudget {
     pub fn new(limit: u64, shown: Gauge) -> Self {
         Self { limit, used: Mutex::new(0), shown, given: Notify::new() }
     }
@@ -122,7 +122,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_for_room_gets_it_or_hears_that_there_is_none() {
-        let room = std::sync::Arc::new(Room::new(100, Gauge::default()));
+        let room = std::sync::Arc::new(StagingBudget::new(100, Gauge::default()));
         assert!(room.try_take(60) && !room.try_take(41) && room.is_scarce());
         let soon = || Instant::now() + Duration::from_millis(5);
         assert!(!room.take(50, soon()).await);

@@ -11,17 +11,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cavern_proto::master::{RenameMode, RenameName};
-use cavern_ufs::{ListMode, Metadata, ObjectMeta, Replaces, Ufs, UfsError};
+use cavern_ufs::{ListMode, Metadata, ObjectMeta, Precondition, Ufs, UfsError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use rustix::io::Errno;
 
-use super::file::{Place, StagedFile};
+use super::file::{StagedFile, StagedLocation};
 use super::names::{changed, is_empty, refuse};
-use super::{KEY_BYTES_MAX, StagedFiles, place_in};
+use super::{KEY_BYTES_MAX, StagedFiles, location_in};
 use crate::error::ClientError;
 use crate::metadata::{Changed, Node};
 use crate::mounts::ObjectVersion;
-use crate::stats::UnderWay;
+use crate::stats::InFlightGauge;
 
 /// Objects of a directory that are copied or deleted at a time.
 const OBJECTS_AT_A_TIME: usize = 16;
@@ -42,7 +42,7 @@ impl StagedFiles {
         if rename.mode() == RenameMode::Exchange {
             return refuse(Errno::INVAL, format!("{from}: two objects cannot be exchanged in one step"));
         }
-        let (old, new) = (place_in(from, &rename.name)?, place_in(to, &rename.new_name)?);
+        let (old, new) = (location_in(from, &rename.name)?, location_in(to, &rename.new_name)?);
         // What is being written there goes to the bucket under its old name first.
         let staged = self.of_name(from.inode, &rename.name);
         if let Some(file) = &staged {
@@ -68,14 +68,14 @@ impl StagedFiles {
             let object = source.object()?;
             let etag = self.copy_file(ufs, &source, &object, &new.key()).await?;
             if let Some(replaced) = self.of_name(to.inode, &rename.new_name) {
-                self.disown(&replaced);
+                self.detach_name(&replaced);
             }
             if let Some(file) = &staged {
                 let moved = ObjectVersion::new(object.mount.clone(), &new.key(), &etag, object.length)?;
                 self.move_to(file, new, moved);
             }
             self.keep_directory(ufs, from, &rename.name).await?;
-            ufs.delete(&object.key, Replaces::Version(&object.etag)).await?;
+            ufs.delete(&object.key, Precondition::Version(&object.etag)).await?;
         }
         for (directory, name) in [(to, &rename.new_name), (from, &rename.name)] {
             self.shared.metadata.written(directory.inode, name).await?;
@@ -110,7 +110,7 @@ impl StagedFiles {
     }
 
     /// A file that somebody has open has another name, and so has the object below it.
-    fn move_to(&self, file: &Arc<StagedFile>, place: Place, object: ObjectVersion) {
+    fn move_to(&self, file: &Arc<StagedFile>, place: StagedLocation, object: ObjectVersion) {
         let mut registry = self.shared.registry.lock();
         registry.forget_name(file);
         registry.names.insert((place.parent, place.name.clone()), file.inode());
@@ -143,11 +143,11 @@ impl StagedFiles {
                 return refuse(Errno::NOTEMPTY, format!("{to} is not empty"));
             }
             // What is known of it is that it has nothing.
-            ufs.delete(to, Replaces::Anything).await?;
+            ufs.delete(to, Precondition::Anything).await?;
             self.shared.metadata.written(target.parent, &target.name).await?;
         }
         let stats = &self.shared.stats;
-        let _under_way = UnderWay::new(&stats.directory_renames);
+        let _under_way = InFlightGauge::new(&stats.directory_renames);
         let mut progress = Progress::new(format!("{from} → {to}"));
         // What was copied, by hashes of key and version: so many objects as one likes take little memory.
         let (hasher, mut copied) = (RandomState::new(), HashSet::new());
@@ -215,7 +215,7 @@ async fn copy_below(ufs: Ufs, object: ObjectMeta, prefix_bytes: usize, to: Strin
 
 /// Deletes an object, unless it is another by now.
 async fn delete_version(ufs: Ufs, object: ObjectMeta) -> Result<(), ClientError> {
-    match ufs.delete(&object.key, Replaces::Version(&object.etag)).await {
+    match ufs.delete(&object.key, Precondition::Version(&object.etag)).await {
         Ok(()) | Err(UfsError::VersionChanged { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -8,19 +8,21 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use cavern_ufs::{Metadata as ObjectMetadata, MultipartUpload, ObjectAttributes, ObjectMeta, Replaces, Ufs, UfsError};
+use cavern_ufs::{
+    Metadata as ObjectMetadata, MultipartUpload, ObjectAttributes, ObjectMeta, Precondition, Ufs, UfsError,
+};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, OwnedRwLockReadGuard, OwnedSemaphorePermit};
 use tokio_util::task::TaskTracker;
 
-use super::file::{Base, Place, StagedFile, State};
+use super::file::{Base, StagedFile, StagedLocation, State};
 use super::parts::{Parts, UPLOAD_BYTES, part_count, part_range};
 use super::writers::Writers;
 use crate::error::ClientError;
 use crate::mounts::ObjectVersion;
-use crate::stats::UnderWay;
+use crate::stats::InFlightGauge;
 
 /// Parts of one file on their way at a time.
 const PARTS_AT_A_TIME: usize = 4;
@@ -33,7 +35,7 @@ const WRITE_NAME: &str = "cavern-write";
 
 /// Parts that are sent before the file is flushed.
 #[derive(Debug, Default)]
-pub(super) struct Ahead {
+pub(super) struct EarlyParts {
     /// The next one.
     next: u64,
     running: usize,
@@ -42,7 +44,7 @@ pub(super) struct Ahead {
 }
 
 /// An upload in parts, begun with the first of them.
-pub(super) struct Attempt {
+pub(super) struct MultipartAttempt {
     upload: OnceCell<MultipartUpload>,
     /// What it was begun with.
     metadata: OnceLock<ObjectMetadata>,
@@ -53,7 +55,7 @@ pub(super) struct Attempt {
     runtime: Handle,
 }
 
-impl Attempt {
+impl MultipartAttempt {
     /// Begins with these metadata, if it has not begun yet.
     async fn upload(&self, ufs: &Ufs, key: &str, metadata: &ObjectMetadata) -> Result<&MultipartUpload, UfsError> {
         let begin = async || {
@@ -65,7 +67,7 @@ impl Attempt {
     }
 }
 
-impl Drop for Attempt {
+impl Drop for MultipartAttempt {
     fn drop(&mut self) {
         let Some(upload) = self.upload.take().filter(|_| !*self.is_done.get_mut()) else { return };
         let abort = async move {
@@ -86,11 +88,11 @@ enum Condition {
 }
 
 impl Condition {
-    fn replaces(&self) -> Replaces<'_> {
+    fn replaces(&self) -> Precondition<'_> {
         match self {
-            Self::Anything => Replaces::Anything,
-            Self::Nothing => Replaces::Nothing,
-            Self::Version(etag) => Replaces::Version(etag),
+            Self::Anything => Precondition::Anything,
+            Self::Nothing => Precondition::Nothing,
+            Self::Version(etag) => Precondition::Version(etag),
         }
     }
 }
@@ -120,7 +122,7 @@ impl StagedFile {
         let _quiet = self.sending.write().await;
         let plan = Plan::of(&self.state.lock());
         let stats = &self.shared.stats;
-        let _under_way = UnderWay::new(&stats.staged_uploads);
+        let _under_way = InFlightGauge::new(&stats.staged_uploads);
         let written = match self.shared.ufs(&self.mount) {
             Ok(ufs) => self.write_object(&ufs, &plan).await,
             Err(error) => Err(error),
@@ -177,7 +179,7 @@ impl StagedFile {
             Ok(there) if there.metadata.get(WRITE_NAME) == Some(&attempt.name) => Ok(there.etag),
             _ => {
                 // Who opens it next is to find what is there.
-                let Place { parent, name, .. } = self.state.lock().place.clone();
+                let StagedLocation { parent, name, .. } = self.state.lock().place.clone();
                 if let Err(error) = self.shared.metadata.written(parent, &name).await {
                     tracing::debug!(key = plan.key, "the master was not told what is there: {error}");
                 }
@@ -213,10 +215,10 @@ impl StagedFile {
     }
 
     /// The upload in parts that is under way, or another.
-    fn attempt(&self) -> Arc<Attempt> {
+    fn attempt(&self) -> Arc<MultipartAttempt> {
         let mut state = self.state.lock();
         let attempt = state.attempt.get_or_insert_with(|| {
-            Arc::new(Attempt {
+            Arc::new(MultipartAttempt {
                 upload: OnceCell::new(),
                 metadata: OnceLock::new(),
                 name: format!("{:032x}", rand::random::<u128>()),
@@ -342,7 +344,7 @@ impl State {
     pub(super) fn forget_parts(&mut self) {
         self.parts = Parts::default();
         // Those on their way count themselves off.
-        self.ahead = Ahead { running: self.ahead.running, ..Ahead::default() };
+        self.ahead = EarlyParts { running: self.ahead.running, ..EarlyParts::default() };
         self.attempt = None;
     }
 }

@@ -20,7 +20,7 @@ pub(super) const FORGOTTEN_SOON: Duration = Duration::from_secs(1);
 
 /// What the configuration says of the looks of files.
 #[derive(Clone, Debug)]
-pub struct Appearance {
+pub struct AttrDefaults {
     uid: u32,
     gid: u32,
     file_mode: u32,
@@ -32,7 +32,7 @@ pub struct Appearance {
     pub kernel_cache: bool,
 }
 
-impl Appearance {
+impl AttrDefaults {
     pub fn new(conf: &schema::Fuse) -> Self {
         let timeout = |timeout: Duration| if conf.kernel_metadata_cache { timeout } else { Duration::ZERO };
         Self {
@@ -146,7 +146,7 @@ fn time(ns: i64) -> (u64, u32) {
 impl Inner {
     /// What the kernel gets to know of a node by LOOKUP and READDIRPLUS.
     pub(super) fn entry_of(&self, node: &Node) -> EntryOut {
-        let looks = &self.appearance;
+        let looks = &self.attr_defaults;
         let trust = self.trust(node);
         let mut entry = looks.entry_timeout.min(trust);
         if self.is_checked_by_lookup(node) {
@@ -170,13 +170,13 @@ impl Inner {
     /// How long the kernel may believe what it is told of a node: of what is being written here, or of attributes that
     /// the bucket was not there to be asked for, not at all.
     fn trust(&self, node: &Node) -> Duration {
-        let is_passing = StagedFiles::is_staged(node.inode) || node.is_unlooked();
+        let is_passing = StagedFiles::is_staged(node.inode) || node.lacks_attributes();
         if is_passing { Duration::ZERO } else { self.client.metadata().trust(node) }
     }
 
     /// With what was written here that the master does not know yet.
     fn attr_of(&self, node: &Node, ino: u64) -> Attr {
-        let mut attr = self.appearance.attr(node, ino);
+        let mut attr = self.attr_defaults.attr(node, ino);
         if node.is_fs_mode()
             && node.kind == Kind::File
             && let Some(unsettled) = self.client.contents().get(node.inode).and_then(|content| content.unsettled())
@@ -190,7 +190,7 @@ impl Inner {
     }
 
     pub(super) fn attributes_of(&self, node: &Node) -> AttrOut {
-        let valid = self.appearance.attr_timeout.min(self.trust(node));
+        let valid = self.attr_defaults.attr_timeout.min(self.trust(node));
         AttrOut {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),
@@ -226,12 +226,12 @@ mod tests {
     #[test]
     fn the_configuration_decides_the_looks() {
         let conf = schema::Fuse { uid: 12, gid: -1, file_mode: 0o600, ..schema::Fuse::default() };
-        let looks = Appearance::new(&conf);
+        let looks = AttrDefaults::new(&conf);
         assert_eq!((looks.uid, looks.gid), (12, rustix::process::getegid().as_raw()));
         assert_eq!(looks.mode(Kind::File), libc::S_IFREG | 0o600);
         assert_eq!(looks.mode(Kind::Directory), libc::S_IFDIR | 0o755);
         assert_eq!(looks.negative_timeout(Duration::MAX), conf.negative_timeout.get());
-        let without = Appearance::new(&schema::Fuse { kernel_metadata_cache: false, ..conf });
+        let without = AttrDefaults::new(&schema::Fuse { kernel_metadata_cache: false, ..conf });
         assert_eq!(without.negative_timeout(Duration::MAX), Duration::ZERO);
         assert_eq!((without.entry_timeout, without.attr_timeout), (Duration::ZERO, Duration::ZERO));
     }

@@ -15,7 +15,7 @@ use super::Inner;
 use crate::kernel::{Caller, Reply};
 
 /// A change that the kernel asks for.
-pub(super) struct Attempt {
+pub(super) struct ChangeRequest {
     /// The system call, for the log.
     pub operation: &'static str,
     /// Whose permission counts: the kernel's node of the directory, or of the inode, that is changed.
@@ -38,15 +38,15 @@ fn mount_of(node: &Node) -> u32 {
 
 impl Inner {
     /// Makes a change and answers by `answer`, which gets the node that the change was made on (as it was before).
-    pub(super) fn attempt<Answer>(self: &Arc<Self>, attempt: Attempt, reply: Reply, answer: Answer)
+    pub(super) fn attempt<Answer>(self: &Arc<Self>, attempt: ChangeRequest, reply: Reply, answer: Answer)
     where
         Answer: FnOnce(&Self, &Node, &Changed, Reply) + Send + 'static,
     {
-        if let Some(errno) = self.refused_at_once(&attempt) {
+        if let Some(errno) = self.cached_refusal(&attempt) {
             return reply.error(errno);
         }
         let this = Arc::clone(self);
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             let operation = attempt.operation;
             match this.make(attempt).await {
                 Ok((node, changed)) => answer(&this, &node, &changed, reply),
@@ -57,12 +57,12 @@ impl Inner {
 
     /// The answer to a change that cannot be made, where that is known without a question: a mount of objects is asked
     /// this by programs that do not look first.
-    pub(super) fn refused_at_once(&self, attempt: &Attempt) -> Option<i32> {
+    pub(super) fn cached_refusal(&self, attempt: &ChangeRequest) -> Option<i32> {
         let node = self.known_node(attempt.on).filter(|_| attempt.with.is_none())?;
         refusal(&node)
     }
 
-    pub(super) async fn make(&self, attempt: Attempt) -> Result<(Arc<Node>, Changed), ClientError> {
+    pub(super) async fn make(&self, attempt: ChangeRequest) -> Result<(Arc<Node>, Changed), ClientError> {
         let node = self.node(attempt.on).await?;
         let refused = |errno| {
             let reason = format!("{node} cannot be changed");
@@ -79,7 +79,7 @@ impl Inner {
         }
         if node.is_in_writable_bucket() {
             let Caller { uid, gid, .. } = attempt.caller;
-            let change = self.with_looks(&node, attempt.change);
+            let change = self.with_default_attributes(&node, attempt.change);
             let changed = self.client.staged().change(&node, &change, (uid, gid)).await?;
             let with = attempt.with.map(|with| self.root.to_namespace(with));
             for directory in with.into_iter().chain([node.inode]) {
@@ -97,12 +97,12 @@ impl Inner {
     }
 
     /// What is not set of a file whose bucket is to keep attributes from now on stays as it looks.
-    fn with_looks(&self, node: &Node, change: Change) -> Change {
+    fn with_default_attributes(&self, node: &Node, change: Change) -> Change {
         let Change::SetAttr(set) = &change else { return change };
         if !node.keeps_attributes() || node.has_own_attributes() {
             return change;
         }
-        let (mode, uid, gid) = self.appearance.looks(node);
+        let (mode, uid, gid) = self.attr_defaults.looks(node);
         let (mode, uid, gid) = (set.mode.or(Some(mode)), set.uid.or(Some(uid)), set.gid.or(Some(gid)));
         Change::SetAttr(SetAttr { mode, uid, gid, ..*set })
     }

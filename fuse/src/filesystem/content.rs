@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_client::{Changed, ClientError, Content, Node, Offer, Seek};
+use cavern_client::{Changed, ClientError, FsFile, Node, Seek, WriteBehindOutcome};
 use cavern_conf::Failpoint;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Attr, CreateInode, Kind, SetAttr};
@@ -16,9 +16,9 @@ use futures::stream::{self, StreamExt};
 use quick_cache::sync::Cache;
 
 use super::Inner;
-use super::changes::Attempt;
-use super::locks::Ending;
-use super::open::{OpenHandle, Reading};
+use super::changes::ChangeRequest;
+use super::locks::ReleasedLocks;
+use super::open::{OpenHandle, ReadArgs};
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
 
@@ -33,7 +33,7 @@ const COMMITS: usize = 64;
 
 /// What a WRITE asks for besides.
 #[derive(Clone, Copy)]
-pub(super) struct Writing {
+pub(super) struct WriteArgs {
     pub is_sync: bool,
     /// The writer may not keep the set-user-ID bit and the like.
     pub kills_privileges: bool,
@@ -85,15 +85,15 @@ impl Inner {
         });
     }
 
-    fn opened_content(&self, node: &Node, content: Arc<Content>, flags: i32, reply: Reply) {
+    fn opened_content(&self, node: &Node, content: Arc<FsFile>, flags: i32, reply: Reply) {
         let open_flags = self.open_flags(node, &content, flags);
-        let number = self.files.insert(Arc::new(OpenHandle::Content(content)));
+        let number = self.files.insert(Arc::new(OpenHandle::FsFile(content)));
         if reply.opened(number, open_flags) == Delivery::Refused {
             self.files.remove(number);
         }
     }
 
-    fn open_flags(&self, node: &Node, content: &Content, flags: i32) -> u32 {
+    fn open_flags(&self, node: &Node, content: &FsFile, flags: i32) -> u32 {
         // Whichever is heard of first. They grow.
         let version = content.version().max(node.posix().map(|posix| posix.version));
         let keep = version.is_some_and(|version| self.pages.opened(node.inode, version));
@@ -116,12 +116,12 @@ impl Inner {
         let flags = flags.cast_signed();
         let create = CreateInode { mode: mode & 0o7777, umask, ..self.new_inode(kernel_parent, name, Kind::File) };
         let change = Change::Create(create);
-        let attempt = Attempt { operation: "create", on: kernel_parent, with: None, caller, change };
-        if let Some(errno) = self.refused_at_once(&attempt) {
+        let attempt = ChangeRequest { operation: "create", on: kernel_parent, with: None, caller, change };
+        if let Some(errno) = self.cached_refusal(&attempt) {
             return reply.error(errno);
         }
         let (this, name) = (Arc::clone(self), name.to_vec());
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             match this.node(kernel_parent).await {
                 Ok(directory) if directory.is_in_writable_bucket() => {
                     return this.create_staged(&directory, &name, (mode & !umask, caller), flags, reply).await;
@@ -141,16 +141,16 @@ impl Inner {
         });
     }
 
-    pub(super) fn answer_created(&self, node: &Node, content: Arc<Content>, flags: i32, reply: Reply) {
+    pub(super) fn answer_created(&self, node: &Node, content: Arc<FsFile>, flags: i32, reply: Reply) {
         let entry = self.entry_of(node);
         let open_flags = self.open_flags(node, &content, flags);
-        let number = self.files.insert(Arc::new(OpenHandle::Content(content)));
+        let number = self.files.insert(Arc::new(OpenHandle::FsFile(content)));
         if reply.created(&entry, number, open_flags) == Delivery::Refused {
             self.files.remove(number);
         }
     }
 
-    async fn create_content(&self, attempt: Attempt) -> Result<(Arc<Node>, Arc<Content>), ClientError> {
+    async fn create_content(&self, attempt: ChangeRequest) -> Result<(Arc<Node>, Arc<FsFile>), ClientError> {
         let (directory, changed) = self.make(attempt).await?;
         let attr = created(&changed)?;
         let node = match &changed.node {
@@ -163,12 +163,12 @@ impl Inner {
 
     pub(super) fn read_content(
         self: &Arc<Self>,
-        content: &Arc<Content>,
-        read: Reading,
+        content: &Arc<FsFile>,
+        read: ReadArgs,
         reply: Reply,
         payload: &mut [u8],
     ) {
-        let Reading { offset, size, is_kept } = read;
+        let ReadArgs { offset, size, is_kept } = read;
         if is_kept {
             content.copies().keep();
         }
@@ -185,9 +185,9 @@ impl Inner {
         });
     }
 
-    pub(super) fn write(self: &Arc<Self>, fh: u64, offset: u64, data: &[u8], how: Writing, reply: Reply) {
+    pub(super) fn write(self: &Arc<Self>, fh: u64, offset: u64, data: &[u8], how: WriteArgs, reply: Reply) {
         let content = match self.files.get(fh).as_deref() {
-            Some(OpenHandle::Content(content)) => Arc::clone(content),
+            Some(OpenHandle::FsFile(content)) => Arc::clone(content),
             Some(OpenHandle::Staged(file)) => {
                 if how.kills_privileges {
                     file.kill_privileges();
@@ -203,13 +203,15 @@ impl Inner {
         let takes = how.kills_privileges || how.writer.is_some();
         let loses = takes && self.may_lose(content.inode(), how.kills_privileges);
         let is_plain = !loses && !how.is_sync;
-        if is_plain && (content.write_now(offset, data).is_some() || content.write_behind(offset, data) == Offer::Taken)
+        if is_plain
+            && (content.write_now(offset, data).is_some()
+                || content.write_behind(offset, data) == WriteBehindOutcome::Taken)
         {
             let has_copies = how.writer.is_some() && content.copies().may_be_kept();
             return self.written(content.inode(), (offset, size), has_copies, reply);
         }
         let (this, data) = (Arc::clone(self), Bytes::copy_from_slice(data));
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             let written = async {
                 if loses {
                     this.lose_by_write(&content, how.caller, how.kills_privileges).await?;
@@ -242,9 +244,9 @@ impl Inner {
     }
 
     /// The file of an fs-mode mount that is open under a number.
-    pub(super) fn content_of(&self, fh: u64) -> Option<Arc<Content>> {
+    pub(super) fn content_of(&self, fh: u64) -> Option<Arc<FsFile>> {
         match &*self.files.get(fh)? {
-            OpenHandle::Content(content) => Some(Arc::clone(content)),
+            OpenHandle::FsFile(content) => Some(Arc::clone(content)),
             OpenHandle::Object(_) | OpenHandle::Staged(_) => None,
         }
     }
@@ -262,7 +264,7 @@ impl Inner {
             return reply.done();
         }
         let this = Arc::clone(self);
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             let committed = match content {
                 Some(content) => this.commit(&content).await,
                 None => Ok(()),
@@ -287,7 +289,7 @@ impl Inner {
         }
         let Some(content) = self.content_of(fh) else { return reply.done() };
         let this = Arc::clone(self);
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             match this.sync(&content).await {
                 Ok(()) => reply.done(),
                 Err(error) => this.failures.answer(reply, "fsync", &error),
@@ -296,13 +298,13 @@ impl Inner {
     }
 
     /// The last descriptor is closed. What a mapping wrote after the last flush is committed now, before the locks end.
-    pub(super) fn release_content(self: &Arc<Self>, content: &Arc<Content>, locks: Ending, reply: Reply) {
+    pub(super) fn release_content(self: &Arc<Self>, content: &Arc<FsFile>, locks: ReleasedLocks, reply: Reply) {
         if content.is_committed() {
             drop(locks);
             return reply.done();
         }
         let (this, content) = (Arc::clone(self), Arc::clone(content));
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             if let Err(error) = this.commit(&content).await {
                 tracing::warn!(inode = content.inode(), "what was written last is lost: {error}");
             }
@@ -311,7 +313,7 @@ impl Inner {
         });
     }
 
-    pub(super) async fn commit(&self, content: &Content) -> Result<(), ClientError> {
+    pub(super) async fn commit(&self, content: &FsFile) -> Result<(), ClientError> {
         let before = content.version();
         let committed = content.commit().await;
         self.moved_on(content, before);
@@ -334,14 +336,14 @@ impl Inner {
         }
     }
 
-    async fn sync(&self, content: &Content) -> Result<(), ClientError> {
+    async fn sync(&self, content: &FsFile) -> Result<(), ClientError> {
         let before = content.version();
         let synced = content.sync().await;
         self.moved_on(content, before);
         synced
     }
 
-    fn moved_on(&self, content: &Content, before: Option<u64>) {
+    fn moved_on(&self, content: &FsFile, before: Option<u64>) {
         let now = content.version();
         if now != before {
             self.pages.moved_on(content.inode(), before, now);
@@ -368,7 +370,7 @@ impl Inner {
             _ => return reply.error(libc::EOPNOTSUPP),
         };
         let this = Arc::clone(self);
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             let mut done = Ok(());
             if zero {
                 done = content.zero(range.clone()).await;
@@ -390,7 +392,7 @@ impl Inner {
             _ => return reply.error(libc::EINVAL),
         };
         let content = match self.files.get(fh).as_deref() {
-            Some(OpenHandle::Content(content)) => Arc::clone(content),
+            Some(OpenHandle::FsFile(content)) => Arc::clone(content),
             Some(OpenHandle::Object(handle)) => return seek_in_data(handle.file.node().size, offset, what, reply),
             Some(OpenHandle::Staged(file)) => return seek_in_data(file.node().size, offset, what, reply),
             None => return reply.error(libc::EBADF),
@@ -420,7 +422,7 @@ impl Inner {
         reply: Reply,
     ) {
         let this = Arc::clone(self);
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             let changed = async {
                 let node = this.node(kernel_node).await?;
                 if node.is_in_writable_bucket() {
@@ -446,7 +448,7 @@ impl Inner {
     /// Sets attributes of a file after all that was written to it here.
     pub(super) async fn set_by_content(
         &self,
-        content: &Content,
+        content: &FsFile,
         set: SetAttr,
         caller: Caller,
     ) -> Result<Changed, ClientError> {

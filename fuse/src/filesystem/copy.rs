@@ -13,7 +13,7 @@ impl Inner {
             return reply.error(libc::EOPNOTSUPP);
         };
         let this = Arc::clone(self);
-        reply.carry_out_until_interrupted(move |reply, interrupted| async move {
+        reply.run_until_interrupted(move |reply, interrupted| async move {
             match to.copy_from(&from, range.from, range.to, range.length, &interrupted).await {
                 Ok(copied) => reply.copied(copied, range.count),
                 Err(error) => this.failures.answer(reply, "copy_file_range", &error),

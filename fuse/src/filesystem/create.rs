@@ -7,7 +7,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Kind, LinkInode};
 
 use super::Inner;
-use super::changes::Attempt;
+use super::changes::ChangeRequest;
 use crate::kernel::{Caller, Reply};
 
 /// The kind of an inode with this mode.
@@ -63,7 +63,7 @@ impl Inner {
         create: CreateInode,
         reply: Reply,
     ) {
-        let attempt = Attempt { operation, on, with: None, caller, change: Change::Create(create) };
+        let attempt = ChangeRequest { operation, on, with: None, caller, change: Change::Create(create) };
         self.attempt(attempt, reply, |this, directory, changed, reply| this.answer_entry(directory, changed, reply));
     }
 
@@ -81,7 +81,7 @@ impl Inner {
             name: Bytes::copy_from_slice(name),
         };
         let change = Change::Link(link);
-        let attempt = Attempt { operation: "link", on: kernel_parent, with: Some(kernel_node), caller, change };
+        let attempt = ChangeRequest { operation: "link", on: kernel_parent, with: Some(kernel_node), caller, change };
         self.attempt(attempt, reply, |this, directory, changed, reply| this.answer_entry(directory, changed, reply));
     }
 }

@@ -13,7 +13,7 @@ use cavern_client::{ClientError, Node, OpenInode};
 use parking_lot::Mutex;
 
 use super::Inner;
-use super::listings::{Begun, Listing};
+use super::listings::{Listing, ListingStart};
 use crate::kernel::abi::fopen;
 use crate::kernel::directory::{Added, DirectoryEntry};
 use crate::kernel::{Delivery, DirectoryPage, READ_MAX, Reply};
@@ -26,7 +26,7 @@ const DOTS: u64 = 2;
 
 /// What an entry is answered with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ReaddirKind {
     /// READDIR: name, inode and type.
     Names,
     /// READDIRPLUS: what a LOOKUP would answer too.
@@ -41,7 +41,7 @@ pub struct DirectoryHandle {
     /// In fs-mode mounts.
     kept: Option<OpenInode>,
     /// For the kernel's own cache of the listing.
-    begun: Begun,
+    begun: ListingStart,
     cursor: Mutex<Cursor>,
 }
 
@@ -97,7 +97,7 @@ impl Inner {
         }
         let (begun, listing) = self.invalidations.listings().begin(node.inode);
         let mut flags = 0;
-        if self.appearance.kernel_cache {
+        if self.attr_defaults.kernel_cache {
             flags |= fopen::CACHE_DIR;
             let metadata = self.client.metadata();
             // The absence of a name can be trusted as long as the listing can.
@@ -117,7 +117,7 @@ impl Inner {
         }
     }
 
-    pub(super) fn readdir(self: &Arc<Self>, fh: u64, offset: u64, size: u32, form: Form, reply: Reply) {
+    pub(super) fn readdir(self: &Arc<Self>, fh: u64, offset: u64, size: u32, form: ReaddirKind, reply: Reply) {
         let Some(handle) = self.directories.get(fh) else { return reply.error(libc::EBADF) };
         let size = READ_MAX.min(size as usize);
         if offset == 0 {
@@ -149,7 +149,7 @@ impl Inner {
         handle: &DirectoryHandle,
         offset: u64,
         size: usize,
-        form: Form,
+        form: ReaddirKind,
     ) -> Result<Answer, ClientError> {
         loop {
             let fetch = match self.progress(handle, offset, size, form) {
@@ -162,9 +162,9 @@ impl Inner {
     }
 
     /// Answers, and has the kernel forget what changed while it was being told.
-    fn give(&self, handle: &DirectoryHandle, answer: &Answer, form: Form, reply: Reply) {
+    fn give(&self, handle: &DirectoryHandle, answer: &Answer, form: ReaddirKind, reply: Reply) {
         reply.bytes(answer.page.as_bytes());
-        if form == Form::Names || self.invalidations.listings().changes() == answer.changes {
+        if form == ReaddirKind::Names || self.invalidations.listings().changes() == answer.changes {
             return;
         }
         let directory = self.root.to_kernel(handle.inode);
@@ -178,7 +178,7 @@ impl Inner {
 
     /// Builds the answer from the window. An answer that has entries is given even when more would fit, because a
     /// partial answer is right and a wait is not needed.
-    fn progress(&self, handle: &DirectoryHandle, offset: u64, size: usize, form: Form) -> Progress {
+    fn progress(&self, handle: &DirectoryHandle, offset: u64, size: usize, form: ReaddirKind) -> Progress {
         let changes = self.invalidations.listings().changes();
         let mut page = DirectoryPage::new(size);
         let mut cursor = handle.cursor.lock();
@@ -212,23 +212,23 @@ impl Inner {
         Progress::Answer(Answer { page, places, changes })
     }
 
-    fn add(&self, page: &mut DirectoryPage, node: &Node, next_offset: u64, form: Form) -> Added {
-        let mode = self.appearance.mode(node.kind);
+    fn add(&self, page: &mut DirectoryPage, node: &Node, next_offset: u64, form: ReaddirKind) -> Added {
+        let mode = self.attr_defaults.mode(node.kind);
         let entry = DirectoryEntry { ino: self.root.to_kernel(node.inode), next_offset, mode, name: &node.name };
         match form {
-            Form::Names => page.add(entry),
+            ReaddirKind::Names => page.add(entry),
             // Without a node id: the kernel asks for the attributes when somebody wants them.
-            Form::Entries if node.is_unlooked() => page.add_plus(&Default::default(), entry),
-            Form::Entries => page.add_plus(&self.entry_of(node), entry),
+            ReaddirKind::Entries if node.lacks_attributes() => page.add_plus(&Default::default(), entry),
+            ReaddirKind::Entries => page.add_plus(&self.entry_of(node), entry),
         }
     }
 
-    fn add_dot(&self, page: &mut DirectoryPage, name: &[u8], inode: u64, next_offset: u64, form: Form) -> Added {
+    fn add_dot(&self, page: &mut DirectoryPage, name: &[u8], inode: u64, next_offset: u64, form: ReaddirKind) -> Added {
         let entry = DirectoryEntry { ino: self.root.to_kernel(inode), next_offset, mode: libc::S_IFDIR, name };
         match form {
-            Form::Names => page.add(entry),
+            ReaddirKind::Names => page.add(entry),
             // Node id 0: the kernel takes no reference.
-            Form::Entries => page.add_plus(&Default::default(), entry),
+            ReaddirKind::Entries => page.add_plus(&Default::default(), entry),
         }
     }
 

@@ -24,7 +24,7 @@ pub struct KernelListings {
 
 /// Says how things stood when a reading was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Begun {
+pub struct ListingStart {
     changes: u64,
     own: u64,
 }
@@ -40,14 +40,14 @@ pub enum Listing {
 
 impl KernelListings {
     /// At OPENDIR.
-    pub fn begin(&self, directory: u64) -> (Begun, Listing) {
+    pub fn begin(&self, directory: u64) -> (ListingStart, Listing) {
         let kept = self.kept.lock();
         let listing = if kept.contains(&directory) { Listing::Current } else { Listing::Unknown };
         (self.now(), listing)
     }
 
     /// The listing has been read to its end.
-    pub fn complete(&self, directory: u64, begun: Begun) {
+    pub fn complete(&self, directory: u64, begun: ListingStart) {
         let mut kept = self.kept.lock();
         if self.now() != begun {
             return;
@@ -79,8 +79,8 @@ impl KernelListings {
         kept.clear();
     }
 
-    fn now(&self) -> Begun {
-        Begun { changes: self.changes(), own: self.own.load(Ordering::SeqCst) }
+    fn now(&self) -> ListingStart {
+        ListingStart { changes: self.changes(), own: self.own.load(Ordering::SeqCst) }
     }
 
     /// How many changes of the namespace by others there have been.

@@ -44,7 +44,7 @@ pub struct HandleLocks {
 
 /// What ends with an open file description. It is unlocked when this is dropped: after what was written under it is
 /// committed.
-pub(super) struct Ending {
+pub(super) struct ReleasedLocks {
     inner: Arc<Inner>,
     inode: u64,
     handle: u64,
@@ -52,7 +52,7 @@ pub(super) struct Ending {
     has_flock: bool,
 }
 
-impl Drop for Ending {
+impl Drop for ReleasedLocks {
     fn drop(&mut self) {
         let (locks, metadata) = (&self.inner.locks, self.inner.client.metadata());
         if self.has_flock {
@@ -140,7 +140,7 @@ impl Inner {
                 return this.lock_object(inode, &request, &lock, wait, reply);
             }
             let this = Arc::clone(this);
-            reply.carry_out_until_interrupted(move |reply, interrupted| async move {
+            reply.run_until_interrupted(move |reply, interrupted| async move {
                 let made = match lock.r#type() {
                     LockType::Unlocked => this.unlock(inode, &request, lock).await,
                     _ => this.lock(inode, &request, lock, wait.then_some(&interrupted)).await,
@@ -219,7 +219,7 @@ impl Inner {
             return reply.done();
         }
         let this = Arc::clone(self);
-        reply.carry_out_until_interrupted(move |reply, interrupted| async move {
+        reply.run_until_interrupted(move |reply, interrupted| async move {
             let lag =
                 async { if wait { interrupted.cancelled().await } else { tokio::time::sleep(RELEASE_LAG).await } };
             tokio::select! {
@@ -242,10 +242,10 @@ impl Inner {
     }
 
     /// RELEASE: an open file description is gone, and with it what it had locked.
-    pub(super) fn ending(self: &Arc<Self>, kernel_node: u64, handle: u64) -> Ending {
+    pub(super) fn ending(self: &Arc<Self>, kernel_node: u64, handle: u64) -> ReleasedLocks {
         let inode = self.root.to_namespace(kernel_node);
         let (unlocks, has_flock) = self.locks.descriptions.released(inode, handle);
-        Ending { inner: Arc::clone(self), inode, handle, unlocks, has_flock }
+        ReleasedLocks { inner: Arc::clone(self), inode, handle, unlocks, has_flock }
     }
 }
 

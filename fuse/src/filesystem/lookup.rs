@@ -9,7 +9,7 @@ use cavern_proto::NAME_MAX;
 use super::Inner;
 use super::attributes::FORGOTTEN_SOON;
 use super::export::Handle;
-use super::second_opens::Expecting;
+use super::second_opens::LookupHint;
 use crate::kernel::{Caller, Reply};
 
 /// Replacements of an object that one lookup follows at most.
@@ -28,11 +28,11 @@ impl Inner {
             return reply.entry(&self.entry_of(&file.node()));
         }
         let expecting = self.second_opens.expecting(parent, name, caller.thread);
-        if expecting != Expecting::Nothing {
+        if expecting != LookupHint::Nothing {
             let (this, name) = (Arc::clone(self), name.to_vec());
             return reply.defer(move |reply| async move {
                 match expecting {
-                    Expecting::Writer => this.write_by_name(kernel_parent, &name, caller.thread, reply).await,
+                    LookupHint::Writer => this.write_by_name(kernel_parent, &name, caller.thread, reply).await,
                     _ => this.open_by_name(kernel_parent, &name, reply).await,
                 }
             });
@@ -53,8 +53,8 @@ impl Inner {
         self.repeat_if_changed(changes, kernel_parent, name);
     }
 
-    /// The lookup before the second open of a path: see [`SecondOpens`](super::second_opens::SecondOpens). It follows
-    /// replacements until it has opened a version, which the kernel then finds open.
+    /// The lookup before the second open of a path: see [`EstaleRetries`](super::second_opens::EstaleRetries). It
+    /// follows replacements until it has opened a version, which the kernel then finds open.
     async fn open_by_name(self: &Arc<Self>, kernel_parent: u64, name: &[u8], reply: Reply) {
         let parent = self.root.to_namespace(kernel_parent);
         for _ in 0..REPLACEMENTS {
@@ -92,7 +92,7 @@ impl Inner {
         let object =
             found.ok().filter(|node| node.is_in_writable_bucket() && !node.is_directory() && !node.is_fs_mode());
         if let Some(Ok(file)) = object.map(|node| self.client.staged().begin(&node, Some(thread))) {
-            self.second_opens.writer_met(thread);
+            self.second_opens.writer_arrived(thread);
             return reply.entry(&self.entry_of(&file.node()));
         }
         self.ask_for_name(kernel_parent, name, reply).await;
@@ -136,7 +136,7 @@ impl Inner {
     /// How long the kernel may believe that the name does not exist.
     fn absence(&self, parent: u64, name: &[u8]) -> Duration {
         let trust = self.client.metadata().trust_absence(parent);
-        let absence = self.appearance.negative_timeout(trust);
+        let absence = self.attr_defaults.negative_timeout(trust);
         if absence > FORGOTTEN_SOON && !self.root.remembers(parent, name) { FORGOTTEN_SOON } else { absence }
     }
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use bytes::Bytes;
-use cavern_client::{ClientError, Content, Node, OpenFile, StagedFile, StagedFiles};
+use cavern_client::{ClientError, FsFile, Node, OpenFile, StagedFile, StagedFiles};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
@@ -28,7 +28,7 @@ use crate::kernel::{Backing, Caller, Delivery, Reply};
 
 /// What a READ asks for.
 #[derive(Clone, Copy)]
-pub(super) struct Reading {
+pub(super) struct ReadArgs {
     pub offset: u64,
     pub size: u32,
     /// The kernel keeps it, in pages.
@@ -39,7 +39,7 @@ pub(super) struct Reading {
 pub(super) enum OpenHandle {
     Object(Arc<FileHandle>),
     /// Of an fs-mode mount.
-    Content(Arc<Content>),
+    FsFile(Arc<FsFile>),
     /// Of a cache-mode mount, and being written.
     Staged(Arc<StagedFile>),
 }
@@ -160,12 +160,12 @@ impl Inner {
         }
     }
 
-    pub(super) fn read(self: &Arc<Self>, kernel_node: u64, fh: u64, read: Reading, reply: Reply, payload: &mut [u8]) {
-        let Reading { offset, size, .. } = read;
+    pub(super) fn read(self: &Arc<Self>, kernel_node: u64, fh: u64, read: ReadArgs, reply: Reply, payload: &mut [u8]) {
+        let ReadArgs { offset, size, .. } = read;
         let handle = match &self.unopened {
             None => match self.files.get(fh).as_deref() {
                 Some(OpenHandle::Object(handle)) => Some(Arc::clone(handle)),
-                Some(OpenHandle::Content(content)) => return self.read_content(content, read, reply, payload),
+                Some(OpenHandle::FsFile(content)) => return self.read_content(content, read, reply, payload),
                 Some(OpenHandle::Staged(file)) => return self.read_staged(file, read, reply),
                 None => None,
             },
@@ -259,7 +259,7 @@ impl Inner {
         let handle = self.files.remove(fh);
         let locks = self.ending(kernel_node, fh);
         match handle.as_deref() {
-            Some(OpenHandle::Content(content)) => self.release_content(content, locks, reply),
+            Some(OpenHandle::FsFile(content)) => self.release_content(content, locks, reply),
             Some(OpenHandle::Staged(file)) => {
                 drop(locks);
                 self.release_staged(file, reply);

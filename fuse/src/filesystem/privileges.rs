@@ -10,7 +10,7 @@
 //! A set-group-ID bit of a file that the group may not execute goes unless the caller is in the group; that the kernel
 //! leaves to us. The answer to a WRITE carries no attributes, so the kernel is told to forget those that it has.
 
-use cavern_client::{ClientError, Content, Node};
+use cavern_client::{ClientError, FsFile, Node};
 use cavern_proto::master::SetAttr;
 
 use super::Inner;
@@ -52,12 +52,7 @@ impl Inner {
     }
 
     /// Takes away what a write past the pages takes, before it is made.
-    pub(super) async fn lose_by_write(
-        &self,
-        content: &Content,
-        caller: Caller,
-        kills: bool,
-    ) -> Result<(), ClientError> {
+    pub(super) async fn lose_by_write(&self, content: &FsFile, caller: Caller, kills: bool) -> Result<(), ClientError> {
         let kernel_node = self.root.to_kernel(content.inode());
         let node = self.node(kernel_node).await?;
         let credentials = if is_for_members(&node) { Credentials::of(caller).await } else { Credentials::default() };

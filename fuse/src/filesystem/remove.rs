@@ -8,7 +8,7 @@ use cavern_proto::master::RemoveName;
 use cavern_proto::master::mutation::Change;
 
 use super::Inner;
-use super::changes::Attempt;
+use super::changes::ChangeRequest;
 use crate::kernel::{Caller, Reply};
 
 impl Inner {
@@ -29,7 +29,7 @@ impl Inner {
         reply: Reply,
     ) {
         let remove = RemoveName { parent: self.root.to_namespace(on), name: Bytes::copy_from_slice(name), directory };
-        let attempt = Attempt { operation, on, with: None, caller, change: Change::Remove(remove) };
+        let attempt = ChangeRequest { operation, on, with: None, caller, change: Change::Remove(remove) };
         self.attempt(attempt, reply, |_, _, _, reply| {
             Failpoint::RemoveAnswered.pass();
             reply.done()

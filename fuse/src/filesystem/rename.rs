@@ -8,7 +8,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RenameMode, RenameName};
 
 use super::Inner;
-use super::changes::Attempt;
+use super::changes::ChangeRequest;
 use crate::kernel::{Caller, Reply};
 
 /// What the flags of renameat2(2) ask for; `None` for what is not known, and for what excludes itself.
@@ -40,7 +40,7 @@ impl Inner {
         };
         let with = (new_kernel_parent != kernel_parent).then_some(new_kernel_parent);
         let change = Change::Rename(rename);
-        let attempt = Attempt { operation: "rename", on: kernel_parent, with, caller, change };
+        let attempt = ChangeRequest { operation: "rename", on: kernel_parent, with, caller, change };
         self.attempt(attempt, reply, |_, _, _, reply| {
             Failpoint::RenameAnswered.pass();
             reply.done()

@@ -20,7 +20,7 @@ const MOMENT: Duration = Duration::from_secs(2);
 const KEPT_MAX: usize = 64;
 
 #[derive(Default)]
-pub struct SecondOpens {
+pub struct EstaleRetries {
     /// Whether there is anything here: all but a few lookups and opens look no further.
     is_used: AtomicBool,
     state: Mutex<State>,
@@ -28,12 +28,12 @@ pub struct SecondOpens {
 
 #[derive(Default)]
 struct State {
-    expected: Vec<(Instant, Expected)>,
+    expected: Vec<(Instant, ExpectedOpen)>,
     files: Vec<(Instant, Arc<OpenFile>)>,
 }
 
 #[derive(PartialEq, Eq)]
-enum Expected {
+enum ExpectedOpen {
     /// Below a directory, an inode of the namespace.
     Name(u64, Box<[u8]>),
     /// The name of what could not be opened was not known.
@@ -44,7 +44,7 @@ enum Expected {
 
 /// What a lookup is to do besides.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Expecting {
+pub enum LookupHint {
     Nothing,
     /// Open what it finds.
     Reader,
@@ -52,18 +52,18 @@ pub enum Expecting {
     Writer,
 }
 
-impl SecondOpens {
+impl EstaleRetries {
     /// An open of `node` (`None` when it was not known any more) is about to be answered with `ESTALE`.
     pub fn expect(&self, node: Option<&Node>) {
-        self.add(node.map_or(Expected::Any, |node| Expected::Name(node.parent, node.name.clone())));
+        self.add(node.map_or(ExpectedOpen::Any, |node| ExpectedOpen::Name(node.parent, node.name.clone())));
     }
 
     /// An open for writing of what was not known any more is about to be answered with `ESTALE`.
     pub fn expect_writer(&self, thread: u32) {
-        self.add(Expected::Writer(thread));
+        self.add(ExpectedOpen::Writer(thread));
     }
 
-    fn add(&self, expected: Expected) {
+    fn add(&self, expected: ExpectedOpen) {
         let mut state = self.state.lock();
         state.expected.retain(|(_, known)| *known != expected);
         if state.expected.len() == KEPT_MAX {
@@ -74,24 +74,26 @@ impl SecondOpens {
     }
 
     /// What a lookup of a name by a thread is to do.
-    pub fn expecting(&self, parent: u64, name: &[u8], thread: u32) -> Expecting {
-        let meaning = |expected: &Expected| match expected {
-            Expected::Name(known_parent, known) if *known_parent == parent && **known == *name => Expecting::Reader,
-            Expected::Any => Expecting::Reader,
-            Expected::Writer(known) if *known == thread => Expecting::Writer,
-            Expected::Name(..) | Expected::Writer(_) => Expecting::Nothing,
+    pub fn expecting(&self, parent: u64, name: &[u8], thread: u32) -> LookupHint {
+        let meaning = |expected: &ExpectedOpen| match expected {
+            ExpectedOpen::Name(known_parent, known) if *known_parent == parent && **known == *name => {
+                LookupHint::Reader
+            }
+            ExpectedOpen::Any => LookupHint::Reader,
+            ExpectedOpen::Writer(known) if *known == thread => LookupHint::Writer,
+            ExpectedOpen::Name(..) | ExpectedOpen::Writer(_) => LookupHint::Nothing,
         };
         if !self.is_used.load(Relaxed) {
-            return Expecting::Nothing;
+            return LookupHint::Nothing;
         }
         let state = self.state.lock();
         let recent = state.expected.iter().filter(|(since, _)| since.elapsed() < MOMENT);
-        recent.map(|(_, expected)| meaning(expected)).max().unwrap_or(Expecting::Nothing)
+        recent.map(|(_, expected)| meaning(expected)).max().unwrap_or(LookupHint::Nothing)
     }
 
     /// A thread has been given what it is to write to.
-    pub fn writer_met(&self, thread: u32) {
-        self.state.lock().expected.retain(|(_, known)| *known != Expected::Writer(thread));
+    pub fn writer_arrived(&self, thread: u32) {
+        self.state.lock().expected.retain(|(_, known)| *known != ExpectedOpen::Writer(thread));
     }
 
     /// Keeps a file for the open that comes next.
@@ -132,15 +134,15 @@ mod tests {
 
     #[test]
     fn a_lookup_is_for_whom_it_was_expected_of() {
-        let second = SecondOpens::default();
-        assert_eq!(second.expecting(1, b"a", 7), Expecting::Nothing);
+        let second = EstaleRetries::default();
+        assert_eq!(second.expecting(1, b"a", 7), LookupHint::Nothing);
         second.expect_writer(7);
-        assert_eq!(second.expecting(1, b"a", 7), Expecting::Writer);
-        assert_eq!(second.expecting(1, b"a", 8), Expecting::Nothing);
+        assert_eq!(second.expecting(1, b"a", 7), LookupHint::Writer);
+        assert_eq!(second.expecting(1, b"a", 8), LookupHint::Nothing);
         second.expect(None);
-        assert_eq!(second.expecting(1, b"a", 8), Expecting::Reader);
-        assert_eq!(second.expecting(1, b"a", 7), Expecting::Writer, "an open for reading alone would be in vain");
-        second.writer_met(7);
-        assert_eq!(second.expecting(1, b"a", 7), Expecting::Reader);
+        assert_eq!(second.expecting(1, b"a", 8), LookupHint::Reader);
+        assert_eq!(second.expecting(1, b"a", 7), LookupHint::Writer, "an open for reading alone would be in vain");
+        second.writer_arrived(7);
+        assert_eq!(second.expecting(1, b"a", 7), LookupHint::Reader);
     }
 }

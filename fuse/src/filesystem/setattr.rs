@@ -13,7 +13,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{SetAttr, Time};
 
 use super::Inner;
-use super::changes::{Attempt, refusal};
+use super::changes::{ChangeRequest, refusal};
 use crate::kernel::{Caller, NewAttributes, NewTime, Reply};
 
 fn time(time: NewTime) -> Time {
@@ -43,7 +43,7 @@ impl Inner {
         let sets_nothing = set == SetAttr { inode: set.inode, ..SetAttr::default() };
         if (sets_nothing || set.kill_privileges) && self.has_fs_mode() {
             let this = Arc::clone(self);
-            return reply.carry_out(move |reply| async move {
+            return reply.run_uninterruptible(move |reply| async move {
                 let set = this.with_losses(kernel_node, caller, set).await;
                 this.set_attributes(kernel_node, caller, set, reply);
             });
@@ -52,14 +52,14 @@ impl Inner {
     }
 
     fn set_attributes(self: &Arc<Self>, kernel_node: u64, caller: Caller, set: SetAttr, reply: Reply) {
-        if let Some(node) = self.known_node(kernel_node).filter(|node| self.looks_so_already(node, &set)) {
+        if let Some(node) = self.known_node(kernel_node).filter(|node| self.is_unchanged(node, &set)) {
             return reply.attr(&self.attributes_of(&node));
         }
         if self.is_about_content(&set) {
             return self.set_content_attributes(kernel_node, caller, set, reply);
         }
         let change = Change::SetAttr(set);
-        let attempt = Attempt { operation: "setattr", on: kernel_node, with: None, caller, change };
+        let attempt = ChangeRequest { operation: "setattr", on: kernel_node, with: None, caller, change };
         self.attempt(attempt, reply, |this, node, changed, reply| this.answer_attributes(node, changed, reply));
     }
 

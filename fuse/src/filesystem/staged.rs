@@ -14,7 +14,7 @@ use cavern_client::{ClientError, Creation, Node, StagedFile};
 use cavern_proto::master::{SetAttr, Time};
 
 use super::Inner;
-use super::open::{OpenHandle, Reading};
+use super::open::{OpenHandle, ReadArgs};
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
 
@@ -90,12 +90,12 @@ impl Inner {
     pub(super) fn staged_of(&self, fh: u64) -> Option<Arc<StagedFile>> {
         match &*self.files.get(fh)? {
             OpenHandle::Staged(file) => Some(Arc::clone(file)),
-            OpenHandle::Object(_) | OpenHandle::Content(_) => None,
+            OpenHandle::Object(_) | OpenHandle::FsFile(_) => None,
         }
     }
 
-    pub(super) fn read_staged(self: &Arc<Self>, file: &Arc<StagedFile>, read: Reading, reply: Reply) {
-        let Reading { offset, size, is_kept } = read;
+    pub(super) fn read_staged(self: &Arc<Self>, file: &Arc<StagedFile>, read: ReadArgs, reply: Reply) {
+        let ReadArgs { offset, size, is_kept } = read;
         if is_kept {
             file.copies().keep();
         }
@@ -123,7 +123,7 @@ impl Inner {
             return self.written(file.inode(), (offset, size), copies(file), reply);
         }
         let (this, file, data) = (Arc::clone(self), Arc::clone(file), Bytes::copy_from_slice(data));
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             match file.write(offset, data, writer).await {
                 Ok(()) => this.written(file.inode(), (offset, size), copies(&file), reply),
                 Err(error) => this.failures.answer(reply, "write", &error),
@@ -140,7 +140,7 @@ impl Inner {
 
     pub(super) fn fsync_staged(self: &Arc<Self>, file: Arc<StagedFile>, reply: Reply) {
         let this = Arc::clone(self);
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             match this.commit_staged(&file).await {
                 Ok(()) => reply.done(),
                 Err(error) => this.failures.answer(reply, "fsync", &error),
@@ -156,7 +156,7 @@ impl Inner {
             return reply.done();
         }
         let (this, file) = (Arc::clone(self), Arc::clone(file));
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             if let Err(error) = this.commit_staged(&file).await {
                 tracing::warn!("what was written last is lost: {error}");
             }
@@ -174,9 +174,9 @@ impl Inner {
     ) {
         let Some(file) = self.client.staged().get(set.inode) else { return reply.error(libc::ESTALE) };
         let this = Arc::clone(self);
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             let done = this.set_staged(&file, &set, writer).await;
-            this.client.staged().met(&file, caller.thread);
+            this.client.staged().thread_arrived(&file, caller.thread);
             match done {
                 Ok(()) => reply.attr(&this.attributes_of(&file.node())),
                 Err(error) => this.failures.answer(reply, "setattr", &error),
@@ -190,18 +190,18 @@ impl Inner {
             // With nobody who has it open, no close would come.
             return if file.is_open() { Ok(()) } else { self.commit_staged(file).await };
         }
-        if self.looks_so_already(&file.node(), set) {
+        if self.is_unchanged(&file.node(), set) {
             return Ok(());
         }
         if file.keeps_attributes() {
-            file.set_attributes(set, self.appearance.looks(&file.node()))?;
+            file.set_attributes(set, self.attr_defaults.looks(&file.node()))?;
             return if file.is_open() { Ok(()) } else { self.commit_staged(file).await };
         }
         let is_now = |time: &Option<Time>| time.is_none_or(|time| time.now);
         let times_are_now = (set.atime.is_some() || set.mtime.is_some()) && is_now(&set.atime) && is_now(&set.mtime);
         let node = file.node();
         let others = if times_are_now { SetAttr { atime: None, mtime: None, ..*set } } else { *set };
-        if !self.looks_so_already(&node, &others) {
+        if !self.is_unchanged(&node, &others) {
             let reason = format!(
                 "{node}: an object has neither permissions nor an owner, and the time when it was written; mount the \
                  bucket with --attributes keep to have them kept"
@@ -218,8 +218,8 @@ impl Inner {
     }
 
     /// Whether a file or a directory of a bucket looks as it is to look.
-    pub(super) fn looks_so_already(&self, node: &Node, set: &SetAttr) -> bool {
-        let looks = self.appearance.attr(node, node.inode);
+    pub(super) fn is_unchanged(&self, node: &Node, set: &SetAttr) -> bool {
+        let looks = self.attr_defaults.attr(node, node.inode);
         let is_time = |time: Option<Time>| time.is_none_or(|time| !time.now && time.ns == node.mtime_ns);
         node.is_in_writable_bucket()
             && set.size.is_none()

@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use cavern_client::{ClientError, Content, Node};
+use cavern_client::{ClientError, FsFile, Node};
 use cavern_conf::Failpoint;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Kind, Naming};
 use rustix::io::Errno;
 
 use super::Inner;
-use super::changes::Attempt;
+use super::changes::ChangeRequest;
 use super::content::created;
 use crate::kernel::{Caller, Reply};
 
@@ -34,12 +34,12 @@ impl Inner {
             ..self.new_inode(kernel_parent, b"", Kind::File)
         };
         let change = Change::Create(create);
-        let attempt = Attempt { operation: "tmpfile", on: kernel_parent, with: None, caller, change };
-        if let Some(errno) = self.refused_at_once(&attempt) {
+        let attempt = ChangeRequest { operation: "tmpfile", on: kernel_parent, with: None, caller, change };
+        if let Some(errno) = self.cached_refusal(&attempt) {
             return reply.error(errno);
         }
         let this = Arc::clone(self);
-        reply.carry_out(move |reply| async move {
+        reply.run_uninterruptible(move |reply| async move {
             match this.create_nameless(attempt).await {
                 Ok((node, content)) => {
                     Failpoint::CreateAnswered.pass();
@@ -50,7 +50,7 @@ impl Inner {
         });
     }
 
-    async fn create_nameless(&self, attempt: Attempt) -> Result<(Node, Arc<Content>), ClientError> {
+    async fn create_nameless(&self, attempt: ChangeRequest) -> Result<(Node, Arc<FsFile>), ClientError> {
         let directory = self.node(attempt.on).await?;
         if directory.is_in_writable_bucket() {
             let reason = format!("{directory}: what has no name cannot be an object");

@@ -26,18 +26,18 @@ struct Recent {
 }
 
 /// By inode of the namespace.
-pub struct Unopened {
+pub struct NoOpenHandles {
     handles: Cache<u64, Recent>,
     epoch: Instant,
 }
 
-impl Default for Unopened {
+impl Default for NoOpenHandles {
     fn default() -> Self {
         Self { handles: Cache::new(HANDLES_MAX), epoch: Instant::now() }
     }
 }
 
-impl Unopened {
+impl NoOpenHandles {
     /// The handle of an inode; made by `make` where there is none.
     pub fn get(&self, inode: u64, make: impl FnOnce() -> Option<FileHandle>) -> Option<Arc<FileHandle>> {
         let now = self.epoch.elapsed().as_millis() as u64;

@@ -12,7 +12,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveXattr, SetXattr, Xattr, XattrMode};
 
 use super::Inner;
-use super::changes::{Attempt, refusal};
+use super::changes::{ChangeRequest, refusal};
 use crate::kernel::{Caller, Reply};
 
 const PREFIX: &[u8] = b"user.cavern.";
@@ -178,7 +178,7 @@ impl Inner {
                 reply.error(refusal(node).unwrap_or(libc::EOPNOTSUPP));
             });
         }
-        let attempt = Attempt { operation, on, with: None, caller, change };
+        let attempt = ChangeRequest { operation, on, with: None, caller, change };
         self.attempt(attempt, reply, |_, _, _, reply| reply.done());
     }
 

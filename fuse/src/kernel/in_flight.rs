@@ -27,7 +27,7 @@ use tokio_util::task::TaskTracker;
 use tracing::error;
 
 use super::channel::Channel;
-use super::observation::{Kind, Observation, Path};
+use super::observation::{Observation, Path, RequestKind};
 
 /// Requests waiting at most. The kernel's own bound is one request per blocked thread of the host plus
 /// `max_background`; this one protects our memory from a host with very many threads.
@@ -61,21 +61,21 @@ struct State {
 
 /// What a signal does to a request that waits.
 #[derive(Debug)]
-pub enum Signals {
+pub enum InterruptPolicy {
     /// It is answered with `EINTR` and its task dropped, when the asker is being killed or has waited long enough.
     End,
     /// Nothing: the request has been passed on, and only its answer tells what became of it.
     Wait,
     /// Its task is told, and answers.
-    Tell(CancellationToken),
+    NotifyTask(CancellationToken),
 }
 
 /// What whoever answers a request must know of it.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct RequestInfo {
     pub channel: Arc<Channel>,
     pub unique: u64,
-    pub kind: Kind,
+    pub kind: RequestKind,
     /// [`Caller::thread`](super::Caller::thread).
     pub thread: u32,
     pub received: Instant,
@@ -83,8 +83,8 @@ pub struct Asked {
 
 #[derive(Debug)]
 struct Waiting {
-    asked: Asked,
-    signals: Signals,
+    asked: RequestInfo,
+    signals: InterruptPolicy,
     abort: Option<AbortHandle>,
 }
 
@@ -113,7 +113,7 @@ impl InFlight {
     }
 
     /// Enters a request; unless it is admitted, the caller answers it.
-    pub fn register(self: &Arc<Self>, asked: &Asked, signals: Signals) -> Admission {
+    pub fn register(self: &Arc<Self>, asked: &RequestInfo, signals: InterruptPolicy) -> Admission {
         let mut state = self.state.lock();
         if state.closed {
             return Admission::Closed;
@@ -167,12 +167,12 @@ impl InFlight {
 
     fn signalled(self: &Arc<Self>, waiting: &Waiting) {
         match &waiting.signals {
-            Signals::End => {
+            InterruptPolicy::End => {
                 let (this, unique, thread) = (Arc::clone(self), waiting.asked.unique, waiting.asked.thread);
                 self.tasks.spawn_on(async move { this.end_in_time(unique, thread).await }, &self.runtime);
             }
-            Signals::Wait => {}
-            Signals::Tell(interrupted) => {
+            InterruptPolicy::Wait => {}
+            InterruptPolicy::NotifyTask(interrupted) => {
                 self.observation.kind(waiting.asked.kind).interrupted.fetch_add(1, Relaxed);
                 interrupted.cancel();
             }
@@ -219,7 +219,7 @@ impl InFlight {
     }
 
     /// Says why a request was turned away; the table is never full in ordinary use, so each is worth a line.
-    pub fn log_full(&self, kind: Kind) {
+    pub fn log_full(&self, kind: RequestKind) {
         error!(operation = kind.name(), waiting = WAITING_MAX, "too many requests are waiting: answered EIO");
     }
 }
@@ -245,15 +245,17 @@ mod tests {
         let began = Instant::now();
         let in_flight = Arc::new(InFlight::new(Handle::current(), Arc::default()));
         let channel = Arc::new(Channel::new(File::open("/dev/null").unwrap().into()));
-        let asked = |unique| Asked {
+        let asked = |unique| RequestInfo {
             channel: Arc::clone(&channel),
             unique,
-            kind: Kind::Flush,
+            kind: RequestKind::Flush,
             thread: 0,
             received: Instant::now(),
         };
         let told = CancellationToken::new();
-        for (unique, signals) in [(1, Signals::End), (2, Signals::Tell(told.clone())), (3, Signals::Wait)] {
+        for (unique, signals) in
+            [(1, InterruptPolicy::End), (2, InterruptPolicy::NotifyTask(told.clone())), (3, InterruptPolicy::Wait)]
+        {
             in_flight.interrupt(unique);
             assert_eq!(in_flight.register(&asked(unique), signals), Admission::Waiting, "request {unique}");
         }

@@ -70,7 +70,7 @@ pub enum MountError {
 
 /// Who made a mount, and unmounts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Maker {
+enum MountedBy {
     Root,
     Helper,
 }
@@ -79,7 +79,7 @@ enum Maker {
 #[derive(Debug)]
 pub struct Mount {
     path: PathBuf,
-    maker: Maker,
+    maker: MountedBy,
     mounted: bool,
 }
 
@@ -95,10 +95,10 @@ impl Mount {
     /// Mounts at `path`, made if it is missing, and returns the descriptor of the new connection.
     pub fn make(path: &Path, options: &MountOptions) -> Result<(Self, OwnedFd), MountError> {
         let path = prepare(path)?;
-        let maker = if rustix::process::geteuid().is_root() { Maker::Root } else { Maker::Helper };
+        let maker = if rustix::process::geteuid().is_root() { MountedBy::Root } else { MountedBy::Helper };
         let device = match maker {
-            Maker::Root => mount_directly(&path, options)?,
-            Maker::Helper => helper::mount(&path, SOURCE, options)?,
+            MountedBy::Root => mount_directly(&path, options)?,
+            MountedBy::Helper => helper::mount(&path, SOURCE, options)?,
         };
         Ok((Self { path, maker, mounted: true }, device))
     }
@@ -111,8 +111,8 @@ impl Mount {
     /// Unmounts unless the mount is in use.
     pub fn unmount(&mut self) -> Unmounted {
         let result = match self.maker {
-            Maker::Root => rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW).map_err(io::Error::from),
-            Maker::Helper => helper::unmount(&self.path, helper::Lazily::No),
+            MountedBy::Root => rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW).map_err(io::Error::from),
+            MountedBy::Helper => helper::unmount(&self.path, helper::Lazily::No),
         };
         match result {
             Ok(()) => {}
@@ -130,11 +130,11 @@ impl Mount {
             return;
         }
         let result = match self.maker {
-            Maker::Root => {
+            MountedBy::Root => {
                 let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
                 rustix::mount::unmount(&self.path, flags).map_err(io::Error::from)
             }
-            Maker::Helper => {
+            MountedBy::Helper => {
                 abort_connection(&self.path);
                 helper::unmount(&self.path, helper::Lazily::Yes)
             }

@@ -8,7 +8,7 @@ use super::request::Operation;
 /// Kinds of requests as the metrics name them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Kind {
+pub enum RequestKind {
     Lookup,
     Getattr,
     Readlink,
@@ -44,7 +44,7 @@ pub enum Kind {
     Other,
 }
 
-impl Kind {
+impl RequestKind {
     /// All, in the order of their numbers.
     pub const ALL: [Self; 33] = [
         Self::Lookup,
@@ -187,7 +187,7 @@ pub struct KindCounts {
 }
 
 #[derive(Debug)]
-struct Kinds([KindCounts; Kind::ALL.len()]);
+struct Kinds([KindCounts; RequestKind::ALL.len()]);
 
 impl Default for Kinds {
     fn default() -> Self {
@@ -211,12 +211,12 @@ pub struct Observation {
 
 impl Observation {
     /// The counts of a kind.
-    pub fn kind(&self, kind: Kind) -> &KindCounts {
+    pub fn kind(&self, kind: RequestKind) -> &KindCounts {
         &self.kinds.0[kind as usize]
     }
 
     /// Takes in one answered request; `errno` is 0 for success.
-    pub fn answered(&self, kind: Kind, path: Path, errno: i32, took: Duration) {
+    pub fn answered(&self, kind: RequestKind, path: Path, errno: i32, took: Duration) {
         let counts = self.kind(kind);
         match path {
             Path::Fast => counts.fast.fetch_add(1, Relaxed),
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_its_own_place() {
-        for (place, kind) in Kind::ALL.into_iter().enumerate() {
+        for (place, kind) in RequestKind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, place);
         }
     }
@@ -247,10 +247,10 @@ mod tests {
     #[test]
     fn latencies_fall_into_their_class() {
         let seen = Observation::default();
-        seen.answered(Kind::Read, Path::Fast, 0, Duration::from_micros(10));
-        seen.answered(Kind::Read, Path::Deferred, libc::EIO, Duration::from_micros(11));
-        seen.answered(Kind::Read, Path::Deferred, 0, Duration::from_secs(60));
-        let counts = seen.kind(Kind::Read);
+        seen.answered(RequestKind::Read, Path::Fast, 0, Duration::from_micros(10));
+        seen.answered(RequestKind::Read, Path::Deferred, libc::EIO, Duration::from_micros(11));
+        seen.answered(RequestKind::Read, Path::Deferred, 0, Duration::from_secs(60));
+        let counts = seen.kind(RequestKind::Read);
         let classes: Vec<u64> = counts.latency.iter().map(|class| class.load(Relaxed)).collect();
         assert_eq!(classes, [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
         assert_eq!((counts.fast.load(Relaxed), counts.deferred.load(Relaxed), counts.errors.load(Relaxed)), (1, 2, 1));

@@ -14,15 +14,15 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::abi::{self, AttrOut, EntryOut, OpenOut, StatfsOut, fopen};
 use super::channel::Backing;
-use super::in_flight::{Admission, Asked, InFlight, Signals};
-use super::observation::{Kind, Path};
+use super::in_flight::{Admission, InFlight, InterruptPolicy, RequestInfo};
+use super::observation::{Path, RequestKind};
 use super::request::CopyCount;
 
 /// How one request will be answered.
 #[derive(Debug)]
 pub struct Reply {
     in_flight: Arc<InFlight>,
-    asked: Asked,
+    asked: RequestInfo,
     path: Path,
     answered: bool,
 }
@@ -37,7 +37,7 @@ pub enum Delivery {
 }
 
 impl Reply {
-    pub(super) fn new(in_flight: &Arc<InFlight>, asked: Asked) -> Self {
+    pub(super) fn new(in_flight: &Arc<InFlight>, asked: RequestInfo) -> Self {
         Self { in_flight: Arc::clone(in_flight), asked, path: Path::Fast, answered: false }
     }
 
@@ -49,29 +49,30 @@ impl Reply {
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
     {
-        self.spawn(Signals::End, work);
+        self.spawn(InterruptPolicy::End, work);
     }
 
     /// As `defer`, for what must not be given up half-way: a signal does not end it, so `work` must have a deadline.
-    pub fn carry_out<Work, Task>(self, work: Work)
+    pub fn run_uninterruptible<Work, Task>(self, work: Work)
     where
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
     {
-        self.spawn(Signals::Wait, work);
+        self.spawn(InterruptPolicy::Wait, work);
     }
 
-    /// As `carry_out`, for what may take for ever: a signal is passed on, after which `work` must come to its end soon.
-    pub fn carry_out_until_interrupted<Work, Task>(self, work: Work)
+    /// As `run_uninterruptible`, for what may take for ever: a signal is passed on, after which `work` must come to its
+    /// end soon.
+    pub fn run_until_interrupted<Work, Task>(self, work: Work)
     where
         Work: FnOnce(Self, CancellationToken) -> Task,
         Task: Future<Output = ()> + Send + 'static,
     {
         let interrupted = CancellationToken::new();
-        self.spawn(Signals::Tell(interrupted.clone()), |reply| work(reply, interrupted));
+        self.spawn(InterruptPolicy::NotifyTask(interrupted.clone()), |reply| work(reply, interrupted));
     }
 
-    fn spawn<Work, Task>(self, signals: Signals, work: Work)
+    fn spawn<Work, Task>(self, signals: InterruptPolicy, work: Work)
     where
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
@@ -85,13 +86,13 @@ impl Reply {
     /// Answers from a thread that may block. A signal ends the wait as with `defer`, but `work` goes on to its end.
     pub fn defer_blocking(self, work: impl FnOnce(Self) + Send + 'static) {
         let (in_flight, unique) = (Arc::clone(&self.in_flight), self.asked.unique);
-        if let Some(reply) = self.admitted(Signals::End) {
+        if let Some(reply) = self.admitted(InterruptPolicy::End) {
             in_flight.spawn_blocking(unique, move || work(reply));
         }
     }
 
     /// The reply of a request that may wait; the others are answered.
-    fn admitted(mut self, signals: Signals) -> Option<Self> {
+    fn admitted(mut self, signals: InterruptPolicy) -> Option<Self> {
         match self.in_flight.register(&self.asked, signals) {
             Admission::Waiting => {
                 self.path = Path::Deferred;
@@ -199,7 +200,7 @@ impl Reply {
 
     /// Bytes of a file, of a symlink's target or of a directory page.
     pub fn bytes(self, bytes: &[u8]) {
-        if self.asked.kind == Kind::Read {
+        if self.asked.kind == RequestKind::Read {
             self.in_flight.observation().read_bytes.fetch_add(bytes.len() as u64, Relaxed);
         }
         self.finish(0, bytes);

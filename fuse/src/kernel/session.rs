@@ -18,9 +18,9 @@ use zerocopy::IntoBytes;
 
 use super::abi::{self, InitOut, init};
 use super::channel::Channel;
-use super::in_flight::{Asked, InFlight};
+use super::in_flight::{InFlight, RequestInfo};
 use super::notify::Notifier;
-use super::observation::{Kind, Observation};
+use super::observation::{Observation, RequestKind};
 use super::reply::Reply;
 use super::request::{Caller, Malformed, Operation, Request};
 
@@ -318,10 +318,10 @@ impl<F: Filesystem> EventLoop<F> {
                 }
             }
             operation => {
-                let asked = Asked {
+                let asked = RequestInfo {
                     channel: Arc::clone(&self.channel),
                     unique: request.unique,
-                    kind: Kind::of(&operation),
+                    kind: RequestKind::of(&operation),
                     thread: request.caller.thread,
                     received: Instant::now(),
                 };

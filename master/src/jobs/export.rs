@@ -65,7 +65,7 @@ impl Jobs {
             let began = Instant::now();
             let left = hurried.left().await?;
             job.left(&left);
-            if left.items() == left.hopeless {
+            if left.items() == left.given_up {
                 return Ok(());
             }
             tokio::time::sleep(PERIOD.max(began.elapsed() * REST)).await;

@@ -29,7 +29,7 @@ pub enum Filled {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// Another attempt may help.
-    MayPass,
+    Transient,
     /// The bucket has another version of the object, or none.
     Replaced,
     /// Another attempt does not help.
@@ -88,7 +88,7 @@ fn outcome(item: data::open_reply::Item) -> Filled {
         data::Status::Ok => return Filled::Present { fetched_bytes: item.fetched_bytes },
         data::Status::NotFound | data::Status::VersionChanged => Failure::Replaced,
         data::Status::Denied => Failure::Final,
-        _ => Failure::MayPass,
+        _ => Failure::Transient,
     };
     let reason = if item.message.is_empty() { item.status().as_str_name().to_owned() } else { item.message };
     Filled::Failed { reason, failure }

@@ -19,7 +19,7 @@ use self::fill::Batches;
 use super::filler::BlockFiller;
 use super::running::RunningJob;
 use crate::MasterError;
-use crate::listing::{Visit, Walk};
+use crate::listing::{ListPolicy, Walk};
 use crate::lookup::Lookups;
 use crate::state::records::etag;
 
@@ -64,7 +64,7 @@ impl Loader {
         let attr = entry.attr.unwrap_or_default();
         let mut batches = Batches::new(self.clone(), job.clone());
         if attr.kind() == Kind::Directory {
-            let mut walk = Walk::new(self.lookups.listings.clone(), attr.inode, Visit::Fresh, true);
+            let mut walk = Walk::new(self.lookups.listings.clone(), attr.inode, ListPolicy::Fresh, true);
             while let Some(visited) = walk.next().await {
                 match visited {
                     Ok((inode, _)) => self.load_directory(&mut batches, inode).await?,

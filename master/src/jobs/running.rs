@@ -56,7 +56,7 @@ impl RunningJob {
         let mut job = self.job.lock();
         (job.files_total, job.files_done) = advanced(job.files_total, job.files_done, left.items());
         (job.bytes_total, job.bytes_done) = advanced(job.bytes_total, job.bytes_done, left.bytes);
-        job.errors = left.hopeless;
+        job.errors = left.given_up;
         left.last_error().clone_into(&mut job.last_error);
     }
 

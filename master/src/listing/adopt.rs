@@ -48,7 +48,7 @@ impl Looks {
 
 /// What follows a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(super) enum WindowTail {
     /// Perhaps more names.
     Unknown,
     /// The directory ends here; so many of its keys cannot be names.
@@ -62,11 +62,11 @@ impl Listings {
         directory: &Directory,
         mount: &OpenMount,
         window: Window,
-        rest: Rest,
+        rest: WindowTail,
     ) -> Result<ListingCounts, MasterError> {
         let marker = window.marker.unwrap_or_default();
         let names: Vec<_> = window.names.into_iter().collect();
-        if names.is_empty() && marker.is_empty() && rest == Rest::Unknown {
+        if names.is_empty() && marker.is_empty() && rest == WindowTail::Unknown {
             return Ok(ListingCounts::default());
         }
         self.propose_adoption(directory, mount, names, marker, rest).await
@@ -81,7 +81,7 @@ impl Listings {
         listed: Listed,
     ) -> Result<(), MasterError> {
         let names = vec![(name.clone(), listed)];
-        self.propose_adoption(directory, mount, names, String::new(), Rest::Unknown).await.map(drop)
+        self.propose_adoption(directory, mount, names, String::new(), WindowTail::Unknown).await.map(drop)
     }
 
     async fn propose_adoption(
@@ -90,7 +90,7 @@ impl Listings {
         mount: &OpenMount,
         mut names: Vec<(Bytes, Listed)>,
         marker: String,
-        rest: Rest,
+        rest: WindowTail,
     ) -> Result<ListingCounts, MasterError> {
         let key_prefix = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(directory.inode))?;
         if directory.is_mount_root() {
@@ -100,8 +100,8 @@ impl Listings {
         }
         let Looks { uid, gid, file_mode, dir_mode } = self.0.looks;
         let (complete, hidden) = match rest {
-            Rest::Unknown => (false, 0),
-            Rest::Nothing { hidden } => (true, hidden),
+            WindowTail::Unknown => (false, 0),
+            WindowTail::Nothing { hidden } => (true, hidden),
         };
         let mut entries: Vec<_> = names.into_iter().map(|(name, listed)| listed_entry(name, listed)).collect();
         if mount.mount.existing() == Existing::Recovered {

@@ -18,7 +18,7 @@ use crate::state::{Directory, EntryVersion};
 
 /// What is known of a name already decides what needs to be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
+enum KnownKind {
     Nothing,
     File,
     Directory,
@@ -79,9 +79,9 @@ impl Listings {
         let key = format!("{prefix}{}", String::from_utf8_lossy(name));
         let (directory, looked_up) = (place.inode, name.clone());
         let known = self.read(move |tables| tables.dentry(directory, &looked_up)).await?;
-        let known = known.map_or(Known::Nothing, |dentry| match dentry.kind() {
-            Kind::Directory => Known::Directory,
-            _ => Known::File,
+        let known = known.map_or(KnownKind::Nothing, |dentry| match dentry.kind() {
+            Kind::Directory => KnownKind::Directory,
+            _ => KnownKind::File,
         });
         let head = async {
             match self.request(mount, mount.ufs.head(&key)).await {
@@ -102,19 +102,19 @@ impl Listings {
         };
         // A directory wins over an object of the same name.
         match known {
-            Known::Nothing if why == Why::Written => match head.await? {
+            KnownKind::Nothing if why == Why::Written => match head.await? {
                 Some(file) => Ok(Some(file)),
                 None => list.await,
             },
-            Known::File => match head.await? {
+            KnownKind::File => match head.await? {
                 Some(file) => Ok(Some(file)),
                 None => list.await,
             },
-            Known::Directory => match list.await? {
+            KnownKind::Directory => match list.await? {
                 Some(directory) => Ok(Some(directory)),
                 None => head.await,
             },
-            Known::Nothing => {
+            KnownKind::Nothing => {
                 let (file, directory) = tokio::try_join!(head, list)?;
                 Ok(directory.or(file))
             }

@@ -35,14 +35,14 @@ impl Step {
 }
 
 /// A name that both sides have.
-pub struct Compared {
+pub struct MatchedName {
     pub name: Bytes,
     pub dentry: DentryRecord,
     pub record: Option<InodeRecord>,
 }
 
 /// Whether an object is the one that an inode of cache-mode stands for.
-pub fn is_same_version(compared: &Compared, listed: &Listed) -> Result<bool, MasterError> {
+pub fn is_same_version(compared: &MatchedName, listed: &Listed) -> Result<bool, MasterError> {
     Ok(match (listed, &compared.record) {
         (Listed::File { size, mtime_ns, etag }, Some(record)) if compared.dentry.kind() == Kind::File => {
             record.mtime_ns == *mtime_ns && version(record) == EntryVersion { etag: etag.clone(), size: *size }
@@ -60,7 +60,7 @@ pub fn step(
     window: &mut Window,
     cursor: Option<Vec<u8>>,
     is_newer: &dyn Fn(&[u8]) -> bool,
-    is_same: &dyn Fn(&Compared, &Listed) -> Result<bool, MasterError>,
+    is_same: &dyn Fn(&MatchedName, &Listed) -> Result<bool, MasterError>,
 ) -> Result<Step, MasterError> {
     let mut step = Step::default();
     let mut compare: Vec<(Bytes, DentryRecord, Listed)> = Vec::new();
@@ -101,7 +101,7 @@ pub fn step(
         .flatten();
     let records = tables.inodes(compare.iter().map(|(_, dentry, _)| dentry.inode))?;
     for ((name, dentry, listed), record) in compare.into_iter().zip(records) {
-        let compared = Compared { name, dentry, record };
+        let compared = MatchedName { name, dentry, record };
         if !is_same(&compared, &listed)? {
             step.upsert.push(listed_entry(compared.name, listed));
         }

@@ -6,7 +6,7 @@ use cavern_proto::record::ListingGroup;
 use cavern_ufs::ListMode;
 use futures::FutureExt;
 
-use super::adopt::Rest;
+use super::adopt::WindowTail;
 use super::window::{Window, Windows};
 use super::{Flight, Listings, diff};
 use crate::MasterError;
@@ -45,14 +45,16 @@ impl Listings {
             let window = windows.page(page.as_ref(), matches!(known, Some(None)));
             if let Some(None) = known {
                 counts += match mount.is_fs_mode() {
-                    true => self.adopt(&directory, &mount, window, Rest::Nothing { hidden: windows.hidden }).await?,
+                    true => {
+                        self.adopt(&directory, &mount, window, WindowTail::Nothing { hidden: windows.hidden }).await?
+                    }
                     false => self.apply_window(&directory, &mount, flight, window, began_ns).await?,
                 };
                 break;
             }
             let apply = async {
                 match mount.is_fs_mode() {
-                    true => self.adopt(&directory, &mount, window, Rest::Unknown).await,
+                    true => self.adopt(&directory, &mount, window, WindowTail::Unknown).await,
                     false => self.apply_window(&directory, &mount, flight, window, 0).await,
                 }
             };

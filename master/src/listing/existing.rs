@@ -51,7 +51,7 @@ impl Listings {
         let width = self.0.concurrency.div_ceil(2);
         let mut queue = Queue::default();
         let (mut running, mut busy) = (FuturesUnordered::new(), HashSet::new());
-        while self.tell_index(mount).await?.is_some_and(|index| index.finished_ns == 0) {
+        while self.publish_index(mount).await?.is_some_and(|index| index.finished_ns == 0) {
             while running.len() < width
                 && let Some(inode) = self.next_unlisted(mount, &mut queue).await?
             {
@@ -80,7 +80,7 @@ impl Listings {
     }
 
     /// Shows how far the index is; `None` when the mount is gone, or never needed one.
-    async fn tell_index(&self, mount: &OpenMount) -> Result<Option<IndexRecord>, MasterError> {
+    async fn publish_index(&self, mount: &OpenMount) -> Result<Option<IndexRecord>, MasterError> {
         let id = mount.id();
         let index = self.read(move |tables| tables.index(id)).await?;
         let shown = index.unwrap_or_default();

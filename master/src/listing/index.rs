@@ -56,7 +56,7 @@ struct Run {
 
 /// How a run over a mount comes to its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum IndexOutcome {
     /// It is indexed, or gone.
     Done,
     /// The options that it was begun with failed, and are others by now.
@@ -80,17 +80,17 @@ impl Listings {
 
     /// Indexes a mount, and begins anew when it has got other options.
     async fn index(&self, mut mount: Arc<OpenMount>) -> Result<(), MasterError> {
-        while self.index_with(&mount).await? == End::OtherOptions {
+        while self.index_with(&mount).await? == IndexOutcome::OtherOptions {
             mount = self.0.mounts.get(mount.id())?;
         }
         Ok(())
     }
 
-    async fn index_with(&self, mount: &Arc<OpenMount>) -> Result<End, MasterError> {
+    async fn index_with(&self, mount: &Arc<OpenMount>) -> Result<IndexOutcome, MasterError> {
         let id = mount.id();
         if let Some(done) = self.read(move |tables| tables.index(id)).await? {
             mount.set_index(false, done.entries, done.hidden_keys, 0);
-            return Ok(End::Done);
+            return Ok(IndexOutcome::Done);
         }
         mount.set_index(true, 0, 0, 0);
         let mut lister = mount.ufs.list(mount.ufs.prefix(), ListMode::Recursive);
@@ -102,7 +102,7 @@ impl Listings {
                 Ok(Some(page)) => {
                     pause = RETRY_FIRST;
                     if !self.index_page(mount, &mut run, Some(page)).await? {
-                        return Ok(End::Done);
+                        return Ok(IndexOutcome::Done);
                     }
                 }
                 Ok(None) => break,
@@ -110,7 +110,7 @@ impl Listings {
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(RETRY_MOST);
                     if !Arc::ptr_eq(mount, &self.0.mounts.get(id)?) {
-                        return Ok(End::OtherOptions);
+                        return Ok(IndexOutcome::OtherOptions);
                     }
                 }
             }
@@ -129,7 +129,7 @@ impl Listings {
         let index = IndexRecord { finished_ns, entries, hidden_keys: run.hidden, ..IndexRecord::default() };
         self.0.proposer.propose(Command::PutIndex(PutIndex { mount_id: id, index: Some(index) })).await?;
         tracing::info!(mount = mount.mount.path, entries = run.entries, "the index is complete");
-        Ok(End::Done)
+        Ok(IndexOutcome::Done)
     }
 
     /// Takes one page in, or the end; false when the mount is gone.

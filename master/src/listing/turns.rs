@@ -31,7 +31,7 @@ pub struct Check<'a> {
 }
 
 /// Held while an answer is put into the namespace.
-pub struct Turn<'a> {
+pub struct RecordPermit<'a> {
     number: u64,
     recorded: MutexGuard<'a, u64>,
 }
@@ -50,13 +50,13 @@ impl NameChecks {
 
 impl Check<'_> {
     /// Waits until no other answer is being recorded. `None` when the namespace has the answer to a later question.
-    pub async fn turn(&self) -> Option<Turn<'_>> {
+    pub async fn turn(&self) -> Option<RecordPermit<'_>> {
         let recorded = self.recorded.lock().await;
-        (*recorded < self.number).then_some(Turn { number: self.number, recorded })
+        (*recorded < self.number).then_some(RecordPermit { number: self.number, recorded })
     }
 }
 
-impl Turn<'_> {
+impl RecordPermit<'_> {
     /// The namespace has the answer.
     pub fn done(mut self) {
         *self.recorded = self.number;

@@ -15,7 +15,7 @@ use crate::state::namespace::ListingCounts;
 
 /// What a walk does to a directory before it visits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Visit {
+pub enum ListPolicy {
     /// Lists it when it never was listed.
     Known,
     /// Lists it when it never was listed, or when its listing has reached the mount's `metadata_ttl`.
@@ -27,7 +27,7 @@ pub enum Visit {
 /// A walk. Directories come in no particular order, each after its parent.
 pub struct Walk {
     listings: Listings,
-    visit: Visit,
+    visit: ListPolicy,
     recursive: bool,
     waiting: Vec<u64>,
     running: FuturesUnordered<BoxFuture<'static, Step>>,
@@ -37,7 +37,7 @@ type Step = Result<Option<(u64, ListingCounts, Vec<u64>)>, (u64, MasterError)>;
 
 impl Walk {
     /// A walk of `root` and, if `recursive`, of everything below it.
-    pub fn new(listings: Listings, root: u64, visit: Visit, recursive: bool) -> Self {
+    pub fn new(listings: Listings, root: u64, visit: ListPolicy, recursive: bool) -> Self {
         Self { listings, visit, recursive, waiting: vec![root], running: FuturesUnordered::new() }
     }
 
@@ -71,15 +71,15 @@ impl Walk {
 async fn visit_directory(
     listings: &Listings,
     inode: u64,
-    visit: Visit,
+    visit: ListPolicy,
     recursive: bool,
 ) -> Result<Option<(u64, ListingCounts, Vec<u64>)>, MasterError> {
     let Some(directory) = listings.read(move |tables| tables.directory(inode)).await? else { return Ok(None) };
     let mut counts = ListingCounts::default();
     if directory.mount_id != 0 && needs_listing(listings, &directory, visit)? {
         let listed = match visit {
-            Visit::Known | Visit::Fresh => listings.start(inode, None)?.flight().ended().await,
-            Visit::Refreshed => listings.relist(inode).await,
+            ListPolicy::Known | ListPolicy::Fresh => listings.start(inode, None)?.flight().ended().await,
+            ListPolicy::Refreshed => listings.relist(inode).await,
         };
         counts = match listed {
             Err(error) if error.is_not_found() => return Ok(None),
@@ -99,13 +99,13 @@ async fn visit_directory(
     Ok(Some((inode, counts, children.await?)))
 }
 
-fn needs_listing(listings: &Listings, directory: &Directory, visit: Visit) -> Result<bool, MasterError> {
+fn needs_listing(listings: &Listings, directory: &Directory, visit: ListPolicy) -> Result<bool, MasterError> {
     let listed_ns = directory.record.listed_ns;
     Ok(match visit {
         _ if listed_ns == 0 => true,
-        Visit::Known => false,
-        Visit::Refreshed => true,
-        Visit::Fresh => {
+        ListPolicy::Known => false,
+        ListPolicy::Refreshed => true,
+        ListPolicy::Fresh => {
             let ttl = listings.0.mounts.get(directory.mount_id)?.ttl();
             ttl.is_some_and(|ttl| listings.is_older(listed_ns, ttl))
         }

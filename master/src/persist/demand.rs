@@ -10,7 +10,7 @@ const MANY: u64 = 100;
 const WINDOW: Duration = Duration::from_millis(500);
 
 /// Counts changes of clients.
-pub(super) struct Demand(Mutex<Windows>);
+pub(super) struct ClientLoad(Mutex<Windows>);
 
 /// The window that has begun, and the one before.
 struct Windows {
@@ -19,13 +19,13 @@ struct Windows {
     before: u64,
 }
 
-impl Default for Demand {
+impl Default for ClientLoad {
     fn default() -> Self {
         Self(Mutex::new(Windows { begun: Instant::now(), count: 0, before: 0 }))
     }
 }
 
-impl Demand {
+impl ClientLoad {
     pub(super) fn add(&self, changes: usize) {
         self.0.lock().at(Instant::now()).count += changes as u64;
     }

@@ -59,7 +59,7 @@ impl Persistence {
     async fn drop_blocks(&self, records: &[(u64, GarbageRecord)]) -> Result<(), MasterError> {
         for (number, _) in records.iter().filter(|(_, record)| record.is_cut) {
             let step = || Command::DropBlocks(DropBlocks { number: *number, limit: AT_ONCE as u32 });
-            while matches!(self.proposer.propose(step()).await?, Outcome::Reaped(reaped) if reaped.more) {}
+            while matches!(self.proposer.propose(step()).await?, Outcome::StepProgress(reaped) if reaped.more) {}
         }
         Ok(())
     }
@@ -82,9 +82,9 @@ impl Persistence {
         let mut done = Vec::new();
         for (worker, blocks) in blocks {
             match fate(&placement, worker, away) {
-                Fate::Gone => done.push(worker),
-                Fate::Away => {}
-                Fate::There => match self.free_at(worker, &blocks).await {
+                WorkerReach::Gone => done.push(worker),
+                WorkerReach::Away => {}
+                WorkerReach::There => match self.free_at(worker, &blocks).await {
                     Ok(()) => {
                         Failpoint::GarbageFreed.pass();
                         done.push(worker);
@@ -113,16 +113,16 @@ impl Persistence {
     }
 }
 
-enum Fate {
+enum WorkerReach {
     There,
     Away,
     Gone,
 }
 
-fn fate(placement: &Placement, worker: u64, away: &Away) -> Fate {
+fn fate(placement: &Placement, worker: u64, away: &Away) -> WorkerReach {
     match placement.worker(worker) {
-        None => Fate::Gone,
-        Some(known) if known.state() != WorkerState::Live || away.contains_key(&worker) => Fate::Away,
-        Some(_) => Fate::There,
+        None => WorkerReach::Gone,
+        Some(known) if known.state() != WorkerState::Live || away.contains_key(&worker) => WorkerReach::Away,
+        Some(_) => WorkerReach::There,
     }
 }

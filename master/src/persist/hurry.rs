@@ -11,15 +11,15 @@ use cavern_proto::record::IntentRecord;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::ledger::Pace;
-use super::scope::{Scope, Within};
-use super::status::{Backlog, Span};
+use super::ledger::Priority;
+use super::scope::{Scope, ScopeFilter};
+use super::status::{Backlog, ChangeRange};
 use super::{PAGE, Persistence};
 use crate::MasterError;
-use crate::state::{Doomed, Tables};
+use crate::state::{PendingDeletion, Tables};
 
 /// What somebody waits for.
-pub(super) struct Hurry {
+pub(super) struct ExpeditedScope {
     scope: Scope,
     /// Number of the last change.
     up_to: u64,
@@ -27,38 +27,38 @@ pub(super) struct Hurry {
 }
 
 /// All that are waited for.
-pub(super) struct Hurries {
-    list: Mutex<Vec<Arc<Hurry>>>,
+pub(super) struct ExpeditedScopes {
+    list: Mutex<Vec<Arc<ExpeditedScope>>>,
     /// Changes when one begins.
     begun: watch::Sender<()>,
 }
 
-impl Default for Hurries {
+impl Default for ExpeditedScopes {
     fn default() -> Self {
         Self { list: Mutex::default(), begun: watch::Sender::new(()) }
     }
 }
 
 /// Somebody waits until this is dropped.
-pub struct Hurried {
+pub struct Expedited {
     persistence: Arc<Persistence>,
-    hurry: Arc<Hurry>,
+    hurry: Arc<ExpeditedScope>,
 }
 
-impl Drop for Hurried {
+impl Drop for Expedited {
     fn drop(&mut self) {
-        self.persistence.hurries.list.lock().retain(|hurry| !Arc::ptr_eq(hurry, &self.hurry));
+        self.persistence.expedited.list.lock().retain(|hurry| !Arc::ptr_eq(hurry, &self.hurry));
     }
 }
 
-impl Hurried {
+impl Expedited {
     /// What is left of it.
     ///
     /// # Errors
     /// [`MasterError::NotFound`] when the mount is gone.
     pub async fn left(&self) -> Result<Backlog, MasterError> {
-        let Hurry { scope, up_to, since } = &*self.hurry;
-        let span = Span { up_to: *up_to, hurried_since: Some(*since) };
+        let ExpeditedScope { scope, up_to, since } = &*self.hurry;
+        let span = ChangeRange { up_to: *up_to, expedited_since: Some(*since) };
         let (left, _) = self.persistence.measure(scope.clone(), span).await?;
         let mount_id = scope.mount_id;
         let read = self.persistence.lookups.listings.read(move |tables| Ok(tables.mount(mount_id)?.is_none()));
@@ -69,9 +69,9 @@ impl Hurried {
     }
 }
 
-impl Hurries {
+impl ExpeditedScopes {
     /// Those of now.
-    pub(super) fn current(&self) -> Vec<Arc<Hurry>> {
+    pub(super) fn current(&self) -> Vec<Arc<ExpeditedScope>> {
         self.list.lock().clone()
     }
 
@@ -86,23 +86,26 @@ impl Hurries {
 
 impl Persistence {
     /// Brings the changes of a scope up to a number to the bucket now, until what is answered is dropped.
-    pub fn hurry(self: &Arc<Self>, scope: Scope, up_to: u64) -> Hurried {
-        let hurry = Arc::new(Hurry { scope, up_to, since: Instant::now() });
-        self.hurries.list.lock().push(hurry.clone());
-        self.hurries.begun.send_replace(());
-        Hurried { persistence: self.clone(), hurry }
+    pub fn hurry(self: &Arc<Self>, scope: Scope, up_to: u64) -> Expedited {
+        let hurry = Arc::new(ExpeditedScope { scope, up_to, since: Instant::now() });
+        self.expedited.list.lock().push(hurry.clone());
+        self.expedited.begun.send_replace(());
+        Expedited { persistence: self.clone(), hurry }
     }
 
     /// What the bucket of a scope lacks now, and the number of the last change.
     pub async fn backlog(self: &Arc<Self>, scope: Scope) -> Result<(Backlog, u64), MasterError> {
-        self.measure(scope, Span::ALL).await
+        self.measure(scope, ChangeRange::ALL).await
     }
 
     /// The intents that follow, and how soon each is to be worked off.
-    pub(super) async fn paced_intents(&self, after: u64) -> Result<Vec<(u64, IntentRecord, Pace)>, MasterError> {
-        let hurries = self.hurries.current();
+    pub(super) async fn prioritized_intents(
+        &self,
+        after: u64,
+    ) -> Result<Vec<(u64, IntentRecord, Priority)>, MasterError> {
+        let expedited = self.expedited.current();
         let read = self.lookups.listings.read(move |tables| {
-            let mut paces = Paces::new(&hurries);
+            let mut paces = Priorities::new(&expedited);
             let intents = tables.intents(after, PAGE)?.into_iter();
             let paced = intents.map(|(inode, intent)| {
                 let pace = paces.of(intent.first_change, |within| within.has(tables, inode, &intent))?;
@@ -114,18 +117,19 @@ impl Persistence {
     }
 
     /// The deletions that follow, and how soon each is to be carried out.
-    pub(super) async fn paced_deletions(
+    pub(super) async fn prioritized_deletions(
         &self,
         after: Option<(u32, String)>,
-    ) -> Result<Vec<(Doomed, Pace)>, MasterError> {
-        let (hurries, mounts) = (self.hurries.current(), self.lookups.mounts.clone());
+    ) -> Result<Vec<(PendingDeletion, Priority)>, MasterError> {
+        let (expedited, mounts) = (self.expedited.current(), self.lookups.mounts.clone());
         let read = self.lookups.listings.read(move |tables: Tables<'_>| {
-            let mut paces = Paces::new(&hurries);
+            let mut paces = Priorities::new(&expedited);
             let after = after.as_ref().map(|(mount, key)| (*mount, key.as_str()));
-            let paced = tables.deletions(after, PAGE)?.into_iter().map(|doomed| {
-                let prefix = || mounts.prefix(doomed.mount_id);
-                let pace = paces.of(doomed.record.first_change, |within| within.has_key(tables, &doomed, prefix))?;
-                Ok((doomed, pace))
+            let paced = tables.deletions(after, PAGE)?.into_iter().map(|deletion| {
+                let prefix = || mounts.prefix(deletion.mount_id);
+                let pace =
+                    paces.of(deletion.record.first_change, |within| within.has_key(tables, &deletion, prefix))?;
+                Ok((deletion, pace))
             });
             paced.collect()
         });
@@ -134,24 +138,24 @@ impl Persistence {
 }
 
 /// Looks up who waits for what.
-struct Paces<'h>(Vec<(&'h Hurry, Within<'h>)>);
+struct Priorities<'h>(Vec<(&'h ExpeditedScope, ScopeFilter<'h>)>);
 
-impl<'h> Paces<'h> {
-    fn new(hurries: &'h [Arc<Hurry>]) -> Self {
-        Self(hurries.iter().map(|hurry| (&**hurry, Within::new(&hurry.scope))).collect())
+impl<'h> Priorities<'h> {
+    fn new(expedited: &'h [Arc<ExpeditedScope>]) -> Self {
+        Self(expedited.iter().map(|hurry| (&**hurry, ScopeFilter::new(&hurry.scope))).collect())
     }
 
     /// That of the last who began to wait, if anybody does.
     fn of(
         &mut self,
         first_change: u64,
-        mut is_in: impl FnMut(&mut Within<'h>) -> Result<bool, MasterError>,
-    ) -> Result<Pace, MasterError> {
+        mut is_in: impl FnMut(&mut ScopeFilter<'h>) -> Result<bool, MasterError>,
+    ) -> Result<Priority, MasterError> {
         for (hurry, within) in self.0.iter_mut().rev() {
             if first_change <= hurry.up_to && is_in(within)? {
-                return Ok(Pace::Hurried(hurry.since));
+                return Ok(Priority::Expedited(hurry.since));
             }
         }
-        Ok(Pace::Usual)
+        Ok(Priority::Normal)
     }
 }

@@ -10,9 +10,9 @@ use cavern_proto::record::command::Command;
 use cavern_proto::record::{BeginObjects, IntentRecord, Persisted, PersistedObject, SpreadIntent};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use super::ledger::{Blame, Claim, Item, Pace, Turn};
+use super::ledger::{FailureKind, Item, KeyClaim, Priority, WorkPermit};
 use super::plan::{self, Portion, Step, Work, Write};
-use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_HURRIED};
+use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_EXPEDITED};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 use crate::state::Outcome;
@@ -25,7 +25,7 @@ const ROUNDS: usize = 4;
 const CHANGING_PAUSE: Duration = Duration::from_secs(1);
 
 /// How working on an inode ended.
-pub(super) enum End {
+pub(super) enum PersistOutcome {
     /// The bucket has it, or needs nothing.
     Done,
     /// The bucket did as it was asked, and there is more to do.
@@ -33,12 +33,12 @@ pub(super) enum End {
     Later(Duration),
     /// It was written to meanwhile.
     Changing,
-    Failed(Blame, String),
+    Failed(FailureKind, String),
 }
 
 impl Persistence {
     /// Runs something until the end.
-    pub(super) async fn keep(self: Arc<Self>, work: impl AsyncFnOnce(&Arc<Self>)) {
+    pub(super) async fn run_until_stopped(self: Arc<Self>, work: impl AsyncFnOnce(&Arc<Self>)) {
         let stop = self.stop.clone();
         tokio::select! {
             () = work(&self) => {}
@@ -49,26 +49,26 @@ impl Persistence {
     /// Rests after a look at everything, of which reading took so long and which found something to do or nothing, or
     /// until somebody is in a hurry. What is done is struck off the records, but must be passed over by whoever reads
     /// them again.
-    pub(super) async fn rest(&self, reading: Duration, busy: bool, hurries: &mut watch::Receiver<()>) {
-        let (shortest, rest) = match (self.hurries.is_empty(), busy) {
+    pub(super) async fn rest(&self, reading: Duration, busy: bool, expedited: &mut watch::Receiver<()>) {
+        let (shortest, rest) = match (self.expedited.is_empty(), busy) {
             (true, false) => (PAUSES.1, REST),
             (true, true) => (PAUSES.1, REST_BUSY),
-            (false, _) => (PAUSES.0, REST_HURRIED),
+            (false, _) => (PAUSES.0, REST_EXPEDITED),
         };
         tokio::select! {
             () = tokio::time::sleep((self.delay / 4).clamp(PAUSES.0, shortest).max(reading * rest)) => {}
-            _ = hurries.changed() => {}
+            _ = expedited.changed() => {}
         }
     }
 
     pub(super) async fn keep_persisting(self: &Arc<Self>) {
-        let mut hurries = self.hurries.subscribe();
+        let mut expedited = self.expedited.subscribe();
         loop {
             let (mut reading, mut busy) = (Duration::ZERO, false);
             let mut after = 0;
             loop {
                 let began = Instant::now();
-                let page = self.paced_intents(after).await.unwrap_or_else(|error| {
+                let page = self.prioritized_intents(after).await.unwrap_or_else(|error| {
                     tracing::warn!("what is to be persisted cannot be read: {error}");
                     Vec::new()
                 });
@@ -76,28 +76,29 @@ impl Persistence {
                 let Some((last, _, _)) = page.last() else { break };
                 after = *last;
                 for (inode, intent, pace) in page {
-                    busy |= self.consider(inode, &intent, pace).await;
+                    busy |= self.start_if_due(inode, &intent, pace).await;
                 }
             }
-            self.rest(reading, busy, &mut hurries).await;
+            self.rest(reading, busy, &mut expedited).await;
         }
     }
 
     /// Begins to work on an inode if it is due; says whether it has.
-    async fn consider(self: &Arc<Self>, inode: u64, intent: &IntentRecord, pace: Pace) -> bool {
-        if pace == Pace::Usual && !self.is_due(intent) {
+    async fn start_if_due(self: &Arc<Self>, inode: u64, intent: &IntentRecord, pace: Priority) -> bool {
+        if pace == Priority::Normal && !self.is_due(intent) {
             return false;
         }
         let Some(turn) = self.ledger.begin(&Item::Inode(inode), intent.mount_id, pace) else { return false };
         let Ok(permit) = self.permits.clone().acquire_owned().await else { return false };
         let (persistence, mount_id) = (self.clone(), intent.mount_id);
-        let attend = async move |_: &Arc<Self>| persistence.attend(inode, mount_id, pace, &turn, permit).await;
-        self.tasks.spawn(self.clone().keep(attend));
+        let process_intent =
+            async move |_: &Arc<Self>| persistence.process_intent(inode, mount_id, pace, &turn, permit).await;
+        self.tasks.spawn(self.clone().run_until_stopped(process_intent));
         true
     }
 
     fn is_due(&self, intent: &IntentRecord) -> bool {
-        self.is_overdue(intent.first_ns) || !self.makes_way() && self.is_older(intent.changed_ns, self.delay)
+        self.is_overdue(intent.first_ns) || !self.yields_to_clients() && self.is_older(intent.changed_ns, self.delay)
     }
 
     /// Whether what has been to be done since then waits for nothing any longer.
@@ -111,21 +112,28 @@ impl Persistence {
         u64::try_from(self.lookups.listings.clock().age_ns(ns)).map_or(true, |age| Duration::from_nanos(age) >= than)
     }
 
-    async fn attend(&self, inode: u64, mount_id: u32, pace: Pace, turn: &Turn, _permit: OwnedSemaphorePermit) {
+    async fn process_intent(
+        &self,
+        inode: u64,
+        mount_id: u32,
+        pace: Priority,
+        turn: &WorkPermit,
+        _permit: OwnedSemaphorePermit,
+    ) {
         loop {
             let end = match self.step(inode, mount_id, pace).await {
                 Ok(end) => end,
                 // The log does not take anything at the moment: whatever is begun anew finds things as they are.
-                Err(error) => End::Failed(Blame::Item, error.to_string()),
+                Err(error) => PersistOutcome::Failed(FailureKind::Item, error.to_string()),
             };
             match end {
-                End::Done => return turn.succeeded(),
-                End::Again => turn.succeeded(),
-                End::Later(pause) => return turn.later(pause),
-                End::Changing if self.hurries.is_empty() => return turn.later(self.delay),
+                PersistOutcome::Done => return turn.succeeded(),
+                PersistOutcome::Again => turn.succeeded(),
+                PersistOutcome::Later(pause) => return turn.later(pause),
+                PersistOutcome::Changing if self.expedited.is_empty() => return turn.later(self.delay),
                 // It may be what somebody waits for, perhaps since a moment ago.
-                End::Changing => return turn.later(self.delay.min(CHANGING_PAUSE)),
-                End::Failed(blame, error) => {
+                PersistOutcome::Changing => return turn.later(self.delay.min(CHANGING_PAUSE)),
+                PersistOutcome::Failed(blame, error) => {
                     self.metrics.failures.inc();
                     tracing::debug!(inode, mount = mount_id, "not persisted: {error}");
                     return turn.failed(blame, &error);
@@ -134,13 +142,13 @@ impl Persistence {
         }
     }
 
-    async fn step(&self, inode: u64, mount_id: u32, pace: Pace) -> Result<End, MasterError> {
+    async fn step(&self, inode: u64, mount_id: u32, pace: Priority) -> Result<PersistOutcome, MasterError> {
         let mount = match self.lookups.mounts.get(mount_id) {
             Ok(mount) => mount,
             Err(error) if error.is_not_found() => {
                 let forget = Persisted { inode, change: u64::MAX, ..Persisted::default() };
                 self.proposer.propose(Command::Persisted(forget)).await?;
-                return Ok(End::Done);
+                return Ok(PersistOutcome::Done);
             }
             Err(error) => return Err(error),
         };
@@ -150,45 +158,45 @@ impl Persistence {
             .listings
             .read(move |tables| plan::plan(tables, &cluster, inode, &seen.mount, seen.ufs.prefix()));
         match planned.await? {
-            Err(unfit) => Ok(End::Failed(Blame::Unfit, unfit)),
-            Ok(Step::None) => Ok(End::Done),
+            Err(unfit) => Ok(PersistOutcome::Failed(FailureKind::NeedsOperator, unfit)),
+            Ok(Step::None) => Ok(PersistOutcome::Done),
             Ok(Step::Spread) => {
                 self.proposer.propose(Command::SpreadIntent(SpreadIntent { inode, limit: SPREAD })).await?;
                 Failpoint::RenameSpread.pass();
-                Ok(End::Again)
+                Ok(PersistOutcome::Again)
             }
-            Ok(Step::InTheWay { key, owner }) => self.make_way(&mount, inode, &key, owner, pace).await,
-            Ok(Step::Write(work)) => self.carry_out(&mount, *work).await,
+            Ok(Step::KeyOccupied { key, owner }) => self.relocate_origin(&mount, inode, &key, owner, pace).await,
+            Ok(Step::Write(work)) => self.write_objects(&mount, *work).await,
         }
     }
 
-    async fn carry_out(&self, mount: &OpenMount, mut work: Work) -> Result<End, MasterError> {
+    async fn write_objects(&self, mount: &OpenMount, mut work: Work) -> Result<PersistOutcome, MasterError> {
         // The first worker of a block is the one that is asked for it.
         let placement = self.writer.placement()?;
         for extent in &mut work.content.extents {
             extent.workers.sort_by_key(|worker| !placement.is_live(*worker));
         }
         for portion in work.portions() {
-            if let Some(end) = self.carry_out_portion(mount, &work, portion).await? {
+            if let Some(end) = self.write_portion(mount, &work, portion).await? {
                 return Ok(end);
             }
         }
-        Ok(End::Done)
+        Ok(PersistOutcome::Done)
     }
 
     /// Gives the end, if this is not done.
-    async fn carry_out_portion(
+    async fn write_portion(
         &self,
         mount: &OpenMount,
         work: &Work,
         portion: Portion,
-    ) -> Result<Option<End>, MasterError> {
+    ) -> Result<Option<PersistOutcome>, MasterError> {
         let mut claims = Vec::new();
         for write in &portion.writes {
             match self.ledger.claim(work.mount_id, &write.key) {
                 Some(claim) => claims.push(claim),
                 // It is being deleted, or written for the inode that had the name before.
-                None => return Ok(Some(End::Later(PAUSES.0))),
+                None => return Ok(Some(PersistOutcome::Later(PAUSES.0))),
             }
         }
         let new: Vec<String> =
@@ -196,7 +204,7 @@ impl Persistence {
         if !new.is_empty() {
             let begin = BeginObjects { inode: work.inode, keys: new };
             if let Outcome::Began { is_named: false } = self.proposer.propose(Command::BeginObjects(begin)).await? {
-                return Ok(Some(End::Done));
+                return Ok(Some(PersistOutcome::Done));
             }
         }
         Failpoint::ObjectNoted.pass();
@@ -223,9 +231,9 @@ impl Persistence {
         inode: u64,
         portion: Portion,
         objects: Vec<PersistedObject>,
-        failed: Option<End>,
-        claims: Vec<Claim>,
-    ) -> Result<Option<End>, MasterError> {
+        failed: Option<PersistOutcome>,
+        claims: Vec<KeyClaim>,
+    ) -> Result<Option<PersistOutcome>, MasterError> {
         // With one object missing, nothing is given up, and the bucket is behind still.
         let (change, gone) = if failed.is_none() { (portion.change, portion.gone) } else { (0, Vec::new()) };
         if failed.is_none() || !objects.is_empty() {
@@ -238,15 +246,20 @@ impl Persistence {
     }
 
     /// Has a worker write one object; gives its ETag.
-    pub(super) async fn write(&self, mount: &OpenMount, work: &Work, mut write: Write) -> Result<String, End> {
+    pub(super) async fn write(
+        &self,
+        mount: &OpenMount,
+        work: &Work,
+        mut write: Write,
+    ) -> Result<String, PersistOutcome> {
         let worker = self.choose(work, &write)?;
         for _ in 0..ROUNDS {
             let request = work.content.request(work, &write);
             let reply = self.writer.persist(worker, request).await;
-            let reply = reply.map_err(|error| End::Failed(Blame::Item, error))?;
-            let failed = |blame: Blame| {
+            let reply = reply.map_err(|error| PersistOutcome::Failed(FailureKind::Item, error))?;
+            let failed = |blame: FailureKind| {
                 let message = if reply.message.is_empty() { reply.status().as_str_name() } else { &reply.message };
-                End::Failed(blame, message.to_owned())
+                PersistOutcome::Failed(blame, message.to_owned())
             };
             match reply.status() {
                 Status::Ok => {
@@ -258,22 +271,27 @@ impl Persistence {
                 }
                 // The namespace says what is under the key: what is there goes.
                 Status::VersionChanged if write.replaces != reply.etag => write.replaces = reply.etag,
-                Status::VersionChanged => return Err(failed(Blame::Item)),
-                Status::Changed => return Err(End::Changing),
-                Status::NotFound => return Err(self.recognize(mount, work, &reply.message).await),
+                Status::VersionChanged => return Err(failed(FailureKind::Item)),
+                Status::Changed => return Err(PersistOutcome::Changing),
+                Status::NotFound => return Err(self.recognize_own_upload(mount, work, &reply.message).await),
                 status @ (Status::UfsUnavailable | Status::Denied) => {
                     mount.failed(&MasterError::Refused(reply.message.clone()));
-                    return Err(failed(if status == Status::Denied { Blame::Denied } else { Blame::Bucket }));
+                    return Err(failed(if status == Status::Denied {
+                        FailureKind::Denied
+                    } else {
+                        FailureKind::Bucket
+                    }));
                 }
-                _ => return Err(failed(Blame::Item)),
+                _ => return Err(failed(FailureKind::Item)),
             }
         }
-        Err(End::Changing)
+        Err(PersistOutcome::Changing)
     }
 
     /// A live worker: one that has the first block, or else any, the same for the same object.
-    fn choose(&self, work: &Work, write: &Write) -> Result<u64, End> {
-        let placement = self.writer.placement().map_err(|error| End::Failed(Blame::Item, error.to_string()))?;
+    fn choose(&self, work: &Work, write: &Write) -> Result<u64, PersistOutcome> {
+        let placement =
+            self.writer.placement().map_err(|error| PersistOutcome::Failed(FailureKind::Item, error.to_string()))?;
         let is_live = |worker: &u64| {
             let known = placement.worker(*worker);
             known.is_some_and(|worker| worker.state() == cavern_proto::master::WorkerState::Live)
@@ -284,6 +302,6 @@ impl Persistence {
             placement.candidates(content, 0, 1).first()
         };
         let chosen = holder.or_else(any);
-        chosen.ok_or_else(|| End::Failed(Blame::Item, "no worker is live: start one".to_owned()))
+        chosen.ok_or_else(|| PersistOutcome::Failed(FailureKind::Item, "no worker is live: start one".to_owned()))
     }
 }

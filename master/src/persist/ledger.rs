@@ -18,7 +18,7 @@ const REMEMBERED: usize = 10_000;
 /// Who waits for something gives up when it was refused so often, or has failed in another way for so long. It is tried
 /// again nevertheless.
 const REFUSALS: u32 = 5;
-pub(super) const HOPE: Duration = Duration::from_secs(60);
+pub(super) const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 /// Something to be done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -29,32 +29,32 @@ pub(super) enum Item {
 
 /// Whose fault it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Blame {
+pub(super) enum FailureKind {
     /// Other things of the same bucket may go well.
     Item,
     /// The same, and a person has to mend it.
-    Unfit,
+    NeedsOperator,
     Bucket,
     /// The same, and a person has to mend it.
     Denied,
 }
 
-impl Blame {
+impl FailureKind {
     pub(super) fn is_of_bucket(self) -> bool {
         matches!(self, Self::Bucket | Self::Denied)
     }
 
-    fn may_pass(self) -> bool {
+    fn is_transient(self) -> bool {
         matches!(self, Self::Item | Self::Bucket)
     }
 }
 
 /// How soon something is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pace {
-    Usual,
+pub(super) enum Priority {
+    Normal,
     /// Somebody has been waiting for it since then: failures before that keep nothing waiting.
-    Hurried(Instant),
+    Expedited(Instant),
 }
 
 /// What is known of something that failed.
@@ -68,11 +68,11 @@ struct Failure {
     first: Instant,
     at: Instant,
     /// The last failure may pass by itself.
-    may_pass: bool,
+    is_transient: bool,
 }
 
 impl Failure {
-    fn new(before: Option<&Self>, blame: Blame, error: &str, (first, most): (Duration, Duration)) -> Self {
+    fn new(before: Option<&Self>, blame: FailureKind, error: &str, (first, most): (Duration, Duration)) -> Self {
         let now = Instant::now();
         let before = before.filter(|before| before.count > 0);
         let count = before.map_or(0, |before| before.count) + 1;
@@ -82,14 +82,14 @@ impl Failure {
             error: error.to_owned(),
             first: before.map_or(now, |before| before.first),
             at: now,
-            may_pass: blame.may_pass(),
+            is_transient: blame.is_transient(),
         }
     }
 
     /// Whether somebody who has been waiting since then should not wait any longer.
-    fn is_hopeless(&self, since: Instant) -> bool {
-        let is_refused = !self.may_pass && self.count >= REFUSALS;
-        self.first >= since && self.count > 0 && (is_refused || self.first.elapsed() >= HOPE)
+    fn is_given_up(&self, since: Instant) -> bool {
+        let is_refused = !self.is_transient && self.count >= REFUSALS;
+        self.first >= since && self.count > 0 && (is_refused || self.first.elapsed() >= GIVE_UP_AFTER)
     }
 }
 
@@ -109,7 +109,7 @@ struct State {
 pub(super) struct Ledger(Arc<Mutex<State>>);
 
 /// A right to work on an item of a mount; ends when it is dropped.
-pub(super) struct Turn {
+pub(super) struct WorkPermit {
     ledger: Ledger,
     item: Item,
     mount_id: u32,
@@ -117,18 +117,18 @@ pub(super) struct Turn {
 }
 
 /// A right to change an object; ends when it is dropped.
-pub(super) struct Claim {
+pub(super) struct KeyClaim {
     ledger: Ledger,
     item: Item,
 }
 
 impl Ledger {
     /// A turn, unless the item is being worked on, or it or its bucket is to be left alone for now.
-    pub(super) fn begin(&self, item: &Item, mount_id: u32, pace: Pace) -> Option<Turn> {
+    pub(super) fn begin(&self, item: &Item, mount_id: u32, pace: Priority) -> Option<WorkPermit> {
         let now = Instant::now();
         let mut state = self.0.lock();
-        if let Pace::Hurried(since) = pace {
-            state.forgive(item, mount_id, since);
+        if let Priority::Expedited(since) = pace {
+            state.reset_backoff(item, mount_id, since);
         }
         let waits = |failure: Option<&Failure>| failure.is_some_and(|failure| now < failure.until);
         if state.busy.contains(item) || waits(state.failures.get(item)) || waits(state.buckets.get(&mount_id)) {
@@ -139,14 +139,14 @@ impl Ledger {
             return None;
         }
         state.busy.insert(item.clone());
-        Some(Turn { ledger: self.clone(), item: item.clone(), mount_id, probes })
+        Some(WorkPermit { ledger: self.clone(), item: item.clone(), mount_id, probes })
     }
 
     /// The sole right to an object, unless somebody has it.
-    pub(super) fn claim(&self, mount_id: u32, key: &str) -> Option<Claim> {
+    pub(super) fn claim(&self, mount_id: u32, key: &str) -> Option<KeyClaim> {
         let item = Item::Key(mount_id, key.to_owned());
         let claimed = self.0.lock().busy.insert(item.clone());
-        claimed.then(|| Claim { ledger: self.clone(), item })
+        claimed.then(|| KeyClaim { ledger: self.clone(), item })
     }
 
     /// Why an item failed last, and when; `None` for one that did not.
@@ -166,14 +166,14 @@ impl Ledger {
 
     /// Whether somebody who has been waiting for an item since then should not wait any longer, be it for what is wrong
     /// with the item or with its bucket.
-    pub(super) fn is_hopeless(&self, item: &Item, mount_id: u32, since: Instant) -> bool {
+    pub(super) fn is_given_up(&self, item: &Item, mount_id: u32, since: Instant) -> bool {
         let state = self.0.lock();
         let failures = [state.failures.get(item), state.buckets.get(&mount_id)];
-        failures.into_iter().flatten().any(|failure| failure.is_hopeless(since))
+        failures.into_iter().flatten().any(|failure| failure.is_given_up(since))
     }
 }
 
-impl Turn {
+impl WorkPermit {
     /// The bucket did what it was asked to.
     pub(super) fn succeeded(&self) {
         let mut state = self.ledger.0.lock();
@@ -189,11 +189,12 @@ impl Turn {
     /// Nothing is wrong, but now is not the time.
     pub(super) fn later(&self, pause: Duration) {
         let now = Instant::now();
-        let waits = Failure { count: 0, until: now + pause, error: String::new(), first: now, at: now, may_pass: true };
+        let waits =
+            Failure { count: 0, until: now + pause, error: String::new(), first: now, at: now, is_transient: true };
         self.ledger.0.lock().remember(&self.item, waits);
     }
 
-    pub(super) fn failed(&self, blame: Blame, error: &str) {
+    pub(super) fn failed(&self, blame: FailureKind, error: &str) {
         let mut state = self.ledger.0.lock();
         let pauses = match blame.is_of_bucket() {
             false => (PAUSE_FIRST, PAUSE_MAX),
@@ -214,7 +215,7 @@ impl Turn {
 
 impl State {
     /// Lets what failed before somebody began to wait be tried again at once, and counts anew.
-    fn forgive(&mut self, item: &Item, mount_id: u32, since: Instant) {
+    fn reset_backoff(&mut self, item: &Item, mount_id: u32, since: Instant) {
         if self.failures.get(item).is_some_and(|failure| failure.first < since) {
             self.failures.remove(item);
         }
@@ -238,7 +239,7 @@ impl State {
     }
 }
 
-impl Drop for Turn {
+impl Drop for WorkPermit {
     fn drop(&mut self) {
         let mut state = self.ledger.0.lock();
         state.busy.remove(&self.item);
@@ -248,7 +249,7 @@ impl Drop for Turn {
     }
 }
 
-impl Drop for Claim {
+impl Drop for KeyClaim {
     fn drop(&mut self) {
         self.ledger.0.lock().busy.remove(&self.item);
     }
@@ -267,50 +268,53 @@ mod tests {
     fn a_key_is_claimed_once_and_an_item_has_one_turn() {
         let ledger = Ledger::default();
         let claim = ledger.claim(1, "k").unwrap();
-        assert!(ledger.claim(1, "k").is_none() && ledger.begin(&Item::Key(1, "k".into()), 1, Pace::Usual).is_none());
+        assert!(
+            ledger.claim(1, "k").is_none() && ledger.begin(&Item::Key(1, "k".into()), 1, Priority::Normal).is_none()
+        );
         assert!(ledger.claim(2, "k").is_some());
         drop(claim);
         assert!(ledger.claim(1, "k").is_some());
-        let turn = ledger.begin(&Item::Inode(5), 1, Pace::Usual).unwrap();
-        assert!(ledger.begin(&Item::Inode(5), 1, Pace::Usual).is_none());
+        let turn = ledger.begin(&Item::Inode(5), 1, Priority::Normal).unwrap();
+        assert!(ledger.begin(&Item::Inode(5), 1, Priority::Normal).is_none());
         drop(turn);
-        assert!(ledger.begin(&Item::Inode(5), 1, Pace::Usual).is_some());
+        assert!(ledger.begin(&Item::Inode(5), 1, Priority::Normal).is_some());
     }
 
     #[test]
     fn a_bucket_that_fails_is_asked_by_one_at_a_time() {
         let ledger = Ledger::default();
-        let first = ledger.begin(&Item::Inode(1), 1, Pace::Usual).unwrap();
-        first.failed(Blame::Bucket, "away");
+        let first = ledger.begin(&Item::Inode(1), 1, Priority::Normal).unwrap();
+        first.failed(FailureKind::Bucket, "away");
         drop(first);
-        assert!(ledger.begin(&Item::Inode(2), 1, Pace::Usual).is_none(), "it is left alone");
-        assert!(ledger.begin(&Item::Inode(3), 2, Pace::Usual).is_some(), "others are not");
+        assert!(ledger.begin(&Item::Inode(2), 1, Priority::Normal).is_none(), "it is left alone");
+        assert!(ledger.begin(&Item::Inode(3), 2, Priority::Normal).is_some(), "others are not");
         assert_eq!(ledger.bucket_error(1).unwrap().1, "away");
         std::thread::sleep(BUCKET_PAUSE_FIRST);
-        assert!(ledger.begin(&Item::Inode(1), 1, Pace::Usual).is_none(), "another asks next");
-        let probe = ledger.begin(&Item::Inode(2), 1, Pace::Usual).unwrap();
-        assert!(ledger.begin(&Item::Inode(4), 1, Pace::Usual).is_none());
+        assert!(ledger.begin(&Item::Inode(1), 1, Priority::Normal).is_none(), "another asks next");
+        let probe = ledger.begin(&Item::Inode(2), 1, Priority::Normal).unwrap();
+        assert!(ledger.begin(&Item::Inode(4), 1, Priority::Normal).is_none());
         probe.succeeded();
         drop(probe);
-        assert!(ledger.begin(&Item::Inode(4), 1, Pace::Usual).is_some() && ledger.bucket_error(1).is_none());
+        assert!(ledger.begin(&Item::Inode(4), 1, Priority::Normal).is_some() && ledger.bucket_error(1).is_none());
     }
 
     #[test]
     fn failures_pause_longer_and_are_forgotten_with_success() {
         let ledger = Ledger::default();
         let item = Item::Inode(1);
-        let turn = ledger.begin(&item, 1, Pace::Usual).unwrap();
-        turn.failed(Blame::Item, "broken");
+        let turn = ledger.begin(&item, 1, Priority::Normal).unwrap();
+        turn.failed(FailureKind::Item, "broken");
         drop(turn);
         assert_eq!(ledger.error(&item).unwrap().1, "broken");
         assert!(
-            ledger.begin(&item, 1, Pace::Usual).is_none() && ledger.begin(&Item::Inode(2), 1, Pace::Usual).is_some()
+            ledger.begin(&item, 1, Priority::Normal).is_none()
+                && ledger.begin(&Item::Inode(2), 1, Priority::Normal).is_some()
         );
         std::thread::sleep(PAUSE_FIRST);
-        let turn = ledger.begin(&item, 1, Pace::Usual).unwrap();
+        let turn = ledger.begin(&item, 1, Priority::Normal).unwrap();
         turn.succeeded();
         drop(turn);
-        assert!(ledger.error(&item).is_none() && ledger.begin(&item, 1, Pace::Usual).is_some());
+        assert!(ledger.error(&item).is_none() && ledger.begin(&item, 1, Priority::Normal).is_some());
         let pauses: Vec<u128> = [1, 2, 3, 40].map(|count| pause(PAUSE_FIRST, PAUSE_MAX, count).as_millis()).into();
         assert_eq!(pauses, [500, 1000, 2000, 30_000]);
     }
@@ -319,34 +323,37 @@ mod tests {
     fn what_failed_before_somebody_hurries_is_tried_at_once_and_counted_anew() {
         let ledger = Ledger::default();
         let item = Item::Inode(1);
-        let fail = |pace: Pace, blame: Blame| {
+        let fail = |pace: Priority, blame: FailureKind| {
             let turn = ledger.begin(&item, 1, pace).unwrap();
             turn.failed(blame, "no");
         };
-        fail(Pace::Usual, Blame::Denied);
-        assert!(ledger.begin(&item, 1, Pace::Usual).is_none());
+        fail(Priority::Normal, FailureKind::Denied);
+        assert!(ledger.begin(&item, 1, Priority::Normal).is_none());
         let since = Instant::now();
-        fail(Pace::Hurried(since), Blame::Denied);
-        assert!(ledger.begin(&item, 1, Pace::Hurried(since)).is_none(), "once");
-        let is_hopeless = |since: Instant| [&item, &Item::Inode(2)].map(|item| ledger.is_hopeless(item, 1, since));
-        assert_eq!(is_hopeless(since), [false; 2]);
+        fail(Priority::Expedited(since), FailureKind::Denied);
+        assert!(ledger.begin(&item, 1, Priority::Expedited(since)).is_none(), "once");
+        let is_given_up = |since: Instant| [&item, &Item::Inode(2)].map(|item| ledger.is_given_up(item, 1, since));
+        assert_eq!(is_given_up(since), [false; 2]);
         for count in 1..REFUSALS {
-            assert_eq!(is_hopeless(since), [false; 2], "{count}");
+            assert_eq!(is_given_up(since), [false; 2], "{count}");
             let mut state = ledger.0.lock();
             let now = Instant::now();
             state.failures.values_mut().for_each(|failure| failure.until = now);
             state.buckets.values_mut().for_each(|failure| failure.until = now);
             drop(state);
-            fail(Pace::Usual, Blame::Denied);
+            fail(Priority::Normal, FailureKind::Denied);
         }
-        assert_eq!(is_hopeless(since), [true; 2], "with its bucket, all that is to be done there is");
+        assert_eq!(is_given_up(since), [true; 2], "with its bucket, all that is to be done there is");
         let later = Instant::now();
-        assert_eq!(is_hopeless(later), [false; 2]);
-        let turn = ledger.begin(&item, 1, Pace::Hurried(later)).unwrap();
-        assert!(ledger.begin(&Item::Inode(2), 1, Pace::Hurried(later)).is_none(), "one at a time asks the bucket");
+        assert_eq!(is_given_up(later), [false; 2]);
+        let turn = ledger.begin(&item, 1, Priority::Expedited(later)).unwrap();
+        assert!(
+            ledger.begin(&Item::Inode(2), 1, Priority::Expedited(later)).is_none(),
+            "one at a time asks the bucket"
+        );
         turn.succeeded();
         drop(turn);
-        assert!(ledger.begin(&Item::Inode(2), 1, Pace::Usual).is_some());
+        assert!(ledger.begin(&Item::Inode(2), 1, Priority::Normal).is_some());
     }
 
     #[test]
@@ -354,22 +361,22 @@ mod tests {
         let ledger = Ledger::default();
         let item = Item::Inode(1);
         let now = Instant::now();
-        let before = now.checked_sub(HOPE).unwrap();
-        for blame in [Blame::Item, Blame::Bucket] {
+        let before = now.checked_sub(GIVE_UP_AFTER).unwrap();
+        for blame in [FailureKind::Item, FailureKind::Bucket] {
             for _ in 0..=REFUSALS {
                 ledger.0.lock().failures.values_mut().for_each(|failure| failure.until = now);
                 ledger.0.lock().buckets.values_mut().for_each(|failure| failure.until = now);
-                ledger.begin(&item, 1, Pace::Usual).unwrap().failed(blame, "no");
+                ledger.begin(&item, 1, Priority::Normal).unwrap().failed(blame, "no");
             }
-            assert!(!ledger.is_hopeless(&item, 1, before), "it may pass");
+            assert!(!ledger.is_given_up(&item, 1, before), "it may pass");
         }
         let mut state = ledger.0.lock();
         state.failures.get_mut(&item).unwrap().first = before;
         drop(state);
-        assert!(ledger.is_hopeless(&item, 1, before) && !ledger.is_hopeless(&item, 1, now));
-        assert!(!ledger.is_hopeless(&Item::Inode(2), 1, before));
+        assert!(ledger.is_given_up(&item, 1, before) && !ledger.is_given_up(&item, 1, now));
+        assert!(!ledger.is_given_up(&Item::Inode(2), 1, before));
         ledger.0.lock().buckets.get_mut(&1).unwrap().first = before;
-        assert!(ledger.is_hopeless(&Item::Inode(2), 1, before) && !ledger.is_hopeless(&Item::Inode(2), 2, before));
-        assert!(!ledger.is_hopeless(&item, 2, now));
+        assert!(ledger.is_given_up(&Item::Inode(2), 1, before) && !ledger.is_given_up(&Item::Inode(2), 2, before));
+        assert!(!ledger.is_given_up(&item, 2, now));
     }
 }

@@ -16,8 +16,8 @@ use cavern_proto::record::command::Command;
 use cavern_proto::record::{BeginParking, MoveOrigin, Persisted, PersistedObject};
 use cavern_ufs::UfsError;
 
-use super::intents::End;
-use super::ledger::{Blame, Pace};
+use super::intents::PersistOutcome;
+use super::ledger::{FailureKind, Priority};
 use super::plan::{Content, Work, Write};
 use super::{PARKED, Persistence, tag};
 use crate::MasterError;
@@ -30,12 +30,14 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Persistence {
     /// A worker has not found the origin of a file that is to be written.
-    pub(super) async fn recognize(&self, mount: &OpenMount, work: &Work, missing: &str) -> End {
-        let Some(origin) = &work.content.origin else { return End::Failed(Blame::Item, missing.to_owned()) };
+    pub(super) async fn recognize_own_upload(&self, mount: &OpenMount, work: &Work, missing: &str) -> PersistOutcome {
+        let Some(origin) = &work.content.origin else {
+            return PersistOutcome::Failed(FailureKind::Item, missing.to_owned());
+        };
         let there = match mount.ufs.head(&origin.key).await {
             Ok(there) => tag::read(&there, &self.cluster_id, work.inode),
             Err(UfsError::NotFound { .. }) => None,
-            Err(error) => return End::Failed(Blame::Bucket, error.to_string()),
+            Err(error) => return PersistOutcome::Failed(FailureKind::Bucket, error.to_string()),
         };
         let known = |object: &cavern_proto::record::ObjectRecord| {
             (origin.version..=work.content.version).contains(&object.version) && object.etag != origin.etag
@@ -47,14 +49,14 @@ impl Persistence {
                 origin.key.escape_debug(),
                 origin.etag
             );
-            return End::Failed(Blame::Unfit, error);
+            return PersistOutcome::Failed(FailureKind::NeedsOperator, error);
         };
         tracing::info!(inode = work.inode, key = origin.key, "an upload is known again whose confirmation was lost");
         let objects = vec![PersistedObject { key: origin.key.clone(), object: Some(object) }];
         let found = Persisted { inode: work.inode, change: 0, objects, gone: Vec::new() };
         match self.proposer.propose(Command::Persisted(found)).await {
-            Ok(_) => End::Again,
-            Err(error) => End::Failed(Blame::Item, error.to_string()),
+            Ok(_) => PersistOutcome::Again,
+            Err(error) => PersistOutcome::Failed(FailureKind::Item, error.to_string()),
         }
     }
 
@@ -67,30 +69,30 @@ impl Persistence {
     }
 
     /// Waits until the object under a key is not `owner`'s origin any more, or sees to it.
-    pub(super) async fn make_way(
+    pub(super) async fn relocate_origin(
         &self,
         mount: &OpenMount,
         inode: u64,
         key: &str,
         owner: u64,
-        pace: Pace,
-    ) -> Result<End, MasterError> {
+        pace: Priority,
+    ) -> Result<PersistOutcome, MasterError> {
         let read = self.lookups.listings.read(move |tables| {
             let waits_since = tables.intent(inode)?.map_or(0, |intent| intent.changed_ns);
             let will_move = tables.intent(owner)?.is_some();
             Ok((tables.inode(owner)?, will_move, waits_since, tables.counters()?.change))
         });
         let (record, will_move, waits_since, change) = read.await?;
-        let Some(origin) = record.and_then(|record| record.origin) else { return Ok(End::Again) };
+        let Some(origin) = record.and_then(|record| record.origin) else { return Ok(PersistOutcome::Again) };
         let clock = self.lookups.listings.clock();
         let now_ns = clock.now_ns();
         let waited = Duration::from_nanos(u64::try_from(clock.age_ns(waits_since)).unwrap_or(u64::MAX));
-        let usual = if pace == Pace::Usual { self.delay } else { Duration::ZERO };
+        let usual = if pace == Priority::Normal { self.delay } else { Duration::ZERO };
         if origin.key != key || will_move && waited < usual + PATIENCE {
-            return Ok(End::Later(PAUSE));
+            return Ok(PersistOutcome::Later(PAUSE));
         }
         let parked = format!("{}{PARKED}{}-{owner}-{change}", mount.ufs.prefix(), self.cluster_id);
-        let Some(_claim) = self.ledger.claim(mount.mount.id, &parked) else { return Ok(End::Later(PAUSE)) };
+        let Some(_claim) = self.ledger.claim(mount.mount.id, &parked) else { return Ok(PersistOutcome::Later(PAUSE)) };
         let begin = BeginParking { mount_id: mount.mount.id, key: parked.clone(), now_ns };
         self.proposer.propose(Command::BeginParking(begin)).await?;
         let content = Content {
@@ -111,7 +113,9 @@ impl Persistence {
         let etag = match self.write(mount, &work, write).await {
             Ok(etag) => etag,
             // Nothing is left to be kept, so nobody waits for it: reading it fails under the other key as well.
-            Err(End::Failed(Blame::Item | Blame::Unfit, error)) if self.is_lost(mount, &origin, owner).await => {
+            Err(PersistOutcome::Failed(FailureKind::Item | FailureKind::NeedsOperator, error))
+                if self.is_lost(mount, &origin, owner).await =>
+            {
                 tracing::warn!(inode = owner, key, "{error}");
                 origin.etag.clone()
             }
@@ -120,6 +124,6 @@ impl Persistence {
         let Origin { key, etag: from, valid, version, .. } = origin;
         let to = Origin { key: parked, etag, length: valid, valid, version };
         self.proposer.propose(Command::MoveOrigin(MoveOrigin { inode: owner, key, etag: from, to: Some(to) })).await?;
-        Ok(End::Again)
+        Ok(PersistOutcome::Again)
     }
 }

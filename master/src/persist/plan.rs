@@ -23,7 +23,7 @@ pub enum Step {
     /// A directory's new path is to be handed on to what lies in it.
     Spread,
     /// The object under a key that is to be written is another inode's origin.
-    InTheWay {
+    KeyOccupied {
         key: String,
         owner: u64,
     },
@@ -137,7 +137,7 @@ pub fn plan(
             continue;
         }
         if let Some(owner) = tables.origin_of(mount.id, key)?.filter(|owner| *owner != inode) {
-            return Ok(Ok(Step::InTheWay { key: key.clone(), owner }));
+            return Ok(Ok(Step::KeyOccupied { key: key.clone(), owner }));
         }
         let mut replaces = known.map_or_else(String::new, |object| object.etag.clone());
         if replaces.is_empty() {

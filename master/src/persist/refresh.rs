@@ -38,9 +38,9 @@ const ITEMS: usize = 500;
 
 /// Whether a refresh changes anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Run {
-    Real,
-    Dry,
+pub enum RefreshMode {
+    Apply,
+    DryRun,
 }
 
 /// What became of a directory.
@@ -54,14 +54,14 @@ struct Visited {
 }
 
 /// Tells how far a refresh has come.
-struct Teller<'a> {
+struct ProgressReporter<'a> {
     answers: &'a mpsc::Sender<Result<RefreshProgress, Status>>,
-    run: Run,
+    run: RefreshMode,
     progress: RefreshProgress,
     told: tokio::time::Instant,
 }
 
-impl Teller<'_> {
+impl ProgressReporter<'_> {
     fn add(&mut self, fate: RefreshFate, path: String) {
         let progress = &mut self.progress;
         let counter = match fate {
@@ -73,12 +73,12 @@ impl Teller<'_> {
             RefreshFate::Pending => &mut progress.pending,
         };
         *counter += 1;
-        if is_told(fate, self.run) {
+        if is_reported(fate, self.run) {
             progress.items.push(RefreshItem { fate: fate as i32, path });
         }
     }
 
-    async fn tell(&mut self) {
+    async fn report(&mut self) {
         if self.told.elapsed() >= PROGRESS_INTERVAL || self.progress.items.len() >= ITEMS {
             self.told = tokio::time::Instant::now();
             let items = std::mem::take(&mut self.progress.items);
@@ -94,20 +94,20 @@ impl Persistence {
         top: u64,
         name: Option<Bytes>,
         recursive: bool,
-        run: Run,
+        run: RefreshMode,
         answers: &mpsc::Sender<Result<RefreshProgress, Status>>,
     ) -> Result<RefreshProgress, MasterError> {
         let told = tokio::time::Instant::now();
-        let mut teller = Teller { answers, run, progress: RefreshProgress::default(), told };
+        let mut reporter = ProgressReporter { answers, run, progress: RefreshProgress::default(), told };
         if let Some(name) = name {
             let directory = self.directory(top).await?;
             let mount = self.lookups.mounts.get(directory.mount_id)?;
             let there = self.lookups.listings.ask_now(&mount, &directory, &name).await?;
-            teller.progress.entries = 1;
+            reporter.progress.entries = 1;
             let (fate, path) = self.settle(&mount, &directory, &name, there, run).await?;
-            teller.add(fate, path);
-            self.list_what_is_new(&mount, &teller);
-            return Ok(teller.progress);
+            reporter.add(fate, path);
+            self.list_what_is_new(&mount, &reporter);
+            return Ok(reporter.progress);
         }
         let (mut waiting, mut running) = (vec![top], FuturesUnordered::new());
         let (mut vanished, mut failure, mut mount) = (BTreeMap::new(), None, None);
@@ -123,11 +123,11 @@ impl Persistence {
                 Some(Ok(None)) => {}
                 Some(Ok(Some(visited))) => {
                     let Visited { directory, found, counts, children, vanished: left } = visited;
-                    teller.progress.directories += 1;
-                    teller.progress.entries += counts.entries;
-                    teller.progress.hidden += counts.hidden;
-                    teller.progress.added += counts.added;
-                    found.into_iter().for_each(|(fate, path)| teller.add(fate, path));
+                    reporter.progress.directories += 1;
+                    reporter.progress.entries += counts.entries;
+                    reporter.progress.hidden += counts.hidden;
+                    reporter.progress.added += counts.added;
+                    found.into_iter().for_each(|(fate, path)| reporter.add(fate, path));
                     mount = Some(directory.mount_id);
                     if let Some(left) = left {
                         // The deepest come last.
@@ -136,21 +136,21 @@ impl Persistence {
                     if recursive {
                         waiting.extend(children);
                     }
-                    teller.tell().await;
+                    reporter.report().await;
                 }
             }
         }
-        self.remove_vanished(vanished, &mut teller).await?;
+        self.remove_vanished(vanished, &mut reporter).await?;
         if let Some(mount) = mount {
-            self.list_what_is_new(&*self.lookups.mounts.get(mount)?, &teller);
+            self.list_what_is_new(&*self.lookups.mounts.get(mount)?, &reporter);
         }
-        failure.map_or(Ok(teller.progress), Err)
+        failure.map_or(Ok(reporter.progress), Err)
     }
 
     /// Directories that were added are listed by now, or will be in the background.
-    fn list_what_is_new(&self, mount: &OpenMount, teller: &Teller<'_>) {
-        if teller.run == Run::Real
-            && teller.progress.added > 0
+    fn list_what_is_new(&self, mount: &OpenMount, reporter: &ProgressReporter<'_>) {
+        if reporter.run == RefreshMode::Apply
+            && reporter.progress.added > 0
             && let Ok(mount) = self.lookups.mounts.get(mount.id())
         {
             self.lookups.listings.start_existing(mount);
@@ -162,7 +162,7 @@ impl Persistence {
         directory.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))
     }
 
-    async fn visit(&self, inode: u64, run: Run) -> Result<Option<Visited>, MasterError> {
+    async fn visit(&self, inode: u64, run: RefreshMode) -> Result<Option<Visited>, MasterError> {
         let listings = &self.lookups.listings;
         let directory = match self.directory(inode).await {
             Err(error) if error.is_not_found() => return Ok(None),
@@ -171,7 +171,7 @@ impl Persistence {
         let mount = self.lookups.mounts.get(directory.mount_id)?;
         let (mut counts, mut found, mut is_absent) = (RefreshProgress::default(), Vec::new(), false);
         if directory.record.listed_ns == 0 {
-            if run == Run::Real {
+            if run == RefreshMode::Apply {
                 let listed = listings.start(inode, None)?.flight().ended().await?;
                 (counts.added, counts.hidden) = (listed.added, listed.hidden);
             }
@@ -185,7 +185,7 @@ impl Persistence {
                 for one in settled {
                     let (fate, path) = one?;
                     // Of most that changes nothing but the number is told.
-                    let path = if is_told(fate, run) { path } else { String::new() };
+                    let path = if is_reported(fate, run) { path } else { String::new() };
                     found.extend((fate != RefreshFate::Nothing).then_some((fate, path)));
                 }
             }
@@ -206,7 +206,7 @@ impl Persistence {
         let children;
         (children, counts.entries) = read.await?;
         let removed = found.iter().filter(|(fate, _)| *fate == RefreshFate::Removed).count() as u64;
-        let left = if run == Run::Dry { counts.entries.saturating_sub(removed) } else { counts.entries };
+        let left = if run == RefreshMode::DryRun { counts.entries.saturating_sub(removed) } else { counts.entries };
         Ok(Some(Visited { directory, found, counts, children, vanished: is_absent.then_some(left) }))
     }
 
@@ -214,7 +214,7 @@ impl Persistence {
     async fn remove_vanished(
         &self,
         vanished: BTreeMap<(usize, u64), u64>,
-        teller: &mut Teller<'_>,
+        reporter: &mut ProgressReporter<'_>,
     ) -> Result<(), MasterError> {
         let mut gone: HashMap<u64, u64> = HashMap::new();
         for ((_, inode), left) in vanished.into_iter().rev() {
@@ -227,27 +227,29 @@ impl Persistence {
             };
             let above = directory.record.parent;
             let (parent, mount) = (self.directory(above).await?, self.lookups.mounts.get(directory.mount_id)?);
-            let (fate, path) = match teller.run {
-                Run::Real => self.settle(&mount, &parent, &directory.record.name, None, Run::Real).await?,
+            let (fate, path) = match reporter.run {
+                RefreshMode::Apply => {
+                    self.settle(&mount, &parent, &directory.record.name, None, RefreshMode::Apply).await?
+                }
                 // It is not empty yet.
-                Run::Dry => {
+                RefreshMode::DryRun => {
                     let has_intent = self.lookups.listings.read(move |tables| tables.intent(inode)).await?.is_some();
                     let fate = if has_intent { RefreshFate::Nothing } else { RefreshFate::Removed };
                     (fate, shown(&mount, &parent, &directory.record.name))
                 }
             };
-            teller.add(fate, path);
+            reporter.add(fate, path);
             if fate == RefreshFate::Removed {
                 *gone.entry(above).or_default() += 1;
-                if teller.run == Run::Real {
+                if reporter.run == RefreshMode::Apply {
                     // An object of the same name was hidden by it.
                     let name = &directory.record.name;
                     let there = self.lookups.listings.ask_now(&mount, &parent, name).await?;
-                    let (fate, path) = self.settle(&mount, &parent, name, there, Run::Real).await?;
-                    teller.add(fate, path);
+                    let (fate, path) = self.settle(&mount, &parent, name, there, RefreshMode::Apply).await?;
+                    reporter.add(fate, path);
                 }
             }
-            teller.tell().await;
+            reporter.report().await;
         }
         Ok(())
     }
@@ -259,7 +261,7 @@ impl Persistence {
         directory: &Directory,
         name: &Bytes,
         there: Option<ListedEntry>,
-        run: Run,
+        run: RefreshMode,
     ) -> Result<(RefreshFate, String), MasterError> {
         let path = shown(mount, directory, name);
         let taken = self.taken(mount, directory, name, there).await?;
@@ -274,8 +276,8 @@ impl Persistence {
         let taken = self.taken(mount, directory, name, there).await?;
         let inode = taken.inode;
         let fate = match run {
-            Run::Dry => self.would_become(&taken).await?,
-            Run::Real => match self.proposer.propose(Command::TakeInObject(taken)).await? {
+            RefreshMode::DryRun => self.would_become(&taken).await?,
+            RefreshMode::Apply => match self.proposer.propose(Command::TakeInObject(taken)).await? {
                 Outcome::TakenIn(fate) => fate,
                 other => return Err(MasterError::Refused(format!("an object was answered by {other:?}"))),
             },
@@ -336,8 +338,8 @@ impl Persistence {
 }
 
 /// Whether names of this fate are told one by one.
-fn is_told(fate: RefreshFate, run: Run) -> bool {
-    run == Run::Dry || fate == RefreshFate::Conflict
+fn is_reported(fate: RefreshFate, run: RefreshMode) -> bool {
+    run == RefreshMode::DryRun || fate == RefreshFate::Conflict
 }
 
 /// A name's path in the namespace, as readable as it can be.

@@ -83,7 +83,7 @@ impl Persistence {
                     && freed.fate() == FreeFate::Freed
                 {
                     dropped += freed.bytes;
-                    settle(&mut excess, &extents, freed.bytes);
+                    deduct(&mut excess, &extents, freed.bytes);
                 }
                 if excess.is_empty() {
                     // The rest of the page has its turn next time.
@@ -118,7 +118,7 @@ fn has_excess(excess: &Excess, extent: &Extent) -> bool {
 }
 
 /// So many bytes of these blocks have gone; they count evenly.
-fn settle(excess: &mut Excess, extents: &[Extent], bytes: u64) {
+fn deduct(excess: &mut Excess, extents: &[Extent], bytes: u64) {
     let each = bytes.div_ceil(extents.len().max(1) as u64).max(1);
     for worker in extents.iter().flat_map(|extent| &extent.workers) {
         if let Some(left) = excess.get_mut(worker) {
@@ -160,7 +160,7 @@ mod tests {
         let mut excess: Excess = [(1, 100), (2, 250)].into();
         let extents = [extent(0, &[1, 2]), extent(1, &[2, 3])];
         assert!(has_excess(&excess, &extents[1]) && !has_excess(&excess, &extent(2, &[3])));
-        settle(&mut excess, &extents, 200);
+        deduct(&mut excess, &extents, 200);
         assert_eq!(excess, [(2, 50)].into());
     }
 }

@@ -8,7 +8,7 @@ use cavern_proto::record::IntentRecord;
 use super::Persistence;
 use crate::MasterError;
 use crate::lookup::components;
-use crate::state::{Doomed, Tables};
+use crate::state::{PendingDeletion, Tables};
 
 /// An inode and what lies below it.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ impl Persistence {
 }
 
 /// Tells what lies in a scope.
-pub(super) struct Within<'s> {
+pub(super) struct ScopeFilter<'s> {
     scope: &'s Scope,
     /// Directories that were asked about before.
     known: HashMap<u64, bool>,
@@ -48,7 +48,7 @@ enum Keys {
     Below(String),
 }
 
-impl<'s> Within<'s> {
+impl<'s> ScopeFilter<'s> {
     pub(super) fn new(scope: &'s Scope) -> Self {
         Self { scope, known: HashMap::new(), keys: None }
     }
@@ -84,21 +84,21 @@ impl<'s> Within<'s> {
     pub(super) fn has_key(
         &mut self,
         tables: Tables<'_>,
-        doomed: &Doomed,
+        deletion: &PendingDeletion,
         prefix: impl FnOnce() -> String,
     ) -> Result<bool, MasterError> {
         if self.scope.mount_id == 0 {
-            return self.has_mount(tables, doomed.mount_id);
+            return self.has_mount(tables, deletion.mount_id);
         }
-        if self.scope.mount_id != doomed.mount_id {
+        if self.scope.mount_id != deletion.mount_id {
             return Ok(false);
         }
         if self.keys.is_none() {
             self.keys = Some(keys(tables, self.scope.inode, &prefix())?);
         }
         Ok(match self.keys.as_ref().and_then(Option::as_ref) {
-            Some(Keys::One(key)) => doomed.key == *key,
-            Some(Keys::Below(prefix)) => doomed.key.starts_with(prefix),
+            Some(Keys::One(key)) => deletion.key == *key,
+            Some(Keys::Below(prefix)) => deletion.key.starts_with(prefix),
             None => false,
         })
     }

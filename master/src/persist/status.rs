@@ -9,10 +9,10 @@ use cavern_proto::record::InodeRecord;
 use parking_lot::Mutex;
 
 use super::ledger::Item;
-use super::scope::{Scope, Within};
+use super::scope::{Scope, ScopeFilter};
 use super::{PAGE, Persistence, REST};
 use crate::MasterError;
-use crate::state::{Doomed, Tables, has_content};
+use crate::state::{PendingDeletion, Tables, has_content};
 
 /// The rate is that of so many seconds.
 const WINDOW: Duration = Duration::from_secs(10);
@@ -50,16 +50,16 @@ impl Throughput {
 
 /// Which changes are looked at.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
+pub(super) struct ChangeRange {
     /// Number of the last of them.
     pub up_to: u64,
     /// Somebody has been waiting for them since then: failures before that do not count, nor do objects whose keys are
     /// to be written anew, which is a change of its own.
-    pub hurried_since: Option<Instant>,
+    pub expedited_since: Option<Instant>,
 }
 
-impl Span {
-    pub(super) const ALL: Self = Self { up_to: u64::MAX, hurried_since: None };
+impl ChangeRange {
+    pub(super) const ALL: Self = Self { up_to: u64::MAX, expedited_since: None };
 }
 
 /// Sums up what a bucket lacks.
@@ -72,8 +72,8 @@ pub struct Backlog {
     /// Objects that are to be deleted.
     pub deletions: u64,
     /// Of all these, those that nobody should wait for any longer: see
-    /// [`Ledger::is_hopeless`](super::ledger::Ledger::is_hopeless).
-    pub hopeless: u64,
+    /// [`Ledger::is_given_up`](super::ledger::Ledger::is_given_up).
+    pub given_up: u64,
     oldest_ns: i64,
     error: Option<(Instant, String)>,
 }
@@ -95,9 +95,9 @@ impl Backlog {
         }
     }
 
-    fn failed(&mut self, error: Option<(Instant, String)>, span: Span) {
+    fn failed(&mut self, error: Option<(Instant, String)>, span: ChangeRange) {
         if let Some((at, _)) = &error
-            && span.hurried_since.is_none_or(|since| since <= *at)
+            && span.expedited_since.is_none_or(|since| since <= *at)
             && self.error.as_ref().is_none_or(|(last, _)| last < at)
         {
             self.error = error;
@@ -112,7 +112,7 @@ impl Persistence {
     /// [`MasterError::NotFound`] for a path that leads nowhere.
     pub async fn status(self: &Arc<Self>, path: &str, up_to: u64) -> Result<PersistStatus, MasterError> {
         let scope = self.scope(path).await?;
-        let (backlog, change) = self.measure(scope, Span { up_to, hurried_since: None }).await?;
+        let (backlog, change) = self.measure(scope, ChangeRange { up_to, expedited_since: None }).await?;
         let (files_per_second, bytes_per_second) = self.throughput.rate();
         let age_ns = match backlog.oldest_ns {
             0 => 0,
@@ -135,7 +135,7 @@ impl Persistence {
         loop {
             let began = Instant::now();
             let scope = Scope { inode: cavern_proto::ROOT_INODE, mount_id: 0 };
-            match self.measure(scope, Span::ALL).await {
+            match self.measure(scope, ChangeRange::ALL).await {
                 Ok((backlog, _)) => self.metrics.set_backlog(
                     backlog.files,
                     backlog.bytes,
@@ -154,22 +154,26 @@ impl Persistence {
         }
     }
 
-    pub(super) async fn measure(self: &Arc<Self>, scope: Scope, span: Span) -> Result<(Backlog, u64), MasterError> {
+    pub(super) async fn measure(
+        self: &Arc<Self>,
+        scope: Scope,
+        span: ChangeRange,
+    ) -> Result<(Backlog, u64), MasterError> {
         let persistence = self.clone();
         self.lookups.listings.read(move |tables| persistence.sum_up(tables, &scope, span)).await
     }
 
     /// Reads all of the backlog. *Blocking*.
-    fn sum_up(&self, tables: Tables<'_>, scope: &Scope, span: Span) -> Result<(Backlog, u64), MasterError> {
+    fn sum_up(&self, tables: Tables<'_>, scope: &Scope, span: ChangeRange) -> Result<(Backlog, u64), MasterError> {
         // Before the rest: what comes meanwhile has a higher number.
         let change = tables.counters()?.change;
         let mut backlog = Backlog::default();
-        let mut within = Within::new(scope);
+        let mut within = ScopeFilter::new(scope);
         let mut buckets = Vec::new();
         let mut add = |backlog: &mut Backlog, item: &Item, mount_id: u32| {
             backlog.failed(self.ledger.error(item), span);
-            let is_hopeless = |since| self.ledger.is_hopeless(item, mount_id, since);
-            backlog.hopeless += u64::from(span.hurried_since.is_some_and(is_hopeless));
+            let is_given_up = |since| self.ledger.is_given_up(item, mount_id, since);
+            backlog.given_up += u64::from(span.expedited_since.is_some_and(is_given_up));
             if !buckets.contains(&mount_id) {
                 buckets.push(mount_id);
             }
@@ -194,14 +198,14 @@ impl Persistence {
             let page = tables.deletions(after.as_ref().map(|(mount, key)| (*mount, key.as_str())), PAGE)?;
             let Some(last) = page.last() else { break };
             after = Some((last.mount_id, last.key.clone()));
-            for doomed in page {
-                if doomed.record.first_change > span.up_to || !self.counts(tables, &mut within, &doomed, span)? {
+            for deletion in page {
+                if deletion.record.first_change > span.up_to || !self.counts(tables, &mut within, &deletion, span)? {
                     continue;
                 }
                 backlog.deletions += 1;
-                backlog.older(doomed.record.since_ns);
-                let mount_id = doomed.mount_id;
-                add(&mut backlog, &Item::Key(mount_id, doomed.key), mount_id);
+                backlog.older(deletion.record.since_ns);
+                let mount_id = deletion.mount_id;
+                add(&mut backlog, &Item::Key(mount_id, deletion.key), mount_id);
             }
         }
         for mount_id in buckets {
@@ -214,19 +218,19 @@ impl Persistence {
     fn counts(
         &self,
         tables: Tables<'_>,
-        within: &mut Within<'_>,
-        doomed: &Doomed,
-        span: Span,
+        within: &mut ScopeFilter<'_>,
+        deletion: &PendingDeletion,
+        span: ChangeRange,
     ) -> Result<bool, MasterError> {
-        let prefix = || self.lookups.mounts.prefix(doomed.mount_id);
-        if !within.has_key(tables, doomed, prefix)? {
+        let prefix = || self.lookups.mounts.prefix(deletion.mount_id);
+        if !within.has_key(tables, deletion, prefix)? {
             return Ok(false);
         }
-        if span.hurried_since.is_some() && self.waits_for_owner(tables, doomed)? {
+        if span.expedited_since.is_some() && self.waits_for_owner(tables, deletion)? {
             return Ok(false);
         }
         // What is kept for those who have a nameless file open goes when they close it.
-        let Some(inode) = tables.origin_of(doomed.mount_id, &doomed.key)? else { return Ok(true) };
+        let Some(inode) = tables.origin_of(deletion.mount_id, &deletion.key)? else { return Ok(true) };
         let is_kept = tables.is_held(inode)? && tables.inode(inode)?.is_some_and(|record| record.unlinked);
         Ok(!is_kept)
     }

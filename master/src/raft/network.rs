@@ -14,23 +14,23 @@ use super::types::{Node, NodeId, Types};
 pub struct Network;
 
 /// A master that cannot be reached.
-pub struct Elsewhere(NodeId);
+pub struct UnreachablePeer(NodeId);
 
-impl Elsewhere {
+impl UnreachablePeer {
     fn unreachable(&self) -> Unreachable {
         Unreachable::new(&std::io::Error::other(format!("this version has no connection to master {}", self.0)))
     }
 }
 
 impl RaftNetworkFactory<Types> for Network {
-    type Network = Elsewhere;
+    type Network = UnreachablePeer;
 
-    async fn new_client(&mut self, target: NodeId, _: &Node) -> Elsewhere {
-        Elsewhere(target)
+    async fn new_client(&mut self, target: NodeId, _: &Node) -> UnreachablePeer {
+        UnreachablePeer(target)
     }
 }
 
-impl RaftNetwork<Types> for Elsewhere {
+impl RaftNetwork<Types> for UnreachablePeer {
     async fn append_entries(
         &mut self,
         _: AppendEntriesRequest<Types>,

@@ -117,7 +117,7 @@ impl Consensus {
 
     /// Returns when the [`ChangeListener`] has been told of everything that the database shows at the moment: an entry
     /// is in the database before that.
-    pub async fn wait_told(&self) -> Result<(), MasterError> {
+    pub async fn wait_notified(&self) -> Result<(), MasterError> {
         let applied = self.raft.ensure_linearizable().await;
         applied.map(drop).map_err(|error| MasterError::Consensus(error.to_string()))
     }

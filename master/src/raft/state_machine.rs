@@ -235,16 +235,16 @@ mod tests {
     use crate::raft::types::{Batch, log_id};
     use crate::state::Tables;
 
-    struct Silent;
+    struct NullListener;
 
-    impl ChangeListener for Silent {
+    impl ChangeListener for NullListener {
         fn changed(&self, _: Vec<Change>, _: u64) {}
         fn replaced(&self) {}
     }
 
     fn open(database: &Arc<Database>, snapshots: &Snapshots) -> StateMachine {
         let metrics = MasterMetrics::new().raft;
-        StateMachine::open(database.clone(), snapshots.clone(), Arc::new(Silent), metrics).unwrap()
+        StateMachine::open(database.clone(), snapshots.clone(), Arc::new(NullListener), metrics).unwrap()
     }
 
     fn entry(index: u64, jobs: usize) -> Entry {

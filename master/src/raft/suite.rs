@@ -13,9 +13,9 @@ use super::types::{NodeId, Types};
 use crate::metrics::MasterMetrics;
 use crate::state::{Change, Database};
 
-struct Silent;
+struct NullListener;
 
-impl ChangeListener for Silent {
+impl ChangeListener for NullListener {
     fn changed(&self, _: Vec<Change>, _: u64) {}
     fn replaced(&self) {}
 }
@@ -29,7 +29,7 @@ impl StoreBuilder<Types, LogStore, StateMachine, TempDir> for Builder {
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
         let metrics = MasterMetrics::new().raft;
         let (log, _) = LogStore::start(database.clone(), metrics.clone()).unwrap();
-        let machine = StateMachine::open(database, snapshots, Arc::new(Silent), metrics).unwrap();
+        let machine = StateMachine::open(database, snapshots, Arc::new(NullListener), metrics).unwrap();
         Ok((dir, log, machine))
     }
 }

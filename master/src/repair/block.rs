@@ -22,7 +22,7 @@ use crate::state::Outcome;
 const COPY_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Repair {
-    pub(super) async fn carry_out(&self, step: &Step) -> Result<(), String> {
+    pub(super) async fn execute_step(&self, step: &Step) -> Result<(), String> {
         match step {
             Step::Copy(copy) => self.copy(copy).await,
             Step::GiveUp { inode, extent } => self.settle(*inode, extent, None).await,

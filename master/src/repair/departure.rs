@@ -17,21 +17,21 @@ use cavern_proto::record::{BlockOf, DrainWorker, GiveUpReplicas, RemoveWorker};
 
 use super::block::Problem;
 use super::unavailable::{describe, is_in_bucket};
-use super::{PAGE, Repair, Standings};
+use super::{AvailabilityMap, PAGE, Repair};
 use crate::MasterError;
-use crate::state::{BlockAt, Tables};
+use crate::state::{FileBlock, Tables};
 
 /// Files that an answer names.
 const LISTED: usize = 20;
 
 /// What becomes of blocks of a worker without it.
 #[derive(Default)]
-struct Without {
+struct RemovalImpact {
     /// Another worker that is there has them.
-    elsewhere: Vec<BlockAt>,
+    elsewhere: Vec<FileBlock>,
     /// Their files are in the bucket.
     in_bucket: BTreeSet<u64>,
-    lost: Vec<BlockAt>,
+    lost: Vec<FileBlock>,
 }
 
 impl Repair {
@@ -81,8 +81,8 @@ impl Repair {
                  remove the worker with fewer replicas left"
             ));
         }
-        let books = self.books.lock();
-        let failed = books.failures.values().next().map(|failure| failure.reason.clone());
+        let progress = self.progress.lock();
+        let failed = progress.failures.values().next().map(|failure| failure.reason.clone());
         Ok(failed
             .map_or_else(String::new, |reason| format!("a block could not be copied: {reason}; it is tried again")))
     }
@@ -103,10 +103,10 @@ impl Repair {
     /// [`MasterError::NotFound`] for a worker that is none.
     pub async fn remove(&self, worker_id: u64, forced: bool) -> Result<RemoveWorkerReply, MasterError> {
         let draining = self.known(worker_id).await?;
-        let standings = self.standings()?;
+        let availability = self.availability()?;
         let (mut only_here, mut files) = (UnavailableFiles::default(), BTreeSet::new());
         let mut after = None;
-        while let Some((last, page)) = self.page_of(worker_id, after, &standings).await? {
+        while let Some((last, page)) = self.page_of(worker_id, after, &availability).await? {
             only_here.blocks += page.lost.len() as u64;
             files.extend(page.lost.into_iter().map(|(inode, _)| inode));
             after = Some(last);
@@ -119,7 +119,7 @@ impl Repair {
         let refused =
             |reason: String, only_here| Ok(RemoveWorkerReply { removed: false, reason, only_here: Some(only_here) });
         if !forced {
-            if standings.is_there(worker_id) && !draining {
+            if availability.is_there(worker_id) && !draining {
                 let reason = format!(
                     "worker {worker_id} is at work: empty it first with `cv node drain {worker_id}`, or stop it and \
                      wait until it is lost"
@@ -134,7 +134,7 @@ impl Repair {
                 );
                 return refused(reason, only_here);
             }
-            if let Err(reason) = self.empty(worker_id, &standings).await {
+            if let Err(reason) = self.empty(worker_id, &availability).await {
                 return refused(format!("worker {worker_id} cannot be removed yet: {reason}"), only_here);
             }
         }
@@ -146,12 +146,12 @@ impl Repair {
     }
 
     /// Gives the worker up wherever it is not needed.
-    async fn empty(&self, worker_id: u64, standings: &Standings) -> Result<(), String> {
-        let others = standings.placement.workers().iter().map(|worker| worker.id);
-        let others: Vec<u64> = others.filter(|other| *other != worker_id && standings.is_there(*other)).collect();
+    async fn empty(&self, worker_id: u64, availability: &AvailabilityMap) -> Result<(), String> {
+        let others = availability.placement.workers().iter().map(|worker| worker.id);
+        let others: Vec<u64> = others.filter(|other| *other != worker_id && availability.is_there(*other)).collect();
         let mut after = None;
         while let Some((last, page)) =
-            self.page_of(worker_id, after, standings).await.map_err(|error| error.to_string())?
+            self.page_of(worker_id, after, availability).await.map_err(|error| error.to_string())?
         {
             let blocks = page.elsewhere.iter().map(|(inode, index)| BlockOf { inode: *inode, index: *index }).collect();
             let given_up = GiveUpReplicas { worker_id, blocks, others: others.clone() };
@@ -168,15 +168,15 @@ impl Repair {
     async fn page_of(
         &self,
         worker: u64,
-        after: Option<BlockAt>,
-        standings: &Standings,
-    ) -> Result<Option<(BlockAt, Without)>, MasterError> {
-        let standings = standings.clone();
+        after: Option<FileBlock>,
+        availability: &AvailabilityMap,
+    ) -> Result<Option<(FileBlock, RemovalImpact)>, MasterError> {
+        let availability = availability.clone();
         let read = self.lookups.listings.read(move |tables| {
             let page = tables.replicas_at(worker, after, PAGE)?;
-            let mut found = Without::default();
+            let mut found = RemovalImpact::default();
             for at in &page {
-                found.add(tables, &standings, worker, *at)?;
+                found.add(tables, &availability, worker, *at)?;
             }
             Ok(page.last().map(|last| (*last, found)))
         });
@@ -184,16 +184,16 @@ impl Repair {
     }
 }
 
-impl Without {
+impl RemovalImpact {
     fn add(
         &mut self,
         tables: Tables<'_>,
-        standings: &Standings,
+        availability: &AvailabilityMap,
         worker: u64,
-        (inode, index): BlockAt,
+        (inode, index): FileBlock,
     ) -> Result<(), MasterError> {
         let Some(extent) = tables.extent(inode, index)? else { return Ok(()) };
-        if extent.workers.iter().any(|other| *other != worker && standings.is_there(*other)) {
+        if extent.workers.iter().any(|other| *other != worker && availability.is_there(*other)) {
             self.elsewhere.push((inode, index));
         } else if is_in_bucket(tables, inode)? {
             self.in_bucket.insert(inode);

@@ -4,9 +4,9 @@ use cavern_proto::ContentId;
 use cavern_proto::master::Extent;
 use cavern_proto::record::{ExtentRecord, Stray};
 
-use super::{Standing, Standings};
+use super::{Availability, AvailabilityMap};
 use crate::MasterError;
-use crate::state::{BlockAt, Tables, is_clean};
+use crate::state::{FileBlock, Tables, is_clean};
 
 /// What is to be done about a block.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) struct Copy {
 }
 
 impl Step {
-    pub(super) fn at(&self) -> BlockAt {
+    pub(super) fn at(&self) -> FileBlock {
         match self {
             Self::Copy(copy) => (copy.inode, copy.extent.index),
             Self::GiveUp { inode, extent } => (*inode, extent.index),
@@ -66,9 +66,9 @@ impl Step {
 /// that have been `tried` in vain come last.
 pub(super) fn plan(
     tables: Tables<'_>,
-    standings: &Standings,
+    availability: &AvailabilityMap,
     cluster_id: &str,
-    (inode, index): BlockAt,
+    (inode, index): FileBlock,
     tried: &[u64],
 ) -> Result<Option<Step>, MasterError> {
     let Some(record) = tables.extent(inode, index)? else { return Ok(None) };
@@ -79,10 +79,12 @@ pub(super) fn plan(
     }
     let Some(mount_id) = tables.inode(inode)?.map(|record| record.mount_id) else { return Ok(None) };
     let Some(mount) = tables.mount(mount_id)? else { return Ok(None) };
-    let of =
-        |standing: Standing| extent.workers.iter().copied().filter(move |worker| standings.of(*worker) == standing);
-    let (stay, leaving): (Vec<u64>, Vec<u64>) = (of(Standing::Live).collect(), of(Standing::Leaving).collect());
-    let mut keep: Vec<u64> = stay.iter().copied().chain(of(Standing::Away)).collect();
+    let of = |standing: Availability| {
+        extent.workers.iter().copied().filter(move |worker| availability.of(*worker) == standing)
+    };
+    let (stay, leaving): (Vec<u64>, Vec<u64>) =
+        (of(Availability::Live).collect(), of(Availability::Draining).collect());
+    let mut keep: Vec<u64> = stay.iter().copied().chain(of(Availability::Offline)).collect();
     let sources: Vec<u64> = stay.iter().chain(&leaving).copied().collect();
     if sources.is_empty() && keep.is_empty() && is_clean(tables, inode)? {
         return Ok(Some(Step::FromBucket { inode, index }));
@@ -98,7 +100,7 @@ pub(super) fn plan(
     // Beside the copy: one that leaves goes when there are enough without it.
     keep.extend(leaving.iter().take(wanted - 1 - keep.len()));
     let stray = Stray { inode, generation, index };
-    let mut targets = standings.candidates(ContentId::of_inode(cluster_id, inode, generation), index);
+    let mut targets = availability.candidates(ContentId::of_inode(cluster_id, inode, generation), index);
     targets.retain(|worker| !extent.workers.contains(worker));
     targets.sort_by_key(|worker| tried.iter().filter(|failed| *failed == worker).count());
     for target in targets {

@@ -7,7 +7,7 @@ use cavern_proto::data::BlockRef;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{Stray, StraysFreed};
 
-use super::{PAGE, Repair, Standing};
+use super::{Availability, PAGE, Repair};
 use crate::MasterError;
 use crate::state::StrayReplica;
 
@@ -28,16 +28,16 @@ impl Repair {
     }
 
     async fn free_strays(&self) -> Result<(), MasterError> {
-        let standings = self.standings()?;
+        let availability = self.availability()?;
         let mut after: Option<(u64, Stray)> = None;
         loop {
             let from = after.take();
             let page = self.lookups.listings.read(move |tables| tables.strays(from.as_ref(), PAGE)).await?;
             let Some(worker) = page.first().map(|first| first.worker) else { return Ok(()) };
             let of_worker: Vec<StrayReplica> = page.into_iter().filter(|stray| stray.worker == worker).collect();
-            let is_gone = standings.placement.worker(worker).is_none();
-            let freed = match standings.of(worker) {
-                Standing::Live | Standing::Leaving => self.free_at(worker, &of_worker).await,
+            let is_gone = availability.placement.worker(worker).is_none();
+            let freed = match availability.of(worker) {
+                Availability::Live | Availability::Draining => self.free_at(worker, &of_worker).await,
                 // It has taken its blocks with it.
                 _ if is_gone => Ok(()),
                 _ => Err("it is lost".to_owned()),

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use cavern_proto::master::{Extent, UnavailableFile, UnavailableFiles};
 
-use super::{PAGE, REST, Repair, Standings};
+use super::{AvailabilityMap, PAGE, REST, Repair};
 use crate::MasterError;
-use crate::state::{BlockAt, Tables, has_content};
+use crate::state::{FileBlock, Tables, has_content};
 
 /// Between two counts.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -45,20 +45,20 @@ impl Repair {
 
     /// How many files there are, and up to `limit` of them.
     pub async fn unavailable(&self, limit: usize) -> Result<UnavailableFiles, MasterError> {
-        let standings = self.standings()?;
+        let availability = self.availability()?;
         let workers = self.lookups.listings.read(|tables| tables.workers_with_replicas()).await?;
-        let away: Vec<u64> = workers.into_iter().filter(|worker| !standings.is_there(*worker)).collect();
+        let away: Vec<u64> = workers.into_iter().filter(|worker| !availability.is_there(*worker)).collect();
         let mut found = UnavailableFiles::default();
         let mut files: BTreeSet<u64> = BTreeSet::new();
         for worker in away {
             let mut after = None;
             loop {
-                let standings = standings.clone();
+                let availability = availability.clone();
                 let page = self.lookups.listings.read(move |tables| {
                     let page = tables.replicas_at(worker, after, PAGE)?;
                     let last = page.last().copied();
-                    let lost = page.into_iter().filter_map(|at| is_lost(tables, &standings, worker, at).transpose());
-                    Ok((last, lost.collect::<Result<Vec<BlockAt>, MasterError>>()?))
+                    let lost = page.into_iter().filter_map(|at| is_lost(tables, &availability, worker, at).transpose());
+                    Ok((last, lost.collect::<Result<Vec<FileBlock>, MasterError>>()?))
                 });
                 let (last, lost) = page.await?;
                 found.blocks += lost.len() as u64;
@@ -77,7 +77,7 @@ impl Repair {
 
     /// Which blocks of a file are at workers only that are away, and what its bucket has is something else.
     pub async fn unavailable_blocks(&self, inode: u64) -> Result<Vec<Extent>, MasterError> {
-        let standings = self.standings()?;
+        let availability = self.availability()?;
         self.lookups
             .listings
             .read(move |tables| {
@@ -85,7 +85,7 @@ impl Repair {
                     return Ok(Vec::new());
                 }
                 let mut extents = tables.extents(inode, 0)?;
-                extents.retain(|extent| !extent.workers.iter().any(|worker| standings.is_there(*worker)));
+                extents.retain(|extent| !extent.workers.iter().any(|worker| availability.is_there(*worker)));
                 Ok(extents)
             })
             .await
@@ -96,12 +96,12 @@ impl Repair {
 /// first.
 fn is_lost(
     tables: Tables<'_>,
-    standings: &Standings,
+    availability: &AvailabilityMap,
     worker: u64,
-    (inode, index): BlockAt,
-) -> Result<Option<BlockAt>, MasterError> {
+    (inode, index): FileBlock,
+) -> Result<Option<FileBlock>, MasterError> {
     let Some(extent) = tables.extent(inode, index)? else { return Ok(None) };
-    let is_there = extent.workers.iter().any(|worker| standings.is_there(*worker));
+    let is_there = extent.workers.iter().any(|worker| availability.is_there(*worker));
     if is_there || extent.workers.first() != Some(&worker) || is_in_bucket(tables, inode)? {
         return Ok(None);
     }

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Answers, Services};
 use crate::MasterError;
-use crate::detach::Unwritten;
+use crate::detach::DetachPolicy;
 use crate::secrets::redact;
 use crate::sessions;
 use crate::state::Tables;
@@ -52,7 +52,7 @@ impl Cluster for Services {
         let id = session.id();
         if !place.is_empty() && place.len() <= PLACE_MAX {
             // What the one before had locked is free before the new one asks for it.
-            if let Some(over) = self.watch.take_place(&place, id).await {
+            if let Some(over) = self.watch.supersede_client(&place, id).await {
                 sessions::end(&self.proposer, over).await?;
             }
         }
@@ -126,7 +126,7 @@ impl Cluster for Services {
 
     async fn unmount(&self, request: Request<UnmountRequest>) -> Result<Response<UnmountReply>, Status> {
         let UnmountRequest { path, discard } = request.into_inner();
-        let unwritten = if discard { Unwritten::Discard } else { Unwritten::Keep };
+        let unwritten = if discard { DetachPolicy::Discard } else { DetachPolicy::Keep };
         let mount = self.unmount_bucket(&path, unwritten).await?;
         Ok(Response::new(UnmountReply { mount: Some(mount) }))
     }

@@ -20,8 +20,8 @@ use tonic::{Request, Response, Status, Streaming};
 use super::changes::CALLS_AHEAD;
 use super::{Answers, Services};
 use crate::MasterError;
-use crate::listing::{Visit, Walk, Why};
-use crate::persist::Run;
+use crate::listing::{ListPolicy, Walk, Why};
+use crate::persist::RefreshMode;
 use crate::state::namespace::ListingCounts;
 use crate::state::records::attributes;
 use crate::state::{Directory, Outcome, blocking_lock};
@@ -299,7 +299,7 @@ impl Services {
     ) -> Result<RefreshProgress, MasterError> {
         let mut progress = RefreshProgress::default();
         if let Some((directory, name)) = self.fs_mode_target(path).await? {
-            let run = if dry_run { Run::Dry } else { Run::Real };
+            let run = if dry_run { RefreshMode::DryRun } else { RefreshMode::Apply };
             progress = self.persistence.refresh(directory, name.clone(), recursive, run, answers).await?;
             if name.is_some() && progress.added + progress.pending + progress.conflicts == 0 {
                 // Unless it was there before, it is nowhere.
@@ -320,7 +320,7 @@ impl Services {
                 progress.entries = 1;
             }
             None => {
-                let mut walk = Walk::new(self.lookups.listings.clone(), directory, Visit::Refreshed, recursive);
+                let mut walk = Walk::new(self.lookups.listings.clone(), directory, ListPolicy::Refreshed, recursive);
                 let mut told = tokio::time::Instant::now();
                 let mut failure = None;
                 while let Some(visited) = walk.next().await {
@@ -420,7 +420,7 @@ impl Services {
             return Ok(UsageProgress { files: 1, bytes: attr.size, ..UsageProgress::default() });
         }
         let mut progress = UsageProgress::default();
-        let mut walk = Walk::new(self.lookups.listings.clone(), attr.inode, Visit::Known, true);
+        let mut walk = Walk::new(self.lookups.listings.clone(), attr.inode, ListPolicy::Known, true);
         let mut told = tokio::time::Instant::now();
         while let Some(visited) = walk.next().await {
             let (inode, _) = visited.map_err(|(_, error)| error)?;

@@ -6,7 +6,7 @@ use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, InitCluster, PutIndex};
 
 use super::namespace::{ListingCounts, apply_listing, create_root};
-use super::orphans::{Reaped, reap};
+use super::orphans::{StepProgress, reap};
 use super::tables::{CLUSTER_KEY, index_key};
 use super::transaction::Transaction;
 use super::{Family, existing, extent, intent, kept, mount, origin, posix, registry, restored, usage};
@@ -29,7 +29,7 @@ pub enum Outcome {
         epoch: u64,
     },
     Job(u64),
-    Reaped(Reaped),
+    StepProgress(StepProgress),
     /// Whether any inodes are left to be counted.
     Counted {
         more: bool,
@@ -65,7 +65,7 @@ fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<
         Some(Kind::PutWorker(put)) => registry::put_worker(transaction, &put),
         Some(Kind::WorkerState(set)) => registry::set_worker_state(transaction, &set),
         Some(Kind::PutJob(job)) => registry::put_job(transaction, job),
-        Some(Kind::ReapOrphans(limit)) => Ok(Outcome::Reaped(reap(transaction, &limit)?)),
+        Some(Kind::ReapOrphans(limit)) => Ok(Outcome::StepProgress(reap(transaction, &limit)?)),
         Some(Kind::PutIndex(index)) => put_index(transaction, &index),
         Some(Kind::Mutate(mutate)) => posix::mutate(transaction, mutate),
         Some(Kind::EndSession(session)) => posix::end_session(transaction, session),
@@ -79,7 +79,7 @@ fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<
         Some(Kind::Freed(freed)) => intent::freed(transaction, &freed),
         Some(Kind::JoinReplica(join)) => extent::join(transaction, &join),
         Some(Kind::SettleReplica(settle)) => extent::settle(transaction, &settle),
-        Some(Kind::DropBlocks(step)) => extent::drop_next(transaction, &step),
+        Some(Kind::DropBlocks(step)) => extent::drop_truncated_step(transaction, &step),
         Some(Kind::StraysFreed(freed)) => Ok(extent::strays_freed(transaction, &freed)),
         Some(Kind::FreeContent(inode)) => origin::free(transaction, inode, 0),
         Some(Kind::FreeOwnContent(own)) => origin::free(transaction, own.inode, own.session),

@@ -6,8 +6,8 @@
 //! a *stray*, until it has freed that: it is given no other copy before, which the freeing could destroy.
 //!
 //! A file can lose a quarter of a million blocks at once ([`cut`]). The first of them go with the command; of the rest
-//! the inode's record says that they are none of the file's any more ([`is_cut_off`]), and the leader has their records
-//! taken away in steps ([`drop_next`]).
+//! the inode's record says that they are none of the file's any more ([`is_truncated`]), and the leader has their
+//! records taken away in steps ([`drop_truncated_step`]).
 
 use cavern_proto::master::Extent;
 use cavern_proto::record::{
@@ -15,7 +15,7 @@ use cavern_proto::record::{
     Stray, StraysFreed,
 };
 
-use super::orphans::Reaped;
+use super::orphans::StepProgress;
 use super::records::{extent_key, replica_key, stray_key};
 use super::{Change, Family, Outcome, Transaction};
 use crate::MasterError;
@@ -25,7 +25,7 @@ pub const AT_ONCE: usize = 400;
 
 /// Which file a block belongs to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Owner {
+pub(super) struct BlockOwner {
     pub inode: u64,
     pub mount_id: u32,
     /// Replicas that the mount asks for.
@@ -63,7 +63,7 @@ pub(super) fn after_commit(known: &ExtentRecord, written: &Extent) -> Option<Ext
 /// Stores what a commit makes of a block: `known` before, at `named` by the one who wrote.
 pub(super) fn commit(
     transaction: &mut Transaction<'_>,
-    owner: &Owner,
+    owner: &BlockOwner,
     index: u32,
     known: Option<&ExtentRecord>,
     after: &ExtentRecord,
@@ -81,12 +81,12 @@ pub(super) fn commit(
 /// Stores an extent; replicas that it has no more become strays.
 fn put(
     transaction: &mut Transaction<'_>,
-    owner: &Owner,
+    owner: &BlockOwner,
     index: u32,
     before: Option<&ExtentRecord>,
     after: &ExtentRecord,
 ) {
-    let Owner { inode, replicas: wanted, .. } = *owner;
+    let BlockOwner { inode, replicas: wanted, .. } = *owner;
     transaction.put(Family::Extent, &extent_key(inode, index), after);
     for worker in &after.workers {
         if before.is_none_or(|before| !before.workers.contains(worker)) {
@@ -111,13 +111,13 @@ fn put(
     }
 }
 
-fn put_stray(transaction: &mut Transaction<'_>, owner: &Owner, index: u32, generation: u32, worker: u64) {
+fn put_stray(transaction: &mut Transaction<'_>, owner: &BlockOwner, index: u32, generation: u32, worker: u64) {
     let stray = Stray { inode: owner.inode, generation, index };
     transaction.put_bytes(Family::Stray, &stray_key(worker, &stray), &owner.mount_id.to_be_bytes());
 }
 
 /// Whether a block has been cut off its file, though its record is there.
-pub fn is_cut_off(cuts: &[Cut], index: u32, generation: u32) -> bool {
+pub fn is_truncated(cuts: &[Cut], index: u32, generation: u32) -> bool {
     // The last of those that begin before it is of the latest generation.
     let before = cuts.partition_point(|cut| cut.from <= index);
     cuts[..before].last().is_some_and(|cut| generation < cut.generation)
@@ -130,20 +130,20 @@ pub(super) fn cut(
     inode: u64,
     record: &mut InodeRecord,
     from: u32,
-) -> Result<(Vec<(u32, u64)>, Dropped), MasterError> {
+) -> Result<(Vec<(u32, u64)>, DropProgress), MasterError> {
     let (extents, next) = transaction.before().some_recorded_extents(inode, from, AT_ONCE)?;
-    let was_there = |extent: &&Extent| !is_cut_off(&record.cuts, extent.index, extent.generation);
+    let was_there = |extent: &&Extent| !is_truncated(&record.cuts, extent.index, extent.generation);
     let there = extents.iter().filter(was_there);
     let dropped = there.map(|extent| (extent.index, extent.allocated.unwrap_or_default())).collect();
-    bury(transaction, inode, record.mount_id, extents);
+    retire_extents(transaction, inode, record.mount_id, extents);
     record.generation += 1;
     // What they were for is done, or to be done by this one.
     record.cuts.retain(|known| known.from < from);
-    let Some(from) = next else { return Ok((dropped, Dropped::All)) };
+    let Some(from) = next else { return Ok((dropped, DropProgress::All)) };
     record.cuts.push(Cut { from, generation: record.generation });
     let garbage = GarbageRecord { inode, mount_id: record.mount_id, extents: Vec::new(), is_cut: true };
     put_garbage(transaction, &garbage);
-    Ok((dropped, Dropped::Some))
+    Ok((dropped, DropProgress::Some))
 }
 
 /// A block as it is told, of its record.
@@ -154,28 +154,35 @@ pub fn at(index: u32, record: ExtentRecord) -> Extent {
 
 /// How many of the blocks that were to be dropped are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dropped {
+pub enum DropProgress {
     All,
     Some,
 }
 
 /// Takes the records of blocks of an inode that is to be deleted away, and notes that the blocks are to be freed. While
 /// there are more, the inode's record says how far that has come.
-pub(super) fn drop_some(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<Dropped, MasterError> {
-    let Some(mut record) = transaction.inode(inode)? else { return Ok(Dropped::All) };
+pub(super) fn drop_blocks_step(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    mount_id: u32,
+) -> Result<DropProgress, MasterError> {
+    let Some(mut record) = transaction.inode(inode)? else { return Ok(DropProgress::All) };
     let begun = record.cuts.first().filter(|cut| cut.generation == u32::MAX);
     let from = begun.map_or(0, |cut| cut.from);
     let (extents, next) = transaction.before().some_recorded_extents(inode, from, AT_ONCE)?;
-    bury(transaction, inode, mount_id, extents);
-    let Some(from) = next else { return Ok(Dropped::All) };
+    retire_extents(transaction, inode, mount_id, extents);
+    let Some(from) = next else { return Ok(DropProgress::All) };
     record.cuts = vec![Cut { from, generation: u32::MAX }];
     transaction.put_inode(inode, record);
-    Ok(Dropped::Some)
+    Ok(DropProgress::Some)
 }
 
 /// Goes on with what [`cut`] has begun. Whether there is more to be done.
-pub(super) fn drop_next(transaction: &mut Transaction<'_>, step: &DropBlocks) -> Result<Outcome, MasterError> {
-    let more = |more: bool| Ok(Outcome::Reaped(Reaped { more, ..Reaped::default() }));
+pub(super) fn drop_truncated_step(
+    transaction: &mut Transaction<'_>,
+    step: &DropBlocks,
+) -> Result<Outcome, MasterError> {
+    let more = |more: bool| Ok(Outcome::StepProgress(StepProgress { more, ..StepProgress::default() }));
     let key = step.number.to_be_bytes();
     let garbage = transaction.before().garbage_record(step.number)?;
     let Some(GarbageRecord { inode, .. }) = garbage.filter(|garbage| garbage.is_cut) else { return more(false) };
@@ -188,9 +195,9 @@ pub(super) fn drop_next(transaction: &mut Transaction<'_>, step: &DropBlocks) ->
     };
     let limit = step.limit.max(1) as usize;
     let (looked_at, next) = transaction.before().some_recorded_extents(inode, first, limit)?;
-    let cut_off = looked_at.into_iter().filter(|extent| is_cut_off(&record.cuts, extent.index, extent.generation));
+    let cut_off = looked_at.into_iter().filter(|extent| is_truncated(&record.cuts, extent.index, extent.generation));
     let cut_off = cut_off.collect();
-    bury(transaction, inode, record.mount_id, cut_off);
+    retire_extents(transaction, inode, record.mount_id, cut_off);
     match next {
         None => {
             record.cuts.clear();
@@ -208,7 +215,7 @@ pub(super) fn drop_next(transaction: &mut Transaction<'_>, step: &DropBlocks) ->
 }
 
 /// Takes records of blocks away, and has the blocks freed.
-pub(super) fn bury(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32, mut extents: Vec<Extent>) {
+pub(super) fn retire_extents(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32, mut extents: Vec<Extent>) {
     for extent in &mut extents {
         transaction.delete(Family::Extent, &extent_key(inode, extent.index));
         transaction.delete(Family::Repair, &extent_key(inode, extent.index));
@@ -235,11 +242,11 @@ fn find(
     transaction: &mut Transaction<'_>,
     inode: u64,
     index: u32,
-) -> Result<Option<(Owner, ExtentRecord)>, MasterError> {
+) -> Result<Option<(BlockOwner, ExtentRecord)>, MasterError> {
     let Some(record) = transaction.inode(inode)? else { return Ok(None) };
     let Some(known) = transaction.before().extent(inode, index)? else { return Ok(None) };
     let replicas = transaction.before().mount(record.mount_id)?.map_or(1, |mount| mount.replicas.max(1));
-    Ok(Some((Owner { inode, mount_id: record.mount_id, replicas }, known)))
+    Ok(Some((BlockOwner { inode, mount_id: record.mount_id, replicas }, known)))
 }
 
 fn is_as(known: &ExtentRecord, extent: &Extent) -> bool {
@@ -322,12 +329,12 @@ mod tests {
     #[test]
     fn a_cut_is_of_the_blocks_behind_it_that_were_made_before() {
         let cuts = [Cut { from: 10, generation: 3 }, Cut { from: 20, generation: 5 }];
-        let is_cut_off = |index, generation| is_cut_off(&cuts, index, generation);
+        let is_truncated = |index, generation| is_truncated(&cuts, index, generation);
         assert_eq!(
-            [(9, 0), (10, 2), (19, 2), (20, 2), (20, 4)].map(|(index, at)| is_cut_off(index, at)),
+            [(9, 0), (10, 2), (19, 2), (20, 2), (20, 4)].map(|(index, at)| is_truncated(index, at)),
             [false, true, true, true, true]
         );
-        assert_eq!([(10, 3), (19, 4), (20, 5), (99, 6)].map(|(index, at)| is_cut_off(index, at)), [false; 4]);
+        assert_eq!([(10, 3), (19, 4), (20, 5), (99, 6)].map(|(index, at)| is_truncated(index, at)), [false; 4]);
     }
 
     fn known(replicas: &[(u64, u32)]) -> ExtentRecord {

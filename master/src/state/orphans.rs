@@ -8,7 +8,7 @@ use cavern_proto::master::Kind;
 use cavern_proto::record::ReapOrphans;
 
 use super::database::Family;
-use super::extent::Dropped;
+use super::extent::DropProgress;
 use super::records::{inode_key, links};
 use super::transaction::Transaction;
 use super::{intent, posix};
@@ -19,7 +19,7 @@ const WRITES: usize = 2000;
 
 /// What one reaping step did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reaped {
+pub struct StepProgress {
     pub inodes: u64,
     /// Whether anything is left.
     pub more: bool,
@@ -40,9 +40,9 @@ pub fn add(transaction: &mut Transaction<'_>, directory: u64) -> Result<(), Mast
 
 /// Deletes at most `limit` inodes of the first orphan from an inode on; directories below it become orphans themselves.
 /// Must be the only command of its transaction that touches the orphan: it reads the tables as they were before.
-pub fn reap(transaction: &mut Transaction<'_>, step: &ReapOrphans) -> Result<Reaped, MasterError> {
+pub fn reap(transaction: &mut Transaction<'_>, step: &ReapOrphans) -> Result<StepProgress, MasterError> {
     let tables = transaction.before();
-    let Some((orphan, after)) = tables.orphan(step.from)? else { return Ok(Reaped::default()) };
+    let Some((orphan, after)) = tables.orphan(step.from)? else { return Ok(StepProgress::default()) };
     let mount_id = transaction.inode(orphan)?.map_or(0, |record| record.mount_id);
     let limit = step.limit.max(1) as usize;
     let mut entries = Vec::new();
@@ -67,7 +67,7 @@ pub fn reap(transaction: &mut Transaction<'_>, step: &ReapOrphans) -> Result<Rea
             let has_several = record.as_ref().is_none_or(|record| links(record) > 1);
             // Unless it went with another of its names.
             if record.is_some() {
-                if forget(transaction, dentry.inode, mount_id)? == Dropped::Some {
+                if forget(transaction, dentry.inode, mount_id)? == DropProgress::Some {
                     rest = Some(());
                     break;
                 }
@@ -90,12 +90,12 @@ pub fn reap(transaction: &mut Transaction<'_>, step: &ReapOrphans) -> Result<Rea
         // Names that have been deleted cost a scan as much as others, for a time.
         transaction.put_bytes(Family::Orphan, &inode_key(orphan), &last);
     }
-    Ok(Reaped { inodes, more: true, next: orphan })
+    Ok(StepProgress { inodes, more: true, next: orphan })
 }
 
 /// What an inode of an fs-mode mount has beside its record goes with it. Its objects stay: a bucket that was detached
 /// is not emptied.
-fn forget(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<Dropped, MasterError> {
+fn forget(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<DropProgress, MasterError> {
     intent::forget(transaction, inode)?;
     posix::forget_content(transaction, inode, mount_id)
 }

@@ -52,24 +52,24 @@ struct Refusal {
 
 /// What keeps a change from being made: the state (told to the asker), or a broken database.
 #[derive(Debug)]
-enum Stop {
+enum MutationError {
     Refused(Refusal),
     /// The bucket has names in a directory, or somewhere below it, that the namespace lacks: they must come first.
     Unlisted {
         directory: u64,
         below: bool,
     },
-    Broken(MasterError),
+    Storage(MasterError),
 }
 
-impl From<MasterError> for Stop {
+impl From<MasterError> for MutationError {
     fn from(error: MasterError) -> Self {
-        Self::Broken(error)
+        Self::Storage(error)
     }
 }
 
-fn refuse<T>(errno: Errno, reason: impl Into<String>) -> Result<T, Stop> {
-    Err(Stop::Refused(Refusal { errno, reason: reason.into() }))
+fn refuse<T>(errno: Errno, reason: impl Into<String>) -> Result<T, MutationError> {
+    Err(MutationError::Refused(Refusal { errno, reason: reason.into() }))
 }
 
 /// Names that a directory got or lost, and those of directories among them.
@@ -80,7 +80,7 @@ struct EntriesChange {
 }
 
 /// One mutation under way.
-struct Mutating<'t, 'd> {
+struct MutationContext<'t, 'd> {
     transaction: &'t mut Transaction<'d>,
     now_ns: i64,
     /// Owner of what is created.
@@ -108,7 +108,8 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         return Ok(Outcome::Mutated(Box::new(known)));
     }
     transaction.origin = mutate.session;
-    let mut mutating = Mutating { uid: mutation.uid, gid: mutation.gid, ..Mutating::new(transaction, mutate.now_ns) };
+    let mut mutating =
+        MutationContext { uid: mutation.uid, gid: mutation.gid, ..MutationContext::new(transaction, mutate.now_ns) };
     let done = match mutation.change {
         None => refuse(Errno::NOSYS, "a change of a kind that this master does not know"),
         Some(Kind::Create(create)) => mutating.create(create, mutate.session),
@@ -132,23 +133,23 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
             let (attributes, gone) = (mutating.attributes(), mutating.gone);
             MutationResult { inode, attributes, gone, ..MutationResult::default() }
         }
-        Err(Stop::Refused(Refusal { errno, reason })) => {
+        Err(MutationError::Refused(Refusal { errno, reason })) => {
             MutationResult { errno: errno.raw_os_error(), reason, ..MutationResult::default() }
         }
-        Err(Stop::Unlisted { directory, below }) => MutationResult {
+        Err(MutationError::Unlisted { directory, below }) => MutationResult {
             errno: Errno::AGAIN.raw_os_error(),
             reason: format!("{} has names in the bucket that are not known yet", mutating.shown(directory)?),
             unlisted: directory,
             unlisted_below: below,
             ..MutationResult::default()
         },
-        Err(Stop::Broken(error)) => return Err(error),
+        Err(MutationError::Storage(error)) => return Err(error),
     };
     results::keep(transaction, mutate.session, mutate.answered, mutation.seq, &result)?;
     Ok(Outcome::Mutated(Box::new(result)))
 }
 
-impl<'t, 'd> Mutating<'t, 'd> {
+impl<'t, 'd> MutationContext<'t, 'd> {
     fn new(transaction: &'t mut Transaction<'d>, now_ns: i64) -> Self {
         Self {
             transaction,
@@ -166,7 +167,7 @@ impl<'t, 'd> Mutating<'t, 'd> {
     }
 }
 
-impl Mutating<'_, '_> {
+impl MutationContext<'_, '_> {
     /// What a refusal calls an inode: its path, by the first of its names, or its number where it has none.
     fn shown(&mut self, inode: u64) -> Result<String, MasterError> {
         Ok(match existing::path(self.transaction, inode, ROOT_INODE)? {
@@ -176,7 +177,7 @@ impl Mutating<'_, '_> {
     }
 
     /// A directory in which names may be changed.
-    fn directory(&mut self, inode: u64) -> Result<InodeRecord, Stop> {
+    fn directory(&mut self, inode: u64) -> Result<InodeRecord, MutationError> {
         let record = self.inode(inode)?;
         if !is_directory(&record) {
             return refuse(Errno::NOTDIR, format!("{} is not a directory", self.shown(inode)?));
@@ -188,27 +189,27 @@ impl Mutating<'_, '_> {
     }
 
     /// A directory of which all names are known.
-    fn whole_directory(&mut self, inode: u64) -> Result<InodeRecord, Stop> {
+    fn whole_directory(&mut self, inode: u64) -> Result<InodeRecord, MutationError> {
         let record = self.directory(inode)?;
         if record.listed_ns == 0 {
-            return Err(Stop::Unlisted { directory: inode, below: false });
+            return Err(MutationError::Unlisted { directory: inode, below: false });
         }
         Ok(record)
     }
 
     /// A directory whose path changes: of it, and of all below it, all names must be known.
-    fn check_whole_below(&mut self, inode: u64) -> Result<(), Stop> {
+    fn check_whole_below(&mut self, inode: u64) -> Result<(), MutationError> {
         let Some(path) = existing::path(self.transaction, inode, self.mount_root)? else {
             return refuse(Errno::STALE, format!("directory inode {inode} is no longer there"));
         };
         match self.transaction.before().has_unlisted(self.mount, &path)? {
-            true => Err(Stop::Unlisted { directory: inode, below: true }),
+            true => Err(MutationError::Unlisted { directory: inode, below: true }),
             false => Ok(()),
         }
     }
 
     /// An inode of an fs-mode mount.
-    fn inode(&mut self, inode: u64) -> Result<InodeRecord, Stop> {
+    fn inode(&mut self, inode: u64) -> Result<InodeRecord, MutationError> {
         let Some(record) = self.transaction.inode(inode)? else {
             return refuse(Errno::STALE, format!("inode {inode} is no longer there"));
         };
@@ -287,7 +288,7 @@ impl Mutating<'_, '_> {
 }
 
 /// A name that a directory can hold.
-fn check_name(name: &[u8]) -> Result<(), Stop> {
+fn check_name(name: &[u8]) -> Result<(), MutationError> {
     if name.len() > NAME_MAX {
         return refuse(Errno::NAMETOOLONG, format!("a name of {} bytes: {NAME_MAX} are the most", name.len()));
     }

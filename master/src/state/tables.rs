@@ -7,8 +7,8 @@ mod ttl;
 mod unlisted;
 mod usage;
 
-pub use bucket::Doomed;
-pub use replica::{BlockAt, StrayReplica};
+pub use bucket::PendingDeletion;
+pub use replica::{FileBlock, StrayReplica};
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -22,7 +22,7 @@ use cavern_proto::record::{
 use prost::Message;
 use rocksdb::{DBIterator, DBPinnableSlice, Direction, ErrorKind, IteratorMode, ReadOptions, Snapshot};
 
-use super::extent::is_cut_off;
+use super::extent::is_truncated;
 use super::records::{
     decode, dentry_key, extent_key, held_by_session, hold_key, inode_key, leading_id, lock_key, locked_by_session,
     parse_extent_key, result_key, xattr_key,
@@ -323,7 +323,7 @@ impl<'a> Tables<'a> {
         from: u32,
     ) -> Result<impl Iterator<Item = Result<Extent, MasterError>> + use<'a>, MasterError> {
         let cuts = self.inode(inode)?.unwrap_or_default().cuts;
-        let is_there = move |extent: &Extent| !is_cut_off(&cuts, extent.index, extent.generation);
+        let is_there = move |extent: &Extent| !is_truncated(&cuts, extent.index, extent.generation);
         Ok(self.recorded_extents(inode, from).filter(move |item| item.as_ref().map_or(true, &is_there)))
     }
 
@@ -393,7 +393,7 @@ impl<'a> Tables<'a> {
     pub fn extent(&self, inode: u64, index: u32) -> Result<Option<ExtentRecord>, MasterError> {
         let Some(record) = self.recorded_extent(inode, index)? else { return Ok(None) };
         let cuts = self.inode(inode)?.unwrap_or_default().cuts;
-        Ok((!is_cut_off(&cuts, index, record.generation)).then_some(record))
+        Ok((!is_truncated(&cuts, index, record.generation)).then_some(record))
     }
 
     /// The record of a block, though it may have been cut off.

@@ -26,19 +26,19 @@ pub const ALL: u64 = u64::MAX;
 
 /// How much something is, or becomes more or less.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Weight {
+pub struct UsageDelta {
     pub bytes: i64,
     pub inodes: i64,
 }
 
-impl std::ops::AddAssign for Weight {
+impl std::ops::AddAssign for UsageDelta {
     fn add_assign(&mut self, other: Self) {
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.inodes = self.inodes.saturating_add(other.inodes);
     }
 }
 
-impl std::ops::Neg for Weight {
+impl std::ops::Neg for UsageDelta {
     type Output = Self;
 
     fn neg(self) -> Self {
@@ -46,7 +46,7 @@ impl std::ops::Neg for Weight {
     }
 }
 
-impl std::ops::Sub for Weight {
+impl std::ops::Sub for UsageDelta {
     type Output = Self;
 
     fn sub(mut self, other: Self) -> Self {
@@ -56,16 +56,16 @@ impl std::ops::Sub for Weight {
 }
 
 /// What an inode weighs by itself.
-fn own(inode: u64, record: &InodeRecord, counted: u64) -> Weight {
+fn own(inode: u64, record: &InodeRecord, counted: u64) -> UsageDelta {
     if inode > counted {
-        return Weight::default();
+        return UsageDelta::default();
     }
     let bytes = if record.kind() == Kind::File { record.size } else { 0 };
-    Weight { bytes: i64::try_from(bytes).unwrap_or(i64::MAX), inodes: 1 }
+    UsageDelta { bytes: i64::try_from(bytes).unwrap_or(i64::MAX), inodes: 1 }
 }
 
 /// What an inode weighs with all that has been counted below it.
-pub fn weight(transaction: &Transaction<'_>, inode: u64, record: &InodeRecord) -> Result<Weight, MasterError> {
+pub fn weight(transaction: &Transaction<'_>, inode: u64, record: &InodeRecord) -> Result<UsageDelta, MasterError> {
     let mut weight = own(inode, record, transaction.counters.counted);
     if is_directory(record) {
         weight += below(&transaction.before().usage(inode)?);
@@ -73,9 +73,9 @@ pub fn weight(transaction: &Transaction<'_>, inode: u64, record: &InodeRecord) -
     Ok(weight)
 }
 
-fn below(usage: &UsageRecord) -> Weight {
+fn below(usage: &UsageRecord) -> UsageDelta {
     let signed = |figure: u64| i64::try_from(figure).unwrap_or(i64::MAX);
-    Weight { bytes: signed(usage.bytes), inodes: signed(usage.inodes) }
+    UsageDelta { bytes: signed(usage.bytes), inodes: signed(usage.inodes) }
 }
 
 /// Which mounts are in fs-mode, and the roots of those, asked once each.
@@ -125,7 +125,7 @@ pub fn account(transaction: &mut Transaction<'_>) -> Result<(), MasterError> {
             // What lies below a directory that stays where it is has not become another weight by that.
             Some(record) if from == to => Ok(own(inode, record, counted)),
             Some(record) => weight(transaction, inode, record),
-            None => Ok(Weight::default()),
+            None => Ok(UsageDelta::default()),
         };
         let (was, is) = (weight_of(before.as_ref())?, weight_of(after.as_ref())?);
         if let Some(from) = from {
@@ -139,10 +139,10 @@ pub fn account(transaction: &mut Transaction<'_>) -> Result<(), MasterError> {
 }
 
 /// Adds changes of directories' contents to them and to all above, up to the roots of their mounts.
-fn spread(transaction: &mut Transaction<'_>, changes: BTreeMap<u64, Weight>) -> Result<(), MasterError> {
-    let mut totals: BTreeMap<u64, Weight> = BTreeMap::new();
+fn spread(transaction: &mut Transaction<'_>, changes: BTreeMap<u64, UsageDelta>) -> Result<(), MasterError> {
+    let mut totals: BTreeMap<u64, UsageDelta> = BTreeMap::new();
     let mut parents: HashMap<u64, u64> = HashMap::new();
-    for (directory, change) in changes.into_iter().filter(|(_, change)| *change != Weight::default()) {
+    for (directory, change) in changes.into_iter().filter(|(_, change)| *change != UsageDelta::default()) {
         let mut at = directory;
         for _ in 0..DEPTH_MAX {
             let parent = match parents.get(&at) {

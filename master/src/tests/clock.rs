@@ -8,7 +8,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Kind, SetTtl, TtlAction};
 
 use super::harness::{HostClock, NoWorkers, TestMaster, eventually, name, new_bucket};
-use super::persist::bench::Bench;
+use super::persist::bench::Fixture;
 use crate::listing::Why;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -45,7 +45,7 @@ async fn what_is_written_to_a_bucket_shows_after_the_clock_was_set_back_across_a
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bucket_learns_of_changes_without_delay_when_the_clock_was_set_back_across_a_restart() {
     let host = HostClock::default();
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     bench.fake.is_away.store(1, Ordering::Release);
     let file = bench.create(bench.root, "f", Kind::File).await;
     bench.commit(file, 0, 0, vec![1]).await;
@@ -63,7 +63,7 @@ async fn a_bucket_learns_of_changes_without_delay_when_the_clock_was_set_back_ac
 #[tokio::test(flavor = "multi_thread")]
 async fn no_file_expires_because_the_clock_was_set_forward_while_the_master_runs() {
     let host = HostClock::default();
-    let mut bench = Bench::idle().await;
+    let mut bench = Fixture::idle().await;
     bench.restart_at(host.clock()).await;
     let rule = |inode, seconds| SetTtl { inode, seconds, action: TtlAction::Delete as i32 };
     let day = bench.create(bench.root, "day", Kind::Directory).await;

@@ -18,7 +18,7 @@ use crate::MasterError;
 use crate::clock::{Clock, Reading};
 use crate::jobs::{BlockFiller, Filled};
 use crate::persist::ObjectWriter;
-use crate::server::{MakeFiller, Master, WayToWorkers};
+use crate::server::{Master, WorkerClientFactory, WorkerClients};
 use crate::service::Services;
 use crate::workers::Workers;
 
@@ -36,9 +36,9 @@ pub fn new_bucket() -> (MemoryBucket, String) {
 /// No worker at all.
 pub struct NoWorkers;
 
-impl MakeFiller for NoWorkers {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WayToWorkers {
-        WayToWorkers { filler: Arc::new(Self), writer: Arc::new(Self), pool: None }
+impl WorkerClientFactory for NoWorkers {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WorkerClients {
+        WorkerClients { filler: Arc::new(Self), writer: Arc::new(Self), pool: None }
     }
 }
 
@@ -109,7 +109,7 @@ impl TestMaster {
     pub async fn with(
         config: Config,
         dir: Arc<TempDir>,
-        fillers: Arc<dyn MakeFiller + Send + Sync>,
+        fillers: Arc<dyn WorkerClientFactory + Send + Sync>,
     ) -> Result<Self, MasterError> {
         Self::at(config, dir, fillers, Clock::default()).await
     }
@@ -118,7 +118,7 @@ impl TestMaster {
     pub async fn at(
         config: Config,
         dir: Arc<TempDir>,
-        fillers: Arc<dyn MakeFiller + Send + Sync>,
+        fillers: Arc<dyn WorkerClientFactory + Send + Sync>,
         clock: Clock,
     ) -> Result<Self, MasterError> {
         let grpc = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -129,7 +129,7 @@ impl TestMaster {
         grpc: tokio::net::TcpListener,
         mut config: Config,
         dir: Arc<TempDir>,
-        fillers: Arc<dyn MakeFiller + Send + Sync>,
+        fillers: Arc<dyn WorkerClientFactory + Send + Sync>,
         clock: Clock,
     ) -> Result<Self, MasterError> {
         config.master.data_dir = dir.path().join("master");

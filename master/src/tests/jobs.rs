@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, new_bucket};
 use crate::MasterError;
 use crate::jobs::{BlockFiller, Failure, Filled};
-use crate::server::{MakeFiller, WayToWorkers};
+use crate::server::{WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
 
 /// Keys and indexes of blocks.
@@ -27,9 +27,9 @@ struct Counting {
     requests: Arc<AtomicU32>,
 }
 
-impl MakeFiller for Counting {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WayToWorkers {
-        WayToWorkers { filler: Arc::new(self.clone()), writer: Arc::new(NoWorkers), pool: None }
+impl WorkerClientFactory for Counting {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WorkerClients {
+        WorkerClients { filler: Arc::new(self.clone()), writer: Arc::new(NoWorkers), pool: None }
     }
 }
 

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::harness::{TestMaster, Tree, new_bucket};
-use crate::detach::Unwritten;
+use crate::detach::DetachPolicy;
 use crate::listing::{diff_step, is_name, is_same_version, windows};
 use crate::state::{Database, Outcome, Tables, Transaction, apply};
 
@@ -114,18 +114,18 @@ async fn check_states(master: &TestMaster, states: &[BTreeSet<String>], number: 
         assert_eq!(without_sizes(tree), without_sizes(expected), "round {round} of {states:?}");
     }
     if let Some(mount) = mounted {
-        master.services().unmount_bucket(&mount.path, Unwritten::Keep).await.unwrap();
+        master.services().unmount_bucket(&mount.path, DetachPolicy::Keep).await.unwrap();
     }
 }
 
 /// A mount in a database without a log.
-struct Bench {
+struct Fixture {
     _dir: tempfile::TempDir,
     database: Database,
     mount: Mount,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
@@ -214,7 +214,7 @@ fn pages(keys: &BTreeSet<String>, size: usize, version: u64) -> Vec<ListPage> {
 
 #[test]
 fn pages_of_any_size_give_the_same_directory() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let mut runner = TestRunner::new(Cases { cases: 400, ..Cases::default() });
     let result = runner.run(&(keys(), 1usize..6, 1u64..4), |(keys, size, version)| {
         bench.list(&keys, size, version);

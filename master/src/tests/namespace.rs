@@ -17,7 +17,7 @@ use tonic::Request;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, name, new_bucket};
 use crate::MasterError;
-use crate::detach::Unwritten;
+use crate::detach::DetachPolicy;
 use crate::listing::Why;
 use crate::state::Outcome;
 
@@ -229,7 +229,7 @@ async fn a_hundred_thousand_names_come_in_pages() {
     assert!(!rest.last().unwrap().end);
 
     let services = master.services();
-    services.unmount_bucket("/big", Unwritten::Keep).await.unwrap();
+    services.unmount_bucket("/big", DetachPolicy::Keep).await.unwrap();
     assert!(services.lookups.resolve("/big").await.unwrap_err().is_not_found());
     eventually(|| async { services.lookups.listings.read(|tables| Ok(tables.counters()?.inodes)).await.unwrap() == 1 })
         .await;
@@ -258,11 +258,11 @@ async fn mounts_are_verified_idempotent_and_never_nested() {
     }
     assert!(services.lookups.resolve("/y").await.unwrap_err().is_not_found());
     services.mount_bucket(mount_request("/x/n", &uri), false).await.unwrap();
-    services.unmount_bucket("/x/m", Unwritten::Keep).await.unwrap();
+    services.unmount_bucket("/x/m", DetachPolicy::Keep).await.unwrap();
     assert!(services.lookups.resolve("/x").await.is_ok(), "it still holds another mount");
-    services.unmount_bucket("/x/n", Unwritten::Keep).await.unwrap();
+    services.unmount_bucket("/x/n", DetachPolicy::Keep).await.unwrap();
     assert!(services.lookups.resolve("/x").await.unwrap_err().is_not_found());
-    assert!(services.unmount_bucket("/x/n", Unwritten::Keep).await.unwrap_err().is_not_found());
+    assert!(services.unmount_bucket("/x/n", DetachPolicy::Keep).await.unwrap_err().is_not_found());
     let status = services.status(Request::new(StatusRequest {})).await.unwrap().into_inner();
     assert!(status.mounts.unwrap().mounts.is_empty());
     master.master.stop().await;

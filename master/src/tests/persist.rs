@@ -18,13 +18,13 @@ use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Extent, Kind, LinkInode, RenameMode, RenameName, SetXattr, WorkerState};
 
-use self::bench::Bench;
+use self::bench::Fixture;
 use super::harness::{eventually, name};
-use crate::detach::Unwritten;
+use crate::detach::DetachPolicy;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_links_and_directories_become_objects_and_go_again() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     let directory = bench.create(root, "d", Kind::Directory).await;
     let file = bench.create(directory, "f", Kind::File).await;
@@ -55,7 +55,7 @@ async fn files_links_and_directories_become_objects_and_go_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_changes_all_the_time_is_written_now_and_then() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     let file = bench.create(root, "f", Kind::File).await;
     for change in 0..200u32 {
@@ -72,7 +72,7 @@ async fn a_file_that_changes_all_the_time_is_written_now_and_then() {
 #[tokio::test(flavor = "multi_thread")]
 async fn while_clients_make_many_changes_the_bucket_waits_but_not_for_ever_nor_where_room_is_lacking() {
     let delay = Duration::from_millis(50);
-    let mut bench = Bench::start(&[], delay).await;
+    let mut bench = Fixture::start(&[], delay).await;
     let persistence = bench.master().services().persistence.clone();
     let changes = tokio::spawn(async move {
         loop {
@@ -80,7 +80,7 @@ async fn while_clients_make_many_changes_the_bucket_waits_but_not_for_ever_nor_w
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
-    eventually(|| async { bench.master().services().persistence.makes_way() }).await;
+    eventually(|| async { bench.master().services().persistence.yields_to_clients() }).await;
     let begun = Instant::now();
     let file = bench.create(bench.root, "f", Kind::File).await;
     bench.commit(file, 0, 0, vec![1]).await;
@@ -93,12 +93,12 @@ async fn while_clients_make_many_changes_the_bucket_waits_but_not_for_ever_nor_w
     assert!(bench.bucket.keys().is_empty());
 
     *bench.fake.disk.lock() = (100, 90);
-    eventually(|| async { !bench.master().services().persistence.makes_way() }).await;
+    eventually(|| async { !bench.master().services().persistence.yields_to_clients() }).await;
     changes.abort();
     bench.end().await;
 }
 
-impl Bench {
+impl Fixture {
     async fn check_file(&self, inode: u64) {
         let wanted = self.wanted().await;
         let content = fake::body(&[], self.model.get(&inode).map_or(&[], Vec::as_slice));
@@ -109,7 +109,7 @@ impl Bench {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renamed_directory_is_one_intent_that_is_spread_across_restarts() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     let top = bench.create(root, "a", Kind::Directory).await;
     let below = bench.create(top, "b", Kind::Directory).await;
@@ -155,7 +155,7 @@ async fn a_renamed_directory_is_one_intent_that_is_spread_across_restarts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_a_key_is_told_and_keeps_nobody_else_waiting() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     let odd =
         CreateInode { parent: root, name: Bytes::from_static(b"\xff"), kind: Kind::File as i32, ..Default::default() };
@@ -179,7 +179,7 @@ async fn what_cannot_be_a_key_is_told_and_keeps_nobody_else_waiting() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_that_is_in_the_way_is_replaced() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     bench.bucket.put("top/f", "from elsewhere");
     let file = bench.create(root, "f", Kind::File).await;
@@ -195,7 +195,7 @@ async fn an_object_that_is_in_the_way_is_replaced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dropped_blocks_are_freed_at_workers_that_are_there() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     *bench.fake.live.lock() = vec![(1, WorkerState::Live), (2, WorkerState::Lost)];
     let file = bench.create(root, "f", Kind::File).await;
@@ -204,7 +204,7 @@ async fn dropped_blocks_are_freed_at_workers_that_are_there() {
     // Worker 3 is in no table any more.
     bench.commit(file, 2, 0, vec![3]).await;
     bench.cut(file, 0).await;
-    let left = async |bench: &Bench| {
+    let left = async |bench: &Fixture| {
         let read = bench.master().services().lookups.listings.read(|tables| tables.garbage(0, 10));
         read.await.unwrap()
     };
@@ -225,7 +225,7 @@ async fn dropped_blocks_are_freed_at_workers_that_are_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mount_with_unwritten_changes_goes_only_when_they_are_given_up() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     let directory = bench.create(root, "d", Kind::Directory).await;
     bench.settled().await;
@@ -234,9 +234,9 @@ async fn a_mount_with_unwritten_changes_goes_only_when_they_are_given_up() {
     bench.commit(file, 0, 0, vec![1]).await;
     bench.remove(root, "none", false).await;
     let services = bench.master().services().clone();
-    let refused = services.unmount_bucket("/m", Unwritten::Keep).await.unwrap_err();
+    let refused = services.unmount_bucket("/m", DetachPolicy::Keep).await.unwrap_err();
     assert!(refused.to_string().contains("cv persist wait /m"), "{refused}");
-    services.unmount_bucket("/m", Unwritten::Discard).await.unwrap();
+    services.unmount_bucket("/m", DetachPolicy::Discard).await.unwrap();
     // What was noted of it goes, its blocks are freed, and the bucket stays as it is.
     eventually(|| async {
         let left = services.lookups.listings.read(|tables| {

@@ -21,7 +21,7 @@ use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket, placem
 use crate::MasterError;
 use crate::persist::ObjectWriter;
 use crate::repair::claims;
-use crate::server::{MakeFiller, WayToWorkers};
+use crate::server::{WorkerClientFactory, WorkerClients};
 use crate::state::Outcome;
 use crate::workers::Workers;
 
@@ -41,9 +41,9 @@ struct Fake {
     copies_wait: Arc<AtomicBool>,
 }
 
-impl MakeFiller for Fake {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WayToWorkers {
-        WayToWorkers { filler: Arc::new(NoWorkers), writer: Arc::new(self.clone()), pool: None }
+impl WorkerClientFactory for Fake {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WorkerClients {
+        WorkerClients { filler: Arc::new(NoWorkers), writer: Arc::new(self.clone()), pool: None }
     }
 }
 
@@ -80,14 +80,14 @@ impl ObjectWriter for Fake {
     }
 }
 
-struct Bench {
+struct Fixture {
     master: Option<TestMaster>,
     fake: Fake,
     file: u64,
     seq: u64,
 }
 
-impl Bench {
+impl Fixture {
     async fn new(live: &[u64]) -> Self {
         let fake = Fake::default();
         *fake.live.lock() = live.iter().map(|id| (*id, WorkerState::Live)).collect();
@@ -163,7 +163,7 @@ impl Bench {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_lacks_a_replica_gets_one_and_what_was_given_up_is_freed() {
-    let mut bench = Bench::new(&[1, 2, 3]).await;
+    let mut bench = Fixture::new(&[1, 2, 3]).await;
     bench.commit(0, &[1, 2], &[]).await.unwrap();
     bench.commit(1, &[3], &[]).await.unwrap();
     eventually(|| async { bench.extent(1).await.0.len() == 2 }).await;
@@ -191,7 +191,7 @@ async fn what_lacks_a_replica_gets_one_and_what_was_given_up_is_freed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_lost_worker_had_is_copied_from_where_else_it_is() {
-    let mut bench = Bench::new(&[1, 2, 3]).await;
+    let mut bench = Fixture::new(&[1, 2, 3]).await;
     for index in 0..20 {
         bench.commit(index, &[1, 2], &[]).await.unwrap();
     }
@@ -216,7 +216,7 @@ async fn what_a_lost_worker_had_is_copied_from_where_else_it_is() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_while_a_copy_is_made_ends_it() {
-    let mut bench = Bench::new(&[1, 2]).await;
+    let mut bench = Fixture::new(&[1, 2]).await;
     bench.fake.copies_wait.store(true, Ordering::Release);
     bench.commit(0, &[1], &[]).await.unwrap();
     eventually(|| async { bench.extent(0).await.2 == 2 && !bench.fake.copied.lock().is_empty() }).await;
@@ -231,7 +231,7 @@ async fn a_commit_while_a_copy_is_made_ends_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_that_fails_is_given_up_and_made_again_elsewhere() {
-    let mut bench = Bench::new(&[1, 2]).await;
+    let mut bench = Fixture::new(&[1, 2]).await;
     bench.fake.copies_fail.store(true, Ordering::Release);
     bench.commit(0, &[1], &[]).await.unwrap();
     eventually(|| async { !bench.fake.freed.lock().is_empty() }).await;
@@ -243,7 +243,7 @@ async fn a_copy_that_fails_is_given_up_and_made_again_elsewhere() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_that_a_restart_cut_off_is_given_up() {
-    let mut bench = Bench::new(&[1]).await;
+    let mut bench = Fixture::new(&[1]).await;
     bench.commit(0, &[1], &[]).await.unwrap();
     let extent = Extent { workers: vec![1], joining: 7, ..Extent::default() };
     let join = JoinReplica { inode: bench.file, extent: Some(extent) };
@@ -261,7 +261,7 @@ async fn a_copy_that_a_restart_cut_off_is_given_up() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_is_to_keep_its_own_and_what_those_had_that_are_gone() {
-    let mut bench = Bench::new(&[]).await;
+    let mut bench = Fixture::new(&[]).await;
     for (uuid, data_address) in [([1; 16], "a:1"), ([2; 16], "b:1")] {
         let worker = Worker { data_address: data_address.into(), ..Worker::default() };
         let put = PutWorker { uuid: uuid.to_vec().into(), worker: Some(worker) };
@@ -303,7 +303,7 @@ async fn a_worker_is_to_keep_its_own_and_what_those_had_that_are_gone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_worker_that_leaves_has_moves_and_it_is_removed_for_good() {
-    let mut bench = Bench::new(&[]).await;
+    let mut bench = Fixture::new(&[]).await;
     let proposer = bench.master().services().proposer.clone();
     let put = |number: u8| {
         let worker = Worker { data_address: format!("host{number}:1"), ..Worker::default() };

@@ -27,7 +27,7 @@ use crate::listing::{adopt, portions};
 use crate::persist::intents::SPREAD;
 use crate::persist::plan::{self, Step};
 use crate::sessions::END_STEP;
-use crate::state::{AT_ONCE, Database, Family, Outcome, Reaped, Tables, Transaction, apply};
+use crate::state::{AT_ONCE, Database, Family, Outcome, StepProgress, Tables, Transaction, apply};
 
 /// Records of one command: ten milliseconds, or a little more. The longest are those that pass over names that have
 /// just been removed.
@@ -42,7 +42,7 @@ const READ: [PerfMetric; 2] = [PerfMetric::GetFromMemtableCount, PerfMetric::See
 const PASSED: [PerfMetric; 2] = [PerfMetric::InternalKeySkippedCount, PerfMetric::InternalDeleteSkippedCount];
 const PASSED_FOR_ONE: u64 = 16;
 
-struct Bench {
+struct Fixture {
     database: Database,
     mount: Mount,
     seq: u64,
@@ -62,7 +62,7 @@ fn name(number: usize) -> Bytes {
     format!("name-{number:06}").into()
 }
 
-impl Bench {
+impl Fixture {
     fn new(write_type: WriteType) -> Self {
         set_perf_stats(PerfStatsLevel::EnableCount);
         let dir = tempfile::tempdir().unwrap();
@@ -149,7 +149,7 @@ impl Bench {
                     continue;
                 }
                 Step::None => return,
-                Step::InTheWay { .. } => panic!("{planned:?}"),
+                Step::KeyOccupied { .. } => panic!("{planned:?}"),
             };
             for portion in work.portions() {
                 let new = portion.writes.iter().filter(|write| write.is_new).map(|write| write.key.clone()).collect();
@@ -167,17 +167,17 @@ impl Bench {
 
     /// Carries out the deletions; gives how many there were.
     fn delete_objects(&mut self) -> usize {
-        let doomed = self.tables().deletions(None, usize::MAX).unwrap();
-        for doomed in &doomed {
-            let (mount_id, key, change) = (doomed.mount_id, doomed.key.clone(), doomed.record.change);
+        let deletion = self.tables().deletions(None, usize::MAX).unwrap();
+        for deletion in &deletion {
+            let (mount_id, key, change) = (deletion.mount_id, deletion.key.clone(), deletion.record.change);
             self.run("deleted", Kind::Deleted(Deleted { mount_id, key, change }));
         }
-        doomed.len()
+        deletion.len()
     }
 
     fn reap_unlinked(&mut self, inode: u64) {
-        while matches!(self.run("unlinked reaped", Kind::ReapUnlinked(inode)), Outcome::Reaped(reaped) if reaped.more) {
-        }
+        let mut reap = || self.run("unlinked reaped", Kind::ReapUnlinked(inode));
+        while matches!(reap(), Outcome::StepProgress(reaped) if reaped.more) {}
         assert_eq!(self.tables().inode(inode).unwrap(), None);
     }
 
@@ -185,7 +185,7 @@ impl Bench {
         let mut from = 0;
         loop {
             let outcome = self.run("orphans reaped", Kind::ReapOrphans(ReapOrphans { limit: REAP_STEP, from }));
-            let Outcome::Reaped(reaped) = outcome else { panic!("{outcome:?}") };
+            let Outcome::StepProgress(reaped) = outcome else { panic!("{outcome:?}") };
             match reaped.more {
                 true => from = reaped.next,
                 false if from == 0 => break,
@@ -209,7 +209,7 @@ impl Bench {
             while record.is_cut
                 && matches!(
                     self.run("blocks dropped", Kind::DropBlocks(DropBlocks { number, limit: AT_ONCE as u32 })),
-                    Outcome::Reaped(reaped) if reaped.more
+                    Outcome::StepProgress(reaped) if reaped.more
                 )
             {}
             blocks += record.extents.len();
@@ -242,7 +242,7 @@ impl Bench {
 #[test]
 fn a_file_with_forty_thousand_names_comes_and_goes_in_short_commands() {
     const LINKS: usize = 40_000;
-    let mut bench = Bench::new(WriteType::FsMode);
+    let mut bench = Fixture::new(WriteType::FsMode);
     let root = bench.mount.root_inode;
     let directory = bench.create(root, "d".into(), InodeKind::Directory);
     let file = bench.create(root, "f".into(), InodeKind::File);
@@ -290,7 +290,7 @@ fn a_file_with_forty_thousand_names_comes_and_goes_in_short_commands() {
 
 #[test]
 fn a_file_of_sixteen_tebibytes_comes_and_goes_in_short_commands() {
-    let mut bench = Bench::new(WriteType::FsMode);
+    let mut bench = Fixture::new(WriteType::FsMode);
     let file = bench.create(bench.mount.root_inode, "f".into(), InodeKind::File);
     bench.commit(file, 0..BLOCKS, 0);
     assert_eq!(bench.tables().inode(file).unwrap().unwrap().size, 1 << 44);
@@ -316,7 +316,7 @@ fn a_file_of_sixteen_tebibytes_comes_and_goes_in_short_commands() {
 
 #[test]
 fn blocks_that_are_written_while_others_are_being_dropped_are_there() {
-    let mut bench = Bench::new(WriteType::FsMode);
+    let mut bench = Fixture::new(WriteType::FsMode);
     let file = bench.create(bench.mount.root_inode, "f".into(), InodeKind::File);
     let many = AT_ONCE as u32 * 3;
     bench.commit(file, 0..many, 0);
@@ -325,7 +325,7 @@ fn blocks_that_are_written_while_others_are_being_dropped_are_there() {
     let written = |generation: u32| [many - 2, many - 1, many + 5].map(|index| (index, generation));
     bench.commit(file, many - 2..many, 1);
     bench.commit(file, many + 5..many + 6, 1);
-    let there = |bench: &Bench| {
+    let there = |bench: &Fixture| {
         let extents = bench.tables().extents(file, 10).unwrap();
         extents.iter().map(|extent| (extent.index, extent.generation)).collect::<Vec<_>>()
     };
@@ -354,8 +354,8 @@ fn blocks_that_are_written_while_others_are_being_dropped_are_there() {
 #[test]
 fn a_directory_of_a_hundred_thousand_objects_comes_and_goes_in_short_commands() {
     const NAMES: usize = 100_000;
-    let mut bench = Bench::new(WriteType::CacheMode);
-    let list = |bench: &mut Bench, directory: &[Bytes], upsert: Vec<ListedEntry>, remove: Vec<Bytes>| {
+    let mut bench = Fixture::new(WriteType::CacheMode);
+    let list = |bench: &mut Fixture, directory: &[Bytes], upsert: Vec<ListedEntry>, remove: Vec<Bytes>| {
         let group = ListingGroup { directory: directory.to_vec(), upsert, remove, ..ListingGroup::default() };
         for groups in portions(vec![group]) {
             let mount_id = bench.mount.id;
@@ -401,7 +401,7 @@ fn a_directory_of_a_hundred_thousand_objects_comes_and_goes_in_short_commands() 
 #[test]
 fn a_directory_of_a_hundred_thousand_files_comes_and_goes_in_short_commands() {
     const NAMES: usize = 100_000;
-    let mut bench = Bench::new(WriteType::FsMode);
+    let mut bench = Fixture::new(WriteType::FsMode);
     let root = bench.mount.root_inode;
     let directory = bench.create(root, "d".into(), InodeKind::Directory);
     let quota = SetQuota { inode: root, max_inodes: Some(1 << 40), ..SetQuota::default() };
@@ -440,7 +440,7 @@ fn a_directory_of_a_hundred_thousand_files_comes_and_goes_in_short_commands() {
 #[test]
 fn a_mount_of_a_hundred_thousand_objects_is_recorded_and_detached_in_short_commands() {
     const NAMES: usize = 100_000;
-    let mut bench = Bench::new(WriteType::FsMode);
+    let mut bench = Fixture::new(WriteType::FsMode);
     let existing = cavern_proto::master::Existing::Indexed as i32;
     let (write_type, path) = (WriteType::FsMode as i32, "/n".to_owned());
     let mount = Mount { path, uri: "memory://n".into(), write_type, existing, block_size: BLOCK, ..Mount::default() };
@@ -476,7 +476,7 @@ fn a_mount_of_a_hundred_thousand_objects_is_recorded_and_detached_in_short_comma
 #[test]
 fn a_session_with_fifteen_thousand_holds_and_locks_ends_in_short_commands() {
     const FILES: usize = 15_000;
-    let mut bench = Bench::new(WriteType::FsMode);
+    let mut bench = Fixture::new(WriteType::FsMode);
     let root = bench.mount.root_inode;
     for number in 0..FILES {
         let file = bench.create(root, name(number), InodeKind::File);
@@ -486,7 +486,9 @@ fn a_session_with_fifteen_thousand_holds_and_locks_ends_in_short_commands() {
         bench.done("lock", Change::SetLock(SetLock { inode: file, kind, lock: Some(lock), ..SetLock::default() }));
     }
     let mut step = EndSessionStep { session: 7, limit: END_STEP, part: 0 };
-    while let Outcome::Reaped(Reaped { more: true, next, .. }) = bench.run("session ends", Kind::EndSessionStep(step)) {
+    while let Outcome::StepProgress(StepProgress { more: true, next, .. }) =
+        bench.run("session ends", Kind::EndSessionStep(step))
+    {
         step.part = next as u32;
     }
     for family in [Family::Hold, Family::Lock, Family::LockSession, Family::Result] {
@@ -498,7 +500,7 @@ fn a_session_with_fifteen_thousand_holds_and_locks_ends_in_short_commands() {
 #[test]
 fn an_object_that_was_noted_by_an_earlier_version_in_one_command_is_taken_down() {
     const OBJECTS: usize = 40_000;
-    let mut bench = Bench::new(WriteType::FsMode);
+    let mut bench = Fixture::new(WriteType::FsMode);
     let file = bench.create(bench.mount.root_inode, "f".into(), InodeKind::File);
     // As old logs have them: much in one command, but no more than that.
     let object = |number: usize| PersistedObject {

@@ -31,7 +31,7 @@ pub(crate) enum Failure {
     Shorter { length: u64 },
     /// A success that is not an answer to what was asked.
     #[error("{0}")]
-    Senseless(String),
+    MalformedReply(String),
 }
 
 impl Failure {
@@ -53,7 +53,7 @@ impl Failure {
             Self::Shorter { .. } => {
                 UfsError::VersionChanged { request, etag: etag.to_owned(), reason: self.to_string() }
             }
-            Self::Senseless(reason) => UfsError::Malformed { request, reason, source: None },
+            Self::MalformedReply(reason) => UfsError::Malformed { request, reason, source: None },
             Self::Status { status, ref code, ref message } => {
                 let mut reason = self.to_string();
                 for part in [code, message] {

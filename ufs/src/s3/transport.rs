@@ -73,7 +73,7 @@ impl Transport {
 
     /// Sends a request; the answer is a success, with its body still to come.
     pub(crate) async fn send(&self, request: Request<Bytes>) -> Result<Response<Incoming>, Failure> {
-        let asked = Asked::of(&request);
+        let asked = RequestedRange::of(&request);
         let response = self.client.request(request.map(Full::new)).await.map_err(|error| {
             let doing = if error.is_connect() { "cannot connect" } else { "the connection broke" };
             Failure::broken(doing, error)
@@ -93,9 +93,9 @@ impl Transport {
 }
 
 /// The range that a GET asked for: a server that ignores it must not have its first bytes taken for others.
-struct Asked(Option<(u64, u64)>);
+struct RequestedRange(Option<(u64, u64)>);
 
-impl Asked {
+impl RequestedRange {
     fn of(request: &Request<Bytes>) -> Self {
         if request.method() != Method::GET {
             return Self(None);
@@ -120,7 +120,7 @@ impl Asked {
             _ => {}
         }
         let got = text(CONTENT_RANGE).unwrap_or("none");
-        Err(Failure::Senseless(format!(
+        Err(Failure::MalformedReply(format!(
             "bytes {first}-{last} were asked for, and it answered {} with Content-Range {got:?}",
             status.as_u16()
         )))

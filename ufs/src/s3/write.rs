@@ -13,29 +13,29 @@ use super::failure::{Failure, from_signer};
 use super::listing::{QUERY, element, error_document, unquoted};
 use super::{S3Store, if_match};
 use crate::error::{Request, UfsError};
-use crate::object::{Metadata, Replaces};
+use crate::object::{Metadata, Precondition};
 use crate::store::{Change, ChangeRequest, CopySource};
 
 /// Answers to changes are short.
 const ANSWER_BYTES: usize = 64 << 10;
 
 /// The parts of an answer that say what was made.
-struct Told {
+struct WriteReply {
     etag: String,
     document: Bytes,
 }
 
 impl S3Store {
-    pub(super) async fn carry_out(&self, request: ChangeRequest<'_>) -> Result<String, UfsError> {
+    pub(super) async fn send_change(&self, request: ChangeRequest<'_>) -> Result<String, UfsError> {
         let asked = || Request::new(request.operation(), &self.label, request.key);
         let replaces = replaces_of(&request.change);
-        let expected = if let Replaces::Version(etag) = replaces { etag } else { "" };
+        let expected = if let Precondition::Version(etag) = replaces { etag } else { "" };
         let mut answer = self.exchange(&request, replaces, &asked).await?;
-        if replaces != Replaces::Anything
+        if replaces != Precondition::Anything
             && matches!(&answer, Err(Failure::Status { status: StatusCode::NOT_IMPLEMENTED, .. }))
         {
             // A store that does not know conditions of writes is written to without.
-            answer = self.exchange(&request, Replaces::Anything, &asked).await?;
+            answer = self.exchange(&request, Precondition::Anything, &asked).await?;
         }
         let made = answer.and_then(|told| made(&request.change, told));
         made.map_err(|failure| failure.into_ufs(asked(), expected))
@@ -45,18 +45,18 @@ impl S3Store {
     async fn exchange(
         &self,
         request: &ChangeRequest<'_>,
-        replaces: Replaces<'_>,
+        replaces: Precondition<'_>,
         asked: &impl Fn() -> Request,
-    ) -> Result<Result<Told, Failure>, UfsError> {
-        let senseless = |error: http::Error| Failure::Senseless(error.to_string()).into_ufs(asked(), "");
+    ) -> Result<Result<WriteReply, Failure>, UfsError> {
+        let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
         let (method, query, body, metadata) = spoken(&request.change);
         let copied = copied_of(&request.change);
         let url = format!("{}/{}{query}", self.bucket_url, percent_encode_path(request.key));
         let mut unsigned = HttpRequest::builder().method(method).uri(url);
         unsigned = match replaces {
-            Replaces::Anything => unsigned,
-            Replaces::Nothing => unsigned.header(IF_NONE_MATCH, HeaderValue::from_static("*")),
-            Replaces::Version(etag) => unsigned.header(IF_MATCH, if_match(etag)),
+            Precondition::Anything => unsigned,
+            Precondition::Nothing => unsigned.header(IF_NONE_MATCH, HeaderValue::from_static("*")),
+            Precondition::Version(etag) => unsigned.header(IF_MATCH, if_match(etag)),
         };
         if let Some((source, bytes)) = copied {
             let from = format!("/{}/{}", self.bucket, percent_encode_path(source.key));
@@ -89,18 +89,18 @@ impl S3Store {
                 source: Some(error.into()),
             }
         })?;
-        Ok(Ok(Told { etag, document: document.to_bytes() }))
+        Ok(Ok(WriteReply { etag, document: document.to_bytes() }))
     }
 }
 
-fn replaces_of<'a>(change: &Change<'a>) -> Replaces<'a> {
+fn replaces_of<'a>(change: &Change<'a>) -> Precondition<'a> {
     match change {
         Change::Put { replaces, .. } | Change::Complete { replaces, .. } | Change::Delete { replaces } => *replaces,
         Change::Begin { .. }
         | Change::Part { .. }
         | Change::Abort { .. }
         | Change::Copy { .. }
-        | Change::CopyPart { .. } => Replaces::Anything,
+        | Change::CopyPart { .. } => Precondition::Anything,
     }
 }
 
@@ -142,9 +142,9 @@ fn spoken<'a>(change: &Change<'a>) -> (Method, String, Bytes, Option<&'a Metadat
 }
 
 /// What the answer to a change says was made.
-fn made(change: &Change<'_>, told: Told) -> Result<String, Failure> {
+fn made(change: &Change<'_>, told: WriteReply) -> Result<String, Failure> {
     let named = |name: Option<String>, what: &str| {
-        name.filter(|name| !name.is_empty()).ok_or_else(|| Failure::Senseless(format!("its answer has no {what}")))
+        name.filter(|name| !name.is_empty()).ok_or_else(|| Failure::MalformedReply(format!("its answer has no {what}")))
     };
     match change {
         Change::Put { .. } | Change::Part { .. } => named(Some(told.etag), "ETag"),

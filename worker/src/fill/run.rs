@@ -23,7 +23,7 @@ const GRACE: Duration = Duration::from_secs(10);
 
 impl Fills {
     /// Carries out a run and tells those who wait.
-    pub(super) async fn carry_out(
+    pub(super) async fn fetch_run(
         self: Arc<Self>,
         run: Arc<Run>,
         block: Arc<Block>,
@@ -141,7 +141,7 @@ impl Fills {
     }
 
     fn retire_if_abandoned(&self, block: &Block, run: &Arc<Run>) -> bool {
-        run.askers.load(Ordering::Acquire) == 0 && self.retire(block.id(), run, true)
+        run.waiters.load(Ordering::Acquire) == 0 && self.retire(block.id(), run, true)
     }
 
     /// Writes whole chunks and makes them visible. A lone chunk is written here: it takes some ten microseconds, less

@@ -18,7 +18,7 @@ use crate::store::StoreOptions;
 
 const MIB: u64 = 1 << 20;
 
-struct Bench {
+struct Fixture {
     _home: tempfile::TempDir,
     bucket: MemoryBucket,
     uri: String,
@@ -47,7 +47,7 @@ fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>
     (Arc::new(fills), mounts, metrics)
 }
 
-impl Bench {
+impl Fixture {
     fn new(name: &str, capacity: u64) -> Self {
         let home = tempfile::tempdir().unwrap();
         let uri = format!("memory://fill-{name}");
@@ -89,7 +89,7 @@ fn content(block: &Block, range: Range<u32>) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_askers_one_get() {
-    let bench = Bench::new("single-flight", 16 * MIB);
+    let bench = Fixture::new("single-flight", 16 * MIB);
     let bytes = noise(50_000);
     let etag = bench.bucket.put("a", bytes.clone());
     bench.mounts.inject(1, Faults { delay: Duration::from_millis(50), ..Default::default() });
@@ -103,7 +103,7 @@ async fn many_askers_one_get() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_client_has_written_is_not_fetched() {
-    let bench = Bench::new("kept", 64 * MIB);
+    let bench = Fixture::new("kept", 64 * MIB);
     let length = 3 * MIB + 1000;
     let bytes = noise(length as usize);
     let etag = bench.bucket.put("a", bytes.clone());
@@ -125,7 +125,7 @@ async fn what_a_client_has_written_is_not_fetched() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_missing_chunks_are_fetched_in_runs() {
-    let bench = Bench::new("runs", 64 * MIB);
+    let bench = Fixture::new("runs", 64 * MIB);
     let length = 5 * MIB + 1000;
     let bytes = noise(length as usize);
     let etag = bench.bucket.put("big", bytes.clone());
@@ -146,7 +146,7 @@ async fn only_missing_chunks_are_fetched_in_runs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_version_or_no_object_leaves_nothing_behind() {
-    let bench = Bench::new("versions", 16 * MIB);
+    let bench = Fixture::new("versions", 16 * MIB);
     let old = bench.bucket.put("a", noise(1000));
     let source = bench.source("a", &old, 1000, MIB, 0).await;
     bench.bucket.put("a", noise(1000));
@@ -160,7 +160,7 @@ async fn another_version_or_no_object_leaves_nothing_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failure_is_told_to_all_and_remembered_by_none() {
-    let bench = Bench::new("failures", 16 * MIB);
+    let bench = Fixture::new("failures", 16 * MIB);
     let etag = bench.bucket.put("a", noise(3 * MIB as usize));
     let source = bench.source("a", &etag, 3 * MIB, 4 * MIB, 0).await;
     let every = std::num::NonZeroU64::new(1);
@@ -176,7 +176,7 @@ async fn a_failure_is_told_to_all_and_remembered_by_none() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_abandoned_run_is_not_sent() {
-    let bench = Bench::new("abandoned", 16 * MIB);
+    let bench = Fixture::new("abandoned", 16 * MIB);
     let etag = bench.bucket.put("a", noise(1000));
     let source = bench.source("a", &etag, 1000, MIB, 0).await;
     let turns = bench.fills.gets.acquire_many(8).await.unwrap();
@@ -190,7 +190,7 @@ async fn an_abandoned_run_is_not_sent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_content_id_that_is_not_the_keys_is_refused() {
-    let bench = Bench::new("ids", 16 * MIB);
+    let bench = Fixture::new("ids", 16 * MIB);
     let etag = bench.bucket.put("a", noise(1000));
     let content = ContentId::of_object("memory://another", "a", &etag, 1000, MIB);
     let reference = BlockRef {
@@ -210,7 +210,7 @@ async fn a_content_id_that_is_not_the_keys_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn more_than_the_cache_holds_flows_through_it() {
-    let bench = Bench::new("flow", 4 * MIB);
+    let bench = Fixture::new("flow", 4 * MIB);
     let bytes = noise(2 * MIB as usize);
     let mut etags = Vec::new();
     (0..20).for_each(|key| etags.push(bench.bucket.put(&format!("k{key}"), bytes.clone())));
@@ -243,11 +243,11 @@ async fn what_was_damaged_on_disk_is_fetched_again() {
     let bytes = noise(3 * CHUNK_BYTES as usize);
     let etag = bucket.put("a", bytes.clone());
     let (fills, mounts, metrics) = open_fills(home.path(), "memory://fill-damage", 16 * MIB);
-    let bench = Bench { _home: home, bucket, uri: String::new(), mounts, fills, metrics };
+    let bench = Fixture { _home: home, bucket, uri: String::new(), mounts, fills, metrics };
     let source = bench.source("a", &etag, bytes.len() as u64, MIB, 0).await;
     let path = bench.ensure(&source, 0..3).await.unwrap().block.path().to_owned();
     bench.fills.finish().await;
-    let Bench { _home: home, bucket, fills, mounts, metrics, .. } = bench;
+    let Fixture { _home: home, bucket, fills, mounts, metrics, .. } = bench;
     drop((fills, mounts, metrics));
 
     let mut damaged = std::fs::read(&path).unwrap();
@@ -255,7 +255,7 @@ async fn what_was_damaged_on_disk_is_fetched_again() {
     damaged.truncate(2 * CHUNK_BYTES as usize + 10);
     std::fs::write(&path, damaged).unwrap();
     let (fills, mounts, metrics) = open_fills(home.path(), "memory://fill-damage", 16 * MIB);
-    let bench = Bench { _home: home, bucket, uri: String::new(), mounts, fills, metrics };
+    let bench = Fixture { _home: home, bucket, uri: String::new(), mounts, fills, metrics };
     let filled = bench.ensure(&source, 0..3).await.unwrap();
     assert_eq!(content(&filled.block, 0..bytes.len() as u32), bytes);
     assert_eq!(filled.fetched_bytes, 2 * u64::from(CHUNK_BYTES));

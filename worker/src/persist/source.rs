@@ -34,9 +34,9 @@ struct Stamp {
 
 /// Where a block is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
-    Here(DataTarget),
-    At(u64),
+enum BlockLocation {
+    Local(DataTarget),
+    Remote(u64),
 }
 
 /// A file whose blocks have been found, and were at rest.
@@ -44,7 +44,7 @@ pub(super) struct Source<'a> {
     parts: &'a UploadParts,
     block_size: u64,
     /// By index.
-    blocks: BTreeMap<u32, (&'a PlannedBlock, Place)>,
+    blocks: BTreeMap<u32, (&'a PlannedBlock, BlockLocation)>,
     stamps: Vec<Stamp>,
     /// What has the bytes that no block has.
     object: Option<(&'a Ufs, &'a Origin)>,
@@ -66,8 +66,8 @@ impl<'a> Source<'a> {
             let is_here =
                 block.workers.contains(&own_id) && !matches!(parts.store.get(&target.id, Touch::None), Lookup::Absent);
             let place = match block.workers.iter().find(|worker| **worker != own_id) {
-                _ if is_here => Place::Here(target),
-                Some(worker) => Place::At(*worker),
+                _ if is_here => BlockLocation::Local(target),
+                Some(worker) => BlockLocation::Remote(*worker),
                 None => return Err(missing(&target.id)),
             };
             blocks.insert(block.block.index, (block, place));
@@ -84,7 +84,7 @@ impl<'a> Source<'a> {
     ) -> Result<Self, Refusal> {
         let place = |block: &'a PlannedBlock| {
             let worker = block.workers.first().ok_or_else(|| Refusal::bad_request("a block without workers"))?;
-            Ok((block.block.index, (block, Place::At(*worker))))
+            Ok((block.block.index, (block, BlockLocation::Remote(*worker))))
         };
         let blocks = planned.iter().map(place).collect::<Result<_, Refusal>>()?;
         Self { parts, block_size, blocks, stamps: Vec::new(), object: None }.settled().await
@@ -115,8 +115,10 @@ impl<'a> Source<'a> {
         let mut here = Vec::new();
         for (index, (block, place)) in &self.blocks {
             match place {
-                Place::Here(target) => here.push((*index, *target)),
-                Place::At(worker) => elsewhere.entry(*worker).or_default().push((*index, block.block.clone())),
+                BlockLocation::Local(target) => here.push((*index, *target)),
+                BlockLocation::Remote(worker) => {
+                    elsewhere.entry(*worker).or_default().push((*index, block.block.clone()))
+                }
             }
         }
         if !here.is_empty() {
@@ -190,7 +192,7 @@ impl<'a> Source<'a> {
             let within = (from - block_start) as u32..(to - block_start) as u32;
             let at = (from - start) as usize;
             match place {
-                Place::Here(target) => {
+                BlockLocation::Local(target) => {
                     let (store, target) = (self.parts.store.clone(), *target);
                     let mut piece = bytes.split_off(at);
                     let rest = piece.split_off(within.len());
@@ -203,7 +205,9 @@ impl<'a> Source<'a> {
                     bytes.unsplit(piece);
                     bytes.unsplit(rest);
                 }
-                Place::At(worker) => self.read_there(*worker, &block.block, within, &mut bytes[at..]).await?,
+                BlockLocation::Remote(worker) => {
+                    self.read_there(*worker, &block.block, within, &mut bytes[at..]).await?
+                }
             }
         }
         for gap in self.gaps(start..end) {

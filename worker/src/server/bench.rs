@@ -11,7 +11,7 @@ use cavern_proto::data::{BlockRef, Hello, OpenRequest, ReadRequest, open_request
 use cavern_proto::frame::{FrameHeader, HEADER_BYTES, PROTOCOL_VERSION};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
-use super::tests::{Bench, noise};
+use super::tests::{Fixture, noise};
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -74,7 +74,7 @@ fn read_rate(address: SocketAddr, frames: &[Vec<u8>], connections: usize, depth:
 #[ignore = "a measurement"]
 fn bench_reads() {
     block_on_workers(async {
-        let bench = Bench::new("bench-reads").await;
+        let bench = Fixture::new("bench-reads").await;
         let small: Vec<BlockRef> =
             (0..1000).map(|value| bench.put(&format!("s{value}"), &noise(50_000), 64 * MIB)).collect();
         let large: Vec<BlockRef> =
@@ -106,7 +106,7 @@ fn bench_reads() {
 #[ignore = "a measurement"]
 fn bench_cold_reads() {
     block_on_workers(async {
-        let bench = Bench::new("bench-cold").await;
+        let bench = Fixture::new("bench-cold").await;
         let bytes = noise(50_000);
         let frames: Vec<Vec<u8>> =
             (0..4000).map(|value| read_frame(&bench.put(&format!("c{value}"), &bytes, 64 * MIB), 50_000)).collect();
@@ -195,7 +195,7 @@ fn open_rate(socket: &Path, blocks: &[BlockRef], batch: usize) -> f64 {
 #[ignore = "a measurement"]
 fn bench_opens() {
     block_on_workers(async {
-        let bench = Bench::new("bench-opens").await;
+        let bench = Fixture::new("bench-opens").await;
         let blocks: Vec<BlockRef> =
             (0..1000).map(|value| bench.put(&format!("s{value}"), &noise(50_000), 64 * MIB)).collect();
         let mut warm = bench.unix().await;

@@ -30,11 +30,11 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::outgoing::{Outgoing, Passed, Segment};
+use super::outgoing::{Outgoing, PassedFile, Segment};
 use super::requests::{ContentRequest, Service};
 use super::socket::Socket;
-use super::upload::{Fate, Upload, memory_for};
-use super::writes::{Asker, Write, refused_reserve, refused_write};
+use super::upload::{PayloadState, Upload, memory_for};
+use super::writes::{PeerLocality, Write, refused_reserve, refused_write};
 use super::{MAX_INFLIGHT_BYTES, Membership};
 use crate::refusal::Refusal;
 
@@ -327,11 +327,12 @@ impl Connection {
             }
             FrameKind::Reserve => {
                 let request = decode::<ReserveRequest>(message)?;
-                let asker = if self.socket.passes_descriptors() { Asker::SameHost } else { Asker::Elsewhere };
+                let asker =
+                    if self.socket.passes_descriptors() { PeerLocality::SameHost } else { PeerLocality::Elsewhere };
                 let reserve = move |service: &Service, request: ReserveRequest| {
                     let (reply, file) = service.reserve(request, asker);
                     let mut segment = Segment::of(FrameKind::ReserveReply, id, &reply);
-                    segment.descriptors.extend(file.map(Passed::File));
+                    segment.descriptors.extend(file.map(PassedFile::File));
                     segment
                 };
                 let pause = service.pressure();
@@ -454,16 +455,16 @@ impl Connection {
                 let service = &self.shared.service;
                 let kib = payload_bytes.div_ceil(1024).min(service.memory_kib);
                 match service.memory.clone().try_acquire_many_owned(kib) {
-                    Ok(memory) => Fate::Kept { write, payload: BytesMut::with_capacity(missing), memory },
+                    Ok(memory) => PayloadState::Buffered { write, payload: BytesMut::with_capacity(missing), memory },
                     Err(_) => {
                         let share = Box::pin(service.memory.clone().acquire_many_owned(kib));
-                        Fate::Waits { write, share, since: Instant::now() }
+                        PayloadState::AwaitingMemory { write, share, since: Instant::now() }
                     }
                 }
             }
             Err(refusal) => {
                 self.send(Segment::of(FrameKind::WriteReply, request_id, &refused_write(refusal)));
-                Fate::Skipped
+                PayloadState::Discarded
             }
         };
         self.upload = Some(Upload { request_id, missing, fate });
@@ -471,7 +472,9 @@ impl Connection {
 
     /// Carries out a write whose payload is here.
     fn uploaded(&mut self) {
-        let Some(Upload { request_id, fate: Fate::Kept { write, payload, memory }, .. }) = self.upload.take() else {
+        let Some(Upload { request_id, fate: PayloadState::Buffered { write, payload, memory }, .. }) =
+            self.upload.take()
+        else {
             return;
         };
         let service = self.shared.service.clone();
@@ -492,7 +495,7 @@ impl Connection {
     /// Refuses a write for which there was no memory in time.
     fn give_up_upload(&mut self) {
         let Some(upload) = self.upload.as_mut().filter(|upload| upload.waited_too_long()) else { return };
-        upload.fate = Fate::Skipped;
+        upload.fate = PayloadState::Discarded;
         let request_id = upload.request_id;
         let refusal = Refusal::new(Status::Overloaded, "the memory budget of the worker is used up");
         self.frame_began = Instant::now();
@@ -501,7 +504,7 @@ impl Connection {
 
     fn answer_at_once(&mut self, request: &ContentRequest) -> bool {
         let service = self.shared.service.clone();
-        let Some(blocks) = service.all_at_hand(request) else { return false };
+        let Some(blocks) = service.all_cached(request) else { return false };
         if request.kind == FrameKind::Read {
             let payload = request.payload_bytes();
             if payload > INLINE_BYTES {

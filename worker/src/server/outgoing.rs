@@ -26,14 +26,14 @@ const MAX_SLICES: usize = 16;
 
 /// A file whose descriptor goes with an answer.
 #[derive(Debug)]
-pub(super) enum Passed {
+pub(super) enum PassedFile {
     /// To be read only.
     Block(Arc<Block>),
     /// To be read and written.
     File(Arc<File>),
 }
 
-impl AsFd for Passed {
+impl AsFd for PassedFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Block(block) => block.descriptor(),
@@ -47,7 +47,7 @@ impl AsFd for Passed {
 pub(super) struct Segment {
     pub bytes: Vec<u8>,
     /// Files whose descriptors go with the first byte.
-    pub descriptors: Vec<Passed>,
+    pub descriptors: Vec<PassedFile>,
     /// Share of the memory budget.
     pub memory: Option<OwnedSemaphorePermit>,
 }
@@ -171,7 +171,7 @@ impl Outgoing {
     pub(super) fn flush(&mut self, socket: &Socket) -> io::Result<()> {
         while let Some(first) = self.segments.front() {
             let written = if self.sent == 0 && !first.descriptors.is_empty() {
-                let descriptors: Vec<BorrowedFd<'_>> = first.descriptors.iter().map(Passed::as_fd).collect();
+                let descriptors: Vec<BorrowedFd<'_>> = first.descriptors.iter().map(PassedFile::as_fd).collect();
                 socket.try_write_with(&first.bytes, &descriptors)
             } else {
                 let mut slices = [IoSlice::new(&[]); MAX_SLICES];

@@ -20,7 +20,7 @@ use futures::StreamExt;
 use tokio::sync::Semaphore;
 
 use super::MAX_INFLIGHT_BYTES;
-use super::outgoing::{Passed, Segment, append_frame};
+use super::outgoing::{PassedFile, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills};
 use crate::metrics::WorkerMetrics;
@@ -83,7 +83,7 @@ pub(super) struct ContentRequest {
 
 impl Prepared {
     /// The block, if all that is wanted of it can be had at once.
-    fn at_hand(&self) -> Option<&Arc<Block>> {
+    fn cached_block(&self) -> Option<&Arc<Block>> {
         let (source, block) = (self.source.as_ref().ok()?, self.block.as_ref()?);
         let same = block.length() == source.length() && block.is_data() == source.data().is_some();
         let all = same && self.wanted.iter().all(|chunks| block.has(chunks.clone()));
@@ -202,8 +202,8 @@ impl Service {
     }
 
     /// The blocks of a request, if all of it is at hand.
-    pub(super) fn all_at_hand<'a>(&self, request: &'a ContentRequest) -> Option<Vec<&'a Arc<Block>>> {
-        let blocks: Vec<&Arc<Block>> = request.items.iter().map(Prepared::at_hand).collect::<Option<_>>()?;
+    pub(super) fn all_cached<'a>(&self, request: &'a ContentRequest) -> Option<Vec<&'a Arc<Block>>> {
+        let blocks: Vec<&Arc<Block>> = request.items.iter().map(Prepared::cached_block).collect::<Option<_>>()?;
         Some(blocks)
     }
 
@@ -238,7 +238,7 @@ impl Service {
     pub(super) fn open_at_hand(&self, request: &ContentRequest, blocks: &[&Arc<Block>]) -> Segment {
         let items = blocks.iter().map(|block| open_reply_item(block, 0)).collect();
         let descriptors = if request.kind == FrameKind::Open {
-            blocks.iter().map(|block| Passed::Block((*block).clone())).collect()
+            blocks.iter().map(|block| PassedFile::Block((*block).clone())).collect()
         } else {
             Vec::new()
         };
@@ -265,7 +265,7 @@ impl Service {
                 Ok((block, fetched_bytes)) => {
                     items.push(open_reply_item(&block, fetched_bytes));
                     if request.kind == FrameKind::Open {
-                        descriptors.push(Passed::Block(block));
+                        descriptors.push(PassedFile::Block(block));
                     }
                 }
                 Err(Refusal { status, message }) => {
@@ -306,7 +306,7 @@ impl Service {
     async fn make_ready(&self, item: &Prepared, until: tokio::time::Instant) -> Ready {
         let source = item.source.as_ref().map_err(Clone::clone)?;
         let counted = item.touch != Touch::Refresh;
-        if let Some(block) = item.at_hand() {
+        if let Some(block) = item.cached_block() {
             if counted {
                 self.metrics.hits.inc();
                 self.metrics.hit_bytes.inc_by(item.wanted_bytes());
@@ -425,7 +425,7 @@ fn open_reply_item(block: &Block, fetched_bytes: u64) -> open_reply::Item {
     }
 }
 
-fn open_segment(request: &ContentRequest, items: Vec<open_reply::Item>, descriptors: Vec<Passed>) -> Segment {
+fn open_segment(request: &ContentRequest, items: Vec<open_reply::Item>, descriptors: Vec<PassedFile>) -> Segment {
     let mut segment = match request.kind {
         FrameKind::Open => Segment::of(FrameKind::OpenReply, request.request_id, &OpenReply { items }),
         _ => Segment::of(FrameKind::FillReply, request.request_id, &FillReply { items }),

@@ -37,7 +37,7 @@ const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A worker's data plane with a bucket in memory and no master.
-pub(super) struct Bench {
+pub(super) struct Fixture {
     pub(super) home: tempfile::TempDir,
     pub(super) bucket: MemoryBucket,
     store_id: String,
@@ -55,7 +55,7 @@ pub(super) struct Bench {
     task: JoinHandle<()>,
 }
 
-impl Bench {
+impl Fixture {
     pub(super) async fn new(name: &str) -> Self {
         let home = tempfile::tempdir().unwrap();
         let metrics = WorkerMetrics::new(&Metrics::new("worker"));
@@ -303,7 +303,7 @@ pub(super) fn noise(length: usize) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_come_with_checksums_cold_and_warm() {
-    let bench = Bench::new("reads").await;
+    let bench = Fixture::new("reads").await;
     let bytes = noise(3 * CHUNK_BYTES as usize + 77);
     let block = bench.put("a", &bytes, 4 * MIB);
     let mut client = bench.tcp().await;
@@ -326,7 +326,7 @@ async fn reads_come_with_checksums_cold_and_warm() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_tells_each_item_its_own_fate() {
-    let bench = Bench::new("batch").await;
+    let bench = Fixture::new("batch").await;
     let (one, two) = (noise(50_000), noise(70_000));
     let (block_one, block_two) = (bench.put("one", &one, MIB), bench.put("two", &two, MIB));
     let stale = bench.put("three", &one, MIB);
@@ -364,7 +364,7 @@ async fn a_batch_tells_each_item_its_own_fate() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn descriptors_come_in_order_and_stay_good_after_eviction() {
-    let bench = Bench::new("descriptors").await;
+    let bench = Fixture::new("descriptors").await;
     let contents: Vec<Vec<u8>> = (0..200).map(|value| noise(1000 + value)).collect();
     let blocks: Vec<BlockRef> =
         contents.iter().enumerate().map(|(value, bytes)| bench.put(&format!("k{value}"), bytes, MIB)).collect();
@@ -415,7 +415,7 @@ async fn descriptors_come_in_order_and_stay_good_after_eviction() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fills_and_queries_say_what_is_here() {
-    let bench = Bench::new("fills").await;
+    let bench = Fixture::new("fills").await;
     let bytes = noise(10 * CHUNK_BYTES as usize);
     let block = bench.put("a", &bytes, 64 * MIB);
     let mut client = bench.tcp().await;
@@ -439,7 +439,7 @@ async fn fills_and_queries_say_what_is_here() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chunk_reported_as_corrupt_is_checked_and_fetched_again() {
-    let bench = Bench::new("corrupt").await;
+    let bench = Fixture::new("corrupt").await;
     let bytes = noise(2 * CHUNK_BYTES as usize);
     let block = bench.put("a", &bytes, MIB);
     let mut client = bench.tcp().await;
@@ -461,7 +461,7 @@ async fn a_chunk_reported_as_corrupt_is_checked_and_fetched_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_overtake_one_another_and_can_be_cancelled() {
-    let bench = Bench::new("order").await;
+    let bench = Fixture::new("order").await;
     let bytes = noise(1000);
     let (slow, fast) = (bench.put("slow", &bytes, MIB), bench.put("fast", &bytes, MIB));
     let mut client = bench.tcp().await;
@@ -486,7 +486,7 @@ async fn answers_overtake_one_another_and_can_be_cancelled() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelled_requests_give_back_their_share_of_the_connection() {
-    let bench = Bench::new("cancelled").await;
+    let bench = Fixture::new("cancelled").await;
     let bytes = noise(MIB as usize);
     let (slow, fast) = (bench.put("slow", &bytes, MIB), bench.put("fast", &bytes, MIB));
     let mut client = bench.tcp().await;
@@ -507,7 +507,7 @@ async fn cancelled_requests_give_back_their_share_of_the_connection() {
 #[tokio::test(flavor = "multi_thread")]
 async fn more_is_in_flight_than_buffers_hold() {
     // 100 requests of 1 MiB each, sent before any answer is read: the worker stops reading, and goes on.
-    let bench = Bench::new("flow").await;
+    let bench = Fixture::new("flow").await;
     let bytes = noise(MIB as usize);
     let blocks: Vec<BlockRef> = (0..4).map(|value| bench.put(&format!("k{value}"), &bytes, MIB)).collect();
     let mut client = bench.tcp().await;
@@ -529,7 +529,7 @@ async fn more_is_in_flight_than_buffers_hold() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_are_told_why() {
-    let bench = Bench::new("strangers").await;
+    let bench = Fixture::new("strangers").await;
     let connect = async || Client::new(Stream::Tcp(TcpStream::connect(bench.address).await.unwrap()));
     let told = async |mut client: Client, text: &str| {
         let failure: Failure = client.receive().await.unwrap().decode(FrameKind::Failure);
@@ -644,7 +644,7 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
 #[test]
 fn garbage_never_harms_the_worker() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let bench = runtime.block_on(Bench::new("garbage"));
+    let bench = runtime.block_on(Fixture::new("garbage"));
     let bytes = noise(1000);
     let block = bench.put("a", &bytes, MIB);
     let config = ProptestConfig { cases: 150, ..ProptestConfig::default() };

@@ -18,19 +18,19 @@ pub(super) const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) type Share = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
 
 /// What becomes of the bytes.
-pub(super) enum Fate {
+pub(super) enum PayloadState {
     /// There is no memory for them yet.
-    Waits {
+    AwaitingMemory {
         write: Write,
         share: Share,
         since: Instant,
     },
-    Kept {
+    Buffered {
         write: Write,
         payload: BytesMut,
         memory: OwnedSemaphorePermit,
     },
-    Skipped,
+    Discarded,
 }
 
 /// The payload that comes next on a connection.
@@ -38,7 +38,7 @@ pub(super) struct Upload {
     pub request_id: u64,
     /// Bytes that have not come yet.
     pub missing: usize,
-    pub fate: Fate,
+    pub fate: PayloadState,
 }
 
 impl Upload {
@@ -46,9 +46,9 @@ impl Upload {
     pub(super) fn take(&mut self, incoming: &mut BytesMut) {
         let here = self.missing.min(incoming.len());
         match &mut self.fate {
-            Fate::Waits { .. } => return,
-            Fate::Kept { payload, .. } => payload.extend_from_slice(&incoming[..here]),
-            Fate::Skipped => {}
+            PayloadState::AwaitingMemory { .. } => return,
+            PayloadState::Buffered { payload, .. } => payload.extend_from_slice(&incoming[..here]),
+            PayloadState::Discarded => {}
         }
         incoming.advance(here);
         self.missing -= here;
@@ -56,7 +56,7 @@ impl Upload {
 
     /// Reads straight into its buffer what has arrived; `None` when it has none.
     pub(super) fn receive(&mut self, socket: &Socket) -> Option<io::Result<usize>> {
-        let Fate::Kept { payload, .. } = &mut self.fate else { return None };
+        let PayloadState::Buffered { payload, .. } = &mut self.fate else { return None };
         let received = socket.try_read(&mut payload.limit(self.missing));
         if let Ok(bytes) = received {
             self.missing -= bytes;
@@ -65,18 +65,18 @@ impl Upload {
     }
 
     pub(super) fn waits_for_memory(&self) -> bool {
-        matches!(self.fate, Fate::Waits { .. })
+        matches!(self.fate, PayloadState::AwaitingMemory { .. })
     }
 
     /// Whether it has waited for memory longer than it may.
     pub(super) fn waited_too_long(&self) -> bool {
-        matches!(&self.fate, Fate::Waits { since, .. } if since.elapsed() > MEMORY_TIMEOUT)
+        matches!(&self.fate, PayloadState::AwaitingMemory { since, .. } if since.elapsed() > MEMORY_TIMEOUT)
     }
 
     /// The bytes come into this memory.
     pub(super) fn keep(&mut self, memory: OwnedSemaphorePermit) {
-        if let Fate::Waits { write, .. } = std::mem::replace(&mut self.fate, Fate::Skipped) {
-            self.fate = Fate::Kept { write, payload: BytesMut::with_capacity(self.missing), memory };
+        if let PayloadState::AwaitingMemory { write, .. } = std::mem::replace(&mut self.fate, PayloadState::Discarded) {
+            self.fate = PayloadState::Buffered { write, payload: BytesMut::with_capacity(self.missing), memory };
         }
     }
 }
@@ -84,7 +84,7 @@ impl Upload {
 /// The share that an upload waits for; waits for ever when there is none that does.
 pub(super) async fn memory_for(upload: &mut Option<Upload>) -> Result<OwnedSemaphorePermit, AcquireError> {
     match upload {
-        Some(Upload { fate: Fate::Waits { share, .. }, .. }) => share.await,
+        Some(Upload { fate: PayloadState::AwaitingMemory { share, .. }, .. }) => share.await,
         _ => std::future::pending().await,
     }
 }

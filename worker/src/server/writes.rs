@@ -25,7 +25,7 @@ const SYNCS_AT_A_TIME: usize = 8;
 
 /// Who asks for room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Asker {
+pub(super) enum PeerLocality {
     /// It takes a descriptor.
     SameHost,
     Elsewhere,
@@ -138,7 +138,7 @@ impl Service {
     }
 
     /// Makes room; with the answer goes the file, for those who can take it. *Blocking*.
-    pub(super) fn reserve(&self, request: ReserveRequest, asker: Asker) -> (ReserveReply, Option<Arc<File>>) {
+    pub(super) fn reserve(&self, request: ReserveRequest, asker: PeerLocality) -> (ReserveReply, Option<Arc<File>>) {
         match self.try_reserve(request, asker) {
             Ok((block, file)) => {
                 let (incarnation, allocated) = (block.incarnation(), block.allocated_bytes().ok());
@@ -148,14 +148,18 @@ impl Service {
         }
     }
 
-    fn try_reserve(&self, request: ReserveRequest, asker: Asker) -> Result<(Arc<Block>, Option<Arc<File>>), Refusal> {
+    fn try_reserve(
+        &self,
+        request: ReserveRequest,
+        asker: PeerLocality,
+    ) -> Result<(Arc<Block>, Option<Arc<File>>), Refusal> {
         let target = BlockSource::parse_data(request.block.unwrap_or_default())?;
         let ranges = within(&request.ranges, target.length)?;
         let block = self.store.reserve_data(&target, &ranges)?;
         if request.allocate {
             self.store.allocate_data(&block, &ranges)?;
         }
-        if asker == Asker::Elsewhere {
+        if asker == PeerLocality::Elsewhere {
             return Ok((block, None));
         }
         // From here on somebody holds a descriptor, and is told when the block goes.

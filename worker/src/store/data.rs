@@ -38,8 +38,8 @@ use parking_lot::Mutex;
 pub(super) use recovery::scan;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
-pub(super) use settle::Unsettled;
-pub use unclaimed::Claims;
+pub(super) use settle::OpenReservations;
+pub use unclaimed::ReferencedBlocks;
 
 use super::block::{Block, BlockPlace, BlockState, open_to_read};
 use super::chunk_units;
@@ -99,7 +99,7 @@ fn units_of_chunks(chunks: &ChunkMap, length: u32) -> u32 {
 
 /// Whether zeroing gave room back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Zeroed {
+enum ZeroOutcome {
     Freed,
     InPlace,
 }
@@ -162,22 +162,22 @@ impl Block {
     }
 
     /// Makes a range of a data block zeros. *Blocking*.
-    fn zero(&self, range: &Range<u32>) -> io::Result<Zeroed> {
+    fn zero(&self, range: &Range<u32>) -> io::Result<ZeroOutcome> {
         let writer = self.writer()?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if fallocate(&writer, flags, range)? {
-            return Ok(Zeroed::Freed);
+            return Ok(ZeroOutcome::Freed);
         }
         // A file system without holes. What was never charged was never written.
         static ZEROS: [u8; CHUNK_BYTES as usize] = [0; CHUNK_BYTES as usize];
-        let Some(data) = self.data() else { return Ok(Zeroed::InPlace) };
+        let Some(data) = self.data() else { return Ok(ZeroOutcome::InPlace) };
         let charged = data.charged.lock().clone();
         for index in chunks_touching(range.start, range.len() as u32).filter(|index| charged.contains(*index)) {
             let chunk = chunk_range(index, self.length());
             let part = chunk.start.max(range.start)..chunk.end.min(range.end);
             self.write_bytes(part.start, &ZEROS[..part.len()]).map_err(|(_, error)| error)?;
         }
-        Ok(Zeroed::InPlace)
+        Ok(ZeroOutcome::InPlace)
     }
 }
 

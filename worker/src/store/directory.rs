@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
-use super::file_system::Fitted;
+use super::file_system::CapacityAdjustment;
 use super::index::SharedIndex;
 use crate::error::WorkerError;
 
@@ -114,7 +114,7 @@ pub(super) struct Directory {
     pub spec: DirSpec,
     /// What was configured, or reckoned at start. The capacity in force may be less.
     pub capacity_bytes: u64,
-    pub fitted: Mutex<Fitted>,
+    pub fitted: Mutex<CapacityAdjustment>,
     pub index: SharedIndex,
     healthy: AtomicBool,
     errors_in_a_row: AtomicU32,

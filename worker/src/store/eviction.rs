@@ -41,13 +41,13 @@ pub(super) struct Full;
 
 /// Which blocks an eviction leaves alone, beside those that a request holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Spare {
+pub(super) enum Protect {
     /// Those used a moment ago.
     Recent,
     /// Those used a moment ago and not complete yet: somebody streams them.
     Growing,
     /// None.
-    HeldOnly,
+    InUseOnly,
 }
 
 /// Who goes next.
@@ -61,7 +61,7 @@ enum Next {
 
 /// Counters of what admission decided.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct Tally {
+pub(super) struct AdmissionCounters {
     /// Newcomers that were evicted because what they would have displaced is used as often.
     pub rejected: u64,
 }
@@ -137,7 +137,7 @@ impl Space {
 pub(super) struct Cache {
     pub table: Table,
     pub spaces: Vec<Space>,
-    pub tally: Tally,
+    pub tally: AdmissionCounters,
     sketch: FrequencySketch,
 }
 
@@ -145,7 +145,7 @@ impl Cache {
     pub(super) fn new(spaces: Vec<Space>) -> Self {
         let expected = spaces.iter().map(|space| space.capacity).sum::<u64>() / UNITS_PER_BLOCK;
         let sketch = FrequencySketch::new(usize::try_from(expected).unwrap_or(usize::MAX));
-        Self { table: Table::default(), spaces, tally: Tally::default(), sketch }
+        Self { table: Table::default(), spaces, tally: AdmissionCounters::default(), sketch }
     }
 
     /// Counts one use of a block, cached or not.
@@ -251,7 +251,7 @@ impl Cache {
         evicted: &mut Vec<Entry>,
     ) -> Result<(), Full> {
         let target = self.spaces[directory].capacity.checked_sub(units).ok_or(Full)?;
-        self.evict_to(directory, target, Spare::HeldOnly, now, usize::MAX, evicted);
+        self.evict_to(directory, target, Protect::InUseOnly, now, usize::MAX, evicted);
         if self.spaces[directory].used() > target { Err(Full) } else { Ok(()) }
     }
 
@@ -262,14 +262,14 @@ impl Cache {
 
     /// Evicts towards the low watermark, at most `limit` blocks; gives the entries that went.
     pub(super) fn relieve(&mut self, directory: usize, now: u32, limit: usize, evicted: &mut Vec<Entry>) {
-        self.evict_to(directory, self.spaces[directory].low, Spare::Recent, now, limit, evicted);
+        self.evict_to(directory, self.spaces[directory].low, Protect::Recent, now, limit, evicted);
     }
 
     fn evict_to(
         &mut self,
         directory: usize,
         target: u64,
-        spare: Spare,
+        spare: Protect,
         now: u32,
         limit: usize,
         evicted: &mut Vec<Entry>,
@@ -285,7 +285,7 @@ impl Cache {
     }
 
     /// Who is next: newcomers beyond the window's share first, then the coldest of main.
-    fn next_to_go(&self, directory: usize, spare: Spare, now: u32) -> Option<Next> {
+    fn next_to_go(&self, directory: usize, spare: Protect, now: u32) -> Option<Next> {
         let Space { window, main, window_target, .. } = &self.spaces[directory];
         let over = window.units > *window_target || main.units == 0;
         let coldest = |list: &List, spare| Some(self.coldest(list, spare, now)).filter(|slot| *slot != NIL);
@@ -293,17 +293,17 @@ impl Cache {
         let victim = |list, spare| coldest(list, spare).map(Next::Victim);
         match spare {
             // While the window exceeds its share because of recent blocks, main pays nothing for it.
-            Spare::Recent if over => candidate(spare).or_else(|| {
+            Protect::Recent if over => candidate(spare).or_else(|| {
                 let tail = main.tail();
                 self.is_expired(tail).then_some(Next::Victim(tail))
             }),
-            Spare::Recent => victim(main, spare).or_else(|| victim(window, spare)),
-            Spare::Growing | Spare::HeldOnly => candidate(Spare::Recent)
-                .or_else(|| candidate(Spare::Growing))
-                .or_else(|| victim(main, Spare::Growing))
-                .or_else(|| victim(window, Spare::Growing))
-                .or_else(|| victim(window, Spare::HeldOnly))
-                .or_else(|| victim(main, Spare::HeldOnly)),
+            Protect::Recent => victim(main, spare).or_else(|| victim(window, spare)),
+            Protect::Growing | Protect::InUseOnly => candidate(Protect::Recent)
+                .or_else(|| candidate(Protect::Growing))
+                .or_else(|| victim(main, Protect::Growing))
+                .or_else(|| victim(window, Protect::Growing))
+                .or_else(|| victim(window, Protect::InUseOnly))
+                .or_else(|| victim(main, Protect::InUseOnly)),
         }
     }
 
@@ -312,16 +312,16 @@ impl Cache {
     }
 
     /// The coldest entry of a list that may go, or `NIL`.
-    fn coldest(&self, list: &List, spare: Spare, now: u32) -> u32 {
+    fn coldest(&self, list: &List, spare: Protect, now: u32) -> u32 {
         let mut slot = list.tail();
         for _ in 0..MAX_PASSED_OVER {
             let Some(entry) = self.table.at(slot) else { return NIL };
             let recent = !entry.expired && now < entry.last_used.saturating_add(RECENT_SECONDS);
             let spared = match spare {
                 // Lists are roughly ordered by use: what is further up is hardly colder.
-                Spare::Recent if recent => return NIL,
-                Spare::Recent | Spare::HeldOnly => false,
-                Spare::Growing => recent && entry.units < entry.length / UNIT_BYTES,
+                Protect::Recent if recent => return NIL,
+                Protect::Recent | Protect::InUseOnly => false,
+                Protect::Growing => recent && entry.units < entry.length / UNIT_BYTES,
             };
             if !spared && !entry.busy() {
                 return slot;

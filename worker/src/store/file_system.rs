@@ -28,7 +28,7 @@ const HEADROOM_MAX_BYTES: u64 = 1 << 30;
 
 /// When the capacity of a directory was changed.
 #[derive(Debug, Default)]
-pub(super) struct Fitted {
+pub(super) struct CapacityAdjustment {
     lowered: Option<Instant>,
     disbelieved: Option<Instant>,
 }
@@ -114,6 +114,6 @@ impl Store {
         } else {
             info!(directory = %path, free, capacity = target, "there is space on the device again");
         }
-        self.bury(evicted);
+        self.discard_evicted(evicted);
     }
 }

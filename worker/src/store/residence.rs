@@ -230,7 +230,7 @@ impl Store {
                 (Err(_), _) => Err(StoreError::Full),
             }
         };
-        self.bury(evicted);
+        self.discard_evicted(evicted);
         result
     }
 
@@ -352,7 +352,7 @@ impl Store {
                 let idle = slot.filter(|slot| cache.table.at(*slot).is_some_and(|entry| entry.units == 0));
                 idle.and_then(|slot| cache.remove(slot))
             };
-            self.bury_quietly(removed);
+            self.discard(removed);
         }
     }
 
@@ -365,7 +365,7 @@ impl Store {
             residents.cache.remove(slot)?
         };
         let bytes = u64::from(removed.units) * u64::from(super::UNIT_BYTES);
-        self.bury_quietly([removed]);
+        self.discard([removed]);
         Some(bytes)
     }
 
@@ -377,19 +377,19 @@ impl Store {
             let slot = slot.filter(|slot| cache.table.at(*slot).is_some_and(|entry| entry.incarnation == incarnation));
             slot.and_then(|slot| cache.remove(slot))
         };
-        self.bury_quietly(removed);
+        self.discard(removed);
     }
 
     /// Removes what is left of evicted entries.
-    pub(super) fn bury(&self, evicted: Vec<Entry>) {
+    pub(super) fn discard_evicted(&self, evicted: Vec<Entry>) {
         if evicted.is_empty() {
             return;
         }
         self.metrics.evicted_blocks.inc_by(evicted.len() as u64);
-        self.bury_quietly(evicted);
+        self.discard(evicted);
     }
 
-    fn bury_quietly(&self, removed: impl IntoIterator<Item = Entry>) {
+    fn discard(&self, removed: impl IntoIterator<Item = Entry>) {
         for entry in removed {
             let place = self.place(&entry);
             if let Some(block) = &entry.open {
@@ -435,7 +435,7 @@ impl Store {
                 self.metrics.admissions_rejected.inc_by(rejected);
             }
             any |= !evicted.is_empty();
-            self.bury(evicted);
+            self.discard_evicted(evicted);
         }
         any
     }
@@ -445,7 +445,7 @@ impl Store {
         for position in 0..self.directories.len() {
             let mut evicted = Vec::new();
             let _ = self.residents.lock().cache.make_room(position, 0, self.now(), &mut evicted);
-            self.bury(evicted);
+            self.discard_evicted(evicted);
         }
     }
 
@@ -493,7 +493,7 @@ impl Store {
             let end = until == cache.table.slot_count();
             drop(residents);
             forgotten += removed.len() as u64;
-            self.bury_quietly(removed);
+            self.discard(removed);
             if end {
                 return forgotten;
             }

@@ -37,14 +37,14 @@ pub fn own_umask() -> u32 {
 }
 
 /// A name in a directory that can be changed, whether it is there or not.
-pub struct Place {
+pub struct NameInDirectory {
     /// Absolute, without a '/' at its end.
     pub path: String,
     pub directory: Arc<Node>,
     pub name: Bytes,
 }
 
-impl Place {
+impl NameInDirectory {
     /// # Errors
     /// The directory is not there, or cannot be changed.
     pub async fn find(client: &Client, path: &str) -> Result<Self, CliError> {

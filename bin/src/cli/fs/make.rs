@@ -8,7 +8,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Kind, LinkInode, Time};
 use clap::Args;
 
-use super::change::{Place, changeable, made, make, own_umask, set};
+use super::change::{NameInDirectory, changeable, made, make, own_umask, set};
 use super::list::join;
 use super::mode::ModeChange;
 use super::walk::with_client;
@@ -71,7 +71,7 @@ impl TouchArgs {
     async fn touch(&self, client: &Client, path: &str) -> Result<(), CliError> {
         let node = match changeable(client, path).await {
             Err(CliError::NotFound(_)) => {
-                let place = Place::find(client, path).await?;
+                let place = NameInDirectory::find(client, path).await?;
                 if !self.no_create {
                     create(client, &place, Kind::File, 0o666, own_umask()).await?;
                 }
@@ -103,7 +103,7 @@ impl MkdirArgs {
             None => (0o777, own_umask()),
         };
         if !self.parents {
-            let place = Place::find(client, path).await?;
+            let place = NameInDirectory::find(client, path).await?;
             return create(client, &place, Kind::Directory, mode, umask).await.map(drop);
         }
         let path = path.trim_end_matches('/');
@@ -116,7 +116,7 @@ impl MkdirArgs {
                 Ok(node) if node.is_directory() => {}
                 Ok(_) => return Err(CliError::Failed(format!("{part} is there, and is no directory"))),
                 Err(ClientError::NotFound(_)) => {
-                    let place = Place::find(client, part).await?;
+                    let place = NameInDirectory::find(client, part).await?;
                     let (mode, umask) = if end == path.len() { (mode, umask) } else { (0o777, above) };
                     create(client, &place, Kind::Directory, mode, umask).await?;
                 }
@@ -133,7 +133,7 @@ impl LnArgs {
         with_client(&self.cluster, async |client| {
             let target = self.target.trim_end_matches('/');
             let name = target.rsplit('/').next().unwrap_or(target).as_bytes();
-            let place = Place::find(client, &self.link).await?.into_directory(client, name).await?;
+            let place = NameInDirectory::find(client, &self.link).await?.into_directory(client, name).await?;
             let (parent, name) = (place.directory.inode, place.name.clone());
             let change = if self.symbolic {
                 let target = Bytes::copy_from_slice(self.target.as_bytes());
@@ -156,7 +156,13 @@ impl LnArgs {
 
 /// Makes an inode of this kind, with these permissions, within what the umask or the directory's default list leaves of
 /// them.
-async fn create(client: &Client, place: &Place, kind: Kind, mode: u32, umask: u32) -> Result<Arc<Node>, CliError> {
+async fn create(
+    client: &Client,
+    place: &NameInDirectory,
+    kind: Kind,
+    mode: u32,
+    umask: u32,
+) -> Result<Arc<Node>, CliError> {
     let (parent, name) = (place.directory.inode, place.name.clone());
     let create = CreateInode { parent, name, kind: kind.into(), mode, umask, ..CreateInode::default() };
     let changed = make(client, &place.path, Change::Create(create)).await?;
@@ -171,7 +177,7 @@ pub async fn ensure_directory(
     name: &[u8],
 ) -> Result<Arc<Node>, CliError> {
     let name = Bytes::copy_from_slice(name);
-    let place = Place { path: join(path, &name), directory: directory.clone(), name };
+    let place = NameInDirectory { path: join(path, &name), directory: directory.clone(), name };
     match place.node(client).await? {
         Some(node) if node.is_directory() => Ok(node),
         Some(_) => Err(CliError::Failed(format!("{} is there, and is no directory", place.path))),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_client::{Client, Content, Node};
+use cavern_client::{Client, FsFile, Node};
 use cavern_conf::counted;
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::mutation::Change;
@@ -20,7 +20,7 @@ use cavern_proto::master::{CreateInode, Kind, RemoveName, RenameName};
 use clap::Args;
 use serde::Serialize;
 
-use super::change::{Place, can_be_changed, made, make, make_as, own_ids, own_umask};
+use super::change::{NameInDirectory, can_be_changed, made, make, make_as, own_ids, own_umask};
 use super::list::join;
 use super::make::ensure_directory;
 use super::walk::with_client;
@@ -78,9 +78,9 @@ impl PutArgs {
                     CliError::Usage(format!("{} is a directory: say which name the file shall have in it", self.path))
                 })?;
                 let name = Bytes::copy_from_slice(name.as_bytes());
-                Place { path: join(&self.path, &name), directory, name }
+                NameInDirectory { path: join(&self.path, &name), directory, name }
             }
-            _ => Place::find(client, &self.path).await?,
+            _ => NameInDirectory::find(client, &self.path).await?,
         };
         let mut copied = Copied::default();
         if is_stdin {
@@ -106,7 +106,11 @@ impl PutArgs {
             for entry in fs::read_dir(&local).context(format_args!("cannot read {}", local.display()))? {
                 let name = entry.context(format_args!("cannot read {}", local.display()))?.file_name();
                 let path = join(&place.path, name.as_bytes());
-                let below = Place { path, directory: directory.clone(), name: Bytes::copy_from_slice(name.as_bytes()) };
+                let below = NameInDirectory {
+                    path,
+                    directory: directory.clone(),
+                    name: Bytes::copy_from_slice(name.as_bytes()),
+                };
                 pending.push((local.join(&name), below));
             }
         }
@@ -124,7 +128,7 @@ impl Source {
 }
 
 /// Puts one file; its bytes.
-async fn put_file(client: &Client, source: Source, place: &Place) -> Result<u64, CliError> {
+async fn put_file(client: &Client, source: Source, place: &NameInDirectory) -> Result<u64, CliError> {
     let replaced = place.node(client).await?;
     // As `cp`: a file that is replaced keeps its owner and its permissions.
     let (owner, mode, umask) = match &replaced {
@@ -175,7 +179,7 @@ async fn write(
     let attr = changed.result.attributes.iter().find(|attr| attr.inode == node.inode);
     let attr =
         attr.ok_or_else(|| CliError::Failed("the master says nothing of what it made: see its log".to_owned()))?;
-    let content: Arc<Content> = client.contents().open_new(node, attr).await?;
+    let content: Arc<FsFile> = client.contents().open_new(node, attr).await?;
     let offset = copy(source, async |offset, piece| content.write(offset, piece).await.context(path)).await?;
     content.sync().await.context(path)?;
     Ok(offset)
@@ -205,7 +209,7 @@ async fn copy(source: Source, write: impl AsyncFn(u64, Bytes) -> Result<(), CliE
 }
 
 /// Puts one file into a bucket; its bytes.
-async fn put_object(client: &Client, source: Source, place: &Place) -> Result<u64, CliError> {
+async fn put_object(client: &Client, source: Source, place: &NameInDirectory) -> Result<u64, CliError> {
     let staged = client.staged();
     let file = staged.replace(&place.directory, &place.name)?;
     let written = copy(source, async |offset, piece| file.write(offset, piece, None).await.context(&place.path)).await;

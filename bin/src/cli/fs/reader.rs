@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_client::{Client, Content, Node, OpenFile};
+use cavern_client::{Client, FsFile, Node, OpenFile};
 use cavern_proto::master::Kind;
 use futures::StreamExt as _;
 use futures::stream;
@@ -23,7 +23,7 @@ pub struct Reader {
 
 enum Source {
     Object(Arc<OpenFile>),
-    Content(Arc<Content>),
+    FsFile(Arc<FsFile>),
 }
 
 /// Whether whoever takes the bytes wants more of them.
@@ -53,7 +53,7 @@ impl Reader {
         if node.is_fs_mode() {
             let content = client.contents().open(node).await?;
             let size = content.size().await?;
-            return Ok(Self { path, source: Source::Content(content), size });
+            return Ok(Self { path, source: Source::FsFile(content), size });
         }
         let file = client.files().open(node).await?;
         Ok(Self { path, source: Source::Object(file), size: node.size })
@@ -68,7 +68,7 @@ impl Reader {
     pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, CliError> {
         let read = match &self.source {
             Source::Object(file) => file.read(offset, length).await,
-            Source::Content(content) => content.read(offset, length).await.map(Bytes::from),
+            Source::FsFile(content) => content.read(offset, length).await.map(Bytes::from),
         };
         read.map_err(|error| CliError::from(error).of(&self.path))
     }

@@ -8,7 +8,7 @@ use cavern_proto::master::{RemoveName, RenameMode, RenameName};
 use clap::Args;
 use serde::Serialize;
 
-use super::change::{Changes, Place, can_be_changed, make};
+use super::change::{Changes, NameInDirectory, can_be_changed, make};
 use super::list::join;
 use super::walk::with_client;
 use crate::cli::connect::ClusterArgs;
@@ -75,7 +75,7 @@ impl RmArgs {
 
     async fn remove(&self, client: &Client, path: &str) -> Result<u64, CliError> {
         let found = async {
-            let place = Place::find(client, path).await?;
+            let place = NameInDirectory::find(client, path).await?;
             let node = place.existing(client).await?;
             Ok((place, node))
         };
@@ -153,13 +153,13 @@ impl MvArgs {
     }
 
     async fn rename(&self, client: &Client, source: &str, target: &str) -> Result<(), CliError> {
-        let from = Place::find(client, source).await?;
+        let from = NameInDirectory::find(client, source).await?;
         let to = match client.metadata().resolve(target).await {
             // The root of a mount is a directory to move into, though its own name cannot be changed.
             Ok(directory) if directory.is_directory() && can_be_changed(&directory) && !self.exchange => {
-                Place { path: join(target, &from.name), directory, name: from.name.clone() }
+                NameInDirectory { path: join(target, &from.name), directory, name: from.name.clone() }
             }
-            _ => Place::find(client, target).await?,
+            _ => NameInDirectory::find(client, target).await?,
         };
         let mode = match (self.no_clobber, self.exchange) {
             (true, _) => RenameMode::NoReplace,

@@ -8,7 +8,7 @@ use crate::console;
 const VARIABLES: [&str; 3] = ["AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"];
 
 /// Says so on stderr where this command's environment has credentials, and the mount has none of its own.
-pub fn tell_if_unused(mount: &Mount, is_set: impl Fn(&str) -> bool) {
+pub fn warn_if_unused(mount: &Mount, is_set: impl Fn(&str) -> bool) {
     if let Some(variable) = unused(mount, is_set) {
         console::remark(format_args!(
             "{variable} of this command's environment is not used: it is the master and the workers that read the \

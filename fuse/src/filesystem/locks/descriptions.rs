@@ -257,8 +257,8 @@ impl Descriptions {
     }
 
     /// To be taken before one asks for a lock.
-    pub fn look(&self) -> Look<'_> {
-        Look { descriptions: self, released: self.released.subscribe() }
+    pub fn look(&self) -> ReleaseWatch<'_> {
+        ReleaseWatch { descriptions: self, released: self.released.subscribe() }
     }
 
     /// Whether a description that has locks of the inode, other than this one, may have been closed a moment ago.
@@ -273,12 +273,12 @@ impl Descriptions {
 }
 
 /// What has happened since somebody began to ask for a lock.
-pub struct Look<'d> {
+pub struct ReleaseWatch<'d> {
     descriptions: &'d Descriptions,
     released: watch::Receiver<u64>,
 }
 
-impl Look<'_> {
+impl ReleaseWatch<'_> {
     /// Somebody is in the way: whether it is worth to ask again, since a description has been released. Waits for one
     /// that may be about to be, until `deadline`.
     pub async fn is_outdated(&mut self, inode: u64, asking: u64, deadline: tokio::time::Instant) -> bool {

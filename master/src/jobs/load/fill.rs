@@ -156,14 +156,14 @@ impl Batches {
 
 /// Blocks that are to be tried again.
 #[derive(Default)]
-struct Again {
+struct RetryBatch {
     /// Why the last of them is.
     error: String,
     /// By the workers that are asked.
     blocks: HashMap<u64, Vec<Block>>,
 }
 
-impl Again {
+impl RetryBatch {
     fn add(&mut self, worker: u64, blocks: impl IntoIterator<Item = Block>, error: String) {
         self.blocks.entry(worker).or_default().extend(blocks);
         self.error = error;
@@ -173,7 +173,7 @@ impl Again {
 impl Loader {
     /// Fills blocks, and tries again what may work the second time.
     async fn fill(&self, job: &RunningJob, worker: u64, blocks: Vec<Block>, _permit: OwnedSemaphorePermit) {
-        let mut again = Again::default();
+        let mut again = RetryBatch::default();
         again.add(worker, blocks, String::new());
         for attempt in 0..ATTEMPTS {
             let requests = std::mem::take(&mut again.blocks);
@@ -198,7 +198,7 @@ impl Loader {
         }
     }
 
-    async fn request(&self, job: &RunningJob, worker: u64, blocks: Vec<Block>, again: &mut Again) {
+    async fn request(&self, job: &RunningJob, worker: u64, blocks: Vec<Block>, again: &mut RetryBatch) {
         let items = blocks.iter().map(|block| block.wanted.item.clone()).collect();
         let filled = match self.filler.fill(worker, items).await {
             Ok(filled) => filled,
@@ -207,7 +207,7 @@ impl Loader {
         for (block, filled) in blocks.into_iter().zip(filled) {
             match filled {
                 Filled::Present { fetched_bytes } => block.present(job, fetched_bytes),
-                Filled::Failed { reason, failure: Failure::MayPass } => again.add(worker, [block], reason),
+                Filled::Failed { reason, failure: Failure::Transient } => again.add(worker, [block], reason),
                 Filled::Failed { reason, failure: Failure::Final } => block.failed(job, &reason),
                 Filled::Failed { reason, failure: Failure::Replaced } => {
                     if let Some((worker, block)) = self.follow(job, block, &reason).await {

@@ -8,7 +8,7 @@
 use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
-use super::{Mutating, Stop, refuse};
+use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
 use crate::state::Family;
 use crate::state::records::{MODE_CHOSEN, is_directory, mode, xattr_key};
@@ -148,7 +148,7 @@ impl Acl {
     }
 }
 
-impl Mutating<'_, '_> {
+impl MutationContext<'_, '_> {
     /// One list of an inode. What is kept there has been checked before.
     fn acl(&self, inode: u64, name: &[u8]) -> Result<Option<Acl>, MasterError> {
         let Some(value) = self.transaction.before().xattr(inode, name)? else { return Ok(None) };
@@ -204,7 +204,7 @@ impl Mutating<'_, '_> {
         name: &[u8],
         value: &[u8],
         clear_set_group_id: bool,
-    ) -> Result<Option<Vec<u8>>, Stop> {
+    ) -> Result<Option<Vec<u8>>, MutationError> {
         if name == DEFAULT && !is_directory(record) {
             return refuse(Errno::ACCESS, "only a directory has a default access list");
         }

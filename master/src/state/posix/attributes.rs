@@ -4,7 +4,7 @@ use cavern_proto::master::{Kind, SetAttr, Time};
 use cavern_proto::record::InodeRecord;
 
 use super::xattr::CAPABILITY;
-use super::{Mutating, Stop};
+use super::{MutationContext, MutationError};
 use crate::MasterError;
 use crate::state::records::MODE_CHOSEN;
 
@@ -12,8 +12,8 @@ const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
 const GROUP_EXECUTES: u32 = 0o0010;
 
-impl Mutating<'_, '_> {
-    pub(super) fn set_attributes(&mut self, set: &SetAttr) -> Result<u64, Stop> {
+impl MutationContext<'_, '_> {
+    pub(super) fn set_attributes(&mut self, set: &SetAttr) -> Result<u64, MutationError> {
         let mut record = self.inode(set.inode)?;
         let now_ns = self.now_ns;
         let time = |time: Time| if time.now { now_ns } else { time.ns };

@@ -7,9 +7,9 @@ use cavern_proto::master::{CommitContent, Extent, Kind};
 use cavern_proto::record::{ExtentRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{Mutating, Stop, refuse};
+use super::{MutationContext, MutationError, refuse};
 use crate::state::Family;
-use crate::state::extent::{self, Dropped, Owner};
+use crate::state::extent::{self, BlockOwner, DropProgress};
 use crate::state::records::extent_key;
 use crate::state::{allocated, origin};
 
@@ -22,8 +22,8 @@ const WORKERS_MAX: usize = 8;
 /// the one before.
 const CUTS_MAX: usize = 1000;
 
-impl Mutating<'_, '_> {
-    pub(super) fn commit(&mut self, commit: &CommitContent) -> Result<u64, Stop> {
+impl MutationContext<'_, '_> {
+    pub(super) fn commit(&mut self, commit: &CommitContent) -> Result<u64, MutationError> {
         let mut record = self.inode(commit.inode)?;
         check_file(&record)?;
         check_length(commit.grow_to)?;
@@ -39,9 +39,9 @@ impl Mutating<'_, '_> {
         let (mut blocks, mut cut_off) = (Vec::new(), Vec::new());
         for made in &commit.made {
             let recorded = tables.recorded_extent(commit.inode, made.index)?;
-            let is_cut_off = |known: &ExtentRecord| extent::is_cut_off(&record.cuts, made.index, known.generation);
+            let is_truncated = |known: &ExtentRecord| extent::is_truncated(&record.cuts, made.index, known.generation);
             let (known, old) = match recorded {
-                Some(recorded) if is_cut_off(&recorded) => (None, Some(recorded)),
+                Some(recorded) if is_truncated(&recorded) => (None, Some(recorded)),
                 recorded => (recorded, None),
             };
             // Its record makes room for that of the next one.
@@ -62,8 +62,8 @@ impl Mutating<'_, '_> {
             blocks.push((made, known, after));
         }
         self.check_growth(&record, commit.grow_to)?;
-        let owner = Owner { inode: commit.inode, mount_id: record.mount_id, replicas: self.mount_replicas };
-        extent::bury(self.transaction, commit.inode, record.mount_id, cut_off);
+        let owner = BlockOwner { inode: commit.inode, mount_id: record.mount_id, replicas: self.mount_replicas };
+        extent::retire_extents(self.transaction, commit.inode, record.mount_id, cut_off);
         for (made, known, after) in &blocks {
             extent::commit(self.transaction, &owner, made.index, known.as_ref(), after, &made.workers);
             allocated::committed(&mut record, made.index, known.as_ref(), after, self.block_size);
@@ -77,7 +77,12 @@ impl Mutating<'_, '_> {
     }
 
     /// Gives a file another length; the caller stores the record.
-    pub(super) fn set_length(&mut self, inode: u64, record: &mut InodeRecord, length: u64) -> Result<(), Stop> {
+    pub(super) fn set_length(
+        &mut self,
+        inode: u64,
+        record: &mut InodeRecord,
+        length: u64,
+    ) -> Result<(), MutationError> {
         check_file(record)?;
         check_length(length)?;
         self.check_growth(record, length)?;
@@ -93,7 +98,7 @@ impl Mutating<'_, '_> {
                 false => self.transaction.before().extent(inode, ends_in)?,
             };
             allocated::cut(record, length, self.block_size, &dropped, last.as_mut());
-            if rest == Dropped::Some && length > 0 {
+            if rest == DropProgress::Some && length > 0 {
                 // What the others take would have to be read.
                 record.allocated = None;
             }
@@ -114,7 +119,7 @@ impl Mutating<'_, '_> {
     }
 }
 
-fn check_file(record: &InodeRecord) -> Result<(), Stop> {
+fn check_file(record: &InodeRecord) -> Result<(), MutationError> {
     match record.kind() {
         Kind::File => Ok(()),
         Kind::Directory => refuse(Errno::ISDIR, "a directory has no length"),
@@ -122,7 +127,7 @@ fn check_file(record: &InodeRecord) -> Result<(), Stop> {
     }
 }
 
-fn check_length(length: u64) -> Result<(), Stop> {
+fn check_length(length: u64) -> Result<(), MutationError> {
     if length <= FILE_BYTES_MAX {
         return Ok(());
     }

@@ -4,25 +4,25 @@ use cavern_proto::master::{CreateInode, Kind, Naming};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{EntriesChange, Mutating, Stop, check_name, refuse};
+use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
 use crate::state::Family;
 use crate::state::records::{MODE_CHOSEN, inode_key, mode};
-use crate::state::usage::Weight;
+use crate::state::usage::UsageDelta;
 
 /// Longest target of a symlink, as Linux has it (`PATH_MAX` without its NUL).
 const TARGET_MAX: usize = 4095;
 
 const SET_GROUP_ID: u32 = 0o2000;
 
-impl Mutating<'_, '_> {
-    pub(super) fn create(&mut self, create: CreateInode, session: u64) -> Result<u64, Stop> {
+impl MutationContext<'_, '_> {
+    pub(super) fn create(&mut self, create: CreateInode, session: u64) -> Result<u64, MutationError> {
         check(&create)?;
         let (kind, is_named) = (create.kind(), create.naming() == Naming::Named);
         let directory = if is_named { self.whole_directory(create.parent)? } else { self.directory(create.parent)? };
         if is_named && self.transaction.dentry(create.parent, &create.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
         }
-        self.check_quotas(create.parent, Weight { bytes: 0, inodes: 1 })?;
+        self.check_quotas(create.parent, UsageDelta { bytes: 0, inodes: 1 })?;
         let (mut permissions, lists) = match kind {
             Kind::Symlink => (0o777, Vec::new()),
             _ => {
@@ -76,7 +76,7 @@ impl Mutating<'_, '_> {
 }
 
 /// What can be refused without a look at the state.
-fn check(create: &CreateInode) -> Result<(), Stop> {
+fn check(create: &CreateInode) -> Result<(), MutationError> {
     let kind = create.kind();
     match create.naming() {
         Naming::Named => check_name(&create.name)?,

@@ -12,7 +12,7 @@ use cavern_proto::record::{
     AdoptListing, DentryRecord, IndexRecord, InodeRecord, ListedEntry, ObjectRecord, TakeInObject,
 };
 
-use super::{Mutating, Stop};
+use super::{MutationContext, MutationError};
 use crate::MasterError;
 use crate::state::records::{is_directory, links};
 use crate::state::tables::index_key;
@@ -35,7 +35,7 @@ pub fn take_in(transaction: &mut Transaction<'_>, taken: &TakeInObject) -> Resul
     }
     let Ok(name) = std::str::from_utf8(&taken.name) else { return Ok(RefreshFate::Nothing) };
     let key = format!("{}{name}", taken.key_prefix);
-    let mut taking = Taking { transaction, taken, directory, path: path.unwrap_or_default(), key };
+    let mut taking = ExternalChange { transaction, taken, directory, path: path.unwrap_or_default(), key };
     match (known, &taken.there) {
         (None, None) => Ok(RefreshFate::Nothing),
         (None, Some(there)) => taking.add(there),
@@ -47,7 +47,7 @@ pub fn take_in(transaction: &mut Transaction<'_>, taken: &TakeInObject) -> Resul
     }
 }
 
-struct Taking<'t, 'd> {
+struct ExternalChange<'t, 'd> {
     transaction: &'t mut Transaction<'d>,
     taken: &'t TakeInObject,
     directory: InodeRecord,
@@ -55,7 +55,7 @@ struct Taking<'t, 'd> {
     key: String,
 }
 
-impl Taking<'_, '_> {
+impl ExternalChange<'_, '_> {
     /// A name that the namespace does not have.
     fn add(&mut self, there: &ListedEntry) -> Result<RefreshFate, MasterError> {
         let (mount_id, key) = (self.taken.mount_id, &self.key);
@@ -144,10 +144,10 @@ impl Taking<'_, '_> {
     fn remove(&mut self, known: DentryRecord, record: InodeRecord) -> Result<(), MasterError> {
         let (parent, name, inode) = (self.taken.directory, self.taken.name.clone(), known.inode);
         self.transaction.delete_dentry(parent, &name);
-        let mut mutating = Mutating::new(self.transaction, self.taken.now_ns);
-        match mutating.let_go(inode, record, parent, &name) {
+        let mut mutating = MutationContext::new(self.transaction, self.taken.now_ns);
+        match mutating.after_unlink(inode, record, parent, &name) {
             Ok(()) => {}
-            Err(Stop::Broken(error)) => return Err(error),
+            Err(MutationError::Storage(error)) => return Err(error),
             Err(_) => return Err(MasterError::Corrupt(format!("inode {inode}, which cannot lose a name,"))),
         }
         self.transaction.changes.push(Change::Entry {

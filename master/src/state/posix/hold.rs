@@ -6,27 +6,27 @@ use rustix::io::Errno;
 
 use super::quota::drop_quota;
 use super::ttl::drop_ttl;
-use super::{Mutating, Outcome, Stop, refuse};
+use super::{MutationContext, MutationError, Outcome, refuse};
 use crate::MasterError;
-use crate::state::extent::{self, Dropped};
-use crate::state::orphans::Reaped;
+use crate::state::extent::{self, DropProgress};
+use crate::state::orphans::StepProgress;
 use crate::state::records::{hold_key, hold_session_key, inode_key, leading_id, xattr_key};
 use crate::state::{Database, Family, Tables, Transaction, intent, origin, usage};
 
 /// Inodes of one [`SetHolds`].
 const HOLDS_MAX: usize = 1000;
 
-impl Mutating<'_, '_> {
+impl MutationContext<'_, '_> {
     /// An inode that is only open need not be held while it has a name: its removal will be told to all who may have it
     /// open then. Who writes to blocks that are known here holds it, lest they be dropped.
-    pub(super) fn hold(&mut self, inode: u64, session: u64) -> Result<u64, Stop> {
+    pub(super) fn hold(&mut self, inode: u64, session: u64) -> Result<u64, MutationError> {
         self.inode(inode)?;
         self.put_hold(inode, session);
         Ok(inode)
     }
 
     /// Many at once. What is no longer there is left out.
-    pub(super) fn set_holds(&mut self, set: &SetHolds, session: u64) -> Result<u64, Stop> {
+    pub(super) fn set_holds(&mut self, set: &SetHolds, session: u64) -> Result<u64, MutationError> {
         let inodes = set.hold.len() + set.let_go.len();
         if inodes > HOLDS_MAX {
             return refuse(Errno::INVAL, format!("{inodes} inodes to be held: send at most {HOLDS_MAX}"));
@@ -37,7 +37,7 @@ impl Mutating<'_, '_> {
         for inode in &set.hold {
             match self.hold(*inode, session) {
                 Ok(_) => {}
-                Err(Stop::Refused(_)) => self.gone.push(*inode),
+                Err(MutationError::Refused(_)) => self.gone.push(*inode),
                 Err(stop) => return Err(stop),
             }
         }
@@ -65,25 +65,29 @@ fn release(transaction: &mut Transaction<'_>, inode: u64, session: u64) {
 pub fn reap(transaction: &mut Transaction<'_>, inode: u64) -> Result<Outcome, MasterError> {
     let tables = transaction.before();
     let Some(record) = tables.inode(inode)?.filter(|record| record.unlinked) else {
-        return Ok(Outcome::Reaped(Reaped::default()));
+        return Ok(Outcome::StepProgress(StepProgress::default()));
     };
     // Objects of it are still to be given up while it has an intent.
     if tables.is_held(inode)? || tables.intent(inode)?.is_some() {
-        return Ok(Outcome::Reaped(Reaped::default()));
+        return Ok(Outcome::StepProgress(StepProgress::default()));
     }
-    if forget_content(transaction, inode, record.mount_id)? == Dropped::Some {
-        return Ok(Outcome::Reaped(Reaped { more: true, ..Reaped::default() }));
+    if forget_content(transaction, inode, record.mount_id)? == DropProgress::Some {
+        return Ok(Outcome::StepProgress(StepProgress { more: true, ..StepProgress::default() }));
     }
     transaction.delete(Family::Unlinked, &inode_key(inode));
     transaction.delete_inode(inode);
-    Ok(Outcome::Reaped(Reaped { inodes: 1, ..Reaped::default() }))
+    Ok(Outcome::StepProgress(StepProgress { inodes: 1, ..StepProgress::default() }))
 }
 
 /// Deletes what belongs to an inode beside its record: blocks, which are to be freed, extended attributes, its quota,
 /// and its right to an object of the bucket. Of a file with very many blocks only some of these go, and nothing else.
-pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<Dropped, MasterError> {
-    if extent::drop_some(transaction, inode, mount_id)? == Dropped::Some {
-        return Ok(Dropped::Some);
+pub fn forget_content(
+    transaction: &mut Transaction<'_>,
+    inode: u64,
+    mount_id: u32,
+) -> Result<DropProgress, MasterError> {
+    if extent::drop_blocks_step(transaction, inode, mount_id)? == DropProgress::Some {
+        return Ok(DropProgress::Some);
     }
     if let Some(mut record) = transaction.inode(inode)? {
         origin::set(transaction, inode, &mut record, None)?;
@@ -94,7 +98,7 @@ pub fn forget_content(transaction: &mut Transaction<'_>, inode: u64, mount_id: u
     for (name, _) in transaction.before().xattrs(inode)? {
         transaction.delete(Family::Xattr, &xattr_key(inode, &name));
     }
-    Ok(Dropped::All)
+    Ok(DropProgress::All)
 }
 
 /// Lets go of what a session holds, of so many inodes at most; of how many there were.

@@ -8,17 +8,17 @@ use cavern_proto::master::LinkInode;
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{EntriesChange, Mutating, Stop, check_name, refuse};
+use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
 use crate::MasterError;
 use crate::state::records::{dentry_key, inode_key, is_directory, links};
-use crate::state::usage::Weight;
+use crate::state::usage::UsageDelta;
 use crate::state::{Family, Transaction};
 
 /// As ext4 has it.
 const LINKS_MAX: u32 = 65_000;
 
-impl Mutating<'_, '_> {
-    pub(super) fn link(&mut self, link: &LinkInode) -> Result<u64, Stop> {
+impl MutationContext<'_, '_> {
+    pub(super) fn link(&mut self, link: &LinkInode) -> Result<u64, MutationError> {
         check_name(&link.name)?;
         let directory = self.whole_directory(link.parent)?;
         let mut record = self.inode(link.inode)?;
@@ -47,16 +47,16 @@ impl Mutating<'_, '_> {
     }
 
     /// A file that was made without a name gets one. It counts from now on.
-    fn give_first_name(&mut self, link: &LinkInode, record: &mut InodeRecord) -> Result<(), Stop> {
+    fn give_first_name(&mut self, link: &LinkInode, record: &mut InodeRecord) -> Result<(), MutationError> {
         let bytes = i64::try_from(record.size).unwrap_or(i64::MAX);
-        self.check_quotas(link.parent, Weight { bytes, inodes: 1 })?;
+        self.check_quotas(link.parent, UsageDelta { bytes, inodes: 1 })?;
         self.transaction.delete(Family::Unlinked, &inode_key(link.inode));
         (record.unlinked, record.linkable) = (false, false);
         (record.parent, record.name) = (link.parent, link.name.clone());
         Ok(())
     }
 
-    fn give_another_name(&mut self, link: &LinkInode, record: &mut InodeRecord) -> Result<(), Stop> {
+    fn give_another_name(&mut self, link: &LinkInode, record: &mut InodeRecord) -> Result<(), MutationError> {
         let count = links(record);
         if count >= LINKS_MAX {
             return refuse(Errno::MLINK, format!("{} has {count} names", self.shown(link.inode)?));
@@ -76,7 +76,7 @@ impl Mutating<'_, '_> {
         mut record: InodeRecord,
         parent: u64,
         name: &[u8],
-    ) -> Result<(), Stop> {
+    ) -> Result<(), MutationError> {
         let count = links(&record);
         if count <= 1 {
             return Ok(self.unlink(inode, record)?);

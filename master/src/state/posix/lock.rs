@@ -11,13 +11,13 @@ use cavern_proto::master::{Kind, Lock, LockKind, LockType, SetLock};
 use cavern_proto::record::{LockRecord, WaitingLock};
 use rustix::io::Errno;
 
-use super::{Mutating, Stop, refuse};
+use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
 use crate::state::Family;
 use crate::state::records::{lock_key, lock_session_key};
 use crate::state::tables::Tables;
 use crate::state::transaction::{Change, Transaction};
-use rules::{LAST_BYTE, Owner, conflicts, grant, owner, place};
+use rules::{LAST_BYTE, LockOwner, conflicts, grant, owner, place};
 
 /// Locks of one kind on one file, held or waited for: their record is written anew with each change.
 const LOCKS_MAX: usize = 4096;
@@ -73,8 +73,8 @@ fn sessions(record: &LockRecord) -> BTreeMap<u64, bool> {
     held.chain(waiting).collect()
 }
 
-impl Mutating<'_, '_> {
-    pub(super) fn set_lock(&mut self, set: SetLock, session: u64) -> Result<u64, Stop> {
+impl MutationContext<'_, '_> {
+    pub(super) fn set_lock(&mut self, set: SetLock, session: u64) -> Result<u64, MutationError> {
         let (inode, kind) = (set.inode, set.kind());
         let lock = check(set.lock, kind, session)?;
         if lock.r#type() != LockType::Unlocked && self.inode(inode)?.kind() != Kind::File {
@@ -86,7 +86,7 @@ impl Mutating<'_, '_> {
         decision.map(|()| inode)
     }
 
-    fn decide(&mut self, locks: &mut Locks, lock: Lock, set: &SetLock) -> Result<(), Stop> {
+    fn decide(&mut self, locks: &mut Locks, lock: Lock, set: &SetLock) -> Result<(), MutationError> {
         let is_it = |waiting: &WaitingLock| {
             set.waiter != 0
                 && waiting.waiter == set.waiter
@@ -130,7 +130,7 @@ impl Mutating<'_, '_> {
 }
 
 /// A lock that makes sense.
-fn check(lock: Option<Lock>, kind: LockKind, session: u64) -> Result<Lock, Stop> {
+fn check(lock: Option<Lock>, kind: LockKind, session: u64) -> Result<Lock, MutationError> {
     let lock = Lock { session, ..lock.unwrap_or_default() };
     if LockType::try_from(lock.r#type).is_err() {
         return refuse(Errno::INVAL, "a lock of a type that this master does not know");
@@ -147,7 +147,7 @@ fn check(lock: Option<Lock>, kind: LockKind, session: u64) -> Result<Lock, Stop>
 
 /// Whether whoever holds what stands in the way of `want` waits for its owner, by way of others perhaps.
 fn waits_for_itself(tables: Tables<'_>, here: &Locks, want: &Lock) -> Result<bool, MasterError> {
-    let mut to_visit: Vec<Owner> = conflicts(&here.record.held, want).map(owner).collect();
+    let mut to_visit: Vec<LockOwner> = conflicts(&here.record.held, want).map(owner).collect();
     let mut visited = HashSet::new();
     while let Some(next) = to_visit.pop() {
         if next == owner(want) {

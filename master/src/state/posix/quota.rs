@@ -10,16 +10,16 @@ use cavern_proto::master::{RenameMode, RenameName, SetQuota};
 use cavern_proto::record::{InodeRecord, QuotaRecord};
 use rustix::io::Errno;
 
-use super::{Mutating, Stop, refuse};
+use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
 use crate::state::records::{inode_key, is_directory, links};
 use crate::state::tables::DEPTH_MAX;
-use crate::state::usage::{self, Weight};
+use crate::state::usage::{self, UsageDelta};
 use crate::state::{Family, Transaction};
 
-impl Mutating<'_, '_> {
+impl MutationContext<'_, '_> {
     /// Sets a quota, changes it, or ends it. With the first one counting begins.
-    pub(super) fn set_quota(&mut self, set: &SetQuota) -> Result<u64, Stop> {
+    pub(super) fn set_quota(&mut self, set: &SetQuota) -> Result<u64, MutationError> {
         self.directory(set.inode)?;
         let known = self.transaction.before().quota(set.inode)?;
         let mut quota = known.unwrap_or_default();
@@ -39,12 +39,17 @@ impl Mutating<'_, '_> {
     }
 
     /// Refuses what would exceed the quota of a directory, or of one above it, if this much more were in it.
-    pub(super) fn check_quotas(&mut self, directory: u64, growth: Weight) -> Result<(), Stop> {
+    pub(super) fn check_quotas(&mut self, directory: u64, growth: UsageDelta) -> Result<(), MutationError> {
         self.check_quotas_below(directory, growth, &HashSet::new())
     }
 
     /// The same up to the first directory of a set, in which nothing becomes more.
-    fn check_quotas_below(&mut self, directory: u64, growth: Weight, end: &HashSet<u64>) -> Result<(), Stop> {
+    fn check_quotas_below(
+        &mut self,
+        directory: u64,
+        growth: UsageDelta,
+        end: &HashSet<u64>,
+    ) -> Result<(), MutationError> {
         if self.transaction.counters.quotas == 0 || growth.bytes <= 0 && growth.inodes <= 0 {
             return Ok(());
         }
@@ -69,13 +74,13 @@ impl Mutating<'_, '_> {
     }
 
     /// A file becomes longer.
-    pub(super) fn check_growth(&mut self, record: &InodeRecord, length: u64) -> Result<(), Stop> {
+    pub(super) fn check_growth(&mut self, record: &InodeRecord, length: u64) -> Result<(), MutationError> {
         // What has no name is in no directory.
         if record.unlinked || length <= record.size {
             return Ok(());
         }
         let bytes = i64::try_from(length - record.size).unwrap_or(i64::MAX);
-        self.check_quotas(record.parent, Weight { bytes, inodes: 0 })
+        self.check_quotas(record.parent, UsageDelta { bytes, inodes: 0 })
     }
 
     /// An inode gets another name, and another one loses that name, or gets the old one in exchange.
@@ -84,7 +89,7 @@ impl Mutating<'_, '_> {
         rename: &RenameName,
         moved: (u64, &InodeRecord),
         replaced: Option<(u64, &InodeRecord)>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), MutationError> {
         let (from, to) = (rename.parent, rename.new_parent);
         if self.transaction.counters.quotas == 0 || from == to {
             return Ok(());
@@ -93,9 +98,9 @@ impl Mutating<'_, '_> {
         let comes = self.weight_at((from, &rename.name), moved)?;
         let goes = match replaced {
             // It has other names, and counts by one of those then.
-            Some((_, record)) if !is_exchange && !is_directory(record) && links(record) > 1 => Weight::default(),
+            Some((_, record)) if !is_exchange && !is_directory(record) && links(record) > 1 => UsageDelta::default(),
             Some(replaced) => self.weight_at((to, &rename.new_name), replaced)?,
-            None => Weight::default(),
+            None => UsageDelta::default(),
         };
         let above_from: HashSet<u64> = self.above(from)?.into_iter().collect();
         self.check_quotas_below(to, comes - goes, &above_from)?;
@@ -107,11 +112,11 @@ impl Mutating<'_, '_> {
     }
 
     /// What an inode weighs by a name of it: nothing where it counts by another one.
-    fn weight_at(&self, name: (u64, &Bytes), (inode, record): (u64, &InodeRecord)) -> Result<Weight, MasterError> {
+    fn weight_at(&self, name: (u64, &Bytes), (inode, record): (u64, &InodeRecord)) -> Result<UsageDelta, MasterError> {
         if (record.parent, &record.name) == name {
             return usage::weight(self.transaction, inode, record);
         }
-        Ok(Weight::default())
+        Ok(UsageDelta::default())
     }
 
     /// A directory and those above it in its mount, nearest first.

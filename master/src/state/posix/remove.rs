@@ -5,11 +5,11 @@ use cavern_proto::master::RemoveName;
 use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
-use super::{EntriesChange, Mutating, Stop, check_name, refuse};
+use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
 use crate::state::records::is_directory;
 
-impl Mutating<'_, '_> {
-    pub(super) fn remove(&mut self, remove: &RemoveName) -> Result<u64, Stop> {
+impl MutationContext<'_, '_> {
+    pub(super) fn remove(&mut self, remove: &RemoveName) -> Result<u64, MutationError> {
         check_name(&remove.name)?;
         let directory = self.whole_directory(remove.parent)?;
         let Some(dentry) = self.transaction.dentry(remove.parent, &remove.name)? else {
@@ -20,7 +20,7 @@ impl Mutating<'_, '_> {
             (true, false) => return refuse(Errno::NOTDIR, "rmdir is for directories"),
             (false, true) => return refuse(Errno::ISDIR, "a directory is removed by rmdir"),
             (true, true) if record.listed_ns == 0 => {
-                return Err(Stop::Unlisted { directory: dentry.inode, below: false });
+                return Err(MutationError::Unlisted { directory: dentry.inode, below: false });
             }
             (true, true) if !self.transaction.before().is_empty_directory(dentry.inode, &record)? => {
                 return refuse(Errno::NOTEMPTY, "the directory is not empty");
@@ -28,7 +28,7 @@ impl Mutating<'_, '_> {
             _ => {}
         }
         self.transaction.delete_dentry(remove.parent, &remove.name);
-        self.let_go(dentry.inode, record, remove.parent, &remove.name)?;
+        self.after_unlink(dentry.inode, record, remove.parent, &remove.name)?;
         self.name_changed(remove.parent, &remove.name, dentry.inode, 0);
         let change = EntriesChange { names: -1, directories: -i32::from(remove.directory) };
         self.directory_changed(remove.parent, directory, change);
@@ -36,7 +36,13 @@ impl Mutating<'_, '_> {
     }
 
     /// What becomes of an inode (an empty directory, or anything else) when a name of it is gone.
-    pub(super) fn let_go(&mut self, inode: u64, record: InodeRecord, parent: u64, name: &Bytes) -> Result<(), Stop> {
+    pub(super) fn after_unlink(
+        &mut self,
+        inode: u64,
+        record: InodeRecord,
+        parent: u64,
+        name: &Bytes,
+    ) -> Result<(), MutationError> {
         if !is_directory(&record) {
             return self.drop_name(inode, record, parent, name);
         }

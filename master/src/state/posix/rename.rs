@@ -5,12 +5,12 @@ use cavern_proto::master::{Kind, RenameMode, RenameName};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{EntriesChange, Mutating, Stop, check_name, refuse};
+use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
 use crate::state::records::is_directory;
 use crate::state::tables::DEPTH_MAX;
 
-impl Mutating<'_, '_> {
-    pub(super) fn rename(&mut self, rename: &RenameName) -> Result<u64, Stop> {
+impl MutationContext<'_, '_> {
+    pub(super) fn rename(&mut self, rename: &RenameName) -> Result<u64, MutationError> {
         check_name(&rename.name)?;
         check_name(&rename.new_name)?;
         let from = self.whole_directory(rename.parent)?;
@@ -51,7 +51,7 @@ impl Mutating<'_, '_> {
     }
 
     /// Whether a directory is another, or lies above it.
-    fn is_above(&mut self, directory: u64, other: u64) -> Result<bool, Stop> {
+    fn is_above(&mut self, directory: u64, other: u64) -> Result<bool, MutationError> {
         let mut at = other;
         for _ in 0..DEPTH_MAX {
             if at == directory {
@@ -70,7 +70,7 @@ impl Mutating<'_, '_> {
         rename: &RenameName,
         (dentry, mut moved): (DentryRecord, InodeRecord),
         target: Option<DentryRecord>,
-    ) -> Result<u64, Stop> {
+    ) -> Result<u64, MutationError> {
         let moves_directory = is_directory(&moved);
         if moves_directory {
             self.check_whole_below(dentry.inode)?;
@@ -82,7 +82,7 @@ impl Mutating<'_, '_> {
                 (true, false) => return refuse(Errno::NOTDIR, "a directory cannot replace what is none"),
                 (false, true) => return refuse(Errno::ISDIR, "only a directory can replace a directory"),
                 (true, true) if record.listed_ns == 0 => {
-                    return Err(Stop::Unlisted { directory: target.inode, below: false });
+                    return Err(MutationError::Unlisted { directory: target.inode, below: false });
                 }
                 (true, true) if !self.transaction.before().is_empty_directory(target.inode, &record)? => {
                     return refuse(Errno::NOTEMPTY, "the directory to be replaced is not empty");
@@ -95,7 +95,7 @@ impl Mutating<'_, '_> {
         let replaced_inode = replaced.as_ref().map_or(0, |(inode, _)| *inode);
         let replaces_directory = replaced.as_ref().is_some_and(|(_, record)| is_directory(record));
         if let Some((inode, record)) = replaced {
-            self.let_go(inode, record, rename.new_parent, &rename.new_name)?;
+            self.after_unlink(inode, record, rename.new_parent, &rename.new_name)?;
         }
         self.transaction.delete_dentry(rename.parent, &rename.name);
         self.transaction.put_dentry(rename.new_parent, &rename.new_name, dentry);
@@ -123,7 +123,7 @@ impl Mutating<'_, '_> {
         rename: &RenameName,
         (dentry, mut moved): (DentryRecord, InodeRecord),
         target: DentryRecord,
-    ) -> Result<u64, Stop> {
+    ) -> Result<u64, MutationError> {
         let mut other = self.inode(target.inode)?;
         for (inode, record) in [(dentry.inode, &moved), (target.inode, &other)] {
             if is_directory(record) {
@@ -151,7 +151,12 @@ impl Mutating<'_, '_> {
     }
 
     /// Both directories of a rename, which may be one.
-    fn parents_changed(&mut self, rename: &RenameName, from: EntriesChange, to: EntriesChange) -> Result<(), Stop> {
+    fn parents_changed(
+        &mut self,
+        rename: &RenameName,
+        from: EntriesChange,
+        to: EntriesChange,
+    ) -> Result<(), MutationError> {
         let record = self.directory(rename.parent)?;
         if rename.parent == rename.new_parent {
             let (names, directories) = (from.names + to.names, from.directories + to.directories);

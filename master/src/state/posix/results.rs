@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use super::{hold, lock};
 use crate::MasterError;
-use crate::state::orphans::Reaped;
+use crate::state::orphans::StepProgress;
 use crate::state::records::result_key;
 use crate::state::transaction::Transaction;
 use crate::state::{Family, Outcome};
@@ -97,7 +97,7 @@ pub fn end_session_step(transaction: &mut Transaction<'_>, step: &EndSessionStep
         }
         _ => transaction.delete(Family::Session, &key),
     }
-    Ok(Outcome::Reaped(Reaped { inodes: held as u64, more, next: part.into() }))
+    Ok(Outcome::StepProgress(StepProgress { inodes: held as u64, more, next: part.into() }))
 }
 
 fn forget_some(transaction: &mut Transaction<'_>, session: u64, limit: usize) -> Result<usize, MasterError> {

@@ -84,7 +84,7 @@ struct Shown {
     first: PathBuf,
 }
 
-struct Bench {
+struct Fixture {
     database: Database,
     root: u64,
     local: PathBuf,
@@ -99,7 +99,7 @@ fn run(database: &Database, command: Kind) -> Outcome {
     outcome
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         // Not /tmp, which may lack extended attributes.
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -368,7 +368,7 @@ proptest! {
     fn behaves_like_a_local_file_system(steps in prop::collection::vec(step(), 1..120)) {
         // Modes are as asked for on both sides.
         rustix::process::umask(Mode::empty());
-        let mut bench = Bench::new();
+        let mut bench = Fixture::new();
         for step in &steps {
             let (ours, theirs) = bench.step(step);
             prop_assert_eq!(ours, theirs, "{:?}", step);
@@ -386,7 +386,7 @@ proptest! {
 
 #[test]
 fn only_fs_mode_mounts_can_be_changed() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     let write_type = WriteType::CacheMode as i32;
     let mount = Mount { path: "/c".into(), uri: "memory://c".into(), write_type, ..Mount::default() };
     let Outcome::Mount(mount) = run(&bench.database, Kind::Mount(mount)) else { panic!("no mount") };
@@ -403,7 +403,7 @@ fn only_fs_mode_mounts_can_be_changed() {
 
 #[test]
 fn a_result_is_kept_until_the_session_has_it_and_no_longer() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     let create = |name: &str| {
         let (kind, name) = (InodeKind::File as i32, Bytes::copy_from_slice(name.as_bytes()));
         Change::Create(CreateInode { parent: bench.root, name, kind, ..CreateInode::default() })
@@ -424,7 +424,7 @@ fn a_result_is_kept_until_the_session_has_it_and_no_longer() {
 
 #[test]
 fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     let inodes: Vec<u64> = (0..100)
         .map(|number: u32| {
             let (kind, name) = (InodeKind::File as i32, number.to_string().into());
@@ -456,7 +456,7 @@ fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() 
     assert_eq!(tables.held_by(7, usize::MAX).unwrap(), held);
 
     let step = || match run(&bench.database, Kind::EndSessionStep(EndSessionStep { session: 7, limit: 32, part: 0 })) {
-        Outcome::Reaped(reaped) => reaped,
+        Outcome::StepProgress(reaped) => reaped,
         other => panic!("{other:?}"),
     };
     let mut steps = 1;
@@ -472,7 +472,7 @@ fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() 
 
 #[test]
 fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     let kind = InodeKind::File as i32;
     let file = Change::Create(CreateInode { parent: bench.root, name: "f".into(), kind, ..CreateInode::default() });
     let inode = bench.change(file).inode;
@@ -486,7 +486,7 @@ fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
         Change::Commit(CommitContent { inode, grow_to, made: made.collect(), changed: true })
     };
     let cut = |size| Change::SetAttr(SetAttr { inode, size: Some(size), ..SetAttr::default() });
-    let extents = |bench: &Bench| {
+    let extents = |bench: &Fixture| {
         let extents = Tables::new(&bench.database).extents(inode, 0).unwrap();
         extents.iter().map(|extent| (extent.index, extent.generation)).collect::<Vec<_>>()
     };
@@ -525,7 +525,7 @@ fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
 
 #[test]
 fn a_file_without_a_name_is_held_by_who_made_it_and_gets_one_by_a_link() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     let make = |parent, naming: Naming, kind: InodeKind| {
         let (kind, naming) = (kind as i32, naming as i32);
         Change::Create(CreateInode { parent, kind, naming, mode: 0o640, ..CreateInode::default() })
@@ -565,7 +565,7 @@ fn a_file_without_a_name_is_held_by_who_made_it_and_gets_one_by_a_link() {
 
 #[test]
 fn a_set_group_id_directory_hands_its_group_on() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     let make = |parent, name: &'static str, kind: InodeKind, mode| {
         let name = Bytes::from_static(name.as_bytes());
         Change::Create(CreateInode { parent, name, kind: kind as i32, mode, ..CreateInode::default() })
@@ -581,7 +581,7 @@ fn a_set_group_id_directory_hands_its_group_on() {
 
 #[test]
 fn a_default_list_goes_before_the_umask_and_is_handed_on() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     let make = |parent, name: &'static str, kind: InodeKind| {
         let (name, kind, mode, umask) = (name.into(), kind as i32, 0o1666, 0o027);
         Change::Create(CreateInode { parent, name, kind, mode, umask, ..CreateInode::default() })
@@ -604,7 +604,7 @@ fn a_default_list_goes_before_the_umask_and_is_handed_on() {
 
 #[test]
 fn lists_say_what_cannot_be_and_may_take_the_set_group_id_bit() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     let kind = InodeKind::File as i32;
     let create = CreateInode { parent: bench.root, name: "f".into(), kind, mode: 0o6755, ..CreateInode::default() };
     let inode = bench.change(Change::Create(create)).inode;
@@ -612,7 +612,7 @@ fn lists_say_what_cannot_be_and_may_take_the_set_group_id_bit() {
         let (name, value) = (Bytes::copy_from_slice(name.as_bytes()), value.into());
         Change::SetXattr(SetXattr { inode, name, value, clear_set_group_id, ..SetXattr::default() })
     };
-    let refused = |bench: &mut Bench, change| Errno::from_raw_os_error(bench.change(change).errno);
+    let refused = |bench: &mut Fixture, change| Errno::from_raw_os_error(bench.change(change).errno);
     assert_eq!(refused(&mut bench, set(ACLS[0], b"nonsense".to_vec(), false)), Errno::INVAL);
     assert_eq!(refused(&mut bench, set(ACLS[1], acl([7; 5], 1), false)), Errno::ACCESS);
     assert_eq!(refused(&mut bench, set("system.other", vec![], false)), Errno::OPNOTSUPP);

@@ -4,14 +4,14 @@ use cavern_proto::master::{RemoveName, SetTtl, TtlAction};
 use cavern_proto::record::{Expire, InodeRecord, TtlRecord};
 use rustix::io::Errno;
 
-use super::{Mutating, Outcome, Refusal, Stop, refuse};
+use super::{MutationContext, MutationError, Outcome, Refusal, refuse};
 use crate::MasterError;
 use crate::state::records::{inode_key, is_directory};
 use crate::state::{Family, Transaction};
 
-impl Mutating<'_, '_> {
+impl MutationContext<'_, '_> {
     /// Sets the rule of a directory, or ends it.
-    pub(super) fn set_ttl(&mut self, set: &SetTtl) -> Result<u64, Stop> {
+    pub(super) fn set_ttl(&mut self, set: &SetTtl) -> Result<u64, MutationError> {
         self.directory(set.inode)?;
         let Ok(action) = TtlAction::try_from(set.action) else {
             return refuse(Errno::INVAL, "an action that this master does not know");
@@ -44,14 +44,16 @@ pub fn expire(transaction: &mut Transaction<'_>, expire: &Expire) -> Result<Outc
         return Ok(Outcome::Refused("somebody writes to the file".into()));
     }
     let remove = RemoveName { parent: record.parent, name: record.name, directory: false };
-    let mut mutating = Mutating::new(transaction, expire.now_ns);
+    let mut mutating = MutationContext::new(transaction, expire.now_ns);
     match mutating.remove(&remove) {
         Ok(_) => {
             mutating.note_intents()?;
             Ok(Outcome::Done)
         }
-        Err(Stop::Refused(Refusal { reason, .. })) => Ok(Outcome::Refused(reason)),
-        Err(Stop::Unlisted { .. }) => Ok(Outcome::Refused("not all names of its directory are known yet".into())),
-        Err(Stop::Broken(error)) => Err(error),
+        Err(MutationError::Refused(Refusal { reason, .. })) => Ok(Outcome::Refused(reason)),
+        Err(MutationError::Unlisted { .. }) => {
+            Ok(Outcome::Refused("not all names of its directory are known yet".into()))
+        }
+        Err(MutationError::Storage(error)) => Err(error),
     }
 }

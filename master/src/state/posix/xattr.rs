@@ -5,7 +5,7 @@ use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
 use super::acl::is_acl;
-use super::{Mutating, Stop, refuse};
+use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
 use crate::state::Family;
 use crate::state::records::xattr_key;
@@ -20,8 +20,8 @@ const NAMES_BYTES_MAX: usize = 65_536;
 /// Bytes of all names and values of an inode: they are one scan.
 const TOTAL_BYTES_MAX: usize = 1 << 20;
 
-impl Mutating<'_, '_> {
-    pub(super) fn set_xattr(&mut self, set: &SetXattr) -> Result<u64, Stop> {
+impl MutationContext<'_, '_> {
+    pub(super) fn set_xattr(&mut self, set: &SetXattr) -> Result<u64, MutationError> {
         if set.name.is_empty() || set.name.len() > NAME_BYTES_MAX || set.name.contains(&0) {
             return refuse(Errno::RANGE, format!("an attribute's name of {} bytes", set.name.len()));
         }
@@ -64,7 +64,7 @@ impl Mutating<'_, '_> {
         self.keep_xattr(set.inode, record, &set.name, Some(&set.value))
     }
 
-    pub(super) fn remove_xattr(&mut self, remove: &RemoveXattr) -> Result<u64, Stop> {
+    pub(super) fn remove_xattr(&mut self, remove: &RemoveXattr) -> Result<u64, MutationError> {
         let record = self.inode(remove.inode)?;
         if self.transaction.before().xattr(remove.inode, &remove.name)?.is_none() {
             // As Linux has it: an access list that is not there need not be removed.
@@ -83,7 +83,7 @@ impl Mutating<'_, '_> {
         mut record: InodeRecord,
         name: &[u8],
         value: Option<&[u8]>,
-    ) -> Result<u64, Stop> {
+    ) -> Result<u64, MutationError> {
         let key = xattr_key(inode, name);
         match value {
             Some(value) => self.transaction.put_bytes(Family::Xattr, &key, value),

@@ -14,7 +14,7 @@ use crate::state::records::{decode, deletion_key, inode_key, is_directory, leadi
 
 /// A deletion, and which key it is for.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Doomed {
+pub struct PendingDeletion {
     pub mount_id: u32,
     pub key: String,
     pub record: DeletionRecord,
@@ -134,7 +134,7 @@ impl<'a> Tables<'a> {
     }
 
     /// Up to `limit` deletions beyond this one (of all mounts, in the order of mounts and keys).
-    pub fn deletions(&self, after: Option<(u32, &str)>, limit: usize) -> Result<Vec<Doomed>, MasterError> {
+    pub fn deletions(&self, after: Option<(u32, &str)>, limit: usize) -> Result<Vec<PendingDeletion>, MasterError> {
         let start = after.map_or_else(Vec::new, |(mount_id, key)| {
             let mut start = deletion_key(mount_id, key);
             start.push(0);
@@ -142,7 +142,7 @@ impl<'a> Tables<'a> {
         });
         self.page_of(Family::Deletion, &start, limit, |key, record| {
             let (mount, key) = key.split_first_chunk().ok_or_else(|| MasterError::Corrupt("a deletion".into()))?;
-            Ok(Doomed { mount_id: u32::from_be_bytes(*mount), key: text(key)?, record })
+            Ok(PendingDeletion { mount_id: u32::from_be_bytes(*mount), key: text(key)?, record })
         })
     }
 

@@ -9,7 +9,7 @@ use crate::state::Family;
 use crate::state::records::{extent_key, leading_id, parse_extent_key, parse_stray_key, replica_key, stray_key};
 
 /// A block of a file: inode and index.
-pub type BlockAt = (u64, u32);
+pub type FileBlock = (u64, u32);
 
 /// What a worker may have of a block that it is no part of any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,12 @@ pub struct StrayReplica {
 
 impl Tables<'_> {
     /// Up to `limit` blocks that have a replica at a worker, beyond this one.
-    pub fn replicas_at(&self, worker: u64, after: Option<BlockAt>, limit: usize) -> Result<Vec<BlockAt>, MasterError> {
+    pub fn replicas_at(
+        &self,
+        worker: u64,
+        after: Option<FileBlock>,
+        limit: usize,
+    ) -> Result<Vec<FileBlock>, MasterError> {
         let (inode, index) = after.map_or((0, 0), next);
         let start = replica_key(worker, inode, index);
         let mode = IteratorMode::From(&start, Direction::Forward);
@@ -67,7 +72,7 @@ impl Tables<'_> {
     }
 
     /// Up to `limit` blocks that lack replicas or have a copy under way, beyond this one.
-    pub fn repairs(&self, after: Option<BlockAt>, limit: usize) -> Result<Vec<BlockAt>, MasterError> {
+    pub fn repairs(&self, after: Option<FileBlock>, limit: usize) -> Result<Vec<FileBlock>, MasterError> {
         let (inode, index) = after.map_or((0, 0), next);
         let start = extent_key(inode, index);
         let mode = IteratorMode::From(&start, Direction::Forward);
@@ -100,13 +105,13 @@ impl Tables<'_> {
     }
 }
 
-fn next((inode, index): BlockAt) -> BlockAt {
+fn next((inode, index): FileBlock) -> FileBlock {
     match index.checked_add(1) {
         Some(index) => (inode, index),
         None => (inode.saturating_add(1), 0),
     }
 }
 
-fn block_of(key: &[u8]) -> Result<BlockAt, MasterError> {
+fn block_of(key: &[u8]) -> Result<FileBlock, MasterError> {
     parse_extent_key(key).ok_or_else(|| MasterError::Corrupt("a block in an index of replicas".into()))
 }

@@ -23,7 +23,7 @@ use crate::state::{Outcome, Tables};
 use crate::tests::harness::{TestMaster, eventually, name, new_bucket};
 
 /// A master with an fs-mode mount of a bucket of its own.
-pub struct Bench {
+pub struct Fixture {
     pub master: Option<TestMaster>,
     pub fake: Fake,
     pub bucket: MemoryBucket,
@@ -36,7 +36,7 @@ pub struct Bench {
 const PREFIX: &str = "top/";
 pub const BLOCK: u64 = 1 << 10;
 
-impl Bench {
+impl Fixture {
     pub async fn new() -> Self {
         Self::with(&[]).await
     }

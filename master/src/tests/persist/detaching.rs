@@ -7,20 +7,20 @@ use cavern_proto::master::{Kind, LinkInode};
 use cavern_proto::record::RemoveMount;
 use cavern_proto::record::command::Command;
 
-use super::bench::Bench;
-use crate::detach::Unwritten;
+use super::bench::Fixture;
+use crate::detach::DetachPolicy;
 use crate::state::{Family, Outcome};
 use crate::tests::harness::{eventually, name};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_changed_while_a_mount_goes_is_in_the_bucket_or_refused() {
     for delay in [0, 1, 2, 4, 8] {
-        let mut bench = Bench::new().await;
+        let mut bench = Fixture::new().await;
         let root = bench.root;
         bench.create(root, "first", Kind::File).await;
         bench.settled().await;
         let services = bench.master().services().clone();
-        let going = tokio::spawn(async move { services.unmount_bucket("/m", Unwritten::Keep).await });
+        let going = tokio::spawn(async move { services.unmount_bucket("/m", DetachPolicy::Keep).await });
         tokio::time::sleep(Duration::from_millis(delay)).await;
         let made = bench.create(root, "second", Kind::File).await;
         let removed = bench.remove(root, "first", false).await;
@@ -34,7 +34,7 @@ async fn what_is_changed_while_a_mount_goes_is_in_the_bucket_or_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mount_that_was_changed_since_it_was_looked_at_stays() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     let file = bench.create(root, "f", Kind::File).await;
     bench.commit(file, 0, 0, vec![1]).await;
@@ -49,21 +49,21 @@ async fn a_mount_that_was_changed_since_it_was_looked_at_stays() {
 
     // So it does while a session holds a file of it.
     bench.change(Change::Hold(file)).await;
-    let refused = services.unmount_bucket("/m", Unwritten::Keep).await.unwrap_err().to_string();
+    let refused = services.unmount_bucket("/m", DetachPolicy::Keep).await.unwrap_err().to_string();
     assert!(
         refused.contains("/m has open files that have been written to (1)") && refused.contains("--discard"),
         "{refused}"
     );
     assert_ne!(bench.create(root, "h", Kind::File).await, 0, "it is as it was");
     bench.change(Change::LetGo(file)).await;
-    services.unmount_bucket("/m", Unwritten::Keep).await.unwrap();
+    services.unmount_bucket("/m", DetachPolicy::Keep).await.unwrap();
     assert_eq!(bench.bucket.keys(), ["top/f", "top/g", "top/h"]);
     bench.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn links_of_a_mount_go_with_it() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     let directory = bench.create(root, "d", Kind::Directory).await;
     let file = bench.create(directory, "f", Kind::File).await;
@@ -72,7 +72,7 @@ async fn links_of_a_mount_go_with_it() {
     }
     bench.settled().await;
     let services = bench.master().services().clone();
-    services.unmount_bucket("/m", Unwritten::Keep).await.unwrap();
+    services.unmount_bucket("/m", DetachPolicy::Keep).await.unwrap();
     let left = || async {
         let read = services.lookups.listings.read(|tables| {
             Ok((tables.keys(Family::Inode).count(), tables.keys(Family::Link).count(), tables.counters()?.inodes))

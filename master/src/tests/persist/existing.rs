@@ -14,7 +14,7 @@ use cavern_proto::record::command::Command;
 use cavern_proto::record::{AdoptListing, ListedEntry};
 use rustix::io::Errno;
 
-use super::bench::{BLOCK, Bench};
+use super::bench::{BLOCK, Fixture};
 use super::fake::{body, written};
 use crate::lookup::Lookups;
 use crate::tests::harness::{eventually, name};
@@ -44,7 +44,7 @@ pub(super) fn content(word: &str) -> Bytes {
     body(&[], &[word.to_owned()])
 }
 
-impl Bench {
+impl Fixture {
     pub(super) fn lookups(&self) -> &Lookups {
         &self.master().services().lookups
     }
@@ -188,7 +188,7 @@ pub(super) fn shown(objects: &BTreeMap<String, Bytes>) -> (Model, BTreeMap<Strin
 }
 
 /// Pages that say again what the bucket had in a directory at first.
-async fn say_again(bench: &Bench, at_first: &Model, path: &str, inode: u64) {
+async fn say_again(bench: &Fixture, at_first: &Model, path: &str, inode: u64) {
     let entry = |(key, words): (&String, &Option<Vec<String>>)| ListedEntry {
         name: name(parts(key).1),
         kind: if words.is_some() { Kind::File } else { Kind::Directory } as i32,
@@ -211,7 +211,7 @@ async fn say_again(bench: &Bench, at_first: &Model, path: &str, inode: u64) {
 }
 
 /// One random thing.
-pub(super) async fn step(bench: &mut Bench, model: &mut Model, dice: &mut Dice) {
+pub(super) async fn step(bench: &mut Fixture, model: &mut Model, dice: &mut Dice) {
     let mut places: Vec<String> =
         model.iter().filter(|(_, file)| file.is_none()).map(|(path, _)| path.clone()).collect();
     places.push(String::new());
@@ -302,7 +302,7 @@ async fn run(seed: u64) {
     let mut dice = Dice(seed);
     let (objects, mut model, hidden) = some_objects(&mut dice);
     let objects: Vec<(&str, Bytes)> = objects.iter().map(|(key, bytes)| (key.as_str(), bytes.clone())).collect();
-    let mut bench = Bench::with(&objects).await;
+    let mut bench = Fixture::with(&objects).await;
     let at_first = model.clone();
     // Directories by what their path was at first: what is said of them later is of no use when they have been listed.
     let mut told = Vec::new();
@@ -380,7 +380,7 @@ async fn an_index_goes_on_after_a_restart_and_counts_everything_once() {
         .chain([("top/a//b".to_owned(), Bytes::new()), ("top/a/".to_owned(), Bytes::new())])
         .collect();
     let objects: Vec<(&str, Bytes)> = objects.iter().map(|(key, bytes)| (key.as_str(), bytes.clone())).collect();
-    let mut bench = Bench::with(&objects).await;
+    let mut bench = Fixture::with(&objects).await;
     bench.start_index();
     eventually(|| async {
         let index = bench.lookups().listings.read(|tables| tables.index(1)).await.unwrap().unwrap();

@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 
 use cavern_proto::master::{Job, JobKind, JobState, Kind, RenameMode};
 
-use super::bench::{BLOCK, Bench};
+use super::bench::{BLOCK, Fixture};
 use crate::tests::harness::{eventually, mount_request, new_bucket};
 
-impl Bench {
+impl Fixture {
     async fn job(&self, id: u64) -> Job {
         self.master().services().jobs.get(id).await.unwrap()
     }
@@ -38,7 +38,7 @@ impl Bench {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_export_brings_what_was_there_and_waits_for_nothing_else() {
-    let mut bench = Bench::idle().await;
+    let mut bench = Fixture::idle().await;
     let root = bench.root;
     let one = bench.directory("one", 20).await;
     bench.directory("other", 5).await;
@@ -67,7 +67,7 @@ async fn an_export_brings_what_was_there_and_waits_for_nothing_else() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_changed_after_the_beginning_is_not_waited_for() {
-    let mut bench = Bench::idle().await;
+    let mut bench = Fixture::idle().await;
     let directory = bench.directory("d", 3).await;
     bench.fake.is_away.store(1, Ordering::Release);
     let begun = bench.export("/m/d").await;
@@ -83,7 +83,7 @@ async fn what_is_changed_after_the_beginning_is_not_waited_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_export_that_is_refused_fails_with_the_reason_and_can_be_tried_again() {
-    let mut bench = Bench::idle().await;
+    let mut bench = Fixture::idle().await;
     bench.directory("d", 3).await;
     bench.fake.is_denied.store(1, Ordering::Release);
     let begun = bench.export("/m/d").await;
@@ -121,7 +121,7 @@ async fn an_export_that_is_refused_fails_with_the_reason_and_can_be_tried_again(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_export_gives_up_its_hurry_and_stays_cancelled() {
-    let mut bench = Bench::idle().await;
+    let mut bench = Fixture::idle().await;
     bench.directory("d", 3).await;
     bench.directory("other", 3).await;
     bench.fake.is_away.store(1, Ordering::Release);
@@ -141,7 +141,7 @@ async fn a_cancelled_export_gives_up_its_hurry_and_stays_cancelled() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_export_goes_on_after_a_restart_and_counts_nothing_twice() {
-    let mut bench = Bench::idle().await;
+    let mut bench = Fixture::idle().await;
     bench.directory("d", 10).await;
     bench.fake.is_away.store(1, Ordering::Release);
     let begun = bench.export("/m/d").await;
@@ -159,7 +159,7 @@ async fn an_export_goes_on_after_a_restart_and_counts_nothing_twice() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_fs_mode_mounts_are_exported() {
-    let bench = Bench::idle().await;
+    let bench = Fixture::idle().await;
     let (_bucket, uri) = new_bucket();
     let services = bench.master().services().clone();
     services.mount_bucket(mount_request("/cached", &uri), false).await.unwrap();
@@ -174,7 +174,7 @@ async fn only_fs_mode_mounts_are_exported() {
     let begun = bench.export("/m").await;
     eventually(|| async { !bench.job(begun.id).await.last_error.is_empty() }).await;
     let services = bench.master().services().clone();
-    services.unmount_bucket("/m", crate::detach::Unwritten::Discard).await.unwrap();
+    services.unmount_bucket("/m", crate::detach::DetachPolicy::Discard).await.unwrap();
     let failed = bench.ended(begun.id).await;
     assert_eq!(failed.state(), JobState::Failed);
     assert!(failed.last_error.contains("the mount is gone"), "{}", failed.last_error);

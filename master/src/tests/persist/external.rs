@@ -7,11 +7,11 @@ use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{CreateInode, Kind, RefreshFate, RefreshProgress, RefreshRequest, RenameMode};
 use futures::StreamExt;
 
-use super::bench::Bench;
+use super::bench::Fixture;
 use super::existing::content;
 use crate::tests::harness::name;
 
-impl Bench {
+impl Fixture {
     /// The last message of a refresh, with the names of all.
     async fn refresh(&self, path: &str, dry_run: bool) -> RefreshProgress {
         let request = RefreshRequest { path: path.to_owned(), recursive: true, dry_run };
@@ -34,7 +34,7 @@ fn fates(progress: &RefreshProgress) -> Vec<(&str, RefreshFate)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_changed_here_and_not_written_yet_wins_and_is_told() {
     let objects = [("top/d/both", content("a")), ("top/d/moved", content("b")), ("top/d/gone", content("c"))];
-    let mut bench = Bench::with(&objects).await;
+    let mut bench = Fixture::with(&objects).await;
     bench.start_index();
     bench.indexed().await;
     let directory = bench.find("d").await.unwrap();
@@ -66,7 +66,7 @@ async fn what_was_changed_here_and_not_written_yet_wins_and_is_told() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_of_one_file_are_told_apart_by_those_who_change_one_of_their_objects() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     let file = bench.create(root, "one", Kind::File).await;
     bench.commit(file, 0, 0, vec![1]).await;

@@ -9,7 +9,7 @@ use cavern_conf::Config;
 use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, Status, open_request};
 use cavern_proto::master::{DiskReport, Worker, WorkerState, WorkerTable};
-use cavern_ufs::{Metadata, Replaces, Ufs, UfsError};
+use cavern_ufs::{Metadata, Precondition, Ufs, UfsError};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
@@ -17,7 +17,7 @@ use super::bench::BLOCK;
 use crate::MasterError;
 use crate::jobs::{BlockFiller, Failure, Filled};
 use crate::persist::ObjectWriter;
-use crate::server::{MakeFiller, WayToWorkers};
+use crate::server::{WorkerClientFactory, WorkerClients};
 use crate::tests::harness::placement_of;
 use crate::workers::Workers;
 
@@ -121,7 +121,7 @@ impl Fake {
         let body = body(&request.inline, &blocks);
         let metadata: Metadata = request.metadata.into_iter().map(|item| (item.name, item.value)).collect();
         let replaces =
-            if request.replaces.is_empty() { Replaces::Nothing } else { Replaces::Version(&request.replaces) };
+            if request.replaces.is_empty() { Precondition::Nothing } else { Precondition::Version(&request.replaces) };
         let put = self.ufs.put(&request.key, &body, &metadata, replaces).await;
         tokio::time::sleep(Duration::from_micros(self.roll() % 2000)).await;
         if fate == 2 || self.is_lost.load(Ordering::Acquire) > 0 {
@@ -154,9 +154,9 @@ pub fn written(inode: u64, generation: u32) -> String {
 /// What stands for a hole.
 pub const HOLE: &str = "-";
 
-impl MakeFiller for Fake {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WayToWorkers {
-        WayToWorkers { filler: Arc::new(self.clone()), writer: Arc::new(self.clone()), pool: None }
+impl WorkerClientFactory for Fake {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WorkerClients {
+        WorkerClients { filler: Arc::new(self.clone()), writer: Arc::new(self.clone()), pool: None }
     }
 }
 

@@ -2,10 +2,10 @@
 
 use cavern_proto::master::{FreeFate, Job, JobState, Kind, RenameMode};
 
-use super::bench::{BLOCK, Bench};
+use super::bench::{BLOCK, Fixture};
 use crate::tests::harness::eventually;
 
-impl Bench {
+impl Fixture {
     async fn loaded(&self, path: &str) -> Job {
         let begun = self.master().services().jobs.load(path).await.unwrap();
         self.ended(begun.id).await
@@ -24,7 +24,7 @@ fn block(key: &str, index: u32, length: u64) -> (String, u32, u32) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_load_fills_what_no_block_of_a_file_has() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let directory = bench.create(bench.root, "d", Kind::Directory).await;
     let dropped = bench.create(directory, "dropped", Kind::File).await;
     let kept = bench.create(directory, "kept", Kind::File).await;
@@ -55,7 +55,7 @@ async fn a_load_fills_what_no_block_of_a_file_has() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn content_that_moves_while_it_is_loaded_is_followed() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     let moved = bench.create(root, "moved", Kind::File).await;
     let removed = bench.create(root, "removed", Kind::File).await;
@@ -89,7 +89,7 @@ async fn content_that_moves_while_it_is_loaded_is_followed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn files_of_an_existing_prefix_are_indexed_and_loaded() {
     let content = |length: usize| bytes::Bytes::from(vec![b'x'; length]);
-    let bench = Bench::with(&[("top/a/b/f", content(2000)), ("top/g", content(10))]).await;
+    let bench = Fixture::with(&[("top/a/b/f", content(2000)), ("top/g", content(10))]).await;
     let loaded = bench.loaded("/m").await;
     assert_eq!((loaded.state(), loaded.files_done, loaded.bytes_fetched), (JobState::Done, 2, 2010));
     let expected = [block("top/a/b/f", 0, BLOCK), block("top/a/b/f", 1, 2000 - BLOCK), block("top/g", 0, 10)];

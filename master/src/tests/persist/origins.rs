@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{FreeFate, Kind, RenameMode, SetAttr};
 
-use super::bench::{BLOCK, Bench};
+use super::bench::{BLOCK, Fixture};
 use crate::tests::harness::eventually;
 
-impl Bench {
+impl Fixture {
     /// A file of three blocks, written to the bucket.
     async fn written_file(&mut self, text: &str) -> u64 {
         let root = self.root;
@@ -38,7 +38,7 @@ impl Bench {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_what_the_bucket_has_and_nobody_holds_is_dropped() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     assert_eq!(bench.free(root).await, FreeFate::Nothing);
     bench.fake.is_away.store(1, Ordering::Release);
@@ -64,7 +64,7 @@ async fn only_what_the_bucket_has_and_nobody_holds_is_dropped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_both_is_written_as_one() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let file = bench.written_file("f").await;
     assert_eq!(bench.free(file).await, FreeFate::Freed);
     let generation = bench.generation(file).await;
@@ -82,7 +82,7 @@ async fn a_file_of_both_is_written_as_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_whose_confirmation_was_lost_is_known_again() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     let file = bench.written_file("f").await;
     assert_eq!(bench.free(file).await, FreeFate::Freed);
@@ -110,7 +110,7 @@ async fn an_upload_whose_confirmation_was_lost_is_known_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_somebody_else_put_in_the_place_of_content_is_told_and_left_alone() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let file = bench.written_file("f").await;
     assert_eq!(bench.free(file).await, FreeFate::Freed);
     bench.bucket.put("top/f", "not ours");
@@ -130,7 +130,7 @@ async fn what_somebody_else_put_in_the_place_of_content_is_told_and_left_alone()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_are_exchanged_and_taken_over() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     let (one, other) = (bench.written_file("one").await, bench.written_file("other").await);
     assert_eq!((bench.free(one).await, bench.free(other).await), (FreeFate::Freed, FreeFate::Freed));
@@ -145,7 +145,7 @@ async fn names_are_exchanged_and_taken_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removed_file_that_is_open_keeps_its_content() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let root = bench.root;
     let file = bench.written_file("f").await;
     assert_eq!(bench.free(file).await, FreeFate::Freed);
@@ -168,7 +168,7 @@ async fn a_removed_file_that_is_open_keeps_its_content() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn where_a_worker_is_nearly_full_the_oldest_clean_files_go_first() {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let mut files = Vec::new();
     for text in ["a", "b", "c", "d"] {
         files.push(bench.written_file(text).await);

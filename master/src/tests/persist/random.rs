@@ -7,7 +7,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Kind, LinkInode, RenameMode, SetAttr};
 use proptest::prelude::*;
 
-use super::bench::{BLOCK, Bench};
+use super::bench::{BLOCK, Fixture};
 use crate::tests::harness::name;
 
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 async fn run(ops: Vec<Op>) {
-    let mut bench = Bench::new().await;
+    let mut bench = Fixture::new().await;
     let mut directories = vec![bench.root];
     let mut inodes = vec![bench.root];
     let text = |number: u8| format!("n{number}");

@@ -12,7 +12,7 @@ async fn copy(client: &mut Client, request: &CopyRequest) -> CopyReply {
     client.receive().await.unwrap().decode(FrameKind::CopyReply)
 }
 
-fn content(bench: &Bench, name: &BlockRef) -> Vec<u8> {
+fn content(bench: &Fixture, name: &BlockRef) -> Vec<u8> {
     let target = crate::fill::BlockSource::parse_data(name.clone()).unwrap();
     let block = bench.store.find_data(&target, crate::store::Touch::None).unwrap();
     let mut bytes = vec![0; BLOCK];
@@ -22,10 +22,10 @@ fn content(bench: &Bench, name: &BlockRef) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_is_the_source_and_nothing_of_what_was_there_before() {
-    let (here, there) = (Bench::new("copy-here").await, Bench::new("copy-there").await);
+    let (here, there) = (Fixture::new("copy-here").await, Fixture::new("copy-there").await);
     here.membership.set(8, "cluster-1");
     let worker =
-        |id: u64, bench: &Bench| Worker { id, data_address: bench.address().to_string(), ..Default::default() };
+        |id: u64, bench: &Fixture| Worker { id, data_address: bench.address().to_string(), ..Default::default() };
     here.pool.set_table("cluster-1", &WorkerTable { epoch: 1, workers: vec![worker(7, &there)] });
     let (mut near, mut far) = (here.tcp_as(8).await, there.tcp().await);
     let name = block(1, 1);

@@ -34,7 +34,7 @@ async fn read(client: &mut Client, block: &BlockRef, length: u32) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_begins_with_what_the_bucket_has_or_not_at_all() {
-    let bench = Bench::new("origin-block").await;
+    let bench = Fixture::new("origin-block").await;
     let mut client = bench.tcp().await;
     let length = BLOCK + 300_000;
     let object = noise(length as usize);
@@ -73,7 +73,7 @@ async fn a_block_begins_with_what_the_bucket_has_or_not_at_all() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_is_composed_of_blocks_and_of_another_object() {
-    let bench = Bench::new("origin-object").await;
+    let bench = Fixture::new("origin-object").await;
     let mut client = bench.tcp().await;
     // Ends in the middle of the third block.
     let valid = 2 * BLOCK + 1000;

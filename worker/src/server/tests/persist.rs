@@ -51,7 +51,7 @@ pub(super) async fn persist(client: &mut Client, request: &PersistRequest) -> Pe
 }
 
 /// Waits until nothing of what was given up is left at the store.
-async fn tidied(bench: &Bench) {
+async fn tidied(bench: &Fixture) {
     let until = Instant::now() + PATIENCE;
     while bench.bucket.uploads() > 0 {
         assert!(Instant::now() < until, "{} uploads are left", bench.bucket.uploads());
@@ -61,7 +61,7 @@ async fn tidied(bench: &Bench) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_small_file_is_one_object_with_its_metadata() {
-    let bench = Bench::new("persist-small").await;
+    let bench = Fixture::new("persist-small").await;
     let mut client = bench.tcp().await;
     let bytes = noise(300_000);
     write(&mut client, &block(1, 0), &bytes).await;
@@ -101,7 +101,7 @@ async fn a_small_file_is_one_object_with_its_metadata() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_goes_in_parts_which_do_not_stay_when_one_fails() {
-    let bench = Bench::new("persist-large").await;
+    let bench = Fixture::new("persist-large").await;
     let mut client = bench.unix().await;
     let bytes = noise(BLOCK as usize);
     write(&mut client, &block(1, 0), &bytes).await;
@@ -127,7 +127,7 @@ async fn a_large_file_goes_in_parts_which_do_not_stay_when_one_fails() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_is_written_to_meanwhile_is_not_made_an_object() {
-    let bench = Bench::new("persist-torn").await;
+    let bench = Fixture::new("persist-torn").await;
     let mut client = bench.unix().await;
     for index in 0..2 {
         write(&mut client, &block(1, index), &noise(BLOCK as usize)).await;
@@ -169,7 +169,7 @@ async fn a_file_that_is_written_to_meanwhile_is_not_made_an_object() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_nobody_waits_for_any_more_is_given_up() {
-    let bench = Bench::new("persist-gone").await;
+    let bench = Fixture::new("persist-gone").await;
     let mut client = bench.tcp().await;
     write(&mut client, &block(1, 0), &noise(BLOCK as usize)).await;
     bench.mounts.inject(1, Faults { delay: Duration::from_millis(300), ..Faults::default() });
@@ -192,7 +192,7 @@ async fn what_nobody_waits_for_any_more_is_given_up() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_come_from_other_workers_too() {
-    let (here, there) = (Bench::new("persist-here").await, Bench::new("persist-there").await);
+    let (here, there) = (Fixture::new("persist-here").await, Fixture::new("persist-there").await);
     here.membership.set(8, "cluster-1");
     let (bytes, more) = (noise(BLOCK as usize), noise(12_345));
     let (mut near, mut far) = (here.tcp_as(8).await, there.tcp().await);

@@ -8,7 +8,7 @@ use cavern_proto::ContentId;
 use cavern_proto::data::*;
 use cavern_proto::frame::{FrameKind, MAX_WRITE_BYTES, encode_frame};
 
-use crate::server::tests::{Bench, Client, noise};
+use crate::server::tests::{Client, Fixture, noise};
 
 const BLOCK_BYTES: u32 = 1 << 20;
 
@@ -52,7 +52,7 @@ async fn free(client: &mut Client, block: BlockRef) -> FreeReply {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_written_is_read_synced_and_freed() {
-    let bench = Bench::new("writes").await;
+    let bench = Fixture::new("writes").await;
     for unix in [false, true] {
         let mut client = if unix { bench.unix().await } else { bench.tcp().await };
         let (one, other) = (block(u64::from(unix), 0), block(u64::from(unix), 7));
@@ -97,7 +97,7 @@ async fn what_is_written_is_read_synced_and_freed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_begins_with_bytes_and_one_that_is_there_is_written() {
-    let bench = Bench::new("begins").await;
+    let bench = Fixture::new("begins").await;
     let mut client = bench.tcp().await;
     let begins = |block| WriteRequest { begins: true, ..write_of(block, 0) };
     let bytes = noise(200_000);
@@ -121,7 +121,7 @@ async fn a_block_begins_with_bytes_and_one_that_is_there_is_written() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_of_this_host_writes_through_a_descriptor() {
-    let bench = Bench::new("reserve").await;
+    let bench = Fixture::new("reserve").await;
     let (mut near, mut far) = (bench.unix().await, bench.tcp().await);
     let whole = vec![Range { offset: 0, length: BLOCK_BYTES }];
     let reserved = reserve(&mut near, block(1, 0), whole.clone()).await;
@@ -168,7 +168,7 @@ async fn a_client_of_this_host_writes_through_a_descriptor() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_that_make_no_sense_are_refused_alone() {
-    let bench = Bench::new("nonsense").await;
+    let bench = Fixture::new("nonsense").await;
     let mut client = bench.tcp().await;
     let good = write_of(block(1, 0), 0);
     let range = |offset, length| Range { offset, length };
@@ -218,7 +218,7 @@ async fn writes_that_make_no_sense_are_refused_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn large_payloads_arrive_whole_among_other_requests() {
-    let bench = Bench::new("large").await;
+    let bench = Fixture::new("large").await;
     let bytes = noise(MAX_WRITE_BYTES as usize);
     let large = |index| BlockRef { block_size: u64::from(MAX_WRITE_BYTES), ..block(1, index) };
     for unix in [false, true] {
@@ -250,7 +250,7 @@ async fn large_payloads_arrive_whole_among_other_requests() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_waits_for_memory_and_is_refused_when_there_is_none_in_time() {
-    let bench = Bench::new("memory").await;
+    let bench = Fixture::new("memory").await;
     let all = bench.memory.clone().acquire_many_owned(64 << 10).await.unwrap();
     let mut client = bench.tcp().await;
     let bytes = noise(100_000);

@@ -9,7 +9,7 @@ use cavern_proto::chunk::{chunk_range, chunks_touching};
 use cavern_proto::{BlockId, ChunkMap};
 use parking_lot::Mutex;
 
-use super::{DataTarget, Zeroed, chunks_of, units_of_chunks};
+use super::{DataTarget, ZeroOutcome, chunks_of, units_of_chunks};
 use crate::store::block::{Block, BlockPlace};
 use crate::store::placement::{self, Candidate};
 use crate::store::residence::slot_of;
@@ -140,7 +140,7 @@ impl Store {
         let mut last = StoreError::Dropped;
         for _ in 0..MAX_ROUNDS {
             let (block, fresh) = self.obtain(target, &chunks)?;
-            match self.carry_out(&block, &written, bytes, zero) {
+            match self.apply_write(&block, &written, bytes, zero) {
                 Ok(()) => {
                     Failpoint::WriteStored.pass();
                     self.disk_succeeded(&block);
@@ -160,7 +160,7 @@ impl Store {
         Err(last)
     }
 
-    fn carry_out(
+    fn apply_write(
         &self,
         block: &Block,
         written: &Range<u32>,
@@ -168,7 +168,7 @@ impl Store {
         zero: &[Range<u32>],
     ) -> Result<(), (usize, io::Error)> {
         for range in zero.iter().filter(|range| !range.is_empty()) {
-            if block.zero(range).map_err(|error| (0, error))? == Zeroed::Freed {
+            if block.zero(range).map_err(|error| (0, error))? == ZeroOutcome::Freed {
                 let kept = chunks_touching(written.start, written.len() as u32);
                 let whole = chunks_touching(range.start, range.len() as u32).filter(|index| {
                     let chunk = chunk_range(*index, block.length());
@@ -233,11 +233,11 @@ impl Store {
                 charged.insert(index);
             });
             drop(charged);
-            self.gave_room(block.id(), data);
+            self.note_reservation(block.id(), data);
             Ok(fresh)
         };
         let result = charge(&mut self.residents.lock(), &mut evicted);
-        self.bury(evicted);
+        self.discard_evicted(evicted);
         result
     }
 
@@ -311,14 +311,14 @@ impl Store {
                 entry.data = block.data().cloned();
                 let slot = cache.insert(entry);
                 if let Some(data) = block.data() {
-                    self.gave_room(block.id(), data);
+                    self.note_reservation(block.id(), data);
                 }
                 closed = open.opened(&mut cache.table, slot);
             }
             made
         };
         drop(closed);
-        self.bury(evicted);
+        self.discard_evicted(evicted);
         made
     }
 

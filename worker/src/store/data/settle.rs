@@ -25,7 +25,7 @@ use crate::store::{Store, StoreError, is_out_of_space};
 const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Blocks in which room was given, each once, nearly in the order of the time when it was.
-pub(in crate::store) type Unsettled = Mutex<VecDeque<(Instant, BlockId)>>;
+pub(in crate::store) type OpenReservations = Mutex<VecDeque<(Instant, BlockId)>>;
 
 /// What a file takes of the disk, in accounting units.
 pub(super) fn units_of(stat: &std::fs::Metadata) -> u32 {
@@ -34,7 +34,7 @@ pub(super) fn units_of(stat: &std::fs::Metadata) -> u32 {
 
 impl Store {
     /// Room was given in a block. The caller holds the residents' lock, under which that was done.
-    pub(super) fn gave_room(&self, id: &BlockId, data: &DataState) {
+    pub(super) fn note_reservation(&self, id: &BlockId, data: &DataState) {
         let now = Instant::now();
         if data.given.lock().replace(now).is_none() {
             self.unsettled.lock().push_back((now, *id));

@@ -13,9 +13,9 @@ const SLOTS: u32 = 4096;
 /// Blocks that are to be kept, by their slots: a bit each, since there may be millions. A slot that another block has
 /// by now keeps that one, until the next look.
 #[derive(Debug, Default)]
-pub struct Claims(Vec<u64>);
+pub struct ReferencedBlocks(Vec<u64>);
 
-impl Claims {
+impl ReferencedBlocks {
     fn add(&mut self, slot: u32) {
         let word = slot as usize / 64;
         if word >= self.0.len() {
@@ -31,7 +31,7 @@ impl Claims {
 
 impl Store {
     /// Some file has these blocks.
-    pub fn claim(&self, claims: &mut Claims, blocks: impl Iterator<Item = BlockId>) {
+    pub fn claim(&self, claims: &mut ReferencedBlocks, blocks: impl Iterator<Item = BlockId>) {
         let residents = self.residents.lock();
         for id in blocks {
             if let Some(slot) = residents.cache.table.find(&id) {
@@ -41,7 +41,7 @@ impl Store {
     }
 
     /// Data blocks that nobody has claimed, nor written to for `rest`, with their incarnations. *Blocking*.
-    pub fn unclaimed(&self, claims: &Claims, rest: Duration) -> Vec<(BlockId, u64)> {
+    pub fn unclaimed(&self, claims: &ReferencedBlocks, rest: Duration) -> Vec<(BlockId, u64)> {
         let (mut found, mut slot) = (Vec::new(), 0);
         loop {
             let places: Vec<_> = {
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn claims_are_of_their_slots_alone() {
-        let mut claims = Claims::default();
+        let mut claims = ReferencedBlocks::default();
         for slot in [0, 63, 64, 1_000_000] {
             assert!(!claims.has(slot));
             claims.add(slot);

@@ -10,9 +10,9 @@ use cavern_proto::record::{LockRecord, WaitingLock};
 pub const LAST_BYTE: u64 = i64::MAX as u64;
 
 /// Who has a lock: a session, and an owner in it.
-pub type Owner = (u64, u64);
+pub type LockOwner = (u64, u64);
 
-pub fn owner(lock: &Lock) -> Owner {
+pub fn owner(lock: &Lock) -> LockOwner {
     (lock.session, lock.owner)
 }
 

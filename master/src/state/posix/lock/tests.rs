@@ -118,7 +118,7 @@ proptest! {
 }
 
 /// A state with two files, and sessions that change it.
-struct Bench {
+struct Fixture {
     database: Database,
     files: [u64; 2],
     seq: u64,
@@ -128,7 +128,7 @@ struct Bench {
 const AGAIN: i32 = Errno::AGAIN.raw_os_error();
 const DEADLOCK: i32 = Errno::DEADLK.raw_os_error();
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
@@ -197,7 +197,7 @@ use cavern_proto::master::Kind as InodeKind;
 
 #[test]
 fn who_waits_is_told_in_the_order_of_arrival() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     assert_eq!(bench.try_lock(1, 0, lock(1, Exclusive, 0, 9)), 0);
     assert_eq!(bench.try_lock(2, 0, lock(1, Shared, 5, 5)), AGAIN);
     assert_eq!(bench.wait(2, 1, 0, lock(1, Exclusive, 5, 20)), AGAIN);
@@ -215,7 +215,7 @@ fn who_waits_is_told_in_the_order_of_arrival() {
 
 #[test]
 fn who_gives_up_waiting_leaves_the_queue() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     assert_eq!(bench.try_lock(1, 0, lock(1, Exclusive, 0, 9)), 0);
     let want = lock(1, Exclusive, 0, 0);
     assert_eq!(bench.wait(2, 8, 0, want), AGAIN);
@@ -233,7 +233,7 @@ fn who_gives_up_waiting_leaves_the_queue() {
 
 #[test]
 fn a_circle_of_waiting_is_refused_across_files_and_sessions() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     assert_eq!(bench.try_lock(1, 0, lock(1, Exclusive, 0, 0)), 0);
     assert_eq!(bench.try_lock(2, 1, lock(1, Exclusive, 0, 0)), 0);
     assert_eq!(bench.try_lock(2, 1, lock(2, Exclusive, 5, 5)), 0);
@@ -252,7 +252,7 @@ fn a_circle_of_waiting_is_refused_across_files_and_sessions() {
 
 #[test]
 fn the_end_of_a_session_frees_its_locks_and_ends_its_waiting() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     assert_eq!(bench.try_lock(1, 0, lock(1, Exclusive, 0, 9)), 0);
     assert_eq!(bench.try_lock(1, 1, lock(2, Shared, 0, 9)), 0);
     assert_eq!(bench.wait(2, 1, 0, lock(1, Exclusive, 0, 9)), AGAIN);
@@ -267,9 +267,9 @@ fn the_end_of_a_session_frees_its_locks_and_ends_its_waiting() {
 
 #[test]
 fn flocks_are_of_whole_files_and_know_nothing_of_the_others() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     assert_eq!(bench.try_lock(1, 0, lock(1, Exclusive, 0, LAST_BYTE)), 0);
-    let flock = |bench: &Bench, r#type| bench.set(LockKind::Flock, 0, lock(1, r#type, 5, 6));
+    let flock = |bench: &Fixture, r#type| bench.set(LockKind::Flock, 0, lock(1, r#type, 5, 6));
     let (shared, exclusive) = (flock(&bench, Shared), flock(&bench, Exclusive));
     assert_eq!(bench.ask(2, shared).0, 0);
     assert_eq!(bench.ask(3, shared).0, 0);
@@ -288,7 +288,7 @@ fn flocks_are_of_whole_files_and_know_nothing_of_the_others() {
 
 #[test]
 fn locks_without_sense_are_refused() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     let invalid = Errno::INVAL.raw_os_error();
     assert_eq!(bench.try_lock(1, 0, lock(1, Shared, 5, 4)), invalid);
     assert_eq!(bench.try_lock(1, 0, lock(1, Shared, 0, LAST_BYTE + 1)), invalid);

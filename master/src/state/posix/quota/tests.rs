@@ -44,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-struct Bench {
+struct Fixture {
     database: Database,
     root: u64,
     seq: u64,
@@ -60,7 +60,7 @@ fn run(database: &Database, command: Kind) -> Outcome {
     outcome
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
@@ -115,10 +115,10 @@ impl Bench {
     }
 
     /// What there is below each directory, counted anew.
-    fn recounted(&self) -> BTreeMap<u64, Weight> {
+    fn recounted(&self) -> BTreeMap<u64, UsageDelta> {
         let tables = self.tables();
-        let mut usage: BTreeMap<u64, Weight> =
-            self.directories().into_iter().map(|at| (at, Weight::default())).collect();
+        let mut usage: BTreeMap<u64, UsageDelta> =
+            self.directories().into_iter().map(|at| (at, UsageDelta::default())).collect();
         for (inode, record) in tables.inodes_after(0, usize::MAX).unwrap() {
             if record.mount_id == 0 || record.unlinked || inode == self.root {
                 continue;
@@ -126,7 +126,7 @@ impl Bench {
             let bytes = if record.kind() == InodeKind::File { i64::try_from(record.size).unwrap() } else { 0 };
             let mut at = record.parent;
             while let Some(weight) = usage.get_mut(&at) {
-                *weight += Weight { bytes, inodes: 1 };
+                *weight += UsageDelta { bytes, inodes: 1 };
                 at = tables.inode(at).unwrap().unwrap().parent;
             }
         }
@@ -134,10 +134,10 @@ impl Bench {
     }
 
     /// As it is kept.
-    fn kept(&self) -> BTreeMap<u64, Weight> {
+    fn kept(&self) -> BTreeMap<u64, UsageDelta> {
         let kept = |inode| {
             let usage = self.tables().usage(inode).unwrap();
-            Weight { bytes: usage.bytes.try_into().unwrap(), inodes: usage.inodes.try_into().unwrap() }
+            UsageDelta { bytes: usage.bytes.try_into().unwrap(), inodes: usage.inodes.try_into().unwrap() }
         };
         self.directories().into_iter().map(|inode| (inode, kept(inode))).collect()
     }
@@ -192,8 +192,8 @@ impl Bench {
     }
 
     /// The quotas of which a change from one state to another makes more than they allow.
-    fn exceeded(&self, before: &BTreeMap<u64, Weight>, after: &BTreeMap<u64, Weight>) -> Vec<u64> {
-        let is_exceeded = |(inode, is): (&u64, &Weight)| {
+    fn exceeded(&self, before: &BTreeMap<u64, UsageDelta>, after: &BTreeMap<u64, UsageDelta>) -> Vec<u64> {
+        let is_exceeded = |(inode, is): (&u64, &UsageDelta)| {
             let quota = self.tables().quota(*inode).unwrap()?;
             let was = before.get(inode).copied().unwrap_or_default();
             let over = |max: u64, was: i64, is: i64| max > 0 && is > was && is > i64::try_from(max).unwrap();
@@ -216,7 +216,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
     #[test]
     fn figures_are_exact_and_quotas_hold_exactly(steps in prop::collection::vec(step(), 1..100)) {
-        let mut bench = Bench::new();
+        let mut bench = Fixture::new();
         for step in &steps {
             let before = bench.recounted();
             let Some(change) = bench.change_of(step) else {
@@ -237,7 +237,7 @@ proptest! {
             if result.errno == Errno::DQUOT.raw_os_error() && counted == usage::ALL && !moves_links {
                 prop_assert_eq!(&before, &after);
                 // Without quotas it would have been made, and made too much.
-                let mut other = Bench::new();
+                let mut other = Fixture::new();
                 for earlier in bench.made.clone().into_iter().filter(|change| !is_quota(change)) {
                     prop_assert_eq!(other.change(earlier).errno, 0);
                 }
@@ -267,7 +267,7 @@ fn bound(inode: u64, bytes: u64, inodes: u64) -> Change {
 
 #[test]
 fn a_refusal_says_how_much_there_is_and_leaves_no_trace() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     let top = bench.change(create(bench.root, "top", InodeKind::Directory)).inode;
     let file = bench.change(create(top, "file", InodeKind::File)).inode;
     assert_eq!(bench.change(bound(top, 100, 1)).errno, 0);
@@ -291,7 +291,7 @@ fn a_refusal_says_how_much_there_is_and_leaves_no_trace() {
 
 #[test]
 fn a_quota_goes_with_its_directory_and_the_figures_with_the_last_quota() {
-    let mut bench = Bench::new();
+    let mut bench = Fixture::new();
     let top = bench.change(create(bench.root, "top", InodeKind::Directory)).inode;
     bench.change(bound(top, 0, 5));
     bench.change(bound(bench.root, 1000, 0));
@@ -308,7 +308,7 @@ fn a_quota_goes_with_its_directory_and_the_figures_with_the_last_quota() {
     bench.change(bound(bench.root, 0, 9));
     while bench.count(100) {}
     run(&bench.database, Kind::UnmountPath("/m/fs".into()));
-    while let Outcome::Reaped(reaped) = run(&bench.database, Kind::ReapOrphans(Default::default())) {
+    while let Outcome::StepProgress(reaped) = run(&bench.database, Kind::ReapOrphans(Default::default())) {
         if !reaped.more {
             break;
         }
