@@ -67,13 +67,8 @@ impl ClusterArgs {
 
     /// A connection to the first master that answers.
     pub async fn connect(&self) -> Result<Stubs, CliError> {
-        connect(&self.config()?).await
+        Ok(Stubs::connect(&self.config()?).await?)
     }
-}
-
-/// Connects to the first master of a configuration that answers.
-pub async fn connect(config: &Config) -> Result<Stubs, CliError> {
-    Ok(Stubs::connect(config).await?)
 }
 
 /// How many workers the master at this address counts as live.
@@ -81,7 +76,7 @@ pub fn live_workers(master: &str) -> Result<usize, CliError> {
     let mut config = Config::default();
     config.cluster.masters = vec![master.to_owned()];
     block_on(async {
-        let mut connection = connect(&config).await?;
+        let mut connection = Stubs::connect(&config).await?;
         let table = connection.cluster.list_workers(ListWorkersRequest {}).await?.into_inner();
         Ok(table.workers.iter().filter(|worker| worker.state() == WorkerState::Live).count())
     })

@@ -67,7 +67,7 @@ pub enum RetryPolicy {
     UntilDeadline,
 }
 
-/// The stubs of one master, to call directly or inside [`MasterChannel::call`].
+/// The stubs of one master, to call directly or inside a call of [`MasterChannel`].
 #[derive(Clone, Debug)]
 pub struct Stubs {
     pub namespace: NamespaceClient<Channel>,
@@ -86,15 +86,14 @@ impl Stubs {
     /// master does not even answer pings.
     ///
     /// # Errors
-    /// [`NetError::MasterUnavailable`] names what became of each.
+    /// [`NetError::MasterUnavailable`] says what became of each, in their order.
     pub async fn connect(config: &Config) -> Result<Self, NetError> {
         let mut failures = Vec::new();
         for address in &config.cluster.masters {
             let endpoint = endpoint(address, config.client.connect_timeout.get(), PATIENT_KEEP_ALIVE)?;
             match endpoint.connect().await {
                 Ok(channel) => return Ok(Self::new(channel)),
-                Err(error) if config.cluster.masters.len() == 1 => failures.push(innermost(&error)),
-                Err(error) => failures.push(format!("{address}: {}", innermost(&error))),
+                Err(error) => failures.push(innermost(&error)),
             }
         }
         Err(NetError::MasterUnavailable { masters: config.cluster.masters.join(", "), cause: failures.join("; ") })
@@ -142,17 +141,8 @@ impl MasterChannel {
         })
     }
 
-    /// One unary call, tried until it is answered or `client.metadata_timeout` has passed. An answer that is an
-    /// error is not tried again. Fails at once while the circuit breaker is open.
-    pub async fn call<T, F>(&self, name: &'static str, request: impl Fn(Stubs) -> F) -> Result<T, NetError>
-    where
-        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
-    {
-        self.call_within(name, self.inner.timeout, request).await
-    }
-
-    /// As `call`, but fails as soon as it is known that no master answers: for what is asked again, or has another
-    /// source.
+    /// One unary call, tried until it is answered, it is known that no master answers, or `client.metadata_timeout` has
+    /// passed: for what is asked again, or has another source. An answer that is an error is not tried again.
     pub async fn try_call<T, F>(&self, name: &'static str, request: impl Fn(Stubs) -> F) -> Result<T, NetError>
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
@@ -160,8 +150,8 @@ impl MasterChannel {
         self.call_as(name, RetryPolicy::OneAttempt, self.deadline(), request).await
     }
 
-    /// As `call`, with its own deadline: for calls that take long by nature (Mount, Refresh, SubmitLoad). For a call
-    /// that answers a stream, the deadline covers the time to its beginning.
+    /// The same, but tried for up to `wait`. Fails at once only while the circuit breaker is open. For a call that
+    /// answers a stream, the deadline covers the time to its beginning.
     pub async fn call_within<T, F>(
         &self,
         name: &'static str,
@@ -264,8 +254,8 @@ impl MasterChannel {
         Instant::now() + self.inner.timeout
     }
 
-    /// As `call`, but waits for a master that cannot be reached now, or cannot answer now, for as long as a call may
-    /// take: for what has no answer but the master's.
+    /// As `try_call`, but waits for a master that cannot be reached now, or cannot answer now, for as long as a call
+    /// may take: for what has no answer but the master's.
     pub async fn call_patiently<T, F>(&self, name: &'static str, request: impl Fn(Stubs) -> F) -> Result<T, NetError>
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
@@ -273,7 +263,7 @@ impl MasterChannel {
         self.call_as(name, RetryPolicy::UntilDeadline, self.deadline(), request).await
     }
 
-    /// As `call` or as `call_patiently`, with a deadline that a longer piece of work has.
+    /// As `try_call` or as `call_patiently`, with a deadline that a longer piece of work has.
     pub async fn call_as<T, F>(
         &self,
         name: &'static str,
