@@ -19,6 +19,7 @@ mod layout;
 mod origin;
 mod read;
 mod rounds;
+mod sync;
 mod write;
 
 use std::collections::HashMap;

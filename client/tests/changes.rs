@@ -13,8 +13,10 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{CreateInode, Kind, RemoveName, RenameName, SetAttr};
 use futures::future::join_all;
+use rustix::io::Errno;
 use support::master::MOUNT_ROOT;
 use support::{FakeMaster, config, connect, until};
+use tokio_util::sync::CancellationToken;
 
 const EIO: i32 = 5;
 
@@ -321,5 +323,30 @@ async fn an_open_inode_is_held_before_its_removal_is_acknowledged() {
     assert!(master.mutations(|mutations| mutations.held.contains(&open.inode)));
     drop(other);
     until("it is let go of", || master.mutations(|mutations| mutations.held.is_empty())).await;
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_quota_refuses_is_kept_for_the_next_commit_whatever_was_refused_before() {
+    let master = FakeMaster::start("quota").await;
+    master.fs_mode();
+    let hole = master.put_file(MOUNT_ROOT, "hole", "", 4096);
+    let grown = master.put_file(MOUNT_ROOT, "grown", "", 0);
+    let client = connect(&config(&master)).await;
+    let open = async |inode| {
+        let node = client.metadata().node(inode).await.unwrap();
+        client.contents().open(&node).await.unwrap()
+    };
+    let (hole, file) = (open(hole).await, open(grown).await);
+    assert_eq!(file.copy_from(&hole, 0, 0, 4096, &CancellationToken::new()).await.unwrap(), 4096);
+    // The first attempt is based on an old layout, the second makes the file too long.
+    master
+        .mutations(|mutations| mutations.commit_refusals.extend([Errno::STALE, Errno::DQUOT].map(Errno::raw_os_error)));
+    let refused = file.commit().await.unwrap_err();
+    assert_eq!(refused.errno(), Errno::DQUOT.raw_os_error(), "{refused}");
+    assert!(!file.is_committed());
+    file.commit().await.unwrap();
+    assert_eq!(client.metadata().node(grown).await.unwrap().size, 4096);
+    drop((hole, file));
     client.shutdown().await;
 }

@@ -86,6 +86,18 @@ pub(super) struct Uncommitted {
     pub grow_to: u64,
 }
 
+/// What one commit says.
+#[derive(Debug, Default)]
+pub(super) struct CommitBatch {
+    pub grow_to: u64,
+    pub changed: bool,
+    pub extents: Vec<Extent>,
+    /// To be put back when it fails.
+    pub uncommitted: Uncommitted,
+    /// Nothing is left for another.
+    pub is_last: bool,
+}
+
 impl Uncommitted {
     fn is_none(&self) -> bool {
         self.made.is_empty() && !self.changed
@@ -283,7 +295,7 @@ impl Layout {
 
     /// What the master is to be told now, in one commit; `None` when it knows everything. Of very many blocks the first
     /// come first, and the length with the last.
-    pub(super) fn begin_commit(&mut self) -> Option<(Uncommitted, Vec<Extent>)> {
+    pub(super) fn begin_commit(&mut self) -> Option<CommitBatch> {
         if self.uncommitted.is_none() {
             return None;
         }
@@ -303,10 +315,11 @@ impl Layout {
             let (generation, workers) = (known.generation, known.workers.clone());
             Some(Extent { index: *index, generation, workers, joined, ..Extent::default() })
         };
-        let told = indexes.iter().take(COMMIT_BLOCKS).filter_map(extent).collect();
+        let extents = indexes.iter().take(COMMIT_BLOCKS).filter_map(extent).collect();
         self.is_committing = true;
         self.committing_blocks.clone_from(&uncommitted.written);
-        Some((uncommitted, told))
+        let Uncommitted { grow_to, changed, .. } = uncommitted;
+        Some(CommitBatch { grow_to, changed, extents, uncommitted, is_last: indexes.len() <= COMMIT_BLOCKS })
     }
 
     /// The master could not be told.
@@ -364,11 +377,11 @@ impl Layout {
     }
 
     /// The blocks that the master does not know, for it to know them without letting the file grow.
-    pub(super) fn begin_blocks(&mut self) -> (Uncommitted, Vec<Extent>) {
+    pub(super) fn begin_blocks(&mut self) -> CommitBatch {
         let Uncommitted { changed, grow_to, .. } = self.uncommitted;
-        let begun = self.begin_commit().unwrap_or_default();
+        let batch = self.begin_commit().unwrap_or_default();
         (self.uncommitted.changed, self.uncommitted.grow_to) = (changed, grow_to);
-        begun
+        CommitBatch { grow_to: 0, changed: true, ..batch }
     }
 
     /// The master has given the file another length: blocks from there on are gone. Nothing is uncommitted then.
@@ -465,6 +478,10 @@ mod tests {
         Extent { index, generation, workers: vec![1], ..Extent::default() }
     }
 
+    fn parts(batch: CommitBatch) -> (Uncommitted, Vec<Extent>) {
+        (batch.uncommitted, batch.extents)
+    }
+
     #[test]
     fn what_is_written_is_committed_once() {
         let mut layout = Layout::new(&attr(0, 4, 2), vec![], None);
@@ -472,18 +489,18 @@ mod tests {
         layout.made(0, vec![7, 8]);
         layout.wrote(0, 100, 55);
         assert_eq!((layout.size(), layout.written_ns()), (100, Some(55)));
-        let (told, made) = layout.begin_commit().unwrap();
+        let (told, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(
             (told.grow_to, made),
             (100, vec![Extent { generation: 2, workers: vec![7, 8], ..Extent::default() }])
         );
         assert!(layout.begin_commit().is_none() && layout.written_ns().is_some(), "the master has not answered yet");
         layout.commit_failed(told);
-        let (told, _) = layout.begin_commit().unwrap();
+        let (told, _) = parts(layout.begin_commit().unwrap());
         assert!(layout.committed(&told, &[], &attr(100, 5, 2)));
         assert!(layout.is_committed() && layout.block(0).unwrap().is_committed);
         layout.wrote(0, 50, 56);
-        let (told, made) = layout.begin_commit().unwrap();
+        let (told, made) = parts(layout.begin_commit().unwrap());
         assert_eq!((told.grow_to, made[0].workers.as_slice()), (50, &[7, 8][..]), "and who has what was written");
         assert!(!layout.committed(&told, &[], &attr(300, 9, 2)), "others have committed as well");
         assert_eq!((layout.size(), layout.version()), (300, 9));
@@ -520,7 +537,7 @@ mod tests {
         layout.wrote(3, 40, 3);
         assert_eq!(layout.growth(), 25);
         layout.give_up_beyond(22, 10);
-        let (told, made) = layout.begin_commit().unwrap();
+        let (told, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(
             (told.grow_to, made, layout.size(), layout.block(3)),
             (22, vec![extent(1, 1), extent(2, 1)], 22, None)
@@ -535,14 +552,14 @@ mod tests {
         let mut layout = Layout::new(&attr(5, 1, 1), vec![extent(0, 1)], None);
         layout.made(1, vec![1]);
         layout.wrote(1, 20, 1);
-        let (told, _) = layout.begin_commit().unwrap();
+        let (told, _) = parts(layout.begin_commit().unwrap());
         layout.commit_failed(told);
-        let (told, made) = layout.begin_blocks();
+        let (told, made) = parts(layout.begin_blocks());
         assert_eq!((told.made.len(), made), (1, vec![extent(1, 1)]));
         assert!(layout.committed(&told, &[], &attr(5, 2, 1)));
         assert!(layout.block(1).unwrap().is_committed && !layout.is_committed());
         assert_eq!((layout.size(), layout.growth()), (20, 15));
-        let (told, made) = layout.begin_commit().unwrap();
+        let (told, made) = parts(layout.begin_commit().unwrap());
         assert_eq!((told.grow_to, made), (20, vec![]), "the blocks are known");
     }
 
@@ -588,7 +605,7 @@ mod tests {
         assert!(layout.accepts(0, 1, &[1, 2]) && !layout.accepts(0, 1, &[1]) && !layout.accepts(0, 2, &[1, 2]));
         layout.gave_up(0, 1, &[2]);
         assert!(!layout.accepts(0, 1, &[1]) && layout.is_urgent(0));
-        let (told, made) = layout.begin_commit().unwrap();
+        let (told, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [Extent { generation: 1, workers: vec![1], ..Extent::default() }]);
         assert!(layout.committed(&told, &[], &attr(10, 2, 1)));
         assert!(layout.accepts(0, 1, &[1]) && !layout.is_urgent(0));
@@ -611,13 +628,13 @@ mod tests {
         let copied = Layout::new(&attr(20, 1, 1), vec![held(0), held(1)], None);
         assert!(layout.rebase(copied, EventHistory::Complete).is_empty());
         assert!(!layout.accepts(0, 1, &[1]) && !layout.accepts(1, 1, &[1]));
-        let (told, made) = layout.begin_commit().unwrap();
+        let (told, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [extent(0, 1)], "what was written before");
         assert!(layout.committed(&told, &[], &attr(20, 2, 1)));
         assert!(layout.accepts(0, 1, &[1]) && !layout.accepts(1, 1, &[1]));
         // And a writer that cannot wait any longer names one to which nothing was written.
         assert!(layout.give_up_copy(1) && !layout.give_up_copy(0) && !layout.give_up_copy(7));
-        let (told, made) = layout.begin_commit().unwrap();
+        let (told, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [extent(1, 1)]);
         assert!(layout.committed(&told, &[], &attr(20, 3, 1)));
         assert!(layout.accepts(1, 1, &[1]) && layout.is_committed());
@@ -632,7 +649,7 @@ mod tests {
         assert!(sure.accepts(0, 1, &[1, 3]));
         assert!(layout.rebase(at(&[1, 3], &[0, 1]), EventHistory::MayHaveGaps).is_empty());
         assert_eq!((workers(&layout), layout.is_urgent(0)), (&[1][..], true));
-        assert_eq!(layout.begin_commit().unwrap().1[0].workers, [1]);
+        assert_eq!(layout.begin_commit().unwrap().extents[0].workers, [1]);
 
         // The worker has another file by now.
         let mut layout = at(&[1, 2], &[]);
@@ -655,10 +672,10 @@ mod tests {
             layout.made(index, vec![1]);
             layout.wrote(index, (u64::from(index) + 1) * 10, 1);
         }
-        let (first, made) = layout.begin_commit().unwrap();
+        let (first, made) = parts(layout.begin_commit().unwrap());
         assert_eq!((made.len(), first.grow_to), (COMMIT_BLOCKS, 0));
         layout.committed(&first, &[], &attr(0, 1, 0));
-        let (last, made) = layout.begin_commit().unwrap();
+        let (last, made) = parts(layout.begin_commit().unwrap());
         let length = (COMMIT_BLOCKS + half) as u64 * 10;
         assert_eq!((made.len(), made[0].index as usize, last.grow_to), (half, COMMIT_BLOCKS, length));
         layout.committed(&last, &[], &attr(length, 2, 0));
@@ -684,13 +701,13 @@ mod tests {
         layout.wrote(1, 20, 1);
         layout.made(2, vec![1]);
         layout.wrote(2, 30, 1);
-        let (told, made) = layout.begin_commit().unwrap();
+        let (told, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [extent(1, 1), extent(2, 1)]);
         layout.commit_failed(told);
         let mut same = layout.clone();
         let as_before = Layout::new(&attr(20, 2, 1), vec![extent(0, 1), extent(1, 1)], None);
         assert!(same.rebase(as_before, EventHistory::Complete).is_empty());
-        assert_eq!(same.begin_commit().unwrap().1, [extent(1, 1), extent(2, 1)], "it is still to be told");
+        assert_eq!(same.begin_commit().unwrap().extents, [extent(1, 1), extent(2, 1)], "it is still to be told");
         assert_eq!(layout.rebase(Layout::new(&attr(20, 2, 2), vec![], Some(origin)), EventHistory::Complete), [1, 2]);
     }
 }

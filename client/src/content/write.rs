@@ -288,7 +288,7 @@ impl FsFile {
         }
         tracing::info!(inode = self.inode, index, "a write does not wait any longer for the copy of its block");
         // The blocks are told even if the file may not grow.
-        if let Err(error) = self.commit_meanwhile().await {
+        if let Err(error) = self.commit_in_background().await {
             tracing::debug!(inode = self.inode, index, "the copy could not be given up: {error}");
         }
     }

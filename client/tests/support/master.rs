@@ -442,8 +442,12 @@ impl Namespace for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
-    async fn get_layout(&self, _: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
-        Err(Status::unimplemented("not in these tests"))
+    /// Of files without blocks.
+    async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
+        self.enter("GetLayout").await;
+        let state = self.state.lock();
+        let attr = state.entry(request.into_inner().inode)?.attr;
+        Ok(Response::new(Layout { attr, block_size: state.mount.block_size, ..Layout::default() }))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Changes as the fake master makes them: names and permissions, as much as tests of the client need; and what it does
 //! to those who ask.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::*;
@@ -31,6 +31,8 @@ pub struct Mutations {
     pub end_session: bool,
     /// Told to the client before the answer to the next call: somebody else has changed this inode.
     pub meanwhile: Option<u64>,
+    /// Errnos with which the next commits are refused.
+    pub commit_refusals: VecDeque<i32>,
     /// The one lock that there is, whatever file and bytes are asked for.
     pub lock: Option<Lock>,
     /// Requests about locks, in their order, and the numbers that wait.
@@ -90,6 +92,7 @@ impl State {
                 MutationResult::default()
             }
             Change::SetLock(set) => self.set_lock(session, set),
+            Change::Commit(commit) => self.commit(&commit),
             other => panic!("not in these tests: {other:?}"),
         };
         self.mutations.results.insert((session, mutation.seq), result.clone());
@@ -171,6 +174,15 @@ impl State {
         let attr = entry.attr.as_mut().unwrap();
         attr.mode = set.mode.unwrap_or(attr.mode);
         MutationResult { inode: set.inode, attributes: vec![*attr], ..MutationResult::default() }
+    }
+
+    fn commit(&mut self, commit: &CommitContent) -> MutationResult {
+        if let Some(errno) = self.mutations.commit_refusals.pop_front() {
+            return refused(errno);
+        }
+        let attr = self.entries.get_mut(&commit.inode).unwrap().attr.as_mut().unwrap();
+        (attr.size, attr.version) = (attr.size.max(commit.grow_to), attr.version + 1);
+        MutationResult { inode: commit.inode, attributes: vec![*attr], ..MutationResult::default() }
     }
 
     /// A directory whose entries have changed.

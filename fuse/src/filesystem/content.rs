@@ -327,7 +327,7 @@ impl Inner {
             tokio::time::sleep(COMMIT_EVERY).await;
             let commits = self.client.contents().uncommitted().into_iter().map(async |content| {
                 let before = content.version();
-                if let Err(error) = content.commit_meanwhile().await {
+                if let Err(error) = content.commit_in_background().await {
                     tracing::debug!(inode = content.inode(), "not committed for now: {error}");
                 }
                 self.moved_on(&content, before);
