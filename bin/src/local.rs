@@ -15,22 +15,22 @@
 
 mod child;
 mod down;
-mod keeper;
 pub mod mounted;
 mod ports;
 mod purge;
 mod record;
 pub mod seed;
-mod starting;
+mod start;
 mod status;
+mod supervisor;
 mod up;
 
 pub use child::ChildName;
 pub use down::{down, kill, stop};
-pub use keeper::keep;
 pub use purge::purge;
 pub use record::{Cluster, Restart};
 pub use status::status;
+pub use supervisor::keep;
 pub use up::{UpOptions, start, up};
 
 use std::path::PathBuf;

@@ -11,22 +11,22 @@
 //! [`Client`] ties them together for a process that reads files. The ways to the other processes are those of
 //! [`cavern_net`].
 
-pub mod content;
 pub mod error;
+pub mod fs_file;
 pub mod metadata;
 pub mod mounts;
 pub mod read;
 pub mod staged;
 pub mod stats;
 
-mod copies;
-mod flights;
+mod cached_copies;
 mod session;
+mod single_flight;
 mod tables;
 
-pub use content::{Contents, FsFile, Seek, UncommittedAttr, WriteBehindOutcome};
-pub use copies::Copies;
+pub use cached_copies::Copies;
 pub use error::ClientError;
+pub use fs_file::{Contents, FsFile, Seek, UncommittedAttr, WriteBehindOutcome};
 pub use metadata::{
     CachedLookup, Changed, DirPage, InvalidationSink, LOCK_TO_END, Metadata, NoSink, Node, OpenInode, Posix,
 };

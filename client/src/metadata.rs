@@ -1,26 +1,27 @@
 //! Names and attributes: a cache that is coherent while the session's lease lives, and keeps serving when no master
 //! answers.
 //!
-//! `cache` holds the nodes, `directory` the listings and their ages (with `names`), `freshness` decides whether what is
-//! cached may be used, `recent` keeps answers that an invalidation has overtaken out of the cache, `watch` takes the
-//! invalidations in, `touch` asks for new listings, `ask` puts the questions to the master. `changes` carries changes
-//! to the master, `changed` what they leave in the caches, `open_inodes` keeps what is open here from being deleted,
-//! `removed` what is referred to otherwise, and `locks` waits for locks and remembers who has any.
+//! `cache` holds the nodes, `directory` the listings and their ages (with `name_set`), `freshness` decides whether what
+//! is cached may be used, `recent_invalidations` keeps answers that an invalidation has overtaken out of the cache,
+//! `watch` takes the invalidations in, `listing_refresh` asks for new listings, `queries` puts the questions to the
+//! master. `changes` carries changes to the master, `apply_change` what they leave in the caches, `open_inodes` keeps
+//! what is open here from being deleted, `removals` what is referred to otherwise, and `locks` waits for locks and
+//! remembers who has any.
 
-mod ask;
+mod apply_change;
 mod cache;
-mod changed;
 mod changes;
 mod directory;
 mod freshness;
 mod lease;
+mod listing_refresh;
 mod locks;
-mod names;
+mod name_set;
 mod node;
 mod open_inodes;
-mod recent;
-mod removed;
-mod touch;
+mod queries;
+mod recent_invalidations;
+mod removals;
 mod watch;
 
 use std::sync::Arc;
@@ -40,9 +41,9 @@ pub use node::{Node, Posix};
 pub use open_inodes::OpenInode;
 
 use crate::error::ClientError;
-use crate::flights::SingleFlight;
 use crate::mounts::Mounts;
 use crate::session::Identity;
+use crate::single_flight::SingleFlight;
 use crate::stats::Stats;
 use crate::tables::Tables;
 use cache::{Cache, Found};
@@ -50,11 +51,11 @@ use changes::ChangeQueue;
 use directory::Directories;
 use freshness::{CacheDecision, Freshness, LeaseState};
 use lease::SessionLease;
+use listing_refresh::SlowBuckets;
 use locks::Locks;
 use open_inodes::OpenInodes;
-use recent::{Mark, RecentInvalidations};
-use removed::ReferencedInodes;
-use touch::SlowBuckets;
+use recent_invalidations::{Mark, RecentInvalidations};
+use removals::ReferencedInodes;
 
 /// Entries asked for at once when a listing is recorded, so that a large directory takes few round trips.
 const LISTING_PAGE: usize = 4096;
@@ -320,7 +321,7 @@ impl Metadata {
 
     /// Asks for new listings in the background until `stop`.
     pub(crate) async fn keep_fresh(&self, stop: CancellationToken) {
-        touch::run(self.clone(), stop).await;
+        listing_refresh::run(self.clone(), stop).await;
     }
 
     /// Whether the session with the master has begun.

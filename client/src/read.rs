@@ -1,21 +1,21 @@
 //! Reading files: descriptors of local blocks first, then buffers, then the ladder of workers and the bucket.
 //!
-//! `file` is the handle and the order of the steps, `ladder` the choice of the source, `fetch` one attempt at one
-//! source, `outage` the wait for a bucket that cannot be reached. `descriptor_cache` and `buffers` hold what was
-//! obtained, `closing` lets go of what was evicted, `budget` bounds the memory of it, `readahead` decides what to ask
-//! for early, `hedge` when to ask twice.
+//! `file` is the handle and the order of the steps, `source_fallback` the choice of the source, `fetch` one attempt at
+//! one source, `outage_wait` the wait for a bucket that cannot be reached. `descriptor_cache` and `buffers` hold what
+//! was obtained, `close_queue` lets go of what was evicted, `budget` bounds the memory of it, `readahead` decides what
+//! to ask for early, `hedge` when to ask twice.
 
 mod budget;
 mod buffers;
-mod closing;
+mod close_queue;
 mod descriptor_cache;
 mod failure_log;
 pub(crate) mod fetch;
 mod file;
 mod hedge;
-mod ladder;
-mod outage;
+mod outage_wait;
 mod readahead;
+mod source_fallback;
 pub(crate) mod span;
 
 use std::sync::Arc;
@@ -29,17 +29,17 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::ClientError;
-use crate::flights::SingleFlight;
 use crate::metadata::{Metadata, Node};
 use crate::mounts::ObjectVersion;
+use crate::single_flight::SingleFlight;
 use crate::stats::Stats;
 use budget::MemoryBudget;
 use buffers::Buffers;
-use closing::CloseQueue;
+use close_queue::CloseQueue;
 use descriptor_cache::DescriptorCache;
 use failure_log::FailureLog;
 use hedge::Hedge;
-use outage::OutageWaiters;
+use outage_wait::OutageWaiters;
 
 pub use file::{OpenFile, Reservation};
 

@@ -10,8 +10,8 @@ use cavern_proto::master::mutation::Change;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::content::Contents;
 use crate::error::ClientError;
+use crate::fs_file::Contents;
 use crate::metadata::{Changed, InvalidationSink, Metadata};
 use crate::mounts::Mounts;
 use crate::read::Files;

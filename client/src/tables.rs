@@ -14,8 +14,8 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::ClientError;
-use crate::flights::SingleFlight;
 use crate::mounts::{MountView, Mounts};
+use crate::single_flight::SingleFlight;
 
 /// Pause after a table could not be fetched.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);

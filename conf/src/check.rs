@@ -8,8 +8,8 @@ use std::path::Path;
 
 use crate::dirs::is_absolute_and_plain;
 use crate::error::{Problem, SettingSource};
+use crate::exposure::{self, Role};
 use crate::process::parse_level;
-use crate::reach::{self, Role};
 use crate::schema::{Config, Fuse};
 use crate::units::{ByteSize, Interval};
 

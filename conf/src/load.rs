@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::check;
 use crate::error::{ConfigError, Problem, SettingSource};
-use crate::reach::Role;
+use crate::exposure::Role;
 use crate::schema::Config;
 use crate::settings::{self, Schema, line_of};
 

@@ -13,25 +13,25 @@ mod content;
 mod copy;
 mod create;
 mod directory;
+mod error_reply;
+mod estale_retry;
 mod export;
 mod failed_reads;
-mod failure;
 mod handles;
 mod listings;
 mod locks;
 mod lookup;
+mod no_open;
 mod open;
 mod privileges;
 mod remove;
 mod rename;
 mod root;
-mod second_opens;
 mod setattr;
 mod staged;
 mod statfs;
 mod symlink;
 mod tmpfile;
-mod unopened;
 mod xattr;
 
 use std::sync::Arc;
@@ -51,13 +51,13 @@ use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
 use content::{KernelPages, WriteArgs};
 use directory::DirectoryHandle;
+use error_reply::Failures;
+use estale_retry::EstaleRetries;
 use export::Generations;
-use failure::Failures;
 use handles::{Handles, OpenInodes};
 use locks::HandleLocks;
+use no_open::NoOpenHandles;
 use open::{OpenHandle, ReadArgs};
-use second_opens::EstaleRetries;
-use unopened::NoOpenHandles;
 
 /// The mount of one namespace path.
 pub struct Namespace {

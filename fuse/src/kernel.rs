@@ -13,9 +13,9 @@ pub mod in_flight;
 mod ioctl;
 pub mod mount;
 pub mod notify;
-pub mod observation;
 pub mod reply;
 pub mod request;
+pub mod request_stats;
 pub mod session;
 mod statx;
 

@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use crate::filesystem::Usage;
 use crate::invalidation::Invalidations;
 use crate::kernel::in_flight::InFlight;
-use crate::kernel::observation::{KindCounts, LATENCY_BOUNDS_US, Observation, RequestKind};
+use crate::kernel::request_stats::{KindCounts, LATENCY_BOUNDS_US, Observation, RequestKind};
 
 /// Reads the counters of a session when they are asked for.
 pub struct MountCollector {

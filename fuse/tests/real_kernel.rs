@@ -325,7 +325,7 @@ fn a_read_is_as_large_as_a_megabyte() {
     let mounted = Mounted::new(memory);
     fs::read(mounted.path().join("file")).unwrap();
     let seen = mounted.session.as_ref().unwrap().observation();
-    let reads = seen.kind(cavern_fuse::kernel::observation::RequestKind::Read);
+    let reads = seen.kind(cavern_fuse::kernel::request_stats::RequestKind::Read);
     let count = reads.fast.load(Ordering::Relaxed) + reads.deferred.load(Ordering::Relaxed);
     assert!(count <= 2 * 64, "{count} requests for 64 MiB");
 }

@@ -27,7 +27,6 @@ mod mounts;
 mod overlap;
 mod persist;
 mod raft;
-mod reconfigure;
 mod recovery;
 mod repair;
 mod secrets;
@@ -37,6 +36,7 @@ mod sessions;
 mod state;
 #[cfg(test)]
 mod tests;
+mod update_mount;
 mod watch;
 mod workers;
 

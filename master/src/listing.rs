@@ -9,15 +9,15 @@
 //! - A whole mount is **indexed** ([`index`]) from one flat listing after it was made.
 //! - What the bucket of an **fs-mode** mount had before ([`existing`], [`adopt`]) comes in by the same listings of
 //!   directories, and of such a mount each directory is listed once: from then on the namespace is the truth.
-//! - What the bucket **keeps** ([`kept`]) of the attributes of a file, in mounts that have it keep them, is asked file
-//!   by file.
+//! - What the bucket **keeps** ([`stored_attributes`]) of the attributes of a file, in mounts that have it keep them,
+//!   is asked file by file.
 //! - Trees are **walked** ([`walk`]) for refreshes, usage and loads.
 //!
 //! Several of these may learn about the same name at the same time. The rule is: what was asked later wins. A listing
 //! that runs leaves alone what was checked after it began ([`Flight::record_check`]); a check whose question is older
 //! than the running listing is asked again; an index leaves a directory to its listing; and none of the latter two
 //! reaches the log after a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended
-//! (`observed_ns`). Checks of the same name take turns ([`turns`]).
+//! (`observed_ns`). Checks of the same name take turns ([`name_checks`]).
 
 pub mod adopt;
 mod check;
@@ -25,11 +25,11 @@ mod diff;
 mod directory;
 mod existing;
 mod external;
-mod flight;
 mod index;
-mod kept;
+mod listing_task;
+mod name_checks;
 mod recover;
-mod turns;
+mod stored_attributes;
 mod walk;
 mod window;
 
@@ -47,7 +47,7 @@ use tokio_util::task::TaskTracker;
 
 pub use adopt::Looks;
 pub use check::Why;
-pub use flight::{Flight, Progress};
+pub use listing_task::{Flight, Progress};
 pub use walk::{ListPolicy, Walk};
 #[cfg(test)]
 pub use {diff::is_same_version, diff::step as diff_step, window::is_name};
@@ -58,7 +58,7 @@ pub fn windows(prefix: String) -> window::Windows {
     window::Windows::new(prefix)
 }
 
-use turns::NameChecks;
+use name_checks::NameChecks;
 
 use crate::MasterError;
 use crate::clock::Clock;

@@ -3,36 +3,38 @@
 //!
 //! - [`intents`](self::intents): inodes with changes that the bucket lacks. A file that has just changed is left alone
 //!   for `master.persist_delay`, since it will change again, but for [`PATIENCE`] times that at most; and so are all
-//!   files while clients make many changes ([`demand`](self::demand)), unless workers run out of room. An object that
-//!   is new under its key is noted before it is written; what was written is confirmed by the number of the change.
+//!   files while clients make many changes ([`client_load`](self::client_load)), unless workers run out of room. An
+//!   object that is new under its key is noted before it is written; what was written is confirmed by the number of the
+//!   change.
 //! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up
 //!   only when the object under the new key has been confirmed.
 //! - [`origins`](self::origins): objects that have what no block of a file has. Nobody else writes over them.
-//! - [`hurry`](self::hurry): parts of the namespace that somebody waits for. Nothing of them waits for a delay.
-//! - [`room`](self::room): blocks of files that the bucket has, dropped where a worker is nearly full.
-//! - [`garbage`](self::garbage): blocks of workers that no file has any more.
+//! - [`expedite`](self::expedite): parts of the namespace that somebody waits for. Nothing of them waits for a delay.
+//! - [`drop_clean_blocks`](self::drop_clean_blocks): blocks of files that the bucket has, dropped where a worker is
+//!   nearly full.
+//! - [`garbage_collection`](self::garbage_collection): blocks of workers that no file has any more.
 //!
 //! **One thing at a time under a key.** Whoever writes or deletes an object claims its key first. What a request of an
 //! earlier master, or of one whose answer was lost, may still do in the store is fended off by the store: each request
 //! names the version that it replaces.
 //!
-//! What fails is tried again for ever, with pauses that grow to [`ledger::PAUSE_MAX`]; while a whole bucket fails, one
-//! request at a time asks whether it is back.
+//! What fails is tried again for ever, with pauses that grow to [`retry_tracker::PAUSE_MAX`]; while a whole bucket
+//! fails, one request at a time asks whether it is back.
 
+mod client_load;
 mod deletions;
-mod demand;
-mod garbage;
-mod hurry;
+mod drop_clean_blocks;
+mod expedite;
+mod garbage_collection;
 pub mod intents;
-mod ledger;
 pub mod metadata;
+mod object_tag;
 mod origins;
 pub mod plan;
 mod refresh;
-mod room;
+mod retry_tracker;
 mod scope;
 mod status;
-mod tag;
 mod workers;
 
 use std::sync::Arc;
@@ -43,10 +45,10 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::demand::ClientLoad;
-use self::hurry::ExpeditedScopes;
-use self::ledger::Ledger;
+use self::client_load::ClientLoad;
+use self::expedite::ExpeditedScopes;
 pub use self::refresh::RefreshMode;
+use self::retry_tracker::Ledger;
 pub use self::scope::Scope;
 pub use self::status::Backlog;
 use self::status::Throughput;

@@ -5,7 +5,7 @@
 //! - [`claims`](self::claims): what each worker is to keep.
 //! - [`strays`](self::strays): what workers have of blocks that they are no part of any more, to be freed.
 //! - [`unavailable`](self::unavailable): files of which nobody who is there has everything.
-//! - [`departure`](self::departure): workers that are emptied, and taken out of the table.
+//! - [`decommission`](self::decommission): workers that are emptied, and taken out of the table.
 //!
 //! What is to be done is found by two indexes: of blocks that have fewer replicas than their mount asks for, and of
 //! replicas by worker, for workers that are being emptied, or have been lost for `master.repair_after`. What fails is
@@ -13,7 +13,7 @@
 
 mod block;
 pub(crate) mod claims;
-mod departure;
+mod decommission;
 mod plan;
 mod strays;
 mod unavailable;

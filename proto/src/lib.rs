@@ -31,14 +31,14 @@ pub mod record {
     }
 }
 
+pub mod block_id;
 pub mod bounded;
 pub mod chunk;
-pub mod content;
 pub mod frame;
 mod mount;
 
+pub use block_id::{BlockId, ContentId};
 pub use chunk::{CHUNK_BYTES, ChunkMap};
-pub use content::{BlockId, ContentId};
 
 /// What the clients of commands call themselves to the master. They come and go with their commands, which is no news
 /// to its log.

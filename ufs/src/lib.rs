@@ -18,19 +18,19 @@
 //! in `uri.rs` and `s3/options.rs`.
 
 mod attributes;
+mod concurrency_limit;
 mod deadline;
 mod error;
-mod exact;
 mod fault;
 mod file;
-mod limit;
+mod key_space;
+mod length_check;
 mod memory;
 mod metrics;
 mod object;
-mod place;
 mod retry;
 mod s3;
-mod shared;
+mod shared_store;
 mod store;
 mod ufs;
 mod uri;
@@ -39,10 +39,10 @@ mod write;
 pub use attributes::{ObjectAttributes, nanoseconds, seconds};
 pub use error::{Cause, Operation, Request, UfsError};
 pub use fault::Faults;
+pub use key_space::KeySpace;
 pub use memory::MemoryBucket;
 pub use metrics::{UfsStats, register as register_metrics};
 pub use object::{ListMode, ListPage, Metadata, ObjectMeta, Precondition};
-pub use place::KeySpace;
 pub use s3::changed_options;
 pub use store::ByteStream;
 pub use ufs::{Contents, Lister, Ufs};

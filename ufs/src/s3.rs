@@ -36,7 +36,7 @@ use crate::s3::listing::{nanoseconds, unquoted};
 pub(crate) use crate::s3::options::S3Options;
 pub use crate::s3::options::changed_options;
 pub(crate) use crate::s3::transport::Transport;
-use crate::shared::SharedStore;
+use crate::shared_store::SharedStore;
 use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 /// A page of a thousand keys of 1,024 bytes, each byte percent-encoded, takes half of this.

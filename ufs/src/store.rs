@@ -6,10 +6,10 @@
 //! | decorator | what it adds |
 //! |---|---|
 //! | [`Retrying`](crate::retry::Retrying) | back-off with jitter; a broken body goes on where it stopped |
-//! | [`ConcurrencyLimited`](crate::limit::ConcurrencyLimited) | requests in flight per store and process |
+//! | [`ConcurrencyLimited`](crate::concurrency_limit::ConcurrencyLimited) | requests in flight per store and process |
 //! | [`Instrumented`](crate::metrics::Instrumented) | one count, latency and byte total per attempt |
 //! | [`TimeLimited`](crate::deadline::TimeLimited) | deadlines for the answer and for pauses in the body |
-//! | [`Exact`](crate::exact::Exact) | a body has the length of its range, or ends in an error |
+//! | [`Exact`](crate::length_check::Exact) | a body has the length of its range, or ends in an error |
 //! | [`FaultInjecting`](crate::fault::FaultInjecting) | failures, delays and short bodies, for tests only |
 
 use std::ops::Range;

@@ -11,18 +11,18 @@ use bytes::{Bytes, BytesMut};
 use cavern_conf::schema;
 use futures::{StreamExt, stream};
 
+use crate::concurrency_limit::ConcurrencyLimited;
 use crate::deadline::{TimeLimited, body_limit};
 use crate::error::{Operation, Request, UfsError};
-use crate::exact::Exact;
 use crate::fault::{FaultInjecting, Faults};
 use crate::file::FileStore;
-use crate::limit::ConcurrencyLimited;
+use crate::length_check::Exact;
 use crate::memory::MemoryBucket;
 use crate::metrics::{Instrumented, UfsStats};
 use crate::object::{ListMode, ListPage, ObjectMeta};
 use crate::retry::{Backoff, Retrying};
 use crate::s3;
-use crate::shared::SharedStore;
+use crate::shared_store::SharedStore;
 use crate::store::{ByteStream, ListRequest, ObjectStore, PAGE_KEYS};
 use crate::uri::Location;
 

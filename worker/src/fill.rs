@@ -29,7 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 use crate::store::{Block, Lookup, Store, Touch};
 
 /// A block that is dropped while it is filled is begun anew this often.

@@ -16,11 +16,11 @@ mod fill;
 mod heartbeat;
 mod metrics;
 mod mounts;
+mod orphan_blocks;
 mod persist;
-mod refusal;
+mod request_error;
 mod server;
 mod store;
-mod unclaimed;
 mod worker;
 
 pub use error::WorkerError;

@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 
 /// Unknown mounts make the worker ask the master at most this often.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);

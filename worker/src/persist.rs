@@ -35,7 +35,7 @@ use self::plan::{Content, Plan};
 use self::source::Source;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 use crate::store::Store;
 
 /// Objects up to this size are sent in one request, larger ones in parts of at least this size.

@@ -16,10 +16,10 @@ use crate::fill::{FillLimits, Fills};
 use crate::heartbeat::{Addresses, Heartbeat};
 use crate::metrics::{StoreCollector, WorkerMetrics};
 use crate::mounts::Mounts;
+use crate::orphan_blocks::Unclaimed;
 use crate::persist::{Peers, UploadParts, Uploads};
 use crate::server::{Membership, Server, Serving};
 use crate::store::{self, Store, StoreOptions};
-use crate::unclaimed::Unclaimed;
 
 /// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
 const MAX_OPEN_BLOCKS: u64 = 32_768;

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use super::child::{ChildName, Role, State};
-use super::keeper::want_not;
 use super::mounted::{detach, is_mounted};
 use super::record::Cluster;
+use super::supervisor::want_not;
 use crate::console;
 use crate::error::{CliError, Context as _};
 

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::child::{ChildName, Exit, Role, RunRecord, State};
-use super::keeper::until_ms;
 use super::mounted::is_mounted;
 use super::record::{Cluster, Restart};
+use super::supervisor::until_ms;
 use crate::console;
 use crate::error::{CliError, Context as _};
 

@@ -22,7 +22,7 @@ use super::mounted::is_mounted;
 use super::ports::FreePorts;
 use super::purge::MADE_FIRST;
 use super::record::{Cluster, Fuse, Master, Restart, S3, Worker, WorkerDir};
-use super::starting::{Ended, Starting, ensure};
+use super::start::{Ended, Starting, ensure};
 use crate::cli::connect;
 use crate::error::{CliError, Context as _};
 

@@ -233,7 +233,13 @@ impl Inner {
     }
 
     /// Takes the results into the caches and hands them out.
-    fn answer_changes(&self, batch: Vec<Pending>, reply: MutateReply, mark: super::recent::Mark, session: u64) {
+    fn answer_changes(
+        &self,
+        batch: Vec<Pending>,
+        reply: MutateReply,
+        mark: super::recent_invalidations::Mark,
+        session: u64,
+    ) {
         for (pending, result) in batch.into_iter().zip(reply.results) {
             let answer = if result.errno == 0 {
                 let node = self.take_in_change(&pending.change, &result, mark);

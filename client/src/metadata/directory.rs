@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use quick_cache::sync::Cache as BoundedMap;
 
 use super::cache::Cache;
-use super::names::NameSet;
+use super::name_set::NameSet;
 use super::node::Node;
 use crate::mounts::MountView;
 

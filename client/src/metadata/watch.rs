@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
 use super::lease::SentMessages;
-use super::removed::PendingRemovals;
+use super::removals::PendingRemovals;
 use super::{Inner, InvalidationSink};
 use crate::session::Identity;
 

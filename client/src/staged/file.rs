@@ -21,7 +21,7 @@ use super::parts::Parts;
 use super::ranges::RangeSet;
 use super::upload::{EarlyParts, MultipartAttempt};
 use super::writers::Writers;
-use crate::copies::Copies;
+use crate::cached_copies::Copies;
 use crate::metadata::Node;
 use crate::mounts::{MountView, ObjectVersion};
 use crate::read::OpenFile;

@@ -8,8 +8,8 @@ use cavern_proto::NAME_MAX;
 
 use super::Inner;
 use super::attributes::FORGOTTEN_SOON;
+use super::estale_retry::LookupHint;
 use super::export::Handle;
-use super::second_opens::LookupHint;
 use crate::kernel::{Caller, Reply};
 
 /// Replacements of an object that one lookup follows at most.
@@ -53,7 +53,7 @@ impl Inner {
         self.repeat_if_changed(changes, kernel_parent, name);
     }
 
-    /// The lookup before the second open of a path: see [`EstaleRetries`](super::second_opens::EstaleRetries). It
+    /// The lookup before the second open of a path: see [`EstaleRetries`](super::estale_retry::EstaleRetries). It
     /// follows replacements until it has opened a version, which the kernel then finds open.
     async fn open_by_name(self: &Arc<Self>, kernel_parent: u64, name: &[u8], reply: Reply) {
         let parent = self.root.to_namespace(kernel_parent);

@@ -27,7 +27,7 @@ use tokio_util::task::TaskTracker;
 use tracing::error;
 
 use super::channel::Channel;
-use super::observation::{Observation, Path, RequestKind};
+use super::request_stats::{Observation, Path, RequestKind};
 
 /// Requests waiting at most. The kernel's own bound is one request per blocked thread of the host plus
 /// `max_background`; this one protects our memory from a host with very many threads.

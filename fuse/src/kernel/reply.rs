@@ -15,8 +15,8 @@ use zerocopy::{Immutable, IntoBytes};
 use super::abi::{self, AttrOut, EntryOut, OpenOut, StatfsOut, fopen};
 use super::channel::Backing;
 use super::in_flight::{Admission, InFlight, InterruptPolicy, RequestInfo};
-use super::observation::{Path, RequestKind};
 use super::request::CopyCount;
+use super::request_stats::{Path, RequestKind};
 
 /// How one request will be answered.
 #[derive(Debug)]

@@ -20,9 +20,9 @@ use super::abi::{self, InitOut, init};
 use super::channel::Channel;
 use super::in_flight::{InFlight, RequestInfo};
 use super::notify::Notifier;
-use super::observation::{Observation, RequestKind};
 use super::reply::Reply;
 use super::request::{Caller, Malformed, Operation, Request};
+use super::request_stats::{Observation, RequestKind};
 
 /// Bytes of a page; the unit of `max_pages`.
 const PAGE: usize = 4096;

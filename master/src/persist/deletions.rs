@@ -13,7 +13,7 @@ use cavern_proto::record::command::Command;
 use cavern_ufs::{Precondition, Ufs, UfsError};
 
 use super::Persistence;
-use super::ledger::{FailureKind, Item, Priority, WorkPermit};
+use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
 use crate::MasterError;
 use crate::state::{PendingDeletion, Tables};
 

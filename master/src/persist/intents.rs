@@ -10,8 +10,8 @@ use cavern_proto::record::command::Command;
 use cavern_proto::record::{BeginObjects, IntentRecord, Persisted, PersistedObject, SpreadIntent};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use super::ledger::{FailureKind, Item, KeyClaim, Priority, WorkPermit};
 use super::plan::{self, Portion, Step, Work, Write};
+use super::retry_tracker::{FailureKind, Item, KeyClaim, Priority, WorkPermit};
 use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_EXPEDITED};
 use crate::MasterError;
 use crate::mounts::OpenMount;

@@ -12,8 +12,8 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 
 use crate::state::records;
 
-/// Bytes of all names and values that S3 takes, less those of [`tag`](super::tag).
-const BYTES_MAX: usize = 2048 - super::tag::BYTES_MAX;
+/// Bytes of all names and values that S3 takes, less those of [`object_tag`](super::object_tag).
+const BYTES_MAX: usize = 2048 - super::object_tag::BYTES_MAX;
 
 /// The metadata of an inode, in the order of the names. Extended attributes that do not fit are counted instead.
 pub(super) fn of_inode(record: &InodeRecord, xattrs: &[(Bytes, Bytes)]) -> Vec<MetadataItem> {
@@ -73,7 +73,7 @@ pub fn read(object: &ObjectMeta) -> Option<Restored> {
         target: Bytes::new(),
         xattrs,
         metadata: hash(&items.collect::<Vec<_>>()),
-        identity: if kind == Kind::File { super::tag::identity(object) } else { String::new() },
+        identity: if kind == Kind::File { super::object_tag::identity(object) } else { String::new() },
         incomplete: !are_whole,
     })
 }

@@ -17,8 +17,8 @@ use cavern_proto::record::{BeginParking, MoveOrigin, Persisted, PersistedObject}
 use cavern_ufs::UfsError;
 
 use super::intents::PersistOutcome;
-use super::ledger::{FailureKind, Priority};
 use super::plan::{Content, Work, Write};
+use super::retry_tracker::{FailureKind, Priority};
 use super::{PARKED, Persistence, tag};
 use crate::MasterError;
 use crate::mounts::OpenMount;

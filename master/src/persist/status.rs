@@ -8,7 +8,7 @@ use cavern_proto::master::{Kind, PersistStatus};
 use cavern_proto::record::InodeRecord;
 use parking_lot::Mutex;
 
-use super::ledger::Item;
+use super::retry_tracker::Item;
 use super::scope::{Scope, ScopeFilter};
 use super::{PAGE, Persistence, REST};
 use crate::MasterError;
@@ -72,7 +72,7 @@ pub struct Backlog {
     /// Objects that are to be deleted.
     pub deletions: u64,
     /// Of all these, those that nobody should wait for any longer: see
-    /// [`Ledger::is_given_up`](super::ledger::Ledger::is_given_up).
+    /// [`Ledger::is_given_up`](super::retry_tracker::Ledger::is_given_up).
     pub given_up: u64,
     oldest_ns: i64,
     error: Option<(Instant, String)>,

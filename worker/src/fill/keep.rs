@@ -10,7 +10,7 @@ use cavern_proto::chunk::{CHUNK_BYTES, chunk_range};
 use cavern_proto::data::Status;
 
 use super::{BlockSource, Fills, Run};
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 use crate::store::{Block, Touch};
 
 impl Fills {

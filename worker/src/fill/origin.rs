@@ -5,7 +5,7 @@ use futures::StreamExt;
 
 use super::Fills;
 use super::source::BlockSource;
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 use crate::store::{Draft, Store, StoreError};
 
 impl Fills {

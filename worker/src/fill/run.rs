@@ -13,7 +13,7 @@ use futures::StreamExt;
 use tracing::{debug, warn};
 
 use super::{BlockSource, Fills, Progress, Run, bytes_of};
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 use crate::store::{Block, Store, is_out_of_space};
 
 /// Memory that a run is charged for at most: pieces of the body are written as they come.

@@ -4,7 +4,7 @@ use cavern_proto::content::block_length;
 use cavern_proto::data::BlockRef;
 use cavern_proto::{BlockId, ContentId};
 
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 use crate::store::DataTarget;
 
 /// Largest block. Its checksums and bitmap must stay small beside it.

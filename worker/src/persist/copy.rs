@@ -20,7 +20,7 @@ use super::peers::READ_BYTES;
 use super::plan::PlannedBlock;
 use super::source::{Source, blocking};
 use crate::fill::BlockSource;
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 use crate::store::{DataTarget, Lookup, Store, Touch};
 
 /// Workers named in one request at most.

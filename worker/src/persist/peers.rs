@@ -10,7 +10,7 @@ use cavern_proto::data::{BlockRef, Range, Status, query_reply, read_request};
 use cavern_proto::master::ListWorkersRequest;
 use tokio::sync::Mutex;
 
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 use crate::server::Membership;
 
 /// The master is asked for the table at most this often.

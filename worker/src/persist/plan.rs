@@ -6,7 +6,7 @@ use cavern_proto::data::{BlockRef, MetadataItem, PersistRequest};
 use cavern_proto::{ContentId, data};
 use cavern_ufs::{Metadata, ObjectMeta};
 
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 
 /// Longest key that S3 allows.
 const MAX_KEY_BYTES: usize = 1024;

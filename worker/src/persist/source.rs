@@ -14,7 +14,7 @@ use super::UploadParts;
 use super::peers::READ_BYTES;
 use super::plan::{Origin, Plan, PlannedBlock};
 use crate::fill::BlockSource;
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 use crate::store::{Block, DataTarget, Lookup, Store, Touch};
 
 /// Blocks asked about in one request.

@@ -36,7 +36,7 @@ use super::socket::Socket;
 use super::upload::{PayloadState, Upload, memory_for};
 use super::writes::{PeerLocality, Write, refused_reserve, refused_write};
 use super::{MAX_INFLIGHT_BYTES, Membership};
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 
 /// A client must say hello within this time, and finish a frame that it began.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(10);

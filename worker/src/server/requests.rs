@@ -25,7 +25,7 @@ use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills};
 use crate::metrics::WorkerMetrics;
 use crate::persist::Uploads;
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 use crate::store::{Block, Lookup, Store, Touch};
 
 /// Items of one request that are worked on at a time.

@@ -15,7 +15,7 @@ use cavern_proto::data::{
 use super::pressure;
 use super::requests::{Service, deadline_of};
 use crate::fill::BlockSource;
-use crate::refusal::Refusal;
+use crate::request_error::Refusal;
 use crate::store::{Block, DataTarget, Touch};
 
 /// Ranges of one reservation or write at most.

@@ -11,17 +11,17 @@
 //! **Room** is accounted for by chunk, before a chunk is written for the first time, and cached blocks are evicted for
 //! it. Which chunks are charged is kept in memory while the process lives, also for blocks that are closed, because
 //! clients may hold descriptors and write what they reserved a while later; after that, and after a start, it is what
-//! the file holds (`settle`).
+//! the file holds (`reservations`).
 //!
 //! Locks are taken in this order: the stripe that a block is made and freed under (held during the I/O of just that, on
 //! threads that may wait), then that of the residents, then that of the charged chunks (both for a moment).
 
 mod draft;
+mod orphans;
 mod recovery;
+mod reservations;
 mod room;
-mod settle;
 mod sync;
-mod unclaimed;
 
 use std::fs::File;
 use std::io;
@@ -34,12 +34,12 @@ use std::time::Instant;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching};
 use cavern_proto::{BlockId, ChunkMap};
 pub use draft::Draft;
+pub use orphans::ReferencedBlocks;
 use parking_lot::Mutex;
 pub(super) use recovery::scan;
+pub(super) use reservations::OpenReservations;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
-pub(super) use settle::OpenReservations;
-pub use unclaimed::ReferencedBlocks;
 
 use super::block::{Block, BlockPlace, BlockState, open_to_read};
 use super::chunk_units;

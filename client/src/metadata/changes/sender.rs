@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use super::super::Inner;
-use super::super::recent::Mark;
+use super::super::recent_invalidations::Mark;
 use super::{Pending, numbered};
 use crate::error::ClientError;
 

@@ -30,7 +30,7 @@ pub(in crate::store) fn scan(directory: &Path, position: u8) -> io::Result<Vec<E
                 Some(((id, incarnation, mount_id), length)) => {
                     let mut entry = Entry::new(id, incarnation, length, mount_id, position);
                     entry.segment = Segment::Data;
-                    entry.units = super::settle::units_of(&stat);
+                    entry.units = super::reservations::units_of(&stat);
                     entries.push(entry);
                 }
                 // A block that was being made when the worker died.

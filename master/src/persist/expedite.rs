@@ -11,7 +11,7 @@ use cavern_proto::record::IntentRecord;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::ledger::Priority;
+use super::retry_tracker::Priority;
 use super::scope::{Scope, ScopeFilter};
 use super::status::{Backlog, ChangeRange};
 use super::{PAGE, Persistence};

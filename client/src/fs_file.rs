@@ -1,26 +1,26 @@
 //! The content of files of fs-mode mounts: read and written at the workers, and made known to the master.
 //!
 //! A file that is open here has one [`FsFile`], whoever has it open. What is written goes to every worker of its block
-//! at once, through a descriptor where the worker is on this host, else behind the writer (`behind`); the master is
-//! told of new blocks, and of a new length, when a file is flushed, synced, or given other attributes, and every few
+//! at once, through a descriptor where the worker is on this host, else behind the writer (`write_behind`); the master
+//! is told of new blocks, and of a new length, when a file is flushed, synced, or given other attributes, and every few
 //! seconds while it stays open ([`commit`](FsFile::commit)). `layout` knows the file without I/O, `block` one block at
-//! its workers, `blocks` opens them, `origin` is about what no block has, `read`, `write`, `copy` and `cut` do what
-//! their names say.
+//! its workers, `blocks` opens them, `origin` is about what no block has, `read`, `write`, `copy` and `set_attributes`
+//! do what their names say.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 
-mod behind;
 mod block;
 mod blocks;
 mod commit;
 mod copy;
-mod cut;
+mod group_commit;
 mod layout;
 mod origin;
 mod read;
-mod rounds;
+mod set_attributes;
 mod sync;
 mod write;
+mod write_behind;
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -34,19 +34,19 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::RwLock;
 
-use crate::copies::Copies;
+use crate::cached_copies::Copies;
 use crate::error::ClientError;
 use crate::metadata::{Metadata, Node, OpenInode};
 use crate::mounts::MountView;
 use crate::read::Files;
 use crate::stats::Stats;
-pub use behind::WriteBehindOutcome;
-use behind::{WriteBehind, WriteBehindBudget};
 use block::OpenBlock;
+use group_commit::Rounds;
 use layout::{EventHistory, Layout};
 use origin::OpenOrigin;
 pub use read::Seek;
-use rounds::Rounds;
+pub use write_behind::WriteBehindOutcome;
+use write_behind::{WriteBehind, WriteBehindBudget};
 
 /// As much as ext4 has it.
 pub const FILE_BYTES_MAX: u64 = 1 << 44;

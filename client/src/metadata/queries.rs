@@ -13,7 +13,7 @@ use cavern_proto::master::{
 };
 use tokio_stream::StreamExt;
 
-use super::recent::Mark;
+use super::recent_invalidations::Mark;
 use super::{DirPage, Inner, Metadata, Node};
 use crate::error::ClientError;
 use crate::mounts::MountView;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Attr, Entry, Kind, MutationResult, Naming, RenameMode};
 
-use super::recent::Mark;
+use super::recent_invalidations::Mark;
 use super::{Inner, Node};
 
 /// A name, and the inode that it leads to now (0 for none).

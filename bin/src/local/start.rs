@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::child::{ChildName, RunRecord, State};
-use super::keeper::{want, want_not};
 use super::record::Cluster;
+use super::supervisor::{want, want_not};
 use crate::error::{CliError, Context as _};
 
 const POLL: Duration = Duration::from_millis(5);

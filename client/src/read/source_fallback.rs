@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use super::Core;
 use super::buffers::Purpose;
 use super::fetch::{ChunkRequest, Piece};
-use super::outage::OutageWaiter;
+use super::outage_wait::OutageWaiter;
 use crate::error::ClientError;
 
 /// Workers tried for a block even when it has one replica: the second is the next owner should the first be lost.
