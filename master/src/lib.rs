@@ -6,7 +6,7 @@
 //! - [`listing`]: from the buckets into the namespace: directories on demand, whole prefixes in the background, single
 //!   names; what is fresh and what is not.
 //! - [`repair`]: from worker to worker: replicas that fs-mode files lack.
-//! - [`watch`]: sessions of clients, and the stream of invalidations.
+//! - [`sessions`]: leases of clients, the stream of events of each, and what they leave behind.
 //! - [`jobs`]: long work that commands ask for: loads and exports.
 //! - [`workers`], [`mounts`]: the rest of the cluster.
 //! - [`service`]: the gRPC face of all that.
@@ -37,7 +37,6 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod update_mount;
-mod watch;
 mod workers;
 
 pub use error::MasterError;

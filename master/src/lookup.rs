@@ -16,8 +16,8 @@ use futures::{StreamExt, stream};
 use crate::MasterError;
 use crate::listing::{ListPolicy, Listings, Progress, Started, Walk, Why};
 use crate::mounts::{Mounts, OpenMount};
+use crate::sessions::WatchHub;
 use crate::state::{Directory, Tables};
-use crate::watch::WatchHub;
 
 /// Longest path, in bytes, and its deepest nesting.
 const PATH_MAX: usize = 4096;

@@ -31,8 +31,8 @@ use crate::repair::{Repair, RepairOptions};
 use crate::secrets::Vault;
 use crate::service::Services;
 use crate::sessions;
+use crate::sessions::WatchHub;
 use crate::state::{Database, Family, Tables};
-use crate::watch::WatchHub;
 use crate::workers::Workers;
 
 /// Period of ticks to the sessions and of the gauges.

@@ -20,7 +20,7 @@ use crate::mounts::Mounts;
 use crate::persist::Persistence;
 use crate::raft::{Consensus, Proposer};
 use crate::repair::Repair;
-use crate::watch::WatchHub;
+use crate::sessions::WatchHub;
 use crate::workers::Workers;
 
 /// Longest request. What is longest is a mount with all its options; and what is decoded may take a hundred times the

@@ -1,62 +1,12 @@
-//! What sessions leave behind: results and held inodes of those that are over, and inodes without names that nobody
-//! holds.
+//! Sessions of clients: their leases, the events that they are sent, and what they leave behind.
+//!
+//! - [`watch`]: who has a session, for how long, and the stream of events of each.
+//! - [`seen`]: what clients can have seen, so that they hear of nothing else.
+//! - [`reaper`]: the ends of sessions in the log, and the inodes that only they kept.
 
-use cavern_proto::record::EndSessionStep;
-use cavern_proto::record::command::Command;
+mod reaper;
+mod seen;
+mod watch;
 
-use crate::MasterError;
-use crate::raft::Proposer;
-use crate::service::Services;
-use crate::state::{Outcome, StepProgress};
-
-/// Inodes deleted in one round.
-const REAP_MAX: usize = 1000;
-/// What one command takes from a session that is over: other commands wait meanwhile.
-pub const END_STEP: u32 = 256;
-
-/// Ends, in the log, the sessions whose lease is over.
-pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
-    let recorded = services.lookups.listings.read(|tables| tables.session_ids()).await?;
-    for session in recorded {
-        if services.watch.is_over(session) {
-            end(&services.proposer, session).await?;
-        }
-    }
-    Ok(())
-}
-
-/// Ends a session in the log. What it had locked is free when this returns, and everything that it held.
-pub async fn end(proposer: &Proposer, session: u64) -> Result<(), MasterError> {
-    let mut step = EndSessionStep { session, limit: END_STEP, part: 0 };
-    while let Outcome::StepProgress(StepProgress { more: true, next, .. }) =
-        proposer.propose(Command::EndSessionStep(step)).await?
-    {
-        step.part = next as u32;
-    }
-    Ok(())
-}
-
-/// Deletes inodes that had lost their last name when every session had taken in that they had.
-pub async fn reap_unlinked(services: &Services) -> Result<(), MasterError> {
-    // Who has an inode open and was away may come back for a lease.
-    if !services.watch.has_settled() {
-        return Ok(());
-    }
-    let unlinked = services.lookups.listings.read(|tables| tables.unheld(REAP_MAX)).await?;
-    if unlinked.is_empty() {
-        return Ok(());
-    }
-    // What the tables show may not have been told yet.
-    services.consensus.wait_notified().await?;
-    if !services.watch.wait_settled(services.watch.seq()).await {
-        return Ok(());
-    }
-    let reaped = services.proposer.propose_all(unlinked.iter().copied().map(Command::ReapUnlinked)).await?;
-    for (inode, mut reaped) in unlinked.into_iter().zip(reaped) {
-        // A file with very many blocks goes step by step.
-        while matches!(reaped, Outcome::StepProgress(reaped) if reaped.more) {
-            reaped = services.proposer.propose(Command::ReapUnlinked(inode)).await?;
-        }
-    }
-    Ok(())
-}
+pub use reaper::{END_STEP, end, end_lapsed, reap_unlinked};
+pub use watch::{SessionStream, WatchHub};

@@ -11,7 +11,7 @@ use tonic::Request;
 
 use super::harness::{NoWorkers, TestMaster, eventually};
 use super::mutations::{create, mount, mutate};
-use crate::watch::SessionStream;
+use crate::sessions::SessionStream;
 
 fn lock(inode: u64, waiter: u64) -> SetLock {
     let lock = Lock { owner: 5, pid: 50, r#type: LockType::Exclusive.into(), end: 9, ..Lock::default() };

@@ -15,8 +15,8 @@ use futures::StreamExt;
 use tonic::{Code, Request, Status};
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket};
+use crate::sessions::SessionStream;
 use crate::state::Outcome;
-use crate::watch::SessionStream;
 
 async fn with_short_leases() -> TestMaster {
     let mut config = Config::default();
