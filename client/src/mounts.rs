@@ -140,7 +140,7 @@ impl ObjectVersion {
 
     /// Bytes of block `index`; 0 past the end.
     pub fn block_length(&self, index: u32) -> u32 {
-        cavern_proto::content::block_length(self.length, self.mount.block_size(), index)
+        cavern_proto::block_id::block_length(self.length, self.mount.block_size(), index)
     }
 
     /// Block `index` as the data plane names it.

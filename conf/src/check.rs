@@ -44,7 +44,7 @@ pub(crate) fn check(config: &Config, origin: impl Fn(&str) -> SettingSource) -> 
 /// What of `config` keeps others from reaching the process of this role.
 pub(crate) fn check_reach(config: &Config, role: Role, origin: impl Fn(&str) -> SettingSource) -> Vec<Problem> {
     let mut rules = Rules { origin: &origin, problems: Vec::new() };
-    reach::check(config, role, &mut rules);
+    exposure::check(config, role, &mut rules);
     rules.problems
 }
 

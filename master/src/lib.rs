@@ -8,15 +8,14 @@
 //! - [`repair`]: from worker to worker: replicas that fs-mode files lack.
 //! - [`sessions`]: leases of clients, the stream of events of each, and what they leave behind.
 //! - [`jobs`]: long work that commands ask for: loads and exports.
-//! - [`workers`], [`mounts`]: the rest of the cluster.
+//! - [`mounts`]: buckets that are attached, changed and detached; [`workers`]: the worker table.
+//! - [`upkeep`]: what the leader does all the time.
 //! - [`service`]: the gRPC face of all that.
 //!
 //! Reads are served from RocksDB directly. Everything that changes goes through the log and is on disk before it is
 //! answered; whatever depends on a clock, a random number or a bucket is decided before it is proposed.
 
-mod attach;
 mod clock;
-mod detach;
 mod error;
 mod expiry;
 mod jobs;
@@ -24,19 +23,17 @@ mod listing;
 mod lookup;
 mod metrics;
 mod mounts;
-mod overlap;
 mod persist;
 mod raft;
 mod recovery;
 mod repair;
-mod secrets;
 mod server;
 mod service;
 mod sessions;
 mod state;
 #[cfg(test)]
 mod tests;
-mod update_mount;
+mod upkeep;
 mod workers;
 
 pub use error::MasterError;

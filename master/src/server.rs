@@ -9,34 +9,28 @@ use std::time::Duration;
 use cavern_conf::Config;
 use cavern_conf::process::{HttpServer, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
 use cavern_net::WorkerPool;
-use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::MasterError;
-use crate::attach;
 use crate::clock::Clock;
 use crate::expiry::keep_expiring;
 use crate::jobs::{BlockFiller, Jobs, PooledWorkers};
 use crate::listing::{ListingOptions, Listings, Looks};
 use crate::lookup::Lookups;
 use crate::metrics::MasterMetrics;
-use crate::mounts::Mounts;
+use crate::mounts::{Mounts, Vault};
 use crate::persist::{ObjectWriter, PersistOptions, Persistence};
 use crate::raft::{Consensus, ConsensusConfig};
-use crate::recovery::HighWater;
 use crate::repair::{Repair, RepairOptions};
-use crate::secrets::Vault;
 use crate::service::Services;
-use crate::sessions;
 use crate::sessions::WatchHub;
-use crate::state::{Database, Family, Tables};
+use crate::state::Tables;
+use crate::upkeep::{keep_reaping, keep_time};
 use crate::workers::Workers;
 
-/// Period of ticks to the sessions and of the gauges.
-const TICK: Duration = Duration::from_secs(1);
 /// How long calls in flight may take at the end.
 const DRAIN: Duration = Duration::from_secs(5);
 /// Connections that send nothing but must be alive are asked so often.
@@ -270,78 +264,6 @@ impl Master {
             tracing::warn!("the database is still in use at the end");
         }
     }
-}
-
-/// Ticks, worker timeouts, gauges, and the high-water mark.
-async fn keep_time(services: Services, metrics: MasterMetrics, database: Arc<Database>, high_water: HighWater) {
-    let high_water = Arc::new(Mutex::new(high_water));
-    let raise = async |applied: u64| {
-        let high_water = high_water.clone();
-        // Without it the next start checks less, that is all.
-        let _ = tokio::task::spawn_blocking(move || high_water.lock().raise(applied)).await;
-    };
-    // Several in a lease: a client counts its lease from what it said before the last of them.
-    let mut ticks = tokio::time::interval(TICK.min(services.watch.lease() / 4));
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = services.stop.cancelled() => {
-                raise(services.consensus.progress().0).await;
-                return;
-            }
-        }
-        services.watch.tick();
-        if let Err(error) = services.workers.expire().await {
-            tracing::warn!("the worker table is not up to date: {error}");
-        }
-        if let Ok(counters) = Tables::new(&database).counters() {
-            metrics.gauges.inodes.set(i64::try_from(counters.inodes).unwrap_or(i64::MAX));
-        }
-        let unlisted = services.mounts.status().iter().map(|status| status.unlisted_directories).sum::<u64>();
-        metrics.listing.unlisted.set(i64::try_from(unlisted).unwrap_or(i64::MAX));
-        let applied = services.consensus.progress().0;
-        metrics.gauges.applied_index.set(i64::try_from(applied).unwrap_or(i64::MAX));
-        raise(applied).await;
-    }
-}
-
-/// Deletes what was taken out of the namespace, and counts what quotas need to know.
-async fn keep_reaping(services: Services, database: Arc<Database>) {
-    let mut ticks = tokio::time::interval(TICK);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = services.stop.cancelled() => return,
-        }
-        tokio::select! {
-            tidied = tidy(&services) => if let Err(error) = tidied {
-                tracing::warn!("what sessions left behind is not cleaned up: {error}");
-            },
-            () = services.stop.cancelled() => return,
-        }
-        tokio::select! {
-            counted = attach::count(&services.proposer, &database) => if let Err(error) = counted {
-                tracing::warn!("what is below directories with quotas is not counted: {error}");
-            },
-            () = services.stop.cancelled() => return,
-        }
-        let has_orphans = crate::state::tables::first_id(&database, Family::Orphan);
-        if !matches!(has_orphans, Ok(None)) {
-            tokio::select! {
-                reaped = attach::reap(&services.proposer) => if let Err(error) = reaped {
-                    tracing::warn!("deleted directories are not cleaned up: {error}");
-                },
-                () = services.stop.cancelled() => return,
-            }
-        }
-    }
-}
-
-async fn tidy(services: &Services) -> Result<(), MasterError> {
-    sessions::end_lapsed(services).await?;
-    sessions::reap_unlinked(services).await
 }
 
 fn new_cluster_id() -> String {

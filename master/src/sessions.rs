@@ -8,5 +8,9 @@ mod reaper;
 mod seen;
 mod watch;
 
-pub use reaper::{END_STEP, end, end_lapsed, reap_unlinked};
-pub use watch::{SessionStream, WatchHub};
+#[cfg(test)]
+pub use reaper::END_STEP;
+pub use reaper::{end, end_lapsed, reap_unlinked};
+#[cfg(test)]
+pub use watch::SessionStream;
+pub use watch::WatchHub;

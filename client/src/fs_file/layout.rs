@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cavern_proto::content::block_length;
+use cavern_proto::block_id::block_length;
 use cavern_proto::master::{Attr, Extent, Origin};
 
 use super::block::{OpenBlock, Replica};

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::FsFile;
 use super::blocks::is_worker_failure;
-use super::layout::LocatedBlock;
+use super::layout::{Layout, LocatedBlock};
 use super::read::{PAUSE, is_transient};
 use crate::error::ClientError;
 

@@ -19,7 +19,7 @@ use cavern_ufs::UfsError;
 use super::intents::PersistOutcome;
 use super::plan::{Content, Work, Write};
 use super::retry_tracker::{FailureKind, Priority};
-use super::{PARKED, Persistence, tag};
+use super::{PARKED, Persistence, object_tag};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 
@@ -35,7 +35,7 @@ impl Persistence {
             return PersistOutcome::Failed(FailureKind::Item, missing.to_owned());
         };
         let there = match mount.ufs.head(&origin.key).await {
-            Ok(there) => tag::read(&there, &self.cluster_id, work.inode),
+            Ok(there) => object_tag::read(&there, &self.cluster_id, work.inode),
             Err(UfsError::NotFound { .. }) => None,
             Err(error) => return PersistOutcome::Failed(FailureKind::Bucket, error.to_string()),
         };
@@ -63,7 +63,7 @@ impl Persistence {
     /// Whether the bucket has lost what an origin had.
     async fn is_lost(&self, mount: &OpenMount, origin: &Origin, owner: u64) -> bool {
         match mount.ufs.head(&origin.key).await {
-            Ok(there) => there.etag != origin.etag && tag::read(&there, &self.cluster_id, owner).is_none(),
+            Ok(there) => there.etag != origin.etag && object_tag::read(&there, &self.cluster_id, owner).is_none(),
             Err(error) => matches!(error, UfsError::NotFound { .. }),
         }
     }
@@ -104,7 +104,7 @@ impl Persistence {
             block_size: mount.mount.block_size,
             extents: Vec::new(),
             same: (origin.valid == origin.length).then(|| (origin.key.clone(), origin.etag.clone())),
-            tag: tag::of(&self.cluster_id, owner, origin.version, 0),
+            tag: object_tag::of(&self.cluster_id, owner, origin.version, 0),
             origin: Some(origin.clone()),
         };
         let work =

@@ -7,7 +7,7 @@ use cavern_proto::data::{MetadataItem, PersistRequest};
 use cavern_proto::master::{Extent, Kind, Mount, Origin};
 use cavern_proto::record::{InodeRecord, IntentRecord, ObjectRecord};
 
-use super::{metadata, tag};
+use super::{metadata, object_tag};
 use crate::MasterError;
 use crate::state::records::is_directory;
 use crate::state::{Directory, Tables};
@@ -162,7 +162,7 @@ pub fn plan(
         length: if is_directory(&record) { 0 } else { record.size },
         version: record.version,
         metadata,
-        tag: if is_file { tag::of(cluster_id, inode, record.version, metadata_hash) } else { String::new() },
+        tag: if is_file { object_tag::of(cluster_id, inode, record.version, metadata_hash) } else { String::new() },
         metadata_hash,
         inline: record.target,
         block_size: mount.block_size,
@@ -247,7 +247,7 @@ impl Content {
     pub fn request(&self, work: &Work, write: &Write) -> PersistRequest {
         let mut metadata = self.metadata.clone();
         if !self.tag.is_empty() {
-            metadata.push(MetadataItem { name: tag::NAME.to_owned(), value: self.tag.clone() });
+            metadata.push(MetadataItem { name: object_tag::NAME.to_owned(), value: self.tag.clone() });
         }
         let origin = self.origin.clone().unwrap_or_default();
         let (same_key, same_etag) = self.same.clone().unwrap_or_default();

@@ -24,7 +24,7 @@ use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::{Persistence, tag};
+use super::{Persistence, object_tag};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 use crate::state::{Directory, Outcome, Transaction, take_in};
@@ -330,7 +330,7 @@ impl Persistence {
     /// Whether an object was written for an inode by this cluster: its confirmation was lost, and it is written again.
     async fn is_own(&self, mount: &OpenMount, key: &str, inode: u64) -> Result<bool, MasterError> {
         match mount.ufs.head(key).await {
-            Ok(object) => Ok(tag::read(&object, &self.cluster_id, inode).is_some()),
+            Ok(object) => Ok(object_tag::read(&object, &self.cluster_id, inode).is_some()),
             Err(UfsError::NotFound { .. }) => Ok(false),
             Err(error) => Err(error.into()),
         }

@@ -19,8 +19,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Answers, Services};
 use crate::MasterError;
-use crate::detach::DetachPolicy;
-use crate::secrets::redact;
+use crate::mounts::DetachPolicy;
+use crate::mounts::redact;
 use crate::sessions;
 use crate::state::Tables;
 

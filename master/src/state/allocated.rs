@@ -6,7 +6,7 @@
 //! made. Of a file whose blocks were committed by a client that did not tell, before this was noted, there is no sum
 //! until nothing of it is left.
 
-use cavern_proto::content::block_length;
+use cavern_proto::block_id::block_length;
 use cavern_proto::master::Extent;
 use cavern_proto::record::{ExtentRecord, InodeRecord};
 

@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::harness::{TestMaster, Tree, new_bucket};
-use crate::detach::DetachPolicy;
 use crate::listing::{diff_step, is_name, is_same_version, windows};
+use crate::mounts::DetachPolicy;
 use crate::state::{Database, Outcome, Tables, Transaction, apply};
 
 /// A key's components as the model makes them, from a set that provokes every rule.

@@ -17,8 +17,8 @@ use tonic::Request;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, name, new_bucket};
 use crate::MasterError;
-use crate::detach::DetachPolicy;
 use crate::listing::Why;
+use crate::mounts::DetachPolicy;
 use crate::state::Outcome;
 
 async fn read_dir(master: &TestMaster, inode: u64, after: &str, limit: u64) -> Vec<ReadDirPage> {

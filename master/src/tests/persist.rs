@@ -20,7 +20,7 @@ use cavern_proto::master::{CreateInode, Extent, Kind, LinkInode, RenameMode, Ren
 
 use self::bench::Fixture;
 use super::harness::{eventually, name};
-use crate::detach::DetachPolicy;
+use crate::mounts::DetachPolicy;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_links_and_directories_become_objects_and_go_again() {

@@ -1,6 +1,6 @@
 //! Where the bytes of a block come from, as a request names it, checked.
 
-use cavern_proto::content::block_length;
+use cavern_proto::block_id::block_length;
 use cavern_proto::data::BlockRef;
 use cavern_proto::{BlockId, ContentId};
 

@@ -1,7 +1,7 @@
 //! A request to write an object, checked.
 
 use bytes::Bytes;
-use cavern_proto::content::block_length;
+use cavern_proto::block_id::block_length;
 use cavern_proto::data::{BlockRef, MetadataItem, PersistRequest};
 use cavern_proto::{ContentId, data};
 use cavern_ufs::{Metadata, ObjectMeta};

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use bytes::Bytes;
 use cavern_proto::ContentId;
-use cavern_proto::content::block_length;
+use cavern_proto::block_id::block_length;
 use cavern_proto::data::{self, BlockRef, open_request};
 use cavern_proto::master::Origin;
 use cavern_proto::record::InodeRecord;

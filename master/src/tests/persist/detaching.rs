@@ -8,7 +8,7 @@ use cavern_proto::record::RemoveMount;
 use cavern_proto::record::command::Command;
 
 use super::bench::Fixture;
-use crate::detach::DetachPolicy;
+use crate::mounts::DetachPolicy;
 use crate::state::{Family, Outcome};
 use crate::tests::harness::{eventually, name};
 

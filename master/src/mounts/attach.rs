@@ -1,16 +1,15 @@
 //! Attaching buckets to the namespace.
 
 use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Existing, Mount, WriteType};
+use cavern_proto::record::AttachMount;
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{AttachMount, CountUsage, ReapOrphans};
 use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX};
 use cavern_ufs::Contents;
 
 use crate::MasterError;
 use crate::lookup::components;
-use crate::raft::Proposer;
 use crate::service::Services;
-use crate::state::{Database, Outcome, Tables, usage};
+use crate::state::Outcome;
 
 const BLOCK_SIZE_DEFAULT: u64 = 64 << 20;
 const BLOCK_SIZE_MIN: u64 = 1 << 20;
@@ -21,10 +20,6 @@ const METADATA_TTL_MAX_MS: u64 = 365 * 86_400_000;
 /// Options of a mount, and bytes of each.
 const OPTIONS_MAX: usize = 64;
 const OPTION_BYTES_MAX: usize = 8192;
-/// Inodes that one reaping step deletes.
-pub const REAP_STEP: u32 = 100;
-/// Inodes that one counting step looks at.
-pub const COUNT_STEP: u32 = 500;
 
 impl Services {
     /// Verifies a mount request and its bucket, and records it. What is not given gets its default.
@@ -96,33 +91,8 @@ impl Services {
     }
 }
 
-/// Deletes what was taken out of the namespace, step by step, until nothing is left.
-pub async fn reap(proposer: &Proposer) -> Result<(), MasterError> {
-    let mut from = 0;
-    loop {
-        match proposer.propose(Command::ReapOrphans(ReapOrphans { limit: REAP_STEP, from })).await? {
-            Outcome::StepProgress(reaped) if reaped.more => from = reaped.next,
-            // Directories below others may be older than those.
-            _ if from > 0 => from = 0,
-            _ => return Ok(()),
-        }
-    }
-}
-
-/// Counts what is below directories, while there are quotas and not everything has been counted.
-pub async fn count(proposer: &Proposer, database: &Database) -> Result<(), MasterError> {
-    let counted = Tables::new(database).counters()?.counted;
-    if matches!(counted, usage::NOTHING | usage::ALL) {
-        return Ok(());
-    }
-    while let Outcome::Counted { more: true } =
-        proposer.propose(Command::CountUsage(CountUsage { limit: COUNT_STEP })).await?
-    {}
-    Ok(())
-}
-
 /// The path of a mount, in its only spelling.
-pub fn normalized(path: &str) -> Result<String, MasterError> {
+pub(super) fn normalized(path: &str) -> Result<String, MasterError> {
     let names = components(path)?;
     if names.is_empty() {
         return Err(MasterError::Invalid("the root of the namespace is no mount: give a path such as /data".into()));
@@ -131,12 +101,12 @@ pub fn normalized(path: &str) -> Result<String, MasterError> {
 }
 
 /// Nothing is mounted at a path.
-pub fn not_mounted(path: &str) -> MasterError {
+pub(super) fn not_mounted(path: &str) -> MasterError {
     MasterError::NotFound(format!("{path} is not a mount: cv mount lists the mounts"))
 }
 
 /// A mount request with its defaults, checked.
-pub fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
+pub(super) fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
     let invalid = |reason: String| Err(MasterError::Invalid(reason));
     mount.path = normalized(&mount.path)?;
     let scheme = mount.uri.find("://").map_or(0, |at| at + 3);

@@ -10,9 +10,9 @@ use cavern_proto::record::command::Command;
 use cavern_ufs::{KeySpace, Ufs, changed_options};
 use futures::{StreamExt, stream};
 
+use super::attach::{complete, normalized, not_mounted};
+use super::overlap::refuse_overlap;
 use crate::MasterError;
-use crate::attach::{complete, normalized, not_mounted};
-use crate::overlap::refuse_overlap;
 use crate::service::Services;
 use crate::state::Outcome;
 

@@ -19,7 +19,7 @@ impl Services {
     ///
     /// # Errors
     /// [`MasterError::Refused`] when it must not be beside one of them.
-    pub(crate) async fn compare_with_others(&self, wanted: &Mount) -> Result<u64, MasterError> {
+    pub(super) async fn compare_with_others(&self, wanted: &Mount) -> Result<u64, MasterError> {
         let (mounts, wanted) = (self.mounts.clone(), wanted.clone());
         let compared = tokio::task::spawn_blocking(move || {
             let (epoch, recorded) = mounts.table()?;
@@ -37,7 +37,7 @@ impl Services {
 }
 
 /// Refuses a mount that has keys in common with another one, unless both only read.
-pub(crate) fn refuse_overlap(wanted: &Mount, place: &KeySpace, other: &Mount) -> Result<(), MasterError> {
+pub(super) fn refuse_overlap(wanted: &Mount, place: &KeySpace, other: &Mount) -> Result<(), MasterError> {
     if only_reads(wanted) && only_reads(other) {
         return Ok(());
     }

@@ -13,8 +13,8 @@ use cavern_proto::master::{Mount, WriteType};
 use cavern_proto::record::RemoveMount;
 use cavern_proto::record::command::Command;
 
+use super::attach::{normalized, not_mounted};
 use crate::MasterError;
-use crate::attach::{normalized, not_mounted};
 use crate::persist::{Backlog, Scope};
 use crate::service::Services;
 use crate::state::Outcome;

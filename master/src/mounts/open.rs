@@ -1,0 +1,211 @@
+//! The mounts as this process uses them: opened object stores, and how each of them fares.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cavern_conf::schema;
+use cavern_proto::master::{AttributePolicy, Consistency, Mount, MountStatus, WriteType};
+use cavern_ufs::Ufs;
+use parking_lot::Mutex;
+use tokio::sync::RwLock;
+
+use super::secrets::Vault;
+use crate::MasterError;
+use crate::state::{Database, Tables};
+
+/// After a failed listing, accesses that could do with an old one do not wait for a new one for this long.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+/// One log line per mount and this much time for failures of its bucket.
+const LOG_PAUSE: Duration = Duration::from_secs(10);
+
+/// The opened mounts, made when they are first needed.
+pub struct Mounts {
+    database: Arc<Database>,
+    vault: Vault,
+    conf: schema::Ufs,
+    opened: Mutex<HashMap<u32, Arc<OpenMount>>>,
+}
+
+/// One mount with its object store.
+pub struct OpenMount {
+    /// As recorded, with the options in clear: never to be printed.
+    pub mount: Mount,
+    pub ufs: Ufs,
+    /// Held for reading by whoever puts what it knows of some directory into the log without being that directory's
+    /// listing; a listing takes it for writing for a moment before it begins, so that older knowledge cannot come
+    /// later.
+    pub gate: Arc<RwLock<()>>,
+    health: Arc<Mutex<Health>>,
+}
+
+#[derive(Default)]
+struct Health {
+    indexing: bool,
+    indexed_entries: u64,
+    hidden_keys: u64,
+    unlisted_directories: u64,
+    incomplete_entries: u64,
+    last_error: String,
+    failed: Option<Instant>,
+    logged: Option<Instant>,
+}
+
+impl OpenMount {
+    pub fn id(&self) -> u32 {
+        self.mount.id
+    }
+
+    /// Whether the namespace, not the bucket, says what is in the mount.
+    pub fn is_fs_mode(&self) -> bool {
+        self.mount.write_type() == WriteType::FsMode
+    }
+
+    /// Whether the bucket may keep attributes of its files, which are shown then.
+    pub fn keeps_attributes(&self) -> bool {
+        !self.is_fs_mode() && self.mount.attributes() == AttributePolicy::Keep
+    }
+
+    /// How long a listing is fresh; `None` when it is trusted until a refresh.
+    pub fn ttl(&self) -> Option<Duration> {
+        let ttl = Duration::from_millis(self.mount.metadata_ttl_ms);
+        (self.mount.consistency() != Consistency::Never).then_some(ttl)
+    }
+
+    pub fn succeeded(&self) {
+        let mut health = self.health.lock();
+        health.failed = None;
+        health.last_error.clear();
+    }
+
+    /// Notes a failure, and writes it to the log unless one was written a moment ago.
+    pub fn failed(&self, error: &MasterError) {
+        let mut health = self.health.lock();
+        health.failed = Some(Instant::now());
+        health.last_error = error.to_string();
+        if health.logged.is_none_or(|logged| logged.elapsed() > LOG_PAUSE) {
+            health.logged = health.failed;
+            drop(health);
+            let what = match self.is_fs_mode() {
+                true => "the bucket falls behind the namespace",
+                false => "what is known of the bucket is served as it is",
+            };
+            tracing::warn!(mount = self.mount.path, "{what}: {error}");
+        }
+    }
+
+    /// Whether the bucket failed a moment ago.
+    pub fn is_failing(&self) -> bool {
+        self.health.lock().failed.is_some_and(|failed| failed.elapsed() < FAILURE_PAUSE)
+    }
+
+    pub fn set_index(&self, indexing: bool, entries: u64, hidden: u64, unlisted: u64) {
+        let mut health = self.health.lock();
+        (health.indexing, health.indexed_entries, health.hidden_keys) = (indexing, entries, hidden);
+        health.unlisted_directories = unlisted;
+    }
+
+    pub fn set_incomplete(&self, entries: u64) {
+        self.health.lock().incomplete_entries = entries;
+    }
+
+    pub fn status(&self) -> MountStatus {
+        let health = self.health.lock();
+        MountStatus {
+            mount_id: self.mount.id,
+            indexing: health.indexing,
+            indexed_entries: health.indexed_entries,
+            hidden_keys: health.hidden_keys,
+            last_error: health.last_error.clone(),
+            unlisted_directories: health.unlisted_directories,
+            incomplete_entries: health.incomplete_entries,
+        }
+    }
+}
+
+impl Mounts {
+    pub fn new(database: Arc<Database>, vault: Vault, conf: schema::Ufs) -> Self {
+        Self { database, vault, conf, opened: Mutex::default() }
+    }
+
+    /// A handle on what a mount request names; nothing is sent.
+    pub fn open_ufs(&self, mount: &Mount) -> Result<Ufs, MasterError> {
+        Ok(Ufs::open(&mount.uri, &mount.options, &self.conf)?)
+    }
+
+    pub fn seal(&self, mount: Mount) -> Result<Mount, MasterError> {
+        self.vault.seal(mount)
+    }
+
+    pub fn unseal(&self, mount: Mount) -> Result<Mount, MasterError> {
+        self.vault.unseal(mount)
+    }
+
+    /// The mount of this id.
+    ///
+    /// # Errors
+    /// [`MasterError::NotFound`] when it was removed.
+    pub fn get(&self, id: u32) -> Result<Arc<OpenMount>, MasterError> {
+        if let Some(open) = self.opened.lock().get(&id) {
+            return Ok(open.clone());
+        }
+        let mount = self.vault.unseal(self.recorded(id)?)?;
+        let ufs = self.open_ufs(&mount)?;
+        let open = OpenMount { mount, ufs, gate: Arc::default(), health: Arc::default() };
+        Ok(self.opened.lock().entry(id).or_insert_with(|| Arc::new(open)).clone())
+    }
+
+    fn recorded(&self, id: u32) -> Result<Mount, MasterError> {
+        let recorded = Tables::new(&self.database).mount(id)?;
+        recorded.ok_or_else(|| MasterError::NotFound(format!("mount {id} is gone")))
+    }
+
+    /// Opens a mount with the options that it has by now. Who has it open goes on with those that it had.
+    pub fn reopen(&self, id: u32) -> Result<(), MasterError> {
+        let before = self.get(id)?;
+        loop {
+            let recorded = self.recorded(id)?;
+            let mount = self.vault.unseal(recorded.clone())?;
+            let ufs = self.open_ufs(&mount)?;
+            let (gate, health) = (before.gate.clone(), before.health.clone());
+            self.opened.lock().insert(id, Arc::new(OpenMount { mount, ufs, gate, health }));
+            // Another change may have come in between, and have been opened before this one.
+            if self.recorded(id)? == recorded {
+                return Ok(());
+            }
+        }
+    }
+
+    /// What the keys of a mount begin with; empty for a mount that cannot be used.
+    pub fn prefix(&self, id: u32) -> String {
+        self.get(id).map_or_else(|_| String::new(), |mount| mount.ufs.prefix().to_owned())
+    }
+
+    /// Drops what is held of a mount that was removed.
+    pub fn forget(&self, id: u32) {
+        self.opened.lock().remove(&id);
+    }
+
+    /// The mount table's epoch and its mounts, with the options in clear. A mount whose options cannot be read is left
+    /// out.
+    pub fn table(&self) -> Result<(u64, Vec<Mount>), MasterError> {
+        let tables = Tables::new(&self.database);
+        let epoch = tables.counters()?.mounts_epoch;
+        let mut mounts = Vec::new();
+        for recorded in tables.mounts()? {
+            let path = recorded.path.clone();
+            match self.vault.unseal(recorded) {
+                Ok(mount) => mounts.push(mount),
+                Err(error) => tracing::error!(mount = path, "the mount cannot be used: {error}"),
+            }
+        }
+        Ok((epoch, mounts))
+    }
+
+    /// How each mount fares; mounts that nobody has used yet report nothing.
+    pub fn status(&self) -> Vec<MountStatus> {
+        let mut status: Vec<_> = self.opened.lock().values().map(|open| open.status()).collect();
+        status.sort_by_key(|status| status.mount_id);
+        status
+    }
+}

@@ -1,0 +1,120 @@
+//! What the leader does all the time: ticks of sessions and workers, and, in steps of bounded size, what commands have
+//! left for later.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_proto::record::command::Command;
+use cavern_proto::record::{CountUsage, ReapOrphans};
+use parking_lot::Mutex;
+
+use crate::metrics::MasterMetrics;
+use crate::raft::Proposer;
+use crate::recovery::HighWater;
+use crate::service::Services;
+use crate::state::{Database, Family, Outcome, Tables, tables, usage};
+use crate::{MasterError, sessions};
+
+/// Period of ticks to the sessions, of the gauges, and of looks at what is left.
+const TICK: Duration = Duration::from_secs(1);
+/// Inodes that one reaping step deletes.
+pub const REAP_STEP: u32 = 100;
+/// Inodes that one counting step looks at.
+pub const COUNT_STEP: u32 = 500;
+
+/// Ticks, worker timeouts, gauges, and the high-water mark.
+pub async fn keep_time(services: Services, metrics: MasterMetrics, database: Arc<Database>, high_water: HighWater) {
+    let high_water = Arc::new(Mutex::new(high_water));
+    let raise = async |applied: u64| {
+        let high_water = high_water.clone();
+        // Without it the next start checks less, that is all.
+        let _ = tokio::task::spawn_blocking(move || high_water.lock().raise(applied)).await;
+    };
+    // Several in a lease: a client counts its lease from what it said before the last of them.
+    let mut ticks = tokio::time::interval(TICK.min(services.watch.lease() / 4));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = services.stop.cancelled() => {
+                raise(services.consensus.progress().0).await;
+                return;
+            }
+        }
+        services.watch.tick();
+        if let Err(error) = services.workers.expire().await {
+            tracing::warn!("the worker table is not up to date: {error}");
+        }
+        if let Ok(counters) = Tables::new(&database).counters() {
+            metrics.gauges.inodes.set(i64::try_from(counters.inodes).unwrap_or(i64::MAX));
+        }
+        let unlisted = services.mounts.status().iter().map(|status| status.unlisted_directories).sum::<u64>();
+        metrics.listing.unlisted.set(i64::try_from(unlisted).unwrap_or(i64::MAX));
+        let applied = services.consensus.progress().0;
+        metrics.gauges.applied_index.set(i64::try_from(applied).unwrap_or(i64::MAX));
+        raise(applied).await;
+    }
+}
+
+/// Deletes what was taken out of the namespace, and counts what quotas need to know.
+pub async fn keep_reaping(services: Services, database: Arc<Database>) {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = services.stop.cancelled() => return,
+        }
+        tokio::select! {
+            tidied = tidy(&services) => if let Err(error) = tidied {
+                tracing::warn!("what sessions left behind is not cleaned up: {error}");
+            },
+            () = services.stop.cancelled() => return,
+        }
+        tokio::select! {
+            counted = count_usage(&services.proposer, &database) => if let Err(error) = counted {
+                tracing::warn!("what is below directories with quotas is not counted: {error}");
+            },
+            () = services.stop.cancelled() => return,
+        }
+        let has_orphans = tables::first_id(&database, Family::Orphan);
+        if !matches!(has_orphans, Ok(None)) {
+            tokio::select! {
+                reaped = reap_orphans(&services.proposer) => if let Err(error) = reaped {
+                    tracing::warn!("deleted directories are not cleaned up: {error}");
+                },
+                () = services.stop.cancelled() => return,
+            }
+        }
+    }
+}
+
+async fn tidy(services: &Services) -> Result<(), MasterError> {
+    sessions::end_lapsed(services).await?;
+    sessions::reap_unlinked(services).await
+}
+
+/// Deletes what was taken out of the namespace, step by step, until nothing is left.
+async fn reap_orphans(proposer: &Proposer) -> Result<(), MasterError> {
+    let mut from = 0;
+    loop {
+        match proposer.propose(Command::ReapOrphans(ReapOrphans { limit: REAP_STEP, from })).await? {
+            Outcome::StepProgress(reaped) if reaped.more => from = reaped.next,
+            // Directories below others may be older than those.
+            _ if from > 0 => from = 0,
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Counts what is below directories, while there are quotas and not everything has been counted.
+async fn count_usage(proposer: &Proposer, database: &Database) -> Result<(), MasterError> {
+    let counted = Tables::new(database).counters()?.counted;
+    if matches!(counted, usage::NOTHING | usage::ALL) {
+        return Ok(());
+    }
+    while let Outcome::Counted { more: true } =
+        proposer.propose(Command::CountUsage(CountUsage { limit: COUNT_STEP })).await?
+    {}
+    Ok(())
+}
