@@ -19,8 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Answers, Services};
 use crate::MasterError;
-use crate::mounts::DetachPolicy;
-use crate::mounts::redact;
+use crate::mounts::{DetachPolicy, redact};
 use crate::sessions;
 use crate::state::Tables;
 
