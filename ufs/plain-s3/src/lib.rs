@@ -4,13 +4,13 @@
 //! Keys reach the server byte for byte (`a/../b`, `//`, a trailing `/`), since the path is escaped and sent as it is.
 //! There are no retries and no deadlines: who needs them has `cavern-ufs`. Only `http://` endpoints, path style.
 
-mod sign;
-
+use std::fmt::Write as _;
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::TryStreamExt as _;
-use http::header::{CONTENT_LENGTH, ETAG, HOST, RANGE};
+use http::header::{CONTENT_LENGTH, ETAG, RANGE};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -18,12 +18,14 @@ use hyper::body::Frame;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use reqsign_aws_v4::{Credential, RequestSigner};
+use reqsign_core::{Context, SignRequest as _};
 use thiserror::Error;
 use tokio::fs::File;
 use tokio_util::io::ReaderStream;
 
-use crate::sign::Signer;
-
+/// What the embedded store and most others take when the client does not care.
+const REGION: &str = "us-east-1";
 /// Read from a file at a time.
 const FILE_PIECE_BYTES: usize = 1 << 20;
 
@@ -60,7 +62,8 @@ impl Answer {
 #[derive(Clone)]
 pub struct PlainS3 {
     authority: String,
-    signer: Signer,
+    signer: Arc<RequestSigner>,
+    keys: Credential,
     client: Client<HttpConnector, Body>,
 }
 
@@ -79,7 +82,12 @@ impl PlainS3 {
         connector.set_nodelay(true);
         Ok(Self {
             authority: authority.to_owned(),
-            signer: Signer::new(access_key, secret_key),
+            signer: Arc::new(RequestSigner::new("s3", REGION)),
+            keys: Credential {
+                access_key_id: access_key.to_owned(),
+                secret_access_key: secret_key.to_owned(),
+                ..Credential::default()
+            },
             client: Client::builder(TokioExecutor::new()).build(connector),
         })
     }
@@ -158,21 +166,15 @@ impl PlainS3 {
         body: Body,
     ) -> Result<Answer, PlainS3Error> {
         let broken = |cause: String| PlainS3Error::Connection { endpoint: self.authority.clone(), cause };
-        let path = format!("/{}/{}", sign::escape(bucket), sign::escape(key));
+        let path = format!("/{}/{}", escape(bucket), escape(key));
         let path = if key.is_empty() { path.trim_end_matches('/').to_owned() } else { path };
-        let target = if query.is_empty() { path.clone() } else { format!("{path}?{query}") };
-        let mut request = Request::builder()
-            .method(method.clone())
-            .uri(format!("http://{}{target}", self.authority))
-            .body(body)
-            .map_err(|error| broken(error.to_string()))?;
-        *request.headers_mut() = headers;
-        let signature = self.signer.sign(method.as_str(), &self.authority, &path, query);
-        let signature = signature.into_iter().chain([(HOST.as_str(), self.authority.clone())]);
-        for (name, value) in signature {
-            let value = HeaderValue::from_str(&value).map_err(|error| broken(error.to_string()))?;
-            request.headers_mut().insert(name, value);
-        }
+        let target = if query.is_empty() { path } else { format!("{path}?{query}") };
+        let request = Request::builder().method(method.clone()).uri(format!("http://{}{target}", self.authority));
+        let (mut parts, ()) = request.body(()).map_err(|error| broken(error.to_string()))?.into_parts();
+        parts.headers = headers;
+        let signed = self.signer.sign_request(&Context::new(), &mut parts, Some(&self.keys), None).await;
+        signed.map_err(|error| broken(causes(&error)))?;
+        let request = Request::from_parts(parts, body);
         let response = self.client.request(request).await.map_err(|error| broken(causes(&error)))?;
         let (parts, body) = response.into_parts();
         let body = body.collect().await.map_err(|error| broken(causes(&error)))?.to_bytes();
@@ -187,6 +189,18 @@ impl PlainS3 {
             body: String::from_utf8_lossy(&body).into_owned(),
         })
     }
+}
+
+/// All but unreserved characters and `/` as `%XX`, as S3 wants the path of a canonical request.
+fn escape(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len()), |mut escaped, byte| {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => escaped.push(byte.into()),
+            // Writing to a String cannot fail.
+            _ => drop(write!(escaped, "%{byte:02X}")),
+        }
+        escaped
+    })
 }
 
 fn causes(error: &dyn std::error::Error) -> String {
@@ -233,6 +247,11 @@ mod tests {
         let wrong = PlainS3::new(&server.endpoint(), "AK", "other").unwrap().get("bucket", "a/b").await.unwrap_err();
         assert!(matches!(wrong, PlainS3Error::Refused { status: StatusCode::FORBIDDEN, .. }), "{wrong}");
         server.stop().await;
+    }
+
+    #[test]
+    fn paths_are_escaped_once_and_slashes_stay() {
+        assert_eq!(escape("a/../b c+%é"), "a/../b%20c%2B%25%C3%A9");
     }
 
     #[test]
