@@ -36,6 +36,7 @@ use tokio::sync::RwLock;
 
 use crate::cached_copies::Copies;
 use crate::error::ClientError;
+use crate::file::PageVersions;
 use crate::metadata::{Metadata, Node, OpenInode};
 use crate::mounts::MountView;
 use crate::read::Files;
@@ -45,7 +46,7 @@ use group_commit::Rounds;
 use layout::{EventHistory, Layout};
 use origin::OpenOrigin;
 pub use read::Seek;
-pub use write_behind::WriteBehindOutcome;
+pub(crate) use write_behind::WriteBehindOutcome;
 use write_behind::{WriteBehind, WriteBehindBudget};
 
 /// As much as ext4 has it.
@@ -72,6 +73,7 @@ struct Shared {
     worker_timeout: Duration,
     /// By inode.
     open: Mutex<HashMap<u64, Weak<FsFile>>>,
+    pages: PageVersions,
 }
 
 /// The content of one open file, shared by all who have it open here. What is not committed when the last of them drops
@@ -136,6 +138,7 @@ impl Contents {
             timeout: conf.read_timeout.get(),
             worker_timeout: conf.worker_timeout.get(),
             open: Mutex::default(),
+            pages: PageVersions::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -264,9 +267,12 @@ impl FsFile {
         is_told && self.behind.is_drained()
     }
 
-    /// Grows with every commit; `None` while the layout is not known.
-    pub fn version(&self) -> Option<u64> {
-        self.with_layout(|layout, _| layout.version())
+    /// Whether a kernel may keep the pages that it has when it opens the file, known by this node.
+    pub fn keeps_pages(&self, node: &Node) -> bool {
+        let committed = self.with_layout(|layout, _| layout.version());
+        // Whichever is heard of first. They grow.
+        let version = committed.max(node.posix().map(|posix| posix.version));
+        version.is_some_and(|version| self.shared.pages.opened(self.inode, version))
     }
 
     fn block_size(&self) -> u64 {

@@ -2,36 +2,45 @@
 //! the workers, and the ladder of a read.
 //!
 //! ```text
-//!  Metadata ── MasterChannel ── gRPC ──▶ master       names, attributes, listings, invalidations
-//!  Files ──┬─ descriptor cache ─ Unix socket ─▶ worker on this host    open descriptors, then pread
-//!          ├─ buffers ─ TCP frames ─▶ other workers                     checked chunks, within the budget
-//!          └─ Ufs ─────────────────────────────▶ the bucket             when no worker can
+//!  Metadata ── MasterChannel ── gRPC ──▶ master      names, attributes, listings, invalidations
+//!  File ─┬─ object ────── descriptors, buffers ─┬─▶ worker on this host     Unix socket, then pread
+//!        ├─ fs-mode file ─ blocks, layout ──────┼─▶ other workers           TCP frames, within the budget
+//!        └─ staged file ─ local disk ───────────┴─▶ the bucket              when no worker can, and to write objects
 //! ```
 //!
-//! [`Client`] ties them together for a process that reads files. The ways to the other processes are those of
-//! [`cavern_net`].
+//! [`Client`] ties them together for a process that uses files, and opens a [`File`] of whichever kind. The ways to the
+//! other processes are those of [`cavern_net`].
 
 pub mod error;
-pub mod fs_file;
+pub mod file;
 pub mod metadata;
 pub mod mounts;
-pub mod read;
-pub mod staged;
 pub mod stats;
 
 mod cached_copies;
+mod fs_file;
+mod read;
 mod session;
 mod single_flight;
+mod staged;
 mod tables;
 
 pub use cached_copies::Copies;
 pub use error::ClientError;
-pub use fs_file::{Contents, FsFile, Seek, UncommittedAttr, WriteBehindOutcome};
+pub use file::{
+    Access, Allocation, AttributeChange, BucketDefaults, CreatedFile, Effects, File, NewFile, Opened, Replacement,
+};
+pub use fs_file::{Seek, UncommittedAttr};
 pub use metadata::{
     CachedLookup, Changed, DirPage, InvalidationSink, LOCK_TO_END, Metadata, NoSink, Node, OpenInode, Posix,
 };
 pub use mounts::{MountView, Mounts, ObjectVersion};
-pub use read::{Files, OpenFile, Reservation};
+pub use read::DiskRead;
 pub use session::{Client, Identity};
-pub use staged::{Creation, OBJECT_BYTES_MAX, StagedFile, StagedFiles};
+pub use staged::OBJECT_BYTES_MAX;
 pub use stats::Stats;
+
+/// Whether an inode is one of this process alone: of a file that is, or was, being written to a bucket here.
+pub fn is_of_this_process(inode: u64) -> bool {
+    staged::StagedFiles::is_staged(inode)
+}

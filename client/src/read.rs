@@ -3,12 +3,14 @@
 //! `file` is the handle and the order of the steps, `source_fallback` the choice of the source, `fetch` one attempt at
 //! one source, `outage_wait` the wait for a bucket that cannot be reached. `descriptor_cache` and `buffers` hold what
 //! was obtained, `close_queue` lets go of what was evicted, `budget` bounds the memory of it, `readahead` decides what
-//! to ask for early, `hedge` when to ask twice.
+//! to ask for early, `hedge` when to ask twice; `disk_read`
+//! is a read that waits for a disk of this host on its own thread.
 
 mod budget;
 mod buffers;
 mod close_queue;
 mod descriptor_cache;
+mod disk_read;
 mod failure_log;
 pub(crate) mod fetch;
 mod file;
@@ -41,7 +43,8 @@ use failure_log::FailureLog;
 use hedge::Hedge;
 use outage_wait::OutageWaiters;
 
-pub use file::{OpenFile, Reservation};
+pub use disk_read::DiskRead;
+pub use file::OpenFile;
 
 /// Files up to this size are made present when they are opened.
 const EAGER_BYTES: u64 = 1 << 20;
@@ -80,6 +83,7 @@ struct Core {
     failures: FailureLog,
     successors: SingleFlight<u64, Option<Arc<Node>>>,
     ahead_slots: Arc<Semaphore>,
+    disk_slots: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
     /// Event loops that call `read_now` run outside the runtime.
@@ -118,6 +122,7 @@ impl Files {
             failures: FailureLog::default(),
             successors: SingleFlight::default(),
             ahead_slots: Arc::new(Semaphore::new(AHEAD_REQUESTS)),
+            disk_slots: Arc::new(Semaphore::new(disk_read::AT_A_TIME)),
             tasks,
             stop: CancellationToken::new(),
             runtime,

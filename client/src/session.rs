@@ -6,13 +6,14 @@ use std::time::Duration;
 use cavern_conf::Config;
 use cavern_net::master::MasterChannel;
 use cavern_net::{NetError, Placement, WorkerPool};
+use cavern_proto::master::Kind;
 use cavern_proto::master::mutation::Change;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::ClientError;
-use crate::fs_file::Contents;
-use crate::metadata::{Changed, InvalidationSink, Metadata};
+use crate::fs_file::{Contents, UncommittedAttr};
+use crate::metadata::{Changed, InvalidationSink, Metadata, Node};
 use crate::mounts::Mounts;
 use crate::read::Files;
 use crate::staged::StagedFiles;
@@ -120,17 +121,18 @@ impl Client {
         &self.metadata
     }
 
-    pub fn files(&self) -> &Files {
+    /// Versions of objects, to be read.
+    pub(crate) fn files(&self) -> &Files {
         &self.files
     }
 
     /// Contents of files of fs-mode mounts.
-    pub fn contents(&self) -> &Contents {
+    pub(crate) fn contents(&self) -> &Contents {
         &self.contents
     }
 
     /// Files of cache-mode mounts that are being written, and changes of names there.
-    pub fn staged(&self) -> &StagedFiles {
+    pub(crate) fn staged(&self) -> &StagedFiles {
         &self.staged
     }
 
@@ -159,13 +161,72 @@ impl Client {
     /// Makes a change where it is to be made: in the bucket of a cache-mode mount that is written to, else at the
     /// master. What is refused is [`ClientError::Refused`] with the errno.
     pub async fn change(&self, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
-        if let Some(inode) = changed_inode(&change) {
-            let on = self.metadata.node(inode).await?;
-            if on.is_in_writable_bucket() {
-                return self.staged.change(&on, &change, (uid, gid)).await;
-            }
+        match changed_inode(&change) {
+            Some(inode) => self.change_on(&self.metadata.node(inode).await?, change, uid, gid).await,
+            None => self.metadata.change(change, uid, gid).await,
+        }
+    }
+
+    /// The same for whoever knows the directory, or else the inode, that the change is made on.
+    pub async fn change_on(&self, on: &Arc<Node>, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
+        if on.is_in_writable_bucket() {
+            return self.staged.change(on, &change, (uid, gid)).await;
         }
         self.metadata.change(change, uid, gid).await
+    }
+
+    /// A node that is known here.
+    pub fn cached_node(&self, inode: u64) -> Option<Arc<Node>> {
+        if StagedFiles::is_staged(inode) {
+            return self.staged.get(inode).map(|file| file.node());
+        }
+        self.metadata.cached_node(inode)
+    }
+
+    /// The same, asking the master. `Stale` when it is gone.
+    pub async fn node(&self, inode: u64) -> Result<Arc<Node>, ClientError> {
+        if StagedFiles::is_staged(inode) {
+            let gone = || ClientError::Stale(format!("inode {inode}, which was written here,"));
+            return self.staged.get(inode).map(|file| file.node()).ok_or_else(gone);
+        }
+        self.metadata.node(inode).await
+    }
+
+    /// What a name leads to on this client, if that is not what the namespace says: a file that the bucket does not
+    /// have as it is, or one that somebody is about to open for writing.
+    pub fn shown_here(&self, parent: u64, name: &[u8]) -> Option<Arc<Node>> {
+        self.staged.shown(parent, name).map(|file| file.node())
+    }
+
+    /// How long a kernel may believe what it is told of a node: of what is being written here, or of attributes that
+    /// the bucket was not there to be asked for, not at all.
+    pub fn trust(&self, node: &Node) -> Duration {
+        let is_passing = StagedFiles::is_staged(node.inode) || node.lacks_attributes();
+        if is_passing { Duration::ZERO } else { self.metadata.trust(node) }
+    }
+
+    /// What was written here of a file that the master does not know yet.
+    pub fn uncommitted(&self, node: &Node) -> Option<UncommittedAttr> {
+        if !node.is_fs_mode() || node.kind != Kind::File {
+            return None;
+        }
+        self.contents.get(node.inode)?.unsettled()
+    }
+
+    /// Makes what is written to files that stay open known, every few seconds, until `stop`: others see it, the bucket
+    /// gets it, and it outlives this process.
+    pub async fn keep_committing(&self, stop: CancellationToken) {
+        stop.run_until_cancelled(self.contents.keep_committing()).await;
+    }
+
+    /// Whether anything is mounted in the namespace whose inodes have attributes, locks and quotas of their own.
+    pub fn has_posix_mounts(&self) -> bool {
+        self.mounts().iter().any(|mount| mount.is_fs_mode())
+    }
+
+    /// Whether anything that can be changed is mounted in the namespace.
+    pub fn has_writable(&self) -> bool {
+        self.mounts().iter().any(|mount| mount.is_fs_mode() || mount.has_writable_bucket())
     }
 
     /// Stops every task and connection. Calls in flight fail; so do later ones that need the network.

@@ -335,17 +335,17 @@ async fn what_a_quota_refuses_is_kept_for_the_next_commit_whatever_was_refused_b
     let client = connect(&config(&master)).await;
     let open = async |inode| {
         let node = client.metadata().node(inode).await.unwrap();
-        client.contents().open(&node).await.unwrap()
+        client.open_to_read(&node).await.unwrap()
     };
     let (hole, file) = (open(hole).await, open(grown).await);
     assert_eq!(file.copy_from(&hole, 0, 0, 4096, &CancellationToken::new()).await.unwrap(), 4096);
     // The first attempt is based on an old layout, the second makes the file too long.
     master
         .mutations(|mutations| mutations.commit_refusals.extend([Errno::STALE, Errno::DQUOT].map(Errno::raw_os_error)));
-    let refused = file.commit().await.unwrap_err();
+    let refused = file.flush().await.unwrap_err();
     assert_eq!(refused.errno(), Errno::DQUOT.raw_os_error(), "{refused}");
-    assert!(!file.is_committed());
-    file.commit().await.unwrap();
+    assert!(file.is_dirty());
+    let _ = file.flush().await.unwrap();
     assert_eq!(client.metadata().node(grown).await.unwrap().size, 4096);
     drop((hole, file));
     client.shutdown().await;

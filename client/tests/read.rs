@@ -7,7 +7,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cavern_client::{CachedLookup, Client, ClientError, Node, OpenFile};
+use cavern_client::{Access, CachedLookup, Client, ClientError, File, Node, Opened};
 use cavern_conf::{ByteSize, Config, Interval};
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::Status;
@@ -56,8 +56,16 @@ async fn lookup(client: &Client, name: &str) -> Arc<Node> {
     client.metadata().lookup(MOUNT_ROOT, name.as_bytes()).await.unwrap()
 }
 
-async fn open(client: &Client, name: &str) -> Arc<OpenFile> {
-    client.files().open(&lookup(client, name).await).await.unwrap()
+async fn open(client: &Client, name: &str) -> File {
+    client.open_to_read(&lookup(client, name).await).await.unwrap()
+}
+
+/// Opens a file without asking anybody.
+fn open_cached(client: &Client, node: &Arc<Node>) -> Option<File> {
+    match client.open_cached(node, Access::Read, 0)?.unwrap() {
+        Opened::File(file) => Some(file),
+        Opened::Redirected(node) => panic!("{node} is not the one that is read"),
+    }
 }
 
 /// Chunks of `length` bytes in an order that looks random, each once.
@@ -75,10 +83,10 @@ async fn small_files_come_with_their_descriptor_and_need_nobody_afterwards() {
     cluster.put("empty", b"");
     let client = cluster.client().await;
     let node = lookup(&client, "a").await;
-    assert!(client.files().open_cached(&node).is_none());
-    let file = client.files().open(&node).await.unwrap();
+    assert!(open_cached(&client, &node).is_none());
+    let file = client.open_to_read(&node).await.unwrap();
     assert_eq!(file.read(0, 100_000).await.unwrap(), bytes);
-    let again = client.files().open_cached(&node).expect("its descriptor is cached");
+    let again = open_cached(&client, &node).expect("its descriptor is cached");
     let mut buffer = vec![0; 100_000];
     assert_eq!(again.read_now(0, &mut buffer), Some(50_000));
     assert_eq!(buffer[..50_000], bytes);
@@ -89,10 +97,10 @@ async fn small_files_come_with_their_descriptor_and_need_nobody_afterwards() {
     assert!(again.local_descriptor().is_some());
     let worker = &cluster.workers[0];
     assert_eq!((worker.count("Open"), worker.count("Fill"), worker.count("Read")), (1, 0, 0));
-    let empty = client.files().open_cached(&lookup(&client, "empty").await).unwrap();
+    let empty = open_cached(&client, &lookup(&client, "empty").await).unwrap();
     assert_eq!(empty.read(0, 10).await.unwrap().len(), 0);
     let root = client.metadata().node(MOUNT_ROOT).await.unwrap();
-    assert!(matches!(client.files().open(&root).await, Err(ClientError::IsADirectory(_))));
+    assert!(matches!(client.open_to_read(&root).await, Err(ClientError::IsADirectory(_))));
     cluster.stop(client).await;
 }
 
@@ -289,7 +297,7 @@ async fn a_version_that_is_gone_is_stale_and_the_name_is_asked_anew() {
     cluster.master.settled().await;
     // The bucket and the worker have another version, of which the master has not told yet.
     cluster.workers[0].set_mood(Mood::Refuses(Status::VersionChanged));
-    let error = client.files().open(&old).await.err().unwrap();
+    let error = client.open_to_read(&old).await.err().unwrap();
     assert_eq!(error.errno(), 116, "{error}");
     assert_eq!((cluster.master.count("Revalidate"), client.stats().stale_reads.get()), (1, 1));
     assert_eq!(client.stats().bucket_reads.get(), 0, "no other source has that version");
@@ -306,12 +314,12 @@ async fn the_name_of_a_version_that_is_gone_leads_to_the_next_at_once() {
     let old = lookup(&client, "a").await;
     cluster.put("a", &content(9, 1001));
     cluster.master.settled().await;
-    assert_eq!(client.files().open(&old).await.err().unwrap().errno(), 116);
+    assert_eq!(client.open_to_read(&old).await.err().unwrap().errno(), 116);
     let CachedLookup::Hit(new) = client.metadata().cached_lookup(MOUNT_ROOT, b"a") else {
         panic!("the caches know nothing newer");
     };
     assert_ne!(new.inode, old.inode);
-    let file = client.files().open(&new).await.unwrap();
+    let file = client.open_to_read(&new).await.unwrap();
     assert!(file.read(0, MIB).await.unwrap() == content(9, 1001));
     cluster.stop(client).await;
 }
@@ -367,7 +375,7 @@ async fn many_readers_at_once_stay_within_the_budget() {
         cluster.put("a", &bytes);
         let client = cluster.client().await;
         let node = lookup(&client, "a").await;
-        let files: Vec<_> = (0..200).map(|_| client.files().open_cached(&node).unwrap()).collect();
+        let files: Vec<_> = (0..200).map(|_| open_cached(&client, &node).unwrap()).collect();
         let reads = files.iter().enumerate().map(|(number, file)| {
             let (client, bytes) = (&client, &bytes);
             async move {

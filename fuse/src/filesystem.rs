@@ -3,13 +3,14 @@
 //!
 //! A FUSE node id is the namespace's inode id, but for the root of the mount, which the kernel calls 1 whatever part of
 //! the namespace is shown. Since one inode of a cache-mode mount is one version of one object, attributes of its files
-//! never change and their pages never expire: a replaced object is another inode under the old name. What an fs-mode
-//! mount shows can be changed: one file per family of changes, all by way of [`changes`]. Nothing is remembered per
-//! inode that the kernel knows; what the client's cache has dropped is asked of the master again, by id.
+//! never change and their pages never expire: a replaced object is another inode under the old name. Changes of names
+//! go by way of [`changes`], those of files by way of the client's [`File`](cavern_client::File), which knows what kind
+//! of file it is. Nothing is remembered per inode that the kernel knows; what the client's cache has dropped is asked
+//! of the master again, by id.
 
 mod attributes;
 mod changes;
-mod content;
+mod close;
 mod copy;
 mod create;
 mod directory;
@@ -17,30 +18,32 @@ mod error_reply;
 mod estale_retry;
 mod export;
 mod failed_reads;
+mod fallocate;
 mod handles;
 mod listings;
 mod locks;
 mod lookup;
+mod lseek;
+mod names;
 mod no_open;
 mod open;
 mod privileges;
+mod read;
 mod remove;
 mod rename;
 mod root;
 mod setattr;
-mod staged;
 mod statfs;
 mod symlink;
-mod tmpfile;
+mod write;
 mod xattr;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use cavern_client::{Client, Node, StagedFiles};
+use cavern_client::{Client, Node};
 use cavern_conf::schema;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 pub use attributes::AttrDefaults;
@@ -49,7 +52,6 @@ pub use root::Root;
 
 use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
-use content::{KernelPages, WriteArgs};
 use directory::DirectoryHandle;
 use error_reply::Failures;
 use estale_retry::EstaleRetries;
@@ -57,7 +59,9 @@ use export::Generations;
 use handles::{Handles, OpenInodes};
 use locks::HandleLocks;
 use no_open::NoOpenHandles;
-use open::{OpenHandle, ReadArgs};
+use open::OpenHandle;
+use read::ReadArgs;
+use write::WriteArgs;
 
 /// The mount of one namespace path.
 pub struct Namespace {
@@ -76,7 +80,6 @@ struct Inner {
     /// `fuse.no_open`: files are read by inode.
     unopened: Option<NoOpenHandles>,
     second_opens: EstaleRetries,
-    pages: KernelPages,
     failures: Failures,
     generations: Generations,
     /// `fuse.posix_acl`: access lists can be set, and the kernel heeds them.
@@ -86,14 +89,8 @@ struct Inner {
     /// `fuse.passthrough`: the kernel reads complete local blocks by itself. Taken back when the kernel refuses one.
     passthrough: AtomicBool,
     passthrough_opens: AtomicU64,
-    /// Local blocks read from disk at a time, on threads of their own; each takes up to
-    /// [`READ_MAX`](crate::kernel::READ_MAX) bytes of memory beside the client's budget. Beyond that reads go through
-    /// the client, within its budget.
-    disk_reads: Arc<Semaphore>,
 }
 
-/// See `Inner::disk_reads`: more than enough for one disk's queue.
-const DISK_READS: usize = 32;
 /// How often what nobody uses any more is looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
@@ -121,14 +118,12 @@ impl Namespace {
             locks: HandleLocks::default(),
             unopened: conf.no_open.then(NoOpenHandles::default),
             second_opens: EstaleRetries::default(),
-            pages: KernelPages::default(),
             failures: Failures::default(),
             generations,
             posix_acl: conf.posix_acl,
             direct: conf.direct,
             passthrough: AtomicBool::new(conf.passthrough && !conf.direct),
             passthrough_opens: AtomicU64::new(0),
-            disk_reads: Arc::new(Semaphore::new(DISK_READS)),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -148,10 +143,8 @@ impl Namespace {
 
     /// Tells the master what is written to files that stay open, until `stop`.
     pub fn commit(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + 'static {
-        let inner = Arc::clone(&self.inner);
-        async move {
-            stop.run_until_cancelled(inner.keep_committing()).await;
-        }
+        let client = Arc::clone(&self.inner.client);
+        async move { client.keep_committing(stop).await }
     }
 
     /// What is open, for the metrics.
@@ -239,35 +232,16 @@ impl Filesystem for Namespace {
 }
 
 impl Inner {
-    /// Whether anything is mounted in the namespace whose inodes have attributes of their own.
-    fn has_fs_mode(&self) -> bool {
-        self.client.mounts().iter().any(|mount| mount.is_fs_mode())
-    }
-
-    /// Whether anything that can be changed is mounted in the namespace.
-    fn has_writable(&self) -> bool {
-        self.client.mounts().iter().any(|mount| mount.is_fs_mode() || mount.has_writable_bucket())
-    }
-
     /// A node that the kernel knows, from the cache or from an open handle of it.
     fn known_node(&self, kernel_node: u64) -> Option<Arc<Node>> {
-        let inode = self.root.to_namespace(kernel_node);
-        if StagedFiles::is_staged(inode) {
-            return self.client.staged().get(inode).map(|file| file.node());
-        }
-        self.client.metadata().cached_node(inode)
+        self.client.cached_node(self.root.to_namespace(kernel_node))
     }
 
     /// The same, asking the master. An inode that is gone is `Stale`, unless a file of it is still open here, or it
     /// is the root of the mount, whose path may have come to lead elsewhere.
     async fn node(&self, kernel_node: u64) -> Result<Arc<Node>, cavern_client::ClientError> {
         let inode = self.root.to_namespace(kernel_node);
-        if StagedFiles::is_staged(inode) {
-            let file = self.client.staged().get(inode);
-            let gone = || cavern_client::ClientError::Stale(format!("inode {inode}, which was written here,"));
-            return file.map(|file| file.node()).ok_or_else(gone);
-        }
-        let error = match self.client.metadata().node(inode).await {
+        let error = match self.client.node(inode).await {
             Ok(node) => return Ok(node),
             Err(error) => error,
         };

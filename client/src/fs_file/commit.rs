@@ -1,13 +1,37 @@
 //! Making what was written known to the master.
 
+use std::time::Duration;
+
 use cavern_conf::Failpoint;
 use cavern_proto::master::CommitContent;
 use cavern_proto::master::mutation::Change;
+use futures::stream::{self, StreamExt as _};
 use rustix::io::Errno;
 
-use super::FsFile;
 use super::layout::{CommitBatch, Layout};
+use super::{Contents, FsFile};
 use crate::error::ClientError;
+
+/// What is written is known to the master so soon, if nobody closes or syncs it before. Sooner than
+/// `master.persist_delay` usually is, so that a file which is being written does not look as if it had come to rest.
+const COMMIT_EVERY: Duration = Duration::from_secs(3);
+/// Files that are committed at a time.
+const COMMITS: usize = 64;
+
+impl Contents {
+    /// Commits what has been written to files that stay open, every [`COMMIT_EVERY`].
+    pub(crate) async fn keep_committing(&self) {
+        loop {
+            tokio::time::sleep(COMMIT_EVERY).await;
+            let commits = self.uncommitted().into_iter().map(async |file| {
+                if let Err(error) = file.commit_in_background().await {
+                    tracing::debug!(inode = file.inode(), "not committed for now: {error}");
+                }
+            });
+            stream::iter(commits).buffer_unordered(COMMITS).collect::<()>().await;
+        }
+    }
+}
 
 impl FsFile {
     /// Commits what was written: new blocks, the new length. Returns at once when the master knows all of it.
@@ -35,7 +59,7 @@ impl FsFile {
 
     /// The same while nobody waits for it, and only while the master is there. What is lost is returned to whoever
     /// commits next.
-    pub async fn commit_in_background(&self) -> Result<(), ClientError> {
+    pub(super) async fn commit_in_background(&self) -> Result<(), ClientError> {
         if !self.shared.metadata.has_session() {
             return Ok(());
         }
@@ -107,9 +131,13 @@ impl FsFile {
         let Some(layout) = state.layout.as_mut() else { return result.map(drop) };
         match result {
             Ok(changed) => {
-                let attr = changed.result.attributes.iter().find(|attr| attr.inode == self.inode);
-                if !attr.is_some_and(|attr| layout.committed(&uncommitted, &extents, attr)) {
+                let before = layout.version();
+                let attr = changed.attr_of(self.inode);
+                if attr.is_some_and(|attr| layout.committed(&uncommitted, &extents, attr)) {
+                    self.shared.pages.advance(self.inode, before, layout.version());
+                } else {
                     state.seen = u64::MAX;
+                    self.shared.pages.forget(self.inode);
                 }
                 Ok(())
             }

@@ -42,22 +42,27 @@ impl FsFile {
         Failpoint::CutBegun.pass();
         let changed = self.shared.metadata.change(Change::SetAttr(set), uid, gid).await?;
         Failpoint::CutAnswered.pass();
-        let attr = changed.result.attributes.iter().find(|attr| attr.inode == self.inode);
-        if let (Some(size), Some(attr)) = (set.size, attr) {
+        if let (Some(size), Some(attr)) = (set.size, changed.attr_of(self.inode)) {
             let mut state = self.state.lock();
             let super::State { layout, seen, blocks, .. } = &mut *state;
             match layout {
                 Some(layout) => {
-                    let is_next = layout.cut(attr, self.block_size());
-                    // Otherwise somebody else has changed it, too.
-                    *seen = if is_next { *seen } else { u64::MAX };
+                    let before = layout.version();
+                    if layout.cut(attr, self.block_size()) {
+                        self.shared.pages.advance(self.inode, before, attr.version);
+                    } else {
+                        // Somebody else has changed it, too.
+                        *seen = u64::MAX;
+                        self.shared.pages.forget(self.inode);
+                    }
                 }
                 // Nothing of it is left.
                 None if size == 0 => {
                     *layout = Some(Layout::new(attr, Vec::new(), None));
                     *seen = self.kept.changes();
+                    self.shared.pages.forget(self.inode);
                 }
-                None => {}
+                None => self.shared.pages.forget(self.inode),
             }
             if let Some(layout) = layout {
                 blocks.retain(|index, _| layout.block(*index).is_some());

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use cavern_net::NetError;
 use cavern_net::master::Stubs;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{MakeListedRequest, MutateReply, Mutation, MutationResult, Naming};
+use cavern_proto::master::{Attr, Kind, MakeListedRequest, MutateReply, Mutation, MutationResult, Naming};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
@@ -46,6 +46,15 @@ pub struct Changed {
     /// The session that made it, and the last event that it had been told of by then.
     pub session: u64,
     pub event_seq: u64,
+    /// Directories whose listings look otherwise now.
+    pub listings: Vec<u64>,
+}
+
+impl Changed {
+    /// What an inode's attributes are now, if the change was about them.
+    pub fn attr_of(&self, inode: u64) -> Option<&Attr> {
+        self.result.attributes.iter().find(|attr| attr.inode == inode)
+    }
 }
 
 pub(super) type Answer = Result<Changed, ClientError>;
@@ -243,7 +252,9 @@ impl Inner {
         for (pending, result) in batch.into_iter().zip(reply.results) {
             let answer = if result.errno == 0 {
                 let node = self.take_in_change(&pending.change, &result, mark);
-                Ok(Changed { result, node, session, event_seq: reply.event_seq })
+                let directories = result.attributes.iter().filter(|attr| attr.kind() == Kind::Directory);
+                let listings = directories.map(|attr| attr.inode).collect();
+                Ok(Changed { result, node, session, event_seq: reply.event_seq, listings })
             } else if result.unlisted != 0 {
                 Err(ClientError::Unlisted { directory: result.unlisted, below: result.unlisted_below })
             } else {

@@ -168,9 +168,24 @@ impl Node {
         self.posix.is_some()
     }
 
+    /// Whether the master has its locks, so that they hold on all hosts.
+    pub fn has_cluster_locks(&self) -> bool {
+        self.is_fs_mode()
+    }
+
+    /// Whether quotas count what is in it.
+    pub fn has_quotas(&self) -> bool {
+        self.is_fs_mode()
+    }
+
     /// Whether it is of a cache-mode mount that is written to: changes of it are changes of the bucket.
     pub fn is_in_writable_bucket(&self) -> bool {
         self.mount.as_ref().is_some_and(|mount| mount.has_writable_bucket())
+    }
+
+    /// Whether it is in a mount that can be written to.
+    pub fn can_be_changed(&self) -> bool {
+        self.is_fs_mode() || self.is_in_writable_bucket()
     }
 
     /// Whether mode, owner and mtime are those that the bucket keeps with the object.

@@ -220,6 +220,17 @@ impl Metadata {
         Ok(kept)
     }
 
+    /// Keeps a directory that is being opened, if it can go meanwhile: those of buckets are names, and nothing to keep.
+    /// Without a question; `None`: use `keep_directory`.
+    pub fn keep_directory_cached(&self, node: &Node) -> Option<Option<OpenInode>> {
+        if node.is_fs_mode() { self.keep_open_cached(node).map(Some) } else { Some(None) }
+    }
+
+    /// The same, asking the master. `Stale` when it is gone.
+    pub async fn keep_directory(&self, node: &Node) -> Result<Option<OpenInode>, ClientError> {
+        if node.is_fs_mode() { self.keep_open(node).await.map(Some) } else { Ok(None) }
+    }
+
     /// Keeps an inode that this session has just made without a name, and so holds.
     pub(crate) fn keep_nameless(&self, inode: u64) -> OpenInode {
         let kept = self.register_open(inode);

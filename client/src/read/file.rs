@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Core;
-use super::budget::Charge;
 use super::buffers::{ChunkLookup, Purpose, TrimPolicy};
 use super::descriptor_cache::Descriptor;
 use super::fetch::{ChunkRequest, Piece};
@@ -59,10 +58,6 @@ enum ReadAttempt {
     First,
     Further,
 }
-
-/// A part of the memory budget; given back on drop.
-#[derive(Debug)]
-pub struct Reservation(#[expect(dead_code, reason = "held for its drop")] Charge);
 
 /// The end of a read, which may have been what a buffer was kept for.
 struct SweepOnDrop<'a>(&'a Core);
@@ -139,9 +134,8 @@ impl OpenFile {
         file.read_range(object, range).await
     }
 
-    /// Memory of the budget for `length` bytes that the caller reads by itself; `None` when that much is not free now.
-    pub fn reserve(&self, length: usize) -> Option<Reservation> {
-        self.file.core.budget.try_charge(length as u64).map(Reservation)
+    pub(super) fn core(&self) -> &Core {
+        &self.file.core
     }
 
     /// The descriptor of the whole file, when it is one complete local block; for passthrough.

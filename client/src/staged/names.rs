@@ -21,6 +21,15 @@ impl StagedFiles {
     /// user and group of what is made. Returns when the bucket has it, and the caches of this client know of it. What
     /// buckets cannot keep is refused with `EOPNOTSUPP`.
     pub async fn change(&self, on: &Arc<Node>, change: &Change, owner: (u32, u32)) -> Result<Changed, ClientError> {
+        let mut changed = self.change_bucket(on, change, owner).await?;
+        changed.listings.extend(on.is_directory().then_some(on.inode));
+        if let Change::Rename(rename) = change {
+            changed.listings.push(rename.new_parent);
+        }
+        Ok(changed)
+    }
+
+    async fn change_bucket(&self, on: &Arc<Node>, change: &Change, owner: (u32, u32)) -> Result<Changed, ClientError> {
         let mount = on.mount.as_ref().ok_or_else(|| ClientError::Invalid(format!("{on} is in no mount")))?;
         let ufs = self.shared.ufs(mount)?;
         match change {
@@ -197,7 +206,8 @@ pub(super) async fn is_empty(ufs: &Ufs, prefix: &str) -> Result<bool, ClientErro
 
 pub(super) fn changed(node: Option<Arc<Node>>) -> Changed {
     let inode = node.as_ref().map_or(0, |node| node.inode);
-    Changed { result: MutationResult { inode, ..MutationResult::default() }, node, session: 0, event_seq: 0 }
+    let result = MutationResult { inode, ..MutationResult::default() };
+    Changed { result, node, session: 0, event_seq: 0, listings: Vec::new() }
 }
 
 pub(super) fn refuse<T>(errno: Errno, reason: String) -> Result<T, ClientError> {

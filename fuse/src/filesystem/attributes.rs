@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{Node, Posix, StagedFiles};
+use cavern_client::{BucketDefaults, Node, Posix};
 use cavern_conf::schema;
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::master::Kind;
@@ -21,10 +21,7 @@ pub(super) const FORGOTTEN_SOON: Duration = Duration::from_secs(1);
 /// What the configuration says of the looks of files.
 #[derive(Clone, Debug)]
 pub struct AttrDefaults {
-    uid: u32,
-    gid: u32,
-    file_mode: u32,
-    dir_mode: u32,
+    pub(super) bucket: BucketDefaults,
     entry_timeout: Duration,
     attr_timeout: Duration,
     negative_timeout: Duration,
@@ -35,28 +32,18 @@ pub struct AttrDefaults {
 impl AttrDefaults {
     pub fn new(conf: &schema::Fuse) -> Self {
         let timeout = |timeout: Duration| if conf.kernel_metadata_cache { timeout } else { Duration::ZERO };
-        Self {
+        let bucket = BucketDefaults {
             uid: u32::try_from(conf.uid).unwrap_or_else(|_| rustix::process::geteuid().as_raw()),
             gid: u32::try_from(conf.gid).unwrap_or_else(|_| rustix::process::getegid().as_raw()),
             file_mode: conf.file_mode & 0o7777,
             dir_mode: conf.dir_mode & 0o7777,
+        };
+        Self {
+            bucket,
             entry_timeout: timeout(conf.entry_timeout.get()),
             attr_timeout: timeout(conf.attr_timeout.get()),
             negative_timeout: timeout(conf.negative_timeout.get()),
             kernel_cache: conf.kernel_metadata_cache,
-        }
-    }
-
-    /// File type and permissions.
-    pub fn mode(&self, kind: Kind) -> u32 {
-        match kind {
-            Kind::Directory => libc::S_IFDIR | self.dir_mode,
-            Kind::Symlink => libc::S_IFLNK | 0o777,
-            Kind::Fifo => libc::S_IFIFO | self.file_mode,
-            Kind::Socket => libc::S_IFSOCK | self.file_mode,
-            Kind::CharacterDevice => libc::S_IFCHR | self.file_mode,
-            Kind::BlockDevice => libc::S_IFBLK | self.file_mode,
-            Kind::File | Kind::Unspecified => libc::S_IFREG | self.file_mode,
         }
     }
 
@@ -66,7 +53,7 @@ impl AttrDefaults {
         }
         let (mtime, mtimensec) = time(node.mtime_ns);
         let (ctime, ctimensec) = time(node.ctime_ns);
-        let (mode, uid, gid) = self.looks(node);
+        let (mode, uid, gid) = self.bucket.of(node);
         Attr {
             ino,
             size: node.size,
@@ -77,7 +64,7 @@ impl AttrDefaults {
             atimensec: mtimensec,
             mtimensec,
             ctimensec,
-            mode: self.mode(node.kind) & libc::S_IFMT | mode,
+            mode: type_bits(node.kind) | mode,
             nlink: if node.is_directory() { 2 } else { 1 },
             uid,
             gid,
@@ -86,14 +73,6 @@ impl AttrDefaults {
             blksize: CHUNK_BYTES,
             flags: 0,
         }
-    }
-
-    /// Permissions, user and group of what is in a cache-mode mount.
-    pub(super) fn looks(&self, node: &Node) -> (u32, u32, u32) {
-        if node.has_own_attributes() {
-            return (node.mode & 0o7777, node.uid, node.gid);
-        }
-        (self.mode(node.kind) & 0o7777, self.uid, self.gid)
     }
 
     /// Inodes of fs-mode mounts look as the namespace says.
@@ -114,7 +93,7 @@ impl AttrDefaults {
             atimensec,
             mtimensec,
             ctimensec,
-            mode: self.mode(node.kind) & libc::S_IFMT | node.mode & 0o7777,
+            mode: type_bits(node.kind) | node.mode & 0o7777,
             nlink: node.nlink,
             uid: node.uid,
             gid: node.gid,
@@ -127,6 +106,19 @@ impl AttrDefaults {
     /// How long the kernel may believe that a name does not exist.
     pub fn negative_timeout(&self, trust: Duration) -> Duration {
         self.negative_timeout.min(trust)
+    }
+}
+
+/// The file type, as `st_mode` has it.
+pub(super) fn type_bits(kind: Kind) -> u32 {
+    match kind {
+        Kind::Directory => libc::S_IFDIR,
+        Kind::Symlink => libc::S_IFLNK,
+        Kind::Fifo => libc::S_IFIFO,
+        Kind::Socket => libc::S_IFSOCK,
+        Kind::CharacterDevice => libc::S_IFCHR,
+        Kind::BlockDevice => libc::S_IFBLK,
+        Kind::File | Kind::Unspecified => libc::S_IFREG,
     }
 }
 
@@ -147,7 +139,7 @@ impl Inner {
     /// What the kernel gets to know of a node by LOOKUP and READDIRPLUS.
     pub(super) fn entry_of(&self, node: &Node) -> EntryOut {
         let looks = &self.attr_defaults;
-        let trust = self.trust(node);
+        let trust = self.client.trust(node);
         let mut entry = looks.entry_timeout.min(trust);
         if self.is_checked_by_lookup(node) {
             entry = Duration::ZERO;
@@ -167,30 +159,20 @@ impl Inner {
         }
     }
 
-    /// How long the kernel may believe what it is told of a node: of what is being written here, or of attributes that
-    /// the bucket was not there to be asked for, not at all.
-    fn trust(&self, node: &Node) -> Duration {
-        let is_passing = StagedFiles::is_staged(node.inode) || node.lacks_attributes();
-        if is_passing { Duration::ZERO } else { self.client.metadata().trust(node) }
-    }
-
     /// With what was written here that the master does not know yet.
     fn attr_of(&self, node: &Node, ino: u64) -> Attr {
         let mut attr = self.attr_defaults.attr(node, ino);
-        if node.is_fs_mode()
-            && node.kind == Kind::File
-            && let Some(unsettled) = self.client.contents().get(node.inode).and_then(|content| content.unsettled())
-        {
-            attr.size = unsettled.size;
-            attr.blocks = blocks(unsettled.allocated, unsettled.size);
-            (attr.mtime, attr.mtimensec) = time(unsettled.written_ns);
+        if let Some(uncommitted) = self.client.uncommitted(node) {
+            attr.size = uncommitted.size;
+            attr.blocks = blocks(uncommitted.allocated, uncommitted.size);
+            (attr.mtime, attr.mtimensec) = time(uncommitted.written_ns);
             (attr.ctime, attr.ctimensec) = (attr.mtime, attr.mtimensec);
         }
         attr
     }
 
     pub(super) fn attributes_of(&self, node: &Node) -> AttrOut {
-        let valid = self.attr_defaults.attr_timeout.min(self.trust(node));
+        let valid = self.attr_defaults.attr_timeout.min(self.client.trust(node));
         AttrOut {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),
@@ -227,9 +209,9 @@ mod tests {
     fn the_configuration_decides_the_looks() {
         let conf = schema::Fuse { uid: 12, gid: -1, file_mode: 0o600, ..schema::Fuse::default() };
         let looks = AttrDefaults::new(&conf);
-        assert_eq!((looks.uid, looks.gid), (12, rustix::process::getegid().as_raw()));
-        assert_eq!(looks.mode(Kind::File), libc::S_IFREG | 0o600);
-        assert_eq!(looks.mode(Kind::Directory), libc::S_IFDIR | 0o755);
+        assert_eq!((looks.bucket.uid, looks.bucket.gid), (12, rustix::process::getegid().as_raw()));
+        assert_eq!(looks.bucket.permissions(Kind::File), 0o600);
+        assert_eq!(looks.bucket.permissions(Kind::Directory), 0o755);
         assert_eq!(looks.negative_timeout(Duration::MAX), conf.negative_timeout.get());
         let without = AttrDefaults::new(&schema::Fuse { kernel_metadata_cache: false, ..conf });
         assert_eq!(without.negative_timeout(Duration::MAX), Duration::ZERO);

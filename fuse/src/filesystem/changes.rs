@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use cavern_client::{Changed, ClientError, Node};
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{Kind, SetAttr};
 
 use super::Inner;
 use crate::kernel::{Caller, Reply};
@@ -28,7 +27,7 @@ pub(super) struct ChangeRequest {
 
 /// What a change of a cache-mode mount that is only read, or above the mounts, is answered with.
 pub(super) fn refusal(node: &Node) -> Option<i32> {
-    (!node.is_fs_mode() && !node.is_in_writable_bucket()).then_some(libc::EROFS)
+    (!node.can_be_changed()).then_some(libc::EROFS)
 }
 
 /// The mount of a node; 0 above the mounts.
@@ -77,34 +76,11 @@ impl Inner {
         if let Some(errno) = refusal(&node) {
             return refused(errno);
         }
-        if node.is_in_writable_bucket() {
-            let Caller { uid, gid, .. } = attempt.caller;
-            let change = self.with_default_attributes(&node, attempt.change);
-            let changed = self.client.staged().change(&node, &change, (uid, gid)).await?;
-            let with = attempt.with.map(|with| self.root.to_namespace(with));
-            for directory in with.into_iter().chain([node.inode]) {
-                self.invalidations.listings().changed_here(directory);
-            }
-            return Ok((node, changed));
-        }
         let Caller { uid, gid, .. } = attempt.caller;
-        let changed = self.client.metadata().change(attempt.change, uid, gid).await?;
+        let changed = self.client.change_on(&node, attempt.change, uid, gid).await?;
         // Before the answer: the kernel may open the directory as soon as it has it.
-        for attr in changed.result.attributes.iter().filter(|attr| attr.kind() == Kind::Directory) {
-            self.invalidations.listings().changed_here(attr.inode);
-        }
+        changed.listings.iter().for_each(|directory| self.invalidations.listings().changed_here(*directory));
         Ok((node, changed))
-    }
-
-    /// What is not set of a file whose bucket is to keep attributes from now on stays as it looks.
-    fn with_default_attributes(&self, node: &Node, change: Change) -> Change {
-        let Change::SetAttr(set) = &change else { return change };
-        if !node.keeps_attributes() || node.has_own_attributes() {
-            return change;
-        }
-        let (mode, uid, gid) = self.attr_defaults.looks(node);
-        let (mode, uid, gid) = (set.mode.or(Some(mode)), set.uid.or(Some(uid)), set.gid.or(Some(gid)));
-        Change::SetAttr(SetAttr { mode, uid, gid, ..*set })
     }
 
     /// Answers what was created or linked.
@@ -113,7 +89,7 @@ impl Inner {
             return reply.entry(&self.entry_of(node));
         }
         // Too little was known to make a node of it: its attributes are enough, for this moment.
-        match changed.result.attributes.iter().find(|attr| attr.inode == changed.result.inode) {
+        match changed.attr_of(changed.result.inode) {
             Some(attr) => reply.entry(&self.entry_of(&Node::nameless(attr, directory.mount.clone()))),
             None => reply.error(libc::EIO),
         }

@@ -1,6 +1,6 @@
-//! COPY_FILE_RANGE between files of fs-mode mounts. Any other pair of files is copied by the kernel, by READ and WRITE,
-//! as `EOPNOTSUPP` tells it. What a file loses by being changed, the kernel has asked for before: see
-//! [`privileges`](super::privileges).
+//! COPY_FILE_RANGE between files whose bytes need not leave this process. Any other pair of files is copied by the
+//! kernel, by READ and WRITE, as `EOPNOTSUPP` tells it. What a file loses by being changed, the kernel has asked for
+//! before: see [`privileges`](super::privileges).
 
 use std::sync::Arc;
 
@@ -9,12 +9,15 @@ use crate::kernel::{CopyRange, Reply};
 
 impl Inner {
     pub(super) fn copy_file_range(self: &Arc<Self>, range: CopyRange, reply: Reply) {
-        let (Some(from), Some(to)) = (self.content_of(range.from_fh), self.content_of(range.to_fh)) else {
+        let (Some(from), Some(to)) = (self.files.get(range.from_fh), self.files.get(range.to_fh)) else {
             return reply.error(libc::EOPNOTSUPP);
         };
+        if !to.file.can_copy_from(&from.file) {
+            return reply.error(libc::EOPNOTSUPP);
+        }
         let this = Arc::clone(self);
         reply.run_until_interrupted(move |reply, interrupted| async move {
-            match to.copy_from(&from, range.from, range.to, range.length, &interrupted).await {
+            match to.file.copy_from(&from.file, range.from, range.to, range.length, &interrupted).await {
                 Ok(copied) => reply.copied(copied, range.count),
                 Err(error) => this.failures.answer(reply, "copy_file_range", &error),
             }

@@ -1,87 +1,88 @@
-//! MKNOD, MKDIR and LINK: new names.
+//! CREATE and TMPFILE: files that are made and opened at once.
+//!
+//! A file without a name (`O_TMPFILE`) is known to the master as one that has lost its name: the session holds it while
+//! it is open here, and no bucket hears of it. LINK gives it a name, if it was not opened with `O_EXCL`.
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{CreateInode, Kind, LinkInode};
+use cavern_client::{CreatedFile, NewFile};
+use cavern_conf::Failpoint;
 
 use super::Inner;
-use super::changes::ChangeRequest;
-use crate::kernel::{Caller, Reply};
-
-/// The kind of an inode with this mode.
-fn kind_of(mode: u32) -> Option<Kind> {
-    Some(match mode & libc::S_IFMT {
-        // mknod(2) without a type makes a file.
-        libc::S_IFREG | 0 => Kind::File,
-        libc::S_IFIFO => Kind::Fifo,
-        libc::S_IFSOCK => Kind::Socket,
-        libc::S_IFCHR => Kind::CharacterDevice,
-        libc::S_IFBLK => Kind::BlockDevice,
-        _ => return None,
-    })
-}
+use super::changes::refusal;
+use super::open::OpenHandle;
+use crate::kernel::{Caller, Delivery, Reply};
 
 impl Inner {
-    pub(super) fn mknod(
+    pub(super) fn create(
         self: &Arc<Self>,
         kernel_parent: u64,
         caller: Caller,
         name: &[u8],
         (mode, umask): (u32, u32),
-        rdev: u32,
+        flags: u32,
         reply: Reply,
     ) {
-        let Some(kind) = kind_of(mode) else { return reply.error(libc::EINVAL) };
-        let create = CreateInode { mode: mode & 0o7777, umask, rdev, ..self.new_inode(kernel_parent, name, kind) };
-        self.make_inode("mknod", kernel_parent, caller, create, reply);
+        if let Some(errno) = self.known_node(kernel_parent).and_then(|directory| refusal(&directory)) {
+            return reply.error(errno);
+        }
+        let (this, name, flags) = (Arc::clone(self), name.to_vec(), flags.cast_signed());
+        reply.run_uninterruptible(move |reply| async move {
+            let new = new_file(&name, (mode, umask), caller, flags);
+            let created = match this.node(kernel_parent).await {
+                Ok(directory) => this.client.create(&directory, new).await,
+                Err(error) => Err(error),
+            };
+            match created {
+                Ok(created) => this.answer_created(created, flags, reply),
+                // Somebody else was faster: the kernel looks again, and opens what it finds if the caller may do so.
+                Err(error) if error.errno() == libc::EEXIST && !new.is_exclusive => reply.error(libc::ESTALE),
+                Err(error) => this.failures.answer(reply, "create", &error),
+            }
+        });
     }
 
-    pub(super) fn mkdir(
+    pub(super) fn tmpfile(
         self: &Arc<Self>,
         kernel_parent: u64,
         caller: Caller,
-        name: &[u8],
-        (mode, umask): (u32, u32),
+        permissions: (u32, u32),
+        flags: u32,
         reply: Reply,
     ) {
-        let create = CreateInode { mode: mode & 0o7777, umask, ..self.new_inode(kernel_parent, name, Kind::Directory) };
-        self.make_inode("mkdir", kernel_parent, caller, create, reply);
+        if let Some(errno) = self.known_node(kernel_parent).and_then(|directory| refusal(&directory)) {
+            return reply.error(errno);
+        }
+        let (this, flags) = (Arc::clone(self), flags.cast_signed());
+        reply.run_uninterruptible(move |reply| async move {
+            let created = match this.node(kernel_parent).await {
+                Ok(directory) => {
+                    this.client.create_nameless(&directory, new_file(b"", permissions, caller, flags)).await
+                }
+                Err(error) => Err(error),
+            };
+            match created {
+                Ok(created) => this.answer_created(created, flags, reply),
+                Err(error) => this.failures.answer(reply, "tmpfile", &error),
+            }
+        });
     }
 
-    pub(super) fn new_inode(&self, kernel_parent: u64, name: &[u8], kind: Kind) -> CreateInode {
-        let (parent, name) = (self.root.to_namespace(kernel_parent), Bytes::copy_from_slice(name));
-        CreateInode { parent, name, kind: kind.into(), ..CreateInode::default() }
+    fn answer_created(&self, created: CreatedFile, flags: i32, reply: Reply) {
+        let CreatedFile { node, file, effects } = created;
+        // Before the answer: the kernel may open the directory as soon as it has it.
+        self.take_in(effects);
+        Failpoint::CreateAnswered.pass();
+        let entry = self.entry_of(&node);
+        let open_flags = self.open_flags(&node, &file, flags);
+        let number = self.files.insert(Arc::new(OpenHandle::new(file)));
+        if reply.created(&entry, number, open_flags) == Delivery::Refused {
+            self.closed(number);
+        }
     }
+}
 
-    pub(super) fn make_inode(
-        self: &Arc<Self>,
-        operation: &'static str,
-        on: u64,
-        caller: Caller,
-        create: CreateInode,
-        reply: Reply,
-    ) {
-        let attempt = ChangeRequest { operation, on, with: None, caller, change: Change::Create(create) };
-        self.attempt(attempt, reply, |this, directory, changed, reply| this.answer_entry(directory, changed, reply));
-    }
-
-    /// A further name, in another directory perhaps, for an inode.
-    pub(super) fn link(
-        self: &Arc<Self>,
-        kernel_node: u64,
-        caller: Caller,
-        (kernel_parent, name): (u64, &[u8]),
-        reply: Reply,
-    ) {
-        let link = LinkInode {
-            inode: self.root.to_namespace(kernel_node),
-            parent: self.root.to_namespace(kernel_parent),
-            name: Bytes::copy_from_slice(name),
-        };
-        let change = Change::Link(link);
-        let attempt = ChangeRequest { operation: "link", on: kernel_parent, with: Some(kernel_node), caller, change };
-        self.attempt(attempt, reply, |this, directory, changed, reply| this.answer_entry(directory, changed, reply));
-    }
+fn new_file(name: &[u8], (mode, umask): (u32, u32), caller: Caller, flags: i32) -> NewFile<'_> {
+    let Caller { uid, gid, thread, .. } = caller;
+    NewFile { name, mode: mode & 0o7777, umask, uid, gid, is_exclusive: flags & libc::O_EXCL != 0, thread }
 }

@@ -13,6 +13,7 @@ use cavern_client::{ClientError, Node, OpenInode};
 use parking_lot::Mutex;
 
 use super::Inner;
+use super::attributes::type_bits;
 use super::listings::{Listing, ListingStart};
 use crate::kernel::abi::fopen;
 use crate::kernel::directory::{Added, DirectoryEntry};
@@ -64,7 +65,7 @@ struct Answer {
 impl Inner {
     pub(super) fn opendir(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
         if let Some(node) = self.known_node(kernel_node)
-            && let Some(kept) = self.kept_now(&node)
+            && let Some(kept) = self.client.metadata().keep_directory_cached(&node)
         {
             return self.opened_directory(&node, kept, reply);
         }
@@ -72,7 +73,7 @@ impl Inner {
         reply.defer(move |reply| async move {
             let opened = async {
                 let node = this.node(kernel_node).await?;
-                let kept = this.kept(&node).await?;
+                let kept = this.client.metadata().keep_directory(&node).await?;
                 Ok::<_, ClientError>((node, kept))
             };
             match opened.await {
@@ -80,15 +81,6 @@ impl Inner {
                 Err(error) => this.failures.answer(reply, "opendir", &error),
             }
         });
-    }
-
-    /// Keeps the directory of an fs-mode mount that is being opened, where that takes no question; `None`: use `kept`.
-    fn kept_now(&self, node: &Node) -> Option<Option<OpenInode>> {
-        if node.is_fs_mode() { self.client.metadata().keep_open_cached(node).map(Some) } else { Some(None) }
-    }
-
-    async fn kept(&self, node: &Node) -> Result<Option<OpenInode>, ClientError> {
-        if node.is_fs_mode() { self.client.metadata().keep_open(node).await.map(Some) } else { Ok(None) }
     }
 
     fn opened_directory(&self, node: &Arc<Node>, kept: Option<OpenInode>, reply: Reply) {
@@ -213,7 +205,7 @@ impl Inner {
     }
 
     fn add(&self, page: &mut DirectoryPage, node: &Node, next_offset: u64, form: ReaddirKind) -> Added {
-        let mode = self.attr_defaults.mode(node.kind);
+        let mode = type_bits(node.kind);
         let entry = DirectoryEntry { ino: self.root.to_kernel(node.inode), next_offset, mode, name: &node.name };
         match form {
             ReaddirKind::Names => page.add(entry),

@@ -7,11 +7,10 @@
 //! gets a name that leads to the file that is written, since its next open of an inode that is only read would be
 //! answered with `ESTALE` again.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use cavern_client::{Node, OpenFile};
+use cavern_client::{File, Node};
 use parking_lot::Mutex;
 
 /// For how long after an `ESTALE` its second open is expected, and for how long an open file is kept for it.
@@ -29,7 +28,7 @@ pub struct EstaleRetries {
 #[derive(Default)]
 struct State {
     expected: Vec<(Instant, ExpectedOpen)>,
-    files: Vec<(Instant, Arc<OpenFile>)>,
+    files: Vec<(Instant, File)>,
 }
 
 #[derive(PartialEq, Eq)]
@@ -96,10 +95,13 @@ impl EstaleRetries {
         self.state.lock().expected.retain(|(_, known)| *known != ExpectedOpen::Writer(thread));
     }
 
-    /// Keeps a file for the open that comes next.
-    pub fn keep(&self, file: Arc<OpenFile>) {
+    /// Keeps a file for the open that comes next, if it is one version of an object: any other inode stays what it is.
+    pub fn keep(&self, file: File) {
+        if file.version_node().is_none() {
+            return;
+        }
         let files = &mut self.state.lock().files;
-        files.retain(|(_, kept)| kept.node().inode != file.node().inode);
+        files.retain(|(_, kept)| kept.inode() != file.inode());
         if files.len() == KEPT_MAX {
             files.remove(0);
         }
@@ -107,13 +109,13 @@ impl EstaleRetries {
     }
 
     /// The file that is kept for an inode of the namespace.
-    pub fn file(&self, inode: u64) -> Option<Arc<OpenFile>> {
+    pub fn file(&self, inode: u64) -> Option<File> {
         if !self.is_used.load(Relaxed) {
             return None;
         }
         let state = self.state.lock();
-        let kept = state.files.iter().find(|(since, file)| since.elapsed() < MOMENT && file.node().inode == inode);
-        kept.map(|(_, file)| Arc::clone(file))
+        let kept = state.files.iter().find(|(since, file)| since.elapsed() < MOMENT && file.inode() == inode);
+        kept.map(|(_, file)| file.clone())
     }
 
     /// Closes what was kept and not asked for.

@@ -10,7 +10,7 @@
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
 
-use cavern_client::{ClientError, Node, StagedFiles};
+use cavern_client::{ClientError, Node, is_of_this_process};
 use cavern_proto::{ContentId, ROOT_INODE};
 
 use super::Inner;
@@ -63,7 +63,7 @@ impl Inner {
         let Generations { of_cluster, of_process } = self.generations;
         match inode {
             _ if self.root.to_kernel(inode) == ROOT_NODE => 0,
-            _ if StagedFiles::is_staged(inode) => of_process.into(),
+            _ if is_of_this_process(inode) => of_process.into(),
             _ => of_cluster.into(),
         }
     }

@@ -102,7 +102,7 @@ impl Inner {
     pub(super) fn getlk(self: &Arc<Self>, kernel_node: u64, request: LockRequest, reply: Reply) {
         let Some(lock) = wanted(&request) else { return reply.error(libc::EINVAL) };
         self.with_node(kernel_node, "getlk", reply, move |this, node, reply| {
-            if !node.is_fs_mode() {
+            if !node.has_cluster_locks() {
                 return reply.lock(found(None, request.lock));
             }
             let (this, inode) = (Arc::clone(this), node.inode);
@@ -136,7 +136,7 @@ impl Inner {
             if request.is_flock {
                 this.locks.descriptions.ask_flock(inode, request.fh);
             }
-            if !node.is_fs_mode() {
+            if !node.has_cluster_locks() {
                 return this.lock_object(inode, &request, &lock, wait, reply);
             }
             let this = Arc::clone(this);
@@ -191,8 +191,8 @@ impl Inner {
 
     /// What was written under a lock is committed before it ends, so that the next to have it sees that.
     async fn unlock(&self, inode: u64, request: &LockRequest, lock: Lock) -> Result<(), ClientError> {
-        let committed = match self.content_of(request.fh).filter(|content| !content.is_committed()) {
-            Some(content) => self.commit(&content).await,
+        let committed = match self.files.get(request.fh).filter(|handle| handle.file.is_dirty()) {
+            Some(handle) => self.flush_file(&handle.file).await,
             None => Ok(()),
         };
         self.client.metadata().set_lock(inode, kind_of(request), lock).await?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{CachedLookup, ClientError, Node};
+use cavern_client::{Access, CachedLookup, ClientError, Node, Opened};
 use cavern_proto::NAME_MAX;
 
 use super::Inner;
@@ -24,8 +24,8 @@ impl Inner {
             return self.lookup_handle(kernel_parent, handle, reply);
         }
         let parent = self.root.to_namespace(kernel_parent);
-        if let Some(file) = self.client.staged().shown(parent, name) {
-            return reply.entry(&self.entry_of(&file.node()));
+        if let Some(node) = self.client.shown_here(parent, name) {
+            return reply.entry(&self.entry_of(&node));
         }
         let expecting = self.second_opens.expecting(parent, name, caller.thread);
         if expecting != LookupHint::Nothing {
@@ -69,10 +69,10 @@ impl Inner {
             if node.is_directory() {
                 break;
             }
-            match self.client.files().open(&node).await {
+            match self.client.open_to_read(&node).await {
                 Ok(file) => {
-                    // With `consistency = always` every open asks for itself, and an inode of fs-mode stays what it is.
-                    if !node.is_always_checked() && !node.is_fs_mode() {
+                    // With `consistency = always` every open asks for itself.
+                    if !node.is_always_checked() {
                         self.second_opens.keep(file);
                     }
                     return reply.entry(&self.entry_of(&node));
@@ -89,11 +89,11 @@ impl Inner {
     /// whatever becomes of the object meanwhile.
     async fn write_by_name(self: &Arc<Self>, kernel_parent: u64, name: &[u8], thread: u32, reply: Reply) {
         let found = self.client.metadata().lookup(self.root.to_namespace(kernel_parent), name).await;
-        let object =
-            found.ok().filter(|node| node.is_in_writable_bucket() && !node.is_directory() && !node.is_fs_mode());
-        if let Some(Ok(file)) = object.map(|node| self.client.staged().begin(&node, Some(thread))) {
+        if let Ok(node) = found
+            && let Ok(Opened::Redirected(node)) = self.client.open(&node, Access::Write, thread).await
+        {
             self.second_opens.writer_arrived(thread);
-            return reply.entry(&self.entry_of(&file.node()));
+            return reply.entry(&self.entry_of(&node));
         }
         self.ask_for_name(kernel_parent, name, reply).await;
     }

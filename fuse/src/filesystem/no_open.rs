@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use quick_cache::sync::Cache;
 
-use super::open::FileHandle;
+use super::open::OpenHandle;
 
 /// Inodes that are being read at a time; beyond that the ones read least lose their read-ahead. Each may hold a
 /// descriptor or two.
@@ -20,7 +20,7 @@ const IDLE: Duration = Duration::from_secs(30);
 
 #[derive(Clone)]
 struct Recent {
-    handle: Arc<FileHandle>,
+    handle: Arc<OpenHandle>,
     /// Milliseconds since `epoch`.
     used: Arc<AtomicU64>,
 }
@@ -39,7 +39,7 @@ impl Default for NoOpenHandles {
 
 impl NoOpenHandles {
     /// The handle of an inode; made by `make` where there is none.
-    pub fn get(&self, inode: u64, make: impl FnOnce() -> Option<FileHandle>) -> Option<Arc<FileHandle>> {
+    pub fn get(&self, inode: u64, make: impl FnOnce() -> Option<OpenHandle>) -> Option<Arc<OpenHandle>> {
         let now = self.epoch.elapsed().as_millis() as u64;
         if let Some(recent) = self.handles.get(&inode) {
             recent.used.store(now, Relaxed);

@@ -10,10 +10,11 @@
 //! A set-group-ID bit of a file that the group may not execute goes unless the caller is in the group; that the kernel
 //! leaves to us. The answer to a WRITE carries no attributes, so the kernel is told to forget those that it has.
 
-use cavern_client::{ClientError, FsFile, Node};
+use cavern_client::{ClientError, File, Node};
 use cavern_proto::master::SetAttr;
 
 use super::Inner;
+use super::write::WriteArgs;
 use crate::kernel::{Caller, Credentials};
 
 /// Whether the file has a set-group-ID bit that only members of the group leave.
@@ -38,10 +39,38 @@ fn lost(node: &Node, credentials: &Credentials, kills: bool) -> Option<SetAttr> 
     loses.then_some(SetAttr { kill_privileges: true, kill_set_group_id, ..set })
 }
 
+/// Whether a file of an fs-mode mount may have such bits: those of others, a bucket's mount takes by itself.
+pub(super) fn may_have_privileges(node: &Node) -> bool {
+    node.posix().is_some() && !node.is_directory()
+}
+
+/// A SETATTR with what goes besides, be it flagged, or one that sets nothing.
+pub(super) async fn with_losses(node: &Node, caller: Caller, set: SetAttr) -> SetAttr {
+    if !may_have_privileges(node) {
+        return set;
+    }
+    let credentials = Credentials::of(caller).await;
+    if credentials.keeps_privileges() {
+        return set;
+    }
+    let kill_set_group_id = is_for_members(node) && !credentials.is_in(node.gid);
+    SetAttr { kill_privileges: true, kill_set_group_id, ..set }
+}
+
 impl Inner {
-    /// Whether a write takes something away from a file, or may do so as far as is known here.
-    pub(super) fn may_lose(&self, inode: u64, kills: bool) -> bool {
-        match self.client.metadata().cached_node(inode) {
+    /// Whether a write takes something away from a file that the master must be asked to take, or may do so as far as
+    /// is known here.
+    pub(super) fn loses_by_write(&self, file: &File, how: &WriteArgs) -> bool {
+        let kills = how.kills_privileges;
+        if kills && file.kill_privileges() {
+            return false;
+        }
+        // What comes by way of pages, and says nothing else, has had its effect when these were written to; that of a
+        // mapping has none.
+        if !kills && how.writer.is_none() {
+            return false;
+        }
+        match self.client.cached_node(file.inode()) {
             Some(node) if kills => {
                 let has_xattrs = node.posix().is_some_and(|posix| posix.has_xattrs);
                 has_xattrs || node.mode & (libc::S_ISUID | libc::S_ISGID) != 0
@@ -52,29 +81,14 @@ impl Inner {
     }
 
     /// Takes away what a write past the pages takes, before it is made.
-    pub(super) async fn lose_by_write(&self, content: &FsFile, caller: Caller, kills: bool) -> Result<(), ClientError> {
-        let kernel_node = self.root.to_kernel(content.inode());
+    pub(super) async fn lose_by_write(&self, inode: u64, caller: Caller, kills: bool) -> Result<(), ClientError> {
+        let kernel_node = self.root.to_kernel(inode);
         let node = self.node(kernel_node).await?;
         let credentials = if is_for_members(&node) { Credentials::of(caller).await } else { Credentials::default() };
         if let Some(set) = lost(&node, &credentials, kills) {
-            self.set_by_content(content, set, caller).await?;
+            self.set_attributes_of(&node, caller, set, None).await?;
             self.invalidations.forget_attributes(kernel_node);
         }
         Ok(())
-    }
-
-    /// A SETATTR with what goes besides, be it flagged, or one that sets nothing.
-    pub(super) async fn with_losses(&self, kernel_node: u64, caller: Caller, set: SetAttr) -> SetAttr {
-        // Whatever it is shows when the attributes are set.
-        let Ok(node) = self.node(kernel_node).await else { return set };
-        if !node.is_fs_mode() || node.is_directory() {
-            return set;
-        }
-        let credentials = Credentials::of(caller).await;
-        if credentials.keeps_privileges() {
-            return set;
-        }
-        let kill_set_group_id = is_for_members(&node) && !credentials.is_in(node.gid);
-        SetAttr { kill_privileges: true, kill_set_group_id, ..set }
     }
 }

@@ -8,12 +8,12 @@
 
 use std::sync::Arc;
 
-use cavern_client::{Changed, Node, StagedFiles};
-use cavern_proto::master::mutation::Change;
+use cavern_client::{AttributeChange, ClientError, Node};
 use cavern_proto::master::{SetAttr, Time};
 
 use super::Inner;
-use super::changes::{ChangeRequest, refusal};
+use super::changes::refusal;
+use super::privileges::{may_have_privileges, with_losses};
 use crate::kernel::{Caller, NewAttributes, NewTime, Reply};
 
 fn time(time: NewTime) -> Time {
@@ -37,37 +37,51 @@ impl Inner {
             kill_privileges: set.kill_privileges,
             ..SetAttr::default()
         };
-        if StagedFiles::is_staged(set.inode) {
-            return self.set_staged_attributes(caller, set, writer, reply);
-        }
         let sets_nothing = set == SetAttr { inode: set.inode, ..SetAttr::default() };
-        if (sets_nothing || set.kill_privileges) && self.has_fs_mode() {
-            let this = Arc::clone(self);
-            return reply.run_uninterruptible(move |reply| async move {
-                let set = this.with_losses(kernel_node, caller, set).await;
-                this.set_attributes(kernel_node, caller, set, reply);
-            });
+        let node = self.known_node(kernel_node);
+        let may_lose =
+            (sets_nothing || set.kill_privileges) && node.as_ref().is_none_or(|node| may_have_privileges(node));
+        if let Some(node) = node.filter(|_| !may_lose) {
+            if self.client.has_attributes(&node, &set, &self.attr_defaults.bucket) {
+                return reply.attr(&self.attributes_of(&node));
+            }
+            if let Some(errno) = refusal(&node) {
+                return reply.error(errno);
+            }
         }
-        self.set_attributes(kernel_node, caller, set, reply);
+        let this = Arc::clone(self);
+        reply.run_uninterruptible(move |reply| async move {
+            match this.set_attributes(kernel_node, caller, set, (writer, may_lose)).await {
+                Ok(node) => reply.attr(&this.attributes_of(&node)),
+                Err(error) => this.failures.answer(reply, "setattr", &error),
+            }
+        });
     }
 
-    fn set_attributes(self: &Arc<Self>, kernel_node: u64, caller: Caller, set: SetAttr, reply: Reply) {
-        if let Some(node) = self.known_node(kernel_node).filter(|node| self.is_unchanged(node, &set)) {
-            return reply.attr(&self.attributes_of(&node));
-        }
-        if self.is_about_content(&set) {
-            return self.set_content_attributes(kernel_node, caller, set, reply);
-        }
-        let change = Change::SetAttr(set);
-        let attempt = ChangeRequest { operation: "setattr", on: kernel_node, with: None, caller, change };
-        self.attempt(attempt, reply, |this, node, changed, reply| this.answer_attributes(node, changed, reply));
+    async fn set_attributes(
+        &self,
+        kernel_node: u64,
+        caller: Caller,
+        set: SetAttr,
+        (writer, may_lose): (Option<u64>, bool),
+    ) -> Result<Arc<Node>, ClientError> {
+        let node = self.node(kernel_node).await?;
+        let set = if may_lose { with_losses(&node, caller, set).await } else { set };
+        self.set_attributes_of(&node, caller, set, writer).await
     }
 
-    pub(super) fn answer_attributes(&self, node: &Node, changed: &Changed, reply: Reply) {
-        match changed.result.attributes.iter().find(|attr| attr.inode == node.inode) {
-            Some(attr) => reply.attr(&self.attributes_of(&node.with_attributes(attr))),
-            None => reply.error(libc::EIO),
-        }
+    pub(super) async fn set_attributes_of(
+        &self,
+        node: &Arc<Node>,
+        caller: Caller,
+        set: SetAttr,
+        writer: Option<u64>,
+    ) -> Result<Arc<Node>, ClientError> {
+        let Caller { uid, gid, thread } = caller;
+        let new = AttributeChange { set, uid, gid, writer, thread, defaults: &self.attr_defaults.bucket };
+        let (node, effects) = self.client.set_attributes(node, new).await?;
+        self.take_in(effects);
+        Ok(node)
     }
 
     /// The kernel checks permissions itself (`default_permissions`); what remains is what cannot be written at all.

@@ -17,14 +17,14 @@ impl Inner {
     /// Capacity and use of all workers, as of their last table. In an fs-mode mount the master is asked for quotas;
     /// while it does not answer, none is shown.
     pub(super) fn statfs(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
-        if !self.has_fs_mode() {
+        if !self.client.has_posix_mounts() {
             return reply.statfs(&self.capacity());
         }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
             let mut shown = this.capacity();
             if let Ok(node) = this.node(kernel_node).await
-                && node.is_fs_mode()
+                && node.has_quotas()
             {
                 let directory = if node.is_directory() { node.inode } else { node.parent };
                 let quotas = this.client.metadata().quotas(directory).await;

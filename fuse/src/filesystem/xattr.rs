@@ -89,7 +89,7 @@ fn mode_of(flags: u32) -> Option<XattrMode> {
 impl Inner {
     pub(super) fn getxattr(self: &Arc<Self>, kernel_node: u64, name: &[u8], size: u32, reply: Reply) {
         // Programs ask for labels and access lists all the time: of objects those need no node to be answered.
-        if Attribute::named(name).is_none() && !self.has_fs_mode() {
+        if Attribute::named(name).is_none() && !self.client.has_posix_mounts() {
             return reply.error(libc::ENODATA);
         }
         let name = name.to_vec();

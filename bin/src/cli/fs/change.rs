@@ -111,15 +111,10 @@ pub async fn in_fs_mode(client: &Client, path: &str, what: &str) -> Result<Arc<N
     }
 }
 
-/// Whether it is in a mount that can be written to.
-pub fn can_be_changed(node: &Node) -> bool {
-    node.is_fs_mode() || node.is_in_writable_bucket()
-}
-
 /// Refuses what cannot be changed.
 fn check(path: &str, node: &Node) -> Result<(), CliError> {
     match &node.mount {
-        Some(_) if can_be_changed(node) => Ok(()),
+        Some(_) if node.can_be_changed() => Ok(()),
         Some(mount) => Err(CliError::Failed(format!(
             "{path}: {0} is mounted in cache-mode to be read: mount it with `--access-mode read-write`, or change the \
              objects with a client of the bucket, and run `cv refresh {0}` then",
@@ -138,7 +133,12 @@ pub async fn make(client: &Client, path: &str, change: Change) -> Result<Changed
 
 /// The same, in the name of another user and group.
 pub async fn make_as(client: &Client, path: &str, change: Change, (uid, gid): (u32, u32)) -> Result<Changed, CliError> {
-    client.change(change, uid, gid).await.map_err(|error| match error {
+    client.change(change, uid, gid).await.map_err(|error| refused(path, error))
+}
+
+/// Why a change of what is at a path was not made.
+pub fn refused(path: &str, error: ClientError) -> CliError {
+    match error {
         ClientError::Refused { errno, reason } if errno == Errno::NOENT.raw_os_error() => {
             CliError::NotFound(format!("{path}: {reason}"))
         }
@@ -148,7 +148,7 @@ pub async fn make_as(client: &Client, path: &str, change: Change, (uid, gid): (u
             "{path}: the bucket has names there that are not known yet: try again when it answers"
         )),
         other => other.into(),
-    })
+    }
 }
 
 /// The node of what a change has made in a directory.

@@ -1,26 +1,22 @@
 //! `cv fs put`: files of this host, or what comes from stdin, into a mount that can be written to.
 //!
-//! Into a bucket a file goes as one object. In an fs-mode mount it is written under another name, synced, and renamed
-//! to its own. Whoever looks sees the old file or the new one, whole. What an interrupted command leaves behind is
-//! named `.NAME.PID.partial`.
+//! Whoever looks sees the old file or the new one, whole. What an interrupted command leaves behind is named
+//! `.NAME.PID.partial`.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_client::{Client, FsFile, Node};
+use cavern_client::{Client, NewFile};
 use cavern_conf::counted;
-use cavern_proto::NAME_MAX;
-use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{CreateInode, Kind, RemoveName, RenameName};
+use cavern_proto::master::Kind;
 use clap::Args;
 use serde::Serialize;
 
-use super::change::{NameInDirectory, can_be_changed, made, make, make_as, own_ids, own_umask};
+use super::change::{NameInDirectory, own_ids, own_umask, refused};
 use super::list::join;
 use super::make::ensure_directory;
 use super::walk::with_client;
@@ -73,7 +69,7 @@ impl PutArgs {
         let name = self.source.file_name().filter(|_| !is_stdin);
         let target = match client.metadata().resolve(&self.path).await {
             // The root of a mount is a directory to put something into, though its own name cannot be changed.
-            Ok(directory) if directory.is_directory() && can_be_changed(&directory) => {
+            Ok(directory) if directory.is_directory() && directory.can_be_changed() => {
                 let name = name.ok_or_else(|| {
                     CliError::Usage(format!("{} is a directory: say which name the file shall have in it", self.path))
                 })?;
@@ -138,51 +134,18 @@ async fn put_file(client: &Client, source: Source, place: &NameInDirectory) -> R
         }
         _ => (own_ids(), source.mode, own_umask()),
     };
-    if place.directory.is_in_writable_bucket() {
-        return put_object(client, source, place).await;
+    let (uid, gid) = owner;
+    let new = NewFile { name: &place.name, mode: mode & 0o7777, umask, uid, gid, is_exclusive: false, thread: 0 };
+    let refused = |error| refused(&place.path, error);
+    let replacement = client.replace(&place.directory, new).await.map_err(refused)?;
+    let file = replacement.file();
+    match copy(source, async |offset, piece| file.write(offset, piece, None).await.map_err(refused)).await {
+        Ok(bytes) => replacement.finish().await.map_err(refused).map(|_| bytes),
+        Err(error) => {
+            replacement.abandon().await;
+            Err(error)
+        }
     }
-    let partial = partial_name(&place.name);
-    let parent = place.directory.inode;
-    let create = CreateInode {
-        parent,
-        name: partial.clone(),
-        kind: Kind::File.into(),
-        mode: mode & 0o7777,
-        umask,
-        ..CreateInode::default()
-    };
-    let changed = make_as(client, &place.path, Change::Create(create), owner).await?;
-    let node = made(&changed, &place.directory)?;
-    let written = async {
-        let bytes = write(client, &node, &changed, source, &place.path).await?;
-        let (name, new_name) = (partial.clone(), place.name.clone());
-        let rename = RenameName { parent, name, new_parent: parent, new_name, ..RenameName::default() };
-        make(client, &place.path, Change::Rename(rename)).await?;
-        Ok(bytes)
-    };
-    let result = written.await;
-    if result.is_err() {
-        // The error of the copy is what counts.
-        let remove = RemoveName { parent, name: partial, directory: false };
-        let _ = make(client, &place.path, Change::Remove(remove)).await;
-    }
-    result
-}
-
-async fn write(
-    client: &Client,
-    node: &Arc<Node>,
-    changed: &cavern_client::Changed,
-    source: Source,
-    path: &str,
-) -> Result<u64, CliError> {
-    let attr = changed.result.attributes.iter().find(|attr| attr.inode == node.inode);
-    let attr =
-        attr.ok_or_else(|| CliError::Failed("the master says nothing of what it made: see its log".to_owned()))?;
-    let content: Arc<FsFile> = client.contents().open_new(node, attr).await?;
-    let offset = copy(source, async |offset, piece| content.write(offset, piece).await.context(path)).await?;
-    content.sync().await.context(path)?;
-    Ok(offset)
 }
 
 /// Gives all bytes of a source to a writer, with where each piece belongs; how many they were.
@@ -205,37 +168,5 @@ async fn copy(source: Source, write: impl AsyncFn(u64, Bytes) -> Result<(), CliE
         let length = piece.len() as u64;
         write(offset, piece.into()).await?;
         offset += length;
-    }
-}
-
-/// Puts one file into a bucket; its bytes.
-async fn put_object(client: &Client, source: Source, place: &NameInDirectory) -> Result<u64, CliError> {
-    let staged = client.staged();
-    let file = staged.replace(&place.directory, &place.name)?;
-    let written = copy(source, async |offset, piece| file.write(offset, piece, None).await.context(&place.path)).await;
-    let done = match written {
-        Ok(bytes) => file.commit().await.context(&place.path).map(|()| bytes),
-        Err(error) => Err(error),
-    };
-    staged.closed(&file);
-    done
-}
-
-/// A name for a file that is not complete yet, which fits into a directory as well.
-fn partial_name(name: &[u8]) -> Bytes {
-    let end = format!(".{}.partial", std::process::id());
-    let kept = name.len().min(NAME_MAX - 1 - end.len());
-    [b".", &name[..kept], end.as_bytes()].concat().into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_incomplete_files_are_names() {
-        let short = partial_name(b"model.pt");
-        assert!(short.starts_with(b".model.pt.") && short.ends_with(b".partial"), "{short:?}");
-        assert!(partial_name(&[b'x'; NAME_MAX]).len() <= NAME_MAX);
     }
 }

@@ -1,9 +1,9 @@
-//! The bytes of a file, wherever it has them: an object's by way of the cache, those of an fs-mode file at its workers.
+//! The bytes of a file, several reads at a time.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_client::{Client, FsFile, Node, OpenFile};
+use cavern_client::{Client, File, Node};
 use cavern_proto::master::Kind;
 use futures::StreamExt as _;
 use futures::stream;
@@ -17,13 +17,8 @@ const READS: usize = 8;
 /// A file that is open for reading.
 pub struct Reader {
     path: String,
-    source: Source,
+    file: File,
     size: u64,
-}
-
-enum Source {
-    Object(Arc<OpenFile>),
-    FsFile(Arc<FsFile>),
 }
 
 /// Whether whoever takes the bytes wants more of them.
@@ -50,13 +45,9 @@ impl Reader {
             _ => return Err(CliError::Usage(format!("{path} is no regular file: it has no content"))),
         }
         let path = path.to_owned();
-        if node.is_fs_mode() {
-            let content = client.contents().open(node).await?;
-            let size = content.size().await?;
-            return Ok(Self { path, source: Source::FsFile(content), size });
-        }
-        let file = client.files().open(node).await?;
-        Ok(Self { path, source: Source::Object(file), size: node.size })
+        let file = client.open_to_read(node).await?;
+        let size = file.size().await?;
+        Ok(Self { path, file, size })
     }
 
     /// Bytes of the file when it was opened.
@@ -66,11 +57,7 @@ impl Reader {
 
     /// Bytes at an offset; fewer than asked only at the end.
     pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, CliError> {
-        let read = match &self.source {
-            Source::Object(file) => file.read(offset, length).await,
-            Source::FsFile(content) => content.read(offset, length).await.map(Bytes::from),
-        };
-        read.map_err(|error| CliError::from(error).of(&self.path))
+        self.file.read(offset, length).await.map_err(|error| CliError::from(error).of(&self.path))
     }
 
     /// Hands the bytes from `start` on to `sink`, in order, with several reads in flight, until it has enough.

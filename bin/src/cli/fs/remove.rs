@@ -8,7 +8,7 @@ use cavern_proto::master::{RemoveName, RenameMode, RenameName};
 use clap::Args;
 use serde::Serialize;
 
-use super::change::{Changes, NameInDirectory, can_be_changed, make};
+use super::change::{Changes, NameInDirectory, make};
 use super::list::join;
 use super::walk::with_client;
 use crate::cli::connect::ClusterArgs;
@@ -156,7 +156,7 @@ impl MvArgs {
         let from = NameInDirectory::find(client, source).await?;
         let to = match client.metadata().resolve(target).await {
             // The root of a mount is a directory to move into, though its own name cannot be changed.
-            Ok(directory) if directory.is_directory() && can_be_changed(&directory) && !self.exchange => {
+            Ok(directory) if directory.is_directory() && directory.can_be_changed() && !self.exchange => {
                 NameInDirectory { path: join(target, &from.name), directory, name: from.name.clone() }
             }
             _ => NameInDirectory::find(client, target).await?,

@@ -1,0 +1,215 @@
+//! Opening and making files: here, and nowhere else, it is decided what stands behind a file.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{Attr, CreateInode, Kind, Naming};
+use rustix::io::Errno;
+
+use super::{Backing, Effects, File, StagedHandle};
+use crate::error::ClientError;
+use crate::metadata::{Changed, Node};
+use crate::session::Client;
+use crate::staged::{Creation, StagedFile, StagedFiles};
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    /// Or to be cut.
+    Write,
+}
+
+/// What an open comes to.
+pub enum Opened {
+    File(File),
+    /// An inode of a bucket's mount is one version of an object, for ever, and whoever reads it must not see what is
+    /// written now: so its name has come to lead to this node on this client, which is to be opened in its place.
+    Redirected(Arc<Node>),
+}
+
+/// A file to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct NewFile<'a> {
+    /// Empty for one without a name.
+    pub name: &'a [u8],
+    /// Permission bits, and those of them that are not to be set.
+    pub mode: u32,
+    pub umask: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// `O_EXCL`: nothing may be there before; of a file without a name, it never gets one.
+    pub is_exclusive: bool,
+    /// Who makes it, and opens what is there if somebody else has been faster; 0 for nobody in particular.
+    pub thread: u32,
+}
+
+/// A file that has been made, open.
+pub struct CreatedFile {
+    pub node: Arc<Node>,
+    pub file: File,
+    pub effects: Effects,
+}
+
+impl From<Backing> for File {
+    fn from(backing: Backing) -> Self {
+        Self { backing }
+    }
+}
+
+impl Client {
+    /// Opens a file without asking anybody; `None`: use `open`. The thread is the one that will open what the name
+    /// leads to if this one is redirected.
+    pub fn open_cached(&self, node: &Arc<Node>, access: Access, thread: u32) -> Option<Result<Opened, ClientError>> {
+        if StagedFiles::is_staged(node.inode) {
+            return Some(self.open_staged(node, thread));
+        }
+        if node.is_directory() {
+            return Some(Err(ClientError::IsADirectory(node.to_string())));
+        }
+        if node.is_fs_mode() {
+            let file = self.contents().open_cached(node)?;
+            return Some(Ok(Opened::File(Backing::FsFile(file).into())));
+        }
+        if access == Access::Write {
+            return Some(self.begin_to_write(node, thread));
+        }
+        let file = self.files().open_cached(node)?;
+        Some(Ok(Opened::File(Backing::Object(file).into())))
+    }
+
+    /// Opens a file. A small object is made present, so that a version that is gone shows here as `Stale`; the name
+    /// leads to the new version by then. Bounded by `client.read_timeout`, and each question to the master by
+    /// `client.metadata_timeout`.
+    ///
+    /// # Errors
+    /// `EROFS` for writing to what can only be read.
+    pub async fn open(&self, node: &Arc<Node>, access: Access, thread: u32) -> Result<Opened, ClientError> {
+        if let Some(opened) = self.open_cached(node, access, thread) {
+            return opened;
+        }
+        let backing = if node.is_fs_mode() {
+            Backing::FsFile(self.contents().open(node).await?)
+        } else {
+            Backing::Object(self.files().open(node).await?)
+        };
+        Ok(Opened::File(backing.into()))
+    }
+
+    /// Opens a file to be read.
+    pub async fn open_to_read(&self, node: &Arc<Node>) -> Result<File, ClientError> {
+        match self.open(node, Access::Read, 0).await? {
+            Opened::File(file) => Ok(file),
+            Opened::Redirected(node) => Err(ClientError::Stale(node.to_string())),
+        }
+    }
+
+    /// A handle of a version of an object without any question: whether it is still there shows at a read. `None` of
+    /// other files.
+    pub fn open_unchecked(&self, node: &Arc<Node>) -> Option<File> {
+        if node.is_fs_mode() || StagedFiles::is_staged(node.inode) {
+            return None;
+        }
+        Some(Backing::Object(self.files().handle(node).ok()?).into())
+    }
+
+    /// Whether a failed open of a node is counted and logged by the client, which knows what it tried.
+    pub fn logs_failed_open(&self, node: &Node) -> bool {
+        !node.is_fs_mode() && !StagedFiles::is_staged(node.inode)
+    }
+
+    fn open_staged(&self, node: &Node, thread: u32) -> Result<Opened, ClientError> {
+        let file = self.staged().get(node.inode).ok_or_else(|| ClientError::Stale(node.to_string()))?;
+        let handle = StagedHandle::open(self.staged().clone(), file, thread);
+        Ok(Opened::File(Backing::Staged(Arc::new(handle)).into()))
+    }
+
+    fn begin_to_write(&self, node: &Arc<Node>, thread: u32) -> Result<Opened, ClientError> {
+        if !node.can_be_changed() {
+            return Err(cannot_be_changed(node));
+        }
+        let file = self.staged().begin(node, Some(thread))?;
+        Ok(Opened::Redirected(file.node()))
+    }
+
+    /// Makes a file in a directory, and opens it. The bucket of a cache-mode mount has it when it is flushed.
+    ///
+    /// # Errors
+    /// `EEXIST` if something of that name is there. Of a bucket, and if the file was not to be exclusive, the thread is
+    /// expected to open what is there for writing.
+    pub async fn create(&self, directory: &Node, new: NewFile<'_>) -> Result<CreatedFile, ClientError> {
+        if !directory.can_be_changed() {
+            return Err(cannot_be_changed(directory));
+        }
+        if directory.is_in_writable_bucket() {
+            let creation = if new.is_exclusive { Creation::Exclusive } else { Creation::Replacing };
+            let file = self.staged().create(directory, new.name, creation, new.thread).await?;
+            file.set_new_attributes(new.mode & !new.umask, (new.uid, new.gid));
+            let node = file.node();
+            return Ok(CreatedFile { node, file: self.made_staged(file), effects: Effects::default() });
+        }
+        let changed = self.create_inode(directory, new, Naming::Named).await?;
+        let attr = made(&changed)?;
+        let node = match &changed.node {
+            Some(node) => Arc::clone(node),
+            None => Arc::new(Node::nameless(attr, directory.mount.clone())),
+        };
+        let file = self.contents().open_new(&node, attr).await?;
+        let effects = Effects { listing: Some(directory.inode) };
+        Ok(CreatedFile { node, file: Backing::FsFile(file).into(), effects })
+    }
+
+    /// Begins a file that takes the place of the object that has its name when it is flushed.
+    pub(super) fn replace_object(&self, directory: &Node, name: &[u8]) -> Result<File, ClientError> {
+        Ok(self.made_staged(self.staged().replace(directory, name)?))
+    }
+
+    fn made_staged(&self, file: Arc<StagedFile>) -> File {
+        Backing::Staged(Arc::new(StagedHandle::of_new(self.staged().clone(), file))).into()
+    }
+
+    /// Makes a file without a name (`O_TMPFILE`): it is gone with the last who has it open, unless it gets a name.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` in buckets.
+    pub async fn create_nameless(&self, directory: &Node, new: NewFile<'_>) -> Result<CreatedFile, ClientError> {
+        if !directory.can_be_changed() {
+            return Err(cannot_be_changed(directory));
+        }
+        if directory.is_in_writable_bucket() {
+            let reason = format!("{directory}: what has no name cannot be an object");
+            return Err(ClientError::Refused { errno: Errno::OPNOTSUPP.raw_os_error(), reason });
+        }
+        let naming = if new.is_exclusive { Naming::NamelessForEver } else { Naming::Nameless };
+        let changed = self.create_inode(directory, new, naming).await?;
+        let attr = made(&changed)?;
+        let node = Arc::new(Node::nameless(attr, directory.mount.clone()));
+        let file = self.contents().open_nameless(&node, attr)?;
+        Ok(CreatedFile { node, file: Backing::FsFile(file).into(), effects: Effects::default() })
+    }
+
+    async fn create_inode(&self, directory: &Node, new: NewFile<'_>, naming: Naming) -> Result<Changed, ClientError> {
+        let create = CreateInode {
+            parent: directory.inode,
+            name: Bytes::copy_from_slice(new.name),
+            kind: Kind::File.into(),
+            mode: new.mode & 0o7777,
+            umask: new.umask,
+            naming: naming.into(),
+            ..CreateInode::default()
+        };
+        self.metadata().change(Change::Create(create), new.uid, new.gid).await
+    }
+}
+
+/// What a change of something that is only read, or above the mounts, is answered with.
+pub(crate) fn cannot_be_changed(node: &Node) -> ClientError {
+    ClientError::Refused { errno: Errno::ROFS.raw_os_error(), reason: format!("{node} cannot be changed") }
+}
+
+/// The attributes of what a change has made.
+fn made(changed: &Changed) -> Result<&Attr, ClientError> {
+    let attr = changed.attr_of(changed.result.inode);
+    attr.ok_or_else(|| ClientError::Invalid("the master says nothing of what was created".into()))
+}

@@ -1,0 +1,86 @@
+//! FLUSH, FSYNC and RELEASE: what was written goes to where others see it.
+//!
+//! What a close and fsync(2) are answered is what the master has said, or the bucket.
+
+use std::sync::Arc;
+
+use cavern_client::{ClientError, Effects, File};
+
+use super::Inner;
+use crate::kernel::Reply;
+
+impl Inner {
+    /// A descriptor is closed: what was written is flushed before the locks that guarded it end.
+    pub(super) fn flush(self: &Arc<Self>, kernel_node: u64, fh: u64, lock_owner: u64, reply: Reply) {
+        if self.unopened.is_some() {
+            return reply.error(libc::ENOSYS);
+        }
+        let inode = self.root.to_namespace(kernel_node);
+        let handle = self.files.get(fh).filter(|handle| handle.file.is_dirty_for(lock_owner));
+        let has_locks = self.ends_locks(inode, fh, lock_owner);
+        if handle.is_none() && !has_locks {
+            return reply.done();
+        }
+        let this = Arc::clone(self);
+        reply.run_uninterruptible(move |reply| async move {
+            let flushed = match handle {
+                Some(handle) => this.flush_file(&handle.file).await,
+                None => Ok(()),
+            };
+            if has_locks {
+                this.unlock_closed(inode, lock_owner).await;
+            }
+            this.answer_flushed("close", flushed, reply);
+        });
+    }
+
+    pub(super) fn fsync(self: &Arc<Self>, fh: u64, reply: Reply) {
+        let Some(handle) = self.files.get(fh).filter(|handle| !handle.file.is_read_only()) else {
+            return reply.done();
+        };
+        let this = Arc::clone(self);
+        reply.run_uninterruptible(move |reply| async move {
+            let synced = handle.file.sync().await.map(|effects| this.take_in(effects));
+            this.answer_flushed("fsync", synced, reply);
+        });
+    }
+
+    fn answer_flushed(&self, operation: &str, flushed: Result<(), ClientError>, reply: Reply) {
+        match flushed {
+            Ok(()) => reply.done(),
+            Err(error) => self.failures.answer(reply, operation, &error),
+        }
+    }
+
+    /// The last descriptor is closed. What a mapping wrote after the last flush is flushed now, before the locks end.
+    pub(super) fn release(self: &Arc<Self>, kernel_node: u64, fh: u64, reply: Reply) {
+        let handle = self.closed(fh);
+        let locks = self.ending(kernel_node, fh);
+        let Some(handle) = handle else { return reply.done() };
+        if !handle.file.is_dirty() {
+            drop(locks);
+            // Answered first: nobody waits for what dropping the file may take.
+            reply.done();
+            return drop(handle);
+        }
+        let this = Arc::clone(self);
+        reply.run_uninterruptible(move |reply| async move {
+            if let Err(error) = this.flush_file(&handle.file).await {
+                tracing::warn!(inode = handle.file.inode(), "what was written last is lost: {error}");
+            }
+            drop((locks, handle));
+            reply.done();
+        });
+    }
+
+    pub(super) async fn flush_file(&self, file: &File) -> Result<(), ClientError> {
+        file.flush().await.map(|effects| self.take_in(effects))
+    }
+
+    /// Has the kernel forget what an operation has changed beside the file.
+    pub(super) fn take_in(&self, effects: Effects) {
+        if let Some(directory) = effects.listing {
+            self.invalidations.listings().changed_here(directory);
+        }
+    }
+}

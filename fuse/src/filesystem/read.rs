@@ -1,0 +1,94 @@
+//! READ.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use cavern_client::ClientError;
+
+use super::Inner;
+use super::open::OpenHandle;
+use crate::kernel::Reply;
+
+/// What a READ asks for.
+#[derive(Clone, Copy)]
+pub(super) struct ReadArgs {
+    pub offset: u64,
+    pub size: u32,
+    /// The kernel keeps it, in pages.
+    pub is_kept: bool,
+}
+
+impl Inner {
+    pub(super) fn read(self: &Arc<Self>, kernel_node: u64, fh: u64, read: ReadArgs, reply: Reply, payload: &mut [u8]) {
+        let handle = match &self.unopened {
+            None => self.files.get(fh),
+            Some(unopened) => {
+                let make = || self.client.open_unchecked(&self.known_node(kernel_node)?).map(OpenHandle::new);
+                let handle = unopened.get(self.root.to_namespace(kernel_node), make);
+                if handle.is_none() {
+                    return self.read_unopened(kernel_node, read, reply);
+                }
+                handle
+            }
+        };
+        let Some(handle) = handle else { return reply.error(libc::EBADF) };
+        let ReadArgs { offset, size, is_kept } = read;
+        if is_kept && let Some(copies) = handle.file.copies() {
+            copies.keep();
+        }
+        let length = payload.len().min(size as usize);
+        if let Some(errno) = handle.failed.take(&(offset..offset.saturating_add(length as u64)), Instant::now()) {
+            return reply.error(errno);
+        }
+        if let Some(read) = handle.file.read_now(offset, &mut payload[..length]) {
+            return reply.bytes(&payload[..read]);
+        }
+        let this = Arc::clone(self);
+        if let Some(disk) = handle.file.disk_read(offset, length) {
+            return reply.defer_blocking(move |reply| this.answer_read(&handle, read, disk.run(), reply));
+        }
+        reply.defer(move |reply| async move {
+            let bytes = handle.file.read(offset, length).await;
+            this.answer_read(&handle, read, bytes, reply);
+        });
+    }
+
+    fn answer_read(&self, handle: &OpenHandle, read: ReadArgs, bytes: Result<Bytes, ClientError>, reply: Reply) {
+        let error = match bytes {
+            Ok(bytes) => return reply.bytes(&bytes),
+            Err(error) => error,
+        };
+        // Without pages there is no read-ahead to ask twice.
+        if read.is_kept && !self.direct {
+            let bytes = read.offset..read.offset.saturating_add(read.size.into());
+            handle.failed.add(bytes, error.errno(), Instant::now());
+        }
+        if handle.file.logs_failed_reads() {
+            reply.error(error.errno());
+        } else {
+            self.failures.answer(reply, "read", &error);
+        }
+    }
+
+    /// A read without an open, of an inode that the client has forgotten, or of a file that can be written to.
+    fn read_unopened(self: &Arc<Self>, kernel_node: u64, read: ReadArgs, reply: Reply) {
+        let this = Arc::clone(self);
+        reply.defer(move |reply| async move {
+            match this.read_inode(kernel_node, read).await {
+                Ok(bytes) => reply.bytes(&bytes),
+                Err(error) if error.is_version_gone() => reply.error(libc::ESTALE),
+                Err(error) => this.failures.answer(reply, "read", &error),
+            }
+        });
+    }
+
+    async fn read_inode(&self, kernel_node: u64, read: ReadArgs) -> Result<Bytes, ClientError> {
+        let node = self.node(kernel_node).await?;
+        let file = match self.client.open_unchecked(&node) {
+            Some(file) => file,
+            None => self.client.open_to_read(&node).await?,
+        };
+        file.read(read.offset, read.size as usize).await
+    }
+}
