@@ -28,8 +28,8 @@ pub use self::filler::{Failure, Filled};
 use self::load::Loader;
 use self::running::RunningJob;
 use crate::MasterError;
-use crate::lookup::Lookups;
 use crate::metrics::JobMetrics;
+use crate::namespace::Lookups;
 use crate::persist::Persistence;
 use crate::raft::Proposer;
 use crate::state::Outcome;
@@ -75,7 +75,7 @@ impl Jobs {
 
     /// Goes on with the jobs that the log says are running.
     pub async fn resume(self: &Arc<Self>) -> Result<(), MasterError> {
-        for job in self.lookups.listings.read(|tables| tables.jobs()).await? {
+        for job in self.lookups.reader.read(|tables| tables.jobs()).await? {
             if job.state() == JobState::Running {
                 tracing::info!(job = job.id, path = job.path, "a job goes on");
                 self.spawn(match job.kind() {
@@ -124,7 +124,7 @@ impl Jobs {
         if self.running.lock().len() >= JOBS_MAX {
             return Err(MasterError::Overloaded(format!("{JOBS_MAX} jobs run already: wait for one, or cancel one")));
         }
-        job.started_ns = self.lookups.listings.clock().now_ns();
+        job.started_ns = self.lookups.reader.clock().now_ns();
         (job.path, job.state, job.retry_of) = (path.to_owned(), JobState::Running as i32, retry_of);
         match self.proposer.propose(Command::PutJob(job.clone())).await? {
             Outcome::Job(id) => job.id = id,
@@ -138,12 +138,12 @@ impl Jobs {
         if let Some(running) = self.running.lock().get(&id) {
             return Ok(running.snapshot());
         }
-        let job = self.lookups.listings.read(move |tables| tables.job(id)).await?;
+        let job = self.lookups.reader.read(move |tables| tables.job(id)).await?;
         job.ok_or_else(|| MasterError::NotFound(format!("there is no job {id}: cv job list names the jobs")))
     }
 
     pub async fn list(&self) -> Result<Vec<Job>, MasterError> {
-        let jobs = self.lookups.listings.read(|tables| tables.jobs()).await?;
+        let jobs = self.lookups.reader.read(|tables| tables.jobs()).await?;
         let running = self.running.lock();
         Ok(jobs.into_iter().map(|job| running.get(&job.id).map_or(job, |running| running.snapshot())).collect())
     }
@@ -178,7 +178,7 @@ impl Jobs {
                 },
                 () = job.cancel.cancelled() => {}
             }
-            let ended = (!jobs.stop.is_cancelled()).then(|| job.end(jobs.lookups.listings.clock().now_ns()));
+            let ended = (!jobs.stop.is_cancelled()).then(|| job.end(jobs.lookups.reader.clock().now_ns()));
             jobs.metrics.ended(kind, ended.as_ref().map(Job::state));
             if let Some(ended) = ended {
                 tracing::info!(job = ended.id, path = ended.path, errors = ended.errors, "a job ended");

@@ -3,13 +3,14 @@
 //! - [`state`]: the tables in RocksDB, and what each command does to them.
 //! - [`raft`]: the replicated log that commands go through; [`recovery`]: what is looked at before the database is
 //!   opened.
+//! - [`namespace`]: the namespace as clients see it: names, pages of directories, refreshes.
 //! - [`listing`]: from the buckets into the namespace: directories on demand, whole prefixes in the background, single
 //!   names; what is fresh and what is not.
 //! - [`repair`]: from worker to worker: replicas that fs-mode files lack.
 //! - [`sessions`]: leases of clients, the stream of events of each, and what they leave behind.
 //! - [`jobs`]: long work that commands ask for: loads and exports.
 //! - [`mounts`]: buckets that are attached, changed and detached; [`workers`]: the worker table.
-//! - [`upkeep`]: what the leader does all the time.
+//! - [`leader`]: what only the leader does, from when it begins to lead until it ends.
 //! - [`service`]: the gRPC face of all that.
 //!
 //! Reads are served from RocksDB directly. Everything that changes goes through the log and is on disk before it is
@@ -17,12 +18,12 @@
 
 mod clock;
 mod error;
-mod expiry;
 mod jobs;
+mod leader;
 mod listing;
-mod lookup;
 mod metrics;
 mod mounts;
+mod namespace;
 mod persist;
 mod raft;
 mod recovery;
@@ -33,7 +34,6 @@ mod sessions;
 mod state;
 #[cfg(test)]
 mod tests;
-mod upkeep;
 mod workers;
 
 pub use error::MasterError;

@@ -35,7 +35,7 @@ mod window;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{ApplyListing, ListingGroup};
@@ -61,12 +61,11 @@ pub fn windows(prefix: String) -> window::Windows {
 use name_checks::NameChecks;
 
 use crate::MasterError;
-use crate::clock::Clock;
 use crate::metrics::ListingMetrics;
 use crate::mounts::{Mounts, OpenMount};
 use crate::raft::Proposer;
 use crate::state::namespace::ListingCounts;
-use crate::state::{Database, Outcome, Tables};
+use crate::state::{Outcome, StateReader};
 
 /// Entries of one command, and directories that are to be found for them.
 const PORTION: usize = 500;
@@ -78,10 +77,9 @@ const FLIGHTS_MAX: usize = 16_384;
 pub struct Listings(Arc<Inner>);
 
 struct Inner {
-    database: Arc<Database>,
+    reader: StateReader,
     mounts: Arc<Mounts>,
     proposer: Proposer,
-    clock: Arc<Clock>,
     metrics: ListingMetrics,
     /// LIST and HEAD requests in flight.
     requests: Semaphore,
@@ -104,20 +102,18 @@ pub struct ListingOptions {
 
 impl Listings {
     pub fn new(
-        database: Arc<Database>,
+        reader: StateReader,
         mounts: Arc<Mounts>,
         proposer: Proposer,
-        clock: Arc<Clock>,
         metrics: ListingMetrics,
         options: ListingOptions,
     ) -> Self {
         let ListingOptions { concurrency, looks, cluster_id } = options;
         let concurrency = concurrency.max(1);
         Self(Arc::new(Inner {
-            database,
+            reader,
             mounts,
             proposer,
-            clock,
             metrics,
             requests: Semaphore::new(concurrency),
             concurrency,
@@ -135,20 +131,6 @@ impl Listings {
         self.0.stop.cancel();
         self.0.tasks.close();
         self.0.tasks.wait().await;
-    }
-
-    /// Runs `read` with the tables on the blocking pool. All that it reads is of one moment, after the call.
-    pub async fn read<T: Send + 'static>(
-        &self,
-        read: impl FnOnce(Tables<'_>) -> Result<T, MasterError> + Send + 'static,
-    ) -> Result<T, MasterError> {
-        let database = self.0.database.clone();
-        let result = tokio::task::spawn_blocking(move || {
-            let snapshot = database.raw().snapshot();
-            read(Tables::at(&database, &snapshot))
-        })
-        .await;
-        result.map_err(|error| MasterError::Consensus(format!("a read was given up: {error}")))?
     }
 
     /// The listing of `directory` that runs, or a new one. With `asked_ns`, one that began (or will begin) after that
@@ -189,7 +171,7 @@ impl Listings {
 
     /// A listing of `directory` that began after this call, from its beginning to its end.
     pub async fn relist(&self, directory: u64) -> Result<ListingCounts, MasterError> {
-        let asked = self.0.clock.now_ns();
+        let asked = self.0.reader.clock().now_ns();
         loop {
             match self.start(directory, Some(asked))? {
                 Started::Joined(flight) => return flight.ended().await,
@@ -203,32 +185,12 @@ impl Listings {
         self.0.flights.lock().get(&directory).cloned()
     }
 
-    /// Age in milliseconds of a listing that was complete at `listed_ns`; -1 when there never was one.
-    pub fn age_ms(&self, listed_ns: i64) -> i64 {
-        if listed_ns == 0 {
-            return -1;
-        }
-        let age_ns = self.0.clock.age_ns(listed_ns);
-        // From the future: of a master that did not record its clock. Nothing is known about such a listing's age.
-        if age_ns < 0 { i64::MAX / 1_000_000 } else { age_ns / 1_000_000 }
-    }
-
-    /// Whether a listing is at least as old as `limit`.
-    pub fn is_older(&self, listed_ns: i64, limit: Duration) -> bool {
-        let age = u64::try_from(self.age_ms(listed_ns)).unwrap_or(u64::MAX);
-        u128::from(age) >= limit.as_millis()
-    }
-
     pub fn looks(&self) -> Looks {
         self.0.looks
     }
 
-    pub fn clock(&self) -> &Clock {
-        &self.0.clock
-    }
-
     async fn propose_listing(&self, mount_id: u32, groups: Vec<ListingGroup>) -> Result<ListingCounts, MasterError> {
-        let now_ns = self.0.clock.now_ns();
+        let now_ns = self.0.reader.clock().now_ns();
         let portions = portions(groups);
         let commands = portions.into_iter().map(|groups| Command::Listing(ApplyListing { mount_id, groups, now_ns }));
         self.propose_portions(commands).await

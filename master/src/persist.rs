@@ -53,8 +53,8 @@ pub use self::scope::Scope;
 pub use self::status::Backlog;
 use self::status::Throughput;
 pub use self::workers::ObjectWriter;
-use crate::lookup::Lookups;
 use crate::metrics::PersistMetrics;
+use crate::namespace::Lookups;
 use crate::raft::Proposer;
 
 /// A file that never comes to rest, or whose master is never at rest, is written when its oldest change is so many

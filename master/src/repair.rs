@@ -32,11 +32,11 @@ use tokio_util::task::TaskTracker;
 
 use self::plan::{Step, plan};
 use crate::MasterError;
-use crate::lookup::Lookups;
 use crate::metrics::RepairMetrics;
 use crate::persist::ObjectWriter;
 use crate::raft::Proposer;
-use crate::state::FileBlock;
+use crate::sessions::WatchHub;
+use crate::state::{FileBlock, StateReader};
 use crate::workers::Workers;
 
 /// Blocks looked at with one read.
@@ -60,7 +60,8 @@ pub struct RepairOptions {
 
 /// What repair works with.
 pub struct Repair {
-    lookups: Lookups,
+    reader: StateReader,
+    watch: Arc<WatchHub>,
     proposer: Proposer,
     writer: Arc<dyn ObjectWriter>,
     workers: Arc<Workers>,
@@ -131,7 +132,7 @@ impl AvailabilityMap {
 
 impl Repair {
     pub fn new(
-        lookups: Lookups,
+        (reader, watch): (StateReader, Arc<WatchHub>),
         proposer: Proposer,
         writer: Arc<dyn ObjectWriter>,
         workers: Arc<Workers>,
@@ -140,7 +141,8 @@ impl Repair {
         metrics: RepairMetrics,
     ) -> Arc<Self> {
         Arc::new(Self {
-            lookups,
+            reader,
+            watch,
             proposer,
             writer,
             workers,
@@ -198,17 +200,17 @@ impl Repair {
         let availability = self.availability()?;
         let mut after = None;
         loop {
-            let page = self.lookups.listings.read(move |tables| tables.repairs(after, PAGE)).await?;
+            let page = self.reader.read(move |tables| tables.repairs(after, PAGE)).await?;
             let Some(last) = page.last() else { break };
             after = Some(*last);
             self.start_due(page, &availability).await?;
         }
-        let workers = self.lookups.listings.read(|tables| tables.workers_with_replicas()).await?;
+        let workers = self.reader.read(|tables| tables.workers_with_replicas()).await?;
         let leave = |worker: &u64| matches!(availability.of(*worker), Availability::Lost | Availability::Draining);
         for worker in workers.into_iter().filter(leave) {
             let mut after = None;
             loop {
-                let page = self.lookups.listings.read(move |tables| tables.replicas_at(worker, after, PAGE)).await?;
+                let page = self.reader.read(move |tables| tables.replicas_at(worker, after, PAGE)).await?;
                 let Some(last) = page.last() else { break };
                 after = Some(*last);
                 self.start_due(page, &availability).await?;
@@ -232,7 +234,7 @@ impl Repair {
             due.map(|at| (at, tried(&at))).collect()
         };
         let (availability, cluster_id) = (availability.clone(), self.cluster_id.clone());
-        let steps = self.lookups.listings.read(move |tables| {
+        let steps = self.reader.read(move |tables| {
             let step = |(at, tried): (FileBlock, Vec<u64>)| plan(tables, &availability, &cluster_id, at, &tried);
             page.into_iter().filter_map(|at| step(at).transpose()).collect::<Result<Vec<Step>, MasterError>>()
         });

@@ -16,19 +16,18 @@ use tokio_util::task::TaskTracker;
 
 use crate::MasterError;
 use crate::clock::Clock;
-use crate::expiry::keep_expiring;
 use crate::jobs::{BlockFiller, Jobs, PooledWorkers};
+use crate::leader::Leadership;
 use crate::listing::{ListingOptions, Listings, Looks};
-use crate::lookup::Lookups;
 use crate::metrics::MasterMetrics;
 use crate::mounts::{Mounts, Vault};
+use crate::namespace::Lookups;
 use crate::persist::{ObjectWriter, PersistOptions, Persistence};
 use crate::raft::{Consensus, ConsensusConfig};
 use crate::repair::{Repair, RepairOptions};
 use crate::service::Services;
 use crate::sessions::WatchHub;
-use crate::state::Tables;
-use crate::upkeep::{keep_reaping, keep_time};
+use crate::state::{StateReader, Tables};
 use crate::workers::Workers;
 
 /// How long calls in flight may take at the end.
@@ -95,7 +94,7 @@ pub struct Master {
     /// Cancelled when the database is closed.
     database: CancellationToken,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
-    background: TaskTracker,
+    leadership: Leadership,
     stop: CancellationToken,
 }
 
@@ -144,11 +143,11 @@ impl Master {
         let cluster_id = cluster_id.ok_or_else(|| MasterError::Corrupt("the cluster id, which is missing,".into()))?;
         watch.set_cluster_id(&cluster_id);
         let mounts = Arc::new(Mounts::new(database.clone(), vault, config.ufs.clone()));
+        let reader = StateReader::new(database.clone(), clock);
         let listings = Listings::new(
-            database.clone(),
+            reader.clone(),
             mounts.clone(),
             proposer.clone(),
-            clock,
             metrics.listing.clone(),
             ListingOptions {
                 concurrency: conf.list_concurrency,
@@ -163,8 +162,13 @@ impl Master {
             cluster_id.clone(),
             metrics.clone(),
         ));
-        let lookups =
-            Lookups { listings, mounts: mounts.clone(), watch: watch.clone(), refresh_wait: conf.refresh_wait.get() };
+        let lookups = Lookups {
+            reader: reader.clone(),
+            listings,
+            mounts: mounts.clone(),
+            watch: watch.clone(),
+            refresh_wait: conf.refresh_wait.get(),
+        };
         let WorkerClients { filler, writer, pool } = fillers.make(&config, workers.clone(), &cluster_id);
         let options = PersistOptions { delay: conf.persist_delay.get(), concurrency: conf.persist_concurrency };
         let persistence = Persistence::new(
@@ -185,7 +189,7 @@ impl Master {
         );
         let options = RepairOptions { after: conf.repair_after.get(), concurrency: conf.repair_concurrency };
         let repair = Repair::new(
-            lookups.clone(),
+            (reader, watch.clone()),
             proposer.clone(),
             writer,
             workers.clone(),
@@ -209,16 +213,8 @@ impl Master {
             tasks: TaskTracker::new(),
             stop: stop.clone(),
         };
-        services.jobs.resume().await?;
-        services.persistence.start();
-        services.repair.start();
-        for mount in Tables::new(&database).mounts()? {
-            match services.mounts.get(mount.id) {
-                Ok(open) if open.is_fs_mode() => services.lookups.listings.start_existing(open),
-                Ok(open) => services.lookups.listings.start_index(open),
-                Err(error) => tracing::error!(mount = mount.path, "the mount cannot be used: {error}"),
-            }
-        }
+        let closing = database.closed();
+        let leadership = Leadership::begin(&services, database, &metrics, high_water).await?;
         let server = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE))
             .max_concurrent_streams(STREAMS_MAX);
@@ -227,17 +223,12 @@ impl Master {
         let ended = stop.clone();
         let server =
             tokio::spawn(router.serve_with_incoming_shutdown(incoming, async move { ended.cancelled().await }));
-        let background = TaskTracker::new();
-        let closing = database.closed();
-        background.spawn(keep_time(services.clone(), metrics.clone(), database.clone(), high_water));
-        background.spawn(keep_expiring(services.clone(), metrics.expiry.clone()));
-        background.spawn(keep_reaping(services.clone(), database));
-        Ok(Self { services, address, metrics, pool, database: closing, server, background, stop })
+        Ok(Self { services, address, metrics, pool, database: closing, server, leadership, stop })
     }
 
     /// Lets calls in flight end, and stops everything in the order in which it depends on each other.
     pub async fn stop(self) {
-        let Self { services, pool, database, mut server, background, stop, .. } = self;
+        let Self { services, pool, database, mut server, leadership, stop, .. } = self;
         stop.cancel();
         services.watch.close();
         services.tasks.close();
@@ -247,12 +238,7 @@ impl Master {
             server.abort();
             let _ = server.await;
         }
-        services.jobs.shutdown().await;
-        services.persistence.shutdown().await;
-        services.repair.shutdown().await;
-        services.lookups.listings.shutdown().await;
-        background.close();
-        background.wait().await;
+        leadership.end().await;
         if let Some(pool) = pool {
             pool.shutdown().await;
         }

@@ -15,8 +15,8 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 
 use crate::jobs::Jobs;
-use crate::lookup::Lookups;
 use crate::mounts::Mounts;
+use crate::namespace::Lookups;
 use crate::persist::Persistence;
 use crate::raft::{Consensus, Proposer};
 use crate::repair::Repair;

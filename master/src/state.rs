@@ -1,11 +1,12 @@
 //! The replicated state: one RocksDB that holds the Raft log and what applying the log makes of it.
 //!
-//! [`database`] opens it, [`tables`] reads it, [`transaction`] collects what one log entry changes, and [`apply`] turns
-//! a command into changes: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers
-//! and jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the bucket is to learn of that,
-//! [`extent`] for where its blocks are, [`origin`] for content that only the bucket has, [`existing`] for what was in
-//! the bucket of such a mount before (and [`restored`] for what it was there), [`orphans`] for what was taken out of
-//! the namespace and is deleted in bounded steps, [`usage`] for how much there is below directories.
+//! [`database`] opens it, [`reader`] and [`tables`] read it, [`transaction`] collects what one log entry changes, and
+//! [`apply`] turns a command into changes: [`namespace`] for names and inodes, [`mount`] for the mount table,
+//! [`registry`] for workers and jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the
+//! bucket is to learn of that, [`extent`] for where its blocks are, [`origin`] for content that only the bucket has,
+//! [`existing`] for what was in the bucket of such a mount before (and [`restored`] for what it was there), [`orphans`]
+//! for what was taken out of the namespace and is deleted in bounded steps, [`usage`] for how much there is below
+//! directories.
 //!
 //! Everything under `apply` is deterministic: no clock, no random number, no hash-map order decides what is written.
 
@@ -21,6 +22,7 @@ pub mod namespace;
 mod origin;
 mod orphans;
 mod posix;
+mod reader;
 pub mod records;
 mod registry;
 mod restored;
@@ -34,6 +36,7 @@ pub use extent::AT_ONCE;
 pub use origin::{has_content, is_clean};
 pub use orphans::StepProgress;
 pub use posix::{blocking_lock, index_holds, take_in};
+pub use reader::StateReader;
 pub use records::EntryVersion;
 pub use tables::{Directory, FileBlock, PendingDeletion, StrayReplica, Tables};
 pub use transaction::{Change, Transaction};

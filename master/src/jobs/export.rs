@@ -47,7 +47,7 @@ impl Jobs {
             };
         }
         let top = scope.inode;
-        let has_any = self.lookups.listings.read(move |tables| {
+        let has_any = self.lookups.reader.read(move |tables| {
             let mounts = tables.mounts()?.into_iter().filter(|mount| mount.write_type() == WriteType::FsMode);
             let below = mounts.map(|mount| tables.is_below(mount.root_inode, top));
             Ok(below.collect::<Result<Vec<_>, _>>()?.contains(&true))

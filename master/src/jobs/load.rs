@@ -20,7 +20,7 @@ use super::filler::BlockFiller;
 use super::running::RunningJob;
 use crate::MasterError;
 use crate::listing::{ListPolicy, Walk};
-use crate::lookup::Lookups;
+use crate::namespace::Lookups;
 use crate::state::records::etag;
 
 /// Entries of a directory read at a time.
@@ -83,8 +83,8 @@ impl Loader {
     }
 
     async fn load_directory(&self, batches: &mut Batches, inode: u64) -> Result<(), MasterError> {
-        let listings = &self.lookups.listings;
-        let Some(directory) = listings.read(move |tables| tables.directory(inode)).await? else { return Ok(()) };
+        let reader = &self.lookups.reader;
+        let Some(directory) = reader.read(move |tables| tables.directory(inode)).await? else { return Ok(()) };
         if directory.mount_id == 0 {
             return Ok(());
         }
@@ -93,7 +93,7 @@ impl Loader {
         let mut after: Option<Bytes> = None;
         loop {
             let (from, prefix, is_fs_mode) = (after.take(), prefix.clone(), mount.is_fs_mode());
-            let read = listings.read(move |tables| {
+            let read = reader.read(move |tables| {
                 let (page, end) = tables.page(inode, from.as_deref(), PAGE_ENTRIES)?;
                 let last = page.last().map(|(name, _, _)| name.clone());
                 let files = page.into_iter().filter(|(_, _, record)| record.kind() == Kind::File);
@@ -124,7 +124,7 @@ impl Loader {
             return batches.add(&mount, File::of_object(entry.key.clone(), entry.etag.clone(), attr.size)).await;
         }
         let inode = attr.inode;
-        let read = self.lookups.listings.read(move |tables| {
+        let read = self.lookups.reader.read(move |tables| {
             let record = tables.inode(inode)?.filter(|record| record.kind() == Kind::File);
             record.map(|record| File::of_content(tables, inode, record)).transpose()
         });

@@ -115,7 +115,7 @@ impl Listings {
             gid,
             file_mode,
             dir_mode,
-            now_ns: self.0.clock.now_ns(),
+            now_ns: self.0.reader.clock().now_ns(),
             ..AdoptListing::default()
         };
         let mut commands = Vec::new();

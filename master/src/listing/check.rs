@@ -41,7 +41,8 @@ impl Listings {
             return Ok(());
         }
         self.0.metrics.one_name_checks.inc();
-        let place = self.read(move |tables| tables.directory(directory)).await?.ok_or_else(|| gone(directory))?;
+        let place =
+            self.0.reader.read(move |tables| tables.directory(directory)).await?.ok_or_else(|| gone(directory))?;
         if place.mount_id == 0 {
             return Ok(());
         }
@@ -55,10 +56,10 @@ impl Listings {
             return Ok(());
         }
         // What is asked now is newer, whatever clock the listing was dated by.
-        self.0.clock.witness(place.record.listed_ns);
+        self.0.reader.clock().witness(place.record.listed_ns);
         loop {
             let check = self.0.checks.begin(directory, name);
-            let asked_ns = self.0.clock.now_ns();
+            let asked_ns = self.0.reader.clock().now_ns();
             let listed = self.ask(&mount, &place, name, why).await?;
             let Some(turn) = check.turn().await else { return Ok(()) };
             if self.record(&mount, &place, name, listed, asked_ns).await? {
@@ -78,7 +79,7 @@ impl Listings {
         let prefix = place.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(place.inode))?;
         let key = format!("{prefix}{}", String::from_utf8_lossy(name));
         let (directory, looked_up) = (place.inode, name.clone());
-        let known = self.read(move |tables| tables.dentry(directory, &looked_up)).await?;
+        let known = self.0.reader.read(move |tables| tables.dentry(directory, &looked_up)).await?;
         let known = known.map_or(KnownKind::Nothing, |dentry| match dentry.kind() {
             Kind::Directory => KnownKind::Directory,
             _ => KnownKind::File,
@@ -143,7 +144,7 @@ impl Listings {
             return Ok(false);
         }
         let (directory, looked_up, wanted) = (place.inode, name.clone(), listed.clone());
-        let is_known = self.read(move |tables| {
+        let is_known = self.0.reader.read(move |tables| {
             let Some(dentry) = tables.dentry(directory, &looked_up)? else { return Ok(wanted.is_none()) };
             Ok(match wanted {
                 None => false,

@@ -16,7 +16,7 @@ use crate::state::namespace::ListingCounts;
 
 impl Listings {
     pub(super) async fn list_directory(&self, inode: u64, flight: &Flight) -> Result<ListingCounts, MasterError> {
-        let directory = self.read(move |tables| tables.directory(inode)).await?.ok_or_else(|| gone(inode))?;
+        let directory = self.0.reader.read(move |tables| tables.directory(inode)).await?.ok_or_else(|| gone(inode))?;
         if directory.mount_id == 0 {
             return Ok(ListingCounts::default());
         }
@@ -27,7 +27,7 @@ impl Listings {
         let prefix = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(inode))?;
         // Whoever still has older knowledge on its way into the log is waited for; who comes later sees this flight.
         drop(mount.gate.write().await);
-        let began_ns = self.0.clock.now_ns();
+        let began_ns = self.0.reader.clock().now_ns();
         flight.begin(began_ns);
         let mut lister = mount.ufs.list(&prefix, ListMode::Directory);
         let mut windows = Windows::new(prefix);
@@ -117,19 +117,21 @@ impl Listings {
     ) -> Result<(diff::Step, Window), MasterError> {
         // Names that are checked meanwhile wait for the step to be over: they need its lock.
         let newer = flight.checked_names();
-        self.read(move |tables| {
-            let is_newer = |name: &[u8]| newer.contains(name);
-            let step = diff::step(tables, inode, &mut window, cursor, &is_newer, &diff::is_same_version)?;
-            Ok((step, window))
-        })
-        .await
+        self.0
+            .reader
+            .read(move |tables| {
+                let is_newer = |name: &[u8]| newer.contains(name);
+                let step = diff::step(tables, inode, &mut window, cursor, &is_newer, &diff::is_same_version)?;
+                Ok((step, window))
+            })
+            .await
     }
 
     /// Takes a directory of which the bucket has nothing any more out of its parent.
     async fn remove_directory(&self, directory: &Directory, mount: &OpenMount) -> Result<ListingCounts, MasterError> {
         let (parent, name) = (directory.record.parent, directory.record.name.clone());
         let (inode, looked_up) = (directory.inode, name.clone());
-        let still_there = self.read(move |tables| tables.dentry(parent, &looked_up)).await?;
+        let still_there = self.0.reader.read(move |tables| tables.dentry(parent, &looked_up)).await?;
         if still_there.is_none_or(|dentry| dentry.inode != inode) {
             return Ok(ListingCounts::default());
         }

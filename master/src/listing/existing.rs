@@ -82,7 +82,7 @@ impl Listings {
     /// Shows how far the index is; `None` when the mount is gone, or never needed one.
     async fn publish_index(&self, mount: &OpenMount) -> Result<Option<IndexRecord>, MasterError> {
         let id = mount.id();
-        let index = self.read(move |tables| tables.index(id)).await?;
+        let index = self.0.reader.read(move |tables| tables.index(id)).await?;
         let shown = index.unwrap_or_default();
         mount.set_index(shown.unlisted > 0, shown.entries, shown.hidden_keys, shown.unlisted);
         mount.set_incomplete(shown.incomplete);
@@ -93,7 +93,7 @@ impl Listings {
     async fn next_unlisted(&self, mount: &OpenMount, queue: &mut Queue) -> Result<Option<u64>, MasterError> {
         if queue.waiting.is_empty() {
             let (id, after) = (mount.id(), queue.after.take());
-            queue.waiting = self.read(move |tables| tables.unlisted(id, after.as_deref(), PAGE)).await?.into();
+            queue.waiting = self.0.reader.read(move |tables| tables.unlisted(id, after.as_deref(), PAGE)).await?.into();
         }
         let Some((path, inode)) = queue.waiting.pop_front() else { return Ok(None) };
         queue.after = Some(path);
@@ -103,9 +103,9 @@ impl Listings {
     /// Ends the index, if nothing is left.
     async fn finish_index(&self, mount: &OpenMount) -> Result<(), MasterError> {
         let id = mount.id();
-        let read = self.read(move |tables| Ok((tables.index(id)?, tables.has_unlisted(id, &[])?)));
+        let read = self.0.reader.read(move |tables| Ok((tables.index(id)?, tables.has_unlisted(id, &[])?)));
         let (Some(index), false) = read.await? else { return Ok(()) };
-        let index = IndexRecord { finished_ns: self.0.clock.now_ns().max(1), ..index };
+        let index = IndexRecord { finished_ns: self.0.reader.clock().now_ns().max(1), ..index };
         self.0.proposer.propose(Command::PutIndex(PutIndex { mount_id: id, index: Some(index) })).await?;
         let (entries, hidden) = (index.entries, index.hidden_keys);
         tracing::info!(mount = mount.mount.path, entries, hidden, "the index is complete");

@@ -98,7 +98,7 @@ impl Comparison<'_> {
 
     async fn step(&mut self, mut window: Window, cursor: Option<Vec<u8>>) -> Result<Vec<Difference>, MasterError> {
         let (directory, prefix) = (self.directory.inode, self.prefix.clone());
-        let read = self.listings.read(move |tables| {
+        let read = self.listings.0.reader.read(move |tables| {
             let is_same = |compared: &diff::MatchedName, listed: &Listed| {
                 let Listed::File { etag, .. } = listed else { return Ok(false) };
                 let Ok(name) = std::str::from_utf8(&compared.name) else { return Ok(false) };

@@ -88,14 +88,14 @@ impl Listings {
 
     async fn index_with(&self, mount: &Arc<OpenMount>) -> Result<IndexOutcome, MasterError> {
         let id = mount.id();
-        if let Some(done) = self.read(move |tables| tables.index(id)).await? {
+        if let Some(done) = self.0.reader.read(move |tables| tables.index(id)).await? {
             mount.set_index(false, done.entries, done.hidden_keys, 0);
             return Ok(IndexOutcome::Done);
         }
         mount.set_index(true, 0, 0, 0);
         let mut lister = mount.ufs.list(mount.ufs.prefix(), ListMode::Recursive);
         let root = mount.mount.root_inode;
-        let mut run = Run { frames: Vec::new(), root, began_ns: self.0.clock.now_ns(), entries: 0, hidden: 0 };
+        let mut run = Run { frames: Vec::new(), root, began_ns: self.0.reader.clock().now_ns(), entries: 0, hidden: 0 };
         let mut pause = RETRY_FIRST;
         loop {
             match self.next_page(mount, &mut lister).await {
@@ -125,7 +125,7 @@ impl Listings {
                 "some keys cannot be file names and are not shown (see docs/semantics.md)"
             );
         }
-        let (finished_ns, entries) = (self.0.clock.now_ns(), run.entries);
+        let (finished_ns, entries) = (self.0.reader.clock().now_ns(), run.entries);
         let index = IndexRecord { finished_ns, entries, hidden_keys: run.hidden, ..IndexRecord::default() };
         self.0.proposer.propose(Command::PutIndex(PutIndex { mount_id: id, index: Some(index) })).await?;
         tracing::info!(mount = mount.mount.path, entries = run.entries, "the index is complete");
@@ -141,6 +141,8 @@ impl Listings {
         let mut taken = Run { frames: std::mem::take(&mut run.frames), ..*run };
         let groups;
         (taken, groups) = self
+            .0
+            .reader
             .read(move |tables| {
                 if tables.mount(id)?.is_none() {
                     return Ok((taken, None));

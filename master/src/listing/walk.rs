@@ -74,7 +74,7 @@ async fn visit_directory(
     visit: ListPolicy,
     recursive: bool,
 ) -> Result<Option<(u64, ListingCounts, Vec<u64>)>, MasterError> {
-    let Some(directory) = listings.read(move |tables| tables.directory(inode)).await? else { return Ok(None) };
+    let Some(directory) = listings.0.reader.read(move |tables| tables.directory(inode)).await? else { return Ok(None) };
     let mut counts = ListingCounts::default();
     if directory.mount_id != 0 && needs_listing(listings, &directory, visit)? {
         let listed = match visit {
@@ -86,7 +86,7 @@ async fn visit_directory(
             counts => counts?,
         };
     }
-    let children = listings.read(move |tables| {
+    let children = listings.0.reader.read(move |tables| {
         let mut children = Vec::new();
         tables.scan::<()>(inode, None, |_, dentry| {
             if recursive && dentry.kind() == Kind::Directory {
@@ -107,7 +107,7 @@ fn needs_listing(listings: &Listings, directory: &Directory, visit: ListPolicy) 
         ListPolicy::Refreshed => true,
         ListPolicy::Fresh => {
             let ttl = listings.0.mounts.get(directory.mount_id)?.ttl();
-            ttl.is_some_and(|ttl| listings.is_older(listed_ns, ttl))
+            ttl.is_some_and(|ttl| listings.0.reader.is_older(listed_ns, ttl))
         }
     })
 }

@@ -7,7 +7,7 @@ use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX};
 use cavern_ufs::Contents;
 
 use crate::MasterError;
-use crate::lookup::components;
+use crate::namespace::components;
 use crate::service::Services;
 use crate::state::Outcome;
 
@@ -35,7 +35,7 @@ impl Services {
         if check_only {
             return Ok(mount);
         }
-        mount.created_ns = self.lookups.listings.clock().now_ns();
+        mount.created_ns = self.lookups.reader.clock().now_ns();
         let sealed = self.mounts.seal(mount.clone())?;
         let outcome = loop {
             let attach = AttachMount { mount: Some(sealed.clone()), mounts_epoch };

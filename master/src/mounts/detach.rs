@@ -45,7 +45,7 @@ impl Services {
         let began = Instant::now();
         loop {
             let looked_up = path.clone();
-            let read = self.lookups.listings.read(move |tables| tables.mounts());
+            let read = self.lookups.reader.read(move |tables| tables.mounts());
             let Some(mount) = read.await?.into_iter().find(|mount| mount.path == looked_up) else {
                 return Err(not_mounted(&path));
             };
@@ -81,7 +81,7 @@ impl Services {
         let scope = Scope { inode: mount.root_inode, mount_id: id };
         let (mut hurried, mut held_since) = (None, None);
         loop {
-            let change = self.lookups.listings.read(|tables| Ok(tables.counters()?.change)).await?;
+            let change = self.lookups.reader.read(|tables| Ok(tables.counters()?.change)).await?;
             let (backlog, _) = self.persistence.backlog(scope.clone()).await?;
             if backlog.items() > 0 {
                 let hurried = hurried.get_or_insert_with(|| self.persistence.hurry(scope.clone(), u64::MAX));
@@ -91,7 +91,7 @@ impl Services {
                     return Err(lacks_changes(path, &backlog, failed.last_error()));
                 }
             } else {
-                let held = self.lookups.listings.read(move |tables| tables.held_of(id)).await?;
+                let held = self.lookups.reader.read(move |tables| tables.held_of(id)).await?;
                 if held == 0 {
                     return Ok(change);
                 }

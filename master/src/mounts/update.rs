@@ -73,7 +73,7 @@ impl Services {
     /// Another endpoint must lead to the bucket that has what was written: some objects are looked for there.
     async fn refuse_other_bucket(&self, mount: &Mount, ufs: &Ufs) -> Result<(), MasterError> {
         let id = mount.id;
-        let noted = self.lookups.listings.read(move |tables| tables.noted_objects(id, SAMPLE)).await?;
+        let noted = self.lookups.reader.read(move |tables| tables.noted_objects(id, SAMPLE)).await?;
         let sample = noted.len();
         let is_there = stream::iter(noted).map(|(key, etag)| async move {
             let object = ufs.head(&key).await;

@@ -81,8 +81,7 @@ impl Persistence {
             Err(error) => return Err(error),
         };
         let (seen, key) = (mount.clone(), deletion.key.clone());
-        let owner =
-            self.lookups.listings.read(move |tables| owner(tables, &seen.mount, seen.ufs.prefix(), &key)).await?;
+        let owner = self.lookups.reader.read(move |tables| owner(tables, &seen.mount, seen.ufs.prefix(), &key)).await?;
         match owner {
             KeyOwner::Waited => {
                 turn.later(OWNER_PAUSE);

@@ -56,7 +56,7 @@ impl Persistence {
         let (start, mut has_wrapped, mut dropped) = (*after, false, 0);
         while !excess.is_empty() {
             let from = *after;
-            let page = self.lookups.listings.read(move |tables| {
+            let page = self.lookups.reader.read(move |tables| {
                 let mut clean = Vec::new();
                 let files = tables.files_with_blocks(from, FILES)?;
                 let last = files.last().map(|(inode, _)| *inode);

@@ -61,7 +61,7 @@ impl Expedited {
         let span = ChangeRange { up_to: *up_to, expedited_since: Some(*since) };
         let (left, _) = self.persistence.measure(scope.clone(), span).await?;
         let mount_id = scope.mount_id;
-        let read = self.persistence.lookups.listings.read(move |tables| Ok(tables.mount(mount_id)?.is_none()));
+        let read = self.persistence.lookups.reader.read(move |tables| Ok(tables.mount(mount_id)?.is_none()));
         if mount_id != 0 && read.await? {
             return Err(MasterError::NotFound("the mount is gone, and what its bucket lacked was given up".into()));
         }
@@ -104,7 +104,7 @@ impl Persistence {
         after: u64,
     ) -> Result<Vec<(u64, IntentRecord, Priority)>, MasterError> {
         let expedited = self.expedited.current();
-        let read = self.lookups.listings.read(move |tables| {
+        let read = self.lookups.reader.read(move |tables| {
             let mut paces = Priorities::new(&expedited);
             let intents = tables.intents(after, PAGE)?.into_iter();
             let paced = intents.map(|(inode, intent)| {
@@ -122,7 +122,7 @@ impl Persistence {
         after: Option<(u32, String)>,
     ) -> Result<Vec<(PendingDeletion, Priority)>, MasterError> {
         let (expedited, mounts) = (self.expedited.current(), self.lookups.mounts.clone());
-        let read = self.lookups.listings.read(move |tables: Tables<'_>| {
+        let read = self.lookups.reader.read(move |tables: Tables<'_>| {
             let mut paces = Priorities::new(&expedited);
             let after = after.as_ref().map(|(mount, key)| (*mount, key.as_str()));
             let paced = tables.deletions(after, PAGE)?.into_iter().map(|deletion| {

@@ -36,7 +36,7 @@ impl Persistence {
         loop {
             let mut after = 0;
             loop {
-                let page = self.lookups.listings.read(move |tables| tables.garbage(after, RECORDS)).await;
+                let page = self.lookups.reader.read(move |tables| tables.garbage(after, RECORDS)).await;
                 let page = page.unwrap_or_else(|error| {
                     tracing::warn!("what is to be freed cannot be read: {error}");
                     Vec::new()
@@ -69,7 +69,7 @@ impl Persistence {
         away.retain(|_, until| Instant::now() < *until);
         let mut blocks: BTreeMap<u64, Vec<BlockRef>> = BTreeMap::new();
         let mounts: BTreeSet<u32> = records.iter().map(|(_, record)| record.mount_id).collect();
-        let sizes = self.lookups.listings.read(move |tables| tables.block_sizes(mounts)).await?;
+        let sizes = self.lookups.reader.read(move |tables| tables.block_sizes(mounts)).await?;
         for (_, GarbageRecord { inode, mount_id, extents, .. }) in &records {
             for extent in extents {
                 let Extent { generation, index, .. } = *extent;

@@ -109,7 +109,7 @@ impl Persistence {
     fn is_older(&self, ns: i64, than: Duration) -> bool {
         // Of what is from the future, written by a master that did not record its clock, no age is known: it does not
         // wait.
-        u64::try_from(self.lookups.listings.clock().age_ns(ns)).map_or(true, |age| Duration::from_nanos(age) >= than)
+        u64::try_from(self.lookups.reader.clock().age_ns(ns)).map_or(true, |age| Duration::from_nanos(age) >= than)
     }
 
     async fn process_intent(
@@ -153,10 +153,8 @@ impl Persistence {
             Err(error) => return Err(error),
         };
         let (seen, cluster) = (mount.clone(), self.cluster_id.clone());
-        let planned = self
-            .lookups
-            .listings
-            .read(move |tables| plan::plan(tables, &cluster, inode, &seen.mount, seen.ufs.prefix()));
+        let planned =
+            self.lookups.reader.read(move |tables| plan::plan(tables, &cluster, inode, &seen.mount, seen.ufs.prefix()));
         match planned.await? {
             Err(unfit) => Ok(PersistOutcome::Failed(FailureKind::NeedsOperator, unfit)),
             Ok(Step::None) => Ok(PersistOutcome::Done),

@@ -77,14 +77,14 @@ impl Persistence {
         owner: u64,
         pace: Priority,
     ) -> Result<PersistOutcome, MasterError> {
-        let read = self.lookups.listings.read(move |tables| {
+        let read = self.lookups.reader.read(move |tables| {
             let waits_since = tables.intent(inode)?.map_or(0, |intent| intent.changed_ns);
             let will_move = tables.intent(owner)?.is_some();
             Ok((tables.inode(owner)?, will_move, waits_since, tables.counters()?.change))
         });
         let (record, will_move, waits_since, change) = read.await?;
         let Some(origin) = record.and_then(|record| record.origin) else { return Ok(PersistOutcome::Again) };
-        let clock = self.lookups.listings.clock();
+        let clock = self.lookups.reader.clock();
         let now_ns = clock.now_ns();
         let waited = Duration::from_nanos(u64::try_from(clock.age_ns(waits_since)).unwrap_or(u64::MAX));
         let usual = if pace == Priority::Normal { self.delay } else { Duration::ZERO };

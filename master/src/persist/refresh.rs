@@ -158,7 +158,7 @@ impl Persistence {
     }
 
     async fn directory(&self, inode: u64) -> Result<Directory, MasterError> {
-        let directory = self.lookups.listings.read(move |tables| tables.directory(inode)).await?;
+        let directory = self.lookups.reader.read(move |tables| tables.directory(inode)).await?;
         directory.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))
     }
 
@@ -192,7 +192,7 @@ impl Persistence {
             counts.hidden = comparison.hidden();
             is_absent = !comparison.exists() && !directory.is_mount_root();
         }
-        let read = listings.read(move |tables| {
+        let read = self.lookups.reader.read(move |tables| {
             let (mut children, mut entries) = (Vec::new(), 0);
             tables.scan::<()>(inode, None, |_, dentry| {
                 entries += 1;
@@ -233,7 +233,7 @@ impl Persistence {
                 }
                 // It is not empty yet.
                 RefreshMode::DryRun => {
-                    let has_intent = self.lookups.listings.read(move |tables| tables.intent(inode)).await?.is_some();
+                    let has_intent = self.lookups.reader.read(move |tables| tables.intent(inode)).await?.is_some();
                     let fate = if has_intent { RefreshFate::Nothing } else { RefreshFate::Removed };
                     (fate, shown(&mount, &parent, &directory.record.name))
                 }
@@ -299,7 +299,7 @@ impl Persistence {
         let key_prefix = directory.key_prefix(mount.ufs.prefix()).unwrap_or_default();
         let (inode, looked_up) = (directory.inode, name.clone());
         let key = format!("{key_prefix}{}", String::from_utf8_lossy(name));
-        let read = self.lookups.listings.read(move |tables| {
+        let read = self.lookups.reader.read(move |tables| {
             let Some(dentry) = tables.dentry(inode, &looked_up)? else { return Ok((0, String::new())) };
             let slash = if dentry.kind() == Kind::Directory { "/" } else { "" };
             let note = tables.object(dentry.inode, &format!("{key}{slash}"))?.unwrap_or_default();
@@ -315,7 +315,7 @@ impl Persistence {
             there,
             inode: known,
             etag,
-            now_ns: self.lookups.listings.clock().now_ns(),
+            now_ns: self.lookups.reader.clock().now_ns(),
             ..TakeInObject::default()
         };
         Ok(self.lookups.listings.looks().of_object(taken))
@@ -323,7 +323,7 @@ impl Persistence {
 
     async fn would_become(&self, taken: &TakeInObject) -> Result<RefreshFate, MasterError> {
         let taken = taken.clone();
-        let read = self.lookups.listings.read(move |tables| take_in(&mut Transaction::new(tables.database())?, &taken));
+        let read = self.lookups.reader.read(move |tables| take_in(&mut Transaction::new(tables.database())?, &taken));
         read.await
     }
 

@@ -7,7 +7,7 @@ use cavern_proto::record::IntentRecord;
 
 use super::Persistence;
 use crate::MasterError;
-use crate::lookup::components;
+use crate::namespace::components;
 use crate::state::{PendingDeletion, Tables};
 
 /// An inode and what lies below it.

@@ -116,7 +116,7 @@ impl Persistence {
         let (files_per_second, bytes_per_second) = self.throughput.rate();
         let age_ns = match backlog.oldest_ns {
             0 => 0,
-            oldest => self.lookups.listings.clock().age_ns(oldest).max(0),
+            oldest => self.lookups.reader.clock().age_ns(oldest).max(0),
         };
         Ok(PersistStatus {
             files: backlog.files,
@@ -143,7 +143,7 @@ impl Persistence {
                     match backlog.oldest_ns {
                         0 => Duration::ZERO,
                         oldest => {
-                            let age = self.lookups.listings.clock().age_ns(oldest);
+                            let age = self.lookups.reader.clock().age_ns(oldest);
                             Duration::from_nanos(u64::try_from(age).unwrap_or(0))
                         }
                     },
@@ -160,7 +160,7 @@ impl Persistence {
         span: ChangeRange,
     ) -> Result<(Backlog, u64), MasterError> {
         let persistence = self.clone();
-        self.lookups.listings.read(move |tables| persistence.sum_up(tables, &scope, span)).await
+        self.lookups.reader.read(move |tables| persistence.sum_up(tables, &scope, span)).await
     }
 
     /// Reads all of the backlog. *Blocking*.

@@ -36,7 +36,7 @@ impl Repair {
     }
 
     async fn copy(&self, copy: &Copy) -> Result<(), String> {
-        let watch = &self.lookups.watch;
+        let watch = &self.watch;
         if !watch.has_settled() {
             return Err("a client is on its way to another stream, or may still come after the master's start".into());
         }

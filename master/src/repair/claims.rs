@@ -22,7 +22,7 @@ impl Repair {
                 format!("worker {worker_id} belongs to cluster {cluster_id}, this is cluster {}", self.cluster_id);
             return Err(MasterError::Refused(reason));
         }
-        self.lookups.listings.read(move |tables| page(tables, worker_id, after, PAGE)).await
+        self.reader.read(move |tables| page(tables, worker_id, after, PAGE)).await
     }
 }
 

@@ -55,8 +55,7 @@ impl Repair {
     pub async fn blocks_of(&self, worker_id: u64) -> Result<WorkerBlocks, MasterError> {
         let draining = self.known(worker_id).await?;
         let (blocks, most) = self
-            .lookups
-            .listings
+            .reader
             .read(move |tables| {
                 let mounts = tables.mounts()?;
                 let most = mounts
@@ -89,7 +88,7 @@ impl Repair {
 
     /// Whether a worker of the table is being emptied.
     async fn known(&self, worker_id: u64) -> Result<bool, MasterError> {
-        let record = self.lookups.listings.read(move |tables| tables.worker(worker_id)).await?;
+        let record = self.reader.read(move |tables| tables.worker(worker_id)).await?;
         let worker = record.and_then(|record| record.worker);
         let worker = worker
             .ok_or_else(|| MasterError::NotFound(format!("there is no worker {worker_id}: see `cv node list`")))?;
@@ -113,7 +112,7 @@ impl Repair {
         }
         only_here.files = files.len() as u64;
         for inode in files.into_iter().take(LISTED) {
-            let file = self.lookups.listings.read(move |tables| describe(tables, inode)).await?;
+            let file = self.reader.read(move |tables| describe(tables, inode)).await?;
             only_here.listed.extend(file);
         }
         let refused =
@@ -172,7 +171,7 @@ impl Repair {
         availability: &AvailabilityMap,
     ) -> Result<Option<(FileBlock, RemovalImpact)>, MasterError> {
         let availability = availability.clone();
-        let read = self.lookups.listings.read(move |tables| {
+        let read = self.reader.read(move |tables| {
             let page = tables.replicas_at(worker, after, PAGE)?;
             let mut found = RemovalImpact::default();
             for at in &page {

@@ -32,7 +32,7 @@ impl Repair {
         let mut after: Option<(u64, Stray)> = None;
         loop {
             let from = after.take();
-            let page = self.lookups.listings.read(move |tables| tables.strays(from.as_ref(), PAGE)).await?;
+            let page = self.reader.read(move |tables| tables.strays(from.as_ref(), PAGE)).await?;
             let Some(worker) = page.first().map(|first| first.worker) else { return Ok(()) };
             let of_worker: Vec<StrayReplica> = page.into_iter().filter(|stray| stray.worker == worker).collect();
             let is_gone = availability.placement.worker(worker).is_none();
@@ -58,7 +58,7 @@ impl Repair {
 
     async fn free_at(&self, worker: u64, strays: &[StrayReplica]) -> Result<(), String> {
         let mounts: BTreeSet<u32> = strays.iter().map(|replica| replica.mount_id).collect();
-        let sizes = self.lookups.listings.read(move |tables| tables.block_sizes(mounts)).await;
+        let sizes = self.reader.read(move |tables| tables.block_sizes(mounts)).await;
         let sizes = sizes.map_err(|error| error.to_string())?;
         let block = |StrayReplica { stray, mount_id, .. }: &StrayReplica| {
             BlockRef::of_inode(&self.cluster_id, stray.inode, stray.generation, stray.index, sizes[mount_id], *mount_id)

@@ -46,7 +46,7 @@ impl Repair {
     /// How many files there are, and up to `limit` of them.
     pub async fn unavailable(&self, limit: usize) -> Result<UnavailableFiles, MasterError> {
         let availability = self.availability()?;
-        let workers = self.lookups.listings.read(|tables| tables.workers_with_replicas()).await?;
+        let workers = self.reader.read(|tables| tables.workers_with_replicas()).await?;
         let away: Vec<u64> = workers.into_iter().filter(|worker| !availability.is_there(*worker)).collect();
         let mut found = UnavailableFiles::default();
         let mut files: BTreeSet<u64> = BTreeSet::new();
@@ -54,7 +54,7 @@ impl Repair {
             let mut after = None;
             loop {
                 let availability = availability.clone();
-                let page = self.lookups.listings.read(move |tables| {
+                let page = self.reader.read(move |tables| {
                     let page = tables.replicas_at(worker, after, PAGE)?;
                     let last = page.last().copied();
                     let lost = page.into_iter().filter_map(|at| is_lost(tables, &availability, worker, at).transpose());
@@ -69,7 +69,7 @@ impl Repair {
         }
         found.files = files.len() as u64;
         for inode in files.into_iter().take(limit) {
-            let file = self.lookups.listings.read(move |tables| describe(tables, inode)).await?;
+            let file = self.reader.read(move |tables| describe(tables, inode)).await?;
             found.listed.extend(file);
         }
         Ok(found)
@@ -78,8 +78,7 @@ impl Repair {
     /// Which blocks of a file are at workers only that are away, and what its bucket has is something else.
     pub async fn unavailable_blocks(&self, inode: u64) -> Result<Vec<Extent>, MasterError> {
         let availability = self.availability()?;
-        self.lookups
-            .listings
+        self.reader
             .read(move |tables| {
                 if is_in_bucket(tables, inode)? {
                     return Ok(Vec::new());

@@ -70,7 +70,7 @@ impl Services {
             return Err(MasterError::Refused(reason));
         }
         self.persistence.clients_changed(mutations.len());
-        let now_ns = self.lookups.listings.clock().now_ns();
+        let now_ns = self.lookups.reader.clock().now_ns();
         let commands = mutations
             .into_iter()
             .map(|mutation| Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation) }));

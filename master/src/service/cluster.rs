@@ -45,7 +45,7 @@ impl Cluster for Services {
             Some(first) => first?,
             None => return Err(MasterError::Invalid("the first message of a session names the client".into()).into()),
         };
-        let recorded = self.lookups.listings.read(move |tables| tables.session(earlier)).await?;
+        let recorded = self.lookups.reader.read(move |tables| tables.session(earlier)).await?;
         let recorded = recorded.is_some_and(|record| !record.is_ending);
         let mut session = self.watch.open(&client, earlier, recorded)?;
         let id = session.id();
@@ -101,7 +101,7 @@ impl Cluster for Services {
 
     async fn heartbeat(&self, request: Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
         let is_known = self.workers.heartbeat(request.into_inner()).await?;
-        let counters = self.lookups.listings.read(|tables| tables.counters()).await?;
+        let counters = self.lookups.reader.read(|tables| tables.counters()).await?;
         Ok(Response::new(HeartbeatReply {
             workers_epoch: counters.workers_epoch,
             mounts_epoch: counters.mounts_epoch,
@@ -209,7 +209,7 @@ impl Cluster for Services {
         let mounts =
             MountTable { epoch, mounts: mounts.into_iter().map(shown).collect(), status: self.mounts.status() };
         let (applied_index, leader, _) = self.consensus.progress();
-        let inodes = self.lookups.listings.read(|tables: Tables<'_>| Ok(tables.counters()?.inodes)).await?;
+        let inodes = self.lookups.reader.read(|tables: Tables<'_>| Ok(tables.counters()?.inodes)).await?;
         Ok(Response::new(ClusterStatus {
             cluster_id: self.cluster_id.to_string(),
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -1,12 +1,9 @@
 //! The `Namespace` service.
 
-use std::time::Duration;
-
-use bytes::Bytes;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
     CheckHoldsReply, CheckHoldsRequest, Entry, FreeContentReply, FreeContentRequest, GetInodeRequest, GetLayoutRequest,
-    GetLockReply, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest,
+    GetLockReply, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Layout, LookupRequest,
     MakeListedReply, MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest,
     RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, Ttls, UsageProgress,
     UsageRequest, Xattr, Xattrs, touch_reply,
@@ -20,26 +17,19 @@ use tonic::{Request, Response, Status, Streaming};
 use super::changes::CALLS_AHEAD;
 use super::{Answers, Services};
 use crate::MasterError;
-use crate::listing::{ListPolicy, Walk, Why};
+use crate::listing::Why;
 use crate::persist::RefreshMode;
-use crate::state::namespace::ListingCounts;
 use crate::state::records::attributes;
-use crate::state::{Directory, Outcome, blocking_lock};
+use crate::state::{Outcome, blocking_lock};
 
-/// Entries of one page of a directory.
-const PAGE_ENTRIES: usize = 1000;
 /// Pages that wait for a slow reader.
 const PAGES_AHEAD: usize = 2;
-/// While a directory's first listing runs, an empty page is sent so often: the asker knows that it goes on.
-const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Directories of one `Touch`.
 const TOUCH_MAX: usize = 10_000;
 /// Files of one `FreeContent`.
 const FREES_MAX: usize = 1000;
 /// Inodes of one `CheckHolds`.
 const HOLDS_MAX: usize = 10_000;
-/// How often progress is told.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 #[tonic::async_trait]
 impl Namespace for Services {
@@ -65,11 +55,11 @@ impl Namespace for Services {
         self.watch.mark_seen(request.inode);
         // Before the stream begins: an inode that is gone is the answer to the call itself.
         let inode = request.inode;
-        let directory = self.lookups.listings.read(move |tables| tables.directory(inode)).await?;
+        let directory = self.lookups.reader.read(move |tables| tables.directory(inode)).await?;
         let directory = directory.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?;
         self.tasks.spawn(async move {
             let result = tokio::select! {
-                result = services.stream_directory(request, directory, &answers) => result,
+                result = services.lookups.send_pages(request, directory, &answers) => result,
                 () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
                 () = answers.closed() => return,
             };
@@ -140,7 +130,7 @@ impl Namespace for Services {
 
     async fn get_xattrs(&self, request: Request<GetXattrsRequest>) -> Result<Response<Xattrs>, Status> {
         let GetXattrsRequest { inode } = request.into_inner();
-        let xattrs = self.lookups.listings.read(move |tables| {
+        let xattrs = self.lookups.reader.read(move |tables| {
             let Some(record) = tables.inode(inode)? else { return Ok(None) };
             Ok(Some(if record.has_xattrs { tables.xattrs(inode)? } else { Vec::new() }))
         });
@@ -151,7 +141,7 @@ impl Namespace for Services {
 
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
         let GetLayoutRequest { inode } = request.into_inner();
-        let layout = self.lookups.listings.read(move |tables| {
+        let layout = self.lookups.reader.read(move |tables| {
             let Some(record) = tables.inode(inode)? else { return Ok(None) };
             let block_size = tables.mount(record.mount_id)?.map_or(0, |mount| mount.block_size);
             let (attr, extents) = (Some(attributes(inode, &record)), tables.extents(inode, 0)?);
@@ -181,7 +171,7 @@ impl Namespace for Services {
 
     async fn get_lock(&self, request: Request<GetLockRequest>) -> Result<Response<GetLockReply>, Status> {
         let request = request.into_inner();
-        let lock = self.lookups.listings.read(move |tables| {
+        let lock = self.lookups.reader.read(move |tables| {
             blocking_lock(tables, request.inode, request.kind(), &request.lock.unwrap_or_default())
         });
         Ok(Response::new(GetLockReply { lock: lock.await? }))
@@ -195,7 +185,7 @@ impl Namespace for Services {
             return Err(MasterError::Invalid(reason).into());
         }
         // What is not read here yet will be told to the session, whose stream is open.
-        Ok(Response::new(self.lookups.listings.read(move |tables| tables.check_holds(&request)).await?))
+        Ok(Response::new(self.lookups.reader.read(move |tables| tables.check_holds(&request)).await?))
     }
 
     async fn make_listed(&self, request: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {
@@ -205,12 +195,12 @@ impl Namespace for Services {
 
     async fn get_ttls(&self, request: Request<GetTtlsRequest>) -> Result<Response<Ttls>, Status> {
         let GetTtlsRequest { inode } = request.into_inner();
-        Ok(Response::new(self.lookups.listings.read(move |tables| tables.ttls(inode)).await?))
+        Ok(Response::new(self.lookups.reader.read(move |tables| tables.ttls(inode)).await?))
     }
 
     async fn get_quotas(&self, request: Request<GetQuotasRequest>) -> Result<Response<Quotas>, Status> {
         let GetQuotasRequest { inode } = request.into_inner();
-        Ok(Response::new(self.lookups.listings.read(move |tables| tables.quotas(inode)).await?))
+        Ok(Response::new(self.lookups.reader.read(move |tables| tables.quotas(inode)).await?))
     }
 
     type UsageStream = Answers<UsageProgress>;
@@ -221,7 +211,7 @@ impl Namespace for Services {
         let services = self.clone();
         self.tasks.spawn(async move {
             let result = tokio::select! {
-                result = services.run_usage(&path, &answers) => result,
+                result = services.lookups.usage(&path, &answers) => result,
                 () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
                 () = answers.closed() => return,
             };
@@ -233,74 +223,16 @@ impl Namespace for Services {
 }
 
 impl Services {
-    async fn stream_directory(
-        &self,
-        request: ReadDirRequest,
-        directory: Directory,
-        answers: &mpsc::Sender<Result<ReadDirPage, Status>>,
-    ) -> Result<(), MasterError> {
-        let inode = request.inode;
-        let directory = self.make_listed(directory, answers).await?;
-        let mut first = Some(self.lookups.directory_entry(&directory)?);
-        let mut left =
-            if request.limit == 0 { usize::MAX } else { usize::try_from(request.limit).unwrap_or(usize::MAX) };
-        let mut after = (!request.after_name.is_empty()).then_some(request.after_name);
-        loop {
-            // Before the read: what changes after it has a greater number.
-            let event_seq = self.watch.told(request.session);
-            let (from, count) = (after.clone(), left.min(PAGE_ENTRIES));
-            let (page, end) =
-                self.lookups.listings.read(move |tables| tables.page(inode, from.as_deref(), count)).await?;
-            after = page.last().map(|(name, _, _)| name.clone()).or(after);
-            left -= page.len();
-            let entries = page.into_iter();
-            let entries =
-                entries.map(|(name, inode, record)| self.lookups.page_entry(&directory, name, inode, &record));
-            let page = ReadDirPage { directory: first.take(), entries: entries.collect(), end, event_seq };
-            let is_last = end || left == 0;
-            if answers.send(Ok(page)).await.is_err() || is_last {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Waits for the first listing of a directory that has none. An old listing is served as it is: the client knows
-    /// its age.
-    async fn make_listed(
-        &self,
-        directory: Directory,
-        answers: &mpsc::Sender<Result<ReadDirPage, Status>>,
-    ) -> Result<Directory, MasterError> {
-        if directory.mount_id == 0 || directory.record.listed_ns != 0 {
-            return Ok(directory);
-        }
-        let inode = directory.inode;
-        let flight = self.lookups.listings.start(inode, None)?.flight();
-        while tokio::time::timeout(KEEP_ALIVE, flight.ended()).await.is_err() {
-            let waiting = ReadDirPage {
-                directory: Some(self.lookups.directory_entry(&directory)?),
-                event_seq: self.watch.seq(),
-                ..ReadDirPage::default()
-            };
-            if answers.send(Ok(waiting)).await.is_err() {
-                break;
-            }
-        }
-        flight.ended().await?;
-        let listed = self.lookups.listings.read(move |tables| tables.directory(inode)).await?;
-        listed.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))
-    }
-
+    /// Brings a path up to date with its bucket, whichever of the two is the truth.
     async fn run_refresh(
         &self,
         path: &str,
         (recursive, dry_run): (bool, bool),
         answers: &mpsc::Sender<Result<RefreshProgress, Status>>,
     ) -> Result<RefreshProgress, MasterError> {
-        let mut progress = RefreshProgress::default();
-        if let Some((directory, name)) = self.fs_mode_target(path).await? {
+        if let Some((directory, name)) = self.lookups.fs_mode_target(path).await? {
             let run = if dry_run { RefreshMode::DryRun } else { RefreshMode::Apply };
-            progress = self.persistence.refresh(directory, name.clone(), recursive, run, answers).await?;
+            let progress = self.persistence.refresh(directory, name.clone(), recursive, run, answers).await?;
             if name.is_some() && progress.added + progress.pending + progress.conflicts == 0 {
                 // Unless it was there before, it is nowhere.
                 self.lookups.resolve(path).await?;
@@ -313,139 +245,6 @@ impl Services {
                 format!("{path} is in no fs-mode mount: what its bucket has is shown by a refresh, or after a while");
             return Err(MasterError::Invalid(reason));
         }
-        let (directory, name) = self.refresh_target(path).await?;
-        match name {
-            Some(name) => {
-                self.lookups.listings.check_name(directory, &name, Why::Unknown).await?;
-                progress.entries = 1;
-            }
-            None => {
-                let mut walk = Walk::new(self.lookups.listings.clone(), directory, ListPolicy::Refreshed, recursive);
-                let mut told = tokio::time::Instant::now();
-                let mut failure = None;
-                while let Some(visited) = walk.next().await {
-                    match visited {
-                        Ok((inode, counts)) => self.count_refreshed(inode, counts, &mut progress).await?,
-                        Err((_, error)) => failure = failure.or(Some(error)),
-                    }
-                    if told.elapsed() >= PROGRESS_INTERVAL {
-                        told = tokio::time::Instant::now();
-                        let _ = answers.send(Ok(progress.clone())).await;
-                    }
-                }
-                if let Some(error) = failure {
-                    return Err(error);
-                }
-            }
-        }
-        self.watch.wait_acknowledged(self.watch.seq()).await;
-        Ok(progress)
-    }
-
-    /// The directory of an fs-mode mount that a path leads to, or the directory above it and the name in it.
-    async fn fs_mode_target(&self, path: &str) -> Result<Option<(u64, Option<Bytes>)>, MasterError> {
-        let (entry, name) = match self.lookups.resolve(path).await {
-            Ok(entry) if entry.attr.unwrap_or_default().kind() == Kind::Directory => (entry, None),
-            Ok(entry) => (self.lookups.get_inode(entry.parent).await?, Some(entry.name)),
-            Err(error) if error.is_not_found() => {
-                let (above, name) = path.trim_end_matches('/').rsplit_once('/').ok_or(error)?;
-                let above = self.lookups.resolve(if above.is_empty() { "/" } else { above }).await?;
-                (above, Some(Bytes::copy_from_slice(name.as_bytes())))
-            }
-            Err(error) => return Err(error),
-        };
-        let is_fs_mode = entry.mount_id != 0 && self.mounts.get(entry.mount_id)?.is_fs_mode();
-        Ok(is_fs_mode.then_some((entry.attr.unwrap_or_default().inode, name)))
-    }
-
-    /// The directory to refresh, or the directory and the one name in it.
-    async fn refresh_target(&self, path: &str) -> Result<(u64, Option<Bytes>), MasterError> {
-        let entry = match self.lookups.resolve(path).await {
-            Ok(entry) => entry,
-            Err(error) if error.is_not_found() => {
-                // It may have appeared in the bucket since: the directory above knows, once it is asked.
-                let (above, name) = path.trim_end_matches('/').rsplit_once('/').ok_or(error)?;
-                let above = self.lookups.resolve(if above.is_empty() { "/" } else { above }).await?;
-                let name = Bytes::copy_from_slice(name.as_bytes());
-                let parent = above.attr.unwrap_or_default().inode;
-                let found = self.lookups.revalidate(parent, &name, Why::Unknown).await;
-                found.map_err(|error| match error.is_not_found() {
-                    true => MasterError::NotFound(format!("{path} is not there, and its bucket does not have it")),
-                    false => error,
-                })?
-            }
-            Err(error) => return Err(error),
-        };
-        let attr = entry.attr.unwrap_or_default();
-        Ok(match attr.kind() {
-            Kind::Directory => (attr.inode, None),
-            _ => (entry.parent, Some(entry.name)),
-        })
-    }
-
-    async fn count_refreshed(
-        &self,
-        inode: u64,
-        counts: ListingCounts,
-        progress: &mut RefreshProgress,
-    ) -> Result<(), MasterError> {
-        progress.directories += 1;
-        progress.added += counts.added;
-        progress.changed += counts.changed;
-        progress.removed += counts.removed;
-        progress.hidden += counts.hidden;
-        progress.entries += self
-            .lookups
-            .listings
-            .read(move |tables| {
-                let mut entries = 0;
-                tables.scan::<()>(inode, None, |_, _| {
-                    entries += 1;
-                    Ok(std::ops::ControlFlow::Continue(()))
-                })?;
-                Ok(entries)
-            })
-            .await?;
-        Ok(())
-    }
-
-    async fn run_usage(
-        &self,
-        path: &str,
-        answers: &mpsc::Sender<Result<UsageProgress, Status>>,
-    ) -> Result<UsageProgress, MasterError> {
-        let entry = self.lookups.resolve(path).await?;
-        let attr = entry.attr.unwrap_or_default();
-        if attr.kind() != Kind::Directory {
-            return Ok(UsageProgress { files: 1, bytes: attr.size, ..UsageProgress::default() });
-        }
-        let mut progress = UsageProgress::default();
-        let mut walk = Walk::new(self.lookups.listings.clone(), attr.inode, ListPolicy::Known, true);
-        let mut told = tokio::time::Instant::now();
-        while let Some(visited) = walk.next().await {
-            let (inode, _) = visited.map_err(|(_, error)| error)?;
-            progress.directories += 1;
-            let mut after: Option<Bytes> = None;
-            loop {
-                let from = after.take();
-                let listings = &self.lookups.listings;
-                let (page, end) =
-                    listings.read(move |tables| tables.page(inode, from.as_deref(), PAGE_ENTRIES)).await?;
-                let files = page.iter().filter(|(_, _, record)| record.kind() == Kind::File);
-                for (_, _, record) in files {
-                    progress.files += 1;
-                    progress.bytes += record.size;
-                }
-                after = page.last().map(|(name, _, _)| name.clone());
-                if end || after.is_none() {
-                    break;
-                }
-            }
-            if told.elapsed() >= PROGRESS_INTERVAL {
-                told = tokio::time::Instant::now();
-                let _ = answers.send(Ok(progress)).await;
-            }
-        }
-        Ok(progress)
+        self.lookups.refresh(path, recursive, answers).await
     }
 }

@@ -16,7 +16,7 @@ pub const END_STEP: u32 = 256;
 
 /// Ends, in the log, the sessions whose lease is over.
 pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
-    let recorded = services.lookups.listings.read(|tables| tables.session_ids()).await?;
+    let recorded = services.lookups.reader.read(|tables| tables.session_ids()).await?;
     for session in recorded {
         if services.watch.is_over(session) {
             end(&services.proposer, session).await?;
@@ -42,7 +42,7 @@ pub async fn reap_unlinked(services: &Services) -> Result<(), MasterError> {
     if !services.watch.has_settled() {
         return Ok(());
     }
-    let unlinked = services.lookups.listings.read(|tables| tables.unheld(REAP_MAX)).await?;
+    let unlinked = services.lookups.reader.read(|tables| tables.unheld(REAP_MAX)).await?;
     if unlinked.is_empty() {
         return Ok(());
     }

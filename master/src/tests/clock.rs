@@ -75,7 +75,7 @@ async fn no_file_expires_because_the_clock_was_set_forward_while_the_master_runs
         assert_eq!(bench.change(Change::SetTtl(rule(directory, seconds))).await, directory);
     }
     let is_named = async |inode: u64| {
-        let read = bench.master().services().lookups.listings.read(move |tables| tables.inode(inode));
+        let read = bench.master().services().lookups.reader.read(move |tables| tables.inode(inode));
         read.await.unwrap().is_some_and(|record| !record.unlinked)
     };
     // Files are looked at in the order of their making: both by the round that finds the second.

@@ -180,7 +180,7 @@ impl TestMaster {
     pub async fn indexed(&self, mount: &Mount) {
         let id = mount.id;
         eventually(|| async move {
-            self.services().lookups.listings.read(move |tables| tables.index(id)).await.unwrap().is_some()
+            self.services().lookups.reader.read(move |tables| tables.index(id)).await.unwrap().is_some()
         })
         .await;
     }
@@ -192,16 +192,14 @@ impl TestMaster {
         let mut tree = Tree::new();
         let mut waiting = vec![(top.inode, String::new())];
         while let Some((inode, above)) = waiting.pop() {
-            let listed =
-                lookups.listings.read(move |tables| Ok(tables.inode(inode)?.unwrap().listed_ns)).await.unwrap();
+            let listed = lookups.reader.read(move |tables| Ok(tables.inode(inode)?.unwrap().listed_ns)).await.unwrap();
             if listed == 0 {
                 match lookups.listings.start(inode, None).unwrap().flight().ended().await {
                     Err(error) if error.is_not_found() => continue,
                     result => result.unwrap(),
                 };
             }
-            let (entries, end) =
-                lookups.listings.read(move |tables| tables.page(inode, None, usize::MAX)).await.unwrap();
+            let (entries, end) = lookups.reader.read(move |tables| tables.page(inode, None, usize::MAX)).await.unwrap();
             assert!(end);
             for (name, inode, record) in entries {
                 let path = format!("{above}{}", std::str::from_utf8(&name).unwrap());

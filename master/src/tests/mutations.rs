@@ -142,8 +142,8 @@ async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
     let inodes: Vec<u64> = created.unwrap().iter().map(|result| result.inode).collect();
     mutate(&master, id, 3, vec![remove(root, "a"), remove(root, "b")]).await.unwrap();
     let here = |inode| {
-        let listings = master.services().lookups.listings.clone();
-        async move { listings.read(move |tables| tables.inode(inode)).await.unwrap().is_some() }
+        let reader = master.services().lookups.reader.clone();
+        async move { reader.read(move |tables| tables.inode(inode)).await.unwrap().is_some() }
     };
 
     // Told of both, it holds one, and goes on living.

@@ -53,11 +53,11 @@ async fn names_that_lead_elsewhere_meanwhile_are_in_every_page_and_found() {
             replace(version).await;
         }
     });
-    let listings = &master.services().lookups.listings;
+    let reader = &master.services().lookups.reader;
     while !replacing.is_finished() {
-        let (page, is_last) = listings.read(move |tables| tables.page(root, None, 2 * NAMES)).await.unwrap();
+        let (page, is_last) = reader.read(move |tables| tables.page(root, None, 2 * NAMES)).await.unwrap();
         assert_eq!((page.len(), is_last), (NAMES, true), "no name is missing");
-        let found = listings.read(move |tables| {
+        let found = reader.read(move |tables| {
             let dentry = tables.dentry(root, b"f000")?.unwrap();
             tables.inode(dentry.inode)
         });
@@ -199,7 +199,7 @@ async fn an_absence_is_proven_again_when_the_listing_is_old() {
     bucket.put("c", "1");
     let touched = lookups.touch(&[old, 777_777], true).await.unwrap();
     assert!(touched[0].age_ms >= 0 && !touched[0].gone && touched[1].gone);
-    let found = lookups.listings.read(move |tables| tables.dentry(old, b"c")).await.unwrap();
+    let found = lookups.reader.read(move |tables| tables.dentry(old, b"c")).await.unwrap();
     assert!(found.is_some());
     master.master.stop().await;
 }
@@ -231,7 +231,7 @@ async fn a_hundred_thousand_names_come_in_pages() {
     let services = master.services();
     services.unmount_bucket("/big", DetachPolicy::Keep).await.unwrap();
     assert!(services.lookups.resolve("/big").await.unwrap_err().is_not_found());
-    eventually(|| async { services.lookups.listings.read(|tables| Ok(tables.counters()?.inodes)).await.unwrap() == 1 })
+    eventually(|| async { services.lookups.reader.read(|tables| Ok(tables.counters()?.inodes)).await.unwrap() == 1 })
         .await;
     master.master.stop().await;
 }

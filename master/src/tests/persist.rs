@@ -205,7 +205,7 @@ async fn dropped_blocks_are_freed_at_workers_that_are_there() {
     bench.commit(file, 2, 0, vec![3]).await;
     bench.cut(file, 0).await;
     let left = async |bench: &Fixture| {
-        let read = bench.master().services().lookups.listings.read(|tables| tables.garbage(0, 10));
+        let read = bench.master().services().lookups.reader.read(|tables| tables.garbage(0, 10));
         read.await.unwrap()
     };
     eventually(|| async {
@@ -239,7 +239,7 @@ async fn a_mount_with_unwritten_changes_goes_only_when_they_are_given_up() {
     services.unmount_bucket("/m", DetachPolicy::Discard).await.unwrap();
     // What was noted of it goes, its blocks are freed, and the bucket stays as it is.
     eventually(|| async {
-        let left = services.lookups.listings.read(|tables| {
+        let left = services.lookups.reader.read(|tables| {
             let objects = (1..=tables.counters()?.inode).map(|inode| tables.objects(inode));
             let objects: usize = objects.map(|objects| objects.map(|objects| objects.len())).sum::<Result<_, _>>()?;
             Ok(tables.intents(0, 10)?.len()

@@ -142,7 +142,7 @@ impl Fixture {
     /// Workers of a block, which replica of each it is, and who joins.
     async fn extent(&self, index: u32) -> (Vec<u64>, Vec<u32>, u64) {
         let file = self.file;
-        let read = self.master().services().lookups.listings.read(move |tables| tables.extent(file, index));
+        let read = self.master().services().lookups.reader.read(move |tables| tables.extent(file, index));
         let record = read.await.unwrap().unwrap();
         (record.workers, record.joined, record.joining)
     }
@@ -152,7 +152,7 @@ impl Fixture {
     }
 
     async fn has_strays(&self) -> bool {
-        let read = self.master().services().lookups.listings.read(|tables| tables.strays(None, 10));
+        let read = self.master().services().lookups.reader.read(|tables| tables.strays(None, 10));
         !read.await.unwrap().is_empty()
     }
 
@@ -271,9 +271,9 @@ async fn a_worker_is_to_keep_its_own_and_what_those_had_that_are_gone() {
     for (index, workers) in [(0, [1, 2]), (1, [2, 1]), (2, [2, 9]), (3, [9, 1]), (4, [1, 2])] {
         bench.commit(index, &workers, &[0, 0]).await.unwrap();
     }
-    let listings = bench.master().services().lookups.listings.clone();
+    let reader = bench.master().services().lookups.reader.clone();
     let page = async |worker, after, limit| {
-        listings.read(move |tables| claims::page(tables, worker, after, limit)).await.unwrap()
+        reader.read(move |tables| claims::page(tables, worker, after, limit)).await.unwrap()
     };
     for limit in [1, 2, 3, 6, 7, 100] {
         let (mut claimed, mut after) = (Vec::new(), None);

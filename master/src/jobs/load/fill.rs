@@ -226,7 +226,7 @@ impl Loader {
             block.replaced(job, reason);
             return None;
         }
-        let read = self.lookups.listings.read(move |tables| {
+        let read = self.lookups.reader.read(move |tables| {
             let record = tables.inode(inode)?.filter(|record| record.kind() == Kind::File && !record.unlinked);
             record.map(|record| File::of_content(tables, inode, record)).transpose()
         });

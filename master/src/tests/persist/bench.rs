@@ -102,7 +102,7 @@ impl Fixture {
         self.seq += 1;
         let services = self.master().services();
         let mutation = Mutation { seq: self.seq, uid: 1, gid: 2, change: Some(change) };
-        let now_ns = services.lookups.listings.clock().now_ns();
+        let now_ns = services.lookups.reader.clock().now_ns();
         let mutate = Mutate { session: 1, answered: self.seq - 1, now_ns, mutation: Some(mutation) };
         match services.proposer.propose(Command::Mutate(mutate)).await.unwrap() {
             Outcome::Mutated(result) => *result,
@@ -175,7 +175,7 @@ impl Fixture {
             .master()
             .services()
             .lookups
-            .listings
+            .reader
             .read(move |tables| Ok((tables.inode(inode)?.unwrap_or_default(), tables.extents(inode, 0)?)));
         let (record, extents) = read.await.unwrap();
         let mut blocks = vec![HOLE.to_owned(); record.size.div_ceil(BLOCK) as usize];
@@ -209,7 +209,7 @@ impl Fixture {
     /// The objects that the namespace asks for: keys, contents, modes.
     pub async fn wanted(&self) -> BTreeMap<String, (Bytes, String)> {
         let (root, model) = (self.root, self.model.clone());
-        let read = self.master().services().lookups.listings.read(move |tables| {
+        let read = self.master().services().lookups.reader.read(move |tables| {
             let mut wanted = BTreeMap::new();
             collect(tables, &model, root, PREFIX, &mut wanted)?;
             Ok(wanted)
@@ -233,7 +233,7 @@ impl Fixture {
             .master()
             .services()
             .lookups
-            .listings
+            .reader
             .read(|tables| {
                 let inodes = 1..=tables.counters()?.inode;
                 let objects = inodes.map(|inode| tables.objects(inode)).collect::<Result<Vec<_>, _>>()?;
@@ -248,8 +248,7 @@ impl Fixture {
         assert_eq!(known, there, "what is noted of the objects is what they are");
         for (inode, blocks) in &self.model {
             let inode = *inode;
-            let known =
-                self.master().services().lookups.listings.read(move |tables| tables.inode(inode)).await.unwrap();
+            let known = self.master().services().lookups.reader.read(move |tables| tables.inode(inode)).await.unwrap();
             if known.is_some() {
                 assert_eq!(self.read(inode).await.as_ref(), Some(blocks), "inode {inode}");
             }

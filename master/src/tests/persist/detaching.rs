@@ -41,7 +41,7 @@ async fn a_mount_that_was_changed_since_it_was_looked_at_stays() {
     bench.settled().await;
     let services = bench.master().services().clone();
     let mount_id = services.mounts.table().unwrap().1[0].id;
-    let change = services.lookups.listings.read(|tables| Ok(tables.counters()?.change)).await.unwrap();
+    let change = services.lookups.reader.read(|tables| Ok(tables.counters()?.change)).await.unwrap();
     bench.create(root, "g", Kind::File).await;
     bench.settled().await;
     let remove = |change| Command::RemoveMount(RemoveMount { mount_id, change, discard: false });
@@ -74,7 +74,7 @@ async fn links_of_a_mount_go_with_it() {
     let services = bench.master().services().clone();
     services.unmount_bucket("/m", DetachPolicy::Keep).await.unwrap();
     let left = || async {
-        let read = services.lookups.listings.read(|tables| {
+        let read = services.lookups.reader.read(|tables| {
             Ok((tables.keys(Family::Inode).count(), tables.keys(Family::Link).count(), tables.counters()?.inodes))
         });
         read.await.unwrap()

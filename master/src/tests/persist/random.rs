@@ -67,7 +67,7 @@ async fn run(ops: Vec<Op>) {
             }
             Op::Commit(file, index) => {
                 let file = inode(file);
-                let generation = bench.master().services().lookups.listings.read(move |tables| {
+                let generation = bench.master().services().lookups.reader.read(move |tables| {
                     let known = tables.extent(file, u32::from(index))?.map(|extent| extent.generation);
                     Ok(known.or(tables.inode(file)?.map(|record| record.generation)))
                 });

@@ -1,4 +1,4 @@
-//! What the leader does all the time: ticks of sessions and workers, and, in steps of bounded size, what commands have
+//! Ticks of sessions and workers, and, in steps of bounded size, what commands have
 //! left for later.
 
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{CountUsage, ReapOrphans};
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 
 use crate::metrics::MasterMetrics;
 use crate::raft::Proposer;
@@ -23,7 +24,13 @@ pub const REAP_STEP: u32 = 100;
 pub const COUNT_STEP: u32 = 500;
 
 /// Ticks, worker timeouts, gauges, and the high-water mark.
-pub async fn keep_time(services: Services, metrics: MasterMetrics, database: Arc<Database>, high_water: HighWater) {
+pub async fn keep_time(
+    services: Services,
+    metrics: MasterMetrics,
+    database: Arc<Database>,
+    high_water: HighWater,
+    stop: CancellationToken,
+) {
     let high_water = Arc::new(Mutex::new(high_water));
     let raise = async |applied: u64| {
         let high_water = high_water.clone();
@@ -36,7 +43,7 @@ pub async fn keep_time(services: Services, metrics: MasterMetrics, database: Arc
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            () = services.stop.cancelled() => {
+            () = stop.cancelled() => {
                 raise(services.consensus.progress().0).await;
                 return;
             }
@@ -57,25 +64,25 @@ pub async fn keep_time(services: Services, metrics: MasterMetrics, database: Arc
 }
 
 /// Deletes what was taken out of the namespace, and counts what quotas need to know.
-pub async fn keep_reaping(services: Services, database: Arc<Database>) {
+pub async fn keep_reaping(services: Services, database: Arc<Database>, stop: CancellationToken) {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            () = services.stop.cancelled() => return,
+            () = stop.cancelled() => return,
         }
         tokio::select! {
             tidied = tidy(&services) => if let Err(error) = tidied {
                 tracing::warn!("what sessions left behind is not cleaned up: {error}");
             },
-            () = services.stop.cancelled() => return,
+            () = stop.cancelled() => return,
         }
         tokio::select! {
             counted = count_usage(&services.proposer, &database) => if let Err(error) = counted {
                 tracing::warn!("what is below directories with quotas is not counted: {error}");
             },
-            () = services.stop.cancelled() => return,
+            () = stop.cancelled() => return,
         }
         let has_orphans = tables::first_id(&database, Family::Orphan);
         if !matches!(has_orphans, Ok(None)) {
@@ -83,7 +90,7 @@ pub async fn keep_reaping(services: Services, database: Arc<Database>) {
                 reaped = reap_orphans(&services.proposer) => if let Err(error) = reaped {
                     tracing::warn!("deleted directories are not cleaned up: {error}");
                 },
-                () = services.stop.cancelled() => return,
+                () = stop.cancelled() => return,
             }
         }
     }

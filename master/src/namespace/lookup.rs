@@ -17,7 +17,7 @@ use crate::MasterError;
 use crate::listing::{ListPolicy, Listings, Progress, Started, Walk, Why};
 use crate::mounts::{Mounts, OpenMount};
 use crate::sessions::WatchHub;
-use crate::state::{Directory, Tables};
+use crate::state::{Directory, StateReader, Tables};
 
 /// Longest path, in bytes, and its deepest nesting.
 const PATH_MAX: usize = 4096;
@@ -28,6 +28,7 @@ const TOUCH_CONCURRENCY: usize = 64;
 /// The namespace as clients see it. Cheap to clone.
 #[derive(Clone)]
 pub struct Lookups {
+    pub reader: StateReader,
     pub listings: Listings,
     pub mounts: Arc<Mounts>,
     pub watch: Arc<WatchHub>,
@@ -80,7 +81,7 @@ impl Lookups {
         self.watch.mark_seen(parent);
         let looked_up = name.clone();
         let (directory, found) = self
-            .listings
+            .reader
             .read(move |tables| {
                 let directory = tables.directory(parent)?;
                 let found = if directory.is_some() { find(tables, parent, &looked_up)? } else { None };
@@ -129,7 +130,7 @@ impl Lookups {
             Progress::Ended(Err(error)) => return self.serve_or(directory, name, found, error.into()),
             Progress::Running(_) => {
                 let (parent, looked_up) = (directory.inode, name.clone());
-                let known = self.listings.read(move |tables| find(tables, parent, &looked_up)).await?;
+                let known = self.reader.read(move |tables| find(tables, parent, &looked_up)).await?;
                 if known.is_none() {
                     self.watch.mark_absence_seen(directory.inode);
                     self.listings.check_name(directory.inode, name, Why::Unknown).await?;
@@ -170,7 +171,7 @@ impl Lookups {
             }
             Err(_) => false,
         };
-        let entries = self.listings.read(move |tables| {
+        let entries = self.reader.read(move |tables| {
             let mount_id = tables.inode(inode)?.map_or(0, |record| record.mount_id);
             Ok(tables.index(mount_id)?.unwrap_or_default().entries)
         });
@@ -182,10 +183,8 @@ impl Lookups {
         // Before the read: a name that appears after it is told to the sessions.
         self.watch.mark_absence_seen(parent);
         let looked_up = name.clone();
-        let (directory, found) = self
-            .listings
-            .read(move |tables| Ok((tables.directory(parent)?, find(tables, parent, &looked_up)?)))
-            .await?;
+        let (directory, found) =
+            self.reader.read(move |tables| Ok((tables.directory(parent)?, find(tables, parent, &looked_up)?))).await?;
         let directory = directory.ok_or_else(|| gone(parent))?;
         match found {
             Some((inode, record)) => self.entry(&directory, name.clone(), inode, &record),
@@ -202,15 +201,15 @@ impl Lookups {
     }
 
     async fn known_inode(&self, inode: u64) -> Result<Entry, MasterError> {
-        let record = self.listings.read(move |tables| tables.inode(inode)).await?.ok_or_else(|| gone(inode))?;
+        let record = self.reader.read(move |tables| tables.inode(inode)).await?.ok_or_else(|| gone(inode))?;
         if record.kind() == Kind::Directory {
-            let directory = self.listings.read(move |tables| tables.directory(inode)).await?;
+            let directory = self.reader.read(move |tables| tables.directory(inode)).await?;
             return self.directory_entry(&directory.ok_or_else(|| gone(inode))?);
         }
         let parent = record.parent;
         self.watch.mark_seen(parent);
         // Again, now that a change would be told.
-        let read = self.listings.read(move |tables| Ok(tables.inode(inode)?.zip(tables.directory(parent)?)));
+        let read = self.reader.read(move |tables| Ok(tables.inode(inode)?.zip(tables.directory(parent)?)));
         let (record, directory) = read.await?.ok_or_else(|| gone(inode))?;
         self.entry(&directory, record.name.clone(), inode, &record)
     }
@@ -242,8 +241,7 @@ impl Lookups {
     async fn look_at(&self, entry: Entry) -> Result<Entry, MasterError> {
         let (parent, name) = (entry.parent, entry.name.clone());
         let looked_up = name.clone();
-        let read =
-            self.listings.read(move |tables| Ok(tables.directory(parent)?.zip(find(tables, parent, &looked_up)?)));
+        let read = self.reader.read(move |tables| Ok(tables.directory(parent)?.zip(find(tables, parent, &looked_up)?)));
         let Some((directory, (inode, record))) = read.await?.filter(|(directory, _)| directory.mount_id != 0) else {
             return Ok(entry);
         };
@@ -272,7 +270,7 @@ impl Lookups {
             }
         }
         let inodes = directories.to_vec();
-        let listings = self.listings.clone();
+        let reader = self.reader.clone();
         let touched = move |tables: Tables<'_>| {
             let mut touched = Vec::with_capacity(inodes.len());
             for inode in inodes {
@@ -280,16 +278,16 @@ impl Lookups {
                     Err(MasterError::Refused(_)) => None,
                     directory => directory?,
                 };
-                let age_ms = directory.as_ref().map_or(-1, |directory| listings.age_ms(directory.record.listed_ns));
+                let age_ms = directory.as_ref().map_or(-1, |directory| reader.age_ms(directory.record.listed_ns));
                 touched.push(Touched { inode, age_ms, gone: directory.is_none() });
             }
             Ok(touched)
         };
-        self.listings.read(touched).await
+        self.reader.read(touched).await
     }
 
     async fn touch_one(&self, inode: u64, wait: bool) -> Result<(), MasterError> {
-        let directory = match self.listings.read(move |tables| tables.directory(inode)).await {
+        let directory = match self.reader.read(move |tables| tables.directory(inode)).await {
             // Not a directory: answered as gone.
             Err(MasterError::Refused(_)) => return Ok(()),
             directory => directory?,
@@ -298,7 +296,7 @@ impl Lookups {
         let mount = self.mounts.get(directory.mount_id)?;
         let Some(ttl) = mount.ttl() else { return Ok(()) };
         let listed_ns = directory.record.listed_ns;
-        if listed_ns != 0 && !self.listings.is_older(listed_ns, ttl / 2) || mount.is_failing() {
+        if listed_ns != 0 && !self.reader.is_older(listed_ns, ttl / 2) || mount.is_failing() {
             return Ok(());
         }
         if wait {
@@ -313,7 +311,7 @@ impl Lookups {
     /// Before an absence is told: a newer listing, if the one there is has reached `ttl` and the bucket answers in
     /// time.
     async fn refresh_if_older(&self, directory: &Directory, mount: &OpenMount, ttl: Duration) {
-        if self.listings.is_older(directory.record.listed_ns, ttl) && !mount.is_failing() {
+        if self.reader.is_older(directory.record.listed_ns, ttl) && !mount.is_failing() {
             self.relist_within_wait(directory.inode).await;
         }
     }
@@ -380,7 +378,7 @@ impl Lookups {
 
     /// Age of a directory's listing; -1 for none.
     fn age_of(&self, directory: &InodeRecord) -> i64 {
-        if directory.mount_id == 0 { -1 } else { self.listings.age_ms(directory.listed_ns) }
+        if directory.mount_id == 0 { -1 } else { self.reader.age_ms(directory.listed_ns) }
     }
 
     /// An entry of a page: without its key, which is that of the directory and the name.

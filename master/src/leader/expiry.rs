@@ -12,6 +12,7 @@ use std::time::Duration;
 use cavern_proto::master::{FreeFate, TtlAction};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{Expire, InodeRecord, TtlRecord};
+use tokio_util::sync::CancellationToken;
 
 use crate::MasterError;
 use crate::clock::Clock;
@@ -38,9 +39,8 @@ enum ExpiryAction {
     Remove(Expire),
 }
 
-/// Goes on until the master stops.
-pub async fn keep_expiring(services: Services, metrics: ExpiryMetrics) {
-    let stop = services.stop.clone();
+/// Goes on until `stop`.
+pub async fn keep_expiring(services: Services, metrics: ExpiryMetrics, stop: CancellationToken) {
     let work = async {
         let (mut last, mut since) = (Rules::new(), TICK);
         loop {
@@ -71,7 +71,7 @@ pub async fn keep_expiring(services: Services, metrics: ExpiryMetrics) {
 }
 
 async fn rules(services: &Services) -> Result<Rules, MasterError> {
-    let all = services.lookups.listings.read(|tables| tables.ttls(0)).await?;
+    let all = services.lookups.reader.read(|tables| tables.ttls(0)).await?;
     Ok(all.ttls.into_iter().map(|ttl| (ttl.inode, TtlRecord { seconds: ttl.seconds, action: ttl.action })).collect())
 }
 
@@ -79,12 +79,12 @@ async fn sweep(services: &Services, rules: &Rules, metrics: &ExpiryMetrics) -> R
     let mut after = 0;
     let mut governing: HashMap<u64, Option<TtlRecord>> = HashMap::new();
     loop {
-        let (listings, rules, mut known) = (services.lookups.listings.clone(), rules.clone(), governing);
-        let look = services.lookups.listings.read(move |tables| {
+        let (reader, rules, mut known) = (services.lookups.reader.clone(), rules.clone(), governing);
+        let look = services.lookups.reader.read(move |tables| {
             let (mut last, mut due) = (None, Vec::new());
             for (inode, record) in tables.inodes_after(after, PAGE)? {
                 last = Some(inode);
-                due.extend(classify_inode(tables, inode, &record, &rules, &mut known, listings.clock())?);
+                due.extend(classify_inode(tables, inode, &record, &rules, &mut known, reader.clock())?);
             }
             Ok((last, due, known))
         });

@@ -1,0 +1,16 @@
+//! The namespace as clients see it: names and inodes ([`lookup`]), directories page by page ([`pages`]), what is below a
+//! path ([`usage`]), and a path brought up to date with its bucket ([`refresh`]).
+
+mod lookup;
+mod pages;
+mod refresh;
+mod usage;
+
+use std::time::Duration;
+
+pub use lookup::{Lookups, components};
+
+/// Entries of one page of a directory.
+const PAGE_ENTRIES: usize = 1000;
+/// How often progress is told.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);

@@ -1,0 +1,73 @@
+//! A directory as a stream of pages.
+
+use std::time::Duration;
+
+use cavern_proto::master::{ReadDirPage, ReadDirRequest};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use super::{Lookups, PAGE_ENTRIES};
+use crate::MasterError;
+use crate::state::Directory;
+
+/// While a directory's first listing runs, an empty page is sent so often: the asker knows that it goes on.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+
+impl Lookups {
+    /// Sends what a directory has, page by page.
+    pub async fn send_pages(
+        &self,
+        request: ReadDirRequest,
+        directory: Directory,
+        answers: &mpsc::Sender<Result<ReadDirPage, Status>>,
+    ) -> Result<(), MasterError> {
+        let inode = request.inode;
+        let directory = self.wait_listed(directory, answers).await?;
+        let mut first = Some(self.directory_entry(&directory)?);
+        let mut left =
+            if request.limit == 0 { usize::MAX } else { usize::try_from(request.limit).unwrap_or(usize::MAX) };
+        let mut after = (!request.after_name.is_empty()).then_some(request.after_name);
+        loop {
+            // Before the read: what changes after it has a greater number.
+            let event_seq = self.watch.told(request.session);
+            let (from, count) = (after.clone(), left.min(PAGE_ENTRIES));
+            let (page, end) = self.reader.read(move |tables| tables.page(inode, from.as_deref(), count)).await?;
+            after = page.last().map(|(name, _, _)| name.clone()).or(after);
+            left -= page.len();
+            let entries = page.into_iter();
+            let entries = entries.map(|(name, inode, record)| self.page_entry(&directory, name, inode, &record));
+            let page = ReadDirPage { directory: first.take(), entries: entries.collect(), end, event_seq };
+            let is_last = end || left == 0;
+            if answers.send(Ok(page)).await.is_err() || is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for the first listing of a directory that has none. An old listing is served as it is: the client knows
+    /// its age.
+    async fn wait_listed(
+        &self,
+        directory: Directory,
+        answers: &mpsc::Sender<Result<ReadDirPage, Status>>,
+    ) -> Result<Directory, MasterError> {
+        if directory.mount_id == 0 || directory.record.listed_ns != 0 {
+            return Ok(directory);
+        }
+        let inode = directory.inode;
+        let flight = self.listings.start(inode, None)?.flight();
+        while tokio::time::timeout(KEEP_ALIVE, flight.ended()).await.is_err() {
+            let waiting = ReadDirPage {
+                directory: Some(self.directory_entry(&directory)?),
+                event_seq: self.watch.seq(),
+                ..ReadDirPage::default()
+            };
+            if answers.send(Ok(waiting)).await.is_err() {
+                break;
+            }
+        }
+        flight.ended().await?;
+        let listed = self.reader.read(move |tables| tables.directory(inode)).await?;
+        listed.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))
+    }
+}
