@@ -1,5 +1,7 @@
 //! `cv`: every process and every command of Cavern.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod cli;
 mod console;
 mod error;

@@ -25,9 +25,9 @@ mod write_behind;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use cavern_conf::schema;
+use cavern_conf::{host, schema};
 use cavern_net::WorkerPool;
 use cavern_proto::master::Attr;
 use parking_lot::Mutex;
@@ -245,7 +245,7 @@ impl FsFile {
             let state = self.state.lock();
             let layout = state.layout.as_ref()?;
             let behind = self.behind.end();
-            let written_ns = behind.map(|_| now_ns()).or_else(|| layout.written_ns())?;
+            let written_ns = behind.map(|_| host::wall_ns()).or_else(|| layout.written_ns())?;
             let (allocated, counted) = layout.allocated(self.block_size()).unzip();
             let open = |(index, counted)| Some((counted, state.blocks.get(&index)?.clone()));
             let blocks: Vec<_> = counted.unwrap_or_default().into_iter().filter_map(open).collect();
@@ -351,9 +351,4 @@ impl FsFile {
         (state.seen, state.gaps) = (seen, gaps);
         Ok(())
     }
-}
-
-fn now_ns() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }

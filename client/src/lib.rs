@@ -11,6 +11,8 @@
 //! [`Client`] ties them together for a process that uses files, and opens a [`File`] of whichever kind. The ways to the
 //! other processes are those of [`cavern_net`].
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod error;
 pub mod file;
 pub mod metadata;

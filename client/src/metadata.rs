@@ -25,7 +25,7 @@ mod removals;
 mod watch;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_net::NetError;
 use cavern_net::master::{MasterChannel, RetryPolicy};
@@ -33,6 +33,7 @@ use cavern_proto::{NAME_MAX, ROOT_INODE};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use changes::Changed;

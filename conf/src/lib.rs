@@ -5,11 +5,14 @@
 //! shape; [`Effective::load`] finds it, lays the environment over it, and refuses what is unknown, malformed or
 //! impossible with the place and what would be right; [`Effective::show`] prints what holds and where it came from.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod check;
 mod dirs;
 mod error;
 mod exposure;
 mod failpoint;
+pub mod host;
 mod load;
 pub mod process;
 pub mod schema;

@@ -4,6 +4,8 @@
 //! thin as it can be above `cavern_client`; [`invalidation`] carries what has changed to the kernel's caches; [`run`]
 //! ties them together for the life of a process.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod error;
 pub mod filesystem;
 pub mod invalidation;

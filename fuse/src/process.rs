@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use axum::Router;
 use cavern_client::{Client, Identity};
-use cavern_conf::Config;
 use cavern_conf::process::{HttpServer, Metrics, raise_descriptor_limit, ready};
+use cavern_conf::{Config, host};
 use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
@@ -52,12 +52,11 @@ async fn serve(
     let namespace = Arc::new(Namespace::new(Arc::clone(client), Arc::clone(&root), shared, &config.fuse));
     let usage = namespace.usage();
     let sweeping = CancellationToken::new();
-    let sweeper = tokio::spawn(namespace.sweep(sweeping.clone()));
-    let committer = tokio::spawn(namespace.commit(sweeping.clone()));
+    let sweeper = host::spawn(namespace.sweep(sweeping.clone()));
+    let committer = host::spawn(namespace.commit(sweeping.clone()));
     let (mount, session) = begin(config, namespace).await?;
     let notifier = invalidations.attach(session.notifier(), root, inodes(client)).map_err(FuseError::Thread)?;
-    let mover =
-        tokio::spawn(invalidations.keep_moving(config.fuse.max_background.div_ceil(2).into(), sweeping.clone()));
+    let mover = host::spawn(invalidations.keep_moving(config.fuse.max_background.div_ceil(2).into(), sweeping.clone()));
 
     let metrics = Metrics::new("fuse");
     metrics.register_collector(MountCollector {
@@ -72,7 +71,7 @@ async fn serve(
     let http_stop = CancellationToken::new();
     let gone = ended.clone();
     let health = move || if gone.is_cancelled() { Err("the kernel's connection is gone".to_owned()) } else { Ok(()) };
-    let web = tokio::spawn(http.serve(Router::new(), metrics, health, http_stop.clone()));
+    let web = host::spawn(http.serve(Router::new(), metrics, health, http_stop.clone()));
 
     let mount_point = mount.path().display().to_string();
     info!(mount_point, path = config.fuse.path, minor = session.agreement().minor, "mounted");

@@ -11,11 +11,10 @@
 //!   and [`Clock::age_ns`] leaves that out. Time while the host sleeps does count, and so does all time between two
 //!   runs, of which nothing but the host's clock tells.
 
-use std::collections::VecDeque;
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use cavern_conf::host;
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
+use std::collections::VecDeque;
 
 /// The host's clock may gain so much at once without that being called a step: it is slewed, and read at some distance.
 const STEP_NS: i64 = 10_000_000_000;
@@ -37,10 +36,9 @@ pub struct Reading {
 impl Reading {
     /// That of now.
     pub fn now() -> Self {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let uptime = clock_gettime(ClockId::Boottime);
         Self {
-            wall_ns: i64::try_from(wall.as_nanos()).unwrap_or(i64::MAX),
+            wall_ns: host::wall_ns(),
             uptime_ns: uptime.tv_sec.saturating_mul(1_000_000_000).saturating_add(uptime.tv_nsec),
         }
     }

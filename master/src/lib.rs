@@ -16,6 +16,8 @@
 //! Reads are served from RocksDB directly. Everything that changes goes through the log and is on disk before it is
 //! answered; whatever depends on a clock, a random number or a bucket is decided before it is proposed.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod clock;
 mod error;
 mod jobs;

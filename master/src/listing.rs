@@ -35,13 +35,13 @@ mod window;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{ApplyListing, ListingGroup};
 use cavern_ufs::{ListPage, Lister};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_conf::Config;
 use cavern_conf::process::{HttpServer, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
+use cavern_conf::{Config, host};
 use cavern_net::WorkerPool;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -53,7 +53,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterEr
     };
     let addresses = [("grpc", master.address.clone()), ("http", http.local_addr().to_string())];
     let registry = master.metrics.registry.clone();
-    let web = tokio::spawn(http.serve(axum::Router::new(), registry, health, stop.clone()));
+    let web = host::spawn(http.serve(axum::Router::new(), registry, health, stop.clone()));
     ready("master", &addresses);
     stop.cancelled().await;
     master.stop().await;
@@ -221,8 +221,7 @@ impl Master {
         let router = services.clone().router(server);
         let incoming = incoming::incoming(grpc, raise_descriptor_limit());
         let ended = stop.clone();
-        let server =
-            tokio::spawn(router.serve_with_incoming_shutdown(incoming, async move { ended.cancelled().await }));
+        let server = host::spawn(router.serve_with_incoming_shutdown(incoming, async move { ended.cancelled().await }));
         Ok(Self { services, address, metrics, pool, database: closing, server, leadership, stop })
     }
 
@@ -257,8 +256,7 @@ fn new_cluster_id() -> String {
     let mut bytes = [0u8; 8];
     // Without random numbers the time of day must do: the id only tells clusters apart.
     if ring::rand::SystemRandom::new().fill(&mut bytes).is_err() {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        bytes = (now.as_nanos() as u64).to_be_bytes();
+        bytes = host::wall_ns().to_be_bytes();
     }
     format!("{:016x}", u64::from_be_bytes(bytes))
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_proto::master::{
@@ -14,6 +14,7 @@ use cavern_proto::master::{
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{PutWorker, SetWorkerState};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::MasterError;
 use crate::metrics::MasterMetrics;

@@ -17,6 +17,8 @@
 //! How a request goes through retries, limits, counters and deadlines is told in `store.rs`; the URIs and their options
 //! in `uri.rs` and `s3/options.rs`.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod attributes;
 mod concurrency_limit;
 mod deadline;

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use cavern_conf::host;
 use futures::{FutureExt, future, stream};
 use parking_lot::Mutex;
 
@@ -49,12 +49,11 @@ impl Objects {
     fn store(&mut self, key: &str, bytes: Bytes, metadata: Metadata) -> String {
         self.version += 1;
         let etag = format!("v{}", self.version);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let meta = ObjectMeta {
             key: key.to_owned(),
             size: bytes.len() as u64,
             etag: etag.clone(),
-            mtime_ns: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX),
+            mtime_ns: host::wall_ns(),
             metadata: Metadata::new(),
         };
         self.by_key.insert(key.to_owned(), Object { bytes, meta, metadata });

@@ -5,7 +5,6 @@
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
-use std::time::Instant;
 
 use futures::{FutureExt, StreamExt};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -14,6 +13,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use tokio::time::Instant;
 
 use crate::error::{Operation, UfsError};
 use crate::object::ObjectMeta;

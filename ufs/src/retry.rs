@@ -11,10 +11,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_conf::host;
 use futures::{FutureExt, StreamExt, stream};
+use tokio::time::Instant;
 
 use crate::error::UfsError;
 use crate::metrics::StoreMetrics;
@@ -36,7 +38,7 @@ impl Backoff {
     }
 
     async fn pause(&self, retry: usize) {
-        tokio::time::sleep(self.ceiling(retry).mul_f64(rand::random_range(0.5..=1.0))).await;
+        tokio::time::sleep(self.ceiling(retry).mul_f64(host::jitter(0.5..1.0))).await;
     }
 }
 

@@ -11,6 +11,8 @@
 //! master is away, and what it has on disk is good for every later start: blocks are named by content, so no restart
 //! and no re-attached bucket can make them stale.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod error;
 mod fill;
 mod heartbeat;

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_net::master::Stubs;
@@ -15,6 +15,7 @@ use cavern_proto::master::{ListMountsRequest, Mount, MountTable};
 use cavern_ufs::Ufs;
 use parking_lot::RwLock;
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::request_error::Refusal;

@@ -27,7 +27,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+
+use tokio::time::Instant;
 
 pub use block::Block;
 use cavern_conf::{ByteSize, DirSpec, Tier};

@@ -1,12 +1,12 @@
 //! `cv gen-images`.
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use cavern_conf::{ByteSize, counted};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use tokio::time::Instant;
 
 use crate::console;
 use crate::error::{CliError, Context as _};

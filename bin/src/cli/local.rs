@@ -1,10 +1,11 @@
 //! `cv local`: a whole cluster on this host.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_conf::counted;
 use clap::{Args, Subcommand};
+use tokio::time::Instant;
 
 use crate::console;
 use crate::error::CliError;

@@ -1,6 +1,6 @@
 //! `cv node`: the workers of a cluster, and how one leaves it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
@@ -9,6 +9,7 @@ use cavern_proto::master::{
 };
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use tokio::time::Instant;
 
 use super::connect::ClusterArgs;
 use super::report::{WorkerView, print_workers};

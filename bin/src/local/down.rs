@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
+use tokio::time::Instant;
 
 use super::child::{ChildName, Role, State};
 use super::mounted::{detach, is_mounted};

@@ -10,6 +10,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
+use cavern_conf::host;
 use rand::Rng;
 
 const RANGE: std::ops::Range<u16> = 12_000..32_000;
@@ -25,7 +26,7 @@ impl FreePorts {
     /// `127.0.0.1:PORT` that nobody listens on at this moment.
     pub fn address(&mut self) -> io::Result<String> {
         for _ in 0..ATTEMPTS {
-            let port = rand::rng().random_range(RANGE);
+            let port = host::random().random_range(RANGE);
             let name = SocketAddr::from_abstract_name(format!("cavern-port-{port}"))?;
             let Ok(set_aside) = UnixListener::bind_addr(&name) else { continue };
             if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {

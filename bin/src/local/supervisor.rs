@@ -21,12 +21,14 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use cavern_conf::host;
 use cavern_conf::process::create_privately;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::time::Instant;
 
 use super::child::{ChildName, Exit, ProcessId, RunRecord};
 use super::record::{Cluster, Restart};
@@ -205,8 +207,7 @@ fn wait_for_end(process: &ProcessId) -> io::Result<Exit> {
 }
 
 fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(host::wall_ns() / 1_000_000).unwrap_or_default()
 }
 
 /// How long it is until a moment in milliseconds since 1970.

@@ -8,13 +8,14 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use cavern_conf::Config;
+use cavern_conf::{Config, host};
 use rand::Rng;
 use rand::distr::Alphanumeric;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use tokio::time::Instant;
 
 use super::child::{ChildName, Role, write_whole};
 use super::down::{down, stop};
@@ -202,7 +203,7 @@ fn plan(directory: &Path, options: &UpOptions, config: &Config, ports: &mut Free
 }
 
 fn random_text(length: usize) -> String {
-    rand::rng().sample_iter(Alphanumeric).take(length).map(char::from).collect()
+    host::random().sample_iter(Alphanumeric).take(length).map(char::from).collect()
 }
 
 /// Creates the mount point if need be, and names it without symlinks, as the kernel's mount table will; says whether it
@@ -305,14 +306,16 @@ fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> 
 /// Waits until the root of the mount can be read. The look happens on a thread of its own, since a mount that does not
 /// answer would hold it for good.
 fn usable(mount_point: &Path, patience: Duration) -> Result<(), CliError> {
+    let name = mount_point.display();
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     let path = mount_point.to_owned();
-    thread::spawn(move || {
+    let look = move || {
         let look = fs::read_dir(&path).and_then(|mut entries| entries.next().transpose()).map(|_| ());
         // The receiver has gone when it took too long.
         let _ = sender.send(look);
-    });
-    let name = mount_point.display();
+    };
+    let thread = thread::Builder::new().name("look".to_owned()).spawn(look);
+    thread.context(format_args!("the mount at {name} cannot be looked at"))?;
     match receiver.recv_timeout(patience) {
         Ok(look) => look.context(format_args!("the mount at {name} cannot be read")),
         Err(_) => Err(CliError::Failed(format!("the mount at {name} does not answer within {} s", patience.as_secs()))),

@@ -1,6 +1,8 @@
 //! Ways to the other processes of a cluster, for every process that needs one: [`MasterChannel`] to the master,
 //! [`WorkerPool`] to the workers, and [`Placement`], which says at which of them a block is.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod error;
 pub mod master;
 pub mod placement;

@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
 
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::{RESERVATION, chunks_touching};
@@ -14,6 +13,7 @@ use cavern_proto::data::{self, BlockRef};
 use parking_lot::Mutex;
 use rustix::fs::SeekFrom;
 use rustix::io::{Errno, ReadWriteFlags};
+use tokio::time::Instant;
 
 /// See the module. Immutable but for the room: other replicas are another open block.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::Failpoint;
@@ -12,6 +12,7 @@ use cavern_proto::chunk::{chunk_count, chunk_range, chunks_touching};
 use cavern_proto::data::{BlockRef, ReserveRequest, Status, WriteRequest, open_request};
 use cavern_proto::{ChunkMap, ContentId};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::FsFile;
 use super::block::{OpenBlock, Replica, ReportedAllocation, wire_range};

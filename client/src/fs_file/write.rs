@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_conf::Failpoint;
+use cavern_conf::{Failpoint, host};
 use cavern_proto::chunk::chunks_touching;
 use cavern_proto::data::{ReserveRequest, WriteRequest};
 use cavern_proto::frame::MAX_WRITE_BYTES;
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::block::{OpenBlock, Replica, wire_range};
 use super::layout::Layout;
 use super::read::{PAUSE, is_transient};
-use super::{FILE_BYTES_MAX, FsFile, now_ns};
+use super::{FILE_BYTES_MAX, FsFile};
 use crate::error::ClientError;
 use crate::read::span::{Span, spans};
 
@@ -92,7 +92,7 @@ impl FsFile {
             rest = after;
         }
         Failpoint::WritePlaced.pass();
-        let now = now_ns();
+        let now = host::wall_ns();
         // What has changed meanwhile may want the bytes elsewhere, too.
         self.with_layout(|layout, _| {
             let is_all = parts.iter().all(|(span, open)| layout.accepts_at(span.index, open));
@@ -135,7 +135,7 @@ impl FsFile {
                 let size = self.written_size().await?;
                 self.zero_behind_end(range.end, deadline).await?;
                 self.zero_range(range.start..range.end.min(size), deadline).await?;
-                self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
+                self.use_layout(|layout, _| layout.grew(range.end, host::wall_ns())).await?;
                 self.commit_growth().await
             }
             FileOp::Zero(range) => {
@@ -197,10 +197,10 @@ impl FsFile {
                 self.wait_after(span.index, failure, deadline).await?;
             }
             // The master is to hear of the room.
-            self.use_layout(|layout, _| layout.wrote(span.index, 0, now_ns())).await?;
+            self.use_layout(|layout, _| layout.wrote(span.index, 0, host::wall_ns())).await?;
         }
         if grow && range.end > self.written_size().await? {
-            self.use_layout(|layout, _| layout.grew(range.end, now_ns())).await?;
+            self.use_layout(|layout, _| layout.grew(range.end, host::wall_ns())).await?;
         }
         Ok(())
     }
@@ -305,7 +305,7 @@ impl FsFile {
         loop {
             let look = |layout: &mut Layout, _: &mut _| {
                 if layout.accepts(index, generation, workers) {
-                    layout.wrote(index, end, now_ns());
+                    layout.wrote(index, end, host::wall_ns());
                     return Some(WriteOutcome::Recorded);
                 }
                 (!layout.is_urgent(index)).then_some(WriteOutcome::ReplicasChanged)

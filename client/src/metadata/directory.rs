@@ -7,11 +7,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_proto::master::Consistency;
 use parking_lot::Mutex;
 use quick_cache::sync::Cache as BoundedMap;
+use tokio::time::Instant;
 
 use super::cache::Cache;
 use super::name_set::NameSet;

@@ -7,9 +7,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 /// Longest wait for an invalidation that the master says is on its way.
 const CATCH_UP_WAIT: Duration = Duration::from_secs(1);

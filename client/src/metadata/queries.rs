@@ -1,7 +1,7 @@
 //! The questions to the master, and what their answers leave in the cache.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_net::NetError;
 use cavern_net::master::{PAUSE_FIRST, RetryPolicy, Stubs};
@@ -11,6 +11,7 @@ use cavern_proto::master::{
     GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest, Quotas, ReadDirRequest, ResolveRequest,
     RevalidateRequest, Ttls, Xattr,
 };
+use tokio::time::Instant;
 use tokio_stream::StreamExt;
 
 use super::recent_invalidations::Mark;

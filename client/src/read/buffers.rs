@@ -11,12 +11,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_proto::{BlockId, CHUNK_BYTES};
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::budget::CHARGE_MIN_BYTES;
 use crate::stats::Stats;

@@ -9,12 +9,13 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_proto::chunk::chunk_count;
 use cavern_proto::{BlockId, ChunkMap};
 use quick_cache::sync::Cache;
 use rustix::io::{Errno, ReadWriteFlags};
+use tokio::time::Instant;
 
 use crate::stats::Stats;
 

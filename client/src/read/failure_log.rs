@@ -1,9 +1,10 @@
 //! One log line per failed read, but no flood: beyond a few per second and errno, they are only counted.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::error::ClientError;
 use crate::metadata::Node;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_net::workers::Attempt;
@@ -10,6 +10,7 @@ use cavern_net::{NetError, Route};
 use cavern_proto::chunk::chunk_range;
 use cavern_proto::data::{self, Status};
 use cavern_proto::{BlockId, ChunkMap};
+use tokio::time::Instant;
 
 use super::Core;
 use super::budget::Charge;

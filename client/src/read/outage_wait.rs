@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::host;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
@@ -40,7 +41,7 @@ impl OutageWaiters {
 impl OutageWaiter<'_> {
     /// Waits until another attempt may go better; gives the failure back when the deadline comes first.
     pub(super) async fn wait(&mut self, failure: ClientError, deadline: Instant) -> Result<(), ClientError> {
-        let pause = self.pause.mul_f64(rand::random_range(0.75..1.25));
+        let pause = self.pause.mul_f64(host::jitter(0.75..1.25));
         if Instant::now() + pause >= deadline {
             return Err(failure);
         }

@@ -7,12 +7,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use cavern_conf::host;
 use cavern_proto::master::{Attr, CreateInode, Kind, OwnAttributes, SetAttr, Time};
 use cavern_ufs::{Metadata as ObjectMetadata, ObjectAttributes, ObjectMeta, Precondition, Ufs, UfsError};
 use rustix::io::Errno;
 
 use super::StagedFiles;
-use super::file::{StagedFile, now_ns};
+use super::file::StagedFile;
 use super::names::{changed, refuse};
 use crate::error::ClientError;
 use crate::metadata::{Changed, Node};
@@ -48,7 +49,7 @@ pub(super) fn attributes_of_new(on: &Node, create: &CreateInode, owner: (u32, u3
 
 /// What a change makes of the attributes of something that looks as the node does. Times of access are not kept.
 fn changed_attributes(known: ObjectAttributes, set: &SetAttr) -> ObjectAttributes {
-    let time = |time: &Time| if time.now { now_ns() } else { time.ns };
+    let time = |time: &Time| if time.now { host::wall_ns() } else { time.ns };
     let has_new_owner = known.mode & FILE == FILE && (set.uid.is_some() || set.gid.is_some());
     let kept = if has_new_owner { without_privileges(known.mode) } else { known.mode };
     ObjectAttributes {
@@ -161,7 +162,7 @@ impl StagedFiles {
             uid: attributes.uid,
             gid: attributes.gid,
             mtime_ns: attributes.mtime_ns.unwrap_or(on.mtime_ns),
-            ctime_ns: now_ns(),
+            ctime_ns: host::wall_ns(),
             nlink: on.nlink,
             own: OwnAttributes::Kept.into(),
             ..Attr::default()

@@ -7,9 +7,9 @@
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::SystemTime;
 
 use bytes::Bytes;
+use cavern_conf::host;
 use cavern_proto::master::{Attr, Entry, Kind, OwnAttributes};
 use cavern_ufs::ObjectAttributes;
 use parking_lot::Mutex;
@@ -110,7 +110,7 @@ impl StagedFile {
     ) -> Self {
         let size = base.as_ref().map_or(0, |base| base.valid);
         let attributes = base.as_ref().and_then(|base| attributes_of(base.file.node()));
-        let written_ns = base.as_ref().map_or_else(now_ns, |base| base.file.node().mtime_ns);
+        let written_ns = base.as_ref().map_or_else(host::wall_ns, |base| base.file.node().mtime_ns);
         let known_as = base.as_ref().map_or(0, |base| base.file.node().inode);
         // A new file is one to be written, even without a byte.
         let changes = u64::from(base.is_none());
@@ -253,14 +253,9 @@ impl Drop for StagedFile {
 impl State {
     pub(super) fn changed(&mut self) {
         self.changes += 1;
-        self.written_ns = now_ns();
+        self.written_ns = host::wall_ns();
         if let Some(attributes) = &mut self.attributes {
             attributes.mtime_ns = None;
         }
     }
-}
-
-pub(super) fn now_ns() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }

@@ -8,12 +8,13 @@ use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_proto::master::{RenameMode, RenameName};
 use cavern_ufs::{ListMode, Metadata, ObjectMeta, Precondition, Ufs, UfsError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use rustix::io::Errno;
+use tokio::time::Instant;
 
 use super::file::{StagedFile, StagedLocation};
 use super::names::{changed, is_empty, refuse};

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use cavern_conf::host;
 use cavern_ufs::{
     Metadata as ObjectMetadata, MultipartUpload, ObjectAttributes, ObjectMeta, Precondition, Ufs, UfsError,
 };
@@ -221,7 +222,7 @@ impl StagedFile {
             Arc::new(MultipartAttempt {
                 upload: OnceCell::new(),
                 metadata: OnceLock::new(),
-                name: format!("{:032x}", rand::random::<u128>()),
+                name: host::unique_name(),
                 is_done: AtomicBool::new(false),
                 tasks: self.shared.tasks.clone(),
                 runtime: self.shared.runtime.clone(),

@@ -6,7 +6,6 @@
 use std::fmt::{self, Debug};
 use std::hash::Hash;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
@@ -17,6 +16,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
+use tokio::time::Instant;
 
 /// The registry of a process. Metrics are registered once at start and then updated through their own handles (which
 /// are cheap to clone, and take no lock); only [`Metrics::encode`] and registration lock the registry.
@@ -123,8 +123,7 @@ struct ProcessCollector {
 
 impl ProcessCollector {
     fn new() -> Self {
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { started: Instant::now(), started_unix: since_epoch.as_secs_f64() }
+        Self { started: Instant::now(), started_unix: crate::host::wall_ns() as f64 / 1e9 }
     }
 }
 

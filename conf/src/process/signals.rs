@@ -21,7 +21,7 @@ pub fn shutdown_on_signals() -> CancellationToken {
         }
     };
     let cancelled = stop.clone();
-    tokio::spawn(async move {
+    crate::host::spawn(async move {
         loop {
             let (name, urgent) = tokio::select! {
                 Some(()) = terminate.recv() => ("SIGTERM", false),

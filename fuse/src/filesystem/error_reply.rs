@@ -1,9 +1,10 @@
 //! Failed operations: the errno for the caller, and one log line for whoever wants to know why.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_client::ClientError;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tracing::warn;
 
 use crate::kernel::Reply;

@@ -8,10 +8,11 @@
 //! answered with `ESTALE` again.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_client::{File, Node};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// For how long after an `ESTALE` its second open is expected, and for how long an open file is kept for it.
 const MOMENT: Duration = Duration::from_secs(2);

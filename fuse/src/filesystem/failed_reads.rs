@@ -7,9 +7,10 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// The kernel's second question comes within milliseconds.
 const REMEMBERED: Duration = Duration::from_secs(1);

@@ -1,10 +1,10 @@
 //! READ.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
 use cavern_client::ClientError;
+use tokio::time::Instant;
 
 use super::Inner;
 use super::open::OpenHandle;

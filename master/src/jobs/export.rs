@@ -5,9 +5,10 @@
 //! what is changed later is not waited for. It fails when persistence has lost hope of all that is left, and says why;
 //! persistence itself goes on trying.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_proto::master::{Job, JobKind, WriteType};
+use tokio::time::Instant;
 
 use super::Jobs;
 use super::running::RunningJob;

@@ -6,12 +6,13 @@
 //! that number, and does nothing when the mount has a later change: so what was made meanwhile is looked at again.
 //! Until the command is applied, the mount is as it was, whoever is killed or gives up.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_conf::counted;
 use cavern_proto::master::{Mount, WriteType};
 use cavern_proto::record::RemoveMount;
 use cavern_proto::record::command::Command;
+use tokio::time::Instant;
 
 use super::attach::{normalized, not_mounted};
 use crate::MasterError;

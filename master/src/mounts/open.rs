@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_proto::master::{AttributePolicy, Consistency, Mount, MountStatus, WriteType};
 use cavern_ufs::Ufs;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
+use tokio::time::Instant;
 
 use super::secrets::Vault;
 use crate::MasterError;

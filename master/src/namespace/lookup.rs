@@ -5,13 +5,14 @@
 //! is checked alone. What is known goes on being served while a bucket does not answer.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_proto::master::{Consistency, Entry, Kind, MakeListedReply, OwnAttributes};
 use cavern_proto::record::InodeRecord;
 use cavern_proto::{NAME_MAX, ROOT_INODE};
 use futures::{StreamExt, stream};
+use tokio::time::Instant;
 
 use crate::MasterError;
 use crate::listing::{ListPolicy, Listings, Progress, Started, Walk, Why};

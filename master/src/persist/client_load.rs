@@ -1,9 +1,10 @@
 //! How much clients change at the moment. While that is much, what nobody waits for makes way: writing a file to its
 //! bucket costs the master and the workers about as much as making it did.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// Changes of a window from which on clients are busy: 200 a second.
 const MANY: u64 = 100;

@@ -4,13 +4,14 @@
 //! afterwards is written when the claim is given back.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_conf::Failpoint;
 use cavern_proto::master::{Kind, Mount};
 use cavern_proto::record::Deleted;
 use cavern_proto::record::command::Command;
 use cavern_ufs::{Precondition, Ufs, UfsError};
+use tokio::time::Instant;
 
 use super::Persistence;
 use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};

@@ -5,11 +5,11 @@
 //! waits for.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use cavern_proto::record::IntentRecord;
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::retry_tracker::Priority;
 use super::scope::{Scope, ScopeFilter};

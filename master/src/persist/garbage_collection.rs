@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_conf::Failpoint;
 use cavern_net::Placement;
@@ -13,6 +13,7 @@ use cavern_proto::data::BlockRef;
 use cavern_proto::master::{Extent, WorkerState};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{DropBlocks, Freed, GarbageRecord};
+use tokio::time::Instant;
 
 use super::Persistence;
 use crate::MasterError;

@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_proto::master::{Kind, PersistStatus};
 use cavern_proto::record::InodeRecord;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::retry_tracker::Item;
 use super::scope::{Scope, ScopeFilter};

@@ -147,7 +147,7 @@ fn write_loop(database: &Database, mut queue: mpsc::Receiver<Write>, metrics: &R
         for write in &writes {
             add_to_batch(database, &mut batch, &write.change);
         }
-        let timer = std::time::Instant::now();
+        let timer = tokio::time::Instant::now();
         Failpoint::LogAppend.pass();
         let result = database.write_synced(batch).map_err(Arc::new);
         Failpoint::LogSynced.pass();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use cavern_conf::host;
 use cavern_proto::record::InitCluster;
 use cavern_proto::record::command::Command as Kind;
 use openraft::{Config, SnapshotPolicy};
@@ -87,7 +88,7 @@ impl Consensus {
             raft.initialize(members).await.map_err(|error| fatal(&error))?;
         }
         let (proposer, serve) = Proposer::new(raft.clone(), config.clock.clone(), metrics);
-        let proposals = task::spawn(serve);
+        let proposals = host::spawn(serve);
         let running = Running { proposals, log: log_thread };
         let node = Self { raft, proposer, running: Mutex::new(Some(running)) };
         match node.become_ready(config.new_cluster_id, &config.clock).await {

@@ -6,7 +6,6 @@
 //! written. Outcomes go back to the proposers, changes to the [`ChangeListener`] in applied order.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use cavern_conf::Failpoint;
 use cavern_proto::record::CommandBatch;
@@ -14,6 +13,7 @@ use openraft::storage::RaftStateMachine;
 use openraft::{EntryPayload, LogId, OptionalSend, Snapshot, StorageIOError, StoredMembership};
 use rocksdb::{IteratorMode, WriteBatch};
 use tokio::task;
+use tokio::time::Instant;
 
 use super::snapshot::{Builder, Checkpoint, Meta, Snapshots};
 use super::types::{Entry, Node, NodeId, Outcomes, StorageError, Types, from_json, to_json};

@@ -4,9 +4,10 @@
 //! there.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_proto::master::{Extent, UnavailableFile, UnavailableFiles};
+use tokio::time::Instant;
 
 use super::{AvailabilityMap, PAGE, REST, Repair};
 use crate::MasterError;

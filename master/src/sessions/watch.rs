@@ -14,13 +14,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_proto::COMMAND_CLIENT;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{EntryChanged, Reset, WatchEvent};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::seen::Seen;
 use crate::MasterError;

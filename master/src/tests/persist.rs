@@ -12,11 +12,12 @@ mod origins;
 mod random;
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Extent, Kind, LinkInode, RenameMode, RenameName, SetXattr, WorkerState};
+use tokio::time::Instant;
 
 use self::bench::Fixture;
 use super::harness::{eventually, name};

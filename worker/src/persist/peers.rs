@@ -1,7 +1,7 @@
 //! The other workers, for blocks that this one lacks.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_net::master::Stubs;
@@ -9,6 +9,7 @@ use cavern_net::{MasterChannel, NetError, WorkerPool};
 use cavern_proto::data::{BlockRef, Range, Status, query_reply, read_request};
 use cavern_proto::master::ListWorkersRequest;
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 use crate::request_error::Refusal;
 use crate::server::Membership;

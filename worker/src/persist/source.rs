@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use cavern_conf::host;
 use cavern_proto::BlockId;
 use cavern_proto::data::{BlockRef, Range as WireRange, Status};
 use cavern_ufs::{Ufs, UfsError};
@@ -261,8 +262,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 
 /// Whether a file's time would tell of another write. One from the future tells nothing, and is taken as it is.
 fn is_settled(stamp: &Stamp) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now_ns = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
+    let now_ns = host::wall_ns();
     let settled = i64::try_from(SETTLED.as_nanos()).unwrap_or(i64::MAX);
     stamp.modified_ns > now_ns || now_ns - stamp.modified_ns >= settled
 }

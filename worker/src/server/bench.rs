@@ -5,11 +5,11 @@ use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
 
 use cavern_proto::data::{BlockRef, Hello, OpenRequest, ReadRequest, open_request, read_request};
 use cavern_proto::frame::{FrameHeader, HEADER_BYTES, PROTOCOL_VERSION};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use tokio::time::Instant;
 
 use super::tests::{Fixture, noise};
 use super::*;

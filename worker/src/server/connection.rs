@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use cavern_proto::data::{
@@ -26,6 +26,7 @@ use prost::Message;
 use tokio::io::Interest;
 use tokio::sync::broadcast;
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;

@@ -8,11 +8,11 @@ use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
 
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES};
 use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use super::socket::Socket;
 use crate::store::Block;

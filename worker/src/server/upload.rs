@@ -3,10 +3,11 @@
 
 use std::io;
 use std::pin::Pin;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Buf, BufMut, BytesMut};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit};
+use tokio::time::Instant;
 
 use super::socket::Socket;
 use super::writes::Write;

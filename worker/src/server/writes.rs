@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_proto::bounded::MAX_ITEMS;
@@ -11,6 +11,7 @@ use cavern_proto::chunk::CHUNK_BYTES;
 use cavern_proto::data::{
     Range as WireRange, ReserveReply, ReserveRequest, Status, SyncReply, SyncRequest, WriteReply, WriteRequest,
 };
+use tokio::time::Instant;
 
 use super::pressure;
 use super::requests::{Service, deadline_of};
@@ -208,7 +209,7 @@ impl Service {
             return refused_write(Refusal::bad_request("a block of an fs-mode file is written, not kept"));
         };
         let keeping = self.fills.keep(source, write.offset / CHUNK_BYTES, payload);
-        match tokio::time::timeout_at(write.until.into(), keeping).await {
+        match tokio::time::timeout_at(write.until, keeping).await {
             Ok(Ok(())) => WriteReply { status: Status::Ok.into(), ..WriteReply::default() },
             Ok(Err(refusal)) => refused_write(refusal),
             Err(_) => refused_write(Refusal::deadline()),

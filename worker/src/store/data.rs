@@ -29,7 +29,6 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching};
 use cavern_proto::{BlockId, ChunkMap};
@@ -40,6 +39,7 @@ pub(super) use recovery::scan;
 pub(super) use reservations::OpenReservations;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
+use tokio::time::Instant;
 
 use super::block::{Block, BlockPlace, BlockState, open_to_read};
 use super::chunk_units;

@@ -14,7 +14,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use cavern_conf::{DirSpec, Tier};
+use cavern_conf::{DirSpec, Tier, host};
 use cavern_proto::{BlockId, ContentId};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, IFlags};
@@ -45,7 +45,7 @@ pub(super) struct Identity {
 
 impl Identity {
     pub(super) fn fresh() -> Self {
-        Self { format: FORMAT, uuid: format!("{:032x}", rand::random::<u128>()), cluster_id: String::new(), starts: 0 }
+        Self { format: FORMAT, uuid: host::unique_name(), cluster_id: String::new(), starts: 0 }
     }
 
     /// That of a directory; `None` when it has none yet.

@@ -9,8 +9,9 @@
 //! back when they have let go. A store that shrank at each failed write would be empty before it had gained a byte.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::table::UNIT_BYTES;

@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use cavern_conf::host;
 use rustix::fs::{
     AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2, readlinkat, renameat, symlinkat, unlinkat,
 };
@@ -112,7 +113,7 @@ impl Target {
 
 /// Not made of the name, which may be as long as names can be.
 fn temporary_name() -> String {
-    format!(".cv-get-{:016x}.partial", rand::random::<u64>())
+    format!(".cv-get-{}.partial", host::unique_name())
 }
 
 /// A file under a temporary name. Dropped without being kept, it is removed.

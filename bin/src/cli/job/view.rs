@@ -1,8 +1,8 @@
 //! A job as it is shown.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use cavern_conf::counted;
+use cavern_conf::{counted, host};
 use cavern_proto::master::{Job, JobKind, JobState};
 use indicatif::HumanDuration;
 use serde::Serialize;
@@ -43,7 +43,7 @@ pub struct JobView {
 
 impl From<Job> for JobView {
     fn from(job: Job) -> Self {
-        let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
+        let now_ns = host::wall_ns();
         let end_ns = if job.ended_ns > 0 { job.ended_ns } else { now_ns };
         let seconds = end_ns.saturating_sub(job.started_ns).max(0) as f64 / 1e9;
         let rate = |amount: u64| if seconds > 0.0 { amount as f64 / seconds } else { 0.0 };
@@ -204,8 +204,7 @@ mod tests {
     use super::*;
 
     fn job(walked: bool, seconds: f64, done: u64) -> JobView {
-        let started_ns =
-            SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as i64 - (seconds * 1e9) as i64;
+        let started_ns = host::wall_ns() - (seconds * 1e9) as i64;
         JobView::from(Job {
             id: 7,
             path: "/data".into(),

@@ -1,9 +1,10 @@
 //! Follows a job until it ends, also over the restart of a master.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_net::master::Stubs;
 use cavern_proto::master::{GetJobRequest, Job};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::view::JobView;

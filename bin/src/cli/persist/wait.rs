@@ -1,9 +1,10 @@
 //! Waits until the bucket has what was in the namespace when the wait began, also over the restart of a master.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cavern_net::master::Stubs;
 use cavern_proto::master::{PersistStatus, PersistStatusRequest};
+use tokio::time::Instant;
 
 use super::BacklogView;
 use crate::cli::connect::ClusterArgs;

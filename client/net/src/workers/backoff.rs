@@ -2,9 +2,11 @@
 //! clients do not come back in step, and with one request at a time as a probe until one succeeds.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use cavern_conf::host;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// How long a failed worker is left alone: at first, and at most.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +67,7 @@ impl Backoff {
         if state.failures == 0 || probe {
             state.failures = state.failures.saturating_add(1);
             let doubled = self.limits.first.saturating_mul(1 << (state.failures - 1).min(20));
-            state.until = Some(now + doubled.min(self.limits.most).mul_f64(rand::random_range(0.75..1.25)));
+            state.until = Some(now + doubled.min(self.limits.most).mul_f64(host::jitter(0.75..1.25)));
         }
     }
 }

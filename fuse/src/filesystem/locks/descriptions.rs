@@ -14,10 +14,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// A RELEASE follows its FLUSH within this time, or the description is open elsewhere.
 const FOLLOWS: Duration = Duration::from_secs(1);

@@ -4,10 +4,10 @@ use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use cavern_proto::master::{Worker, WorkerTable};
 use cavern_ufs::Faults;
+use tokio::time::Instant;
 
 use super::*;
 

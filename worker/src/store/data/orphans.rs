@@ -1,8 +1,9 @@
 //! Data blocks that no file has.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use cavern_conf::host;
 use cavern_proto::BlockId;
 
 use crate::store::Store;
@@ -73,9 +74,8 @@ fn has_rested(path: &Path, rest: Duration) -> bool {
 
     let Ok(stat) = std::fs::symlink_metadata(path) else { return false };
     let since = u64::try_from(stat.mtime().max(stat.ctime())).unwrap_or(u64::MAX);
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     // A change of this very second counts as one of its end.
-    now.as_secs().saturating_sub(since) > rest.as_secs()
+    u64::try_from(host::wall_ns() / 1_000_000_000).is_ok_and(|now| now.saturating_sub(since) > rest.as_secs())
 }
 
 #[cfg(test)]

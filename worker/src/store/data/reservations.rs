@@ -9,12 +9,12 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::time::Instant;
 
 use cavern_proto::BlockId;
 use cavern_proto::chunk::{RESERVATION, chunk_range, chunks_touching};
 use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
+use tokio::time::Instant;
 
 use super::{DataState, chunks_with_data, fallocate};
 use crate::store::block::Block;

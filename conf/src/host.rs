@@ -1,0 +1,53 @@
+//! What the host gives and nothing can repeat: the time of day, chance, and tasks that nobody counts. Whoever needs them
+//! takes them from here (`clippy.toml` forbids the other ways), so that a simulation can own them.
+//!
+//! Durations are measured with [`tokio::time::Instant`], whose clock the runtime owns. What the master writes down has
+//! a clock of its own, above this one.
+
+use std::ops::Range;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rand::Rng;
+use tokio::task::JoinHandle;
+
+/// Nanoseconds since the Unix epoch, as the host's clock has it: it can be set, forwards and back.
+pub fn wall_ns() -> i64 {
+    #[expect(clippy::disallowed_methods, reason = "the one place")]
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// A source of numbers that nobody can foresee, of this thread.
+pub fn random() -> impl Rng {
+    #[expect(clippy::disallowed_methods, reason = "the one place")]
+    rand::rng()
+}
+
+/// A factor for a pause, so that those who wait for the same do not all come back at once.
+pub fn jitter(range: Range<f64>) -> f64 {
+    random().random_range(range)
+}
+
+/// A name that nobody else has: 32 hexadecimal digits.
+pub fn unique_name() -> String {
+    format!("{:032x}", random().random::<u128>())
+}
+
+/// Runs a task on the runtime. For those whose handle is waited for; any other belongs to a `TaskTracker`.
+pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    #[expect(clippy::disallowed_methods, reason = "the one place")]
+    tokio::spawn(task)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_pauses_stay_within_their_range() {
+        assert_ne!(unique_name(), unique_name());
+        assert_eq!(unique_name().len(), 32);
+        assert!((0..1000).map(|_| jitter(0.75..1.25)).all(|factor| (0.75..1.25).contains(&factor)));
+        assert!(wall_ns() > 1_700_000_000_000_000_000);
+    }
+}
