@@ -100,7 +100,7 @@ enum Command {
 }
 
 /// Does what the arguments of this process ask for; ends it where they make no sense, or ask for help. What goes wrong
-/// is told by the error alone.
+/// is reported by the error alone.
 pub fn run() -> Result<(), CliError> {
     let arguments = fs::with_two_dashes(std::env::args_os());
     let matches = Cli::command().get_matches_from(&arguments);

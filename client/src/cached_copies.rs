@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// Of a file that is open. Who keeps a copy says so before it reads, and who has written looks after that: so either
-/// the writer hears of the copy, or the copy has what was written.
+/// Of a file that is open. A reader that keeps a copy says so before it reads, and a writer looks after it has written:
+/// so either the writer finds that there is a copy, or the copy has what was written.
 #[derive(Debug, Default)]
 pub struct Copies(AtomicBool);
 

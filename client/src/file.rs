@@ -174,7 +174,7 @@ impl File {
     }
 
     /// Writes all of `bytes` at `offset`. Bounded by `client.read_timeout`, but for an upload of the file that is under
-    /// way. What fails on its way to a worker may be told by a later write, flush or sync.
+    /// way. What fails in flight to a worker may be returned by a later write, flush or sync.
     pub async fn write(&self, offset: u64, bytes: Bytes, writer: Option<u64>) -> Result<(), ClientError> {
         match &self.backing {
             Backing::Object(file) => Err(read_only(file.node())),

@@ -1,11 +1,11 @@
 //! The content of files of fs-mode mounts: read and written at the workers, and made known to the master.
 //!
 //! A file that is open here has one [`FsFile`], whoever has it open. What is written goes to every worker of its block
-//! at once, through a descriptor where the worker is on this host, else behind the writer (`write_behind`); the master
-//! is told of new blocks, and of a new length, when a file is flushed, synced, or given other attributes, and every few
-//! seconds while it stays open ([`commit`](FsFile::commit)). `layout` knows the file without I/O, `block` one block at
-//! its workers, `blocks` opens them, `origin` is about what no block has, `read`, `write`, `copy` and `set_attributes`
-//! do what their names say.
+//! at once, through a descriptor where the worker is on this host, else behind the writer (`write_behind`); new blocks,
+//! and a new length, are committed to the master when a file is flushed, synced, or given other attributes, and every
+//! few seconds while it stays open ([`commit`](FsFile::commit)). `layout` knows the file without I/O, `block` one block
+//! at its workers, `blocks` opens them, `origin` is about what no block has, `read`, `write`, `copy` and
+//! `set_attributes` do what their names say.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 
@@ -101,11 +101,11 @@ struct State {
     layout: Option<Layout>,
     /// How often somebody else had changed the inode when the layout was asked for.
     seen: u64,
-    /// The gaps in what was told of the inode by then.
+    /// The gaps in the events of the inode by then.
     gaps: Option<u64>,
     blocks: HashMap<u32, Arc<OpenBlock>>,
     origin: Option<OpenOrigin>,
-    /// Why something that was written is lost; told once.
+    /// Why something that was written is lost; returned once.
     lost: Option<String>,
 }
 
@@ -263,14 +263,14 @@ impl FsFile {
     /// Whether the master knows all that was written here.
     pub fn is_committed(&self) -> bool {
         let state = self.state.lock();
-        let is_told = state.lost.is_none() && state.layout.as_ref().is_none_or(Layout::is_committed);
-        is_told && self.behind.is_drained()
+        let is_settled = state.lost.is_none() && state.layout.as_ref().is_none_or(Layout::is_committed);
+        is_settled && self.behind.is_drained()
     }
 
     /// Whether a kernel may keep the pages that it has when it opens the file, known by this node.
     pub fn keeps_pages(&self, node: &Node) -> bool {
         let committed = self.with_layout(|layout, _| layout.version());
-        // Whichever is heard of first. They grow.
+        // Either may arrive first. They grow.
         let version = committed.max(node.posix().map(|posix| posix.version));
         version.is_some_and(|version| self.shared.pages.opened(self.inode, version))
     }
@@ -306,7 +306,7 @@ impl FsFile {
         state.layout.is_some() && state.seen == self.kept.changes()
     }
 
-    /// Asks the master which blocks the file has, when it has heard of those that it is being told of.
+    /// Asks the master which blocks the file has, after the commit in flight, if there is one.
     async fn load(&self) -> Result<(), ClientError> {
         let _one = self.committing.lock().await;
         if self.is_current() { Ok(()) } else { self.load_now().await }
@@ -328,14 +328,14 @@ impl FsFile {
         let fresh = Layout::new(&answer.attr.unwrap_or_default(), answer.extents, answer.origin);
         let history =
             if gaps.is_some() && gaps == state.gaps { EventHistory::Complete } else { EventHistory::MayHaveGaps };
-        let State { layout, blocks, origin, lost: told, .. } = &mut *state;
+        let State { layout, blocks, origin, lost: loss, .. } = &mut *state;
         let layout = layout.get_or_insert_with(Layout::default);
         let lost = layout.rebase(fresh, history);
         if !layout.origin().zip(origin.as_ref()).is_some_and(|(now, open)| open.is(now)) {
             *origin = None;
         }
         if !lost.is_empty() && layout.origin().is_some() {
-            *told = Some("it was written to blocks that have been dropped, when the session had ended".to_owned());
+            *loss = Some("it was written to blocks that have been dropped, when the session had ended".to_owned());
         }
         if !lost.is_empty() {
             let blocks = lost.len();

@@ -72,9 +72,10 @@ pub trait InvalidationSink: Send + Sync + 'static {
     fn inode(&self, inode: u64);
     /// Everything is out of date.
     fn reset(&self);
-    /// Which of these inodes are referred to, by a kernel say, after everything told before has been passed on.
+    /// Which of these inodes are referred to, by a kernel say, after all earlier invalidations have been passed on.
     fn referred(&self, inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>>;
-    /// Completes when everything told before has been passed on (to the kernel). The client acknowledges afterwards.
+    /// Completes when all earlier invalidations have been passed on (to the kernel). The client acknowledges
+    /// afterwards.
     fn barrier(&self) -> BoxFuture<'static, ()>;
 }
 
@@ -261,7 +262,7 @@ impl Metadata {
             let is_cached = known.is_some_and(|known| known.page(&self.inner.cache, after, limit).is_some());
             let answer = self.ask_dir_page(directory, after, asked, patience_with(is_cached)).await;
             match answer {
-                // The first answer tells how old the listing is.
+                // The first answer says how old the listing is.
                 Ok(_)
                     if after.is_empty()
                         && !touched
@@ -291,9 +292,9 @@ impl Metadata {
     }
 
     /// How long a kernel may keep the node's name and attributes without asking: at most half of the mount's
-    /// `metadata_ttl`, at most as long as the lease lasts if the master is not heard of any more (or this process is
-    /// stopped), at most a second without a live lease, zero when the entry is already out of date. The caller shortens
-    /// it to its own limits.
+    /// `metadata_ttl`, at most as long as the lease lasts if no event extends it (or this process is stopped), at most
+    /// a second without a live lease, zero when the entry is already out of date. The caller shortens it to its own
+    /// limits.
     pub fn trust(&self, node: &Node) -> Duration {
         let inner = &self.inner;
         // An invalidation may have overtaken the answer that this node came from.
@@ -325,13 +326,12 @@ impl Metadata {
         listing_refresh::run(self.clone(), stop).await;
     }
 
-    /// Whether the session with the master has begun.
+    /// Whether a session with the master has begun, and its lease has not lapsed.
     pub(crate) fn has_session(&self) -> bool {
         self.inner.lease.is_live()
     }
 
-    /// Waits for the session with the master, which tells of what cluster this is. Bounded by
-    /// `client.metadata_timeout`.
+    /// Waits for the session with the master, which gives the cluster's id. Bounded by `client.metadata_timeout`.
     pub async fn in_session(&self) -> Result<(), ClientError> {
         let patience = self.inner.master.timeout();
         match self.inner.lease.begins(patience).await {
@@ -348,12 +348,12 @@ impl Metadata {
         self.inner.lease_state() == LeaseState::Expired
     }
 
-    /// Now, in the order of what this client is told.
+    /// Now, in the order of invalidations.
     pub(crate) fn mark(&self) -> Mark {
         self.inner.recent.mark()
     }
 
-    /// Whether this client was told since that a name may lead elsewhere.
+    /// Whether an invalidation since then says that a name may lead elsewhere.
     pub(crate) fn has_changed(&self, since: Mark, parent: u64, name: &[u8]) -> bool {
         self.inner.recent.since(since).touch(parent, name, 0)
     }
@@ -408,12 +408,12 @@ impl Metadata {
                 Err(ClientError::NotFound(_)) | Ok(_) if !touched => {
                     let directory = parent(answer.as_ref().ok());
                     match inner.freshness(directory).decide() {
-                        // The answer tells that the listing is too old, and where it is.
+                        // The answer says that the listing is too old, and where it is.
                         CacheDecision::RefreshFirst => {
                             touched = true;
                             self.refresh_first(directory).await;
                         }
-                        // It does not tell how old the listing is: find out for the next time.
+                        // It does not say how old the listing is: find out for the next time.
                         CacheDecision::Ask if answer.is_ok() => {
                             inner.refresh_later(directory);
                             return answer;
@@ -465,7 +465,7 @@ impl Inner {
         }
     }
 
-    /// How long a kernel may believe what it is told of an entry of the directory.
+    /// How long a kernel may trust an answer about an entry of the directory.
     fn trust(&self, directory: u64) -> Duration {
         let (rest, freshness) = (self.lease.rest(), self.freshness(directory));
         match freshness.lease {

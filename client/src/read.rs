@@ -218,8 +218,8 @@ impl Core {
         self.successors.join(node.inode, asked).await
     }
 
-    /// A failed read or open. When the version is gone, the name is asked anew before the caller hears of it, so that
-    /// whoever looks it up again finds the new version.
+    /// A failed read or open. When the version is gone, the name is asked anew before the failure is returned, so that
+    /// a caller that looks it up again finds the new version.
     async fn failed_read(self: &Arc<Self>, node: &Arc<Node>, error: ClientError) -> ClientError {
         if error.is_version_gone() {
             self.successor(node).await;

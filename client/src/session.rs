@@ -54,8 +54,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects and returns when the mount table and the worker table are known; fails when no master answers
-    /// within `client.metadata_timeout`. `name` tells the master who asks. `sink` hears of every invalidation.
+    /// Connects and returns when the mount table and the worker table are known; fails when no master answers within
+    /// `client.metadata_timeout`. `who` names the client to the master. `sink` is notified of every invalidation.
     pub async fn connect(
         config: &Config,
         who: impl Into<Identity>,
@@ -83,7 +83,8 @@ impl Client {
             tasks: tasks.clone(),
             stop: stop.clone(),
         });
-        // The tables come before the session, so that the first entry finds its mount; the session tells of changes.
+        // The tables come before the session, so that the first entry finds its mount; the session's events report
+        // changes.
         client.tables.fetch().await?;
         let watch = (client.metadata.clone(), who, stop.clone());
         tasks.spawn(async move { watch.0.watch(watch.1, sink, watch.2).await });
@@ -198,7 +199,7 @@ impl Client {
         self.staged.shown(parent, name).map(|file| file.node())
     }
 
-    /// How long a kernel may believe what it is told of a node: of what is being written here, or of attributes that
+    /// How long a kernel may trust an answer about a node: about what is being written here, or about attributes that
     /// the bucket was not there to be asked for, not at all.
     pub fn trust(&self, node: &Node) -> Duration {
         let is_passing = StagedFiles::is_staged(node.inode) || node.lacks_attributes();

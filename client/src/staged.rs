@@ -3,7 +3,7 @@
 //! Objects cannot be changed in place, so what is written is staged on this host ([`StagedFile`], in `file`, `write`,
 //! `read` and `disk`) and goes to the bucket as a whole object when the file is closed or synced (`upload`), large ones
 //! in parts that are sent ahead while they are written (`parts`). The bucket is the truth: a change is acknowledged
-//! when the bucket has it. Then the master is told to look, and with that the name leads to the new version on every
+//! when the bucket has it. Then the master is asked to look, and with that the name leads to the new version on every
 //! client; the workers have got its bytes before (`cached`). `place` is about the room on the disk, `ranges` about
 //! which bytes are there, `writers` about whose close counts, `names` and `rename` about names that are made, removed
 //! and moved, `attributes` about what the bucket keeps beside bytes.
@@ -123,7 +123,7 @@ impl RegisteredFile {
         self.expected.push((thread, Instant::now()));
     }
 
-    /// A thread is there. Those that cannot be told apart (0) all have a moment.
+    /// A thread is there. Those that cannot be distinguished (0) all have a moment.
     fn thread_arrived(&mut self, thread: u32) {
         self.expected.retain(|(expected, _)| *expected != thread || thread == 0);
     }

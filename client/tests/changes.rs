@@ -274,7 +274,7 @@ async fn a_stream_that_begins_anew_costs_what_was_missed_and_nothing_for_what_is
         master.kill();
         master.restart().await;
         until("the stream begins anew", || client.stats().watch_resets.get() > resets).await;
-        // Its acknowledgement tells that all is held.
+        // Its acknowledgement shows that all is held.
         master.announce(Event::InodeChanged(MOUNT_ROOT));
         master.settled().await;
         master.mutations(|mutations| mutations.made) - made
@@ -310,7 +310,7 @@ async fn an_open_inode_is_held_before_its_removal_is_acknowledged() {
     master.settled().await;
     assert!(master.mutations(|mutations| !mutations.held.contains(&closed.inode)));
 
-    // Another session holds it again, whether or not it heard of the removal.
+    // Another session holds it again, whether or not it was notified of the removal.
     master.mutations(|mutations| {
         mutations.held.clear();
         (mutations.refuse, mutations.end_session) = (1, true);

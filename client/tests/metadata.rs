@@ -257,7 +257,7 @@ async fn what_a_master_says_that_hears_nothing_proves_nothing() {
     assert!(is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), before));
     let resets = client.stats().watch_resets.get();
     master.deafen(true);
-    let after = master.put_file_unheard(MOUNT_ROOT, "a", "e2", 6);
+    let after = master.put_file_unannounced(MOUNT_ROOT, "a", "e2", 6);
     assert!(is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), before));
     // Its ticks go on.
     until("the lease is over", || metadata.has_lapsed()).await;
@@ -279,9 +279,9 @@ async fn silence_is_the_masters_only_when_nobody_answers() {
     let client = connect(&config(&master)).await;
     let metadata = client.metadata();
     assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, before);
-    let after = master.put_file_unheard(MOUNT_ROOT, "a", "e2", 6);
+    let after = master.put_file_unannounced(MOUNT_ROOT, "a", "e2", 6);
     assert!(is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), before));
-    // As a process finds it that goes on after it was stopped: all deadlines are past, and nothing was heard.
+    // As a process finds it that goes on after it was stopped: all deadlines are past, and no event has arrived.
     master.hang(true);
     until("the lease is over", || metadata.has_lapsed()).await;
     assert!(!is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), before));

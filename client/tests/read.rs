@@ -295,7 +295,7 @@ async fn a_version_that_is_gone_is_stale_and_the_name_is_asked_anew() {
     let client = cluster.client().await;
     let old = lookup(&client, "a").await;
     cluster.master.settled().await;
-    // The bucket and the worker have another version, of which the master has not told yet.
+    // The bucket and the worker have another version, of which the master has not notified the client yet.
     cluster.workers[0].set_mood(Mood::Refuses(Status::VersionChanged));
     let error = client.open_to_read(&old).await.err().unwrap();
     assert_eq!(error.errno(), 116, "{error}");

@@ -64,11 +64,11 @@ points! {
         SyncedAtWorkers = "synced-at-workers",
         /// A commit is about to be sent.
         CommitBegun = "commit-begun",
-        /// The master has made the commit, and nobody here has been told.
+        /// The master has answered a commit, whatever it said, and the layout here does not know it.
         CommitAnswered = "commit-answered",
         /// What lay behind the end is zeros, and the file has its old length.
         CutBegun = "cut-begun",
-        /// The file has its new length, and nobody here has been told.
+        /// The file has its new length, and the layout here does not know it.
         CutAnswered = "cut-answered",
         /// A file was created, and the kernel does not know.
         CreateAnswered = "create-answered",
@@ -108,7 +108,7 @@ points! {
         LogSynced = "log-synced",
         /// A command is about to be written to the state.
         CommandApplying = "command-applying",
-        /// A command is in the state, and nobody has been told.
+        /// A command is in the state, and nobody has been notified.
         CommandApplied = "command-applied",
         /// All commands of an entry are in the state, and its position is not.
         EntryApplied = "entry-applied",

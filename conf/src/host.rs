@@ -1,5 +1,5 @@
-//! What the host gives and nothing can repeat: the time of day, chance, and tasks that nobody counts. Whoever needs them
-//! takes them from here (`clippy.toml` forbids the other ways), so that a simulation can own them.
+//! What the host gives and nothing can repeat: the time of day, chance, and tasks that nobody counts. Other modules
+//! take them from here (`clippy.toml` forbids the other ways), so that a simulation can own them.
 //!
 //! Durations are measured with [`tokio::time::Instant`], whose clock the runtime owns. What the master writes down has
 //! a clock of its own, above this one.

@@ -13,7 +13,7 @@ use crate::exposure::Role;
 use crate::schema::Config;
 use crate::settings::{self, Schema, line_of};
 
-/// The file that every process reads when it is told of no other.
+/// The file that every process reads when no other is named.
 const INSTALLED: &str = "/etc/cavern/cluster.toml";
 
 /// A configuration and where each of its values came from.

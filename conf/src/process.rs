@@ -24,8 +24,8 @@ pub use metrics::Metrics;
 pub use places::{bind_tcp, create_privately, ensure_dir};
 pub use signals::shutdown_on_signals;
 
-/// Prints the line that tells a supervisor that the process serves, with its true addresses (ports that were given as
-/// 0 are filled in): `cv master ready grpc=127.0.0.1:7700 http=127.0.0.1:7701`.
+/// Prints the line that reports to a supervisor that the process serves, with its true addresses (ports that were given
+/// as 0 are filled in): `cv master ready grpc=127.0.0.1:7700 http=127.0.0.1:7701`.
 ///
 /// Exactly one line goes to stdout; a closed stdout is no reason to stop, and is ignored.
 pub fn ready(role: &str, endpoints: &[(&str, String)]) {

@@ -32,8 +32,8 @@ pub struct Cluster {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
-    /// A level, or directives as `info,cavern_worker=debug`. At `info` the library of the master's log is heard when it
-    /// warns only.
+    /// A level, or directives as `info,cavern_worker=debug`. At `info` the library of the master's log logs warnings
+    /// only.
     pub level: String,
     pub format: LogFormat,
 }
@@ -60,7 +60,7 @@ pub struct Master {
     pub heartbeat: Interval,
     /// A worker that has sent no heartbeat for this long leaves the worker table.
     pub worker_timeout: Interval,
-    /// A client that has not been heard of for this long loses its session.
+    /// A client that has sent no sign of life for this long loses its session.
     pub session_lease: Interval,
     /// How long an access to a listing older than metadata_ttl waits for a newer one before it is served the old one.
     pub refresh_wait: Interval,

@@ -141,7 +141,7 @@ impl Namespace {
         }
     }
 
-    /// Tells the master what is written to files that stay open, until `stop`.
+    /// Commits what is written to files that stay open, until `stop`.
     pub fn commit(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + 'static {
         let client = Arc::clone(&self.inner.client);
         async move { client.keep_committing(stop).await }

@@ -1,8 +1,8 @@
 //! From the master's invalidations to the kernel's caches.
 //!
-//! The client's watch task tells what has changed; one thread of its own tells the kernel, since a notification may
-//! wait for locks that system calls hold while they wait for us. Between the two is a bounded queue: when it overflows,
-//! all that was in it is replaced by "everything".
+//! The client's watch task passes on what has changed; one thread of its own notifies the kernel, since a notification
+//! may wait for locks that system calls hold while they wait for us. Between the two is a bounded queue: when it
+//! overflows, all that was in it is replaced by "everything".
 //!
 //! Writes that passed the kernel's pages by are answered from here, once the pages are gone. A page that is being read
 //! is waited for; its read may wait in the kernel for a place among the requests under way, which such writes may have
@@ -78,8 +78,8 @@ pub struct Inodes {
 }
 
 impl InvalidationCounts {
-    fn count(&self, told: Result<bool, Errno>) {
-        let counter = match told {
+    fn count(&self, outcome: Result<bool, Errno>) {
+        let counter = match outcome {
             Ok(true) => &self.sent,
             Ok(false) => &self.unknown,
             Err(cause) => {
@@ -97,7 +97,7 @@ pub struct Invalidations {
     queue: Mutex<Queue>,
     filled: Condvar,
     root: Mutex<Option<Arc<Root>>>,
-    /// While there is a kernel to tell.
+    /// While there is a kernel to notify.
     notifier: Mutex<Option<Notifier>>,
     listings: KernelListings,
     counts: InvalidationCounts,
@@ -113,14 +113,14 @@ impl Notification {
 #[derive(Debug, Default)]
 struct Queue {
     messages: VecDeque<Notification>,
-    /// Since when the kernel has been told the one that was taken out last.
-    telling: Option<Instant>,
-    /// There is a kernel to tell.
+    /// Since when the one that was taken out last is being sent to the kernel.
+    sending_since: Option<Instant>,
+    /// There is a kernel to notify.
     attached: bool,
     stopped: bool,
 }
 
-/// The thread that tells the kernel.
+/// The thread that notifies the kernel.
 #[derive(Debug)]
 pub struct NotifierThread {
     sink: Arc<Invalidations>,
@@ -172,7 +172,7 @@ impl Invalidations {
     pub fn written(&self, inode: u64, offset: u64, length: u32, reply: Reply) {
         let message = Notification::Written { inode, offset, length, reply: Some(reply) };
         if let Err(Notification::Written { reply: Some(reply), .. }) = self.try_push(message) {
-            // Without a kernel to tell there are no pages.
+            // Without a kernel to notify there are no pages.
             reply.written(length);
         }
     }
@@ -187,7 +187,7 @@ impl Invalidations {
     fn answer_stuck(&self, many: usize) {
         let stuck: Vec<(Reply, u32)> = {
             let mut queue = self.queue.lock();
-            let is_stuck = queue.telling.is_some_and(|since| since.elapsed() >= STUCK);
+            let is_stuck = queue.sending_since.is_some_and(|since| since.elapsed() >= STUCK);
             let writes = || queue.messages.iter().filter(|message| matches!(message, Notification::Written { .. }));
             if !is_stuck || writes().count() < many {
                 return;
@@ -218,7 +218,7 @@ impl Invalidations {
         &self.counts
     }
 
-    /// For changes whose answer tells the kernel no attributes: it has forgotten those of the inode when this returns.
+    /// For changes whose answer carries no attributes: the kernel has forgotten those of the inode when this returns.
     /// Other than what waits in the queue, that takes no lock which a system call holds.
     pub fn forget_attributes(&self, kernel_inode: u64) {
         let notifier = self.notifier.lock().clone();
@@ -237,11 +237,11 @@ impl Invalidations {
     }
 
     fn push(&self, message: Notification) {
-        // A barrier dropped here is a barrier passed: there is nobody to tell.
+        // A barrier dropped here is a barrier passed: there is no kernel to notify.
         let _nobody = self.try_push(message);
     }
 
-    /// Gives the message back when there is nobody to tell.
+    /// Gives the message back when there is no kernel to notify.
     fn try_push(&self, message: Notification) -> Result<(), Notification> {
         let mut queue = self.queue.lock();
         if !queue.attached || queue.stopped {
@@ -264,7 +264,7 @@ impl Invalidations {
         loop {
             let message = {
                 let mut queue = self.queue.lock();
-                queue.telling = None;
+                queue.sending_since = None;
                 loop {
                     if queue.stopped {
                         let rest = std::mem::take(&mut queue.messages);
@@ -273,7 +273,7 @@ impl Invalidations {
                         return;
                     }
                     if let Some(message) = queue.messages.pop_front() {
-                        queue.telling = Some(Instant::now());
+                        queue.sending_since = Some(Instant::now());
                         break message;
                     }
                     self.filled.wait(&mut queue);
@@ -342,7 +342,7 @@ impl InvalidationSink for Invalidations {
         let (passed, waits) = oneshot::channel();
         self.push(Notification::Barrier(passed));
         Box::pin(async move {
-            // An error means that there is no kernel (any more) to tell.
+            // An error means that there is no kernel (any more) to notify.
             let _ = waits.await;
         })
     }
@@ -371,7 +371,7 @@ impl Drop for NotifierThread {
     }
 }
 
-/// What the kernel can be told.
+/// What the kernel can be notified of.
 struct KernelCaches<'a> {
     notifier: &'a Notifier,
     root: &'a Root,
@@ -385,7 +385,7 @@ struct KernelCaches<'a> {
 enum EpochSupport {
     Known,
     /// Before Linux 6.16. Invalidating a directory's name drops what is below it as well, so invalidating every name in
-    /// the root does the same; the root remembers which the kernel was told.
+    /// the root does the same; the root remembers which the kernel was given.
     Unknown,
 }
 
@@ -400,13 +400,13 @@ impl<'a> KernelCaches<'a> {
     }
 
     fn forget_entry(&self, parent: u64, name: &[u8]) {
-        let told = self.notifier.entry(parent, name);
-        self.counts.count(told);
+        let outcome = self.notifier.entry(parent, name);
+        self.counts.count(outcome);
     }
 
     fn forget_inode(&self, inode: u64) {
-        let told = self.notifier.inode(inode);
-        self.counts.count(told);
+        let outcome = self.notifier.inode(inode);
+        self.counts.count(outcome);
     }
 
     fn forget_everything(&self) {
@@ -414,8 +414,8 @@ impl<'a> KernelCaches<'a> {
         debug!(epochs = ?self.epochs, "everything in the kernel's caches is invalidated");
         match self.epochs {
             EpochSupport::Known => {
-                let told = self.notifier.every_entry().map(|()| true);
-                self.counts.count(told);
+                let outcome = self.notifier.every_entry().map(|()| true);
+                self.counts.count(outcome);
             }
             EpochSupport::Unknown => {
                 for name in self.root.names().take() {
@@ -431,8 +431,8 @@ impl<'a> KernelCaches<'a> {
     }
 
     fn forget_pages(&self, inode: u64, offset: u64, length: u32) {
-        let told = self.notifier.pages(inode, offset, length);
-        self.counts.count(told);
+        let outcome = self.notifier.pages(inode, offset, length);
+        self.counts.count(outcome);
     }
 
     /// Those of the namespace's inodes that the kernel has.

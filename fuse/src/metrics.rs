@@ -69,17 +69,21 @@ impl MountCollector {
     }
 
     fn totals(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let told = self.invalidations.counts();
+        let invalidation_counts = self.invalidations.counts();
         let seen = &self.observation;
         for (name, help, count) in [
             ("cavern_fuse_read_bytes", "Bytes answered to reads of the kernel", &seen.read_bytes),
             ("cavern_fuse_written_bytes", "Bytes of writes of the kernel that were carried out", &seen.written_bytes),
             ("cavern_fuse_copied_bytes", "Bytes copied from file to file by copy_file_range", &seen.copied_bytes),
             ("cavern_fuse_malformed_requests", "Requests that could not be decoded", &seen.malformed),
-            ("cavern_fuse_invalidations_sent", "Invalidations that the kernel took", &told.sent),
-            ("cavern_fuse_invalidations_unknown", "Invalidations of what the kernel did not know", &told.unknown),
-            ("cavern_fuse_invalidations_failed", "Invalidations that the kernel refused", &told.failed),
-            ("cavern_fuse_resets", "Times that everything in the kernel was invalidated", &told.resets),
+            ("cavern_fuse_invalidations_sent", "Invalidations that the kernel took", &invalidation_counts.sent),
+            (
+                "cavern_fuse_invalidations_unknown",
+                "Invalidations of what the kernel did not know",
+                &invalidation_counts.unknown,
+            ),
+            ("cavern_fuse_invalidations_failed", "Invalidations that the kernel refused", &invalidation_counts.failed),
+            ("cavern_fuse_resets", "Times that everything in the kernel was invalidated", &invalidation_counts.resets),
         ] {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             ConstCounter::new(count.load(Relaxed)).encode(metric)?;

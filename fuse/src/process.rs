@@ -137,7 +137,7 @@ async fn begin(config: &Config, namespace: Arc<Namespace>) -> Result<(Mount, Ses
     let fuse = config.fuse.clone();
     let runtime = Handle::current();
     let begun = spawn_blocking(move || {
-        // Without opens nobody could be told that a file cannot be written.
+        // Without opens no caller could get the error that a file cannot be written.
         let options = MountOptions { allow_other: fuse.allow_other, read_only: fuse.no_open };
         let (mount, device) = Mount::make(&fuse.mount_point, &options)?;
         let readahead = fuse.kernel_readahead.bytes();

@@ -9,7 +9,7 @@
 //!   become a little longer, and nothing stands still.
 //! - **A step forward is no time that has passed.** It follows the host's clock, but remembers what it gained at once,
 //!   and [`Clock::age_ns`] leaves that out. Time while the host sleeps does count, and so does all time between two
-//!   runs, of which nothing but the host's clock tells.
+//!   runs, which nothing but the host's clock measures.
 
 use cavern_conf::host;
 use parking_lot::Mutex;

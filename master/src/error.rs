@@ -93,10 +93,11 @@ impl MasterError {
         }
     }
 
-    /// The gRPC status that tells a caller what to do: NOT_FOUND and ALREADY_EXISTS as they say, INVALID_ARGUMENT for a
-    /// request that can never work, FAILED_PRECONDITION for one that the present state refuses, PERMISSION_DENIED when
-    /// the bucket refused, UNAVAILABLE and DEADLINE_EXCEEDED for what may work later, UNKNOWN for an
-    /// answer of the bucket that makes no sense, INTERNAL for damage.
+    /// The gRPC status that says what a caller is to do: NOT_FOUND and ALREADY_EXISTS as they say, INVALID_ARGUMENT for
+    /// a request that can never work, FAILED_PRECONDITION for one that the present state refuses, PERMISSION_DENIED
+    /// when the bucket refused, UNAVAILABLE, DEADLINE_EXCEEDED and
+    /// RESOURCE_EXHAUSTED for what may work later, UNKNOWN for an answer of the
+    /// bucket that makes no sense, INTERNAL for damage.
     pub(crate) fn to_status(&self) -> Status {
         let code = match self {
             Self::Shared(shared) => return shared.to_status(),

@@ -1,4 +1,4 @@
-//! Jobs: long work that is asked for by a command, told of while it goes on, and kept.
+//! Jobs: long work that is asked for by a command, reported while it goes on, and kept.
 //!
 //! - [`load`](self::load): what only the bucket has comes into the workers' cache.
 //! - [`export`](self::export): what the bucket of an fs-mode mount lacks gets there now.

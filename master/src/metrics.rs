@@ -170,7 +170,7 @@ impl ExpiryMetrics {
     }
 }
 
-/// What tells jobs apart.
+/// What distinguishes jobs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct JobLabels {
     kind: &'static str,

@@ -1,5 +1,5 @@
-//! The namespace as clients see it: names and inodes ([`lookup`]), directories page by page ([`pages`]), what is below a
-//! path ([`usage`]), and a path brought up to date with its bucket ([`refresh`]).
+//! The namespace as clients see it: names and inodes ([`lookup`]), directories page by page ([`pages`]), what is below
+//! a path ([`usage`]), and a path brought up to date with its bucket ([`refresh`]).
 
 mod lookup;
 mod pages;
@@ -12,5 +12,5 @@ pub use lookup::{Lookups, components};
 
 /// Entries of one page of a directory.
 const PAGE_ENTRIES: usize = 1000;
-/// How often progress is told.
+/// How often progress is reported.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);

@@ -244,7 +244,7 @@ mod tests {
         bytes[middle..middle + 20].fill(0x5a);
         fs::write(&log, bytes).unwrap();
         let error = refusal(dir.path());
-        // Damage that looks like a torn end is told by the mark.
+        // Damage that looks like a torn end is detected by the mark.
         assert!(matches!(error, MasterError::OpenDatabase { .. } | MasterError::DatabaseCut { .. }), "{error}");
     }
 

@@ -254,7 +254,7 @@ impl Master {
 fn new_cluster_id() -> String {
     use ring::rand::SecureRandom;
     let mut bytes = [0u8; 8];
-    // Without random numbers the time of day must do: the id only tells clusters apart.
+    // Without random numbers the time of day must do: the id only distinguishes clusters.
     if ring::rand::SystemRandom::new().fill(&mut bytes).is_err() {
         bytes = host::wall_ns().to_be_bytes();
     }

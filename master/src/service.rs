@@ -1,4 +1,4 @@
-//! The gRPC face of the master. The services translate; what they promise is told in `master.proto`.
+//! The gRPC face of the master. The services translate; `master.proto` says what they promise.
 
 mod changes;
 mod cluster;

@@ -1,7 +1,7 @@
 //! Sessions of clients: their leases, the events that they are sent, and what they leave behind.
 //!
 //! - [`watch`]: who has a session, for how long, and the stream of events of each.
-//! - [`seen`]: what clients can have seen, so that they hear of nothing else.
+//! - [`seen`]: what clients can have seen, so that they are notified of nothing else.
 //! - [`reaper`]: the ends of sessions in the log, and the inodes that only they kept.
 
 mod reaper;

@@ -39,7 +39,7 @@ pub struct Workers {
 /// The last heartbeat of a worker.
 #[derive(Clone)]
 struct Report {
-    heard: Instant,
+    received_at: Instant,
     used_bytes: u64,
     capacity_bytes: u64,
     blocks: u64,
@@ -85,7 +85,7 @@ impl Workers {
         match self.proposer.propose(Command::PutWorker(put)).await? {
             Outcome::Worker { id, epoch } => {
                 let report = Report {
-                    heard: Instant::now(),
+                    received_at: Instant::now(),
                     used_bytes: worker.used_bytes,
                     capacity_bytes: logged.capacity_bytes,
                     blocks: worker.blocks,
@@ -111,7 +111,7 @@ impl Workers {
         let mut disks = request.disks;
         disks.truncate(DISKS_MAX);
         let report = Report {
-            heard: Instant::now(),
+            received_at: Instant::now(),
             used_bytes: request.used_bytes,
             capacity_bytes: request.capacity_bytes,
             blocks: request.blocks,
@@ -126,12 +126,12 @@ impl Workers {
         Ok(true)
     }
 
-    /// For how long a worker has not been heard of: since this master's start at least.
+    /// For how long a worker has sent no heartbeat; never longer than since this master's start.
     pub fn silent_for(&self, worker: u64) -> Duration {
-        self.reports.lock().get(&worker).map_or(self.started, |report| report.heard).elapsed()
+        self.reports.lock().get(&worker).map_or(self.started, |report| report.received_at).elapsed()
     }
 
-    /// Marks as lost who has not been heard of for the timeout. To be called more often than that.
+    /// Marks as lost each worker that has sent no heartbeat for the timeout. To be called more often than that.
     pub async fn expire(&self) -> Result<(), MasterError> {
         let workers = Tables::new(&self.database).workers()?;
         let (mut live, mut lost) = (0, 0);
@@ -140,8 +140,8 @@ impl Workers {
                 lost += 1;
                 continue;
             }
-            let heard = self.reports.lock().get(&worker.id).map_or(self.started, |report| report.heard);
-            if heard.elapsed() < self.timeout {
+            let received_at = self.reports.lock().get(&worker.id).map_or(self.started, |report| report.received_at);
+            if received_at.elapsed() < self.timeout {
                 live += 1;
                 continue;
             }
@@ -171,7 +171,8 @@ impl Workers {
             if let Some(report) = reports.get(&worker.id) {
                 worker.used_bytes = report.used_bytes;
                 worker.blocks = report.blocks;
-                worker.last_heartbeat_age_ms = i64::try_from(report.heard.elapsed().as_millis()).unwrap_or(i64::MAX);
+                worker.last_heartbeat_age_ms =
+                    i64::try_from(report.received_at.elapsed().as_millis()).unwrap_or(i64::MAX);
                 worker.disks.clone_from(&report.disks);
                 worker.counters = Some(report.counters);
                 if worker.capacity_bytes == 0 {

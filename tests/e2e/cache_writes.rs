@@ -383,7 +383,7 @@ fn a_write_that_fails_leaves_what_was_there() {
     let expected = objects(&[("top/kept", b"old"), ("top/old/file", &old)]);
     let bucket = Bucket::of(&cluster, "bucket");
     assert_same("after failing", &bucket.objects(), &expected);
-    // The kernel tells a moment later that the files are closed.
+    // The kernel sends the RELEASE of the files a moment later.
     let are_gone = || !at("new").exists() && !at("large").exists();
     eventually("what failed is given up", PATIENCE, || {
         (are_gone() && fs::read(at("kept")).is_ok_and(|read| read == b"old")).then_some(())

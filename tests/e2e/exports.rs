@@ -49,7 +49,7 @@ fn assert_bucket(cluster: &Cluster, expected: &Objects) {
 }
 
 fn job(cluster: &Cluster, id: u64) -> Value {
-    // Its exit code tells of the job's end.
+    // Its exit code reports the job's end.
     cluster.try_cv(&["job", "status", &id.to_string(), "--json"]).json()
 }
 

@@ -25,7 +25,7 @@ fn mounted() -> Cluster {
     cluster
 }
 
-/// Waits until something holds of the mount, which hears of a change a moment after the command is done.
+/// Waits until something holds of the mount, which is notified of a change a moment after the command is done.
 #[track_caller]
 fn shows(what: &str, mut holds: impl FnMut() -> bool) {
     eventually(what, PATIENCE, || holds().then_some(()));
@@ -130,8 +130,8 @@ fn attributes_are_set_as_the_tools_set_them() {
         dump,
         "# file: /fs/d/f\nuser.bytes=0sAP8=\nuser.step=\"12000\"\n\n# file: /fs/d\nuser.step=\"12000\"\n\n"
     );
-    let told = cluster.cv(&["fs", "getfattr", "--json", "/fs/d/f"]).json();
-    assert_eq!(told, json!({"path": "/fs/d/f", "xattrs": {"user.bytes": "0sAP8=", "user.step": "12000"}}));
+    let printed = cluster.cv(&["fs", "getfattr", "--json", "/fs/d/f"]).json();
+    assert_eq!(printed, json!({"path": "/fs/d/f", "xattrs": {"user.bytes": "0sAP8=", "user.step": "12000"}}));
     assert_eq!(cluster.cv(&["fs", "getfattr", "-n", "user.step", "--only-values", "/fs/d"]).stdout, "12000");
     cluster.cv(&["fs", "setfattr", "-x", "user.step", "/fs/d"]);
     refused(&cluster, &["fs", "setfattr", "-x", "user.step", "/fs/d"], FAILED, &["/fs/d", "not there"]);
@@ -249,8 +249,8 @@ fn what_is_looked_for_is_found() {
     fs::write(at("a/deep/large.bin"), vec![7; 2_000_000]).unwrap();
     symlink("small.txt", at("a/link.txt")).unwrap();
     let found = |arguments: &[&str]| {
-        let told = cluster.cv(&[&["fs", "find", "/fs"], arguments].concat()).stdout;
-        let mut lines: Vec<String> = told.lines().map(str::to_owned).collect();
+        let printed = cluster.cv(&[&["fs", "find", "/fs"], arguments].concat()).stdout;
+        let mut lines: Vec<String> = printed.lines().map(str::to_owned).collect();
         lines.sort_unstable();
         lines
     };
@@ -263,10 +263,10 @@ fn what_is_looked_for_is_found() {
     assert_eq!(found(&["-size", "2c", "-type", "f"]), ["/fs/a/small.txt"]);
     assert_eq!(found(&["-newer", "/fs/a/link.txt"]), [""; 0]);
     assert_eq!(found(&["-newer", "/fs/a/small.txt", "-type", "f"]), ["/fs/a/deep/large.bin"]);
-    let told = cluster.cv(&["fs", "find", "/fs/a", "--name", "large*", "--json"]).stdout;
-    let told: Value = serde_json::from_str(&told).unwrap();
+    let printed = cluster.cv(&["fs", "find", "/fs/a", "--name", "large*", "--json"]).stdout;
+    let printed: Value = serde_json::from_str(&printed).unwrap();
     assert_eq!(
-        (&told["path"], &told["kind"], &told["size"]),
+        (&printed["path"], &printed["kind"], &printed["size"]),
         (&json!("/fs/a/deep/large.bin"), &json!("file"), &json!(2_000_000))
     );
     refused(&cluster, &["fs", "find", "/fs/none"], NOT_FOUND, &["/fs/none"]);

@@ -101,7 +101,7 @@ fn listings_and_attributes_are_those_of_the_bucket() {
     assert_eq!(json!(shown.ino()), stat[0]["inode"], "the mount and the command speak of one inode");
     let said = cluster.cv(&["fs", "stat", "/data/a/two"]).stdout;
     assert!(said.contains("size      5000") && said.contains("key       p/a/two"), "{said}");
-    // What was found before is told, and the exit code says that something is missing.
+    // What was found before is printed, and the exit code says that something is missing.
     let some = cluster.try_cv(&["fs", "stat", "--json", "/data/five", "/data/none"]);
     assert_eq!((some.code, lines(&some).len()), (NOT_FOUND, 1), "{some:?}");
     for command in ["ls", "stat", "cat", "get", "du", "count", "blocks", "free"] {

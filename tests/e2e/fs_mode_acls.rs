@@ -137,7 +137,7 @@ fn whoever_a_list_names_may_do_as_it_says_on_every_mount() {
     assert_eq!(fs::metadata(top.join("secret")).unwrap().mode() & 0o777, 0o670);
     assert!(as_user(1000, &top, "cat secret") && !as_user(1001, &top, "cat secret"));
     assert!(!as_user(1000, &top, "echo x >> secret"));
-    // The other mount has asked before; it is told.
+    // The other mount has asked before; it is notified.
     eventually("the other mount heeds it", PATIENCE, || as_user(1000, &other, "cat secret").then_some(()));
     assert!(!as_user(1001, &other, "cat secret"));
     set(&other.join("secret"), ACCESS, &named(7, 3)).unwrap();

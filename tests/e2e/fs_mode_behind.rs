@@ -72,8 +72,8 @@ fn a_failure_is_told_once_by_the_next_sync_at_the_latest() {
     file.write_all(&bytes).unwrap();
     cluster.kill("worker0");
     // The write itself, where it was not taken, or the sync.
-    let told = file.write_all(b"lost").and_then(|()| file.sync_all()).unwrap_err();
-    assert_eq!(told.raw_os_error(), Some(Errno::IO.raw_os_error()));
+    let error = file.write_all(b"lost").and_then(|()| file.sync_all()).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
     cluster.start("worker0");
     eventually("the worker is back", PATIENCE, || file.read_at(&mut [0; 10], 0).ok());
     file.sync_all().unwrap();

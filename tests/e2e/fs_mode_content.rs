@@ -48,7 +48,7 @@ fn hash(bytes: &[u8]) -> u64 {
 
 // ------------------------------------------------------------------------------- against a local directory
 
-/// What one operation answered: 0 or an errno, and what else it told.
+/// What one operation answered: 0 or an errno, and what else it returned.
 type Answer = (i32, String);
 
 fn answer<T: std::fmt::Debug>(result: io::Result<T>) -> Answer {

@@ -126,7 +126,7 @@ impl Copied {
 /// Something that is done to a file, and its content then.
 type Operation = (&'static str, fn(&File) -> io::Result<()>, fn(&mut Vec<u8>));
 
-const OPERATIONS: [Operation; 8] = [
+const OPERATIONS: [Operation; 9] = [
     ("write", |file| file.write_all_at(b"over", 100), |content| content[100..104].copy_from_slice(b"over")),
     (
         "append",
@@ -145,6 +145,7 @@ const OPERATIONS: [Operation; 8] = [
         },
     ),
     ("make longer", |file| file.set_len(650_000), |content| content.resize(650_000, 0)),
+    ("make shorter", |file| file.set_len(70_000), |content| content.truncate(70_000)),
     (
         "allocate",
         |file| Ok(fallocate(file, FallocateFlags::empty(), 0, 700_000)?),
@@ -203,7 +204,7 @@ fn a_writer_goes_on_when_a_commit_of_its_own_has_given_the_copy_up() {
     let mut expected = copied.contents.clone();
     let files: Vec<File> = (0..expected.len()).map(|number| copied.open(number)).collect();
     for (file, content) in files.iter().zip(&mut expected) {
-        // The master hears of it some seconds later.
+        // It is committed some seconds later.
         file.write_all_at(b"first", 10).unwrap();
         content[10..15].copy_from_slice(b"first");
     }

@@ -143,7 +143,7 @@ fn a_prefix_with_objects_is_used_while_it_is_indexed_and_a_killed_master_goes_on
     assert_eq!(left.remove("fs/d1/./hidden"), Some(Bytes::from_static(b"hidden")));
     assert!(left == in_bucket(&model), "the bucket has the namespace's files");
 
-    // What was listed is the namespace's alone, until it is told to look.
+    // What was listed is the namespace's alone, until a refresh asks it to look.
     cluster.s3.put("bucket", "fs/flat/later", "later");
     assert_eq!(errno(fs::metadata(at("flat/later"))), Errno::NOENT);
     cluster.cv(&["refresh", "/fs/flat/later"]);
@@ -194,17 +194,17 @@ fn a_bucket_that_is_away_is_waited_for_and_never_taken_for_an_empty_one() {
 }
 
 /// What a refresh says of names, in their order.
-fn names(told: &Value) -> Vec<(String, String)> {
+fn names(report: &Value) -> Vec<(String, String)> {
     let text = |name: &Value, key: &str| name[key].as_str().unwrap().to_owned();
     let mut names: Vec<_> =
-        told["names"].as_array().unwrap().iter().map(|name| (text(name, "path"), text(name, "fate"))).collect();
+        report["names"].as_array().unwrap().iter().map(|name| (text(name, "path"), text(name, "fate"))).collect();
     names.sort();
     names
 }
 
 #[test]
 fn what_others_changed_comes_in_with_a_refresh_and_own_changes_win() {
-    // The bucket follows when it is told to, so that no upload is under way during a refresh.
+    // The bucket follows when an export asks for it, so that no upload is in flight during a refresh.
     let cluster = cluster_with("1h");
     let exported = || cluster.cv(&["export", "/fs", "--watch"]);
     let before = ["a/keep", "a/change", "a/delete", "a/dirty", "a/held", "b/one", "b/two"];
@@ -246,11 +246,11 @@ fn what_others_changed_comes_in_with_a_refresh_and_own_changes_win() {
     assert_eq!(fs::read(at("a/change")).unwrap(), b"old a/change", "nothing is changed by that");
     assert_eq!(errno(fs::metadata(at("c"))), Errno::NOENT);
 
-    let told = cluster.cv(&["refresh", "/fs", "--json"]).json();
+    let report = cluster.cv(&["refresh", "/fs", "--json"]).json();
     let conflicts: Vec<_> = expected.into_iter().filter(|(_, fate)| fate == "conflict").collect();
-    assert_eq!(names(&told), conflicts);
-    assert_eq!((&told["changed"], &told["removed"], &told["conflicts"]), (&json!(1), &json!(4), &json!(2)));
-    assert_eq!(told["added"], json!(4), "a file, and a directory with what is below it");
+    assert_eq!(names(&report), conflicts);
+    assert_eq!((&report["changed"], &report["removed"], &report["conflicts"]), (&json!(1), &json!(4), &json!(2)));
+    assert_eq!(report["added"], json!(4), "a file, and a directory with what is below it");
     assert_eq!(fs::read(at("a/change")).unwrap(), [0; 7]);
     assert_eq!(fs::read(at("c/new/file")).unwrap(), [0; 10]);
     assert_eq!(errno(fs::metadata(at("a/delete"))), Errno::NOENT);
@@ -273,7 +273,7 @@ fn what_others_changed_comes_in_with_a_refresh_and_own_changes_win() {
 
 // ------------------------------------------------------------------------------------------- recovery
 
-/// All that stat, readlink, listxattr and read tell of what is below a directory, by path; inodes as the first path
+/// All that stat, readlink, listxattr and read return for what is below a directory, by path; inodes as the first path
 /// that has each.
 fn described(top: &Path) -> BTreeMap<OsString, String> {
     let (mut described, mut waiting, mut first) = (BTreeMap::new(), vec![top.to_owned()], BTreeMap::new());
@@ -385,7 +385,7 @@ fn a_namespace_is_recovered_from_the_bucket_of_a_cluster_that_is_lost() {
         rustix::fs::utimensat(CWD, at(name), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
     }
     rustix::fs::utimensat(CWD, at("many/100"), &time(-7, 5), AtFlags::empty()).unwrap();
-    // More than the bucket takes: it is told.
+    // More than the bucket takes: it is reported.
     rustix::fs::setxattr(at("many/200"), "user.big", &[7; 3000], none).unwrap();
     persisted(&lost);
     let mut before = described(&lost.path("fs"));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cavern_tests::{Cluster, Options, eventually};
 
-/// Takes handles of paths, or tells what handles lead to: inode, path of a directory, and content.
+/// Takes handles of paths, or prints what handles lead to: inode, path of a directory, and content.
 const HANDLES: &str = r#"
 import ctypes, errno, os, stat, sys
 

@@ -33,7 +33,7 @@ fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> Errno {
 
 // ------------------------------------------------------------------------------- against a local directory
 
-/// What one operation answered: 0 or an errno, and what else it told.
+/// What one operation answered: 0 or an errno, and what else it returned.
 type Answer = (i32, String);
 
 fn answer<T: std::fmt::Debug>(result: rustix::io::Result<T>) -> Answer {

@@ -68,8 +68,11 @@ fn dropped_blocks_are_read_from_the_bucket_and_only_touched_ones_come_back() {
     fs::write(&path, &content).unwrap();
     fs::write(cluster.path("fs/small"), b"small").unwrap();
     fs::write(cluster.path("fs/empty"), b"").unwrap();
-    let told = freed(&cluster, "/fs");
-    assert_eq!((&told["files"], &told["blocks"], &told["bytes"]), (&3.into(), &7.into(), &(5 * MIB + 1005).into()));
+    let report = freed(&cluster, "/fs");
+    assert_eq!(
+        (&report["files"], &report["blocks"], &report["bytes"]),
+        (&3.into(), &7.into(), &(5 * MIB + 1005).into())
+    );
     eventually("the workers have dropped the blocks", PATIENCE, || (data_bytes(&cluster) == 0).then_some(()));
     assert_content(&path, &content);
     assert_content(&cluster.path("fs/small"), b"small");
@@ -178,8 +181,8 @@ fn what_is_open_or_not_in_the_bucket_is_not_dropped() {
     file.write_all_at(b"first", 100).unwrap();
     file.sync_all().unwrap();
     persisted(&cluster);
-    let told = cluster.cv(&["fs", "free", "/fs/f", "--json"]).json();
-    assert_eq!((&told["blocks"], &told["open_files"], &told["open_bytes"]), (&0.into(), &1.into(), &MIB.into()));
+    let report = cluster.cv(&["fs", "free", "/fs/f", "--json"]).json();
+    assert_eq!((&report["blocks"], &report["open_files"], &report["open_bytes"]), (&0.into(), &1.into(), &MIB.into()));
     // What is written now is in a block that is still there.
     file.write_all_at(b"second", 200).unwrap();
     drop(file);
@@ -189,9 +192,9 @@ fn what_is_open_or_not_in_the_bucket_is_not_dropped() {
     assert_eq!(fs::read(&path).unwrap(), read);
     cluster.stop("s3");
     fs::write(cluster.path("fs/g"), b"new").unwrap();
-    let told = cluster.cv(&["fs", "free", "/fs/g", "--json"]).json();
+    let report = cluster.cv(&["fs", "free", "/fs/g", "--json"]).json();
     assert_eq!(
-        (&told["blocks"], &told["unpersisted_files"], &told["unpersisted_bytes"]),
+        (&report["blocks"], &report["unpersisted_files"], &report["unpersisted_bytes"]),
         (&0.into(), &1.into(), &3.into())
     );
     let said = cluster.cv(&["fs", "free", "/fs/g"]).stdout;

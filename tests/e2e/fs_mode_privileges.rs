@@ -124,11 +124,11 @@ const CHANGES: [(&str, &str); 11] = [
     ),
 ];
 
-/// Permissions, as stat(1) tells them who asks for nothing else, and whether there is a capability.
+/// Permissions, as stat(1) prints them when it is asked for nothing else, and whether there is a capability.
 fn privileges(file: &Path) -> String {
-    let told = Command::new("stat").args(["-c", "%a"]).arg(file).output().unwrap();
+    let printed = Command::new("stat").args(["-c", "%a"]).arg(file).output().unwrap();
     let asked = rustix::fs::getxattr(file, "security.capability", &mut [0; 64]);
-    format!("{}{}", String::from_utf8(told.stdout).unwrap().trim(), if asked.is_ok() { ", able" } else { "" })
+    format!("{}{}", String::from_utf8(printed.stdout).unwrap().trim(), if asked.is_ok() { ", able" } else { "" })
 }
 
 /// What a file in the directory has right after each change, and soon on another mount.

@@ -123,7 +123,7 @@ fn who_writes_much_hears_of_it_from_a_write() {
     fs::write(top.join("other"), vec![6; 4 << 20]).unwrap();
 }
 
-/// As `quota list` tells of a directory.
+/// A directory as `quota list` reports it.
 fn row(path: &str, bytes: u64, inodes: u64, max_inodes: u64) -> Value {
     json!({"path": path, "bytes": bytes, "inodes": inodes, "max_inodes": max_inodes})
 }

@@ -1,4 +1,4 @@
-//! What has lost its last name, and is referred to by a process without being open as far as a file system is told:
+//! What has lost its last name, and is referred to by a process without being open as far as a file system knows:
 //! FIFOs, sockets, devices, working directories, whatever is open with `O_PATH`. It is what it is in a local directory.
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cavern_tests::{Cluster, Options, eventually};
 
-/// For the master to delete what nobody holds, and for what was told late.
+/// For the master to delete what nobody holds, and for what was reported late.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Makes one of each kind in the directory `argv[1]`, opens it there, and removes it in `argv[2]`, the same directory

@@ -174,7 +174,7 @@ fn workers_that_die_and_return_all_the_time_change_nothing_of_what_is_written() 
                 thread::sleep(Duration::from_millis(400));
             }
         });
-        // However it ends, the other is told.
+        // However it ends, the other thread is stopped.
         struct Done<'a>(&'a AtomicBool);
         impl Drop for Done<'_> {
             fn drop(&mut self) {

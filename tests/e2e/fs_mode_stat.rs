@@ -1,4 +1,4 @@
-//! What `stat` tells of files of fs-mode mounts beside their names and lengths: the room that they take, and their
+//! What `stat` returns for files of fs-mode mounts beside their names and lengths: the room that they take, and their
 //! birth.
 
 use std::fs::{self, File, OpenOptions};
@@ -49,7 +49,7 @@ const DEEDS: [Operation; 10] = [
 /// Blocks after each deed, while the file is open, after it was closed, and soon on another mount.
 fn blocks_after_each(path: &Path, elsewhere: Option<&Path>) -> Vec<String> {
     File::create_new(path).unwrap();
-    let mut told = Vec::new();
+    let mut observed = Vec::new();
     for (what, deed) in DEEDS {
         let file = OpenOptions::new().write(true).open(path).unwrap();
         deed(&file);
@@ -60,17 +60,17 @@ fn blocks_after_each(path: &Path, elsewhere: Option<&Path>) -> Vec<String> {
             let seen = || (blocks(elsewhere) == closed).then_some(());
             eventually(&format!("{closed} blocks of a file that was {what}, on another mount"), PATIENCE, seen);
         }
-        told.push(format!("{what}: {open} {by_name} {closed}"));
+        observed.push(format!("{what}: {open} {by_name} {closed}"));
     }
-    told
+    observed
 }
 
 fn room_is_as_locally(conf: &str) {
     let cluster = mounted(conf);
     let local = tempfile::tempdir_in(cluster.directory()).unwrap();
     let second = cluster.at_start.fuse[1].mount_point.join("fs/file");
-    let told = blocks_after_each(&cluster.path("fs/file"), Some(&second));
-    assert_eq!(told, blocks_after_each(&local.path().join("file"), None));
+    let observed = blocks_after_each(&cluster.path("fs/file"), Some(&second));
+    assert_eq!(observed, blocks_after_each(&local.path().join("file"), None));
 }
 
 #[test]

@@ -206,6 +206,6 @@ fn default_lists_umask_and_quotas_are_as_for_files_with_names() {
     without.set_len(1 << 20).unwrap();
     link(&without, &directory.join("large"), false).unwrap();
     assert_eq!(nameless(&directory, 0o600, OFlags::empty()).map(drop), Err(Errno::DQUOT));
-    let told = cluster.cv(&["fs", "quota", "get", "/fs/d", "--json"]).json();
-    assert_eq!((&told[0]["bytes"], &told[0]["inodes"]), (&(1 << 20).into(), &2.into()));
+    let quotas = cluster.cv(&["fs", "quota", "get", "/fs/d", "--json"]).json();
+    assert_eq!((&quotas[0]["bytes"], &quotas[0]["inodes"]), (&(1 << 20).into(), &2.into()));
 }

@@ -27,7 +27,7 @@ fn blocks_that_no_file_has_are_freed_and_no_others() {
     let kept = data_bytes();
 
     cluster.arm(Failpoint::CommitBegun, 1);
-    // The master is told at the latest when two blocks have been written.
+    // A commit begins at the latest when two blocks have been written.
     let mut lost = File::create(cluster.path("fs/lost")).unwrap();
     assert!(lost.write_all(&[b'l'; 2 * MIB]).and_then(|()| lost.sync_all()).is_err());
     assert!(cluster.has_died_at(Failpoint::CommitBegun));

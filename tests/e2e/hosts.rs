@@ -60,7 +60,7 @@ fn the_guide_leads_to_a_cluster_that_grows_and_shrinks_and_loses_nothing() {
     let log = network.on("cavern-master", "cat /var/log/cavern-master.log").unwrap();
     assert!(log.contains("no authentication yet") && log.contains("master.listen"), "{log}");
 
-    // The worker that was removed and has its directory still is told so.
+    // The worker that was removed and has its directory still gets that as an error.
     network.on("node2", "systemctl stop cavern-worker").unwrap();
     network
         .on("node2", "mv /var/lib/cavern/worker /tmp/new && mv /var/lib/cavern/worker.removed /var/lib/cavern/worker")

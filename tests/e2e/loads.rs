@@ -1,4 +1,4 @@
-//! `cv load`: what it counts, what it tells while it runs, and what becomes of it when something goes wrong.
+//! `cv load`: what it counts, what it reports while it runs, and what becomes of it when something goes wrong.
 
 use std::fs;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn slow_down(cluster: &Cluster, latency_ms: u64) {
 }
 
 fn job(cluster: &Cluster, id: u64) -> Value {
-    // Its exit code tells of the job's end.
+    // Its exit code reports the job's end.
     cluster.try_cv(&["job", "status", &id.to_string(), "--json"]).json()
 }
 

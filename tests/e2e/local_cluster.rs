@@ -141,7 +141,7 @@ fn what_ends_by_itself_is_started_again_and_what_was_stopped_is_not() {
     cluster.start("fuse0");
     assert_eq!(cluster.status().workers[0].restarts, 0);
 
-    // Nor whoever is told to end by somebody else, and does.
+    // Nor a child to which another process sends SIGTERM, and which ends.
     cluster.signal(&cluster.status().workers[0], Signal::TERM);
     eventually("it is stopped", PATIENCE, || {
         let worker = cluster.status().workers.swap_remove(0);

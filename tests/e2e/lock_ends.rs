@@ -1,5 +1,5 @@
 //! When locks end: as in a local directory, whichever descriptor is closed, whoever has inherited it, and however late
-//! the kernel tells of it. Each scene is played in a local directory, too.
+//! the kernel reports it. Each scene is played in a local directory, too.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

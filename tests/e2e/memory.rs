@@ -169,7 +169,7 @@ fn a_thousand_handles_reading_at_once_stay_within_the_budgets_and_leave_nothing_
         // The cache of the block index is beside the budget.
         assert_within(&format!("cv worker over {way}"), files.worker(), (64 + 32) * MIB);
         for (process, name) in ["cv fuse", "cv worker"].into_iter().enumerate() {
-            // What is freed goes back a moment later: of several rounds the least tells what is kept. The first one
+            // What is freed goes back a moment later: of several rounds the least shows what is kept. The first one
             // fills caches.
             let least = |rounds: &[[u64; 2]]| rounds.iter().map(|rest| rest[process]).min().unwrap();
             let (early, late) = (least(&rest[1..5]), least(&rest[5..]));

@@ -91,7 +91,7 @@ fn a_mount_stays_while_one_of_its_files_is_being_written() {
     assert_eq!(cluster.s3.get("bucket", "fs/file"), "one two three");
     assert_eq!(cluster.s3.get("bucket", "fs/other"), "other");
 
-    // Who is not waited for, and writes on, is told.
+    // A writer that is not waited for, and writes on, gets an error.
     cluster.mount_fs_mode("s3://bucket/fs", "/again", &[]);
     let mut file = open("again/file");
     file.write_all(b" four").unwrap();

@@ -112,7 +112,7 @@ fn a_worker_is_emptied_while_files_are_written_and_leaves_for_good() {
     let removed = cluster.cv(&["node", "remove", &number]).stdout;
     assert!(removed.contains("nothing was at it alone"), "{removed}");
     assert!(node(&cluster, leaves).is_none());
-    // It hears of that, ends, and is not taken in again.
+    // It gets that as an error, ends, and is not taken in again.
     let log_of = |name: &str| fs::read_to_string(cluster.directory().join(format!("log/{name}.log"))).unwrap();
     eventually("the worker has ended", PATIENCE, || (cluster.status().workers[child].state == "crashed").then_some(()));
     assert!(log_of(&name).contains("was removed with `cv node remove`"), "{}", log_of(&name));

@@ -17,7 +17,7 @@ fn mounted(keys: impl IntoIterator<Item = impl AsRef<str>>) -> Cluster {
     let cluster = Cluster::up(Options::default());
     cluster.s3.create_bucket("bucket");
     for key in keys {
-        // The content is the key: what is read tells what was opened.
+        // The content is the key: what is read says what was opened.
         cluster.s3.put("bucket", key.as_ref(), Bytes::copy_from_slice(key.as_ref().as_bytes()));
     }
     cluster.mount("s3://bucket", "/data", &["--metadata-ttl", "1h"]);

@@ -55,7 +55,7 @@ fn a_healthy_cluster_logs_no_warning_and_no_error() {
         assert!(log.contains(" INFO "), "{} is no log: {log}", child.log.display());
         let loud = log.lines().find(|line| [" WARN ", " ERROR ", "panicked"].iter().any(|word| line.contains(word)));
         assert_eq!(loud, None, "in {}", child.log.display());
-        // Nor does it tell of what is none of an operator's business: the library of the log, and each command that was
+        // Nor does it report what is none of an operator's business: the library of the log, and each command that was
         // given.
         let noise = log.lines().find(|line| line.contains("openraft") || line.contains("client=\"cv\""));
         assert_eq!(noise, None, "in {}", child.log.display());

@@ -392,7 +392,7 @@ fn always_opens_no_old_version_while_an_object_is_replaced() {
     let small = Replaced::new("small", 50_000);
     let (cluster, shown) = two_mounts(&["--consistency", "always"], &[&small]);
     // The kernel opens a path twice at most, and each of the two asks the bucket here: a reader whose object is
-    // replaced between these questions too is told so.
+    // replaced between these questions too gets ESTALE.
     let duration = duration().min(Duration::from_secs(8));
     let seen = read_while_replacing(&cluster, &shown, &[&small], |_| Stale::FromOpen, duration);
     assert!(seen[0].reads.load(SeqCst) > 10 * seen[0].stale.load(SeqCst), "an exception, not the rule");

@@ -1,4 +1,4 @@
-//! Commands that run beside a test, and jobs as they tell of them.
+//! Commands that run beside a test, and jobs as they report them.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt as _;

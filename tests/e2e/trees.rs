@@ -69,7 +69,7 @@ fn assert_same(source: &Path, shown: &Path, files: usize) {
     );
 }
 
-/// Compares line by line, so that a difference is told in one line.
+/// Compares line by line, so that a difference is reported in one line.
 #[track_caller]
 fn assert_lines(shown: &str, source: &str) {
     let mut pairs = shown.lines().zip(source.lines());

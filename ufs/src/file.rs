@@ -7,7 +7,7 @@
 //! size and inode, and is checked before and after each piece is read: a file that is replaced by a rename is always
 //! noticed, one that is overwritten in place within the time stamp's granularity (some milliseconds) may not be.
 //!
-//! opendal's `fs` service is not used: it trims names, and its listings tell neither inode nor version.
+//! opendal's `fs` service is not used: it trims names, and its listings return neither inode nor version.
 
 mod tree;
 
@@ -243,12 +243,12 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// Whether everything under this prefix was told on earlier pages.
+    /// Whether everything under this prefix was listed on earlier pages.
     fn is_past(&self, prefix: &str) -> bool {
         self.after.is_some_and(|after| after > prefix && !after.starts_with(prefix))
     }
 
-    /// Whether the entry was told before, or else makes room for it; `None` when there is none.
+    /// False when the entry was listed before, or else makes room for it; `None` when there is none.
     fn admit(&mut self, entry: &str) -> Option<bool> {
         if self.after.is_some_and(|after| entry <= after) {
             return Some(false);

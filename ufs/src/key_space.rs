@@ -1,5 +1,5 @@
-//! Where the keys of a mount are, in one spelling for all URIs and options that lead there: so it can be told whether
-//! two mounts have keys in common.
+//! Where the keys of a mount are, in one spelling for all URIs and options that lead there: so it can be checked
+//! whether two mounts have keys in common.
 //!
 //! This is not the [`store_id`](crate::Ufs::store_id), by which blocks are named for good: it takes for one what is
 //! most likely one. To take two stores for one costs somebody a prefix of its own; to take one for two may cost data.

@@ -4,7 +4,7 @@
 //! it promises, whatever the store:
 //!
 //! - **Exact keys.** A key that was listed is the key that is asked for, byte for byte: spaces at either end, `%`, `+`,
-//!   control characters, Unicode in any form. What cannot be told in UTF-8 is counted in [`ListPage::hidden`].
+//!   control characters, Unicode in any form. What cannot be represented in UTF-8 is counted in [`ListPage::hidden`].
 //! - **Exact versions.** Reads carry the ETag as `If-Match`; another version is [`UfsError::VersionChanged`], and a
 //!   retry in the middle of a body goes on with the same version or fails.
 //! - **Exact lengths.** A body has the length of its range or ends in an error.
@@ -14,8 +14,8 @@
 //! - **Every wait ends**, see [`Ufs::deadline`].
 //! - **Secrets stay secret**: no error, log line or `Debug` text of this crate holds a credential.
 //!
-//! How a request goes through retries, limits, counters and deadlines is told in `store.rs`; the URIs and their options
-//! in `uri.rs` and `s3/options.rs`.
+//! How a request goes through retries, limits, counters and deadlines is described in `store.rs`; the URIs and their
+//! options in `uri.rs` and `s3/options.rs`.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -106,8 +106,8 @@ impl MemoryBucket {
     fn page(&self, request: ListRequest<'_>) -> StorePage {
         let mut answer = StorePage::default();
         let mut entries = 0;
-        // Everything up to and including this key or prefix has been told.
-        let mut told = request.token.map(str::to_owned);
+        // Everything up to and including this key or prefix has been listed.
+        let mut last_listed = request.token.map(str::to_owned);
         let objects = self.objects.lock();
         for (key, object) in objects.by_key.range(request.prefix.to_owned()..) {
             let Some(rest) = key.strip_prefix(request.prefix) else { break };
@@ -116,15 +116,15 @@ impl MemoryBucket {
                 _ => None,
             };
             let entry = group.unwrap_or(key);
-            if told.as_deref().is_some_and(|told| entry <= told) {
+            if last_listed.as_deref().is_some_and(|last_listed| entry <= last_listed) {
                 continue;
             }
             if entries == request.limit {
-                answer.next = told;
+                answer.next = last_listed;
                 break;
             }
             entries += 1;
-            told = Some(entry.to_owned());
+            last_listed = Some(entry.to_owned());
             match group {
                 Some(prefix) => answer.page.prefixes.push(prefix.to_owned()),
                 None => answer.page.objects.push(object.meta.clone()),

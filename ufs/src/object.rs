@@ -32,7 +32,7 @@ pub struct ListPage {
     pub objects: Vec<ObjectMeta>,
     /// Full, in key order, each ending in `/`.
     pub prefixes: Vec<String>,
-    /// Keys which cannot be told in UTF-8 and so cannot be asked for; they are in neither list.
+    /// Keys which cannot be represented in UTF-8 and so cannot be asked for; they are in neither list.
     pub hidden: u64,
 }
 

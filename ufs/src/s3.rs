@@ -2,7 +2,7 @@
 //!
 //! Objects are read through opendal's S3 service, one layer below its `Operator`: the operator normalizes paths (it
 //! trims spaces and folds `//`), the service sends the key that it is given. Listings are our own request, for the
-//! reasons told in [`listing`], and so are all changes, see [`write`]; all are signed with the same credentials and
+//! reasons given in [`listing`], and so are all changes, see [`write`]; all are signed with the same credentials and
 //! travel over the same [`transport`].
 
 mod credentials;

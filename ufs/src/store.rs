@@ -198,7 +198,7 @@ impl std::fmt::Debug for ByteStream {
 
 #[cfg(test)]
 pub(crate) mod model {
-    //! What any listing of a set of keys must tell, for tests of the stores.
+    //! What any listing of a set of keys must return, for tests of the stores.
 
     use std::collections::BTreeSet;
 

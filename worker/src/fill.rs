@@ -6,8 +6,8 @@
 //! soon as it is written, long before its run ends.
 //!
 //! A run belongs to nobody. When all who asked have gone (deadline, cancel, closed connection) it stops at its next
-//! chunk, or before it has begun; when it fails, all who wait are told why, and nothing is remembered: the next request
-//! tries again.
+//! chunk, or before it has begun; when it fails, all requests that wait get the error, and nothing is remembered: the
+//! next request tries again.
 
 mod keep;
 mod origin;

@@ -24,7 +24,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Bounds of what the master may ask for as heartbeat interval.
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
 
-/// Where this worker can be reached, as clients are told.
+/// Where this worker can be reached, as it is published to clients.
 #[derive(Clone, Debug)]
 pub struct Addresses {
     pub data: String,
@@ -48,7 +48,8 @@ impl Heartbeat {
     /// Runs until `stop`.
     ///
     /// # Errors
-    /// The master belongs to another cluster than the data directories: a mistake that only a person can mend.
+    /// What only a person can mend: the master belongs to another cluster than the data directories, or refuses this
+    /// worker, as it does one that was removed; or a directory cannot be written to.
     pub async fn run(self, stop: CancellationToken) -> Result<(), WorkerError> {
         // While the master is away, one line says so, not one per attempt.
         let mut away = false;
@@ -85,7 +86,7 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Gives the interval at which the master wants to hear of this worker.
+    /// Gives the heartbeat interval that the master asks for.
     async fn register(&self) -> Result<Duration, LinkError> {
         let (uuid, cluster_id) = self.store.identity();
         let usage = self.store.usage();

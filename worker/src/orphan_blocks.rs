@@ -2,8 +2,8 @@
 //! master.
 //!
 //! The master is asked which blocks are to be here. One that is not among them, twice, and was not written to all the
-//! while is nobody's: a client that lives tells the master every few seconds what it has made, and renews the room that
-//! it writes to.
+//! while is nobody's: a client that lives commits every few seconds what it has made, and renews the room that it
+//! writes to.
 
 use std::collections::HashSet;
 use std::sync::Arc;

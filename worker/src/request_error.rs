@@ -1,5 +1,5 @@
-//! What a request is told when it cannot be served: the one place where errors of the store and of buckets become the
-//! status codes of the data plane.
+//! What a request is answered when it cannot be served: the one place where errors of the store and of buckets become
+//! the status codes of the data plane.
 
 use std::fmt;
 

@@ -30,7 +30,7 @@ use crate::metrics::WorkerMetrics;
 use crate::persist::Uploads;
 use crate::store::{Eviction, Store};
 
-/// Bytes that one connection may have in flight: asked for and not yet sent. Told to clients in the hello.
+/// Bytes that one connection may have in flight: asked for and not yet sent. Announced to clients in the hello.
 pub const MAX_INFLIGHT_BYTES: u32 = 32 << 20;
 /// Buffers that all connections together keep for their next answers, beside the memory budget.
 const SPARES_KIB: usize = 16 << 10;
@@ -136,7 +136,7 @@ async fn broadcast_evictions(mut evictions: mpsc::Receiver<Eviction>, frames: br
             incarnation: eviction.incarnation,
         });
         let frame = encode_frame(FrameKind::Evicted, 0, &Evicted { blocks: blocks.collect() }, 0);
-        // Without connections there is nobody to tell.
+        // Without connections there is no client to notify.
         let _ = frames.send(frame.into());
     }
 }

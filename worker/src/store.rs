@@ -164,7 +164,7 @@ pub struct Store {
 /// Opens the directories, then gives the store and the work that remains for the background. *Blocking*, in proportion
 /// to the number of blocks.
 ///
-/// Evicted blocks of which descriptors were handed out are sent to `evictions`; what does not fit there is not told,
+/// Evicted blocks of which descriptors were handed out are sent to `evictions`; what does not fit there is dropped,
 /// because clients close idle descriptors by themselves.
 ///
 /// # Errors

@@ -23,7 +23,7 @@ use crate::store::{self, Store, StoreOptions};
 
 /// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
 const MAX_OPEN_BLOCKS: u64 = 32_768;
-/// Evictions that wait to be told to clients.
+/// Evictions that wait to be sent to clients.
 const EVICTION_QUEUE: usize = 16_384;
 /// How often directories are looked at for relief and expiry.
 const RELIEF_INTERVAL: Duration = Duration::from_millis(20);

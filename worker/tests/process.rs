@@ -288,7 +288,7 @@ async fn what_keeps_a_worker_from_starting_is_said_in_one_sentence() {
         assert!(error.contains(expected) && !error.contains('\n'), "{expected}: {error}");
     }
     let worker = Running::start(&good);
-    // The file may be there from a start that failed later: an answer tells that this worker has the directory.
+    // The file may be there from a start that failed later: an answer shows that this worker has the directory.
     eventually("the socket", || std::os::unix::net::UnixStream::connect(dir.path().join("worker.sock")).is_ok()).await;
     let error = Running::start(&good).outcome().await.unwrap_err();
     assert!(matches!(error, WorkerError::DirectoryInUse(_)), "{error}");

@@ -58,11 +58,11 @@ impl ClusterArgs {
     }
 
     fn default_local(&self) -> Option<PathBuf> {
-        let told = self.master.is_some()
+        let is_configured = self.master.is_some()
             || ["CV_CONF", "CV_CLUSTER__MASTERS"].iter().any(|name| std::env::var_os(name).is_some())
             || std::path::Path::new("/etc/cavern/cluster.toml").exists();
         let conf = local::default_directory().join("cluster.toml");
-        (!told && conf.exists()).then_some(conf)
+        (!is_configured && conf.exists()).then_some(conf)
     }
 
     /// A connection to the first master that answers.

@@ -16,7 +16,7 @@ use super::report::{WorkerView, print_workers};
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
-/// How often a worker that is watched is looked at, and how often a line tells of it where no bar is drawn.
+/// How often a worker that is watched is looked at, and how often a line reports it where no bar is drawn.
 const POLL_PERIOD: Duration = Duration::from_millis(500);
 const LINE_PERIOD: Duration = Duration::from_secs(5);
 

@@ -130,7 +130,7 @@ fn some_threads() -> usize {
     all_threads().div_ceil(2)
 }
 
-/// Runs a process with so many threads for its tasks until it is told to stop.
+/// Runs a process with so many threads for its tasks until a signal stops it.
 fn serve<F, E>(threads: usize, role: impl FnOnce(CancellationToken) -> F) -> Result<(), CliError>
 where
     F: Future<Output = Result<(), E>>,

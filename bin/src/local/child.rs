@@ -116,7 +116,7 @@ impl ProcessId {
 pub enum Exit {
     Code(i32),
     Signal(i32),
-    /// Its keeper was not its parent, and only a parent is told.
+    /// Its keeper was not its parent, and only a parent gets the exit status.
     Unknown,
 }
 

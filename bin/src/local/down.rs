@@ -41,15 +41,15 @@ pub fn kill(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
 /// Sends the signals to a child that is wanted no more, and waits until neither it nor its keeper is there.
 fn end(cluster: &Cluster, name: ChildName, signals: &[Signal], patience: Duration) -> Result<bool, CliError> {
     let deadline = Instant::now() + patience;
-    let mut told = None;
+    let mut signalled = None;
     loop {
         match cluster.state(name)? {
-            // Its keeper may have started it once more, just before it was told not to.
-            State::Running(process) if told.as_ref() != Some(&process) => {
+            // Its keeper may have started it once more, just before the stop was recorded.
+            State::Running(process) if signalled.as_ref() != Some(&process) => {
                 for signal in signals {
                     process.signal(*signal).context(format_args!("cannot stop {name}"))?;
                 }
-                told = Some(process);
+                signalled = Some(process);
             }
             State::Running(_) => {}
             State::Stopped | State::Crashed(_) if !cluster.is_kept(name)? => return Ok(true),

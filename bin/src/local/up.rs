@@ -94,7 +94,7 @@ pub fn start(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<(
     let Some(starting) = ensure(cluster, name)? else { return Ok(()) };
     starting.wait(patience).map_err(|failure| {
         if failure.ended == Ended::Yes {
-            // Whoever started it is told, and need not be surprised by it later.
+            // The caller gets the error, and need not be surprised by the child later.
             let _ = stop(cluster, name, patience);
         }
         failure.into()

@@ -36,9 +36,9 @@ const PAUSE_MOST: Duration = Duration::from_millis(500);
 /// What a probe waits for an answer, and between probes.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 const PROBE_PAUSE: Duration = Duration::from_millis(200);
-/// What the first ones wait. So many without an answer, at least, and one of every master, tell a silent master from a
-/// connection that broke; together they take less than half of a lease, after which the master is suspected, so that
-/// nobody waits when it is over.
+/// What the first ones wait. So many without an answer, at least, and one of every master, distinguish a silent master
+/// from a connection that broke; together they take less than half of a lease, after which the master is suspected, so
+/// that no caller waits when the lease is over.
 const FIRST_PROBES: [Duration; 2] = [Duration::from_millis(250), Duration::from_millis(500)];
 
 /// The master's services behind one reconnecting channel per master. Cheap to clone.
@@ -227,7 +227,7 @@ impl MasterChannel {
         }
     }
 
-    /// The stubs of the master that answered last, for streams; report how they end with `heard` and `suspect`.
+    /// The stubs of the master that answered last, for streams; report how they end with `note_answer` and `suspect`.
     pub fn stubs(&self) -> Stubs {
         let inner = &self.inner;
         inner.masters[inner.preferred.load(Ordering::Relaxed) % inner.masters.len()].clone()
@@ -318,7 +318,7 @@ impl MasterChannel {
     }
 
     /// The master gave a sign of life.
-    pub fn heard(&self) {
+    pub fn note_answer(&self) {
         self.inner.breaker.close();
     }
 

@@ -27,11 +27,11 @@ pub(super) struct OpenBlock {
     pub reserved: Mutex<ChunkMap>,
     /// When it was made last.
     pub since: Instant,
-    /// Bytes that it takes at a worker, as one of them told last.
-    pub told: ReportedAllocation,
+    /// Bytes that it takes at a worker, as one of them reported last.
+    pub reported: ReportedAllocation,
 }
 
-/// How many bytes a block takes, as far as that has been told.
+/// How many bytes a block takes, as far as a worker has reported that.
 #[derive(Debug)]
 pub(super) struct ReportedAllocation(AtomicU64);
 
@@ -101,7 +101,7 @@ impl OpenBlock {
     pub(super) fn allocated(&self) -> Option<u64> {
         let of_file =
             |file: &Arc<File>| rustix::fs::fstat(&**file).ok().map(|stat| stat.st_blocks.cast_unsigned() * 512);
-        self.file().map_or_else(|| self.told.get(), of_file)
+        self.file().map_or_else(|| self.reported.get(), of_file)
     }
 
     /// Fills `buffer` without waiting for a disk; false when that cannot be done.

@@ -85,8 +85,8 @@ impl FsFile {
         let reserved = Mutex::new(ChunkMap::new());
         let generation = known.generation;
         let since = Instant::now();
-        let told = ReportedAllocation::new(None);
-        let open = Arc::new(OpenBlock { name, generation, replicas, is_writable: false, reserved, since, told });
+        let reported = ReportedAllocation::new(None);
+        let open = Arc::new(OpenBlock { name, generation, replicas, is_writable: false, reserved, since, reported });
         self.remember(index, &open);
         Ok(Some(open))
     }
@@ -304,7 +304,7 @@ impl FsFile {
             };
             match self.asking(worker, reserve).await {
                 Ok(replica) => replicas.push(Replica { joined, ..replica }),
-                // All have the same bytes to store: the writer waits, or hears of it.
+                // All have the same bytes to store: the writer waits, or gets the error.
                 Err(error) if no_space(&error) => return Err(error),
                 Err(error) if is_worker_failure(&error) => {
                     tracing::debug!(inode = self.inode, index = name.index, worker, "a replica fails: {error}");
@@ -393,8 +393,7 @@ impl FsFile {
         }
     }
 
-    /// Goes on without the replicas of a block that have failed. The master must hear of it before a write is
-    /// acknowledged.
+    /// Goes on without the replicas of a block that have failed. That must be committed before a write is acknowledged.
     pub(super) fn give_up_replicas(&self, index: u32, generation: u32, failed: &[u64]) {
         tracing::warn!(inode = self.inode, index, ?failed, "writing goes on with fewer replicas");
         let mut state = self.state.lock();
@@ -418,7 +417,7 @@ impl FsFile {
             is_writable: open.is_writable,
             reserved: Mutex::new(open.reserved.lock().clone()),
             since: open.since,
-            told: ReportedAllocation::new(open.told.get()),
+            reported: ReportedAllocation::new(open.reported.get()),
         };
         blocks.insert(index, Arc::new(fewer));
     }
@@ -434,6 +433,6 @@ fn writable(name: BlockRef, generation: u32, replicas: Vec<Replica>, bytes: &Ran
         reserved.insert(chunk);
     }
     let (reserved, since) = (Mutex::new(reserved), Instant::now());
-    let told = ReportedAllocation::new(replicas.iter().find_map(|replica| replica.allocated));
-    OpenBlock { name, generation, replicas, is_writable: true, reserved, since, told }
+    let reported = ReportedAllocation::new(replicas.iter().find_map(|replica| replica.allocated));
+    OpenBlock { name, generation, replicas, is_writable: true, reserved, since, reported }
 }

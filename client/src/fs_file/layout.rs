@@ -1,9 +1,9 @@
-//! What is known of one file's content: its length, its blocks, and what the master has not been told yet.
+//! What is known of one file's content: its length, its blocks, and what is not committed yet.
 //!
 //! No I/O. The master's answer is the ground; what was written here lies over it until it is committed. A block is
 //! named by its generation: what the master has dropped meanwhile is not found under another generation again.
 //!
-//! The master is told of every block that was written to, and which workers have all of it (decision 10): it gives up
+//! Every block that was written to is committed with the workers that have all of it (decision 10): the master drops
 //! the others. So what is noted here of a block's workers only ever becomes less, until the master says otherwise while
 //! nothing can have been missed.
 
@@ -60,7 +60,7 @@ impl LocatedBlock {
     }
 }
 
-/// Whether everything that the master has told of a file has arrived here since the layout was asked for.
+/// Whether all events that the master has sent about a file since the layout was asked for have arrived here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EventHistory {
     Complete,
@@ -73,7 +73,7 @@ const PAGE_BYTES: u64 = 4096;
 /// Blocks of one commit. The master takes some more, but serves nobody else meanwhile.
 pub(super) const COMMIT_BLOCKS: usize = 250;
 
-/// What the master is to be told.
+/// What is to be committed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Uncommitted {
     /// Blocks that were made, or whose workers have become fewer.
@@ -117,9 +117,9 @@ pub(super) struct Layout {
     /// The object that has what no block has.
     origin: Option<Origin>,
     uncommitted: Uncommitted,
-    /// The master is being told of something.
+    /// A commit is in flight.
     is_committing: bool,
-    /// Blocks that were written to, of which it is being told.
+    /// Blocks of that commit that were written to.
     committing_blocks: BTreeSet<u32>,
     /// Bytes that the file takes, as the master has it.
     allocated: Option<u64>,
@@ -284,7 +284,7 @@ impl Layout {
         self.written_ns = now_ns;
     }
 
-    /// Blocks that were synced, as far as they were not written again: the caller has taken them out before it asked.
+    /// Takes out the blocks that are to be synced: what is written from now on is for the next sync.
     pub(super) fn begin_sync(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.unsynced).into_iter().collect()
     }
@@ -293,7 +293,7 @@ impl Layout {
         self.unsynced.extend(blocks);
     }
 
-    /// What the master is to be told now, in one commit; `None` when it knows everything. Of very many blocks the first
+    /// What is to be sent now, in one commit; `None` when the master knows everything. Of very many blocks the first
     /// come first, and the length with the last.
     pub(super) fn begin_commit(&mut self) -> Option<CommitBatch> {
         if self.uncommitted.is_none() {
@@ -322,7 +322,7 @@ impl Layout {
         Some(CommitBatch { grow_to, changed, extents, uncommitted, is_last: indexes.len() <= COMMIT_BLOCKS })
     }
 
-    /// The master could not be told.
+    /// The commit has failed.
     pub(super) fn commit_failed(&mut self, uncommitted: Uncommitted) {
         self.is_committing = false;
         self.committing_blocks.clear();
@@ -332,12 +332,13 @@ impl Layout {
         self.uncommitted.grow_to = self.uncommitted.grow_to.max(uncommitted.grow_to);
     }
 
-    /// The master was told; false when somebody else has changed the content meanwhile, so that it must be asked anew.
-    pub(super) fn committed(&mut self, uncommitted: &Uncommitted, told: &[Extent], attr: &Attr) -> bool {
+    /// The master has the commit; false when the content was changed by others meanwhile, so that the master must be
+    /// asked anew.
+    pub(super) fn committed(&mut self, uncommitted: &Uncommitted, sent: &[Extent], attr: &Attr) -> bool {
         self.is_committing = false;
         self.committing_blocks.clear();
         self.allocated = attr.allocated;
-        for extent in told {
+        for extent in sent {
             let known = self.blocks.get_mut(&extent.index).filter(|known| known.generation == extent.generation);
             if let Some((known, bytes)) = known.zip(extent.allocated) {
                 known.allocated = Some(bytes);
@@ -348,8 +349,8 @@ impl Layout {
                 (known.is_committed, known.is_urgent) = (true, false);
             }
         }
-        // A commit gives up the copy of each block that it names, and nobody tells the one who commits. What the master
-        // has begun since then it has told, so it is asked before the next look.
+        // A commit aborts the copy of each block that it names, and the client that commits is not notified of that. It
+        // is notified of what the master has begun since then, so the master is asked before the next look.
         for index in uncommitted.made.union(&uncommitted.written) {
             if let Some(known) = self.blocks.get_mut(index) {
                 known.is_joined = false;
@@ -362,7 +363,8 @@ impl Layout {
         is_next
     }
 
-    /// The file is about to be cut to this length: what the master does not know beyond it need not be told any more.
+    /// The file is about to be cut to this length: what the master does not know beyond it need not be committed any
+    /// more.
     pub(super) fn give_up_beyond(&mut self, length: u64, block_size: u64) {
         let kept = length.div_ceil(block_size.max(1));
         for index in self.uncommitted.made.iter().copied().filter(|index| u64::from(*index) >= kept) {
@@ -455,7 +457,7 @@ impl Layout {
         lost
     }
 
-    /// Gives up what the master cannot be told any more.
+    /// Drops what cannot be committed any more.
     pub(super) fn forget_uncommitted(&mut self) {
         for index in std::mem::take(&mut self.uncommitted).made {
             if self.blocks.get(&index).is_some_and(|known| !known.is_committed) {
@@ -489,20 +491,20 @@ mod tests {
         layout.made(0, vec![7, 8]);
         layout.wrote(0, 100, 55);
         assert_eq!((layout.size(), layout.written_ns()), (100, Some(55)));
-        let (told, made) = parts(layout.begin_commit().unwrap());
+        let (sent, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(
-            (told.grow_to, made),
+            (sent.grow_to, made),
             (100, vec![Extent { generation: 2, workers: vec![7, 8], ..Extent::default() }])
         );
         assert!(layout.begin_commit().is_none() && layout.written_ns().is_some(), "the master has not answered yet");
-        layout.commit_failed(told);
-        let (told, _) = parts(layout.begin_commit().unwrap());
-        assert!(layout.committed(&told, &[], &attr(100, 5, 2)));
+        layout.commit_failed(sent);
+        let (sent, _) = parts(layout.begin_commit().unwrap());
+        assert!(layout.committed(&sent, &[], &attr(100, 5, 2)));
         assert!(layout.is_committed() && layout.block(0).unwrap().is_committed);
         layout.wrote(0, 50, 56);
-        let (told, made) = parts(layout.begin_commit().unwrap());
-        assert_eq!((told.grow_to, made[0].workers.as_slice()), (50, &[7, 8][..]), "and who has what was written");
-        assert!(!layout.committed(&told, &[], &attr(300, 9, 2)), "others have committed as well");
+        let (sent, made) = parts(layout.begin_commit().unwrap());
+        assert_eq!((sent.grow_to, made[0].workers.as_slice()), (50, &[7, 8][..]), "and who has what was written");
+        assert!(!layout.committed(&sent, &[], &attr(300, 9, 2)), "others have committed as well");
         assert_eq!((layout.size(), layout.version()), (300, 9));
     }
 
@@ -537,13 +539,13 @@ mod tests {
         layout.wrote(3, 40, 3);
         assert_eq!(layout.growth(), 25);
         layout.give_up_beyond(22, 10);
-        let (told, made) = parts(layout.begin_commit().unwrap());
+        let (sent, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(
-            (told.grow_to, made, layout.size(), layout.block(3)),
+            (sent.grow_to, made, layout.size(), layout.block(3)),
             (22, vec![extent(1, 1), extent(2, 1)], 22, None)
         );
         assert_eq!(layout.begin_sync(), [1, 2]);
-        assert!(layout.committed(&told, &[], &attr(22, 2, 1)));
+        assert!(layout.committed(&sent, &[], &attr(22, 2, 1)));
         assert_eq!(layout.growth(), 0);
     }
 
@@ -552,15 +554,15 @@ mod tests {
         let mut layout = Layout::new(&attr(5, 1, 1), vec![extent(0, 1)], None);
         layout.made(1, vec![1]);
         layout.wrote(1, 20, 1);
-        let (told, _) = parts(layout.begin_commit().unwrap());
-        layout.commit_failed(told);
-        let (told, made) = parts(layout.begin_blocks());
-        assert_eq!((told.made.len(), made), (1, vec![extent(1, 1)]));
-        assert!(layout.committed(&told, &[], &attr(5, 2, 1)));
+        let (sent, _) = parts(layout.begin_commit().unwrap());
+        layout.commit_failed(sent);
+        let (sent, made) = parts(layout.begin_blocks());
+        assert_eq!((sent.made.len(), made), (1, vec![extent(1, 1)]));
+        assert!(layout.committed(&sent, &[], &attr(5, 2, 1)));
         assert!(layout.block(1).unwrap().is_committed && !layout.is_committed());
         assert_eq!((layout.size(), layout.growth()), (20, 15));
-        let (told, made) = parts(layout.begin_commit().unwrap());
-        assert_eq!((told.grow_to, made), (20, vec![]), "the blocks are known");
+        let (sent, made) = parts(layout.begin_commit().unwrap());
+        assert_eq!((sent.grow_to, made), (20, vec![]), "the blocks are known");
     }
 
     #[test]
@@ -605,9 +607,9 @@ mod tests {
         assert!(layout.accepts(0, 1, &[1, 2]) && !layout.accepts(0, 1, &[1]) && !layout.accepts(0, 2, &[1, 2]));
         layout.gave_up(0, 1, &[2]);
         assert!(!layout.accepts(0, 1, &[1]) && layout.is_urgent(0));
-        let (told, made) = parts(layout.begin_commit().unwrap());
+        let (sent, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [Extent { generation: 1, workers: vec![1], ..Extent::default() }]);
-        assert!(layout.committed(&told, &[], &attr(10, 2, 1)));
+        assert!(layout.committed(&sent, &[], &attr(10, 2, 1)));
         assert!(layout.accepts(0, 1, &[1]) && !layout.is_urgent(0));
         layout.gave_up(0, 1, &[1]);
         assert_eq!(workers(&layout), [1], "the last one is all that there is");
@@ -628,15 +630,15 @@ mod tests {
         let copied = Layout::new(&attr(20, 1, 1), vec![held(0), held(1)], None);
         assert!(layout.rebase(copied, EventHistory::Complete).is_empty());
         assert!(!layout.accepts(0, 1, &[1]) && !layout.accepts(1, 1, &[1]));
-        let (told, made) = parts(layout.begin_commit().unwrap());
+        let (sent, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [extent(0, 1)], "what was written before");
-        assert!(layout.committed(&told, &[], &attr(20, 2, 1)));
+        assert!(layout.committed(&sent, &[], &attr(20, 2, 1)));
         assert!(layout.accepts(0, 1, &[1]) && !layout.accepts(1, 1, &[1]));
         // And a writer that cannot wait any longer names one to which nothing was written.
         assert!(layout.give_up_copy(1) && !layout.give_up_copy(0) && !layout.give_up_copy(7));
-        let (told, made) = parts(layout.begin_commit().unwrap());
+        let (sent, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [extent(1, 1)]);
-        assert!(layout.committed(&told, &[], &attr(20, 3, 1)));
+        assert!(layout.committed(&sent, &[], &attr(20, 3, 1)));
         assert!(layout.accepts(1, 1, &[1]) && layout.is_committed());
     }
 
@@ -701,9 +703,9 @@ mod tests {
         layout.wrote(1, 20, 1);
         layout.made(2, vec![1]);
         layout.wrote(2, 30, 1);
-        let (told, made) = parts(layout.begin_commit().unwrap());
+        let (sent, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [extent(1, 1), extent(2, 1)]);
-        layout.commit_failed(told);
+        layout.commit_failed(sent);
         let mut same = layout.clone();
         let as_before = Layout::new(&attr(20, 2, 1), vec![extent(0, 1), extent(1, 1)], None);
         assert!(same.rebase(as_before, EventHistory::Complete).is_empty());

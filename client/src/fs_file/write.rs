@@ -23,7 +23,7 @@ use crate::read::span::{Span, spans};
 
 /// Bytes that are written to a descriptor by whoever has them; more are given to a thread that may block.
 const WRITE_HERE_MAX: usize = 128 << 10;
-/// When a file has become longer by so many blocks, the master is told.
+/// A file is committed when it has become longer by so many blocks.
 const UNCOMMITTED_BLOCKS: u64 = 2;
 /// Between two looks whether there is room.
 const SPACE_PAUSE: Duration = Duration::from_millis(200);
@@ -101,7 +101,7 @@ impl FsFile {
     }
 
     /// Writes all of `bytes` at `offset`. Bounded by `client.read_timeout`. After an error a part may have been
-    /// written. What was written behind comes before it, and its failure is told now.
+    /// written. What was written behind comes before it, and its failure is returned now.
     pub async fn write(&self, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
         self.behind.drain_checked().await?;
         self.place(offset, bytes).await
@@ -159,7 +159,8 @@ impl FsFile {
         Ok(())
     }
 
-    /// The master may refuse that the file grows (a quota): whoever writes much hears of it now, not at the end.
+    /// The master may refuse that the file grows (a quota): a caller that writes much gets the error now, not at the
+    /// end.
     async fn commit_growth(&self) -> Result<(), ClientError> {
         if self.use_layout(|layout, _| layout.growth()).await? >= UNCOMMITTED_BLOCKS * self.block_size() {
             self.commit_written().await?;
@@ -196,7 +197,7 @@ impl FsFile {
             while let Err(failure) = self.try_block(span.index, &span.bytes, &BlockOp::Allocate).await {
                 self.wait_after(span.index, failure, deadline).await?;
             }
-            // The master is to hear of the room.
+            // The room is to be committed.
             self.use_layout(|layout, _| layout.wrote(span.index, 0, host::wall_ns())).await?;
         }
         if grow && range.end > self.written_size().await? {
@@ -287,7 +288,7 @@ impl FsFile {
             Err(error) => return tracing::debug!(inode = self.inode, index, "the block stays held: {error}"),
         }
         tracing::info!(inode = self.inode, index, "a write does not wait any longer for the copy of its block");
-        // The blocks are told even if the file may not grow.
+        // The blocks are committed even if the file may not grow.
         if let Err(error) = self.commit_in_background().await {
             tracing::debug!(inode = self.inode, index, "the copy could not be given up: {error}");
         }
@@ -371,7 +372,7 @@ impl FsFile {
                 let request = ReserveRequest { block, ranges, allocate: true, ..ReserveRequest::default() };
                 let reserving = self.shared.pool.reserve(replica.worker, request, wait);
                 let reserved = self.asking(replica.worker, reserving).await?;
-                open.told.set(reserved.allocated);
+                open.reported.set(reserved.allocated);
                 return self.same(open, replica, reserved.incarnation);
             }
         };
@@ -385,7 +386,7 @@ impl FsFile {
         }
         let writing = self.shared.pool.write(replica.worker, request, payload, wait);
         let written = self.asking(replica.worker, writing).await?;
-        open.told.set(written.allocated);
+        open.reported.set(written.allocated);
         self.same(open, replica, written.incarnation)
     }
 

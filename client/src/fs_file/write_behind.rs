@@ -4,8 +4,8 @@
 //! Of a file one piece is under way at a time; what is written meanwhile, and follows on, is the next one. So pieces
 //! grow as far as the network is slower than the writer, they arrive in the order in which they were written, and a
 //! writer that pauses leaves nothing behind for longer than a round trip. Only what has room at its workers is taken,
-//! so what is left to fail is what fails for all writers: workers that are gone, a quota. The failure is told once, by
-//! the next write, sync or close.
+//! so what is left to fail is what fails for all writers: workers that are gone, a quota. The failure is returned once,
+//! by the next write, sync or close.
 //!
 //! Whoever reads, syncs, commits or cuts waits for what is behind, before it takes the file's gate; `unsettled` counts
 //! it.
@@ -32,7 +32,7 @@ const WRITE_BYTES: usize = 128 << 10;
 #[derive(Default)]
 pub(super) struct WriteBehind {
     queue: Mutex<Queue>,
-    /// Told whenever something of it changes.
+    /// Notified whenever something of it changes.
     changed: Notify,
 }
 
@@ -107,7 +107,7 @@ impl WriteBehind {
         queue.under_way.is_none() && queue.gathered.is_none()
     }
 
-    /// Whether there is nothing that anybody should wait for or hear of.
+    /// Whether there is nothing to wait for, and no failure to return.
     pub(super) fn is_drained(&self) -> bool {
         let queue = self.queue.lock();
         queue.under_way.is_none() && queue.gathered.is_none() && queue.failure.is_none()
@@ -124,7 +124,7 @@ impl WriteBehind {
         self.wait(Self::is_empty).await;
     }
 
-    /// The same; what has failed since it was told last is told now.
+    /// The same; what has failed since a failure was returned last is returned now.
     pub(super) async fn drain_checked(&self) -> Result<(), ClientError> {
         self.drain().await;
         self.queue.lock().failure.take().map_or(Ok(()), Err)

@@ -1,9 +1,10 @@
 //! What a change of our own leaves in the caches.
 //!
-//! The master does not tell a session what it changed itself, so the result must leave nothing outdated behind: names
-//! lead where it says, the attributes of every inode that it touched are replaced, and listings of the directories are
-//! dropped. An answer to a question that was under way meanwhile is kept out by the marks that are set here; and what
-//! somebody else has changed since the call was sent is forgotten, since nobody knows which came first.
+//! The master does not notify a session of its own changes, but for a last name that is lost. So the result must leave
+//! nothing outdated behind: names lead where it says, the attributes of every inode that it touched are replaced, and
+//! listings of the directories are dropped. An answer to a question that was in flight meanwhile is kept out by the
+//! marks that are set here; and what another client has changed since the call was sent is forgotten, since nobody
+//! knows which came first.
 
 use std::sync::Arc;
 

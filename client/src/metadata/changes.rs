@@ -6,8 +6,8 @@
 //! Each change has a number of its session and is sent again under it until it is answered, over broken connections and
 //! a restart of the master: the master answers a number that it knows with the result that it had. When the session is
 //! over while nobody knows whether the change was made, the answer says so. When the time of a change is up before its
-//! answer came, the asker is told so, and the change goes on being sent: the session lives on, and its caches must know
-//! what became of it.
+//! answer came, the asker gets an error that says so, and the change goes on being sent: the session lives on, and its
+//! caches must know what became of it.
 
 mod sender;
 
@@ -43,7 +43,7 @@ pub struct Changed {
     pub result: MutationResult,
     /// The node of `result.inode` as it is now; `None` where too little is known to make one.
     pub node: Option<Arc<Node>>,
-    /// The session that made it, and the last event that it had been told of by then.
+    /// The session that made it, and the last event that it had been sent by then.
     pub session: u64,
     pub event_seq: u64,
     /// Directories whose listings look otherwise now.
@@ -71,7 +71,7 @@ struct Pending {
 }
 
 impl Pending {
-    /// Who no longer waits is told nothing: then the answer comes back.
+    /// Sends the answer to the asker; gives it back when the asker no longer waits.
     fn answer(self, answer: Answer) -> Option<Answer> {
         match self.asker {
             Some(asker) => asker.send(answer).err(),

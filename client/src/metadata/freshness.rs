@@ -1,8 +1,8 @@
 //! When what is cached may be used, and for how long a kernel may trust it.
 //!
-//! Under a live lease the master tells of every change that it knows of, so what is cached is as good as the master's
-//! own knowledge. What the master knows of the bucket ages with the listing: young, it is used; past half of
-//! `metadata_ttl` it is used, and a new listing is asked for in the background; past `metadata_ttl` the new listing
+//! Under a live lease the master notifies the client of every change that it knows of, so what is cached is as good as
+//! the master's own knowledge. What the master knows of the bucket ages with the listing: young, it is used; past half
+//! of `metadata_ttl` it is used, and a new listing is asked for in the background; past `metadata_ttl` the new listing
 //! is waited for. While no master answers, everything is used.
 
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(super) struct Freshness {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LeaseState {
     Live,
-    /// Nothing was heard for too long, but calls may still be answered.
+    /// No event has extended the lease for too long, but calls may still be answered.
     Expired,
     /// Calls are not answered.
     Unreachable,

@@ -1,9 +1,9 @@
 //! The session with the master as the rest of the cache needs it: is the lease alive, and how far has the stream of
 //! invalidations been taken in.
 //!
-//! The master counts a lease from when it heard of us last, and says with every event how many messages of the stream
-//! it had by then. Here the lease runs from when the last of those was sent, so it is never shorter there: not if this
-//! process is stopped, and goes on to find events of long ago.
+//! The master counts a lease from the last message that it received from us, and says with every event how many
+//! messages of the stream it had received by then. Here the lease runs from when the last of those was sent, so it is
+//! never shorter there: not if this process is stopped, and goes on to find events of long ago.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,7 @@ impl SessionLease {
         !self.rest().is_zero()
     }
 
-    /// How long the lease lasts if nothing more is heard.
+    /// How long the lease lasts if no event extends it.
     pub(super) fn rest(&self) -> Duration {
         Duration::from_millis(self.until_ms.load(Ordering::Relaxed).saturating_sub(self.now_ms()))
     }
@@ -71,8 +71,8 @@ impl SessionLease {
         self.session.load(Ordering::Relaxed)
     }
 
-    /// The session is not to be taken up again, nor its stream followed any longer: what it may still change must be
-    /// told to the next.
+    /// The session is not to be taken up again, nor its stream followed any longer: the next session must be notified
+    /// of what this one may still change.
     pub(super) fn abandon(&self) {
         let session = self.session.swap(0, Ordering::Relaxed);
         if session != 0 {
@@ -119,15 +119,15 @@ impl SessionLease {
 /// have.
 #[derive(Debug)]
 pub(super) struct SentMessages {
-    heard_at: Instant,
-    heard: u64,
+    sent_at: Instant,
+    received: u64,
     waiting: VecDeque<Instant>,
 }
 
 impl SentMessages {
     /// The first is being sent.
     pub(super) fn new() -> Self {
-        Self { heard_at: Instant::now(), heard: 0, waiting: VecDeque::from([Instant::now()]) }
+        Self { sent_at: Instant::now(), received: 0, waiting: VecDeque::from([Instant::now()]) }
     }
 
     /// Another is about to be sent.
@@ -140,14 +140,14 @@ impl SentMessages {
         self.waiting.pop_back();
     }
 
-    /// The master has `heard` of them: when the last of those was sent.
-    pub(super) fn heard(&mut self, heard: u64) -> Instant {
-        while self.heard < heard
+    /// The master has received so many of them: when the last of those was sent.
+    pub(super) fn received(&mut self, received: u64) -> Instant {
+        while self.received < received
             && let Some(sent) = self.waiting.pop_front()
         {
-            (self.heard_at, self.heard) = (sent, self.heard + 1);
+            (self.sent_at, self.received) = (sent, self.received + 1);
         }
-        self.heard_at
+        self.sent_at
     }
 }
 
@@ -159,21 +159,21 @@ mod tests {
     fn a_lease_runs_from_what_the_master_has_heard() {
         let (mut sent, lease) = (SentMessages::new(), SessionLease::new());
         let pause = || std::thread::sleep(Duration::from_millis(20));
-        let first = sent.heard(1);
+        let first = sent.received(1);
         pause();
         lease.extend(first, Duration::from_millis(10));
         assert!(!lease.is_live() && lease.rest().is_zero(), "stopped since, as it may be");
         sent.push();
-        assert_eq!(sent.heard(1), first, "an event of before");
-        let second = sent.heard(2);
+        assert_eq!(sent.received(1), first, "an event of before");
+        let second = sent.received(2);
         assert!(second > first);
         pause();
         sent.push();
         sent.pop();
         sent.push();
-        let third = sent.heard(3);
+        let third = sent.received(3);
         assert!(third > second);
-        assert_eq!([sent.heard(2), sent.heard(u64::MAX)], [third; 2]);
+        assert_eq!([sent.received(2), sent.received(u64::MAX)], [third; 2]);
     }
 
     #[tokio::test]

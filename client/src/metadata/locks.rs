@@ -1,12 +1,12 @@
 //! Locks of files, which the master keeps for our session.
 //!
-//! A lock that must be waited for is asked for under a number of its own; the master tells when it has been granted.
-//! What it told while no stream was open is asked for again: the master knows the number, and answers with how things
-//! stand.
+//! A lock that must be waited for is asked for under a number of its own; the master notifies the client when it has
+//! been granted. A grant while no stream is open is missed, so the lock is asked for again: the master knows the
+//! number, and answers with how things stand.
 //!
-//! Locks end with the session. Whoever had one is told so (`EIO`) by the next request about locks of that file, until
-//! it unlocks or closes it. What a closed file leaves locked is unlocked sooner or later: with the first attempt, or
-//! when the master is heard of again, but never after the same owner has locked anything of that file anew.
+//! Locks end with the session. An owner that had one gets `EIO` when it locks or unlocks that file, until it has
+//! unlocked or closed it. What a closed file leaves locked is unlocked sooner or later: with the first attempt, or when
+//! events of the master arrive again, but never after the same owner has locked anything of that file anew.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -50,8 +50,8 @@ struct Waiting {
 /// A request that waits.
 #[derive(Default)]
 struct Request {
-    /// What the master has told; taken by the one who waits.
-    told: Mutex<Option<LockEvent>>,
+    /// What the master has sent; taken by the caller that waits.
+    event: Mutex<Option<LockEvent>>,
     wake: Notify,
 }
 
@@ -63,16 +63,16 @@ enum LockEvent {
 }
 
 impl Request {
-    fn tell(&self, told: LockEvent) {
-        *self.told.lock() = Some(told);
+    fn deliver(&self, event: LockEvent) {
+        *self.event.lock() = Some(event);
         self.wake.notify_one();
     }
 
-    async fn told(&self) -> LockEvent {
+    async fn event(&self) -> LockEvent {
         loop {
             self.wake.notified().await;
-            if let Some(told) = self.told.lock().take() {
-                return told;
+            if let Some(event) = self.event.lock().take() {
+                return event;
             }
         }
     }
@@ -118,13 +118,13 @@ impl Locks {
     /// The master has given `session` what it waited for.
     pub(super) fn granted(&self, waiter: u64, session: u64) {
         if let Some(request) = self.waiting.lock().requests.get(&waiter) {
-            request.tell(LockEvent::Granted(session));
+            request.deliver(LockEvent::Granted(session));
         }
     }
 
     /// Events may have been lost.
     pub(super) fn ask_again(&self) {
-        self.waiting.lock().requests.values().for_each(|request| request.tell(LockEvent::Resend));
+        self.waiting.lock().requests.values().for_each(|request| request.deliver(LockEvent::Resend));
     }
 
     /// Notes that an owner may get a lock; refuses it when the ones that it had are lost.
@@ -205,18 +205,18 @@ impl Metadata {
                     return made;
                 }
             }
-            let told = tokio::select! {
-                told = place.request.told() => told,
+            let event = tokio::select! {
+                event = place.request.event() => event,
                 () = give_up.cancelled() => break,
             };
-            match told {
+            match event {
                 LockEvent::Granted(session) if session == inner.lease.session() => {
                     return inner.locks.made(key, &lock, session);
                 }
                 LockEvent::Granted(_) | LockEvent::Resend => {}
             }
         }
-        // The lock may have been granted meanwhile: this tells.
+        // The lock may have been granted meanwhile: the answer says whether it was.
         match self.send_lock(SetLock { wait: false, ..set }).await {
             Err(error) if is_would_block(&error) => {
                 let reason = "interrupted while waiting for a lock".to_owned();
@@ -326,7 +326,7 @@ impl Inner {
         }
     }
 
-    /// Makes the unlocks that are owed; to be called whenever the master is heard of.
+    /// Makes the unlocks that are owed; to be called whenever events of the master arrive.
     pub(super) fn flush_pending_unlocks(&self) {
         // Under the lock: an unlock that is taken out of here is not sent by anybody else.
         let mut owed = self.locks.owed.lock();
@@ -405,9 +405,9 @@ mod tests {
         let locks = Locks::default();
         let place = locks.place();
         locks.granted(place.number, 7);
-        assert!(matches!(place.request.told().await, LockEvent::Granted(7)));
+        assert!(matches!(place.request.event().await, LockEvent::Granted(7)));
         locks.ask_again();
-        assert!(matches!(place.request.told().await, LockEvent::Resend));
+        assert!(matches!(place.request.event().await, LockEvent::Resend));
         let number = place.number;
         drop(place);
         locks.granted(number, 7);

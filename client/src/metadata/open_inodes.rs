@@ -1,9 +1,9 @@
 //! Inodes of fs-mode mounts that are open here.
 //!
-//! An inode whose last name is removed stays while somebody has it open. Opening tells the master nothing: it is when
-//! the master tells of the removal that whoever has the inode open has it *held*, before the removal is acknowledged.
-//! What is closed for the last time is let go of, if it was held: in the background, and until the master has said that
-//! it knows.
+//! An inode whose last name is removed stays while a client has it open. Opening is not reported to the master. A
+//! client that is notified of the removal has the inode *held*, if it is open there, before it acknowledges the
+//! removal. What is closed for the last time is released, if it was held: in the background, and until the master has
+//! confirmed it.
 //!
 //! Holds are a part of the master's state and outlive it. A stream that begins anew may have missed removals: then the
 //! master is asked which of all that is open must be held and is not, and mostly that is nothing.
@@ -62,7 +62,7 @@ struct Open {
     counters: Arc<ChangeCounters>,
 }
 
-/// What has been heard of an inode since it was opened.
+/// What events have reported of an inode since it was opened.
 #[derive(Debug, Default)]
 struct ChangeCounters {
     /// How often somebody else has changed it.
@@ -207,7 +207,7 @@ impl Metadata {
     /// Keeps an inode that has a name, without I/O. `None` when that is not certain: use `keep_open`.
     pub fn keep_open_cached(&self, node: &Node) -> Option<OpenInode> {
         let kept = self.register_open(node.inode);
-        // After it was registered: a removal that is told from now on finds it open.
+        // After it was registered: a removal event that arrives from now on finds it open.
         self.inner.cache.node(node.inode).is_some_and(|known| !known.is_removed()).then_some(kept)
     }
 
@@ -248,8 +248,8 @@ impl Metadata {
         OpenInode { inner: self.inner.clone(), inode, counters }
     }
 
-    /// Lets go of what was held and is closed, until `stop`. What the master has not confirmed is told again, unless
-    /// the session ends.
+    /// Releases what was held and is closed, until `stop`. What the master has not confirmed is sent again, unless the
+    /// session ends.
     pub(crate) async fn let_go(&self, stop: CancellationToken) {
         let inner = &self.inner;
         let work = async {

@@ -107,8 +107,8 @@ impl Metadata {
         current
     }
 
-    /// Has the master look what the bucket has under a name that was changed there, and tell everybody; what the name
-    /// leads to then, `None` for nothing.
+    /// Has the master look what the bucket has under a name that was changed there, and notify all clients; gives what
+    /// the name leads to then, `None` for nothing.
     pub(crate) async fn written(&self, parent: u64, name: &[u8]) -> Result<Option<Arc<Node>>, ClientError> {
         let mark = self.inner.recent.mark();
         let name = bytes::Bytes::copy_from_slice(name);
@@ -121,7 +121,7 @@ impl Metadata {
             Err(ClientError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         };
-        // The master tells it, too, but perhaps after the next lookup.
+        // The master notifies this client of it, too, but perhaps after the next lookup.
         self.inner.forget_entry(parent, &name, 0);
         if let Ok(Some(current)) = &current
             && self.inner.caching

@@ -1,5 +1,5 @@
 //! Inodes that have lost their last name and are referred to here without being open: a FIFO, a socket or a device that
-//! a process has open, of which the kernel does not tell, a working directory, whatever is open with `O_PATH`.
+//! a process has open, which the kernel does not report, a working directory, whatever is open with `O_PATH`.
 //!
 //! Most of what is removed is forgotten by the kernel the moment after. So it is asked a little later; until then the
 //! removal is not acknowledged, and the master keeps the inode. What the kernel still refers to is held like an open
@@ -56,7 +56,7 @@ pub(super) struct PendingRemovals(VecDeque<Removal>);
 #[derive(Debug)]
 struct Removal {
     inode: u64,
-    /// Of the event that told it.
+    /// Of the removal's event.
     seq: u64,
     due: Instant,
 }
@@ -132,7 +132,7 @@ impl Inner {
         }
         // From now on they are held with all that is open.
         let to_hold = new.iter().copied().filter(|inode| self.open.refer(*inode)).collect();
-        // What was forgotten before it was entered here has not been told.
+        // What the kernel forgot before it was entered here has not been reported.
         if let Ok(still) = timeout(ANSWERS_WITHIN, sink.referred(new.clone())).await {
             new.into_iter().filter(|inode| !still.contains(inode)).for_each(|inode| self.no_longer_referenced(inode));
         }

@@ -24,9 +24,9 @@ use super::removals::PendingRemovals;
 use super::{Inner, InvalidationSink};
 use crate::session::Identity;
 
-/// Lease until the master has told its own.
+/// Lease until the master has sent its own.
 const FIRST_LEASE: Duration = Duration::from_secs(5);
-/// For the master to hear that the client ends.
+/// For the master to receive the message that the client ends.
 const GOODBYE: Duration = Duration::from_millis(500);
 /// Pauses between attempts to open a stream.
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
@@ -157,12 +157,12 @@ async fn follow(
         let Some(turn) = turn else { break };
         let (mut batch, mut broken) = (Vec::new(), false);
         if let Wakeup::Events(first) = turn {
-            inner.master.heard();
+            inner.master.note_answer();
             batch.push(first);
         }
-        let is_heard = !batch.is_empty();
-        has_begun |= is_heard;
-        while is_heard && batch.len() < BATCH {
+        let has_events = !batch.is_empty();
+        has_begun |= has_events;
+        while has_events && batch.len() < BATCH {
             match events.next().now_or_never() {
                 Some(Some(Ok(event))) => batch.push(event),
                 Some(_) => {
@@ -189,7 +189,7 @@ async fn follow(
             to_pass_on |= apply(inner, sink, event, &mut lease);
         }
         if let Some(heard) = heard {
-            inner.lease.extend(sent.heard(heard), lease);
+            inner.lease.extend(sent.received(heard), lease);
             inner.lease.applied(last);
             inner.flush_pending_unlocks();
         }

@@ -466,7 +466,7 @@ impl File {
         }
     }
 
-    /// Tells the read-ahead of a read, and starts what it asks for.
+    /// Reports a read to the read-ahead, and starts what it asks for.
     fn read_ahead_of(self: &Arc<Self>, object: &ObjectVersion, read: Range<u64>) {
         if self.core.readahead_max == 0 || object.length <= u64::from(CHUNK_BYTES) {
             return;

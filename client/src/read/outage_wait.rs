@@ -1,7 +1,7 @@
 //! Reads that wait for a bucket that cannot be reached.
 //!
-//! Each tries all its sources again after a pause that doubles. The first that succeeds tells the others, so that
-//! nobody sleeps on when the outage is over.
+//! Each tries all its sources again after a pause that doubles. The first that succeeds wakes the others, so that none
+//! sleeps on when the outage is over.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -29,8 +29,8 @@ const OBJECTS_AT_A_TIME: usize = 16;
 /// For so long after its close a file may still look open, and how often it is looked.
 const RELEASE_LAG: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
-/// The log hears of a rename that takes longer this often.
-const TOLD_EVERY: Duration = Duration::from_secs(10);
+/// A rename that takes longer is logged this often.
+const LOG_EVERY: Duration = Duration::from_secs(10);
 
 impl StagedFiles {
     /// Renames a file or a directory; `to` is the directory of the new name.
@@ -227,25 +227,25 @@ struct Progress {
     what: String,
     steps: u64,
     began: Instant,
-    told: Instant,
+    logged: Instant,
 }
 
 impl Progress {
     fn new(what: String) -> Self {
         let now = Instant::now();
-        Self { what, steps: 0, began: now, told: now }
+        Self { what, steps: 0, began: now, logged: now }
     }
 
     fn step(&mut self, what: &str) {
         self.steps += 1;
-        if self.told.elapsed() >= TOLD_EVERY {
-            self.told = Instant::now();
+        if self.logged.elapsed() >= LOG_EVERY {
+            self.logged = Instant::now();
             tracing::info!(rename = self.what, requests = self.steps, "a directory is being renamed: {what}");
         }
     }
 
     fn end(&self) {
-        if self.began.elapsed() >= TOLD_EVERY {
+        if self.began.elapsed() >= LOG_EVERY {
             tracing::info!(rename = self.what, requests = self.steps, "a directory was renamed");
         }
     }

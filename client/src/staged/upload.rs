@@ -109,7 +109,7 @@ struct Plan {
 
 impl StagedFile {
     /// Writes the object, if the bucket lacks anything of it, and returns when the bucket has it: then all clients are
-    /// told. Nothing of the file appears after an error.
+    /// notified. Nothing of the file appears after an error.
     pub async fn commit(self: &Arc<Self>) -> Result<(), ClientError> {
         if !self.is_dirty() {
             return Ok(());

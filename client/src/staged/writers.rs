@@ -4,14 +4,14 @@
 //! everything else and never used it. A program that starts others while it writes a file would have it sent to the
 //! bucket half-written, again and again; its own close does that in any case.
 
-/// Processes that are told apart; of more, every close counts.
+/// Processes that are distinguished; of more, every close counts.
 const WRITERS_MAX: usize = 16;
 
 /// Open file tables, as the kernel names them.
 #[derive(Debug, Default)]
 pub(super) struct Writers {
     known: Vec<u64>,
-    /// By way of pages, whose writer nobody knows, or more than can be told apart.
+    /// By way of pages, whose writer is not known, or more than can be distinguished.
     are_others: bool,
 }
 

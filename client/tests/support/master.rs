@@ -183,8 +183,8 @@ impl FakeMaster {
         self.service.state.lock().put_announced(parent, name, Kind::File, etag, size)
     }
 
-    /// The same, and no client hears of it.
-    pub fn put_file_unheard(&self, parent: u64, name: &str, etag: &str, size: u64) -> u64 {
+    /// The same, and no client is notified of it.
+    pub fn put_file_unannounced(&self, parent: u64, name: &str, etag: &str, size: u64) -> u64 {
         self.service.state.lock().put(parent, name, Kind::File, etag, size).0
     }
 
@@ -259,7 +259,7 @@ impl State {
         self.entries.get(&directory).map(|entry| entry.key.clone()).unwrap_or_default()
     }
 
-    /// The new inode, and what is to be told of it.
+    /// The new inode, and the event that announces it.
     fn put(&mut self, parent: u64, name: &str, kind: Kind, etag: &str, size: u64) -> (u64, EntryChanged) {
         let inode = self.next_inode;
         self.next_inode += 1;

@@ -21,7 +21,7 @@ pub struct Mutations {
     /// How often a change was made: once for each number, or something is wrong.
     pub made: u64,
     pub held: BTreeSet<u64>,
-    /// Inodes that have lost their last names without having been told of.
+    /// Inodes that have lost their last names without an event.
     pub nameless: BTreeSet<u64>,
     /// Calls whose changes are made, and whose answers get lost.
     pub lose: u32,
@@ -29,7 +29,7 @@ pub struct Mutations {
     pub refuse: u32,
     /// With the next loss or refusal the session ends.
     pub end_session: bool,
-    /// Told to the client before the answer to the next call: somebody else has changed this inode.
+    /// Sent to the client before the answer to the next call: another client has changed this inode.
     pub meanwhile: Option<u64>,
     /// Errnos with which the next commits are refused.
     pub commit_refusals: VecDeque<i32>,

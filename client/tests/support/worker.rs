@@ -164,7 +164,7 @@ impl FakeWorker {
         self.state.lock().sent_bytes
     }
 
-    /// Evicts every block and tells the clients.
+    /// Evicts every block and notifies the clients.
     pub fn evict_all(&self) {
         let mut state = self.state.lock();
         let blocks = state.files.drain().map(|((content_id, index), file)| data::evicted::Block {

@@ -65,7 +65,7 @@ pub(crate) fn parse_level(level: &str) -> Result<EnvFilter, ProcessError> {
             _ => {}
         }
     }
-    // At this level the library of the log prints its whole state at every start, which tells an operator nothing.
+    // At this level the library of the log prints its whole state at every start, which is of no use to an operator.
     let is_info = directives.iter().any(|directive| directive.eq_ignore_ascii_case("info"));
     if is_info && !directives.iter().any(|directive| directive.starts_with(CONSENSUS)) {
         directives.push(CONSENSUS_WARNS);

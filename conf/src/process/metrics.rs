@@ -62,7 +62,7 @@ impl Metrics {
         self.register(name, help, latency_histogram())
     }
 
-    /// Counters (or gauges) told apart by labels; `L` derives `EncodeLabelSet`.
+    /// Counters (or gauges) distinguished by labels; `L` derives `EncodeLabelSet`.
     pub fn family<L, M>(&self, name: &str, help: &str) -> Family<L, M>
     where
         L: Clone + Debug + Eq + Hash + EncodeLabelSet + Send + Sync + 'static,
@@ -71,7 +71,7 @@ impl Metrics {
         self.register(name, help, Family::default())
     }
 
-    /// Histograms of seconds, told apart by labels.
+    /// Histograms of seconds, distinguished by labels.
     pub fn latency_family<L>(&self, name: &str, help: &str) -> Family<L, Histogram, LatencyBuckets>
     where
         L: Clone + Debug + Eq + Hash + EncodeLabelSet + Send + Sync + 'static,

@@ -2,8 +2,7 @@
 //! master makes it (or the bucket, where that is the truth), and the kernel gets its answer. The client's caches know
 //! of it then; the kernel's own know what the kernel asked for itself, but for the question which listings it may keep.
 //!
-//! A change that has been sent is not given up for a signal: only its answer tells whether it was made. It has a
-//! deadline.
+//! A change that has been sent is not aborted by a signal: only its answer says whether it was made. It has a deadline.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
-//! COPY_FILE_RANGE between files whose bytes need not leave this process. Any other pair of files is copied by the
-//! kernel, by READ and WRITE, as `EOPNOTSUPP` tells it. What a file loses by being changed, the kernel has asked for
-//! before: see [`privileges`](super::privileges).
+//! COPY_FILE_RANGE between files whose bytes need not leave this process. Any other pair of files is answered
+//! `EOPNOTSUPP`, and the kernel copies it by READ and WRITE. What a file loses by being changed, the kernel has asked
+//! for before: see [`privileges`](super::privileges).
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! CREATE and TMPFILE: files that are made and opened at once.
 //!
 //! A file without a name (`O_TMPFILE`) is known to the master as one that has lost its name: the session holds it while
-//! it is open here, and no bucket hears of it. LINK gives it a name, if it was not opened with `O_EXCL`.
+//! it is open here, and it is written to no bucket. LINK gives it a name, if it was not opened with `O_EXCL`.
 
 use std::sync::Arc;
 

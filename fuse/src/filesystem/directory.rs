@@ -153,7 +153,7 @@ impl Inner {
         }
     }
 
-    /// Answers, and has the kernel forget what changed while it was being told.
+    /// Answers, and has the kernel forget what may have changed before it received the answer.
     fn give(&self, handle: &DirectoryHandle, answer: &Answer, form: ReaddirKind, reply: Reply) {
         reply.bytes(answer.page.as_bytes());
         if form == ReaddirKind::Names || self.invalidations.listings().changes() == answer.changes {

@@ -16,7 +16,7 @@ const DIRECTORIES_MAX: usize = 65_536;
 /// The directories, by inode of the namespace.
 #[derive(Debug, Default)]
 pub struct KernelListings {
-    /// Changes that the kernel was told of, and those that it made itself. Written only under the lock of `kept`.
+    /// Changes that the kernel is notified of, and those that it made itself. Written only under the lock of `kept`.
     changes: AtomicU64,
     own: AtomicU64,
     kept: Mutex<HashSet<u64>>,

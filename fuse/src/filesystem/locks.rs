@@ -5,10 +5,10 @@
 //! which are the only ones that a file that cannot be written has, are in nobody's way.
 //!
 //! A process loses its fcntl(2) locks of a file when it closes any descriptor of it: FLUSH waits for that. An open file
-//! description loses its locks when it is released, of which the kernel tells without waiting: see [`descriptions`].
+//! description loses its locks when it is released: the kernel sends RELEASE without waiting, see [`descriptions`].
 //!
-//! Locks order what hosts do: what was written under one is committed before it ends, and who gets the next has heard
-//! of it.
+//! Locks order what hosts do: what was written under one is committed before it ends, and a client that gets the next
+//! has been notified of it.
 
 mod descriptions;
 mod local;

@@ -1,8 +1,8 @@
 //! Handles of files that the kernel reads without ever opening them (`fuse.no_open`).
 //!
-//! The kernel then tells neither when a file is opened nor when it is closed: every READ names an inode. The handle of
-//! an inode, with its read-ahead and its descriptors, is made at its first read, shared by all who read it, and dropped
-//! when nobody has read for a while.
+//! The kernel then sends nothing when a file is opened or closed: every READ names an inode. The handle of an inode,
+//! with its read-ahead and its descriptors, is made at its first read, shared by all who read it, and dropped when
+//! nobody has read for a while.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

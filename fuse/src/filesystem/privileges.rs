@@ -1,14 +1,14 @@
 //! What lets a file run with more rights than its caller has, set-user-ID and set-group-ID bits and capabilities, goes
 //! when somebody changes the file, as on a local file system (`FUSE_HANDLE_KILLPRIV_V2`).
 //!
-//! The kernel tells of a caller who may not leave such bits in three ways. A WRITE and a SETATTR of the length or the
+//! The kernel reports a caller who may not leave such bits in three ways. A WRITE and a SETATTR of the length or the
 //! owner carry a flag. Before a write to pages, an allocation or a copy it sends a SETATTR that sets nothing, to
 //! whoever it is for: that is meant by it alone, though also sent when it was only a capability that had to go, which
 //! it removes by itself. And a WRITE past the pages carries no flag for the privileged, whose writes end capabilities,
 //! too.
 //!
 //! A set-group-ID bit of a file that the group may not execute goes unless the caller is in the group; that the kernel
-//! leaves to us. The answer to a WRITE carries no attributes, so the kernel is told to forget those that it has.
+//! leaves to us. The answer to a WRITE carries no attributes, so the kernel gets an invalidation of those that it has.
 
 use cavern_client::{ClientError, File, Node};
 use cavern_proto::master::SetAttr;

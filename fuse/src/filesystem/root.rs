@@ -41,8 +41,8 @@ impl Root {
         &self.names
     }
 
-    /// Whether the kernel may be told of a name in `parent` for long: it may, unless the name is in the root and there
-    /// is no room to remember it.
+    /// Whether the kernel may keep a name in `parent` for long: it may, unless the name is in the root and there is no
+    /// room to remember it.
     pub fn remembers(&self, parent: u64, name: &[u8]) -> bool {
         parent != self.inode.load(Relaxed) || self.names.remember(name)
     }
@@ -56,7 +56,7 @@ impl Root {
 /// Names remembered at most.
 const NAMES_MAX: usize = 4096;
 
-/// Names of the root that the kernel was told, for kernels that must be told each name they are to forget.
+/// Names of the root that the kernel was given, for kernels that need an invalidation of each name they are to forget.
 #[derive(Debug, Default)]
 pub struct RootNames {
     needless: AtomicBool,

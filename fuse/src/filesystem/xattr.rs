@@ -1,6 +1,6 @@
 //! Extended attributes.
 //!
-//! Those of an fs-mode mount are what was set; most inodes have none, which their attributes tell. In a cache-mode
+//! Those of an fs-mode mount are what was set; most inodes have none, and their attributes say so. In a cache-mode
 //! mount they say where a file comes from: `user.cavern.mount` (namespace path of the mount), `user.cavern.key` (object
 //! key; of a directory the prefix), `user.cavern.etag` and `user.cavern.content_id` (files only).
 

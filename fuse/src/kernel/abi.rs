@@ -135,7 +135,7 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// What the answer to STATX tells.
+/// What the answer to STATX contains.
 pub mod statx {
     pub const BASIC_STATS: u32 = 0x07ff;
     pub const BTIME: u32 = 0x0800;
@@ -210,7 +210,7 @@ wire! {
     struct GetattrIn { getattr_flags: u32, dummy: u32, fh: u64 }
     struct StatxIn { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
     struct StatxTime { seconds: i64, nanoseconds: u32, reserved: i32 }
-    /// Attributes of one inode as statx(2) tells them.
+    /// Attributes of one inode as statx(2) returns them.
     struct Statx {
         mask: u32,
         blksize: u32,

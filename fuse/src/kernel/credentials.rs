@@ -1,4 +1,4 @@
-//! What the kernel does not tell of a caller: the groups that he is in beside his own, and whether he may leave
+//! What the kernel does not send about a caller: the groups that he is in beside his own, and whether he may leave
 //! set-user-ID bits of a file that he changes. Both are in `/proc` while he waits for his answer.
 
 use super::request::Caller;

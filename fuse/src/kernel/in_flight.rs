@@ -41,7 +41,7 @@ const EARLY_MAX: usize = 256;
 /// How long a request goes on after a signal that does not kill the asker: longer than any takes while all is well.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The kernel tells of the first signal only. How often it is looked whether another one kills the asker.
+/// The kernel sends an INTERRUPT for the first signal only. How often it is looked whether another one kills the asker.
 const DEATH_CHECK: Duration = Duration::from_millis(50);
 
 /// The table, shared by the event loops and the tasks of one connection.
@@ -65,9 +65,9 @@ struct State {
 pub enum InterruptPolicy {
     /// It is answered with `EINTR` and its task dropped, when the asker is being killed or has waited long enough.
     End,
-    /// Nothing: the request has been passed on, and only its answer tells what became of it.
+    /// Nothing: the request has been passed on, and only its answer says what became of it.
     Wait,
-    /// Its task is told, and answers.
+    /// Its task is notified, and answers.
     NotifyTask(CancellationToken),
 }
 
@@ -225,8 +225,7 @@ impl InFlight {
     }
 }
 
-/// Whether the kernel has told a thread to die, by whichever signal. False for one that is not in this process
-/// namespace.
+/// Whether a thread has a fatal signal pending, whichever it is. False for one that is not in this process namespace.
 fn is_being_killed(thread: u32) -> bool {
     // A signal that ends a process reaches each of its threads as SIGKILL.
     const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
@@ -253,14 +252,14 @@ mod tests {
             thread: 0,
             received: Instant::now(),
         };
-        let told = CancellationToken::new();
+        let notified = CancellationToken::new();
         for (unique, signals) in
-            [(1, InterruptPolicy::End), (2, InterruptPolicy::NotifyTask(told.clone())), (3, InterruptPolicy::Wait)]
+            [(1, InterruptPolicy::End), (2, InterruptPolicy::NotifyTask(notified.clone())), (3, InterruptPolicy::Wait)]
         {
             in_flight.interrupt(unique);
             assert_eq!(in_flight.register(&asked(unique), signals), Admission::Waiting, "request {unique}");
         }
-        assert!(told.is_cancelled());
+        assert!(notified.is_cancelled());
         // Each is remembered once.
         assert!(in_flight.state.lock().early.is_empty());
         while in_flight.waiting() == 3 {

@@ -23,7 +23,7 @@ use super::channel::{Channel, DEVICE};
 use super::session::READ_MAX;
 use table::{MountEntry, mounts_at};
 
-/// File system type in the mount table. (`fuse.` and a subtype, so that `df` and `findmnt` tell it from others.)
+/// File system type in the mount table. (`fuse.` and a subtype, so that `df` and `findmnt` distinguish it from others.)
 pub const FILESYSTEM_TYPE: &str = "fuse.cv";
 /// Source in the mount table.
 const SOURCE: &str = "cavern";

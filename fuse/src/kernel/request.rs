@@ -258,7 +258,7 @@ pub struct NewAttributes {
     pub mtime: Option<NewTime>,
     /// Set-user-ID and the like are to go: the file is cut by somebody who may not keep them.
     pub kill_privileges: bool,
-    /// Who cuts a file, as FLUSH names whoever closes it; not always told.
+    /// Who cuts a file, as FLUSH names whoever closes it; not always sent.
     pub writer: Option<u64>,
 }
 

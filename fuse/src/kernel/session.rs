@@ -276,7 +276,7 @@ struct EventLoop<F> {
 
 impl<F: Filesystem> EventLoop<F> {
     fn run(self) {
-        // Whatever ends this loop, the others and the owner hear of it.
+        // Whatever ends this loop, the others and the owner are notified.
         let _ended = self.ended.clone().drop_guard();
         let mut requests = PageAligned::new(REQUEST_BYTES);
         let mut payloads = PageAligned::new(READ_MAX);
@@ -287,8 +287,8 @@ impl<F: Filesystem> EventLoop<F> {
                 Ok(0) => break,
                 Ok(length) => {
                     let message = &requests.slice(REQUEST_BYTES)[..length];
-                    // A defect in one operation must not take the mount down: its request has been answered with
-                    // EIO by the drop of its Reply, and the panic hook has told where.
+                    // A defect in one operation must not take the mount down: its request has been answered with EIO by
+                    // the drop of its Reply, and the panic hook has reported where.
                     if catch_unwind(AssertUnwindSafe(|| self.serve(message, payload))).is_err() {
                         error!("a request ended in a panic: answered EIO");
                     }

@@ -74,7 +74,7 @@ impl Mounted {
         put(self.directory.path(), key, bytes);
     }
 
-    /// Stops the mount and tells what `run` returned.
+    /// Stops the mount and returns what `run` returned.
     fn end(&mut self) -> Result<(), FuseError> {
         self.stop.cancel();
         let running = self.running.take().unwrap();
@@ -247,7 +247,7 @@ fn an_open_that_meets_a_new_version_opens_it_without_an_error() {
     let mounted = Mounted::new(&["a"], |_| {});
     let path = mounted.path("data/a");
     assert_eq!(fs::metadata(&path).unwrap().len(), 1);
-    // Nobody tells: the open itself finds out, and the kernel asks again.
+    // No event says so: the open itself finds out, and the kernel asks again.
     mounted.put("a", b"another version");
     assert_eq!(fs::read(&path).unwrap(), b"another version");
     fs::remove_file(mounted.directory.path().join("bucket/a")).unwrap();

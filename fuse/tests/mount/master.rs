@@ -1,4 +1,5 @@
-//! A master in memory, for tests of the mount alone: it shows one directory tree as a bucket, and changes when told.
+//! A master in memory, for tests of the mount alone: it shows one directory tree as a bucket, and changes when a test
+//! asks for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -163,7 +164,7 @@ impl Master {
         let object = self.state.ufs.head(key).await.unwrap();
         let (parent, name, old_inode, new_inode) = self.state.tree.lock().object(&object);
         let changed = EntryChanged { parent, name: name.into(), old_inode, new_inode };
-        self.tell(Event::Entry(changed)).await;
+        self.send_event(Event::Entry(changed)).await;
     }
 
     /// Takes in that the object is gone.
@@ -175,15 +176,15 @@ impl Master {
             old
         };
         let name = name.as_bytes().to_vec().into();
-        self.tell(Event::Entry(EntryChanged { parent: MOUNT_ROOT, name, old_inode, new_inode: 0 })).await;
+        self.send_event(Event::Entry(EntryChanged { parent: MOUNT_ROOT, name, old_inode, new_inode: 0 })).await;
     }
 
-    async fn tell(&self, event: Event) {
+    async fn send_event(&self, event: Event) {
         let seq = self.state.seq.fetch_add(1, Ordering::SeqCst) + 1;
         self.state.events.send(WatchEvent { seq, heard: 0, event: Some(event) }).unwrap();
         let mut acknowledged = self.state.acknowledged.subscribe();
-        let told = acknowledged.wait_for(|acknowledged| *acknowledged >= seq);
-        tokio::time::timeout(Duration::from_secs(10), told).await.unwrap().unwrap();
+        let acknowledgement = acknowledged.wait_for(|acknowledged| *acknowledged >= seq);
+        tokio::time::timeout(Duration::from_secs(10), acknowledgement).await.unwrap().unwrap();
     }
 
     /// Answers nothing until `release`.
@@ -372,11 +373,11 @@ impl Cluster for Master {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let mut requests = request.into_inner();
         let (acknowledged, heard) = (self.state.acknowledged.clone(), Arc::new(AtomicU64::new(1)));
-        let hears = Arc::clone(&heard);
+        let received = Arc::clone(&heard);
         tokio::spawn(async move {
             while let Some(Ok(request)) = requests.next().await {
                 acknowledged.send_replace(request.acknowledged_seq);
-                hears.fetch_add(1, Ordering::SeqCst);
+                received.fetch_add(1, Ordering::SeqCst);
             }
         });
         let seq = self.state.seq.load(Ordering::SeqCst);

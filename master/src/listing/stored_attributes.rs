@@ -1,5 +1,5 @@
 //! Asks the bucket what it keeps of the attributes of one file or directory of a cache-mode mount, and records the
-//! answer. Listings do not tell that.
+//! answer. Listings do not contain that.
 
 use bytes::Bytes;
 use cavern_proto::record::command::Command;

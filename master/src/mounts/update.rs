@@ -1,7 +1,7 @@
 //! Other options, credentials and freshness for a mount that is in use.
 //!
 //! The bucket is asked with the new options before anything is recorded. What else a mount is cannot change: blocks are
-//! named by its block size and placed by its replicas, and files are open by its mode. Clients and workers hear of the
+//! named by its block size and placed by its replicas, and files are open by its mode. Clients and workers learn of the
 //! new mount table as of any other.
 
 use cavern_proto::master::{Mount, UpdateMountRequest, WriteType};

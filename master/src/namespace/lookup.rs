@@ -181,7 +181,7 @@ impl Lookups {
 
     /// Reads the name once more and says what it leads to, or that it leads nowhere.
     async fn absent_or_entry(&self, parent: u64, name: &Bytes) -> Result<Entry, MasterError> {
-        // Before the read: a name that appears after it is told to the sessions.
+        // Before the read: the sessions are notified of a name that appears after it.
         self.watch.mark_absence_seen(parent);
         let looked_up = name.clone();
         let (directory, found) =
@@ -209,7 +209,7 @@ impl Lookups {
         }
         let parent = record.parent;
         self.watch.mark_seen(parent);
-        // Again, now that a change would be told.
+        // Again, now that the sessions would be notified of a change.
         let read = self.reader.read(move |tables| Ok(tables.inode(inode)?.zip(tables.directory(parent)?)));
         let (record, directory) = read.await?.ok_or_else(|| gone(inode))?;
         self.entry(&directory, record.name.clone(), inode, &record)
@@ -223,7 +223,7 @@ impl Lookups {
         self.listings.check_name(parent, name, why).await?;
         let entry = self.absent_or_entry(parent, name).await?;
         match why {
-            // Times of objects are too coarse to tell whether what is kept with one has changed.
+            // Times of objects are too coarse to show whether what is kept with one has changed.
             Why::Written => self.look_at(entry).await,
             Why::Unknown => self.looked_at(entry).await,
         }
@@ -309,7 +309,7 @@ impl Lookups {
         Ok(())
     }
 
-    /// Before an absence is told: a newer listing, if the one there is has reached `ttl` and the bucket answers in
+    /// Before an absence is answered: a newer listing, if the one there is has reached `ttl` and the bucket answers in
     /// time.
     async fn refresh_if_older(&self, directory: &Directory, mount: &OpenMount, ttl: Duration) {
         if self.reader.is_older(directory.record.listed_ns, ttl) && !mount.is_failing() {

@@ -29,7 +29,7 @@ impl Lookups {
         let mut after = (!request.after_name.is_empty()).then_some(request.after_name);
         loop {
             // Before the read: what changes after it has a greater number.
-            let event_seq = self.watch.told(request.session);
+            let event_seq = self.watch.last_queued_seq(request.session);
             let (from, count) = (after.clone(), left.min(PAGE_ENTRIES));
             let (page, end) = self.reader.read(move |tables| tables.page(inode, from.as_deref(), count)).await?;
             after = page.last().map(|(name, _, _)| name.clone()).or(after);

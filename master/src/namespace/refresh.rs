@@ -30,15 +30,15 @@ impl Lookups {
             }
             None => {
                 let mut walk = Walk::new(self.listings.clone(), directory, ListPolicy::Refreshed, recursive);
-                let mut told = tokio::time::Instant::now();
+                let mut last_report = tokio::time::Instant::now();
                 let mut failure = None;
                 while let Some(visited) = walk.next().await {
                     match visited {
                         Ok((inode, counts)) => self.count_refreshed(inode, counts, &mut progress).await?,
                         Err((_, error)) => failure = failure.or(Some(error)),
                     }
-                    if told.elapsed() >= PROGRESS_INTERVAL {
-                        told = tokio::time::Instant::now();
+                    if last_report.elapsed() >= PROGRESS_INTERVAL {
+                        last_report = tokio::time::Instant::now();
                         let _ = answers.send(Ok(progress.clone())).await;
                     }
                 }

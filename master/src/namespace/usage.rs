@@ -23,7 +23,7 @@ impl Lookups {
         }
         let mut progress = UsageProgress::default();
         let mut walk = Walk::new(self.listings.clone(), attr.inode, ListPolicy::Known, true);
-        let mut told = tokio::time::Instant::now();
+        let mut last_report = tokio::time::Instant::now();
         while let Some(visited) = walk.next().await {
             let (inode, _) = visited.map_err(|(_, error)| error)?;
             progress.directories += 1;
@@ -42,8 +42,8 @@ impl Lookups {
                     break;
                 }
             }
-            if told.elapsed() >= PROGRESS_INTERVAL {
-                told = tokio::time::Instant::now();
+            if last_report.elapsed() >= PROGRESS_INTERVAL {
+                last_report = tokio::time::Instant::now();
                 let _ = answers.send(Ok(progress)).await;
             }
         }

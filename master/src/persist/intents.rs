@@ -20,7 +20,7 @@ use crate::state::Outcome;
 
 /// Entries of a renamed directory that get intents with one command.
 pub const SPREAD: u32 = 500;
-/// An object that is in the way under a key is told by the worker; so often it is believed.
+/// A worker reports the object that is in the way under a key; so often it is believed.
 const ROUNDS: usize = 4;
 /// While somebody waits, a file that is being written to is looked at again after so long.
 const CHANGING_PAUSE: Duration = Duration::from_secs(1);

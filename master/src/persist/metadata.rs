@@ -78,7 +78,7 @@ pub fn read(object: &ObjectMeta) -> Option<Restored> {
     })
 }
 
-/// Tells one metadata from another.
+/// Distinguishes one metadata from another.
 pub(super) fn hash(items: &[MetadataItem]) -> u64 {
     let mut hasher = ring::digest::Context::new(&ring::digest::SHA256);
     for item in items {
@@ -104,7 +104,7 @@ fn type_bits(kind: Kind) -> u32 {
     }
 }
 
-/// The kind that a mode tells.
+/// The kind that a mode encodes.
 fn kind_of(mode: u32) -> Option<Kind> {
     const KINDS: [Kind; 7] = [
         Kind::File,

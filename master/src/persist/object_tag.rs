@@ -1,4 +1,4 @@
-//! What tells that an object was written by this cluster, for which inode, and which version of its content it has.
+//! What shows that an object was written by this cluster, for which inode, and which version of its content it has.
 //!
 //! The confirmation of a write can be lost, and the object that was written over may have been a file's origin. By its
 //! tag the new object is known again: it has all that the old one had, and can take its place.

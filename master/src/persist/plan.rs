@@ -99,7 +99,7 @@ pub struct Content {
     pub origin: Option<Origin>,
     /// Key and ETag of an object with the same content, under any metadata.
     pub same: Option<(String, String)>,
-    /// Tells whose content of which version it is; empty for what has none.
+    /// Says whose content of which version it is; empty for what has none.
     pub tag: String,
 }
 

@@ -32,7 +32,7 @@ use crate::state::{Directory, Outcome, Transaction, take_in};
 /// Directories that are compared at a time, and names of each that are asked for once more.
 const DIRECTORIES: usize = 16;
 const NAMES: usize = 8;
-/// How often progress is told, unless so many names are to be told.
+/// How often progress is reported, unless so many names are to be reported.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 const ITEMS: usize = 500;
 
@@ -53,12 +53,12 @@ struct Visited {
     vanished: Option<u64>,
 }
 
-/// Tells how far a refresh has come.
+/// Reports how far a refresh has come.
 struct ProgressReporter<'a> {
     answers: &'a mpsc::Sender<Result<RefreshProgress, Status>>,
     run: RefreshMode,
     progress: RefreshProgress,
-    told: tokio::time::Instant,
+    last_report: tokio::time::Instant,
 }
 
 impl ProgressReporter<'_> {
@@ -79,8 +79,8 @@ impl ProgressReporter<'_> {
     }
 
     async fn report(&mut self) {
-        if self.told.elapsed() >= PROGRESS_INTERVAL || self.progress.items.len() >= ITEMS {
-            self.told = tokio::time::Instant::now();
+        if self.last_report.elapsed() >= PROGRESS_INTERVAL || self.progress.items.len() >= ITEMS {
+            self.last_report = tokio::time::Instant::now();
             let items = std::mem::take(&mut self.progress.items);
             let _ = self.answers.send(Ok(RefreshProgress { items, ..self.progress.clone() })).await;
         }
@@ -97,8 +97,8 @@ impl Persistence {
         run: RefreshMode,
         answers: &mpsc::Sender<Result<RefreshProgress, Status>>,
     ) -> Result<RefreshProgress, MasterError> {
-        let told = tokio::time::Instant::now();
-        let mut reporter = ProgressReporter { answers, run, progress: RefreshProgress::default(), told };
+        let last_report = tokio::time::Instant::now();
+        let mut reporter = ProgressReporter { answers, run, progress: RefreshProgress::default(), last_report };
         if let Some(name) = name {
             let directory = self.directory(top).await?;
             let mount = self.lookups.mounts.get(directory.mount_id)?;
@@ -184,7 +184,7 @@ impl Persistence {
                 let settled: Vec<_> = settle.buffer_unordered(NAMES).collect().await;
                 for one in settled {
                     let (fate, path) = one?;
-                    // Of most that changes nothing but the number is told.
+                    // Of most changed names nothing but the number is reported.
                     let path = if is_reported(fate, run) { path } else { String::new() };
                     found.extend((fate != RefreshFate::Nothing).then_some((fate, path)));
                 }
@@ -337,7 +337,7 @@ impl Persistence {
     }
 }
 
-/// Whether names of this fate are told one by one.
+/// Whether names of this fate are reported one by one.
 fn is_reported(fate: RefreshFate, run: RefreshMode) -> bool {
     run == RefreshMode::DryRun || fate == RefreshFate::Conflict
 }

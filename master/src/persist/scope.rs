@@ -34,7 +34,7 @@ impl Persistence {
     }
 }
 
-/// Tells what lies in a scope.
+/// Says what lies in a scope.
 pub(super) struct ScopeFilter<'s> {
     scope: &'s Scope,
     /// Directories that were asked about before.

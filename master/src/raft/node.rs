@@ -116,8 +116,8 @@ impl Consensus {
         self.proposer.clone()
     }
 
-    /// Returns when the [`ChangeListener`] has been told of everything that the database shows at the moment: an entry
-    /// is in the database before that.
+    /// Returns when the [`ChangeListener`] has been notified of everything that the database shows at the moment: an
+    /// entry is in the database before that.
     pub async fn wait_notified(&self) -> Result<(), MasterError> {
         let applied = self.raft.ensure_linearizable().await;
         applied.map(drop).map_err(|error| MasterError::Consensus(error.to_string()))

@@ -30,8 +30,8 @@ const INSTALLING_KEY: &[u8] = b"installing";
 /// Records copied with one batch when a snapshot is installed.
 const INSTALL_BATCH: usize = 4096;
 
-/// Told what each entry changed, in applied order, by the applying task, before the proposer gets its outcome. Must not
-/// block.
+/// Notified of what each command changed, in applied order, by the applying task, before the proposer gets its outcome.
+/// Must not block.
 pub trait ChangeListener: Send + Sync + 'static {
     /// `origin` is the session that asked for them, 0 for none.
     fn changed(&self, changes: Vec<Change>, origin: u64);

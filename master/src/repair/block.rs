@@ -1,10 +1,10 @@
 //! One copy, from the announcement to the replica.
 //!
 //! That a worker is to join a block is in the log first, so that no crash leaves a copy that nobody knows of. Every
-//! client is told of it, and writes to the block no more once it has acknowledged that; what it wrote before is at the
-//! source by then. A client that cannot be reached says of everything it writes which workers have it, with the commit,
-//! and a replica that lacks it is given up then. So the copy is begun only when all have acknowledged, none of them
-//! being on its way to another stream.
+//! client is notified of it, and writes to the block no more once it has acknowledged that; what it wrote before is at
+//! the source by then. A client that cannot be reached says of everything it writes which workers have it, with the
+//! commit, and a replica that lacks it is given up then. So the copy is begun only when all have acknowledged, none of
+//! them being on its way to another stream.
 
 use std::time::Duration;
 
@@ -48,8 +48,9 @@ impl Repair {
             Err(Problem::Refused(_)) => return Ok(()),
             Err(Problem::Failed(error)) => return Err(error),
         }
-        let heard = watch.wait_settled(watch.seq()).await;
-        let copied = if heard { self.have_copied(copy).await } else { Err("a client has not heard of it".into()) };
+        let acknowledged = watch.wait_settled(watch.seq()).await;
+        let copied =
+            if acknowledged { self.have_copied(copy).await } else { Err("a client has not heard of it".into()) };
         let keep = copied.is_ok().then_some(&copy.keep[..]);
         let settled = self.settle(*inode, extent, keep).await;
         copied.and(settled)?;

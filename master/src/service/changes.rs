@@ -82,7 +82,7 @@ impl Services {
                 other => Err(MasterError::Refused(format!("a change was answered by {other:?}"))),
             });
             let results = results.collect::<Result<_, _>>()?;
-            Ok(MutateReply { results, event_seq: watch.told(session) })
+            Ok(MutateReply { results, event_seq: watch.last_queued_seq(session) })
         })
     }
 }

@@ -58,7 +58,7 @@ impl Cluster for Services {
         let (answers, stream) = mpsc::channel(EVENTS_AHEAD);
         let (watch, stop) = (self.watch.clone(), self.stop.clone());
         self.tasks.spawn(async move {
-            let heard = AtomicU64::new(1);
+            let received = AtomicU64::new(1);
             let listen = async {
                 // An error ends the stream as its end does.
                 while let Some(Ok(message)) = incoming.next().await {
@@ -68,13 +68,13 @@ impl Cluster for Services {
                     if !watch.acknowledge(id, message.acknowledged_seq) {
                         return;
                     }
-                    heard.fetch_add(1, Ordering::Relaxed);
+                    received.fetch_add(1, Ordering::Relaxed);
                 }
             };
-            let tell = async {
+            let send_events = async {
                 while let Some(events) = session.next().await {
                     for event in events.iter().flat_map(|events| events.iter()) {
-                        let event = WatchEvent { heard: heard.load(Ordering::Relaxed), ..event.clone() };
+                        let event = WatchEvent { heard: received.load(Ordering::Relaxed), ..event.clone() };
                         if answers.send(Ok(event)).await.is_err() {
                             return;
                         }
@@ -83,7 +83,7 @@ impl Cluster for Services {
             };
             tokio::select! {
                 () = listen => {}
-                () = tell => {}
+                () = send_events => {}
                 () = stop.cancelled() => {}
             }
         });

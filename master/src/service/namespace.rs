@@ -87,7 +87,10 @@ impl Namespace for Services {
             gone: touched.gone,
         });
         // After the ages were read: every change that made them is numbered by now.
-        Ok(Response::new(TouchReply { directories: directories.collect(), event_seq: self.watch.told(session) }))
+        Ok(Response::new(TouchReply {
+            directories: directories.collect(),
+            event_seq: self.watch.last_queued_seq(session),
+        }))
     }
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
@@ -184,7 +187,7 @@ impl Namespace for Services {
             let reason = format!("{inodes} inodes in one call: send at most {HOLDS_MAX}");
             return Err(MasterError::Invalid(reason).into());
         }
-        // What is not read here yet will be told to the session, whose stream is open.
+        // The session, whose stream is open, is notified of what is not read here yet.
         Ok(Response::new(self.lookups.reader.read(move |tables| tables.check_holds(&request)).await?))
     }
 

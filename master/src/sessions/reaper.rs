@@ -46,7 +46,7 @@ pub async fn reap_unlinked(services: &Services) -> Result<(), MasterError> {
     if unlinked.is_empty() {
         return Ok(());
     }
-    // What the tables show may not have been told yet.
+    // The sessions may not have been notified yet of what the tables show.
     services.consensus.wait_notified().await?;
     if !services.watch.wait_settled(services.watch.seq()).await {
         return Ok(());

@@ -11,12 +11,12 @@ const DIRECTORIES_MAX: usize = 1 << 20;
 
 /// What was answered to clients since the master started.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct SeenDirectories {
     entries: Directories,
     absences: Directories,
 }
 
-impl Seen {
+impl SeenDirectories {
     /// A client is about to be answered what is in a directory.
     pub(super) fn add_entries(&mut self, directory: u64) {
         self.entries.add(directory);
@@ -34,7 +34,7 @@ impl Seen {
     }
 }
 
-/// A set of directories that gives up telling them apart when it grows too large.
+/// A set of directories that no longer distinguishes them when it grows too large.
 #[derive(Default)]
 struct Directories {
     known: HashSet<u64>,
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn first_names_concern_those_who_missed_them_and_others_those_who_looked() {
-        let mut seen = Seen::default();
+        let mut seen = SeenDirectories::default();
         seen.add_entries(1);
         seen.add_absence(2);
         let concerned = |first_fill| [1, 2, 3].map(|directory| seen.concerns(directory, first_fill));
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn when_there_are_too_many_all_count_as_seen() {
-        let mut seen = Seen::default();
+        let mut seen = SeenDirectories::default();
         (0..=DIRECTORIES_MAX as u64).for_each(|directory| seen.add_entries(2 * directory));
         assert!(seen.concerns(1, false) && !seen.concerns(1, true));
     }

@@ -2,15 +2,15 @@
 //!
 //! A session is a client's `Watch` stream, and those that follow it when it breaks; it is also the client's lease.
 //! Changes come from the applying task, in applied order, get the next sequence number and are appended to the queue of
-//! every session. The queue is bounded: a session that falls too far behind loses it and is told to forget everything
-//! (`Reset`), which is always right. A tick each second carries the current number, so a client that hears ticks knows
-//! that it has missed nothing.
+//! every session. The queue is bounded: a session that falls too far behind loses it and is sent an event to forget
+//! everything (`Reset`), which is always right. A tick each second carries the current number, so a client that
+//! receives ticks knows that it has missed nothing.
 //!
-//! `cv refresh` and its like wait in [`WatchHub::wait_acknowledged`] until every session has acknowledged a number, or
-//! has not been heard of for a lease.
+//! `cv refresh` and its like wait in [`WatchHub::wait_acknowledged`] until every session has acknowledged a number, for
+//! a lease at most.
 //!
-//! To keep floods away, sessions are notified only of what somebody can have seen ([`Seen`]), and none of what it
-//! changed itself: it has the result.
+//! To keep floods away, sessions are notified only of what somebody can have seen ([`SeenDirectories`]), and none of
+//! what it changed itself, whose result it has; but for the loss of an inode's last name, which it may have open.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::seen::Seen;
+use super::seen::SeenDirectories;
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics::MasterMetrics;
@@ -57,7 +57,7 @@ struct State {
     places: HashMap<String, u64>,
     /// Sessions of before this master's start may be taken up for a lease, too.
     started: Instant,
-    seen: Seen,
+    seen: SeenDirectories,
     closed: bool,
     /// Streams opened so far.
     streams: u64,
@@ -76,9 +76,10 @@ impl State {
         self.started.elapsed() >= lease && self.broken.values().all(|since| since.elapsed() >= lease)
     }
 
-    /// Whether every session has taken in what it was told of the events up to `seq`: its own changes it was not told.
+    /// Whether every session has acknowledged what it was sent of the events up to `seq`: its own changes it was not
+    /// sent.
     fn have_acknowledged(&self, seq: u64) -> bool {
-        self.sessions.values().all(|session| session.acknowledged >= seq.min(session.told))
+        self.sessions.values().all(|session| session.acknowledged >= seq.min(session.last_queued))
     }
 }
 
@@ -91,16 +92,16 @@ struct Session {
     /// Events in the queue.
     waiting: usize,
     /// Number of the last event that was put in the queue, ever.
-    told: u64,
+    last_queued: u64,
     wake: Arc<Notify>,
     acknowledged: u64,
-    heard: Instant,
+    received_at: Instant,
 }
 
 impl Session {
     fn push(&mut self, events: &Arc<[WatchEvent]>) {
         self.waiting += events.len();
-        self.told = events.last().map_or(self.told, |event| event.seq);
+        self.last_queued = events.last().map_or(self.last_queued, |event| event.seq);
         self.queue.push_back(events.clone());
         self.wake.notify_one();
     }
@@ -122,7 +123,7 @@ impl WatchHub {
             broken: HashMap::new(),
             places: HashMap::new(),
             started: Instant::now(),
-            seen: Seen::default(),
+            seen: SeenDirectories::default(),
             closed: false,
             streams: 0,
         };
@@ -134,7 +135,7 @@ impl WatchHub {
         id.clone_into(&mut self.cluster_id.lock());
     }
 
-    /// After which a session that was not heard of is over.
+    /// After which a session that has sent no message is over.
     pub fn lease(&self) -> Duration {
         self.lease
     }
@@ -144,11 +145,11 @@ impl WatchHub {
         self.state.lock().seq
     }
 
-    /// Number of the last event that a session is told of: those of its own changes it would wait for in vain. Of any
+    /// Number of the last event that a session is sent: those of its own changes it would wait for in vain. Of any
     /// event, for a session that is not there.
-    pub fn told(&self, session: u64) -> u64 {
+    pub fn last_queued_seq(&self, session: u64) -> u64 {
         let state = self.state.lock();
-        state.sessions.get(&session).map_or(state.seq, |session| session.told)
+        state.sessions.get(&session).map_or(state.seq, |session| session.last_queued)
     }
 
     pub fn sessions(&self) -> u64 {
@@ -160,7 +161,7 @@ impl WatchHub {
         self.state.lock().seen.add_entries(directory);
     }
 
-    /// A client is about to be told that a name is not in this directory: call it before the read that decides so.
+    /// A client is about to be answered that a name is not in this directory: call it before the read that decides so.
     pub fn mark_absence_seen(&self, directory: u64) {
         self.state.lock().seen.add_absence(directory);
     }
@@ -191,10 +192,10 @@ impl WatchHub {
             stream,
             queue: VecDeque::from([self.reset_event(id, seq, cluster_id)]),
             waiting: 1,
-            told: seq,
+            last_queued: seq,
             wake: wake.clone(),
             acknowledged: 0,
-            heard: Instant::now(),
+            received_at: Instant::now(),
         };
         log_session(
             id,
@@ -230,9 +231,9 @@ impl WatchHub {
         }
     }
 
-    /// Whether a session has been heard of within its lease.
+    /// Whether the master has received a message of a session within its lease.
     pub fn is_live(&self, session: u64) -> bool {
-        self.state.lock().sessions.get(&session).is_some_and(|session| session.heard.elapsed() < self.lease)
+        self.state.lock().sessions.get(&session).is_some_and(|session| session.received_at.elapsed() < self.lease)
     }
 
     /// Whether no session is on its way to another stream.
@@ -252,7 +253,7 @@ impl WatchHub {
             let mut state = self.state.lock();
             let Some(session) = state.sessions.get_mut(&session) else { return false };
             session.acknowledged = session.acknowledged.max(seq);
-            session.heard = Instant::now();
+            session.received_at = Instant::now();
         }
         self.progress.notify_waiters();
         true
@@ -267,15 +268,15 @@ impl WatchHub {
         self.progress.notify_waiters();
     }
 
-    /// Puts a tick in the queue of every session, and ends those that were not heard of for a lease. To be called about
-    /// once a second.
+    /// Puts a tick in the queue of every session that waits for events, and ends those that have sent no message for a
+    /// lease. To be called about once a second.
     pub fn tick(&self) {
         let mut state = self.state.lock();
         let seq = state.seq;
         let lease = self.lease;
         let before = state.sessions.len();
         state.sessions.retain(|id, session| {
-            let is_alive = session.heard.elapsed() < lease;
+            let is_alive = session.received_at.elapsed() < lease;
             if !is_alive {
                 log_session(*id, &session.client, "a client's session has lapsed");
                 session.wake.notify_one();
@@ -363,7 +364,7 @@ impl ChangeListener for WatchHub {
         let state = &mut *guard;
         let (mut events, mut granted) = (Vec::new(), Vec::new());
         for change in changes {
-            let told = match change {
+            let payload = match change {
                 Change::LockGranted { session, waiter } => {
                     granted.push((session, waiter));
                     continue;
@@ -381,7 +382,7 @@ impl ChangeListener for WatchHub {
                 Change::Mounts(epoch) => Event::MountsEpoch(epoch),
             };
             state.seq += 1;
-            events.push(event(state.seq, told));
+            events.push(event(state.seq, payload));
         }
         self.broadcast(state, events, origin);
         // Each to its session alone, whoever freed the lock.
@@ -424,7 +425,7 @@ impl WatchHub {
             return session.push(events);
         }
         tracing::warn!(session = id, client = session.client, "too far behind, told to forget everything");
-        let seq = events.last().map_or(session.told, |event| event.seq);
+        let seq = events.last().map_or(session.last_queued, |event| event.seq);
         session.clear();
         session.push(&self.reset_event(id, seq, self.cluster_id.lock().clone()));
         self.metrics.resets.inc();
@@ -460,7 +461,7 @@ impl SessionStream {
     }
 }
 
-/// As it waits to be sent. What the master has heard by then is said when it is.
+/// As it waits to be sent. How many messages the master has received by then is filled in when it is.
 fn event(seq: u64, event: Event) -> WatchEvent {
     WatchEvent { seq, heard: 0, event: Some(event) }
 }

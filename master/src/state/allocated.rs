@@ -1,10 +1,10 @@
 //! How many bytes the content of a file takes: those that its extents take, and where no extent is, those that its
 //! origin has.
 //!
-//! Whoever writes to a block tells with the commit how much it takes at a worker. The sum is kept in the inode's
-//! record, so that no command has to go through all blocks of a file; each change of blocks is accounted for as it is
-//! made. Of a file whose blocks were committed by a client that did not tell, before this was noted, there is no sum
-//! until nothing of it is left.
+//! A client that writes to a block reports with the commit how much it takes at a worker. The sum is kept in the
+//! inode's record, so that no command has to go through all blocks of a file; each change of blocks is accounted for as
+//! it is made. Of a file whose blocks were committed by a client that did not report it, before this was noted, there
+//! is no sum until nothing of it is left.
 
 use cavern_proto::block_id::block_length;
 use cavern_proto::master::Extent;
@@ -21,10 +21,10 @@ fn of_origin(record: &InodeRecord, block_size: u64, index: u32) -> u64 {
 /// What a block takes that somebody has written to; `size` is that of the file with it. Who does not say it leaves it
 /// as it was, and a new block counts as full.
 pub(super) fn of_block(known: Option<&ExtentRecord>, made: &Extent, block_size: u64, size: u64) -> Option<u64> {
-    let told = made.allocated.map(|bytes| bytes.min(block_size));
+    let reported = made.allocated.map(|bytes| bytes.min(block_size));
     match known {
-        Some(known) => told.or(known.allocated),
-        None => told.or_else(|| Some(block_length(size, block_size, made.index).into())),
+        Some(known) => reported.or(known.allocated),
+        None => reported.or_else(|| Some(block_length(size, block_size, made.index).into())),
     }
 }
 
@@ -95,13 +95,17 @@ mod tests {
 
     #[test]
     fn who_does_not_say_what_a_block_takes_leaves_it_as_it_was() {
-        let told = |allocated| Extent { index: 2, allocated, ..Extent::default() };
-        assert_eq!(of_block(None, &told(Some(7)), 10, 25), Some(7));
-        assert_eq!(of_block(None, &told(Some(70)), 10, 25), Some(10), "the file system's own needs are not the file's");
-        assert_eq!(of_block(None, &told(None), 10, 25), Some(5));
-        assert_eq!(of_block(Some(&taking(3)), &told(None), 10, 25), Some(3));
-        assert_eq!(of_block(Some(&taking(3)), &told(Some(1)), 10, 25), Some(1));
-        assert_eq!(of_block(Some(&ExtentRecord::default()), &told(None), 10, 25), None);
+        let reported = |allocated| Extent { index: 2, allocated, ..Extent::default() };
+        assert_eq!(of_block(None, &reported(Some(7)), 10, 25), Some(7));
+        assert_eq!(
+            of_block(None, &reported(Some(70)), 10, 25),
+            Some(10),
+            "the file system's own needs are not the file's"
+        );
+        assert_eq!(of_block(None, &reported(None), 10, 25), Some(5));
+        assert_eq!(of_block(Some(&taking(3)), &reported(None), 10, 25), Some(3));
+        assert_eq!(of_block(Some(&taking(3)), &reported(Some(1)), 10, 25), Some(1));
+        assert_eq!(of_block(Some(&ExtentRecord::default()), &reported(None), 10, 25), None);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! From commands to changes. A command never fails for what it asks: a refusal is an [`Outcome`], told to the proposer
-//! and the same on every replica. Only a broken database is an error, and it stops the state machine.
+//! From commands to changes. A command never fails for what it asks: a refusal is an [`Outcome`], returned to the
+//! proposer and the same on every replica. Only a broken database is an error, and it stops the state machine.
 
 use cavern_proto::master::{FreedContent, Mount, MutationResult, RefreshFate};
 use cavern_proto::record::command::Command as Kind;

@@ -16,9 +16,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::MasterError;
 
-/// Column families. What is in each is told in `record.proto`; `Orphan` holds the inode ids (u64, big-endian) of
-/// directories that are out of the namespace and wait to be deleted, with the last name in each that is gone already as
-/// value, `Unlinked` those of inodes of fs-mode mounts that have no name any more.
+/// Column families. `record.proto` says what is in each; `Orphan` holds the inode ids (u64, big-endian) of directories
+/// that are out of the namespace and wait to be deleted, with the last name in each that is gone already as value,
+/// `Unlinked` those of inodes of fs-mode mounts that have no name any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     RaftLog,

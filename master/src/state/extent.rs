@@ -146,7 +146,7 @@ pub(super) fn cut(
     Ok((dropped, DropProgress::Some))
 }
 
-/// A block as it is told, of its record.
+/// A block as it is sent, of its record.
 pub fn at(index: u32, record: ExtentRecord) -> Extent {
     let ExtentRecord { generation, workers, joined, joining, joins: _, allocated } = record;
     Extent { index, generation, workers, joined, joining, allocated }

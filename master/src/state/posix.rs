@@ -1,8 +1,8 @@
 //! Changes of names and inodes in fs-mode mounts, as POSIX has them: one file per kind of change.
 //!
 //! Every change checks all that can be wrong before it writes anything, so a refusal leaves no trace (but for a lock's,
-//! whose request may wait after it). Permissions are not looked at here: the kernel of the asker has done that, with
-//! the owner and mode that it was told.
+//! whose request may wait after it). Permissions are not looked at here: the kernel of the caller has done that, with
+//! the owner and mode that it was given.
 //!
 //! A mutation that comes again, because its answer was lost, is answered with the result that it had: results are kept
 //! per session until the session says that it has them.
@@ -50,7 +50,7 @@ struct Refusal {
     reason: String,
 }
 
-/// What keeps a change from being made: the state (told to the asker), or a broken database.
+/// What keeps a change from being made: the state (reported to the caller), or a broken database.
 #[derive(Debug)]
 enum MutationError {
     Refused(Refusal),
@@ -229,7 +229,7 @@ impl MutationContext<'_, '_> {
         }
     }
 
-    /// Stores an inode whose attributes changed, and has everybody told.
+    /// Stores an inode whose attributes changed, and has the sessions notified.
     fn put(&mut self, inode: u64, record: InodeRecord) {
         self.transaction.put_inode(inode, record.clone());
         self.touch(inode, record);

@@ -149,7 +149,7 @@ pub fn decode<M: Message + Default>(bytes: &[u8], what: impl FnOnce() -> String)
     M::decode(bytes).map_err(|_| MasterError::Corrupt(what()))
 }
 
-/// What tells one version of an object from another.
+/// What distinguishes one version of an object from another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntryVersion {
     pub etag: String,

@@ -1,5 +1,5 @@
 //! What one log entry changes: a write batch, an overlay so that later commands of the entry see earlier changes, and
-//! the changes that clients must hear of, in the order in which they were made.
+//! the changes that clients must be notified of, in the order in which they were made.
 
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap};
@@ -153,7 +153,7 @@ impl<'a> Transaction<'a> {
         self.batch.len()
     }
 
-    /// The batch to write, counters included, and the changes to tell.
+    /// The batch to write, counters included, and the changes to notify clients of.
     pub fn finish(mut self) -> (WriteBatch, Vec<Change>) {
         let counters = self.counters;
         self.put(Family::Meta, COUNTERS_KEY, &counters);

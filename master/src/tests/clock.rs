@@ -21,10 +21,10 @@ async fn what_is_written_to_a_bucket_shows_after_the_clock_was_set_back_across_a
     let mount = master.mount("/m", &uri).await;
     master.indexed(&mount).await;
     assert_eq!(master.tree("/m").await.len(), 1);
-    let told = master.services().watch.seq();
+    let seq_before = master.services().watch.seq();
     host.set_by_hours(-1);
     let master = master.restart_at(host.clock()).await;
-    assert!(master.services().watch.seq() > told, "numbers of events and sessions are given out once");
+    assert!(master.services().watch.seq() > seq_before, "numbers of events and sessions are given out once");
 
     let size = async |file: &str| {
         let written = master.services().lookups.revalidate(mount.root_inode, &name(file), Why::Written).await;

@@ -146,14 +146,14 @@ async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
         async move { reader.read(move |tables| tables.inode(inode)).await.unwrap().is_some() }
     };
 
-    // Told of both, it holds one, and goes on living.
+    // Notified of both, it holds one, and goes on living.
     let mut unlinked = Vec::new();
     while unlinked.len() < 2 {
-        let told = take_in(&master, &mut holder).await;
-        if told.contains(&inodes[0]) {
+        let received = take_in(&master, &mut holder).await;
+        if received.contains(&inodes[0]) {
             mutate(&master, id, 5, vec![Change::Hold(inodes[0])]).await.unwrap();
         }
-        unlinked.extend(told);
+        unlinked.extend(received);
     }
     let alive = async {
         loop {
@@ -198,16 +198,18 @@ async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of
         let inode = change(create(root, "f", Kind::File)).await;
         master.services().watch.acknowledge(id, master.services().watch.seq());
         change(remove(root, "f")).await;
-        let mut told = Vec::new();
-        while !told.iter().any(|event: &WatchEvent| matches!(event.event, Some(Event::Unlinked(lost)) if lost == inode))
+        let mut received = Vec::new();
+        while !received
+            .iter()
+            .any(|event: &WatchEvent| matches!(event.event, Some(Event::Unlinked(lost)) if lost == inode))
         {
-            told.extend(session.next().await.unwrap().iter().flat_map(|events| events.iter().cloned()));
+            received.extend(session.next().await.unwrap().iter().flat_map(|events| events.iter().cloned()));
         }
         // It says so through the log, and until then it has acknowledged nothing.
         let held = change(Change::Hold(inode)).await;
         assert_eq!(held, inode, "it was deleted before its removal was acknowledged");
         change(Change::LetGo(inode)).await;
-        master.services().watch.acknowledge(id, told.last().unwrap().seq);
+        master.services().watch.acknowledge(id, received.last().unwrap().seq);
     }
     reaping.abort();
     drop(session);

@@ -62,14 +62,14 @@ type Dump = Vec<(Vec<u8>, Vec<u8>)>;
 fn replay(commands: &[Kind]) -> (Vec<Outcome>, Vec<Change>, Dump) {
     let dir = tempfile::tempdir().unwrap();
     let database = Database::open(dir.path(), 1 << 20).unwrap();
-    let (mut outcomes, mut told) = (Vec::new(), Vec::new());
+    let (mut outcomes, mut all_changes) = (Vec::new(), Vec::new());
     let first = Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 });
     for kind in std::iter::once(&first).chain(commands) {
         let mut transaction = Transaction::new(&database).unwrap();
         outcomes.push(apply(&mut transaction, Command { command: Some(kind.clone()) }).unwrap());
         let (batch, changes) = transaction.finish();
         database.write(batch).unwrap();
-        told.extend(changes);
+        all_changes.extend(changes);
     }
     check_invariants(&database);
     let mut dump = Vec::new();
@@ -79,7 +79,7 @@ fn replay(commands: &[Kind]) -> (Vec<Outcome>, Vec<Change>, Dump) {
             dump.push((key.to_vec(), value.to_vec()));
         }
     }
-    (outcomes, told, dump)
+    (outcomes, all_changes, dump)
 }
 
 /// Every name leads to an inode that says so, every inode has a name or is waiting to be reaped, and the count is

@@ -2,7 +2,7 @@
 //!
 //! What a command does is counted, not timed: the records that it reads, passes over and writes, as the database counts
 //! them, those that have just been deleted among them. So the figures hold on a busy machine. The time that the
-//! processor spends is bounded as well, generously: it tells of work that is done in memory.
+//! processor spends is bounded as well, generously: it shows work that is done in memory.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

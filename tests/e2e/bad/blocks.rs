@@ -65,7 +65,7 @@ fn flip_in_place(path: &Path) {
     file.write_all_at(&[byte[0] ^ 1], 140_000).unwrap();
 }
 
-/// Block files by the key of their object, told by their bytes; one that was extended is still whole.
+/// Block files by the key of their object, identified by their bytes; one that was extended is still whole.
 fn blocks(cluster: &Cluster, tree: &BTreeMap<String, Bytes>) -> BTreeMap<String, PathBuf> {
     let all = files(&cluster.at_start.workers[0].dirs[0].join("blocks"), |_| true);
     let key_of = |path: &PathBuf| {

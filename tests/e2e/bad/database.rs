@@ -82,7 +82,7 @@ fn a_damaged_database_is_refused_and_left_as_it_is() {
         mounts
     };
     let mounts = recorded();
-    // Nobody can tell of more than the mark, which follows within a second.
+    // No loss beyond the mark can be detected; the mark follows within a second.
     let applied = cluster.cv(&["report", "--json"]).json()["applied_index"].as_u64().unwrap();
     eventually("the high-water mark follows", Duration::from_secs(10), || {
         let mark = fs::read_to_string(cluster.directory().join("master0/high-water")).ok()?;

@@ -84,7 +84,7 @@ pub fn ports(cluster: &Cluster) -> Vec<Port> {
     ]
 }
 
-/// A thread that reads a tree again and again, every time through the FUSE client, until it is told to stop.
+/// A thread that reads a tree again and again, every time through the FUSE client, until it is stopped.
 pub struct Reader {
     stop: Arc<AtomicBool>,
     reads: Arc<AtomicU64>,

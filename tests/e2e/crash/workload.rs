@@ -1,4 +1,4 @@
-//! What programs do to files, in any order, told to the model before it is done.
+//! What programs do to files, in any order, recorded in the model before it is done.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -29,7 +29,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Works until it is told to stop, or something fails.
+    /// Works until it is stopped, or something fails.
     pub fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
         while !stop.load(Ordering::Relaxed) {
             self.step()?;

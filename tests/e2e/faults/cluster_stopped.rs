@@ -167,7 +167,8 @@ fn a_signal_ends_every_waiting_system_call() {
     // A signal that a program handles reaches it a little later: Python turns it into KeyboardInterrupt. Not so in a
     // read that waits for a page: there the kernel, on any file system, lets only fatal signals through.
     for (call, file) in [("open(p, 0)", "cold/small"), ("stat(p)", "unknown/a/file")] {
-        // Some calls are retried by Python after the handler ran, others end with InterruptedError: both were told.
+        // Some calls are retried by Python after the handler ran, others end with InterruptedError: both were
+        // interrupted.
         let program = format!(
             "import os, sys\np = sys.argv[1]\ntry:\n    os.{call}\nexcept InterruptedError:\n    raise \
              KeyboardInterrupt"

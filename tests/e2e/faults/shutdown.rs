@@ -32,7 +32,7 @@ fn each_process_drains_and_ends_with_0() {
     cluster.start("master");
     readers.finish();
 
-    // A read that is in flight when the client is told to end is answered first.
+    // A read that is in flight when the client gets SIGTERM is answered first.
     cluster.s3.put("bucket", "slow", vec![5; 10_000]);
     cluster.cv(&["refresh", "/data"]);
     fs::metadata(cluster.path("data/slow")).unwrap();

@@ -21,10 +21,10 @@ const MIB: u64 = 1 << 20;
 /// What is open, whatever has become of its names since.
 pub type Handles = [Option<File>; HANDLES];
 
-/// What an operation answered: 0 or an errno, and what else it told.
+/// What an operation answered: 0 or an errno, and what else it returned.
 pub type Answer = (i32, String);
 
-/// Files are told by a path or by a handle.
+/// Files are identified by a path or by a handle.
 #[derive(Debug)]
 pub enum Step {
     Open(usize, PathBuf, OFlags, u32),
@@ -188,7 +188,7 @@ impl Step {
 
     pub fn run(&self, top: &Path, handles: &mut Handles) -> Answer {
         match self.result(top, handles) {
-            Ok(told) => (0, told),
+            Ok(returned) => (0, returned),
             Err(error) => (error.raw_os_error().unwrap_or(-1), String::new()),
         }
     }

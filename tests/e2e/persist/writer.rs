@@ -45,15 +45,15 @@ impl Writer {
         let opened = runtime.block_on(async {
             let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
             let mut calls = ClusterClient::new(channel.clone());
-            let (tell, told) = futures::channel::mpsc::unbounded();
-            tell.unbounded_send(WatchRequest { client: "test".into(), ..WatchRequest::default() }).unwrap();
-            let mut events = calls.watch(told).await.unwrap().into_inner();
+            let (watch_sender, watch_requests) = futures::channel::mpsc::unbounded();
+            watch_sender.unbounded_send(WatchRequest { client: "test".into(), ..WatchRequest::default() }).unwrap();
+            let mut events = calls.watch(watch_requests).await.unwrap().into_inner();
             let first = events.message().await.unwrap().unwrap();
             let Some(Event::Reset(reset)) = first.event else { panic!("{first:?}") };
             tokio::spawn(async move {
                 while let Some(Ok(event)) = events.next().await {
-                    let _ =
-                        tell.unbounded_send(WatchRequest { acknowledged_seq: event.seq, ..WatchRequest::default() });
+                    let _ = watch_sender
+                        .unbounded_send(WatchRequest { acknowledged_seq: event.seq, ..WatchRequest::default() });
                 }
             });
             let workers = calls.list_workers(ListWorkersRequest {}).await.unwrap().into_inner();

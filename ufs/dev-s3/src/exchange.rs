@@ -95,7 +95,7 @@ fn refusal(code: S3ErrorCode) -> Result<Response<Body>, StdError> {
     Ok(error.to_http_response()?)
 }
 
-/// What is told of a request when it is over.
+/// What is logged of a request when it is over.
 struct Entry {
     shared: Arc<Shared>,
     target: Target,

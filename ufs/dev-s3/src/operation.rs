@@ -1,5 +1,5 @@
-//! Which S3 operation a request is, told from its method, path and query before anything else is done, so that faults,
-//! counters and the request log speak of requests that were never answered, too.
+//! Which S3 operation a request is, determined from its method, path and query before anything else is done, so that
+//! faults, counters and the request log speak of requests that were never answered, too.
 
 use hyper::Method;
 use percent_encoding::percent_decode_str;
@@ -91,7 +91,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Reads the target from a path-style request. `is_copy` tells whether the request has an `x-amz-copy-source`
+    /// Reads the target from a path-style request. `is_copy` says whether the request has an `x-amz-copy-source`
     /// header.
     pub fn of(method: &Method, path: &str, query: Option<&str>, is_copy: bool) -> Self {
         let path = percent_decode_str(path).decode_utf8_lossy();

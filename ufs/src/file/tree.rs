@@ -106,15 +106,15 @@ impl Directory<'_> {
         }))
     }
 
-    fn kind(&self, name: &str, told: FileType) -> Found {
-        let told = match told {
+    fn kind(&self, name: &str, entry_type: FileType) -> Found {
+        let entry_type = match entry_type {
             FileType::Unknown => match statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => FileType::from_raw_mode(stat.st_mode),
                 Err(_) => return Found::Nothing,
             },
-            told => told,
+            entry_type => entry_type,
         };
-        match told {
+        match entry_type {
             FileType::RegularFile => Found::Object,
             FileType::Directory => Found::Directory,
             FileType::Symlink => match self.look(name) {

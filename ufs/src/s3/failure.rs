@@ -103,7 +103,7 @@ fn classify(status: StatusCode, code: &str, reason: String, request: Request, et
     }
 }
 
-/// What an error of opendal means: its source tells, which is ours, the signer's, or nobody's.
+/// What an error of opendal means, by its source, which is ours, the signer's, or nobody's.
 pub(crate) fn from_opendal(error: opendal::Error, request: Request, etag: &str) -> UfsError {
     let mut source: Option<&(dyn Error + 'static)> = Some(&error);
     while let Some(cause) = source {

@@ -37,7 +37,7 @@ impl S3Store {
             // A store that does not know conditions of writes is written to without.
             answer = self.exchange(&request, Precondition::Anything, &asked).await?;
         }
-        let made = answer.and_then(|told| made(&request.change, told));
+        let made = answer.and_then(|reply| made(&request.change, reply));
         made.map_err(|failure| failure.into_ufs(asked(), expected))
     }
 
@@ -142,29 +142,29 @@ fn spoken<'a>(change: &Change<'a>) -> (Method, String, Bytes, Option<&'a Metadat
 }
 
 /// What the answer to a change says was made.
-fn made(change: &Change<'_>, told: WriteReply) -> Result<String, Failure> {
+fn made(change: &Change<'_>, reply: WriteReply) -> Result<String, Failure> {
     let named = |name: Option<String>, what: &str| {
         name.filter(|name| !name.is_empty()).ok_or_else(|| Failure::MalformedReply(format!("its answer has no {what}")))
     };
     match change {
-        Change::Put { .. } | Change::Part { .. } => named(Some(told.etag), "ETag"),
+        Change::Put { .. } | Change::Part { .. } => named(Some(reply.etag), "ETag"),
         Change::Begin { .. } => {
-            named(element(&told.document, &["InitiateMultipartUploadResult", "UploadId"]), "UploadId")
+            named(element(&reply.document, &["InitiateMultipartUploadResult", "UploadId"]), "UploadId")
         }
         Change::Complete { .. } | Change::Copy { .. } | Change::CopyPart { .. } => {
             // The store says 200 before it has made the object, so as to keep the connection alive.
-            let (code, _) = error_document(&told.document);
+            let (code, _) = error_document(&reply.document);
             match code.as_str() {
                 "" => {}
-                "PreconditionFailed" => return Err(Failure::status(StatusCode::PRECONDITION_FAILED, &told.document)),
-                _ => return Err(Failure::status(StatusCode::INTERNAL_SERVER_ERROR, &told.document)),
+                "PreconditionFailed" => return Err(Failure::status(StatusCode::PRECONDITION_FAILED, &reply.document)),
+                _ => return Err(Failure::status(StatusCode::INTERNAL_SERVER_ERROR, &reply.document)),
             }
             let result = match change {
                 Change::Copy { .. } => "CopyObjectResult",
                 Change::CopyPart { .. } => "CopyPartResult",
                 _ => "CompleteMultipartUploadResult",
             };
-            let etag = element(&told.document, &[result, "ETag"]);
+            let etag = element(&reply.document, &[result, "ETag"]);
             named(etag.map(|etag| unquoted(etag.trim()).to_owned()), "ETag")
         }
         Change::Abort { .. } | Change::Delete { .. } => Ok(String::new()),

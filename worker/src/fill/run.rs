@@ -22,7 +22,7 @@ const MAX_BUFFER_KIB: u64 = 1024;
 const GRACE: Duration = Duration::from_secs(10);
 
 impl Fills {
-    /// Carries out a run and tells those who wait.
+    /// Carries out a run and notifies the requests that wait.
     pub(super) async fn fetch_run(
         self: Arc<Self>,
         run: Arc<Run>,
@@ -44,7 +44,7 @@ impl Fills {
         self.metrics.fills_running.dec();
     }
 
-    /// Records what a run has brought, and tells those who wait that it is over.
+    /// Records what a run has brought, and notifies the requests that wait that it is over.
     pub(super) fn conclude(
         &self,
         run: &Arc<Run>,

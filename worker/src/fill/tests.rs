@@ -1,4 +1,4 @@
-//! The fill engine against a bucket in memory: what is fetched, how often, and what is told when it goes wrong.
+//! The fill engine against a bucket in memory: what is fetched, how often, and what is answered when it goes wrong.
 
 use std::path::Path;
 use std::time::Duration;
@@ -218,7 +218,7 @@ async fn more_than_the_cache_holds_flows_through_it() {
         let (bench, etag, bytes) = (&bench, etags[key].clone(), &bytes);
         async move {
             let source = bench.source(&format!("k{key}"), &etag, 2 * MIB, 2 * MIB, 0).await;
-            // What overflows is told to be overloaded: the client goes elsewhere.
+            // What overflows is refused as overloaded: the client goes elsewhere.
             match bench.ensure(&source, 0..16).await {
                 Ok(filled) => assert_eq!(&content(&filled.block, 0..2 * MIB as u32), bytes),
                 Err(refusal) => assert_eq!(refusal.status, Status::Overloaded),

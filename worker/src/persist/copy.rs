@@ -1,8 +1,8 @@
 //! Copies of blocks of other workers: new replicas.
 //!
 //! The master sees to it that clients do not write to a block while it is copied (decision 10). What a client does that
-//! has not heard of that, shows in the time of the source's file: a copy is good only if the source has not been
-//! touched since before its first byte was read. Chunks of zeros stay holes.
+//! has not been notified of that, shows in the time of the source's file: a copy is good only if the source has not
+//! been touched since before its first byte was read. Chunks of zeros stay holes.
 
 use std::collections::HashSet;
 use std::ops::Range;

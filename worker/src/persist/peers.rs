@@ -88,7 +88,7 @@ impl Peers {
         }
         let mut asked = self.asked.lock().await;
         if asked.is_some_and(|last| last.elapsed() < ASK_INTERVAL) {
-            // Another has asked a moment ago: what it was told is there to be used.
+            // Another caller has asked a moment ago: the answer that it got is there to be used.
             return true;
         }
         *asked = Some(Instant::now());

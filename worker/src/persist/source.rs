@@ -20,8 +20,8 @@ use crate::store::{Block, DataTarget, Lookup, Store, Touch};
 
 /// Blocks asked about in one request.
 const QUERY_BLOCKS: usize = 1000;
-/// A file system may tell times to some milliseconds only. A file that was written to less than this ago could be
-/// written to again without its time telling.
+/// A file system may keep times to some milliseconds only. A file that was written to less than this ago could be
+/// written to again without a change of its time.
 const SETTLED: Duration = Duration::from_millis(20);
 /// A file is waited for so often to come to rest, for [`SETTLED`] each time.
 const ROUNDS: usize = 10;
@@ -167,7 +167,7 @@ impl<'a> Source<'a> {
         let Some((ufs, origin)) = self.object else { return Ok(()) };
         let read = ufs.get_bytes(&origin.key, &origin.etag, range).await;
         let bytes = read.map_err(|error| match error {
-            // Not the key that is written to: the asker must tell the two.
+            // Not the key that is written to: the asker must distinguish the two.
             UfsError::VersionChanged { .. } | UfsError::NotFound { .. } => {
                 Refusal::new(Status::NotFound, error.to_string())
             }
@@ -260,7 +260,7 @@ pub(super) async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|_| Err(Refusal::new(Status::IoError, "reading the blocks failed")))
 }
 
-/// Whether a file's time would tell of another write. One from the future tells nothing, and is taken as it is.
+/// Whether a file's time would show another write. One from the future shows nothing, and is taken as it is.
 fn is_settled(stamp: &Stamp) -> bool {
     let now_ns = host::wall_ns();
     let settled = i64::try_from(SETTLED.as_nanos()).unwrap_or(i64::MAX);

@@ -564,7 +564,7 @@ impl Connection {
         self.outgoing.push(Segment::of(FrameKind::Failure, request_id, &failure));
     }
 
-    /// Says what was wrong with a frame, and ends: whatever follows cannot be told from the middle of it.
+    /// Says what was wrong with a frame, and ends: whatever follows cannot be distinguished from the middle of it.
     fn refuse_and_close(&mut self, request_id: u64, refusal: &Refusal) {
         debug!(%refusal, "a malformed frame");
         self.shared.service.metrics.malformed_frames.inc();

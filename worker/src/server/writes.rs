@@ -163,7 +163,7 @@ impl Service {
         if asker == PeerLocality::Elsewhere {
             return Ok((block, None));
         }
-        // From here on somebody holds a descriptor, and is told when the block goes.
+        // From here on a client holds a descriptor, and is notified when the block goes.
         self.store.get(&target.id, Touch::Open);
         let opened = block.writer();
         let file = opened.map_err(|error| self.store.disk_failed(&block, "opening a data block", error))?;

@@ -37,7 +37,7 @@ pub(super) struct Identity {
     pub format: u32,
     /// 128 random bits in hexadecimal, the same in all directories of a worker.
     pub uuid: String,
-    /// Empty until the master has told it.
+    /// Empty until the master has sent it.
     pub cluster_id: String,
     /// Counted up at every start, so that no two starts hand out the same incarnation.
     pub starts: u64,
@@ -148,7 +148,7 @@ impl Directory {
         self.last_error.lock().clone()
     }
 
-    /// The disk did as it was told.
+    /// An operation on the disk has succeeded.
     pub(super) fn succeeded(&self) {
         if self.errors_in_a_row.load(Ordering::Relaxed) != 0 {
             self.errors_in_a_row.store(0, Ordering::Relaxed);

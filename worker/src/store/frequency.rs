@@ -6,7 +6,7 @@
 //! counters (conservative update, which halves the error). After a sample of ten uses per cached block all counters are
 //! halved, so that what was hot last week does not keep out what is hot today.
 
-/// No counter grows above this: enough to tell hot from warm, small enough to be forgotten after four agings.
+/// No counter grows above this: enough to distinguish hot from warm, small enough to be forgotten after four agings.
 const MAX_COUNT: u8 = 15;
 /// Counters per block that is expected. At sixteen, a data set ten times the cache still collides rarely.
 const COUNTERS_PER_BLOCK: usize = 16;

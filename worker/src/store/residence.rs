@@ -396,7 +396,7 @@ impl Store {
                 block.kill();
             }
             if entry.shared {
-                // What does not fit is not told: clients close idle descriptors by themselves.
+                // What does not fit is dropped: clients close idle descriptors by themselves.
                 let _ = self.evictions.try_send(Eviction { id: entry.id, incarnation: entry.incarnation });
             }
             if !self.directories[place.directory].is_healthy() {

@@ -271,8 +271,8 @@ fn a_block_that_is_closed_and_opened_again_stays_verified() {
 fn an_evicted_block_stays_readable_through_its_handle() {
     let dir = tempfile::tempdir().unwrap();
     let metrics = WorkerMetrics::new(&Metrics::new("worker"));
-    let (told, mut evictions) = mpsc::channel(64);
-    let (store, _) = open(options(&[(dir.path(), MIB)]), metrics, told).unwrap();
+    let (eviction_sender, mut evictions) = mpsc::channel(64);
+    let (store, _) = open(options(&[(dir.path(), MIB)]), metrics, eviction_sender).unwrap();
     fill(&store, &id(1), 100_000, 0..1).unwrap();
     let block = find(&store, &id(1)).unwrap();
     assert!(store.remove(&id(1)).is_some());

@@ -117,9 +117,9 @@ impl SetArgs {
         with_client(&self.cluster, async |client| {
             let inode = in_fs_mode(client, &self.path, WHAT).await?.inode;
             make(client, &self.path, Change::SetQuota(SetQuota { inode, max_bytes, max_inodes })).await?;
-            let mut is_told = false;
+            let mut is_reported = false;
             while !counted(client, inode).await? {
-                if !std::mem::replace(&mut is_told, true) {
+                if !std::mem::replace(&mut is_reported, true) {
                     console::remark("counting what is there: until that is done, the quota may be exceeded");
                 }
                 tokio::time::sleep(COUNT_POLL).await;

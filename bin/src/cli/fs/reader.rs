@@ -29,7 +29,7 @@ pub enum More {
 
 impl Reader {
     /// # Errors
-    /// What has no bytes to be read is told so: directories, links, FIFOs, sockets and devices.
+    /// What has no bytes to be read is refused: directories, links, FIFOs, sockets and devices.
     pub async fn open(client: &Client, path: &str, node: &Arc<Node>) -> Result<Self, CliError> {
         match node.kind {
             Kind::File | Kind::Unspecified => {}

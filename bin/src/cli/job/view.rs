@@ -180,7 +180,7 @@ impl JobView {
         failed.map(|job| format!("job {}: {}", job.id, job.last_error)).try_for_each(console::line)
     }
 
-    /// What the exit code tells.
+    /// What the exit code reports.
     pub fn outcome(&self) -> Result<(), CliError> {
         match self.state {
             "failed" => Err(CliError::Failed(format!(

@@ -12,7 +12,7 @@ use crate::cli::connect::ClusterArgs;
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
-/// How often a watched job is asked for, and how often a line tells of it where no bar is drawn.
+/// How often a watched job is asked for, and how often a line reports it where no bar is drawn.
 const POLL_PERIOD: Duration = Duration::from_millis(200);
 const LINE_PERIOD: Duration = Duration::from_secs(2);
 /// How long a master may take to answer one question; one that is only slow is asked again.

@@ -336,7 +336,7 @@ impl Connection {
     }
 }
 
-/// Takes a request off the record when its asker stops waiting, and tells the worker.
+/// Takes a request off the record when its asker stops waiting, and cancels it at the worker.
 struct CancelOnDrop<'a> {
     connection: &'a Connection,
     id: u64,

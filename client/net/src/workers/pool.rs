@@ -122,7 +122,7 @@ impl Lane {
 }
 
 impl WorkerPool {
-    /// A pool without workers; `set_table` brings them. `peer` tells the workers who asks.
+    /// A pool without workers; `set_table` brings them. `peer` names this process to the workers.
     pub fn new(config: &schema::Client, peer: &str) -> Arc<Self> {
         Arc::new(Self {
             conf: config.clone(),
@@ -140,7 +140,7 @@ impl WorkerPool {
         self.set_workers(table);
     }
 
-    /// The cluster's id as the master told it.
+    /// The cluster's id as the master gave it.
     pub fn set_cluster_id(&self, id: &str) {
         id.clone_into(&mut self.table.write().cluster_id);
     }
@@ -164,7 +164,7 @@ impl WorkerPool {
         current.placement = Arc::new(Placement::new(table));
     }
 
-    /// The cluster's id; empty before the master has told it.
+    /// The cluster's id; empty before the master has given it.
     pub fn cluster_id(&self) -> String {
         self.table.read().cluster_id.clone()
     }
@@ -174,7 +174,7 @@ impl WorkerPool {
         self.table.read().placement.clone()
     }
 
-    /// Whom to tell what workers evict. Connections made earlier do not know the listener: set it first.
+    /// The listener to notify of what workers evict. Connections made earlier do not know it: set it first.
     pub fn on_evicted(&self, listener: impl Fn(data::Evicted) + Send + Sync + 'static) {
         *self.evicted.write() = Some(Arc::new(listener));
     }
@@ -358,7 +358,7 @@ impl WorkerPool {
         self.link(worker)?.check(reply.status(), reply.message)
     }
 
-    /// Tells the worker which chunks do not match their checksums.
+    /// Reports to the worker which chunks do not match their checksums.
     pub async fn report_corrupt(&self, worker: u64, block: data::BlockRef, chunks: Vec<u32>) -> Result<(), NetError> {
         let request = data::CorruptRequest { block: Some(block), chunks };
         let wait = self.conf.worker_timeout.get();

@@ -191,7 +191,8 @@ impl Sender {
         }
     }
 
-    /// Nobody knows what became of what was sent: only another session is told of what it may still change.
+    /// It is not known what became of the calls that were sent: only another session is notified of what they may still
+    /// change.
     fn give_up(&mut self, cause: &str) {
         self.inner.lease.abandon();
         self.connection = None;
@@ -255,7 +256,7 @@ impl Sender {
         let Some(call) = self.calls.pop_front_if(|call| call.is_sent) else {
             return Err(Status::internal("an answer to nothing"));
         };
-        self.inner.master.heard();
+        self.inner.master.note_answer();
         self.answered = call.last();
         if reply.results.len() != call.changes.len() {
             let (changes, results) = (call.changes.len(), reply.results.len());
@@ -282,7 +283,8 @@ impl Sender {
         tracing::debug!(calls = self.calls.len(), "sent again soon: {error}");
         match verdict {
             Verdict::Refused => self.refused(&error),
-            // Now it is known that they were not made, and who was told otherwise does not count on it.
+            // Now it is known that they were not made, and an asker that was answered before (`OutcomeUnknown`) does
+            // not count on them.
             Verdict::NotMade => {
                 self.renumber(|changes| changes.into_iter().filter(|pending| pending.asker.is_some()).collect())
             }

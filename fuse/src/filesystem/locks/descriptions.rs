@@ -9,8 +9,8 @@
 //! Locks of flock(2) belong to descriptions, which are known here by the numbers of their handles: those are never used
 //! twice.
 //!
-//! The close of a descriptor may be the last of its description, whose RELEASE is then on its way: who is told
-//! meanwhile that a file is locked must look again after that.
+//! The close of a descriptor may be the last of its description, whose RELEASE is then in flight: a request that finds
+//! a file locked meanwhile must look again after that.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -17,8 +17,8 @@ use crate::state::{Database, Family, Tables, Transaction, intent, origin, usage}
 const HOLDS_MAX: usize = 1000;
 
 impl MutationContext<'_, '_> {
-    /// An inode that is only open need not be held while it has a name: its removal will be told to all who may have it
-    /// open then. Who writes to blocks that are known here holds it, lest they be dropped.
+    /// An inode that is only open need not be held while it has a name: all sessions that may have it open then are
+    /// notified of its removal. Who writes to blocks that are known here holds it, lest they be dropped.
     pub(super) fn hold(&mut self, inode: u64, session: u64) -> Result<u64, MutationError> {
         self.inode(inode)?;
         self.put_hold(inode, session);

@@ -1,7 +1,8 @@
 //! Hard links, and names for files that were made without one.
 //!
-//! An inode's record says one of its names: enough to find its path and to tell who caches it. The names of an inode
-//! that has several are all in the family `link` as well, so that another takes its place when that one goes.
+//! An inode's record says one of its names: enough to find its path and to notify the clients that cache it. The names
+//! of an inode that has several are all in the family `link` as well, so that another takes its place when that one
+//! goes.
 
 use bytes::Bytes;
 use cavern_proto::master::LinkInode;

@@ -1,7 +1,7 @@
 //! Locks of files: held by sessions, in the state, so that they outlive a master and end with their session.
 //!
 //! A request that must wait is refused with `EAGAIN` and recorded; when nothing stands in its way any more it is
-//! granted, in the same change that removed the last obstacle, and its session is told.
+//! granted, in the same change that removed the last obstacle, and its session is notified.
 
 mod rules;
 
@@ -40,7 +40,7 @@ impl Locks {
         Ok(Self { inode, kind, record, sessions })
     }
 
-    /// Grants what can be granted, has the sessions told, and writes what there is then.
+    /// Grants what can be granted, has the sessions notified, and writes what there is then.
     fn settle(mut self, transaction: &mut Transaction<'_>) {
         for granted in grant(&mut self.record) {
             let (waiter, lock) = (granted.waiter, granted.lock.unwrap_or_default());

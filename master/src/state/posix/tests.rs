@@ -500,7 +500,7 @@ fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
     assert_eq!(attributes(&bench.change(commit(1, &[]))), (5 << 19, 2, 0));
     assert_eq!(attributes(&bench.change(cut((1 << 20) + 1))), ((1 << 20) + 1, 3, 1));
     assert_eq!(extents(&bench), [(0, 0)]);
-    // A writer that has not heard of the cut.
+    // A writer that has not been notified of the cut.
     assert_eq!(bench.change(commit(5 << 19, &[(2, 0)])).errno, Errno::STALE.raw_os_error());
     bench.change(commit(5 << 19, &[(0, 0), (2, 1)]));
     assert_eq!(extents(&bench), [(0, 0), (2, 1)]);

@@ -46,7 +46,7 @@ impl Fixture {
         Self::start(objects, Duration::from_millis(5)).await
     }
 
-    /// Nothing is brought to the bucket by itself, as far as a test can tell.
+    /// Nothing is brought to the bucket by itself, as far as a test can observe.
     pub async fn idle() -> Self {
         Self::start(&[], Duration::from_secs(3600)).await
     }

@@ -305,7 +305,7 @@ async fn run(seed: u64) {
     let mut bench = Fixture::with(&objects).await;
     let at_first = model.clone();
     // Directories by what their path was at first: what is said of them later is of no use when they have been listed.
-    let mut told = Vec::new();
+    let mut listed_directories = Vec::new();
     let mut is_running = false;
     for _ in 0..40 {
         match dice.below(20) {
@@ -328,11 +328,11 @@ async fn run(seed: u64) {
                     && let Some(inode) = bench.find(path).await
                 {
                     while !bench.lookups().make_listed(inode, false).await.unwrap().done {}
-                    told.push(((*path).clone(), inode));
+                    listed_directories.push(((*path).clone(), inode));
                 }
             }
             4 => {
-                if let Some((path, inode)) = dice.pick(&told) {
+                if let Some((path, inode)) = dice.pick(&listed_directories) {
                     say_again(&bench, &at_first, path, *inode).await;
                 }
             }

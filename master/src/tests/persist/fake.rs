@@ -21,7 +21,7 @@ use crate::server::{WorkerClientFactory, WorkerClients};
 use crate::tests::harness::placement_of;
 use crate::workers::Workers;
 
-/// Workers that make objects of the names of blocks, and fail as they are told to.
+/// Workers that make objects of the names of blocks, and fail as a test configures them to.
 #[derive(Clone)]
 pub struct Fake {
     pub ufs: Ufs,

@@ -25,7 +25,7 @@ impl Fixture {
         read.await.unwrap().unwrap().generation
     }
 
-    /// The last write of a key is made, and the master never hears of it.
+    /// The last write of a key is made, and the master never receives the answer.
     async fn lose_confirmation(&mut self, key: &str, change: impl AsyncFnOnce(&mut Self)) {
         let before = self.fake.ufs.head(key).await.unwrap().etag;
         self.fake.is_lost.store(1, Ordering::Release);

@@ -1,5 +1,5 @@
 //! Records: what a file says about itself. A record is sealed at the end of its file by its CRC32C, its length and a
-//! magic number, so that a file that was cut short is told from a whole one.
+//! magic number, so that a file that was cut short is distinguished from a whole one.
 
 use std::collections::BTreeMap;
 use std::fs::File;

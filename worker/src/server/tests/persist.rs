@@ -71,7 +71,7 @@ async fn a_small_file_is_one_object_with_its_metadata() {
     let (object, metadata) = bench.bucket.object("p/small").unwrap();
     assert!(object == bytes[..200_001] && metadata["mode"] == "33188");
 
-    // It is there now, which was not expected; what is there is told, and can be replaced.
+    // It is there now, which was not expected; what is there is returned, and can be replaced.
     let second = persist(&mut client, &PersistRequest { length: 5, ..small.clone() }).await;
     assert_eq!((second.status(), &second.etag), (Status::VersionChanged, &first.etag));
     assert_eq!(bench.bucket.object("p/small").unwrap().0.len(), 200_001);

@@ -155,10 +155,10 @@ async fn a_client_of_this_host_writes_through_a_descriptor() {
     assert!(near.descriptors.is_empty());
     assert_eq!(bench.store.usage()[0].blocks, 1);
 
-    // Who holds descriptors is told of the end, and they go on working.
+    // A client that holds descriptors is notified of the end, and they go on working.
     assert_eq!(free(&mut far, block(1, 0)).await.blocks, 1);
-    let told: Evicted = near.receive().await.unwrap().decode(FrameKind::Evicted);
-    assert_eq!(told.blocks[0].incarnation, reserved.incarnation);
+    let evicted: Evicted = near.receive().await.unwrap().decode(FrameKind::Evicted);
+    assert_eq!(evicted.blocks[0].incarnation, reserved.incarnation);
     file.write_all_at(b"after", 0).unwrap();
     let mut read = [0; 5];
     reader.read_exact_at(&mut read, 0).unwrap();

@@ -68,7 +68,7 @@ impl Store {
     }
 }
 
-/// Whether a file was neither written to nor put there for so long. What cannot be told is no.
+/// Whether a file was neither written to nor put there for so long. What cannot be determined is no.
 fn has_rested(path: &Path, rest: Duration) -> bool {
     use std::os::unix::fs::MetadataExt as _;
 

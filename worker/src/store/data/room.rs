@@ -386,7 +386,7 @@ impl Store {
             block.kill();
         }
         if removed.shared {
-            // What does not fit is not told: clients close idle descriptors by themselves.
+            // What does not fit is dropped: clients close idle descriptors by themselves.
             let _ = self.evictions.try_send(Eviction { id: removed.id, incarnation: removed.incarnation });
         }
         Some(u64::from(removed.units) * u64::from(UNIT_BYTES))

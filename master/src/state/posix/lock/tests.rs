@@ -145,7 +145,7 @@ impl Fixture {
         bench
     }
 
-    /// What a command did, and who was told that a lock was granted.
+    /// What a command did, and which sessions are notified that a lock was granted.
     fn run(&self, command: Kind) -> (Outcome, Vec<(u64, u64)>) {
         let mut transaction = Transaction::new(&self.database).unwrap();
         let outcome = apply(&mut transaction, Command { command: Some(command) }).unwrap();
@@ -206,7 +206,7 @@ fn who_waits_is_told_in_the_order_of_arrival() {
     assert_eq!(bench.wait(2, 1, 0, lock(1, Exclusive, 5, 20)), AGAIN);
     let unlock = bench.set(LockKind::Posix, 0, lock(1, Unlocked, 0, LAST_BYTE));
     assert_eq!(bench.ask(1, unlock), (0, vec![(2, 1)]));
-    // Granted, and asked for again because nobody heard of it.
+    // Granted, and asked for again because the client did not receive the event.
     assert_eq!(bench.wait(2, 1, 0, lock(1, Exclusive, 5, 20)), 0);
     assert_eq!(bench.ask(2, unlock), (0, vec![(3, 1)]));
     assert_eq!(bench.ask(3, unlock), (0, vec![]));
@@ -224,7 +224,7 @@ fn who_gives_up_waiting_leaves_the_queue() {
     let unlock = bench.set(LockKind::Posix, 0, lock(1, Unlocked, 0, LAST_BYTE));
     assert_eq!(bench.ask(1, unlock), (0, vec![]));
     assert!(bench.is_clean());
-    // Too late: it has the lock, and hears so.
+    // Too late: it has the lock, and the answer says so.
     assert_eq!(bench.try_lock(1, 0, lock(1, Exclusive, 0, 9)), 0);
     assert_eq!(bench.wait(2, 9, 0, want), AGAIN);
     assert_eq!(bench.ask(1, unlock), (0, vec![(2, 9)]));
