@@ -30,6 +30,11 @@ fn a_bucket_that_refuses_connections_for_a_moment_costs_nobody_an_error() {
     cluster.s3.create_bucket("written");
     cluster.mount("s3://written", "/written", &["--access-mode", "read_write"]);
     assert_eq!(fs::read_dir(cluster.path("data/0000")).unwrap().count(), seeded.len());
+    cluster.s3.create_bucket("posix");
+    cluster.mount_fs_mode("s3://posix/fs", "/fs", &[]);
+    fs::write(cluster.path("fs/freed"), vec![5; 300_000]).unwrap();
+    cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
+    assert_eq!(cluster.cv(&["fs", "free", "/fs/freed", "--json"]).json()["blocks"], 1);
     let before = fs::metadata(cluster.path("data/large")).unwrap().len();
 
     cluster.kill("s3");
@@ -44,6 +49,7 @@ fn a_bucket_that_refuses_connections_for_a_moment_costs_nobody_an_error() {
         seeded.iter().map(|(key, content)| read(cluster.path("data").join(key), content.to_vec())).collect();
     waiting.push(read(cluster.path("data/large"), vec![7; before as usize]));
     waiting.push(read(cluster.path("data/unlisted/file"), b"content".to_vec()));
+    waiting.push(read(cluster.path("fs/freed"), vec![5; 300_000]));
     let written = cluster.path("written/file");
     waiting.push(thread::spawn(move || fs::write(&written, "written").unwrap()));
     thread::sleep(OUTAGE.saturating_sub(began.elapsed()));
