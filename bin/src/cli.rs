@@ -16,12 +16,11 @@ mod process;
 mod refresh;
 mod report;
 
-use std::future::Future;
-
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::console;
-use crate::error::{CliError, Context as _};
+use crate::error::CliError;
+use crate::runtime::block_on;
 
 /// Cavern: a distributed cache tier for training data.
 ///
@@ -131,18 +130,6 @@ impl Cli {
             Command::Version => console::line(format_args!("cv {}", env!("CARGO_PKG_VERSION"))),
         }
     }
-}
-
-/// Runs a short command: one thread is enough for what waits on the network.
-pub fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the asynchronous runtime")?;
-    let result = runtime.block_on(work);
-    // Lookups of names may still hold a thread; nobody waits for them.
-    runtime.shutdown_background();
-    result
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@
 
 mod child;
 mod down;
+mod lock;
 pub mod mounted;
 mod ports;
 mod purge;

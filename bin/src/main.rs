@@ -7,6 +7,7 @@ mod console;
 mod error;
 mod images;
 mod local;
+mod runtime;
 
 use std::process::ExitCode;
 

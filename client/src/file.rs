@@ -6,7 +6,6 @@
 //! `set_attributes` is about what is not bytes.
 
 mod open;
-mod page_versions;
 mod replace;
 mod set_attributes;
 mod staged_handle;
@@ -19,7 +18,6 @@ use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
 
 pub use open::{Access, CreatedFile, NewFile, Opened};
-pub(crate) use page_versions::PageVersions;
 pub use replace::Replacement;
 pub use set_attributes::{AttributeChange, BucketDefaults};
 use staged_handle::StagedHandle;

@@ -21,6 +21,7 @@ pub mod stats;
 
 mod cached_copies;
 mod fs_file;
+mod identity;
 mod read;
 mod session;
 mod single_flight;
@@ -33,12 +34,13 @@ pub use file::{
     Access, Allocation, AttributeChange, BucketDefaults, CreatedFile, Effects, File, NewFile, Opened, Replacement,
 };
 pub use fs_file::{Seek, UncommittedAttr};
+pub use identity::Identity;
 pub use metadata::{
     CachedLookup, Changed, DirPage, InvalidationSink, LOCK_TO_END, Metadata, NoSink, Node, OpenInode, Posix,
 };
 pub use mounts::{MountView, Mounts, ObjectVersion};
 pub use read::DiskRead;
-pub use session::{Client, Identity};
+pub use session::Client;
 pub use staged::OBJECT_BYTES_MAX;
 pub use stats::Stats;
 

@@ -14,6 +14,7 @@ mod changes;
 mod directory;
 mod freshness;
 mod lease;
+mod listing_budget;
 mod listing_refresh;
 mod locks;
 mod name_set;
@@ -42,8 +43,8 @@ pub use node::{Node, Posix};
 pub use open_inodes::OpenInode;
 
 use crate::error::ClientError;
+use crate::identity::Identity;
 use crate::mounts::Mounts;
-use crate::session::Identity;
 use crate::single_flight::SingleFlight;
 use crate::stats::Stats;
 use crate::tables::Tables;

@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::error::ClientError;
 use crate::fs_file::{Contents, UncommittedAttr};
+use crate::identity::Identity;
 use crate::metadata::{Changed, InvalidationSink, Metadata, Node};
 use crate::mounts::Mounts;
 use crate::read::Files;
@@ -22,22 +23,6 @@ use crate::tables::Tables;
 
 /// How often it is looked whether the session has begun.
 const SESSION_POLL: Duration = Duration::from_millis(2);
-
-/// Who a client is, to the master.
-#[derive(Clone, Debug, Default)]
-pub struct Identity {
-    /// For lists and logs.
-    pub name: String,
-    /// What only one client can be at a time, as a mount point of a host, or nothing: a client that dies there and
-    /// comes back ends what it left behind, locks above all, at once.
-    pub place: String,
-}
-
-impl From<&str> for Identity {
-    fn from(name: &str) -> Self {
-        Self { name: name.to_owned(), place: String::new() }
-    }
-}
 
 /// Metadata and files of a cluster, with the tasks that keep them current.
 pub struct Client {

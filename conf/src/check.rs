@@ -6,10 +6,10 @@
 
 use std::path::Path;
 
-use crate::dirs::is_absolute_and_plain;
 use crate::error::{Problem, SettingSource};
 use crate::exposure::{self, Role};
 use crate::process::parse_level;
+use crate::rules::{LONGEST, Port, Rules, is_host_port};
 use crate::schema::{Config, Fuse};
 use crate::units::{ByteSize, Interval};
 
@@ -21,101 +21,27 @@ const SHORTEST_LEASE: Interval = Interval::millis(500);
 const SHORTEST_UNCLAIMED: Interval = Interval::secs(1);
 /// A heartbeat more often than this is a load, not a sign of life.
 const SHORTEST_HEARTBEAT: Interval = Interval::millis(10);
-/// Ten years: a longer timeout is a slip of the unit.
-const LONGEST: Interval = Interval::secs(10 * 365 * 86_400);
-/// Threads and requests in flight beyond this are a slip of the finger.
-const MOST: usize = 65_536;
 /// Longest path of a Unix socket: `sun_path` without its final NUL.
 const SOCKET_PATH_MAX: usize = 107;
 
 /// All that is wrong with `config`, in the order of the file. `origin` says where the value of a `section.key` came
 /// from.
 pub(crate) fn check(config: &Config, origin: impl Fn(&str) -> SettingSource) -> Vec<Problem> {
-    let mut rules = Rules { origin: &origin, problems: Vec::new() };
+    let mut rules = Rules::new(&origin);
     cluster(config, &mut rules);
     master(config, &mut rules);
     worker(config, &mut rules);
     ufs(config, &mut rules);
     client(config, &mut rules);
     fuse(&config.fuse, &mut rules);
-    rules.problems
+    rules.into_problems()
 }
 
 /// What of `config` keeps others from reaching the process of this role.
 pub(crate) fn check_reach(config: &Config, role: Role, origin: impl Fn(&str) -> SettingSource) -> Vec<Problem> {
-    let mut rules = Rules { origin: &origin, problems: Vec::new() };
+    let mut rules = Rules::new(&origin);
     exposure::check(config, role, &mut rules);
-    rules.problems
-}
-
-pub(crate) struct Rules<'a> {
-    origin: &'a dyn Fn(&str) -> SettingSource,
-    problems: Vec<Problem>,
-}
-
-impl Rules<'_> {
-    /// Notes a problem of `keys` unless `holds`.
-    pub(crate) fn require(&mut self, holds: bool, keys: &[&str], message: impl FnOnce() -> String) {
-        if holds {
-            return;
-        }
-        let set = keys.iter().find(|key| (self.origin)(key) != SettingSource::Default);
-        if let Some(key) = set.or(keys.first()) {
-            self.problems.push(Problem { origin: (self.origin)(key), key: (*key).to_owned(), message: message() });
-        }
-    }
-
-    fn listen_address(&mut self, key: &str, address: &str) {
-        self.require(is_host_port(address, Port::AnyOrFree), &[key], || {
-            format!(
-                "\"{address}\" is not an address to listen on: write host:port, as \"0.0.0.0:7700\" (port 0: a \
-                free one)"
-            )
-        });
-    }
-
-    /// Two ports of one process.
-    fn distinct(&mut self, keys: [&str; 2], first: &str, second: &str) {
-        let free = first.ends_with(":0");
-        self.require(first != second || free, &[keys[1], keys[0]], || {
-            format!("\"{second}\" is the address of {} and of {}: give each a port of its own", keys[0], keys[1])
-        });
-    }
-
-    fn absolute(&mut self, key: &str, path: &Path) {
-        self.require(is_absolute_and_plain(path), &[key], || {
-            format!("\"{}\" must be an absolute path without \".\" or \"..\", as \"/var/lib/cavern\"", path.display())
-        });
-    }
-
-    fn positive(&mut self, key: &str, interval: Interval) {
-        self.require(!interval.is_zero() && interval <= LONGEST, &[key], || {
-            format!("\"{interval}\" must be more than zero and at most ten years, as \"5s\"")
-        });
-    }
-
-    fn at_most_ten_years(&mut self, key: &str, interval: Interval) {
-        self.require(interval <= LONGEST, &[key], || format!("\"{interval}\" must be at most ten years, as \"60s\""));
-    }
-
-    fn count(&mut self, key: &str, value: usize) {
-        self.require((1..=MOST).contains(&value), &[key], || format!("{value} must be from 1 to {MOST}"));
-    }
-
-    fn at_least(&mut self, key: &str, value: ByteSize, least: ByteSize) {
-        self.require(value >= least, &[key], || format!("\"{value}\" must be at least \"{least}\""));
-    }
-
-    /// `small` must not exceed `large`.
-    fn ordered<T: PartialOrd + std::fmt::Display>(
-        &mut self,
-        (small_key, small): (&str, T),
-        (large_key, large): (&str, T),
-    ) {
-        self.require(small <= large, &[small_key, large_key], || {
-            format!("{small_key} (\"{small}\") must be at most {large_key} (\"{large}\")")
-        });
-    }
+    rules.into_problems()
 }
 
 fn cluster(config: &Config, rules: &mut Rules<'_>) {
@@ -328,26 +254,4 @@ pub fn check_master(address: &str) -> Result<(), String> {
         true => format!("\"{address}\" has no port: write HOST:PORT, as \"{with_port}\""),
         false => format!("\"{address}\" is not the address of a master: write HOST:PORT, as \"127.0.0.1:7700\""),
     })
-}
-
-/// Which ports an address may have.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Port {
-    /// One that others can reach: not 0.
-    Given,
-    /// 0 stands for any free one.
-    AnyOrFree,
-}
-
-/// `host:port`, the host a name, an IPv4 address or an IPv6 address in brackets.
-fn is_host_port(address: &str, port: Port) -> bool {
-    let Some((host, number)) = address.rsplit_once(':') else { return false };
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let host_good = match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-        Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => !host.is_empty() && host.len() <= 253 && host.chars().all(plain),
-    };
-    let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
-    let number = number.parse::<u16>().ok().filter(|number| digits && (*number > 0 || port == Port::AnyOrFree));
-    host_good && number.is_some()
 }

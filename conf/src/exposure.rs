@@ -7,7 +7,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use crate::check::Rules;
+use crate::rules::Rules;
 use crate::schema::Config;
 
 /// A process that others connect to.

@@ -15,6 +15,7 @@ mod failpoint;
 pub mod host;
 mod load;
 pub mod process;
+mod rules;
 pub mod schema;
 mod settings;
 mod show;

@@ -20,7 +20,6 @@ mod export;
 mod failed_reads;
 mod fallocate;
 mod handles;
-mod listings;
 mod locks;
 mod lookup;
 mod lseek;
@@ -31,7 +30,6 @@ mod privileges;
 mod read;
 mod remove;
 mod rename;
-mod root;
 mod setattr;
 mod statfs;
 mod symlink;
@@ -47,11 +45,10 @@ use cavern_conf::schema;
 use tokio_util::sync::CancellationToken;
 
 pub use attributes::AttrDefaults;
-pub use listings::{KernelListings, Listing};
-pub use root::Root;
 
 use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
+use crate::root::Root;
 use directory::DirectoryHandle;
 use error_reply::Failures;
 use estale_retry::EstaleRetries;

@@ -8,6 +8,8 @@
 //! is waited for; its read may wait in the kernel for a place among the requests under way, which such writes may have
 //! taken all: see [`Invalidations::answer_stuck`].
 
+mod listings;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -23,9 +25,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use crate::filesystem::{KernelListings, Root};
+pub use listings::{KernelListings, Listing, ListingStart};
+
 use crate::kernel::abi::ROOT_NODE;
 use crate::kernel::{Notifier, Reply};
+use crate::root::Root;
 
 /// Invalidations waiting at most; each is a name, at most 255 bytes.
 const QUEUE_MAX: usize = 65_536;

@@ -12,6 +12,7 @@ pub mod invalidation;
 pub mod kernel;
 mod metrics;
 mod process;
+pub mod root;
 
 pub use error::FuseError;
 pub use process::run;

@@ -13,11 +13,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::error::FuseError;
-use crate::filesystem::{Namespace, Root};
+use crate::filesystem::Namespace;
 use crate::invalidation::{Inodes, Invalidations, NotifierThread};
 use crate::kernel::mount::Unmounted;
 use crate::kernel::{Mount, MountOptions, Session, SessionOptions};
 use crate::metrics::MountCollector;
+use crate::root::Root;
 
 /// How long requests in flight may take to end when the mount is in use at shutdown.
 const DRAIN: Duration = Duration::from_secs(2);

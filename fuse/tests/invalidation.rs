@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_client::InvalidationSink;
-use cavern_fuse::filesystem::Root;
 use cavern_fuse::invalidation::{Inodes, Invalidations, NotifierThread};
 use cavern_fuse::kernel::abi::{self, InHeader, OutHeader, notify, opcode};
 use cavern_fuse::kernel::{Caller, Filesystem, Operation, Reply, Session, SessionOptions};
+use cavern_fuse::root::Root;
 use futures::FutureExt;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
@@ -133,7 +133,7 @@ fn a_reset_is_one_message_for_every_name() {
     let (begun, _) = listings.begin(7);
     listings.complete(7, begun);
     kernel.sink.reset();
-    assert_eq!(listings.begin(7).1, cavern_fuse::filesystem::Listing::Unknown);
+    assert_eq!(listings.begin(7).1, cavern_fuse::invalidation::Listing::Unknown);
     assert_eq!(kernel.receive().0.error, notify::INC_EPOCH);
     // And one for each file that is open, whose pages no name says anything of.
     assert_eq!([kernel.inode(), kernel.inode()], [abi::ROOT_NODE, OPEN]);

@@ -7,9 +7,9 @@ use cavern_net::master::Stubs;
 use cavern_proto::master::{ListWorkersRequest, WorkerState};
 use clap::Args;
 
-use crate::cli::block_on;
 use crate::error::CliError;
 use crate::local::{self, Cluster};
+use crate::runtime::block_on;
 
 #[derive(Args)]
 pub struct ClusterArgs {

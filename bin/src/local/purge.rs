@@ -10,14 +10,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::child::Role;
+use super::lock::lock;
 use super::mounted::mounts_below;
 use super::record::Cluster;
-use super::up::lock;
 use crate::console::{self, Progress};
 use crate::error::{CliError, Context as _};
-
-/// What a directory may hold before there is a record of the cluster: an `up` that was interrupted has left it.
-pub const MADE_FIRST: [&str; 2] = ["lock", "cluster.tmp"];
 
 /// What is left of a cluster.
 pub struct Purged {

@@ -7,8 +7,8 @@ use cavern_plain_s3::PlainS3;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::record::S3;
-use crate::cli::block_on;
 use crate::error::{CliError, Context as _};
+use crate::runtime::block_on;
 
 /// Objects on their way at a time.
 const UPLOADS: usize = 16;

@@ -13,23 +13,19 @@ use std::time::Duration;
 use cavern_conf::{Config, host};
 use rand::Rng;
 use rand::distr::Alphanumeric;
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use tokio::time::Instant;
 
 use super::child::{ChildName, Role, write_whole};
 use super::down::{down, stop};
+use super::lock::{MADE_FIRST, lock};
 use super::mounted::is_mounted;
 use super::ports::FreePorts;
-use super::purge::MADE_FIRST;
 use super::record::{Cluster, Fuse, Master, Restart, S3, Worker, WorkerDir};
 use super::start::{Ended, Starting, ensure};
 use crate::cli::connect;
 use crate::error::{CliError, Context as _};
 
 const POLL: Duration = Duration::from_millis(5);
-/// For another `cv local` of the same cluster, which starts a child perhaps.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// Longest path of a Unix socket that the kernel takes, with its final zero byte.
 const SOCKET_PATH_MAX: usize = 108;
 
@@ -130,23 +126,6 @@ fn refuse_foreign(directory: &Path) -> Result<(), CliError> {
         "{name} is not empty (it holds {}) and no cluster of `cv local`: name a new or an empty directory with --dir",
         entry.file_name().display()
     )))
-}
-
-/// One `cv local` at a time changes what a cluster consists of; another one waits a while for its end.
-pub fn lock(directory: &Path) -> Result<fs::File, CliError> {
-    let path = directory.join("lock");
-    let file = fs::File::create(&path).context(format_args!("cannot create {}", path.display()))?;
-    let deadline = Instant::now() + LOCK_PATIENCE;
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(POLL),
-            Err(error) => {
-                let text = format!("another `cv local` is at work on {}: {error}", directory.display());
-                return Err(CliError::Failed(text));
-            }
-        }
-    }
 }
 
 /// The recorded cluster with what was asked for on top, or a new one.

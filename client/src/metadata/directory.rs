@@ -6,7 +6,6 @@
 //! client: whoever fills a directory asks nobody whether the next name is free.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use cavern_proto::master::Consistency;
@@ -15,6 +14,7 @@ use quick_cache::sync::Cache as BoundedMap;
 use tokio::time::Instant;
 
 use super::cache::Cache;
+use super::listing_budget::ListingBudget;
 use super::name_set::NameSet;
 use super::node::Node;
 use crate::mounts::MountView;
@@ -27,24 +27,6 @@ const DIRECTORIES_MIN: usize = 1024;
 pub(super) struct Directories {
     known: BoundedMap<u64, Arc<Directory>>,
     budget: Arc<ListingBudget>,
-}
-
-/// Entries in recorded listings and sets of names, of all directories.
-#[derive(Debug)]
-pub(super) struct ListingBudget {
-    used: AtomicUsize,
-    limit: usize,
-}
-
-impl ListingBudget {
-    /// Counts entries in; false when they are too many, and the caller must give them back.
-    pub(super) fn take(&self, entries: usize) -> bool {
-        self.used.fetch_add(entries, Ordering::Relaxed) + entries <= self.limit
-    }
-
-    pub(super) fn give_back(&self, entries: usize) {
-        self.used.fetch_sub(entries, Ordering::Relaxed);
-    }
 }
 
 #[derive(Debug)]
@@ -81,7 +63,7 @@ pub(super) struct ListingEpoch(u64);
 impl Directories {
     /// `entries` bounds the entries of all recorded listings.
     pub(super) fn new(entries: usize) -> Self {
-        let budget = ListingBudget { used: AtomicUsize::new(0), limit: entries };
+        let budget = ListingBudget::new(entries);
         Self { known: BoundedMap::new((entries / 4).max(DIRECTORIES_MIN)), budget: Arc::new(budget) }
     }
 
@@ -283,10 +265,10 @@ mod tests {
         first.record(first.listing_epoch(), b"", &nodes, true);
         second.record(second.listing_epoch(), b"", &nodes, true);
         assert!(!second.records() && first.records());
-        assert_eq!(directories.budget.used.load(Ordering::Relaxed), 6, "entries, and names");
+        assert_eq!(directories.budget.used(), 6, "entries, and names");
         directories.clear();
         drop((first, second));
-        assert_eq!(directories.budget.used.load(Ordering::Relaxed), 0);
+        assert_eq!(directories.budget.used(), 0);
     }
 
     #[test]
@@ -320,7 +302,7 @@ mod tests {
         assert!(directory.is_without(b"x"));
         directory.own_change(b"e", true);
         assert!(!directory.is_without(b"x"), "one did not fit");
-        assert_eq!(directory.budget.used.load(Ordering::Relaxed), 0);
+        assert_eq!(directory.budget.used(), 0);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use super::directory::ListingBudget;
+use super::listing_budget::ListingBudget;
 
 /// See the module. Two names of one hash (one in 2^64, under a key that nobody knows) would be taken for one.
 #[derive(Debug)]

@@ -22,7 +22,7 @@ use tonic::Streaming;
 use super::lease::SentMessages;
 use super::removals::PendingRemovals;
 use super::{Inner, InvalidationSink};
-use crate::session::Identity;
+use crate::identity::Identity;
 
 /// Lease until the master has sent its own.
 const FIRST_LEASE: Duration = Duration::from_secs(5);

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::Inner;
 use super::attributes::type_bits;
-use super::listings::{Listing, ListingStart};
+use crate::invalidation::{Listing, ListingStart};
 use crate::kernel::abi::fopen;
 use crate::kernel::directory::{Added, DirectoryEntry};
 use crate::kernel::{Delivery, DirectoryPage, READ_MAX, Reply};

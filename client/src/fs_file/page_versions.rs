@@ -9,7 +9,7 @@ use quick_cache::sync::Cache;
 const PAGES_OF: usize = 100_000;
 
 /// Versions of contents by inode, of which all pages are that the kernel has.
-pub(crate) struct PageVersions(Cache<u64, u64>);
+pub(super) struct PageVersions(Cache<u64, u64>);
 
 impl Default for PageVersions {
     fn default() -> Self {
