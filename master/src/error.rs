@@ -78,6 +78,11 @@ pub enum MasterError {
 }
 
 impl MasterError {
+    /// An inode that no name leads to, and nobody has open, any more.
+    pub(crate) fn gone(inode: u64) -> Self {
+        Self::NotFound(format!("inode {inode} is no longer in the namespace"))
+    }
+
     /// An I/O error with the path it is about.
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();

@@ -47,7 +47,7 @@ enum BlockOp {
 
 /// What is done to the file.
 #[derive(Debug)]
-enum FileOp {
+pub(super) enum FileOp {
     /// These bytes, at this offset.
     Write(u64, Bytes),
     /// Zeros, to which the file grows.
@@ -104,22 +104,18 @@ impl FsFile {
     /// written. What was written behind comes before it, and its failure is returned now.
     pub async fn write(&self, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
         self.behind.drain_checked().await?;
-        self.place(offset, bytes).await
-    }
-
-    pub(super) async fn place(&self, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
         self.run_op(FileOp::Write(offset, bytes)).await
     }
 
     /// Bounded by `client.read_timeout`. Done once more when it meets with blocks that are at lost workers only, but in
     /// the bucket as well. No cut by this client runs meanwhile.
-    async fn run_op(&self, work: FileOp) -> Result<(), ClientError> {
+    pub(super) async fn run_op(&self, op: FileOp) -> Result<(), ClientError> {
         let deadline = Instant::now() + self.shared.timeout;
         self.prepare_to_write(deadline).await?;
         loop {
             let done = {
                 let _writing = self.gate.read().await;
-                Box::pin(self.attempt(&work, deadline)).await
+                Box::pin(self.run_once(&op, deadline)).await
             };
             match done {
                 Err(error @ ClientError::Unavailable { .. }) => self.fall_back_to_origin(error, deadline).await?,
@@ -128,8 +124,8 @@ impl FsFile {
         }
     }
 
-    async fn attempt(&self, work: &FileOp, deadline: Instant) -> Result<(), ClientError> {
-        match work {
+    async fn run_once(&self, op: &FileOp, deadline: Instant) -> Result<(), ClientError> {
+        match op {
             FileOp::Write(offset, bytes) => self.write_parts(*offset, bytes, deadline).await,
             FileOp::Hole(range) => {
                 let size = self.written_size().await?;
@@ -238,14 +234,14 @@ impl FsFile {
         &self,
         index: u32,
         at: &Range<u32>,
-        deed: BlockOp,
+        op: BlockOp,
         end: u64,
         deadline: Instant,
     ) -> Result<(), ClientError> {
         loop {
-            let done = match self.try_block(index, at, &deed).await {
+            let done = match self.try_block(index, at, &op).await {
                 Ok((generation, workers)) => {
-                    if matches!(deed, BlockOp::Write(_)) {
+                    if matches!(op, BlockOp::Write(_)) {
                         Failpoint::WritePlaced.pass();
                     }
                     self.record_write(index, generation, &workers, end).await
@@ -319,15 +315,14 @@ impl FsFile {
     }
 
     /// The block's generation, and the workers where it was done.
-    async fn try_block(&self, index: u32, at: &Range<u32>, deed: &BlockOp) -> Result<(u32, Vec<u64>), ClientError> {
-        let written = match deed {
+    async fn try_block(&self, index: u32, at: &Range<u32>, op: &BlockOp) -> Result<(u32, Vec<u64>), ClientError> {
+        let written = match op {
             BlockOp::Write(bytes) => Some(bytes.clone()),
             BlockOp::Zero => Some(Bytes::new()),
             BlockOp::Allocate => None,
         };
         let open = self.block_to_write(index, at, written.as_ref()).await?;
-        let results =
-            join_all(open.replicas.iter().map(|replica| self.apply_to_replica(&open, replica, at, deed))).await;
+        let results = join_all(open.replicas.iter().map(|replica| self.apply_to_replica(&open, replica, at, op))).await;
         let (mut written, mut failed, mut failure) = (Vec::new(), Vec::new(), None);
         for (replica, result) in open.replicas.iter().zip(results) {
             match result {
@@ -352,10 +347,10 @@ impl FsFile {
         open: &OpenBlock,
         replica: &Replica,
         at: &Range<u32>,
-        deed: &BlockOp,
+        op: &BlockOp,
     ) -> Result<(), ClientError> {
         let wait = self.shared.worker_timeout;
-        let payload = match (deed, &replica.file) {
+        let payload = match (op, &replica.file) {
             // Into the page cache: less than handing it to another thread costs.
             (BlockOp::Write(bytes), Some(file)) if bytes.len() <= WRITE_HERE_MAX => {
                 return file.write_all_at(bytes, u64::from(at.start)).map_err(ClientError::from);
@@ -377,7 +372,7 @@ impl FsFile {
             }
         };
         let mut request = WriteRequest { block: Some(open.name.clone()), offset: at.start, ..WriteRequest::default() };
-        if matches!(deed, BlockOp::Zero) {
+        if matches!(op, BlockOp::Zero) {
             request.offset = 0;
             request.zero = vec![wire_range(at)];
             // The room of what is zeroed wholly is given back.

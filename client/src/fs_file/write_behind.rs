@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::FsFile;
-use super::write::end_of;
+use super::write::{FileOp, end_of};
 use crate::error::ClientError;
 use crate::read::span::spans;
 
@@ -228,7 +228,7 @@ impl FsFile {
     async fn send_behind(&self) {
         while let Some((offset, bytes)) = self.behind.next() {
             let length = bytes.len();
-            if let Err(error) = self.place(offset, bytes).await {
+            if let Err(error) = self.run_op(FileOp::Write(offset, bytes)).await {
                 tracing::debug!(inode = self.inode, offset, length, "what was written behind fails: {error}");
                 self.behind.failed(error);
             }

@@ -9,7 +9,6 @@ use cavern_ufs::{ListMode, UfsError};
 
 use super::Listings;
 use super::diff::listed_entry;
-use super::directory::gone;
 use super::window::{Listed, is_name};
 use crate::MasterError;
 use crate::mounts::OpenMount;
@@ -41,8 +40,12 @@ impl Listings {
             return Ok(());
         }
         self.0.metrics.one_name_checks.inc();
-        let place =
-            self.0.reader.read(move |tables| tables.directory(directory)).await?.ok_or_else(|| gone(directory))?;
+        let place = self
+            .0
+            .reader
+            .read(move |tables| tables.directory(directory))
+            .await?
+            .ok_or_else(|| MasterError::gone(directory))?;
         if place.mount_id == 0 {
             return Ok(());
         }
@@ -76,7 +79,7 @@ impl Listings {
         name: &Bytes,
         why: Why,
     ) -> Result<Option<Listed>, MasterError> {
-        let prefix = place.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(place.inode))?;
+        let prefix = place.key_prefix(mount.ufs.prefix()).ok_or_else(|| MasterError::gone(place.inode))?;
         let key = format!("{prefix}{}", String::from_utf8_lossy(name));
         let (directory, looked_up) = (place.inode, name.clone());
         let known = self.0.reader.read(move |tables| tables.dentry(directory, &looked_up)).await?;

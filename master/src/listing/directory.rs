@@ -16,7 +16,8 @@ use crate::state::namespace::ListingCounts;
 
 impl Listings {
     pub(super) async fn list_directory(&self, inode: u64, flight: &Flight) -> Result<ListingCounts, MasterError> {
-        let directory = self.0.reader.read(move |tables| tables.directory(inode)).await?.ok_or_else(|| gone(inode))?;
+        let directory =
+            self.0.reader.read(move |tables| tables.directory(inode)).await?.ok_or_else(|| MasterError::gone(inode))?;
         if directory.mount_id == 0 {
             return Ok(ListingCounts::default());
         }
@@ -24,7 +25,7 @@ impl Listings {
         if mount.is_fs_mode() && directory.record.listed_ns != 0 {
             return Ok(ListingCounts::default());
         }
-        let prefix = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(inode))?;
+        let prefix = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| MasterError::gone(inode))?;
         // Whoever still has older knowledge on its way into the log is waited for; who comes later sees this flight.
         drop(mount.gate.write().await);
         let began_ns = self.0.reader.clock().now_ns();
@@ -144,8 +145,4 @@ impl Listings {
         };
         self.propose_listing(mount.id(), vec![group]).await
     }
-}
-
-pub(super) fn gone(inode: u64) -> MasterError {
-    MasterError::NotFound(format!("inode {inode} is no longer in the namespace"))
 }

@@ -89,7 +89,7 @@ impl Lookups {
                 Ok((directory, found))
             })
             .await?;
-        let directory = directory.ok_or_else(|| gone(parent))?;
+        let directory = directory.ok_or_else(|| MasterError::gone(parent))?;
         if directory.mount_id == 0 {
             return match found {
                 Some((inode, record)) => self.entry(&directory, name.clone(), inode, &record),
@@ -186,7 +186,7 @@ impl Lookups {
         let looked_up = name.clone();
         let (directory, found) =
             self.reader.read(move |tables| Ok((tables.directory(parent)?, find(tables, parent, &looked_up)?))).await?;
-        let directory = directory.ok_or_else(|| gone(parent))?;
+        let directory = directory.ok_or_else(|| MasterError::gone(parent))?;
         match found {
             Some((inode, record)) => self.entry(&directory, name.clone(), inode, &record),
             None => Err(MasterError::NotFound(format!("{} is not there", String::from_utf8_lossy(name)))),
@@ -202,16 +202,17 @@ impl Lookups {
     }
 
     async fn known_inode(&self, inode: u64) -> Result<Entry, MasterError> {
-        let record = self.reader.read(move |tables| tables.inode(inode)).await?.ok_or_else(|| gone(inode))?;
+        let record =
+            self.reader.read(move |tables| tables.inode(inode)).await?.ok_or_else(|| MasterError::gone(inode))?;
         if record.kind() == Kind::Directory {
             let directory = self.reader.read(move |tables| tables.directory(inode)).await?;
-            return self.directory_entry(&directory.ok_or_else(|| gone(inode))?);
+            return self.directory_entry(&directory.ok_or_else(|| MasterError::gone(inode))?);
         }
         let parent = record.parent;
         self.watch.mark_seen(parent);
         // Again, now that the sessions would be notified of a change.
         let read = self.reader.read(move |tables| Ok(tables.inode(inode)?.zip(tables.directory(parent)?)));
-        let (record, directory) = read.await?.ok_or_else(|| gone(inode))?;
+        let (record, directory) = read.await?.ok_or_else(|| MasterError::gone(inode))?;
         self.entry(&directory, record.name.clone(), inode, &record)
     }
 
@@ -343,7 +344,7 @@ impl Lookups {
                 return Ok(entry);
             }
             self.mark_unknown(&mount, &mut entry, &directory.record);
-            entry.key = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(directory.inode))?;
+            entry.key = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| MasterError::gone(directory.inode))?;
         }
         Ok(entry)
     }
@@ -369,7 +370,7 @@ impl Lookups {
             entry.key = if is_mount_root {
                 mount.ufs.prefix().to_owned()
             } else {
-                let prefix = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| gone(inode))?;
+                let prefix = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| MasterError::gone(inode))?;
                 let slash = if is_directory { "/" } else { "" };
                 format!("{prefix}{}{slash}", String::from_utf8_lossy(&entry.name))
             };
@@ -421,10 +422,6 @@ fn plain_entry(parent: u64, name: Bytes, inode: u64, record: &InodeRecord) -> En
 fn find(tables: Tables<'_>, parent: u64, name: &[u8]) -> Result<Option<(u64, InodeRecord)>, MasterError> {
     let Some(dentry) = tables.dentry(parent, name)? else { return Ok(None) };
     Ok(tables.inode(dentry.inode)?.map(|record| (dentry.inode, record)))
-}
-
-fn gone(inode: u64) -> MasterError {
-    MasterError::NotFound(format!("inode {inode} is no longer in the namespace"))
 }
 
 /// A name that can be asked about at all.
