@@ -31,7 +31,10 @@ fn blocks_that_no_file_has_are_freed_and_no_others() {
     let mut lost = File::create(cluster.path("fs/lost")).unwrap();
     assert!(lost.write_all(&[b'l'; 2 * MIB]).and_then(|()| lost.sync_all()).is_err());
     assert!(cluster.has_died_at(Failpoint::CommitBegun));
-    eventually("what no file has is freed", PATIENCE, || (metric("unclaimed_blocks_total") == 2).then_some(()));
+    // Usually both; one where something else, a worker that was given up, made it commit before.
+    let made = (data_bytes() - kept).div_ceil(MIB as u64);
+    assert!((1..=2).contains(&made), "{made} blocks were made");
+    eventually("what no file has is freed", PATIENCE, || (metric("unclaimed_blocks_total") == made).then_some(()));
     assert_eq!(data_bytes(), kept);
     assert!(fs::read(there.join("kept")).unwrap() == vec![b'k'; 5 * MIB]);
     assert_eq!(fs::read(there.join("lost")).unwrap(), b"");
