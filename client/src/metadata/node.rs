@@ -183,6 +183,11 @@ impl Node {
         self.mount.as_ref().is_some_and(|mount| mount.has_writable_bucket())
     }
 
+    /// Whether its name leads to another inode as soon as somebody writes to it.
+    pub fn moves_when_written(&self) -> bool {
+        self.is_in_writable_bucket() && !self.is_directory()
+    }
+
     /// Whether it is in a mount that can be written to.
     pub fn can_be_changed(&self) -> bool {
         self.is_fs_mode() || self.is_in_writable_bucket()

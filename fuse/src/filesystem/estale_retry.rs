@@ -5,25 +5,40 @@
 //! an error. So for a moment after such an answer a lookup of that name opens the file itself, following replacements
 //! until one stays, and the open that comes next gets the file that is open already. A thread that opens for writing
 //! gets a name that leads to the file that is written, since its next open of an inode that is only read would be
-//! answered with `ESTALE` again.
+//! answered with `ESTALE` again. The kernel may let the lookup of another thread answer for it, so where the name is
+//! still known, it is made to lead there for all.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use cavern_client::{File, Node};
 use parking_lot::Mutex;
+use quick_cache::sync::Cache;
 use tokio::time::Instant;
 
 /// For how long after an `ESTALE` its second open is expected, and for how long an open file is kept for it.
 const MOMENT: Duration = Duration::from_secs(2);
 /// Names and files that are kept at a time; beyond that the oldest go.
 const KEPT_MAX: usize = 64;
+/// Names that are remembered at a time.
+const NAMES_MAX: usize = 1024;
 
 #[derive(Default)]
 pub struct EstaleRetries {
     /// Whether there is anything here: all but a few lookups and opens look no further.
     is_used: AtomicBool,
     state: Mutex<State>,
+    names: RecentNames,
+}
+
+/// Directory and name of files that a lookup has answered lately, by inode: of those only whose inode goes when they
+/// are written to.
+struct RecentNames(Cache<u64, (u64, Box<[u8]>)>);
+
+impl Default for RecentNames {
+    fn default() -> Self {
+        Self(Cache::new(NAMES_MAX))
+    }
 }
 
 #[derive(Default)]
@@ -53,6 +68,18 @@ pub enum LookupHint {
 }
 
 impl EstaleRetries {
+    /// A lookup is about to be answered with a node.
+    pub fn note_name(&self, node: &Node) {
+        if node.moves_when_written() {
+            self.names.0.insert(node.inode, (node.parent, node.name.clone()));
+        }
+    }
+
+    /// The directory and the name that led to an inode, if that was lately.
+    pub fn name_of(&self, inode: u64) -> Option<(u64, Box<[u8]>)> {
+        self.names.0.get(&inode)
+    }
+
     /// An open of `node` (`None` when it was not known any more) is about to be answered with `ESTALE`.
     pub fn expect(&self, node: Option<&Node>) {
         self.add(node.map_or(ExpectedOpen::Any, |node| ExpectedOpen::Name(node.parent, node.name.clone())));

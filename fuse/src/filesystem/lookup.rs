@@ -25,7 +25,7 @@ impl Inner {
         }
         let parent = self.root.to_namespace(kernel_parent);
         if let Some(node) = self.client.shown_here(parent, name) {
-            return reply.entry(&self.entry_of(&node));
+            return self.show(&node, reply);
         }
         let expecting = self.second_opens.expecting(parent, name, caller.thread);
         if expecting != LookupHint::Nothing {
@@ -43,7 +43,7 @@ impl Inner {
                 let this = Arc::clone(self);
                 return reply.defer(move |reply| async move { this.check(&node, reply).await });
             }
-            CachedLookup::Hit(node) => reply.entry(&self.entry_of(&node)),
+            CachedLookup::Hit(node) => self.show(&node, reply),
             CachedLookup::Negative => reply.no_entry(self.absence(parent, name)),
             CachedLookup::Miss => {
                 let (this, name) = (Arc::clone(self), name.to_vec());
@@ -75,7 +75,7 @@ impl Inner {
                     if !node.is_always_checked() {
                         self.second_opens.keep(file);
                     }
-                    return reply.entry(&self.entry_of(&node));
+                    return self.show(&node, reply);
                 }
                 Err(error) if error.is_version_gone() => {}
                 // It shows again when it is opened.
@@ -93,7 +93,7 @@ impl Inner {
             && let Ok(Opened::Redirected(node)) = self.client.open(&node, Access::Write, thread).await
         {
             self.second_opens.writer_arrived(thread);
-            return reply.entry(&self.entry_of(&node));
+            return self.show(&node, reply);
         }
         self.ask_for_name(kernel_parent, name, reply).await;
     }
@@ -105,12 +105,18 @@ impl Inner {
             Ok(node) => {
                 // Changes until now are known to the node's trust; the absence of a name knows none.
                 changes = self.invalidations.listings().changes();
-                reply.entry(&self.entry_of(&node));
+                self.show(&node, reply);
             }
             Err(ClientError::NotFound(_)) => reply.no_entry(self.absence(parent, name)),
             Err(error) => return self.failures.answer(reply, "lookup", &error),
         }
         self.repeat_if_changed(changes, kernel_parent, name);
+    }
+
+    /// Answers with what a name leads to.
+    fn show(&self, node: &Node, reply: Reply) {
+        self.second_opens.note_name(node);
+        reply.entry(&self.entry_of(node));
     }
 
     /// Without opens it is the lookup of a name that `consistency = always` makes ask the bucket.
@@ -120,7 +126,7 @@ impl Inner {
 
     async fn check(&self, node: &Node, reply: Reply) {
         match self.client.metadata().current(node).await {
-            Ok(current) => reply.entry(&self.entry_of(&current)),
+            Ok(current) => self.show(&current, reply),
             Err(ClientError::NotFound(_)) => reply.no_entry(Duration::ZERO),
             Err(error) => self.failures.answer(reply, "lookup", &error),
         }

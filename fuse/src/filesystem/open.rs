@@ -70,10 +70,22 @@ impl Inner {
                     (Some(node), opened)
                 }
                 Err(_) if is_of_this_process(inode) && access == Access::Read => return reply.error(libc::ESTALE),
+                Err(error) if error.is_version_gone() && this.redirect(inode, access, caller).await => {
+                    return reply.error(libc::ESTALE);
+                }
                 Err(error) => (None, Err(error)),
             };
             this.answer_open(node, opened, caller, flags, reply);
         });
+    }
+
+    /// Has the name of an inode that is gone, and was to be written to, lead to one that can be; whether that is so.
+    async fn redirect(&self, inode: u64, access: Access, caller: Caller) -> bool {
+        let Some((parent, name)) = self.second_opens.name_of(inode).filter(|_| access == Access::Write) else {
+            return false;
+        };
+        let Ok(node) = self.client.metadata().lookup(parent, &name).await else { return false };
+        matches!(self.client.open(&node, access, caller.thread).await, Ok(Opened::Redirected(_)))
     }
 
     /// Answers an OPEN of `node`, if that was known.
