@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{BucketDefaults, Node, Posix};
+use cavern_client::{BucketDefaults, ClientError, Node, Posix};
 use cavern_conf::schema;
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::master::Kind;
@@ -182,14 +182,53 @@ impl Inner {
     }
 
     pub(super) fn getattr(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
-        self.with_node(kernel_node, "stat", reply, |this, node, reply| reply.attr(&this.attributes_of(node)));
+        self.stat(kernel_node, reply, |attributes, _, reply| reply.attr(attributes));
     }
 
     pub(super) fn statx(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
-        self.with_node(kernel_node, "stat", reply, |this, node, reply| {
-            let born_ns = node.posix().and_then(|posix| posix.btime_ns);
-            reply.statx(&this.attributes_of(node), born_ns);
+        self.stat(kernel_node, reply, |attributes, node, reply| {
+            reply.statx(attributes, node.posix().and_then(|posix| posix.btime_ns));
         });
+    }
+
+    /// Answers with the attributes of an inode. If it is gone, they are those of what its name leads to now, for this
+    /// once: the kernel asks before it opens, and `ESTALE` would use up the one retry that the open may need.
+    fn stat(
+        self: &Arc<Self>,
+        kernel_node: u64,
+        reply: Reply,
+        answer: impl FnOnce(&AttrOut, &Node, Reply) + Send + 'static,
+    ) {
+        if let Some(node) = self.known_node(kernel_node) {
+            return answer(&self.attributes_of(&node), &node, reply);
+        }
+        let this = Arc::clone(self);
+        reply.defer(move |reply| async move {
+            let error = match this.node(kernel_node).await {
+                Ok(node) => return answer(&this.attributes_of(&node), &node, reply),
+                Err(error) => error,
+            };
+            match this.successor(kernel_node, &error).await {
+                Some(node) => {
+                    let attributes = AttrOut { attr_valid: 0, attr_valid_nsec: 0, ..this.attributes_of(&node) };
+                    answer(&attributes, &node, reply);
+                }
+                None => this.failures.answer(reply, "stat", &error),
+            }
+        });
+    }
+
+    /// What the name of a file that is gone leads to now. Nobody has it open, or it would not be gone.
+    async fn successor(&self, kernel_node: u64, error: &ClientError) -> Option<Arc<Node>> {
+        if !error.is_version_gone() {
+            return None;
+        }
+        let (parent, name) = self.second_opens.name_of(self.root.to_namespace(kernel_node))?;
+        let node = match self.client.shown_here(parent, &name) {
+            Some(node) => node,
+            None => self.client.metadata().lookup(parent, &name).await.ok()?,
+        };
+        node.moves_when_written().then_some(node)
     }
 }
 

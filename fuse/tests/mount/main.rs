@@ -34,6 +34,15 @@ struct Mounted {
 impl Mounted {
     /// A mount of a bucket with these objects, each with its key as its content. `change` sees the configuration.
     fn new(keys: &[&str], change: impl FnOnce(&mut Config)) -> Self {
+        Self::start(keys, false, change)
+    }
+
+    /// The same, of a bucket that can be written to.
+    fn writable(keys: &[&str], change: impl FnOnce(&mut Config)) -> Self {
+        Self::start(keys, true, change)
+    }
+
+    fn start(keys: &[&str], is_writable: bool, change: impl FnOnce(&mut Config)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         for key in keys {
@@ -41,12 +50,14 @@ impl Mounted {
         }
         fs::create_dir_all(directory.path().join("bucket")).unwrap();
         let (stop, stop_master) = (CancellationToken::new(), CancellationToken::new());
-        let (master, address) = runtime.block_on(Master::start(&directory.path().join("bucket"), stop_master.clone()));
+        let bucket = directory.path().join("bucket");
+        let (master, address) = runtime.block_on(Master::start(&bucket, is_writable, stop_master.clone()));
         let mut config = Config::default();
         config.cluster.masters = vec![address.to_string()];
         config.fuse.mount_point = directory.path().join("mnt");
         config.fuse.http_listen = "127.0.0.1:0".to_owned();
         config.client.metadata_timeout = Interval::millis(2000);
+        config.client.staging_directory = directory.path().join("staging");
         change(&mut config);
         let running = runtime.spawn(cavern_fuse::run(config, stop.clone()));
         let mut mounted = Self { directory, master, stop, stop_master, running: Some(running), runtime };
@@ -259,6 +270,23 @@ fn an_open_that_meets_a_new_version_opens_it_without_an_error() {
 }
 
 #[test]
+fn an_open_for_writing_that_meets_a_new_version_opens_it_without_an_error() {
+    let mounted = Mounted::writable(&["a"], |config| {
+        config.fuse.client_metadata_cache = false;
+        // So that the kernel asks for attributes before each open, as it does after a change.
+        config.fuse.attr_timeout = Interval::millis(0);
+    });
+    let path = mounted.path("data/a");
+    let inode = fs::metadata(&path).unwrap().ino();
+    mounted.put("a", b"another version");
+    mounted.runtime.block_on(mounted.master.take_in_silently("a"));
+    let file = fs::OpenOptions::new().append(true).open(&path).unwrap();
+    let opened = file.metadata().unwrap();
+    assert_eq!(opened.len(), 15);
+    assert_ne!(opened.ino(), inode);
+}
+
+#[test]
 fn a_master_that_hangs_holds_nobody_longer_than_its_deadline() {
     let mounted = Mounted::new(&["a", "d/b", "e/c"], |_| {});
     assert_eq!(fs::read(mounted.path("data/a")).unwrap(), b"a");
@@ -330,7 +358,7 @@ fn a_path_that_leads_nowhere_is_refused_in_one_sentence() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     fs::create_dir_all(directory.path().join("bucket")).unwrap();
     let stop = CancellationToken::new();
-    let (_master, address) = runtime.block_on(Master::start(&directory.path().join("bucket"), stop.clone()));
+    let (_master, address) = runtime.block_on(Master::start(&directory.path().join("bucket"), false, stop.clone()));
     let mut config = Config::default();
     config.cluster.masters = vec![address.to_string()];
     config.fuse.mount_point = directory.path().join("mnt");

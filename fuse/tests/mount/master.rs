@@ -40,6 +40,8 @@ struct State {
     events: broadcast::Sender<WatchEvent>,
     seq: AtomicU64,
     acknowledged: watch::Sender<u64>,
+    /// Whether the bucket can be written to.
+    is_writable: bool,
     /// Nothing is answered while set.
     hung: AtomicBool,
     released: Notify,
@@ -122,7 +124,7 @@ impl Tree {
 
 impl Master {
     /// Starts a master whose namespace shows the directory `bucket` at `/data`.
-    pub async fn start(bucket: &std::path::Path, stop: CancellationToken) -> (Self, SocketAddr) {
+    pub async fn start(bucket: &std::path::Path, is_writable: bool, stop: CancellationToken) -> (Self, SocketAddr) {
         let uri = format!("file://{}", bucket.display());
         let ufs = Ufs::open(&uri, &HashMap::new(), &schema::Ufs::default()).unwrap();
         let state = State {
@@ -132,6 +134,7 @@ impl Master {
             events: broadcast::channel(4096).0,
             seq: AtomicU64::new(1),
             acknowledged: watch::channel(0).0,
+            is_writable,
             hung: AtomicBool::new(false),
             released: Notify::new(),
             calls: AtomicU64::new(0),
@@ -161,10 +164,15 @@ impl Master {
 
     /// Takes the object's present version in, and returns when the client has acknowledged the invalidation.
     pub async fn take_in(&self, key: &str) {
+        let changed = self.take_in_silently(key).await;
+        self.send_event(Event::Entry(changed)).await;
+    }
+
+    /// Takes the object's present version in, while the client does not know of it yet.
+    pub async fn take_in_silently(&self, key: &str) -> EntryChanged {
         let object = self.state.ufs.head(key).await.unwrap();
         let (parent, name, old_inode, new_inode) = self.state.tree.lock().object(&object);
-        let changed = EntryChanged { parent, name: name.into(), old_inode, new_inode };
-        self.send_event(Event::Entry(changed)).await;
+        EntryChanged { parent, name: name.into(), old_inode, new_inode }
     }
 
     /// Takes in that the object is gone.
@@ -398,6 +406,7 @@ impl Cluster for Master {
     }
 
     async fn list_mounts(&self, _: Request<wire::ListMountsRequest>) -> Result<Response<wire::MountTable>, Status> {
+        let access = if self.state.is_writable { wire::AccessMode::ReadWrite } else { wire::AccessMode::ReadOnly };
         let mount = wire::Mount {
             id: MOUNT,
             path: "/data".to_owned(),
@@ -407,6 +416,7 @@ impl Cluster for Master {
             replicas: 1,
             metadata_ttl_ms: 3_600_000,
             consistency: wire::Consistency::Ttl.into(),
+            access_mode: access.into(),
             root_inode: MOUNT_ROOT,
             ..wire::Mount::default()
         };
