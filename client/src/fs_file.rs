@@ -37,6 +37,7 @@ use tokio::sync::RwLock;
 
 use crate::cached_copies::Copies;
 use crate::error::ClientError;
+use crate::memory::MemoryShare;
 use crate::metadata::{Metadata, Node, OpenInode};
 use crate::mounts::MountView;
 use crate::read::Files;
@@ -47,8 +48,8 @@ use layout::{EventHistory, Layout};
 use origin::OpenOrigin;
 use page_versions::PageVersions;
 pub use read::Seek;
+use write_behind::WriteBehind;
 pub(crate) use write_behind::WriteBehindOutcome;
-use write_behind::{WriteBehind, WriteBehindBudget};
 
 /// As much as ext4 has it.
 pub const FILE_BYTES_MAX: u64 = 1 << 44;
@@ -67,7 +68,7 @@ struct Shared {
     stats: Arc<Stats>,
     runtime: Handle,
     /// What may be on its way to workers behind its writers.
-    budget: WriteBehindBudget,
+    behind: MemoryShare,
     /// One read or write, every attempt included.
     timeout: Duration,
     /// One attempt at one worker.
@@ -129,13 +130,14 @@ impl Contents {
         stats: Arc<Stats>,
         conf: &schema::Client,
     ) -> Self {
+        let behind = files.memory().share(conf.write_behind.bytes());
         let shared = Shared {
             metadata,
             pool,
             files,
             stats,
             runtime: Handle::current(),
-            budget: WriteBehindBudget::new(conf.write_behind.bytes()),
+            behind,
             timeout: conf.read_timeout.get(),
             worker_timeout: conf.worker_timeout.get(),
             open: Mutex::default(),

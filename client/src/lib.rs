@@ -22,6 +22,7 @@ pub mod stats;
 mod cached_copies;
 mod fs_file;
 mod identity;
+mod memory;
 mod read;
 mod session;
 mod single_flight;

@@ -2,11 +2,9 @@
 //!
 //! `file` is the handle and the order of the steps, `source_fallback` the choice of the source, `fetch` one attempt at
 //! one source, `outage_wait` the wait for a bucket that cannot be reached. `descriptor_cache` and `buffers` hold what
-//! was obtained, `close_queue` lets go of what was evicted, `budget` bounds the memory of it, `readahead` decides what
-//! to ask for early, `hedge` when to ask twice; `disk_read`
-//! is a read that waits for a disk of this host on its own thread.
+//! was obtained, `close_queue` lets go of what was evicted, `readahead` decides what to ask for early, `hedge` when to
+//! ask twice; `disk_read` is a read that waits for a disk of this host on its own thread.
 
-mod budget;
 mod buffers;
 mod close_queue;
 mod descriptor_cache;
@@ -31,12 +29,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::ClientError;
+use crate::memory::MemoryBudget;
 use crate::metadata::{Metadata, Node};
 use crate::mounts::ObjectVersion;
 use crate::single_flight::SingleFlight;
 use crate::stats::Stats;
-use budget::MemoryBudget;
-use buffers::Buffers;
+use buffers::{Buffers, TrimPolicy};
 use close_queue::CloseQueue;
 use descriptor_cache::DescriptorCache;
 use failure_log::FailureLog;
@@ -50,9 +48,8 @@ pub use file::OpenFile;
 const EAGER_BYTES: u64 = 1 << 20;
 /// Requests of read-ahead in flight, of all handles.
 const AHEAD_REQUESTS: usize = 256;
-/// What reads that are put together from several may take of the memory budget: this fraction, and this much at most.
-/// They are rare: reads across the boundary of two blocks.
-const JOINING_SHARE: u64 = 4;
+/// What reads that are put together from several may take of the memory budget at most. They are rare: reads across the
+/// boundary of two blocks.
 const JOINING_BYTES: u64 = 16 << 20;
 /// How often idle descriptors and buffers are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
@@ -72,8 +69,8 @@ struct Core {
     worker_timeout: Duration,
     /// 0: no read-ahead.
     readahead_max: u64,
-    budget: MemoryBudget,
-    /// The part of the memory budget for reads that are put together from several.
+    memory: Arc<MemoryBudget>,
+    /// The part of it that is set apart for reads that are put together from several.
     joining: MemoryBudget,
     buffers: Arc<Buffers>,
     descriptors: Arc<DescriptorCache>,
@@ -104,17 +101,20 @@ impl Files {
                 Some((BlockId { content, index: block.index }, block.incarnation))
             }));
         });
-        let memory = conf.memory_budget.bytes();
-        let joining = (memory / JOINING_SHARE).min(JOINING_BYTES);
+        let budget = MemoryBudget::new(conf.memory_budget.bytes(), stats.clone());
+        let (memory, joining) = budget.set_apart(JOINING_BYTES);
+        let buffers = Buffers::new(stats.clone());
+        let kept = buffers.clone();
+        memory.when_short(move |wanted| kept.make_room(wanted, TrimPolicy::Nothing));
         let core = Core {
             metadata,
             pool,
             read_timeout: conf.read_timeout.get(),
             worker_timeout: conf.worker_timeout.get(),
             readahead_max: if config.fuse.direct { 0 } else { conf.readahead_max.bytes() },
-            budget: MemoryBudget::new(memory - joining, stats.clone()),
-            joining: MemoryBudget::new(joining, stats.clone()),
-            buffers: Buffers::new(stats.clone()),
+            memory: Arc::new(memory),
+            joining,
+            buffers,
             descriptors,
             closing,
             hedge: Hedge::new(conf.hedge_percent),
@@ -129,6 +129,11 @@ impl Files {
             stats,
         };
         Self { core: Arc::new(core) }
+    }
+
+    /// The memory budget of the process, for what is read and for all else.
+    pub(crate) fn memory(&self) -> &Arc<MemoryBudget> {
+        &self.core.memory
     }
 
     /// Opens a file for reading. A small file (up to 1 MiB) is made present at once, so that a version that is gone

@@ -37,7 +37,6 @@ use cavern_ufs::Ufs;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -46,6 +45,7 @@ pub use file::StagedFile;
 pub use parts::OBJECT_BYTES_MAX;
 
 use crate::error::ClientError;
+use crate::memory::MemoryShare;
 use crate::metadata::{Metadata, Node};
 use crate::mounts::MountView;
 use crate::read::Files;
@@ -61,8 +61,6 @@ const FIRST_INODE: u64 = 1 << 62;
 const MOMENT: Duration = Duration::from_secs(5);
 /// How often a name is looked up before it is taken: each time, somebody else has done something with it meanwhile.
 const LOOKS_MAX: usize = 100;
-/// Uploads take this fraction of the memory budget at most.
-const MEMORY_SHARE: u64 = 4;
 /// Key of an object at most, in bytes: what S3 allows.
 const KEY_BYTES_MAX: usize = 1024;
 
@@ -79,9 +77,8 @@ pub(super) struct Shared {
     stats: Arc<Stats>,
     directory: PathBuf,
     room: StagingBudget,
-    /// Parts on their way, in KiB.
-    memory: Arc<Semaphore>,
-    memory_kib: u32,
+    /// Parts on their way.
+    memory: MemoryShare,
     timeout: Duration,
     /// One attempt at one worker.
     worker_timeout: Duration,
@@ -156,8 +153,7 @@ impl StagedFiles {
         stats: Arc<Stats>,
         conf: &schema::Client,
     ) -> Self {
-        let memory = UPLOAD_BYTES.min(conf.memory_budget.bytes() / MEMORY_SHARE);
-        let memory_kib = u32::try_from(memory / 1024).unwrap_or(u32::MAX).max(1);
+        let memory = files.memory().share(UPLOAD_BYTES);
         let room = StagingBudget::new(conf.staging_size.bytes(), stats.staged_bytes.clone());
         let shared = Shared {
             metadata,
@@ -166,8 +162,7 @@ impl StagedFiles {
             stats,
             directory: conf.staging_directory.clone(),
             room,
-            memory: Arc::new(Semaphore::new(memory_kib as usize)),
-            memory_kib,
+            memory,
             timeout: conf.read_timeout.get(),
             worker_timeout: conf.worker_timeout.get(),
             next_inode: AtomicU64::new(FIRST_INODE),

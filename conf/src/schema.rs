@@ -128,7 +128,7 @@ pub struct Ufs {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Client {
-    /// Read buffers and read-ahead of the whole process.
+    /// Buffers of the whole process: of reads, read-ahead, uploads and writes behind.
     pub memory_budget: ByteSize,
     pub connect_timeout: Interval,
     /// One metadata call, retries included.
@@ -142,7 +142,8 @@ pub struct Client {
     pub worker_backoff_max: Interval,
     /// Largest read-ahead window of one handle.
     pub readahead_max: ByteSize,
-    /// What may be on its way to workers over the network behind its writers; 0 for nothing.
+    /// What may be on its way to workers over the network behind its writers, of the memory budget and a quarter of it
+    /// at most; 0 for nothing.
     pub write_behind: ByteSize,
     /// Inodes (and their names) kept in the client metadata cache at most.
     pub metadata_cache_entries: usize,

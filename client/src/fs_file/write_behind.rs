@@ -11,7 +11,6 @@
 //! it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
@@ -20,6 +19,7 @@ use tokio::sync::Notify;
 use super::FsFile;
 use super::write::{FileOp, end_of};
 use crate::error::ClientError;
+use crate::memory::{Charge, MemoryShare};
 use crate::read::span::spans;
 
 /// Bytes of a piece at most.
@@ -49,6 +49,7 @@ struct Piece {
     block: u32,
     offset: u64,
     bytes: BytesMut,
+    memory: Charge,
 }
 
 impl Piece {
@@ -57,15 +58,32 @@ impl Piece {
     }
 
     /// Takes bytes in that follow on, or that lie within.
-    fn take(&mut self, block: u32, offset: u64, bytes: &[u8]) -> bool {
-        let Some(at) = offset.checked_sub(self.offset).and_then(|at| usize::try_from(at).ok()) else { return false };
-        if block != self.block || at > self.bytes.len() || at + bytes.len() > PIECE_BYTES {
-            return false;
+    fn take(&mut self, memory: &MemoryShare, block: u32, offset: u64, bytes: &[u8]) -> WriteBehindOutcome {
+        let at = offset.checked_sub(self.offset).and_then(|at| usize::try_from(at).ok());
+        let Some(at) = at.filter(|at| *at <= self.bytes.len() && *at + bytes.len() <= PIECE_BYTES) else {
+            return WriteBehindOutcome::Full;
+        };
+        if block != self.block {
+            return WriteBehindOutcome::Full;
+        }
+        if !self.pay_for(memory, at + bytes.len()) {
+            return WriteBehindOutcome::Refused;
         }
         let within = (self.bytes.len() - at).min(bytes.len());
         self.bytes[at..at + within].copy_from_slice(&bytes[..within]);
         self.bytes.extend_from_slice(&bytes[within..]);
-        true
+        WriteBehindOutcome::Taken
+    }
+
+    /// Has memory for `length` bytes; for some more than are needed now, since more will follow.
+    fn pay_for(&mut self, memory: &MemoryShare, length: usize) -> bool {
+        let paid = self.memory.bytes();
+        if length as u64 <= paid {
+            return true;
+        }
+        let wanted = length.next_power_of_two().min(PIECE_BYTES) as u64;
+        let more = memory.try_charge(wanted - paid);
+        more.map(|more| self.memory.merge(more)).is_some()
     }
 }
 
@@ -77,27 +95,6 @@ pub enum WriteBehindOutcome {
     Full,
     /// They are to be written at once.
     Refused,
-}
-
-/// The bytes that all files of a process may have behind.
-pub(super) struct WriteBehindBudget {
-    used: AtomicU64,
-    limit: u64,
-}
-
-impl WriteBehindBudget {
-    pub(super) fn new(limit: u64) -> Self {
-        Self { used: AtomicU64::new(0), limit }
-    }
-
-    fn take(&self, bytes: usize) -> bool {
-        let add = |used: u64| used.checked_add(bytes as u64).filter(|used| *used <= self.limit);
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
-    }
-
-    fn give_back(&self, bytes: usize) {
-        self.used.fetch_sub(bytes as u64, Ordering::Relaxed);
-    }
 }
 
 impl WriteBehind {
@@ -142,26 +139,28 @@ impl WriteBehind {
     }
 
     /// Takes bytes in; the last answer says whether they want somebody to send them.
-    fn offer(&self, budget: &WriteBehindBudget, block: u32, offset: u64, bytes: &[u8]) -> (WriteBehindOutcome, bool) {
+    fn offer(&self, memory: &MemoryShare, block: u32, offset: u64, bytes: &[u8]) -> (WriteBehindOutcome, bool) {
         let mut queue = self.queue.lock();
-        if queue.failure.is_some() || !budget.take(bytes.len()) {
+        if queue.failure.is_some() {
             return (WriteBehindOutcome::Refused, false);
         }
-        let before = queue.gathered.as_ref().map_or(0, |piece| piece.bytes.len());
-        let taken = match &mut queue.gathered {
-            Some(piece) => piece.take(block, offset, bytes),
+        let outcome = match &mut queue.gathered {
+            Some(piece) => piece.take(memory, block, offset, bytes),
             none => {
-                *none = Some(Piece { block, offset, bytes: BytesMut::from(bytes) });
-                true
+                *none = memory.try_charge(bytes.len() as u64).map(|memory| Piece {
+                    block,
+                    offset,
+                    bytes: BytesMut::from(bytes),
+                    memory,
+                });
+                if none.is_some() { WriteBehindOutcome::Taken } else { WriteBehindOutcome::Refused }
             }
         };
-        let grown = queue.gathered.as_ref().map_or(0, |piece| piece.bytes.len()) - before;
-        budget.give_back(bytes.len() - if taken { grown } else { 0 });
-        let begins = taken && queue.under_way.is_none();
+        let begins = outcome == WriteBehindOutcome::Taken && queue.under_way.is_none();
         if begins {
             queue.under_way = Some(0);
         }
-        (if taken { WriteBehindOutcome::Taken } else { WriteBehindOutcome::Full }, begins)
+        (outcome, begins)
     }
 
     /// The next piece to be sent; `None` ends the sending.
@@ -171,7 +170,7 @@ impl WriteBehind {
         queue.under_way = piece.as_ref().map(Piece::end);
         drop(queue);
         self.changed.notify_waiters();
-        piece.map(|piece| (piece.offset, piece.bytes.freeze()))
+        piece.map(|piece| (piece.offset, piece.memory.hold(piece.bytes)))
     }
 
     fn failed(&self, error: ClientError) {
@@ -203,7 +202,7 @@ impl FsFile {
         if is_fit != Some(true) {
             return WriteBehindOutcome::Refused;
         }
-        let (offer, begins) = self.behind.offer(&self.shared.budget, span.index, offset, bytes);
+        let (offer, begins) = self.behind.offer(&self.shared.behind, span.index, offset, bytes);
         if begins {
             let content = Arc::clone(self);
             self.shared.runtime.spawn(async move { content.send_behind().await });
@@ -234,7 +233,6 @@ impl FsFile {
             }
             self.shared.stats.written_behind.inc();
             self.shared.stats.written_behind_bytes.inc_by(length as u64);
-            self.shared.budget.give_back(length);
         }
     }
 }
@@ -242,51 +240,80 @@ impl FsFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::MemoryBudget;
+    use crate::stats::Stats;
 
-    fn piece(offset: u64, bytes: &[u8]) -> Piece {
-        Piece { block: 0, offset, bytes: BytesMut::from(bytes) }
+    fn memory(bytes: u64) -> (Arc<Stats>, MemoryShare) {
+        let stats = Arc::new(Stats::default());
+        (stats.clone(), Arc::new(MemoryBudget::new(bytes * 4, stats)).share(bytes))
+    }
+
+    fn piece(memory: &MemoryShare, offset: u64, bytes: &[u8]) -> Piece {
+        let memory = memory.try_charge(bytes.len() as u64).unwrap();
+        Piece { block: 0, offset, bytes: BytesMut::from(bytes), memory }
     }
 
     #[test]
     fn a_piece_takes_what_follows_on_or_lies_within() {
-        let mut gathered = piece(100, b"abcd");
-        assert!(gathered.take(0, 104, b"ef") && gathered.take(0, 101, b"XY") && gathered.take(0, 105, b"12"));
+        use WriteBehindOutcome::{Full, Taken};
+        let (_stats, memory) = memory(2 * PIECE_BYTES as u64);
+        let mut gathered = piece(&memory, 100, b"abcd");
+        for (offset, bytes) in [(104, b"ef"), (101, b"XY"), (105, b"12")] {
+            assert_eq!(gathered.take(&memory, 0, offset, bytes), Taken);
+        }
         assert_eq!((&gathered.bytes[..], gathered.end()), (&b"aXYde12"[..], 107));
         for (block, offset, why) in [(0, 108, "a gap"), (0, 99, "before it"), (1, 107, "another block")] {
-            assert!(!gathered.take(block, offset, b"z"), "{why}");
+            assert_eq!(gathered.take(&memory, block, offset, b"z"), Full, "{why}");
         }
-        assert!(!gathered.take(0, 107, &vec![0; PIECE_BYTES - 6]), "too much");
-        assert!(gathered.take(0, 107, &vec![0; PIECE_BYTES - 7]));
+        assert_eq!(gathered.take(&memory, 0, 107, &vec![0; PIECE_BYTES - 6]), Full, "too much");
+        assert_eq!(gathered.take(&memory, 0, 107, &vec![0; PIECE_BYTES - 7]), Taken);
         assert_eq!(gathered.bytes.len(), PIECE_BYTES);
     }
 
     #[test]
+    fn a_piece_grows_as_far_as_there_is_memory_for_it() {
+        let (stats, memory) = memory(20 << 10);
+        let mut gathered = piece(&memory, 0, &[1; 4096]);
+        assert_eq!(gathered.take(&memory, 0, 4096, b"a"), WriteBehindOutcome::Taken);
+        assert_eq!(stats.budget_used_bytes.get(), 8 << 10, "for what will follow, too");
+        assert_eq!(gathered.take(&memory, 0, 4097, &[2; 8192]), WriteBehindOutcome::Taken);
+        assert_eq!(stats.budget_used_bytes.get(), 16 << 10);
+        assert_eq!(gathered.take(&memory, 0, 12_289, &[3; 8192]), WriteBehindOutcome::Refused);
+        assert_eq!(gathered.end(), 12_289, "nothing of it");
+        drop(gathered);
+        assert_eq!(stats.budget_used_bytes.get(), 0);
+    }
+
+    #[test]
     fn pieces_go_one_after_the_other_and_the_budget_is_kept() {
-        let (behind, budget) = (WriteBehind::default(), WriteBehindBudget::new(10));
+        let (behind, (stats, memory)) = (WriteBehind::default(), memory(8 << 10));
         assert!(behind.is_drained() && behind.end().is_none());
-        assert_eq!(behind.offer(&budget, 0, 0, b"abcd"), (WriteBehindOutcome::Taken, true), "somebody is to send it");
-        assert_eq!(behind.next().unwrap(), (0, Bytes::from_static(b"abcd")));
-        assert_eq!(behind.offer(&budget, 0, 4, b"ef"), (WriteBehindOutcome::Taken, false));
-        assert_eq!(behind.offer(&budget, 0, 4, b"gh"), (WriteBehindOutcome::Taken, false), "the same bytes once more");
+        assert_eq!(behind.offer(&memory, 0, 0, b"abcd"), (WriteBehindOutcome::Taken, true), "somebody is to send it");
+        let first = behind.next().unwrap();
+        assert_eq!(first, (0, Bytes::from_static(b"abcd")));
+        assert_eq!(behind.offer(&memory, 0, 4, b"ef"), (WriteBehindOutcome::Taken, false));
+        assert_eq!(behind.offer(&memory, 0, 4, b"gh"), (WriteBehindOutcome::Taken, false), "the same bytes once more");
         assert_eq!(
-            behind.offer(&budget, 0, 0, b"ij"),
+            behind.offer(&memory, 0, 0, b"ij"),
             (WriteBehindOutcome::Full, false),
             "what is under way comes first"
         );
-        assert_eq!(budget.used.load(Ordering::Relaxed), 6);
-        assert_eq!(behind.offer(&budget, 0, 6, b"12345"), (WriteBehindOutcome::Refused, false), "beyond the budget");
+        assert_eq!(stats.budget_used_bytes.get(), 8 << 10);
+        assert_eq!(behind.offer(&memory, 0, 6, &[0; 4096]), (WriteBehindOutcome::Refused, false), "beyond the budget");
+        drop(first);
+        assert_eq!(stats.budget_used_bytes.get(), 4 << 10, "what has been sent is not charged any more");
         assert_eq!((behind.end(), behind.is_empty()), (Some(6), false));
         behind.failed(ClientError::Shutdown);
-        assert_eq!(behind.offer(&budget, 0, 6, b"k"), (WriteBehindOutcome::Refused, false), "a failure is told first");
+        assert_eq!(behind.offer(&memory, 0, 6, b"k"), (WriteBehindOutcome::Refused, false), "a failure comes first");
         assert_eq!(behind.next().unwrap(), (4, Bytes::from_static(b"gh")));
         assert!(behind.next().is_none() && behind.is_empty() && !behind.is_drained());
     }
 
     #[tokio::test]
     async fn whoever_waits_goes_on_when_all_is_there_and_one_hears_of_a_failure() {
-        let (behind, budget) = (Arc::new(WriteBehind::default()), WriteBehindBudget::new(10));
+        let (behind, (_stats, memory)) = (Arc::new(WriteBehind::default()), memory(8 << 10));
         behind.drain_checked().await.unwrap();
-        assert!(behind.offer(&budget, 0, 0, b"ab").1);
+        assert!(behind.offer(&memory, 0, 0, b"ab").1);
         let waiting = tokio::spawn({
             let behind = behind.clone();
             async move { behind.drain_checked().await }

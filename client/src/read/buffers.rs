@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::budget::CHARGE_MIN_BYTES;
+use crate::memory::CHARGE_MIN_BYTES;
 use crate::stats::Stats;
 
 /// Chunks that nobody wanted for this long are dropped even when there is room.

@@ -10,9 +10,9 @@ use rustix::io::Errno;
 use tokio::sync::OwnedSemaphorePermit;
 use tracing::warn;
 
-use super::budget::Charge;
 use super::file::OpenFile;
 use crate::error::ClientError;
+use crate::memory::Charge;
 
 /// More than enough for one disk's queue. Beyond that reads go the usual way.
 pub(super) const AT_A_TIME: usize = 32;
@@ -32,7 +32,7 @@ impl OpenFile {
         self.local_descriptor()?;
         let core = self.core();
         let slot = Arc::clone(&core.disk_slots).try_acquire_owned().ok()?;
-        let memory = core.budget.try_charge(length as u64)?;
+        let memory = core.memory.try_charge(length as u64)?;
         Some(DiskRead { file: Arc::clone(self), offset, length, slot, memory })
     }
 }

@@ -13,11 +13,11 @@ use cavern_proto::{BlockId, ChunkMap};
 use tokio::time::Instant;
 
 use super::Core;
-use super::budget::Charge;
 use super::buffers::{FetchClaim, Purpose, TrimPolicy};
 use super::descriptor_cache::Descriptor;
 use super::span::bytes_of_chunks;
 use crate::error::ClientError;
+use crate::memory::Charge;
 use crate::mounts::ObjectVersion;
 
 /// Chunks of one block that somebody needs.
@@ -208,20 +208,16 @@ impl Core {
         self.read_timeout * 9 / 10
     }
 
-    /// Memory for a buffer. Nobody may wait here who holds memory already: all of it could be held by those who wait
-    /// for more, none of whom would ever go on. What waits in buffers makes room for reads; read-ahead takes only what
-    /// is free.
+    /// Memory for a buffer. No read may wait here that holds memory already. What waits in buffers makes room for reads;
+    /// read-ahead takes only what is free.
     pub(super) async fn charge(&self, bytes: u64, purpose: Purpose, wait: Duration) -> Result<Charge, ClientError> {
-        if let Some(charge) = self.budget.try_charge(bytes) {
+        if let Some(charge) = self.memory.try_charge(bytes) {
             return Ok(charge);
         }
         if purpose == Purpose::Readahead {
             return Err(ClientError::Memory { waited_ms: 0 });
         }
-        let waiting = self.budget.want(bytes);
-        // For all who wait, not for this one alone: he may be the one for whom a piece was spared.
-        self.give_up(TrimPolicy::Nothing);
-        waiting.charge(wait).await
+        self.memory.want(bytes).charge(wait).await
     }
 
     /// Puts what was fetched where all who want it find it. While others wait for memory it does not stay longer than
@@ -233,7 +229,7 @@ impl Core {
 
     /// Lets go of buffers, should anybody wait for memory.
     pub(super) fn give_up(&self, spare: TrimPolicy) {
-        let wanted = self.budget.wanted_bytes();
+        let wanted = self.memory.wanted_bytes();
         if wanted > 0 {
             self.buffers.make_room(wanted, spare);
         }

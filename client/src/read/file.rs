@@ -310,7 +310,7 @@ impl File {
             // Memory is short, and what came may have left before it was read: without its neighbours in the buffers a
             // read depends on nobody, and goes on as soon as its turn to have memory comes.
             ChunkLookup::Wait(_) | ChunkLookup::Missing(_)
-                if tries == ReadAttempt::Further && self.core.budget.wanted_bytes() > 0 =>
+                if tries == ReadAttempt::Further && self.core.memory.wanted_bytes() > 0 =>
             {
                 self.read_alone(object, span, deadline).await
             }
@@ -383,7 +383,7 @@ impl File {
             return Ok(Some(chunk.slice(start..start + span.length())));
         }
         let (block, bytes) = (self.block(object, span.index), span.length() as u64);
-        let charge = match self.core.budget.try_charge(bytes) {
+        let charge = match self.core.memory.try_charge(bytes) {
             Some(charge) => charge,
             None => {
                 // Chunks are memory: whoever waits for more lets go of them.

@@ -15,13 +15,14 @@ use cavern_ufs::{
 use futures::stream::{self, StreamExt, TryStreamExt};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
-use tokio::sync::{OnceCell, OwnedRwLockReadGuard, OwnedSemaphorePermit};
+use tokio::sync::{OnceCell, OwnedRwLockReadGuard};
 use tokio_util::task::TaskTracker;
 
 use super::file::{Base, StagedFile, StagedLocation, State};
 use super::parts::{Parts, UPLOAD_BYTES, part_count, part_range};
 use super::writers::Writers;
 use crate::error::ClientError;
+use crate::memory::Charge;
 use crate::mounts::ObjectVersion;
 use crate::stats::InFlightGauge;
 
@@ -210,9 +211,8 @@ impl StagedFile {
     }
 
     /// Memory for bytes on their way.
-    pub(super) async fn memory(&self, bytes: u64) -> Result<OwnedSemaphorePermit, ClientError> {
-        let kib = u32::try_from(bytes.min(UPLOAD_BYTES).div_ceil(1024)).unwrap_or(u32::MAX).min(self.shared.memory_kib);
-        self.shared.memory.clone().acquire_many_owned(kib).await.map_err(|_| ClientError::Shutdown)
+    pub(super) async fn memory(&self, bytes: u64) -> Result<Charge, ClientError> {
+        self.shared.memory.charge(bytes).await
     }
 
     /// The upload in parts that is under way, or another.
