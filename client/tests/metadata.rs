@@ -184,7 +184,7 @@ async fn an_old_listing_is_renewed_first_an_ageing_one_in_the_background() {
     let client = connect(&config(&master)).await;
     let metadata = client.metadata();
     metadata.lookup(MOUNT_ROOT, b"a").await.unwrap();
-    assert_eq!(master.count("Touch"), 1, "the first answer told that the listing is too old");
+    assert_eq!(master.count("Touch"), 1, "the first answer said that the listing is too old");
     assert!(is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), inode));
     assert_eq!(master.count("Touch"), 1);
 

@@ -276,7 +276,7 @@ impl MasterMetrics {
             expiry: ExpiryMetrics::register(&registry),
             jobs: JobMetrics::register(&registry),
             gauges,
-            events: registry.counter("master_events", "Events told to sessions"),
+            events: registry.counter("master_events", "Events sent to sessions"),
             resets: registry
                 .counter("master_session_resets", "Sessions that had to forget everything: too many events"),
             registry,

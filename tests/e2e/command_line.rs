@@ -153,9 +153,9 @@ fn what_has_two_spellings_is_taken_in_both_and_what_is_good_is_named() {
         let tried = cluster.command(&arguments).env("AWS_ACCESS_KEY_ID", "of-this-shell").output().unwrap();
         String::from_utf8(tried.stderr).unwrap()
     };
-    let told = mount(&options[..2]);
-    assert!(told.contains("AWS_ACCESS_KEY_ID") && told.contains("the master and the workers"), "{told}");
-    assert!(!told.contains("of-this-shell"), "{told}");
+    let printed = mount(&options[..2]);
+    assert!(printed.contains("AWS_ACCESS_KEY_ID") && printed.contains("the master and the workers"), "{printed}");
+    assert!(!printed.contains("of-this-shell"), "{printed}");
     assert_eq!(mount(&options), "");
 }
 

@@ -163,7 +163,7 @@ fn a_cancelled_export_leaves_the_rest_to_the_usual_pace_and_stays_cancelled() {
     fill(&cluster, "other");
     cluster.s3.add_fault(&json!({"kind": "503", "operations": ["PUT"]}));
     let id = begin(&cluster, "/fs/other");
-    eventually("an error is told", PATIENCE, || {
+    eventually("an error is reported", PATIENCE, || {
         let job = job(&cluster, id);
         job["last_error"].as_str().is_some_and(|error| error.contains("unavailable")).then_some(())
     });

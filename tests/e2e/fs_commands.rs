@@ -283,8 +283,8 @@ fn workers_are_listed_with_their_state_and_reports_with_their_mounts() {
 fn a_refresh_counts_what_it_changed() {
     let (cluster, _) = small_tree();
     let refresh = |arguments: &[&str]| {
-        let told = cluster.cv(&[&["refresh", "--json"], arguments].concat()).json();
-        ["directories", "entries", "added", "changed", "removed", "hidden"].map(|field| told[field].as_u64().unwrap())
+        let report = cluster.cv(&[&["refresh", "--json"], arguments].concat()).json();
+        ["directories", "entries", "added", "changed", "removed", "hidden"].map(|field| report[field].as_u64().unwrap())
     };
     assert_eq!(refresh(&["/data"]), [4, 8, 0, 0, 0, 0]);
     cluster.s3.put("bucket", "p/a/one", "changed");
@@ -323,20 +323,20 @@ fn a_file_of_an_fs_mode_mount_is_as_long_as_it_is_and_says_whether_the_bucket_ha
         (bucket.unwrap_or_default(), lines(&cluster.cv(&["fs", "stat", path, "--json"])).remove(0))
     };
     cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
-    let (said, told) = stat("/fs/small");
-    assert_eq!((said.as_str(), &told["bucket"]["persisted"]), ("has it", &json!(true)), "{told}");
+    let (said, report) = stat("/fs/small");
+    assert_eq!((said.as_str(), &report["bucket"]["persisted"]), ("has it", &json!(true)), "{report}");
     assert_eq!(stat("/fs").0, "has everything below");
 
     cluster.stop("s3");
     fs::write(cluster.path("fs/late"), "late").unwrap();
-    let (said, told) = eventually("the bucket is told to have failed", PATIENCE, || {
-        let (said, told) = stat("/fs/late");
+    let (said, report) = eventually("the failure is reported", PATIENCE, || {
+        let (said, report) = stat("/fs/late");
         // It is looked at twice, and the first look is the earlier one.
-        said.contains("; the last error: ").then_some((said, told))
+        said.contains("; the last error: ").then_some((said, report))
     });
     assert!(said.starts_with("lacks the last change, waiting for "), "{said}");
-    assert_ne!(told["bucket"]["last_error"], "", "{told}");
-    assert_eq!((&told["bucket"]["persisted"], &told["bucket"]["files"]), (&json!(false), &json!(1)), "{told}");
+    assert_ne!(report["bucket"]["last_error"], "", "{report}");
+    assert_eq!((&report["bucket"]["persisted"], &report["bucket"]["files"]), (&json!(false), &json!(1)), "{report}");
     assert!(stat("/fs").0.starts_with("lacks 1 file, 0 objects to delete, waiting"), "{:?}", stat("/fs"));
     assert_eq!(stat("/fs/small").0, "has it", "another file's failure is none of its own");
     // One is not several.

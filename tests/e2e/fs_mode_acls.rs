@@ -173,8 +173,8 @@ fn lists_are_copied_checked_and_kept() {
         (get(&top.join("copy/f"), ACCESS), get(&top.join("copy"), DEFAULT)),
         (Ok(list.clone()), Ok(list.clone()))
     );
-    let told = cluster.cv(&["fs", "getfattr", "-n", ACCESS, "/fs/d/f"]).stdout;
-    assert!(told.contains("system.posix_acl_access=0s"), "{told}");
+    let printed = cluster.cv(&["fs", "getfattr", "-n", ACCESS, "/fs/d/f"]).stdout;
+    assert!(printed.contains("system.posix_acl_access=0s"), "{printed}");
 
     // What is no list, and what has none.
     assert_eq!(set(&top.join("d/f"), ACCESS, &list[..list.len() - 4]), Err(Errno::INVAL));

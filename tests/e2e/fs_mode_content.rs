@@ -136,9 +136,9 @@ impl Step {
                 let mut options = OpenOptions::new();
                 options.read(true).write(*write || *create || *truncate).truncate(*truncate).create(*create);
                 let opened = options.open(path(handle));
-                let told = opened.as_ref().map(|_| ()).map_err(|error| error.raw_os_error().unwrap());
+                let code = opened.as_ref().map(|_| ()).map_err(|error| error.raw_os_error().unwrap());
                 handles[*handle] = opened.ok();
-                (0, format!("{told:?}"))
+                (0, format!("{code:?}"))
             }
             Self::Close(handle) => {
                 handles[*handle] = None;

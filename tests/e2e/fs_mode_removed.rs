@@ -53,12 +53,12 @@ for kind in kinds:
 os.chdir("working")
 os.rmdir(os.path.join(there, "working"))
 files["working"] = os.open(".", PATH | os.O_DIRECTORY)
-# The kernel of another mount is told a moment later.
+# The kernel of another mount is notified a moment later.
 if here != there:
     deadline = time.monotonic() + 20
     while any(os.path.lexists(os.path.join(here, kind)) for kind in files) and time.monotonic() < deadline:
         time.sleep(0.05)
-# Longer than the kernel believes what it was told, and longer than it takes to delete what nobody holds.
+# Longer than the kernel believes what it has cached, and longer than it takes to delete what nobody holds.
 seen = {kind: set() for kind in files}
 until = time.monotonic() + float(os.environ["LOOK_FOR"])
 while time.monotonic() < until:

@@ -147,7 +147,7 @@ fn a_bucket_that_is_away_delays_persistence_and_nothing_else() {
         expected.insert(format!("fs/f{number:02}"), content.into());
     }
     let status = || cluster.cv(&["persist", "status", "/fs", "--json"]).json();
-    let behind = eventually("an error is told", PATIENCE, || {
+    let behind = eventually("an error is reported", PATIENCE, || {
         let status = status();
         status["last_error"].as_str().is_some_and(|error| error.contains("unavailable")).then_some(status)
     });
@@ -181,7 +181,7 @@ fn a_bucket_that_is_away_delays_persistence_and_nothing_else() {
     cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
     assert_same(&writer.bucket(), &expected);
     let mounts = cluster.cv(&["mount", "--json"]).json();
-    assert!(!mounts.to_string().contains("unavailable"), "what is over is told no more: {mounts}");
+    assert!(!mounts.to_string().contains("unavailable"), "what is over is reported no more: {mounts}");
     cluster.cv(&["umount", "/fs"]);
     assert_same(&writer.bucket(), &expected);
 }

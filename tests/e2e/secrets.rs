@@ -60,17 +60,17 @@ fn no_log_has_a_secret_at_any_level_and_no_file_has_one_in_clear() {
         let mut shown = String::new();
         for command in [&["mount"][..], &["mount", "--json"], &["report"], &["report", "--json"], &["refresh", "/read"]]
         {
-            let told = cluster.cv(command);
-            shown.push_str(&told.stdout);
-            shown.push_str(&told.stderr);
+            let finished = cluster.cv(command);
+            shown.push_str(&finished.stdout);
+            shown.push_str(&finished.stderr);
         }
         // One that is refused is described as well.
         let mut refused = vec!["mount", "s3://none", "/none", "--write-type", "cache_mode", "-c", &token];
         let options = cluster.bucket_options();
         refused.extend(options.iter().flat_map(|option| ["-c", option.as_str()]));
-        let told = cluster.try_cv(&refused);
-        assert_ne!(told.code, 0);
-        shown.push_str(&told.stderr);
+        let finished = cluster.try_cv(&refused);
+        assert_ne!(finished.code, 0);
+        shown.push_str(&finished.stderr);
         cluster.stop("master");
         cluster.start("master");
         cluster.cv(&["umount", "/kept"]);
@@ -170,9 +170,9 @@ fn credentials_of_a_mount_are_on_no_command_line() {
         // One that reads nothing may have ended.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         let output = child.wait_with_output().unwrap();
-        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(!told.contains(&secret), "{told}");
-        (output.status.code(), told)
+        let printed = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(!printed.contains(&secret), "{printed}");
+        (output.status.code(), printed)
     };
     let pair = [("AWS_ACCESS_KEY_ID", access.as_str()), ("AWS_SECRET_ACCESS_KEY", secret.as_str())];
     let input = format!("export AWS_ACCESS_KEY_ID={access}\nexport AWS_SECRET_ACCESS_KEY='{secret}'\n");

@@ -94,8 +94,13 @@ impl FileStore {
         let Ok(tree) = Tree::open(&self.root) else {
             return Err(UfsError::NoBucket { request: Request::new(Operation::List, &self.label, request.prefix) });
         };
-        let mut page =
-            Page { answer: StorePage::default(), after: request.token, limit: request.limit, told: None, hidden: 0 };
+        let mut page = Page {
+            answer: StorePage::default(),
+            after: request.token,
+            limit: request.limit,
+            last_listed: None,
+            hidden: 0,
+        };
         let directory = request.prefix.strip_suffix('/');
         // A prefix is empty or ends in `/`.
         let is_complete = match directory.is_none_or(Self::is_path) {
@@ -173,11 +178,11 @@ impl FileStore {
                 continue;
             };
             let key = format!("{prefix}{name}{}", if is_directory { "/" } else { "" });
-            let told = match (is_directory, mode) {
+            let is_listed = match (is_directory, mode) {
                 (true, ListMode::Recursive) => page.is_past(&key),
                 _ => page.after.is_some_and(|after| *key <= *after),
             };
-            if told || done.is_some_and(|done| *key <= *done) {
+            if is_listed || done.is_some_and(|done| *key <= *done) {
                 continue;
             }
             keys.push(key);
@@ -237,7 +242,7 @@ struct Page<'a> {
     after: Option<&'a str>,
     limit: usize,
     /// Last entry of this page.
-    told: Option<String>,
+    last_listed: Option<String>,
     /// Names met since that entry that are no objects: they count with the next entry of the listing, once.
     hidden: u64,
 }
@@ -254,10 +259,10 @@ impl Page<'_> {
             return Some(false);
         }
         if self.answer.page.objects.len() + self.answer.page.prefixes.len() == self.limit {
-            self.answer.next = self.told.take();
+            self.answer.next = self.last_listed.take();
             return None;
         }
-        self.told = Some(entry.to_owned());
+        self.last_listed = Some(entry.to_owned());
         self.answer.page.hidden += std::mem::take(&mut self.hidden);
         Some(true)
     }

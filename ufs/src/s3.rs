@@ -166,14 +166,15 @@ impl S3Store {
         let reader = reader.map_err(|error| from_opendal(error, asked(), etag))?;
         let answer = reader.open_dyn(range).await;
         let (answer, stream) = answer.map_err(|error| from_opendal(error, asked(), etag))?;
-        let told = answer.metadata().and_then(|metadata| metadata.etag()).map(unquoted).unwrap_or_default().to_owned();
+        let answered =
+            answer.metadata().and_then(|metadata| metadata.etag()).map(unquoted).unwrap_or_default().to_owned();
         // A server that ignores If-Match must not slip another version in.
-        if !etag.is_empty() && !told.is_empty() && told != etag {
-            let reason = format!("the store answered with the version {told:?}");
+        if !etag.is_empty() && !answered.is_empty() && answered != etag {
+            let reason = format!("the store answered with the version {answered:?}");
             return Err(UfsError::VersionChanged { request: asked(), etag: etag.to_owned(), reason });
         }
         let pieces = Pieces { stream: Some(stream), request: asked(), etag: etag.to_owned() };
-        Ok(Body { etag: told, stream: ByteStream::new(stream::unfold(pieces, Pieces::next)) })
+        Ok(Body { etag: answered, stream: ByteStream::new(stream::unfold(pieces, Pieces::next)) })
     }
 }
 

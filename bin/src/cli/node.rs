@@ -38,7 +38,7 @@ buckets stays behind: it is read from the bucket again, by other workers.")]
     #[command(after_help = "Examples:
   cv node drain 3 --watch && cv node remove 3
 
-Refused while something is at this worker alone and in no bucket. The worker itself is told when it asks next, and \
+Refused while something is at this worker alone and in no bucket. The worker itself is notified when it asks next, and \
 ends; it is refused from then on. Its directories stay as they are: with empty ones the host can join again, as a new \
 worker.")]
     Remove(RemoveArgs),

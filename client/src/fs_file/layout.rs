@@ -709,7 +709,7 @@ mod tests {
         let mut same = layout.clone();
         let as_before = Layout::new(&attr(20, 2, 1), vec![extent(0, 1), extent(1, 1)], None);
         assert!(same.rebase(as_before, EventHistory::Complete).is_empty());
-        assert_eq!(same.begin_commit().unwrap().extents, [extent(1, 1), extent(2, 1)], "it is still to be told");
+        assert_eq!(same.begin_commit().unwrap().extents, [extent(1, 1), extent(2, 1)], "it is still to be committed");
         assert_eq!(layout.rebase(Layout::new(&attr(20, 2, 2), vec![], Some(origin)), EventHistory::Complete), [1, 2]);
     }
 }

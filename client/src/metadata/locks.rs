@@ -236,7 +236,7 @@ impl Metadata {
         // What others did before they unlocked is known here when we have locked. (A grant that is waited for is an
         // event itself.)
         if lock.r#type() != LockType::Unlocked && !self.inner.lease.catch_up(made.event_seq).await {
-            tracing::warn!(inode = set.inode, "a lock was got before the changes of others were told");
+            tracing::warn!(inode = set.inode, "a lock was got before the changes of others were known");
         }
         Ok(())
     }

@@ -393,7 +393,7 @@ mod tests {
         open.opened(5);
         assert_eq!(open.all(), [(5, false)], "it has not been held since it was opened");
         open.closed(5);
-        assert_eq!(releasing(&open), [(5, 1)], "still to be told");
+        assert_eq!(releasing(&open), [(5, 1)], "still to be sent");
     }
 
     #[test]

@@ -183,7 +183,7 @@ impl StagedFile {
                 // Who opens it next is to find what is there.
                 let StagedLocation { parent, name, .. } = self.state.lock().place.clone();
                 if let Err(error) = self.shared.metadata.written(parent, &name).await {
-                    tracing::debug!(key = plan.key, "the master was not told what is there: {error}");
+                    tracing::debug!(key = plan.key, "the master was not notified: {error}");
                 }
                 Err(plan.refused(error))
             }
@@ -242,7 +242,7 @@ impl StagedFile {
         // here may take the name for free.
         let known = self.shared.metadata.written(node.parent, &node.name).await;
         if let Err(error) = &known {
-            tracing::warn!(file = %node, "written to the bucket, but not told to the other clients: {error}");
+            tracing::warn!(file = %node, "written to the bucket, but the other clients are not notified: {error}");
         }
         {
             let mut state = self.state.lock();

@@ -61,10 +61,10 @@ impl Jobs {
 
     pub(super) async fn run_export(&self, job: &RunningJob) -> Result<(), MasterError> {
         let Job { inode, mount_id, up_to_change, .. } = job.snapshot();
-        let hurried = self.persistence.hurry(Scope { inode, mount_id }, up_to_change);
+        let expedited = self.persistence.expedite(Scope { inode, mount_id }, up_to_change);
         loop {
             let began = Instant::now();
-            let left = hurried.left().await?;
+            let left = expedited.left().await?;
             job.left(&left);
             if left.items() == left.given_up {
                 return Ok(());

@@ -80,13 +80,13 @@ impl Services {
     async fn drained(&self, mount: &Mount, began: Instant) -> Result<u64, MasterError> {
         let (id, path) = (mount.id, &mount.path);
         let scope = Scope { inode: mount.root_inode, mount_id: id };
-        let (mut hurried, mut held_since) = (None, None);
+        let (mut expedited, mut held_since) = (None, None);
         loop {
             let change = self.lookups.reader.read(|tables| Ok(tables.counters()?.change)).await?;
             let (backlog, _) = self.persistence.backlog(scope.clone()).await?;
             if backlog.items() > 0 {
-                let hurried = hurried.get_or_insert_with(|| self.persistence.hurry(scope.clone(), u64::MAX));
-                let failed = hurried.left().await?;
+                let expedited = expedited.get_or_insert_with(|| self.persistence.expedite(scope.clone(), u64::MAX));
+                let failed = expedited.left().await?;
                 let patience = if failed.last_error().is_empty() { DRAIN } else { REFUSED };
                 if began.elapsed() > patience {
                     return Err(lacks_changes(path, &backlog, failed.last_error()));

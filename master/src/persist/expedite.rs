@@ -1,8 +1,8 @@
 //! Parts of the namespace that somebody waits for: their changes are brought to the bucket without the usual delay, and
 //! what has failed before is tried again at once.
 //!
-//! A hurry is of the changes up to a number, and ends with the wait. Nothing of it is kept: whoever waits keeps what it
-//! waits for.
+//! A request is of the changes up to a number, and ends with the wait. It is kept nowhere but here: whoever waits keeps
+//! what it waits for.
 
 use std::sync::Arc;
 
@@ -42,12 +42,12 @@ impl Default for ExpeditedScopes {
 /// Somebody waits until this is dropped.
 pub struct Expedited {
     persistence: Arc<Persistence>,
-    hurry: Arc<ExpeditedScope>,
+    request: Arc<ExpeditedScope>,
 }
 
 impl Drop for Expedited {
     fn drop(&mut self) {
-        self.persistence.expedited.list.lock().retain(|hurry| !Arc::ptr_eq(hurry, &self.hurry));
+        self.persistence.expedited.list.lock().retain(|request| !Arc::ptr_eq(request, &self.request));
     }
 }
 
@@ -57,7 +57,7 @@ impl Expedited {
     /// # Errors
     /// [`MasterError::NotFound`] when the mount is gone.
     pub async fn left(&self) -> Result<Backlog, MasterError> {
-        let ExpeditedScope { scope, up_to, since } = &*self.hurry;
+        let ExpeditedScope { scope, up_to, since } = &*self.request;
         let span = ChangeRange { up_to: *up_to, expedited_since: Some(*since) };
         let (left, _) = self.persistence.measure(scope.clone(), span).await?;
         let mount_id = scope.mount_id;
@@ -86,11 +86,11 @@ impl ExpeditedScopes {
 
 impl Persistence {
     /// Brings the changes of a scope up to a number to the bucket now, until what is answered is dropped.
-    pub fn hurry(self: &Arc<Self>, scope: Scope, up_to: u64) -> Expedited {
-        let hurry = Arc::new(ExpeditedScope { scope, up_to, since: Instant::now() });
-        self.expedited.list.lock().push(hurry.clone());
+    pub fn expedite(self: &Arc<Self>, scope: Scope, up_to: u64) -> Expedited {
+        let request = Arc::new(ExpeditedScope { scope, up_to, since: Instant::now() });
+        self.expedited.list.lock().push(request.clone());
         self.expedited.begun.send_replace(());
-        Expedited { persistence: self.clone(), hurry }
+        Expedited { persistence: self.clone(), request }
     }
 
     /// What the bucket of a scope lacks now, and the number of the last change.
@@ -142,7 +142,7 @@ struct Priorities<'h>(Vec<(&'h ExpeditedScope, ScopeFilter<'h>)>);
 
 impl<'h> Priorities<'h> {
     fn new(expedited: &'h [Arc<ExpeditedScope>]) -> Self {
-        Self(expedited.iter().map(|hurry| (&**hurry, ScopeFilter::new(&hurry.scope))).collect())
+        Self(expedited.iter().map(|request| (&**request, ScopeFilter::new(&request.scope))).collect())
     }
 
     /// That of the last who began to wait, if anybody does.
@@ -151,9 +151,9 @@ impl<'h> Priorities<'h> {
         first_change: u64,
         mut is_in: impl FnMut(&mut ScopeFilter<'h>) -> Result<bool, MasterError>,
     ) -> Result<Priority, MasterError> {
-        for (hurry, within) in self.0.iter_mut().rev() {
-            if first_change <= hurry.up_to && is_in(within)? {
-                return Ok(Priority::Expedited(hurry.since));
+        for (request, within) in self.0.iter_mut().rev() {
+            if first_change <= request.up_to && is_in(within)? {
+                return Ok(Priority::Expedited(request.since));
             }
         }
         Ok(Priority::Normal)

@@ -73,7 +73,7 @@ struct Failure {
 }
 
 impl Failure {
-    fn new(before: Option<&Self>, blame: FailureKind, error: &str, (first, most): (Duration, Duration)) -> Self {
+    fn new(before: Option<&Self>, kind: FailureKind, error: &str, (first, most): (Duration, Duration)) -> Self {
         let now = Instant::now();
         let before = before.filter(|before| before.count > 0);
         let count = before.map_or(0, |before| before.count) + 1;
@@ -83,7 +83,7 @@ impl Failure {
             error: error.to_owned(),
             first: before.map_or(now, |before| before.first),
             at: now,
-            is_transient: blame.is_transient(),
+            is_transient: kind.is_transient(),
         }
     }
 
@@ -195,19 +195,19 @@ impl WorkPermit {
         self.ledger.0.lock().remember(&self.item, waits);
     }
 
-    pub(super) fn failed(&self, blame: FailureKind, error: &str) {
+    pub(super) fn failed(&self, kind: FailureKind, error: &str) {
         let mut state = self.ledger.0.lock();
-        let pauses = match blame.is_of_bucket() {
+        let pauses = match kind.is_of_bucket() {
             false => (PAUSE_FIRST, PAUSE_MAX),
             true => (BUCKET_PAUSE_FIRST * 2, BUCKET_PAUSE_MAX * 2),
         };
-        let failure = Failure::new(state.failures.get(&self.item), blame, error, pauses);
+        let failure = Failure::new(state.failures.get(&self.item), kind, error, pauses);
         state.remember(&self.item, failure);
-        if blame.is_of_bucket() {
+        if kind.is_of_bucket() {
             let known = state.buckets.get(&self.mount_id);
             // What was under way when it failed for the first time says nothing new.
             if known.is_none() || self.probes {
-                let failure = Failure::new(known, blame, error, (BUCKET_PAUSE_FIRST, BUCKET_PAUSE_MAX));
+                let failure = Failure::new(known, kind, error, (BUCKET_PAUSE_FIRST, BUCKET_PAUSE_MAX));
                 state.buckets.insert(self.mount_id, failure);
             }
         }
@@ -324,9 +324,9 @@ mod tests {
     fn what_failed_before_somebody_hurries_is_tried_at_once_and_counted_anew() {
         let ledger = Ledger::default();
         let item = Item::Inode(1);
-        let fail = |pace: Priority, blame: FailureKind| {
+        let fail = |pace: Priority, kind: FailureKind| {
             let turn = ledger.begin(&item, 1, pace).unwrap();
-            turn.failed(blame, "no");
+            turn.failed(kind, "no");
         };
         fail(Priority::Normal, FailureKind::Denied);
         assert!(ledger.begin(&item, 1, Priority::Normal).is_none());
@@ -363,11 +363,11 @@ mod tests {
         let item = Item::Inode(1);
         let now = Instant::now();
         let before = now.checked_sub(GIVE_UP_AFTER).unwrap();
-        for blame in [FailureKind::Item, FailureKind::Bucket] {
+        for kind in [FailureKind::Item, FailureKind::Bucket] {
             for _ in 0..=REFUSALS {
                 ledger.0.lock().failures.values_mut().for_each(|failure| failure.until = now);
                 ledger.0.lock().buckets.values_mut().for_each(|failure| failure.until = now);
-                ledger.begin(&item, 1, Priority::Normal).unwrap().failed(blame, "no");
+                ledger.begin(&item, 1, Priority::Normal).unwrap().failed(kind, "no");
             }
             assert!(!ledger.is_given_up(&item, 1, before), "it may pass");
         }

@@ -424,7 +424,7 @@ impl WatchHub {
         if session.waiting + events.len() <= QUEUE_EVENTS {
             return session.push(events);
         }
-        tracing::warn!(session = id, client = session.client, "too far behind, told to forget everything");
+        tracing::warn!(session = id, client = session.client, "too far behind: it is to forget everything");
         let seq = events.last().map_or(session.last_queued, |event| event.seq);
         session.clear();
         session.push(&self.reset_event(id, seq, self.cluster_id.lock().clone()));

@@ -337,7 +337,7 @@ fn seek(file: &File, offset: u64) -> io::Result<()> {
     let mut hole = vec![1; (data - offset) as usize];
     // A handle that may not read cannot look.
     if file.read_exact_at(&mut hole, offset).is_ok() {
-        assert!(hole.iter().all(|byte| *byte == 0), "what is told to be a hole is none: {offset} to {data}");
+        assert!(hole.iter().all(|byte| *byte == 0), "what is said to be a hole is none: {offset} to {data}");
     }
     let hole = rustix::fs::seek(file, SeekFrom::Hole(offset))?;
     assert!((offset..=size).contains(&hole), "a hole at {hole} of {size}, from {offset}");

@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn keys_come_out_byte_for_byte() {
-        for (encoding, told, key) in [
+        for (encoding, encoded, key) in [
             (URL, "+a+", " a "),
             (URL, "a%20b", "a b"),
             (URL, "a%2Bb", "a+b"),
@@ -263,8 +263,8 @@ mod tests {
             ("", "<![CDATA[<x>]]>", "<x>"),
             ("", " ", " "),
         ] {
-            let page = parse(document(encoding, &object(told)).as_bytes()).unwrap().page;
-            assert_eq!(page.objects[0].key, key, "{told}");
+            let page = parse(document(encoding, &object(encoded)).as_bytes()).unwrap().page;
+            assert_eq!(page.objects[0].key, key, "{encoded}");
         }
     }
 
@@ -327,8 +327,8 @@ mod tests {
 
         #[test]
         fn every_key_survives(key in "\\PC*|[\\x01-\\x7f]{0,20}") {
-            let told = utf8_percent_encode(&key, QUERY).to_string();
-            let page = parse(document(URL, &object(&told)).as_bytes()).unwrap().page;
+            let encoded = utf8_percent_encode(&key, QUERY).to_string();
+            let page = parse(document(URL, &object(&encoded)).as_bytes()).unwrap().page;
             prop_assert_eq!(&page.objects[0].key, &key);
         }
     }

@@ -66,8 +66,8 @@ impl Fixture {
             index_cache: ByteSize::mib(1),
             max_open_blocks: 10_000,
         };
-        let (told, evictions) = mpsc::channel(1000);
-        let (store, _) = crate::store::open(options, metrics.clone(), told).unwrap();
+        let (evicted, evictions) = mpsc::channel(1000);
+        let (store, _) = crate::store::open(options, metrics.clone(), evicted).unwrap();
         let link = no_master();
         let mounts = Arc::new(Mounts::new(link, schema::Ufs { retries: 0, ..Default::default() }));
         let uri = format!("memory://server-{name}");
@@ -392,14 +392,14 @@ async fn descriptors_come_in_order_and_stay_good_after_eviction() {
     assert_eq!(files.iter().map(|file| file.metadata().unwrap().len()).collect::<Vec<_>>(), [1003, 1005]);
 
     client.send(FrameKind::Free, &FreeRequest { blocks: vec![blocks[3].clone()] }).await;
-    let (mut freed, mut told) = (false, false);
-    while !freed || !told {
+    let (mut freed, mut notified) = (false, false);
+    while !freed || !notified {
         let answer = client.receive().await.unwrap();
         if answer.kind == FrameKind::Evicted {
             let evicted: Evicted = answer.decode(FrameKind::Evicted);
             assert_eq!(evicted.blocks[0].content_id, blocks[3].content_id);
             assert_eq!(evicted.blocks[0].incarnation, reply.items[0].incarnation);
-            told = true;
+            notified = true;
         } else {
             assert_eq!(answer.decode::<FreeReply>(FrameKind::FreeReply), FreeReply { blocks: 1, bytes: 4096 });
             freed = true;
@@ -531,30 +531,30 @@ async fn more_is_in_flight_than_buffers_hold() {
 async fn strangers_are_told_why() {
     let bench = Fixture::new("strangers").await;
     let connect = async || Client::new(Stream::Tcp(TcpStream::connect(bench.address).await.unwrap()));
-    let told = async |mut client: Client, text: &str| {
+    let refused_with = async |mut client: Client, text: &str| {
         let failure: Failure = client.receive().await.unwrap().decode(FrameKind::Failure);
         assert!(failure.status() == Status::BadRequest && failure.message.contains(text), "{failure:?}");
         assert!(client.receive().await.is_none(), "the connection is closed");
     };
     let mut client = connect().await;
     client.send_raw(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await.unwrap();
-    told(client, "another protocol").await;
+    refused_with(client, "another protocol").await;
     let mut client = connect().await;
     client.send(FrameKind::Read, &ReadRequest::default()).await;
-    told(client, "hello").await;
+    refused_with(client, "hello").await;
     let mut client = connect().await;
     client.send(FrameKind::Hello, &Hello { protocol: 99, ..Default::default() }).await;
-    told(client, "protocol 99").await;
+    refused_with(client, "protocol 99").await;
     let mut client = connect().await;
     let hello = Hello { protocol: PROTOCOL_VERSION, cluster_id: "cluster-2".into(), ..Default::default() };
     client.send(FrameKind::Hello, &hello).await;
-    told(client, "cluster-1").await;
+    refused_with(client, "cluster-1").await;
     let mut client = bench.tcp().await;
     client.send_raw(&encode_frame(FrameKind::Read, 1, &ReadRequest::default(), 10)).await.unwrap();
-    told(client, "payload").await;
+    refused_with(client, "payload").await;
     let mut client = bench.tcp().await;
     client.send(FrameKind::ReadReply, &ReadReply::default()).await;
-    told(client, "requests").await;
+    refused_with(client, "requests").await;
 
     // A request that makes no sense is refused alone.
     let mut client = bench.tcp().await;
