@@ -15,8 +15,8 @@ use crate::error::CliError;
   cv refresh /train/part-1 --shallow    one directory alone
   cv refresh /work --dry-run            what others changed in the bucket
 
-In fs-mode the namespace is the truth: what was changed there and is not in the bucket yet stays as it is, and is reported \
-as a conflict where others have changed the object as well.
+In fs-mode the namespace is the truth: what was changed there and is not in the bucket yet stays as it is, and is \
+reported as a conflict where others have changed the object as well.
 
 Returns when every client of the cluster has taken in what changed: \
 from then on no open sees an old version.")]

@@ -208,8 +208,8 @@ impl Core {
         self.read_timeout * 9 / 10
     }
 
-    /// Memory for a buffer. No read may wait here that holds memory already. What waits in buffers makes room for reads;
-    /// read-ahead takes only what is free.
+    /// Memory for a buffer. No read may wait here that holds memory already. What waits in buffers makes room for
+    /// reads; read-ahead takes only what is free.
     pub(super) async fn charge(&self, bytes: u64, purpose: Purpose, wait: Duration) -> Result<Charge, ClientError> {
         if let Some(charge) = self.memory.try_charge(bytes) {
             return Ok(charge);
