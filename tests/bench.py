@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measures a cluster on this host against its baselines, all in one run, and prints Markdown tables.
 
-Needs root (it drops the kernel's caches), fio, and the release build of `cv`, `plainfs` and `s3get`:
+Needs root (it drops the kernel's caches), fio, and the release build of `cv` (or that which `CV_BIN` names),
+`plainfs` and `s3get`:
 
     tests/bench.py --dir /data/bench              # everything, about ten minutes
     tests/bench.py --dir /data/bench images find  # only these sections
@@ -25,6 +26,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cavern"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or CACHE / "target") / "release"
+# The build to measure.
+CV = Path(os.environ.get("CV_BIN") or TARGET / "cv").resolve()
 # The Python with what tests/requirements.txt names; `bin/setup --tests` makes it.
 PYTHON = CACHE / "venv/bin/python"
 
@@ -59,7 +62,7 @@ class Bench:
     # ------------------------------------------------------------------------------------------ set-up
 
     def cv(self, *arguments):
-        return run(TARGET / "cv", *arguments)
+        return run(CV, *arguments)
 
     def set_up(self):
         self.source.mkdir(parents=True, exist_ok=True)
@@ -112,7 +115,7 @@ class Bench:
             subprocess.run(["umount", "-l", self.plain_mount])
             self.plainfs.terminate()
             self.plainfs.wait()
-        subprocess.run([TARGET / "cv", "local", "down", "--dir", self.cluster], stdout=subprocess.DEVNULL)
+        subprocess.run([CV, "local", "down", "--dir", self.cluster], stdout=subprocess.DEVNULL)
         shutil.rmtree(self.cluster, ignore_errors=True)
 
     # ------------------------------------------------------------------------------------ measurements

@@ -23,9 +23,8 @@ import time
 from pathlib import Path
 
 from bench import Bench as Readings
-from bench import TARGET, run
+from bench import CV, run
 
-CV = TARGET / "cv"
 ROUNDS = 3
 MIB = 1 << 20
 
