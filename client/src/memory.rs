@@ -1,9 +1,12 @@
 //! The memory budget of the process, `client.memory_budget`: every buffer that is read, uploaded or written behind is
 //! charged to it until the last reference is dropped.
 //!
-//! Who waits for memory says how much, so that those who keep buffers for later know to let go of them. Whoever waits
-//! for memory while he holds some takes it from a part that is set apart, or within a share: else all of it could be
-//! held by those who wait for more, none of whom would ever go on.
+//! Who waits for memory says how much, so that those who keep buffers for later know to let go of them.
+//!
+//! Nobody may wait for memory who holds some: all of it could be held by those who wait for more, none of whom would
+//! ever go on. There are two exceptions. What is read to be put together has a part that is set apart. And an upload,
+//! whose share is a fraction of the budget, reads what it needs of the old object: so nobody waits for more than what
+//! shares leave. What is written behind never waits for memory, nor reads an object.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -88,16 +91,20 @@ impl MemoryBudget {
         Some(self.charge_of(permit))
     }
 
-    /// Begins to wait for that much. Whoever keeps buffers for later lets go of them, and does not keep what comes from
-    /// now on.
+    /// Begins to wait for that much, or for what a share leaves if that is less. Whoever keeps buffers for later lets
+    /// go of them, and does not keep what comes from now on.
     pub(crate) fn want(&self, bytes: u64) -> MemoryWaiter<'_> {
-        let kib = self.kib(bytes);
+        let kib = self.kib(bytes).min(self.total_kib - self.total_kib / SHARE_MAX);
         self.wanted_kib.fetch_add(u64::from(kib), Ordering::SeqCst);
         // For all who wait, not for this one alone: he may be the one for whom a buffer was spared.
-        if let Some(make_room) = self.make_room.get() {
-            make_room(self.wanted_bytes());
-        }
+        self.make_room(self.wanted_bytes());
         MemoryWaiter { budget: self, kib }
+    }
+
+    fn make_room(&self, bytes: u64) {
+        if let Some(make_room) = self.make_room.get() {
+            make_room(bytes);
+        }
     }
 
     /// Bytes that are waited for; 0 while everybody has what he needs.
@@ -120,7 +127,7 @@ impl MemoryShare {
     pub(crate) fn try_charge(&self, bytes: u64) -> Option<Charge> {
         let share = self.free.clone().try_acquire_many_owned(self.budget.kib(bytes)).ok()?;
         let mut charge = self.budget.try_charge(bytes).or_else(|| {
-            let _waiting = self.budget.want(bytes);
+            self.budget.make_room(self.budget.wanted_bytes() + bytes);
             self.budget.try_charge(bytes)
         })?;
         charge.share = Some(share);
@@ -220,7 +227,7 @@ mod tests {
         drop(slice);
         assert!(
             budget.want(1 << 40).charge(Duration::from_secs(1)).await.is_ok(),
-            "the whole budget is enough for anything"
+            "what shares leave is enough for anything"
         );
         assert_eq!(stats.budget_used_bytes.get(), 0);
     }
@@ -245,6 +252,17 @@ mod tests {
         assert_eq!(charge.bytes(), 16 * KIB, "the whole share is enough for anything");
         assert!(kept.lock().is_none());
         drop((rest, charge));
+    }
+
+    #[tokio::test]
+    async fn whoever_holds_a_share_can_wait_for_more() {
+        let budget = Arc::new(MemoryBudget::new(64 * KIB, Arc::new(Stats::default())));
+        let share = budget.share(1 << 40);
+        let held = share.charge(1 << 40).await.unwrap();
+        for bytes in [49 * KIB, 1 << 40] {
+            assert_eq!(budget.want(bytes).charge(Duration::from_secs(1)).await.unwrap().bytes(), 48 * KIB);
+        }
+        drop(held);
     }
 
     #[test]

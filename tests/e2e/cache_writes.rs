@@ -327,6 +327,25 @@ fn lines_that_several_append_are_all_there() {
 }
 
 #[test]
+fn large_objects_are_changed_with_little_memory() {
+    for budget in ["1MiB", "4MiB"] {
+        let conf = format!("[client]\nmemory_budget = '{budget}'\nreadahead_max = '1MiB'\n");
+        let cluster = mounted_with(Options { conf, ..Options::default() });
+        let mut content = noise(7, 12 << 20);
+        cluster.s3.put("bucket", "top/old/large", content.clone());
+        cluster.cv(&["refresh", "/data/old"]);
+        // All but this byte comes from the old object, while the new one is on its way.
+        let file = OpenOptions::new().write(true).open(cluster.path("data/old/large")).unwrap();
+        let last = content.len() - 1;
+        content[last] ^= 1;
+        file.write_all_at(&content[last..], last as u64).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        assert_object(&cluster, "top/old/large", &content);
+    }
+}
+
+#[test]
 fn what_buckets_cannot_keep_is_refused() {
     let cluster = mounted();
     let at = |path: &str| cluster.path("data").join(path);

@@ -82,7 +82,7 @@ impl Piece {
             return true;
         }
         let wanted = length.next_power_of_two().min(PIECE_BYTES) as u64;
-        let more = memory.try_charge(wanted - paid);
+        let more = memory.try_charge(wanted - paid).or_else(|| memory.try_charge(length as u64 - paid));
         more.map(|more| self.memory.merge(more)).is_some()
     }
 }

@@ -42,8 +42,8 @@ impl StagedFile {
         if object.length > SMALL_BYTES && !self.state.lock().staged.contains(&range) {
             return Ok(());
         }
-        let _memory = self.memory(range.end - range.start).await?;
-        let payload = self.collect(range).await?;
+        let memory = self.memory(range.end - range.start).await?;
+        let payload = memory.hold(self.collect(range).await?);
         let pool = &self.shared.pool;
         let workers = pool.placement().candidates(object.content, index, object.mount.replicas());
         for worker in workers.iter() {
