@@ -242,7 +242,7 @@ impl Inner {
             Ok(node) => return Ok(node),
             Err(error) => error,
         };
-        if let Some(node) = self.open_inodes.get(inode) {
+        if let Some(node) = self.open_version(kernel_node) {
             return Ok(node);
         }
         if self.root.is_root(kernel_node) && error.is_version_gone() {
@@ -251,5 +251,11 @@ impl Inner {
             return Ok(node);
         }
         Err(error)
+    }
+
+    /// The version of an object that is open here, or kept for one who is about to open it.
+    fn open_version(&self, kernel_node: u64) -> Option<Arc<Node>> {
+        let inode = self.root.to_namespace(kernel_node);
+        self.open_inodes.get(inode).or_else(|| self.second_opens.file(inode)?.version_node().cloned())
     }
 }

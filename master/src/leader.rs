@@ -51,7 +51,7 @@ impl Leadership {
         Ok(Self { services: services.clone(), background, stop })
     }
 
-    /// Ends it. Nothing of it is under way when this returns; a later lead goes on with what is left.
+    /// Ends it, for good: the next process goes on with what is left. Nothing of it is under way when this returns.
     pub async fn end(self) {
         let Self { services, background, stop } = self;
         stop.cancel();

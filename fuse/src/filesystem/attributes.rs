@@ -208,7 +208,12 @@ impl Inner {
                 Ok(node) => return answer(&this.attributes_of(&node), &node, reply),
                 Err(error) => error,
             };
-            match this.successor(kernel_node, &error).await {
+            let successor = this.successor(kernel_node, &error).await;
+            // Somebody may have opened what was kept for him meanwhile.
+            if let Some(node) = this.open_version(kernel_node) {
+                return answer(&this.attributes_of(&node), &node, reply);
+            }
+            match successor {
                 Some(node) => {
                     let attributes = AttrOut { attr_valid: 0, attr_valid_nsec: 0, ..this.attributes_of(&node) };
                     answer(&attributes, &node, reply);
@@ -218,9 +223,10 @@ impl Inner {
         });
     }
 
-    /// What the name of a file that is gone leads to now. Nobody has it open, or it would not be gone.
+    /// What the name of a file that is gone leads to now. Nobody has it open, or it would not be gone: who has must not
+    /// see another size. Where the kernel opens by itself, that is not known.
     async fn successor(&self, kernel_node: u64, error: &ClientError) -> Option<Arc<Node>> {
-        if !error.is_version_gone() {
+        if !error.is_version_gone() || self.unopened.is_some() {
             return None;
         }
         let (parent, name) = self.second_opens.name_of(self.root.to_namespace(kernel_node))?;

@@ -37,7 +37,11 @@ impl Inner {
                 Ok(created) => this.answer_created(created, flags, reply),
                 // Somebody else was faster: the kernel looks again, and opens what it finds if the caller may do so.
                 Err(error) if error.errno() == libc::EEXIST && !new.is_exclusive => reply.error(libc::ESTALE),
-                Err(error) => this.failures.answer(reply, "create", &error),
+                Err(error) => {
+                    // It may have been made, and not opened.
+                    this.invalidations.listings().changed_here(this.root.to_namespace(kernel_parent));
+                    this.failures.answer(reply, "create", &error);
+                }
             }
         });
     }

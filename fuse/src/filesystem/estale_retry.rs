@@ -75,6 +75,11 @@ impl EstaleRetries {
         }
     }
 
+    /// Something that had a name has another one.
+    pub fn forget_name(&self, parent: u64, name: &[u8]) {
+        self.names.0.retain(|_, (known_parent, known)| *known_parent != parent || **known != *name);
+    }
+
     /// The directory and the name that led to an inode, if that was lately.
     pub fn name_of(&self, inode: u64) -> Option<(u64, Box<[u8]>)> {
         self.names.0.get(&inode)
@@ -120,6 +125,9 @@ impl EstaleRetries {
 
     /// A thread has been given what it is to write to.
     pub fn writer_arrived(&self, thread: u32) {
+        if !self.is_used.load(Relaxed) {
+            return;
+        }
         self.state.lock().expected.retain(|(_, known)| *known != ExpectedOpen::Writer(thread));
     }
 

@@ -25,6 +25,7 @@ impl Inner {
         }
         let parent = self.root.to_namespace(kernel_parent);
         if let Some(node) = self.client.shown_here(parent, name) {
+            self.second_opens.writer_arrived(caller.thread);
             return self.show(&node, reply);
         }
         let expecting = self.second_opens.expecting(parent, name, caller.thread);

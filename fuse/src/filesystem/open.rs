@@ -70,22 +70,25 @@ impl Inner {
                     (Some(node), opened)
                 }
                 Err(_) if is_of_this_process(inode) && access == Access::Read => return reply.error(libc::ESTALE),
-                Err(error) if error.is_version_gone() && this.redirect(inode, access, caller).await => {
-                    return reply.error(libc::ESTALE);
+                Err(error) => {
+                    if error.is_version_gone() && access == Access::Write {
+                        this.redirect(inode, caller).await;
+                    }
+                    (None, Err(error))
                 }
-                Err(error) => (None, Err(error)),
             };
             this.answer_open(node, opened, caller, flags, reply);
         });
     }
 
-    /// Has the name of an inode that is gone, and was to be written to, lead to one that can be; whether that is so.
-    async fn redirect(&self, inode: u64, access: Access, caller: Caller) -> bool {
-        let Some((parent, name)) = self.second_opens.name_of(inode).filter(|_| access == Access::Write) else {
-            return false;
-        };
-        let Ok(node) = self.client.metadata().lookup(parent, &name).await else { return false };
-        matches!(self.client.open(&node, access, caller.thread).await, Ok(Opened::Redirected(_)))
+    /// Has the name of an inode that is gone, and was to be written to, lead to one that can be. What prevents it shows
+    /// when the kernel tries again.
+    async fn redirect(&self, inode: u64, caller: Caller) {
+        if let Some((parent, name)) = self.second_opens.name_of(inode)
+            && let Ok(node) = self.client.metadata().lookup(parent, &name).await
+        {
+            let _ = self.client.open(&node, Access::Write, caller.thread).await;
+        }
     }
 
     /// Answers an OPEN of `node`, if that was known.
@@ -102,13 +105,17 @@ impl Inner {
             (Ok(_), _) => reply.error(libc::ESTALE),
             (Err(error), node) if error.is_version_gone() => {
                 match (access(flags), node) {
-                    (Access::Write, None) => self.second_opens.expect_writer(caller.thread),
-                    (Access::Write, Some(_)) => {}
+                    (Access::Write, node) if node.as_ref().is_none_or(|node| node.moves_when_written()) => {
+                        self.second_opens.expect_writer(caller.thread);
+                    }
+                    (Access::Write, _) => {}
                     (Access::Read, node) => self.second_opens.expect(node.as_deref()),
                 }
                 reply.error(libc::ESTALE);
             }
-            (Err(error), Some(node)) if self.client.logs_failed_open(&node) => reply.error(error.errno()),
+            (Err(error), Some(node)) if access(flags) == Access::Read && self.client.logs_failed_open(&node) => {
+                reply.error(error.errno());
+            }
             (Err(error), _) => self.failures.answer(reply, "open", &error),
         }
     }

@@ -59,8 +59,8 @@ impl Inner {
             Ok(bytes) => return reply.bytes(&bytes),
             Err(error) => error,
         };
-        // Without pages there is no read-ahead to ask twice.
-        if read.is_kept && !self.direct {
+        // Without pages there is no read-ahead to ask twice. What can be written to may be there at the next look.
+        if read.is_kept && !self.direct && handle.file.version_node().is_some() {
             let bytes = read.offset..read.offset.saturating_add(read.size.into());
             handle.failed.add(bytes, error.errno(), Instant::now());
         }

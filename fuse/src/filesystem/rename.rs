@@ -39,9 +39,11 @@ impl Inner {
             mode: mode.into(),
         };
         let with = (new_kernel_parent != kernel_parent).then_some(new_kernel_parent);
+        let moved = [(rename.parent, rename.name.clone()), (rename.new_parent, rename.new_name.clone())];
         let change = Change::Rename(rename);
         let attempt = ChangeRequest { operation: "rename", on: kernel_parent, with, caller, change };
-        self.attempt(attempt, reply, |_, _, _, reply| {
+        self.attempt(attempt, reply, move |this, _, _, reply| {
+            moved.iter().for_each(|(parent, name)| this.second_opens.forget_name(*parent, name));
             Failpoint::RenameAnswered.pass();
             reply.done()
         });

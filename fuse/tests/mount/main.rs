@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod master;
+mod played;
 
 use std::fs;
 use std::io::{self, Read};
@@ -270,20 +271,21 @@ fn an_open_that_meets_a_new_version_opens_it_without_an_error() {
 }
 
 #[test]
-fn an_open_for_writing_that_meets_a_new_version_opens_it_without_an_error() {
-    let mounted = Mounted::writable(&["a"], |config| {
+fn what_is_read_without_an_open_never_has_the_size_of_another_version() {
+    let mounted = Mounted::writable(&["large"], |config| {
+        config.fuse.no_open = true;
         config.fuse.client_metadata_cache = false;
-        // So that the kernel asks for attributes before each open, as it does after a change.
         config.fuse.attr_timeout = Interval::millis(0);
     });
-    let path = mounted.path("data/a");
-    let inode = fs::metadata(&path).unwrap().ino();
-    mounted.put("a", b"another version");
-    mounted.runtime.block_on(mounted.master.take_in_silently("a"));
-    let file = fs::OpenOptions::new().append(true).open(&path).unwrap();
-    let opened = file.metadata().unwrap();
-    assert_eq!(opened.len(), 15);
-    assert_ne!(opened.ino(), inode);
+    let held = fs::File::open(mounted.path("data/large")).unwrap();
+    assert_eq!(held.metadata().unwrap().len(), 5);
+    mounted.put("large", b"");
+    mounted.runtime.block_on(mounted.master.take_in_silently("large"));
+    // Nobody knows here that it is open: its version is gone, or it is as it was.
+    match held.metadata() {
+        Ok(metadata) => assert_eq!(metadata.len(), 5),
+        Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ESTALE)),
+    }
 }
 
 #[test]
