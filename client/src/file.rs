@@ -154,7 +154,7 @@ impl File {
     pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         match &self.backing {
             Backing::Object(file) => file.read(offset, length).await,
-            Backing::FsFile(file) => file.read(offset, length).await.map(Bytes::from),
+            Backing::FsFile(file) => file.read(offset, length).await,
             Backing::Staged(file) => file.read(offset, length).await,
         }
     }

@@ -25,16 +25,17 @@ use cavern_conf::Config;
 use cavern_net::WorkerPool;
 use cavern_proto::BlockId;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::ClientError;
-use crate::memory::MemoryBudget;
+use crate::memory::{Charge, MemoryBudget};
 use crate::metadata::{Metadata, Node};
 use crate::mounts::ObjectVersion;
 use crate::single_flight::SingleFlight;
 use crate::stats::Stats;
-use buffers::{Buffers, TrimPolicy};
+use buffers::{Buffers, Purpose, TrimPolicy};
 use close_queue::CloseQueue;
 use descriptor_cache::DescriptorCache;
 use failure_log::FailureLog;
@@ -129,6 +130,19 @@ impl Files {
             stats,
         };
         Self { core: Arc::new(core) }
+    }
+
+    /// Memory for bytes that are read in other ways than here, as soon as there is so much. Who holds some waits for
+    /// none.
+    pub(crate) async fn charge(&self, bytes: u64, deadline: Instant) -> Result<Charge, ClientError> {
+        let wait = deadline.saturating_duration_since(Instant::now());
+        self.core.charge(bytes, Purpose::Read, wait).await
+    }
+
+    /// Memory for what is put together from several reads, which wait for theirs while this is held: it comes from a
+    /// part that is set apart, for which no such read waits.
+    pub(crate) async fn charge_joined(&self, bytes: u64, deadline: Instant) -> Result<Charge, ClientError> {
+        self.core.joining.want(bytes).charge(deadline.saturating_duration_since(Instant::now())).await
     }
 
     /// The memory budget of the process, for what is read and for all else.

@@ -128,7 +128,7 @@ pub struct Ufs {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Client {
-    /// Buffers of the whole process: of objects that are read or uploaded, of read-ahead, of what is written behind.
+    /// Buffers of the whole process: of what is read, read ahead, uploaded and written behind.
     pub memory_budget: ByteSize,
     pub connect_timeout: Interval,
     /// One metadata call, retries included.

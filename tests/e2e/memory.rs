@@ -12,7 +12,7 @@ use bytes::Bytes;
 use cavern_tests::{Cluster, Options, Process};
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
-use rustix::fs::Advice;
+use rustix::fs::{Advice, Mode, OFlags};
 
 const MIB: u64 = 1 << 20;
 /// What a process may take beside its budget.
@@ -146,6 +146,39 @@ const SMALL_BUDGETS: &str = "\
 [client]\nmemory_budget = '64MiB'\nreadahead_max = '32MiB'\nhedge_percent = 0\nread_timeout = '30s'\n\
 [worker]\nmemory_budget = '64MiB'\n\
 [master]\nmetadata_cache = '32MiB'\n";
+
+/// Of a file of an fs-mode mount, past the kernel's pages and the worker's descriptors: each read is one of `cv fuse`,
+/// over the network.
+#[test]
+fn a_thousand_reads_of_files_of_fs_mode_stay_within_the_budget() {
+    const FILE_BYTES: usize = 64 << 20;
+    const READ_BYTES: usize = 1 << 20;
+    let conf = SMALL_BUDGETS.replace("[client]\n", "[client]\nlocal_descriptors = false\n");
+    let cluster = Cluster::up(Options { conf, alone: true, ..Options::default() });
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "4MiB"]);
+    let mut content = vec![0; FILE_BYTES];
+    StdRng::seed_from_u64(8).fill_bytes(&mut content);
+    fs::write(cluster.path("fs/file"), &content).unwrap();
+    let flags = OFlags::RDONLY | OFlags::DIRECT;
+    let file = File::from(rustix::fs::open(cluster.path("fs/file"), flags, Mode::empty()).unwrap());
+    let barrier = Barrier::new(HANDLES);
+    thread::scope(|scope| {
+        for reader in 0..HANDLES {
+            let (file, content, barrier) = (&file, &content, &barrier);
+            let work = move || {
+                // Some across the boundary of two blocks.
+                let at = (reader * 65_537 * 512) % (FILE_BYTES - READ_BYTES);
+                let mut bytes = vec![0; READ_BYTES];
+                barrier.wait();
+                file.read_exact_at(&mut bytes, at as u64).unwrap();
+                assert!(bytes == content[at..at + READ_BYTES], "at {at}");
+            };
+            thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, work).unwrap();
+        }
+    });
+    assert_within("cv fuse", Process::of(&cluster.at_start.fuse[0]), 64 * MIB);
+}
 
 #[test]
 fn a_thousand_handles_reading_at_once_stay_within_the_budgets_and_leave_nothing_behind() {

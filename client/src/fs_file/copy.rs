@@ -66,7 +66,7 @@ impl FsFile {
         let bytes = source.read(from, length as usize).await?;
         let copied = bytes.len() as u64;
         if copied > 0 {
-            self.write(to, bytes.into()).await?;
+            self.write(to, bytes).await?;
         }
         Ok(copied)
     }

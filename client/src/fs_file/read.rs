@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::{Bytes, BytesMut};
 use cavern_net::NetError;
 use cavern_proto::data::{Status, read_request};
 use tokio::time::Instant;
@@ -79,7 +80,7 @@ impl FsFile {
     }
 
     /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`.
-    pub async fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, ClientError> {
+    pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         let deadline = Instant::now() + self.shared.timeout;
         loop {
             match self.try_read(offset, length, deadline).await {
@@ -90,25 +91,46 @@ impl FsFile {
         }
     }
 
-    async fn try_read(&self, offset: u64, length: usize, deadline: Instant) -> Result<Vec<u8>, ClientError> {
+    async fn try_read(&self, offset: u64, length: usize, deadline: Instant) -> Result<Bytes, ClientError> {
         let range = clip(self.size().await?, offset, length);
-        let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-        for span in spans(range, self.block_size(), u64::MAX) {
-            let end = bytes.len() + span.length();
-            match self.block_to_read(span.index).await? {
-                Some(open) => bytes.extend_from_slice(&self.read_span(&open, &span, deadline).await?),
-                None => {
-                    let start = u64::from(span.index) * self.block_size();
-                    let range = start + u64::from(span.bytes.start)..start + u64::from(span.bytes.end);
-                    bytes.extend_from_slice(&self.read_origin(range).await?);
-                }
-            }
-            bytes.resize(end, 0);
+        let length = range.end - range.start;
+        let mut parts = spans(range, self.block_size(), u64::MAX).peekable();
+        let Some(first) = parts.next() else { return Ok(Bytes::new()) };
+        if parts.peek().is_none() {
+            return self.read_part(&first, deadline).await;
         }
-        Ok(bytes)
+        // No part is put together itself: blocks of an origin begin where the file's begin.
+        let charge = self.shared.files.charge_joined(length, deadline).await?;
+        let mut whole = Vec::with_capacity(length as usize);
+        for span in std::iter::once(first).chain(parts) {
+            whole.extend_from_slice(&self.read_part(&span, deadline).await?);
+        }
+        Ok(charge.hold(whole))
     }
 
-    async fn read_span(&self, open: &Arc<OpenBlock>, span: &Span, deadline: Instant) -> Result<Vec<u8>, ClientError> {
+    /// All bytes of a span.
+    async fn read_part(&self, span: &Span, deadline: Instant) -> Result<Bytes, ClientError> {
+        if let Some(open) = self.block_to_read(span.index).await? {
+            return self.read_block(&open, span, deadline).await;
+        }
+        let start = u64::from(span.index) * self.block_size();
+        let range = start + u64::from(span.bytes.start)..start + u64::from(span.bytes.end);
+        let bytes = self.read_origin(range).await?;
+        if bytes.len() == span.length() {
+            return Ok(bytes);
+        }
+        if bytes.is_empty() {
+            let charge = self.shared.files.charge(span.length() as u64, deadline).await?;
+            return Ok(charge.hold(vec![0; span.length()]));
+        }
+        // The end of the origin. Nobody waits for memory who holds some.
+        let mut padded = BytesMut::from(bytes);
+        padded.resize(span.length(), 0);
+        Ok(padded.freeze())
+    }
+
+    async fn read_block(&self, open: &Arc<OpenBlock>, span: &Span, deadline: Instant) -> Result<Bytes, ClientError> {
+        let charge = self.shared.files.charge(span.length() as u64, deadline).await?;
         let stats = &self.shared.stats;
         if let Some(file) = open.file().cloned() {
             let (offset, length) = (span.bytes.start, span.length());
@@ -117,7 +139,7 @@ impl FsFile {
                 Ok(Ok(bytes)) => {
                     stats.descriptor_reads.inc();
                     stats.descriptor_bytes.inc_by(bytes.len() as u64);
-                    return Ok(bytes);
+                    return Ok(charge.hold(bytes));
                 }
                 Ok(Err(error)) => {
                     tracing::warn!(inode = self.inode, span.index, "a local block cannot be read: {error}")
@@ -129,7 +151,7 @@ impl FsFile {
             let mut failure = None;
             for replica in &open.replicas {
                 match self.asking(replica.worker, self.read_remote(replica.worker, open, &span.bytes)).await {
-                    Ok(bytes) => return Ok(bytes),
+                    Ok(bytes) => return Ok(charge.hold(bytes)),
                     Err(error) => failure = Some(error),
                 }
             }
@@ -141,7 +163,7 @@ impl FsFile {
         }
     }
 
-    async fn read_remote(&self, worker: u64, open: &OpenBlock, bytes: &Range<u32>) -> Result<Vec<u8>, ClientError> {
+    async fn read_remote(&self, worker: u64, open: &OpenBlock, bytes: &Range<u32>) -> Result<Bytes, ClientError> {
         let range = wire_range(bytes);
         let item = read_request::Item { block: Some(open.name.clone()), range: Some(range) };
         let (reply, payload) = self.shared.pool.read(worker, vec![item], self.shared.worker_timeout).await?;
@@ -153,7 +175,7 @@ impl FsFile {
         }
         self.shared.stats.remote_reads.inc();
         self.shared.stats.remote_bytes.inc_by(payload.len() as u64);
-        Ok(payload.to_vec())
+        Ok(payload)
     }
 
     /// Where data, or a hole, begins from `offset` on: as lseek(2), to the block, and finer where it is on this host.

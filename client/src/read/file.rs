@@ -261,7 +261,7 @@ impl File {
         }
         let length = range.end - range.start;
         let wait = deadline.saturating_duration_since(Instant::now());
-        // The parts wait for memory while this is held: it comes from a share of its own, for which no part waits.
+        // The parts wait for memory while this is held: it comes from what is set apart, for which no part waits.
         let charge = self.core.joining.want(length).charge(wait).await?;
         let mut whole = Vec::with_capacity(length as usize);
         for span in std::iter::once(first).chain(parts) {
