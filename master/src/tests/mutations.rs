@@ -175,7 +175,7 @@ async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of_the_removal() {
-    let master = with_short_leases().await;
+    let master = TestMaster::new().await;
     let root = mount(&master).await.root_inode;
     let mut session = master.services().watch.open("reader", 0, false).unwrap();
     let id = session.id();
