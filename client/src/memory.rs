@@ -178,9 +178,8 @@ impl Charge {
         if let Some(all) = other.permit.split(other.permit.num_permits()) {
             self.permit.merge(all);
         }
-        match (&mut self.share, other.share.take()) {
-            (Some(share), Some(other)) => share.merge(other),
-            (share, other) => *share = share.take().or(other),
+        if let (Some(share), Some(all)) = (&mut self.share, other.share.take()) {
+            share.merge(all);
         }
     }
 
@@ -231,6 +230,7 @@ mod tests {
         );
         assert_eq!(stats.budget_used_bytes.get(), 0);
     }
+
     #[tokio::test]
     async fn a_share_leaves_the_rest_to_others_and_has_what_is_kept_for_later_given_up() {
         let budget = Arc::new(MemoryBudget::new(64 * KIB, Arc::new(Stats::default())));

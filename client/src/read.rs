@@ -139,10 +139,9 @@ impl Files {
         self.core.charge(bytes, Purpose::Read, wait).await
     }
 
-    /// Memory for what is put together from several reads, which wait for theirs while this is held: it comes from a
-    /// part that is set apart, for which no such read waits.
+    /// Memory for what is put together from several reads, which wait for theirs while this is held.
     pub(crate) async fn charge_joined(&self, bytes: u64, deadline: Instant) -> Result<Charge, ClientError> {
-        self.core.joining.want(bytes).charge(deadline.saturating_duration_since(Instant::now())).await
+        self.core.charge_joined(bytes, deadline).await
     }
 
     /// The memory budget of the process, for what is read and for all else.

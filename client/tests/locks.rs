@@ -162,6 +162,25 @@ async fn what_is_closed_while_the_master_is_away_is_unlocked_later() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nobody_finds_a_lock_whose_unlock_is_on_its_way() {
+    let (master, client) = started("found").await;
+    set(&client, LockType::Exclusive).await.unwrap();
+    master.hang(true);
+    client.metadata().unlock_closed_soon(FILE, LockKind::Posix, 3, None);
+    let other = Lock { owner: 4, ..lock(LockType::Exclusive) };
+    let finding = {
+        let client = Arc::clone(&client);
+        tokio::spawn(async move { client.metadata().find_lock(FILE, LockKind::Posix, other).await })
+    };
+    until("the unlock arrives", || master.count("Mutate") == 2).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(master.count("GetLock"), 0, "it could be answered before the unlock");
+    master.hang(false);
+    assert_eq!(finding.await.unwrap().unwrap(), None);
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_late_unlock_takes_nothing_that_was_locked_since() {
     let (master, client) = started("late").await;
     set(&client, LockType::Shared).await.unwrap();

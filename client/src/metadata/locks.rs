@@ -241,8 +241,10 @@ impl Metadata {
         Ok(())
     }
 
-    /// The first lock of another owner that keeps this one from being had.
+    /// The first lock of another owner that keeps this one from being had. What this host closed before is unlocked
+    /// before the question.
     pub async fn find_lock(&self, inode: u64, kind: LockKind, lock: Lock) -> Result<Option<Lock>, ClientError> {
+        self.inner.unlocks_made(inode, kind).await;
         let session = self.inner.lease.session();
         let request = GetLockRequest { inode, kind: kind.into(), lock: Some(Lock { session, ..lock }) };
         let answer = self
@@ -282,20 +284,6 @@ impl Metadata {
         }
     }
 
-    /// Waits until what was closed before is unlocked; false when there was nothing.
-    pub async fn unlocks_made(&self, inode: u64, kind: LockKind) -> bool {
-        let of_inode = |owed: &&PendingUnlock| (owed.unlock.inode, owed.unlock.kind) == (inode, kind.into());
-        let answers: Vec<_> = {
-            let owed = self.inner.locks.owed.lock();
-            owed.iter().filter(of_inode).filter_map(|owed| owed.answer.clone()).collect()
-        };
-        // Those that somebody has seen already were made before the question.
-        let unseen: Vec<_> = answers.into_iter().filter(|answer| answer.peek().is_none()).collect();
-        let is_any = !unseen.is_empty();
-        join_all(unseen).await;
-        is_any
-    }
-
     /// Makes the unlocks that an owner owes before it locks anything anew.
     async fn flush_unlocks_of(&self, key: Key) -> Result<(), ClientError> {
         loop {
@@ -318,6 +306,16 @@ impl Metadata {
 }
 
 impl Inner {
+    /// Waits for the answers to the unlocks that are on their way.
+    async fn unlocks_made(&self, inode: u64, kind: LockKind) {
+        let of_inode = |owed: &&PendingUnlock| (owed.unlock.inode, owed.unlock.kind) == (inode, kind.into());
+        let answers: Vec<_> = {
+            let owed = self.locks.owed.lock();
+            owed.iter().filter(of_inode).filter_map(|owed| owed.answer.clone()).collect()
+        };
+        join_all(answers).await;
+    }
+
     /// A request that waits has come to its end. If the master may not know, and grant a lock that nobody takes, the
     /// session must go.
     fn no_longer_waiting(&self, answer: &Result<(), ClientError>) {

@@ -220,6 +220,12 @@ impl Core {
         self.memory.want(bytes).charge(wait).await
     }
 
+    /// Memory for what is put together from several reads, which wait for theirs while this is held: it comes from a
+    /// part that is set apart, for which no such read waits.
+    pub(super) async fn charge_joined(&self, bytes: u64, deadline: Instant) -> Result<Charge, ClientError> {
+        self.joining.want(bytes).charge(deadline.saturating_duration_since(Instant::now())).await
+    }
+
     /// Puts what was fetched where all who want it find it. While others wait for memory it does not stay longer than
     /// somebody waits for it; nor does anything else.
     pub(super) fn keep(&self, claim: FetchClaim, bytes: &Bytes) {

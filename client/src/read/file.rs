@@ -260,9 +260,7 @@ impl File {
             return self.read_span(object, &first, deadline).await;
         }
         let length = range.end - range.start;
-        let wait = deadline.saturating_duration_since(Instant::now());
-        // The parts wait for memory while this is held: it comes from what is set apart, for which no part waits.
-        let charge = self.core.joining.want(length).charge(wait).await?;
+        let charge = self.core.charge_joined(length, deadline).await?;
         let mut whole = Vec::with_capacity(length as usize);
         for span in std::iter::once(first).chain(parts) {
             whole.extend_from_slice(&self.read_span(object, &span, deadline).await?);

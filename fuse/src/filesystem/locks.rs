@@ -48,7 +48,6 @@ pub(super) struct ReleasedLocks {
     inner: Arc<Inner>,
     inode: u64,
     handle: u64,
-    unlocks: Vec<Unlock>,
     has_flock: bool,
 }
 
@@ -59,10 +58,7 @@ impl Drop for ReleasedLocks {
             locks.objects.unlock(self.inode, self.handle);
             metadata.unlock_closed_soon(self.inode, LockKind::Flock, self.handle, None);
         }
-        for unlock in &self.unlocks {
-            metadata.unlock_closed_soon(self.inode, LockKind::Posix, unlock.owner, unlock.bytes);
-        }
-        locks.descriptions.gone(self.handle);
+        locks.descriptions.released(self.handle, |unlock| self.inner.unlock_soon(self.inode, unlock));
     }
 }
 
@@ -121,9 +117,7 @@ impl Inner {
         let (mut look, deadline) = (self.locks.descriptions.look(), Instant::now() + RELEASE_LAG);
         loop {
             let found = metadata.find_lock(inode, kind, lock).await?;
-            let is_outdated = found.is_some()
-                && (look.is_outdated(inode, request.fh, deadline).await | metadata.unlocks_made(inode, kind).await);
-            if !is_outdated {
+            if found.is_none() || !look.is_outdated(inode, request.fh, deadline).await {
                 return Ok(found);
             }
         }
@@ -168,9 +162,8 @@ impl Inner {
             Some(interrupted) => self.client.metadata().wait_for_lock(inode, kind, lock, interrupted).await,
             None => self.lock_at_once(inode, request.fh, kind, lock).await,
         };
-        let unlocks = asked.map(|asked| asked.answered(made.is_ok())).unwrap_or_default();
-        for Unlock { owner, bytes } in unlocks {
-            self.client.metadata().unlock_closed_soon(inode, kind, owner, bytes);
+        if let Some(asked) = asked {
+            asked.answered(made.is_ok(), |unlock| self.unlock_soon(inode, unlock));
         }
         if made.is_ok() {
             self.forget_what_changed().await;
@@ -187,6 +180,10 @@ impl Inner {
                 made => return made,
             }
         }
+    }
+
+    fn unlock_soon(&self, inode: u64, Unlock { owner, bytes }: Unlock) {
+        self.client.metadata().unlock_closed_soon(inode, LockKind::Posix, owner, bytes);
     }
 
     /// What was written under a lock is committed before it ends, so that the next to have it sees that.
@@ -244,8 +241,8 @@ impl Inner {
     /// RELEASE: an open file description is gone, and with it what it had locked.
     pub(super) fn ending(self: &Arc<Self>, kernel_node: u64, handle: u64) -> ReleasedLocks {
         let inode = self.root.to_namespace(kernel_node);
-        let (unlocks, has_flock) = self.locks.descriptions.released(inode, handle);
-        ReleasedLocks { inner: Arc::clone(self), inode, handle, unlocks, has_flock }
+        let has_flock = self.locks.descriptions.closing(handle);
+        ReleasedLocks { inner: Arc::clone(self), inode, handle, has_flock }
     }
 }
 

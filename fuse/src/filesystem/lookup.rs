@@ -89,14 +89,23 @@ impl Inner {
     /// The lookup before the second open of a path for writing. What it finds is made one that can be written to,
     /// whatever becomes of the object meanwhile.
     async fn write_by_name(self: &Arc<Self>, kernel_parent: u64, name: &[u8], thread: u32, reply: Reply) {
-        let found = self.client.metadata().lookup(self.root.to_namespace(kernel_parent), name).await;
-        if let Ok(node) = found
-            && let Ok(Opened::Redirected(node)) = self.client.open(&node, Access::Write, thread).await
-        {
-            self.second_opens.writer_arrived(thread);
-            return self.show(&node, reply);
+        match self.redirect_name(self.root.to_namespace(kernel_parent), name, thread).await {
+            Some(node) => {
+                self.second_opens.writer_arrived(thread);
+                self.show(&node, reply);
+            }
+            None => self.ask_for_name(kernel_parent, name, reply).await,
         }
-        self.ask_for_name(kernel_parent, name, reply).await;
+    }
+
+    /// Has a name lead to a file that can be written to, which a thread is about to open; `None` where that cannot be,
+    /// or need not.
+    pub(super) async fn redirect_name(&self, parent: u64, name: &[u8], thread: u32) -> Option<Arc<Node>> {
+        let node = self.client.metadata().lookup(parent, name).await.ok()?;
+        match self.client.open(&node, Access::Write, thread).await {
+            Ok(Opened::Redirected(node)) => Some(node),
+            Ok(Opened::File(_)) | Err(_) => None,
+        }
     }
 
     async fn ask_for_name(&self, kernel_parent: u64, name: &[u8], reply: Reply) {

@@ -71,24 +71,18 @@ impl Inner {
                 }
                 Err(_) if is_of_this_process(inode) && access == Access::Read => return reply.error(libc::ESTALE),
                 Err(error) => {
-                    if error.is_version_gone() && access == Access::Write {
-                        this.redirect(inode, caller).await;
+                    // By its name, if that is known. What prevents it shows when the kernel tries again.
+                    if error.is_version_gone()
+                        && access == Access::Write
+                        && let Some((parent, name)) = this.second_opens.name_of(inode)
+                    {
+                        this.redirect_name(parent, &name, caller.thread).await;
                     }
                     (None, Err(error))
                 }
             };
             this.answer_open(node, opened, caller, flags, reply);
         });
-    }
-
-    /// Has the name of an inode that is gone, and was to be written to, lead to one that can be. What prevents it shows
-    /// when the kernel tries again.
-    async fn redirect(&self, inode: u64, caller: Caller) {
-        if let Some((parent, name)) = self.second_opens.name_of(inode)
-            && let Ok(node) = self.client.metadata().lookup(parent, &name).await
-        {
-            let _ = self.client.open(&node, Access::Write, caller.thread).await;
-        }
     }
 
     /// Answers an OPEN of `node`, if that was known.

@@ -6,6 +6,9 @@
 //! after the close: what ends with it is what was locked through that description and by nobody's later request through
 //! another. Of a process there is nothing of that kind left, since each of its closes was a FLUSH.
 //!
+//! What is found to end is handed on to be unlocked before anybody can ask for more: the next description, which has
+//! the number of the one that is gone, would lose its lock to an unlock that comes after it.
+//!
 //! Locks of flock(2) belong to descriptions, which are known here by the numbers of their handles: those are never used
 //! twice.
 //!
@@ -103,8 +106,6 @@ struct Handle {
     /// By fcntl(2); some may have nothing any more.
     owners: Vec<u64>,
     has_flock: bool,
-    /// It is released, and what it had locked is not unlocked yet.
-    is_ending: bool,
     /// When a descriptor of it was closed last.
     closed: Option<Instant>,
 }
@@ -139,7 +140,7 @@ impl State {
             let owned = self.owned.get(&(handle.inode, *owner));
             owned.is_some_and(|owned| owned.ranges.iter().any(|range| range.through == number))
         };
-        handle.has_flock || handle.is_ending || handle.owners.iter().any(has)
+        handle.has_flock || handle.owners.iter().any(has)
     }
 }
 
@@ -164,11 +165,11 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// What must be unlocked now: of descriptions that were released meanwhile.
-    pub fn answered(self, is_granted: bool) -> Vec<Unlock> {
+    /// Has unlocked what descriptions that were released meanwhile have left.
+    pub fn answered(self, is_granted: bool, unlock: impl FnMut(Unlock)) {
         let mut state = self.descriptions.state.lock();
         let key = (self.inode, self.owner);
-        let Some(owned) = state.owned.get_mut(&key) else { return Vec::new() };
+        let Some(owned) = state.owned.get_mut(&key) else { return };
         if let Some(place) = owned.asked.iter().position(|asked| *asked == self.range) {
             owned.asked.swap_remove(place);
         }
@@ -176,9 +177,8 @@ impl Asked {
             owned.cut(&self.range);
             owned.ranges.push(self.range);
         }
-        let unlocks = owned.take_gone(self.owner);
+        owned.take_gone(self.owner).into_iter().for_each(unlock);
         state.drop_if_empty(key);
-        unlocks
     }
 }
 
@@ -222,31 +222,25 @@ impl Descriptions {
         }
     }
 
-    /// RELEASE: what is to be unlocked, and whether the description may have a lock of flock(2). To be followed by
-    /// `gone`.
-    pub fn released(&self, inode: u64, number: u64) -> (Vec<Unlock>, bool) {
+    /// RELEASE has been read: whoever meets with the locks of this description waits for them to go. Whether it may have
+    /// one of flock(2). To be followed by `released`.
+    pub fn closing(&self, number: u64) -> bool {
         let mut state = self.state.lock();
-        let Some(handle) = state.handles.get_mut(&number) else { return (Vec::new(), false) };
-        let (owners, has_flock) = (std::mem::take(&mut handle.owners), handle.has_flock);
-        // Whoever meets with its locks waits for them to go.
+        let Some(handle) = state.handles.get_mut(&number) else { return false };
         handle.closed = Some(Instant::now());
-        let mut unlocks = Vec::new();
-        for owner in owners {
-            let Some(owned) = state.owned.get_mut(&(inode, owner)) else { continue };
-            owned.ranges.iter_mut().filter(|range| range.through == number).for_each(|range| range.through = GONE);
-            unlocks.append(&mut owned.take_gone(owner));
-            state.drop_if_empty((inode, owner));
-        }
-        if let Some(handle) = state.handles.get_mut(&number) {
-            handle.is_ending = !unlocks.is_empty();
-        }
-        (unlocks, has_flock)
+        handle.has_flock
     }
 
-    /// The unlocks of a description that was released are on their way, before whatever is asked for from now on.
-    pub fn gone(&self, number: u64) {
+    /// A description is gone: has unlocked what ends with it. Its lock of flock(2) is unlocked already.
+    pub fn released(&self, number: u64, mut unlock: impl FnMut(Unlock)) {
         let mut state = self.state.lock();
         let Some(handle) = state.handles.remove(&number) else { return };
+        for owner in handle.owners {
+            let Some(owned) = state.owned.get_mut(&(handle.inode, owner)) else { continue };
+            owned.ranges.iter_mut().filter(|range| range.through == number).for_each(|range| range.through = GONE);
+            owned.take_gone(owner).into_iter().for_each(&mut unlock);
+            state.drop_if_empty((handle.inode, owner));
+        }
         if let Some(handles) = state.inodes.get_mut(&handle.inode) {
             handles.retain(|other| *other != number);
             if handles.is_empty() {
