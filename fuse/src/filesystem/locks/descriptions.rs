@@ -222,8 +222,8 @@ impl Descriptions {
         }
     }
 
-    /// RELEASE has been read: whoever meets with the locks of this description waits for them to go. Whether it may have
-    /// one of flock(2). To be followed by `released`.
+    /// RELEASE has been read: whoever meets with the locks of this description waits for them to go. Whether it may
+    /// have one of flock(2). To be followed by `released`.
     pub fn closing(&self, number: u64) -> bool {
         let mut state = self.state.lock();
         let Some(handle) = state.handles.get_mut(&number) else { return false };
