@@ -2,11 +2,15 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files = ["proto/master.proto", "proto/data.proto", "proto/record.proto"];
+    let files = ["proto/master.proto", "proto/data.proto", "proto/record.proto", "proto/raft.proto"];
     let descriptors = protox::compile(files, ["proto"])?;
     let mut config = tonic_prost_build::Config::new();
     // They have one of their own, which shows no credentials.
-    config.skip_debug([".cavern.master.v1.Mount", ".cavern.master.v1.UpdateMountRequest"]);
+    config.skip_debug([
+        ".cavern.master.v1.Mount",
+        ".cavern.master.v1.UpdateMountRequest",
+        ".cavern.raft.v1.JoinRequest",
+    ]);
     tonic_prost_build::configure().bytes(".cavern").compile_fds_with_config(descriptors, config)?;
     Ok(())
 }

@@ -31,14 +31,27 @@ pub mod record {
     }
 }
 
+/// What masters say to each other (`proto/raft.proto`).
+pub mod raft {
+    pub use v1::*;
+
+    #[allow(clippy::all, clippy::pedantic)]
+    pub mod v1 {
+        tonic::include_proto!("cavern.raft.v1");
+    }
+}
+
 pub mod block_id;
 pub mod bounded;
 pub mod chunk;
 pub mod frame;
+mod join;
 mod mount;
+mod not_leading;
 
 pub use block_id::{BlockId, ContentId};
 pub use chunk::{CHUNK_BYTES, ChunkMap};
+pub use not_leading::NotLeading;
 
 /// What the clients of commands call themselves to the master. They come and go with their commands, which is no news
 /// to its log.

@@ -19,7 +19,7 @@ use crate::mounts::Mounts;
 use crate::server::Membership;
 use crate::store::Store;
 
-/// Between two attempts to register, while the master does not answer.
+/// Between two attempts, while no master answers: the next one that leads has to hear of this worker soon.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Bounds of what the master may ask for as heartbeat interval.
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
@@ -76,7 +76,7 @@ impl Heartbeat {
                     if !std::mem::replace(&mut away, true) {
                         warn!("cannot reach the master; serving goes on without it: {error}");
                     }
-                    interval.unwrap_or(RETRY_INTERVAL)
+                    interval.map_or(RETRY_INTERVAL, |every| every.min(RETRY_INTERVAL))
                 }
             };
             if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
@@ -112,6 +112,7 @@ impl Heartbeat {
         let reply = self.master.try_call("RegisterWorker", ask).await;
         let reply = match reply {
             Ok(reply) => reply,
+            // The leader's own word. A master that does not lead, or not any more, gives no answer at all.
             Err(NetError::Master { code: Code::FailedPrecondition, message: reason }) => {
                 return Err(LinkError::Fatal(WorkerError::Refused { reason }));
             }
@@ -146,6 +147,7 @@ impl Heartbeat {
             async move { stubs.cluster.heartbeat(request).await }
         };
         let reply = self.master.try_call("Heartbeat", ask).await?;
+        self.master.note_group(reply.group_epoch);
         if reply.register {
             info!("the master does not know this worker: registering again");
             return Ok(false);

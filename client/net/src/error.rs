@@ -10,8 +10,8 @@ pub enum NetError {
     /// An address, or a request, that makes no sense; another attempt will not help.
     #[error("{0}")]
     Invalid(String),
-    /// No master could be reached.
-    #[error("no master of {masters} can be reached: {cause}; is `cv master` running there?")]
+    /// No master could be reached, or none of them leads.
+    #[error("no master of {masters} answers: {cause}; is `cv master` running there?")]
     MasterUnavailable { masters: String, cause: String },
     /// A master was reached but did not answer in time.
     #[error("the master did not answer {call} within {waited_ms} ms")]

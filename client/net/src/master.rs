@@ -1,57 +1,59 @@
-//! The way to the master: every address of the configuration, deadlines, retries, and a circuit breaker.
+//! The way to the master that leads: which of them that is, deadlines, retries, and a circuit breaker.
 //!
-//! A call is tried again only when no answer came (connection refused or broken), never when the master answered with
-//! an error. When a call has used up its time without reaching anyone, the breaker opens: later calls fail at once, so
-//! that what is cached can be served at full speed, while a probe asks until a master answers again. Who has nothing
-//! cached waits for that, as long as a call may take; and he asks again where a master answers that it cannot now.
+//! A cluster has one master or a group of them, of which one leads and answers. A call begins at the master that is
+//! thought to lead. It is tried again only when no answer came: the connection was refused or broke, or the master said
+//! that it does not lead, and perhaps who does. It is never tried again when the leader answered with an error. A call
+//! that waits makes its master suspect, and a probe asks who leads: if another one does, the call is made again there.
+//!
+//! When a call has used up its time without reaching anyone, the breaker opens: later calls fail at once, so that what
+//! is cached can be served at full speed, while the probe asks until a master answers again. Who has nothing cached
+//! waits for that, as long as a call may take; and he asks again where a master answers that it cannot now.
 
 use std::error::Error as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use cavern_conf::Config;
-use cavern_proto::master::ListWorkersRequest;
-use cavern_proto::master::cluster_client::ClusterClient;
-use cavern_proto::master::namespace_client::NamespaceClient;
+use cavern_proto::NotLeading;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::transport::{Channel, Endpoint};
 
 use self::breaker::{Breaker, Level};
+use self::members::{Members, Origin};
 use crate::error::NetError;
 
 mod breaker;
+mod group;
+mod members;
+mod probe;
+mod streams;
+mod stubs;
 
-/// Longest message taken from a master; pages of a listing are far smaller.
-const MESSAGE_BYTES_MAX: usize = 64 << 20;
-/// Between pings. A connection on which one stays unanswered for this long is given up.
-const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// The same where nothing else could be asked.
-const PATIENT_KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// Pause before a call is tried again, doubling up to the second.
+pub use self::streams::StreamFailure;
+pub use self::stubs::Stubs;
+
+/// Pause before a call is tried again, doubling up to the half second.
 pub const PAUSE_FIRST: Duration = Duration::from_millis(20);
 const PAUSE_MOST: Duration = Duration::from_millis(500);
-/// What a probe waits for an answer, and between probes.
-const PROBE_WAIT: Duration = Duration::from_secs(1);
-const PROBE_PAUSE: Duration = Duration::from_millis(200);
-/// What the first ones wait. So many without an answer, at least, and one of every master, distinguish a silent master
-/// from a connection that broke; together they take less than half of a lease, after which the master is suspected, so
-/// that no caller waits when the lease is over.
-const FIRST_PROBES: [Duration; 2] = [Duration::from_millis(250), Duration::from_millis(500)];
+/// A request that waits for as long makes its master suspect: longer than nearly all of them take, shorter than an
+/// election. It is suspected again each time it has waited twice as long.
+pub const SUSPECT_AFTER: Duration = Duration::from_millis(500);
+/// What a person is told of masters of which none leads, and of one that is silent.
+const NO_LEADER: &str = "no master leads at the moment: a majority of them must be running";
+const NO_ANSWER: &str = "it does not answer";
 
-/// The master's services behind one reconnecting channel per master. Cheap to clone.
+/// The masters' services behind one reconnecting channel per master. Cheap to clone.
 #[derive(Clone)]
 pub struct MasterChannel {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    masters: Vec<Stubs>,
-    addresses: String,
-    /// The one that answered last.
-    preferred: AtomicUsize,
+    masters: Members,
+    /// The last that was said to be, of which the members are known or asked for.
+    group_epoch: AtomicU64,
     timeout: Duration,
     breaker: Breaker,
     tasks: TaskTracker,
@@ -67,73 +69,41 @@ pub enum RetryPolicy {
     UntilDeadline,
 }
 
-/// The stubs of one master, to call directly or inside a call of [`MasterChannel`].
-#[derive(Clone, Debug)]
-pub struct Stubs {
-    pub namespace: NamespaceClient<Channel>,
-    pub cluster: ClusterClient<Channel>,
+/// Why the attempts of a call came to nothing.
+#[derive(Default)]
+struct Failures {
+    /// Of the last one to which no answer came.
+    cause: String,
+    /// Some master said that it does not lead, and nobody was found who does.
+    is_unled: bool,
+    /// Masters asked since the last pause.
+    asked: Vec<u64>,
 }
 
-impl Stubs {
-    fn new(channel: Channel) -> Self {
-        Self {
-            namespace: NamespaceClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
-            cluster: ClusterClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX),
+impl Failures {
+    fn cause(self) -> String {
+        match (self.is_unled, self.cause.as_str()) {
+            (true, "") => NO_LEADER.to_owned(),
+            (true, cause) => format!("{NO_LEADER} ({cause})"),
+            (false, _) => self.cause,
         }
     }
-
-    /// Connects to the first master that answers: for commands, whose calls take as long as they take unless the
-    /// master does not even answer pings.
-    ///
-    /// # Errors
-    /// [`NetError::MasterUnavailable`] says what became of each, in their order.
-    pub async fn connect(config: &Config) -> Result<Self, NetError> {
-        let mut failures = Vec::new();
-        for address in &config.cluster.masters {
-            let endpoint = endpoint(address, config.client.connect_timeout.get(), PATIENT_KEEP_ALIVE)?;
-            match endpoint.connect().await {
-                Ok(channel) => return Ok(Self::new(channel)),
-                Err(error) => failures.push(innermost(&error)),
-            }
-        }
-        Err(NetError::MasterUnavailable { masters: config.cluster.masters.join(", "), cause: failures.join("; ") })
-    }
-}
-
-fn endpoint(address: &str, connect_timeout: Duration, keep_alive: Duration) -> Result<Endpoint, NetError> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|error| NetError::Invalid(format!("cluster.masters: \"{address}\": {error}")))?;
-    Ok(endpoint
-        .connect_timeout(connect_timeout)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(keep_alive)
-        .keep_alive_while_idle(true))
 }
 
 impl std::fmt::Debug for MasterChannel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MasterChannel").field("masters", &self.inner.addresses).finish_non_exhaustive()
+        f.debug_struct("MasterChannel").field("masters", &self.inner.masters.addresses()).finish_non_exhaustive()
     }
 }
 
 impl MasterChannel {
     /// Makes the channels, inside a tokio runtime; they connect when first used.
     pub fn new(config: &Config) -> Result<Self, NetError> {
-        let masters = config.cluster.masters.iter().map(|address| {
-            let endpoint = endpoint(address, config.client.connect_timeout.get(), KEEP_ALIVE)?;
-            Ok(Stubs::new(endpoint.connect_lazy()))
-        });
-        let masters = masters.collect::<Result<Vec<_>, NetError>>()?;
-        if masters.is_empty() {
-            return Err(NetError::Invalid("cluster.masters names no master".to_owned()));
-        }
         Ok(Self {
             inner: Arc::new(Inner {
-                masters,
-                addresses: config.cluster.masters.join(", "),
-                preferred: AtomicUsize::new(0),
+                masters: Members::new(config)?,
                 timeout: config.client.metadata_timeout.get(),
+                group_epoch: AtomicU64::new(0),
                 breaker: Breaker::default(),
                 tasks: TaskTracker::new(),
                 stop: CancellationToken::new(),
@@ -180,57 +150,98 @@ impl MasterChannel {
             return Err(inner.unavailable(cause));
         }
         let deadline = Instant::now() + wait;
-        let (mut pause, mut cause) = (PAUSE_FIRST, None);
+        let (mut pause, mut failures) = (PAUSE_FIRST, Failures::default());
         loop {
-            let chosen = inner.preferred.load(Ordering::Relaxed);
-            let attempt = request(inner.masters[chosen % inner.masters.len()].clone());
+            let stubs = inner.masters.preferred();
+            let origin = stubs.origin;
+            // On the heap: it would be there three times in the future of each call, which is kept small.
+            let attempt = self.attend(origin, Box::pin(request(stubs)));
             let answer = tokio::select! {
                 answer = tokio::time::timeout_at(deadline, attempt) => answer,
                 cause = inner.breaker.reaching(worst) => return Err(inner.unavailable(cause)),
             };
-            match answer {
-                Ok(Ok(response)) => {
-                    inner.breaker.close();
+            let status = match answer {
+                Ok(Some(Ok(response))) => {
+                    inner.answered(origin);
                     return Ok(response.into_inner());
                 }
-                Ok(Err(status)) if status.source().is_none() => {
-                    inner.breaker.close();
+                Ok(Some(Err(status))) => status,
+                // Another master leads: it is preferred now.
+                Ok(None) => continue,
+                Err(_elapsed) => return Err(self.exhausted(name, wait, origin, failures)),
+            };
+            failures.asked.push(origin.member);
+            match NotLeading::from_status(&status) {
+                Some(NotLeading { leader }) => {
+                    let is_named = leader.is_some_and(|leader| inner.masters.follow(origin, &leader));
+                    // Masters that name each other, or one that is gone, are asked again after a pause, as those are
+                    // that name nobody.
+                    if is_named && !failures.asked.iter().any(|member| inner.masters.is_preferred(*member)) {
+                        continue;
+                    }
+                    failures.is_unled = true;
+                }
+                None if status.source().is_none() => {
+                    inner.answered(origin);
                     return Err(status.into());
                 }
-                Ok(Err(status)) => {
-                    self.suspect();
-                    let next = (chosen + 1) % inner.masters.len();
-                    let _raced = inner.preferred.compare_exchange(chosen, next, Ordering::Relaxed, Ordering::Relaxed);
-                    cause = Some(innermost(&status));
-                }
-                Err(_elapsed) => {
-                    // Perhaps the master is well and the bucket behind it slow: the probe finds out.
-                    self.suspect();
-                    inner.breaker.exhausted(match &cause {
-                        Some(cause) => cause.clone(),
-                        None => format!("{name} got no answer within {} ms", wait.as_millis()),
-                    });
-                    return Err(NetError::MasterDeadline { call: name, waited_ms: wait.as_millis() as u64 });
-                }
+                None => failures.cause = innermost(&status),
             }
+            self.suspect();
+            inner.masters.rotate(origin);
             if Instant::now() + pause >= deadline || inner.stop.is_cancelled() {
-                let cause = cause.unwrap_or_default();
+                let cause = failures.cause();
                 inner.breaker.open(&cause);
                 return Err(inner.unavailable(cause));
             }
+            let next = async {
+                // However often the probe is answered.
+                tokio::time::sleep(PAUSE_FIRST).await;
+                let _paused = tokio::time::timeout(pause - PAUSE_FIRST, inner.masters.confirmed_since(origin)).await;
+            };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = inner.breaker.next_close() => {}
+                () = next => {}
                 cause = inner.breaker.reaching(worst) => return Err(inner.unavailable(cause)),
             }
             pause = (pause * 2).min(PAUSE_MOST);
+            failures.asked.clear();
         }
     }
 
-    /// The stubs of the master that answered last, for streams; report how they end with `note_answer` and `suspect`.
-    pub fn stubs(&self) -> Stubs {
+    /// The time of a call is up while it waits for an answer.
+    fn exhausted(&self, name: &'static str, wait: Duration, origin: Origin, failures: Failures) -> NetError {
         let inner = &self.inner;
-        inner.masters[inner.preferred.load(Ordering::Relaxed) % inner.masters.len()].clone()
+        let is_led = inner.breaker.is_healthy() && inner.masters.is_confirmed(origin);
+        // Perhaps the master is well and the bucket behind it slow: the probe finds out.
+        self.suspect();
+        let waited_ms = wait.as_millis() as u64;
+        if failures.is_unled && !is_led {
+            let cause = failures.cause();
+            inner.breaker.exhausted(cause.clone());
+            return inner.unavailable(cause);
+        }
+        inner.breaker.exhausted(match failures.cause.as_str() {
+            "" => format!("{name} got no answer within {waited_ms} ms"),
+            cause => cause.to_owned(),
+        });
+        NetError::MasterDeadline { call: name, waited_ms }
+    }
+
+    /// Waits for the answer to a request, and suspects the master while there is none; `None` once another one is found
+    /// to lead. A master that is stopped, or cut off, neither answers nor breaks the connection for some time.
+    async fn attend<T>(&self, origin: Origin, request: impl Future<Output = T>) -> Option<T> {
+        let moved = self.inner.masters.moved_from(origin);
+        tokio::pin!(request, moved);
+        let mut patience = SUSPECT_AFTER;
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut request => return Some(answer),
+                () = &mut moved => return None,
+                () = tokio::time::sleep(patience) => self.suspect(),
+            }
+            patience = patience.saturating_mul(2);
+        }
     }
 
     /// Whether the last that is known of the master are probes without an answer: callers that have something cached
@@ -308,21 +319,7 @@ impl MasterChannel {
         }
     }
 
-    /// What the end of a stream means whose beginning was a call.
-    pub fn broken(&self, status: tonic::Status) -> NetError {
-        if status.source().is_none() {
-            return status.into();
-        }
-        self.suspect();
-        self.inner.unavailable(innermost(&status))
-    }
-
-    /// The master gave a sign of life.
-    pub fn note_answer(&self) {
-        self.inner.breaker.close();
-    }
-
-    /// The master missed a sign of life: probes until one comes.
+    /// The master missed a sign of life: probes until one comes, of this or of another master.
     pub fn suspect(&self) {
         let inner = self.inner.clone();
         if inner.breaker.suspect() && !inner.stop.is_cancelled() {
@@ -340,43 +337,28 @@ impl MasterChannel {
 
 impl Inner {
     fn unavailable(&self, cause: String) -> NetError {
-        NetError::MasterUnavailable { masters: self.addresses.clone(), cause }
+        NetError::MasterUnavailable { masters: self.masters.addresses(), cause }
     }
 
-    /// Asks one master after the other until one answers.
-    async fn probe(&self) {
-        let known_after = FIRST_PROBES.len().max(self.masters.len());
-        for (failed, chosen) in (0..self.masters.len()).cycle().enumerate() {
-            let mut cluster = self.masters[chosen].cluster.clone();
-            let wait = FIRST_PROBES.get(failed).copied().unwrap_or(PROBE_WAIT);
-            let asked = tokio::time::timeout(wait, cluster.list_workers(ListWorkersRequest {}));
-            let answer = tokio::select! {
-                answer = asked => answer,
-                () = self.stop.cancelled() => return,
-            };
-            let cause = match answer {
-                Ok(Err(status)) if status.source().is_some() => innermost(&status),
-                Ok(_) => {
-                    self.preferred.store(chosen, Ordering::Relaxed);
-                    self.breaker.close();
-                    tracing::info!("the master answers again");
-                    return;
-                }
-                Err(_elapsed) => "it does not answer".to_owned(),
-            };
-            let is_known = failed + 1 >= known_after;
-            self.breaker.probe_failed(&cause, is_known);
-            tokio::select! {
-                () = tokio::time::sleep(if is_known { PROBE_PAUSE } else { PAUSE_FIRST }) => {}
-                () = self.stop.cancelled() => return,
-            }
+    /// A master answered as only a leader does.
+    fn answered(&self, origin: Origin) {
+        if self.breaker.is_healthy() && self.masters.is_confirmed(origin) {
+            return;
+        }
+        // In this order: a confirmation ends the probe, and whoever suspects a master after `close` starts another.
+        if self.masters.confirm(origin) {
+            self.breaker.close();
         }
     }
 }
 
 impl From<tonic::Status> for NetError {
-    /// The status as the master's own answer.
+    /// The status as the master's own answer. That it does not lead is none.
     fn from(status: tonic::Status) -> Self {
+        if let Some(NotLeading { leader }) = NotLeading::from_status(&status) {
+            let masters = leader.unwrap_or_else(|| "this cluster".to_owned());
+            return Self::MasterUnavailable { masters, cause: NO_LEADER.to_owned() };
+        }
         Self::Master { code: status.code(), message: status.message().to_owned() }
     }
 }

@@ -4,10 +4,13 @@
 //! that it has passed them on: `cv refresh` waits for that acknowledgement. So does the deletion of inodes that have
 //! lost their last name, which is acknowledged once those that are open here are held. That takes the time that it
 //! takes: meanwhile events are taken in, and signs of life sent. The stream is the lease.
+//!
+//! Only the master that leads has such a stream. When another one does, the session is taken up there.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_net::master::{StreamFailure, Stubs};
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{WatchEvent, WatchRequest};
 use futures::FutureExt;
@@ -17,7 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::Streaming;
+use tonic::{Status, Streaming};
 
 use super::lease::SentMessages;
 use super::removals::PendingRemovals;
@@ -31,6 +34,12 @@ const GOODBYE: Duration = Duration::from_millis(500);
 /// Pauses between attempts to open a stream.
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
 const RECONNECT_MOST: Duration = Duration::from_secs(1);
+/// Attempts without a pause between them, each at the master that the one before named. A group has no more masters,
+/// so another one would be asked twice.
+const REDIRECTS_MAX: u32 = 5;
+/// The master sends a tick as often as this, or four times in a lease. When two of them are overdue it is asked whether
+/// it still leads.
+const TICK: Duration = Duration::from_secs(1);
 /// Events applied before they are acknowledged, at most.
 const BATCH: usize = 1024;
 /// Acknowledgements that may wait to be sent: more are superseded by the next.
@@ -38,15 +47,27 @@ const ACKNOWLEDGEMENTS: usize = 16;
 
 /// Keeps a stream open until `stop`.
 pub(super) async fn run(inner: Arc<Inner>, who: Identity, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
-    let mut pause = RECONNECT_FIRST;
+    let (mut pause, mut redirects) = (RECONNECT_FIRST, 0);
     let mut removed = PendingRemovals::default();
     loop {
-        match follow(&inner, &who, &*sink, &mut removed, &stop).await {
+        let stubs = inner.master.stubs();
+        match follow(&inner, &stubs, &who, &*sink, &mut removed, &stop).await {
             StreamEnd::Refused => {}
             StreamEnd::Broken => pause = RECONNECT_FIRST,
+            StreamEnd::Elsewhere if redirects < REDIRECTS_MAX => {
+                redirects += 1;
+                continue;
+            }
+            StreamEnd::Elsewhere => {}
             StreamEnd::Stopped => return,
         }
-        if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+        redirects = 0;
+        // A leader that is found ends the pause: until the stream is open there, the lease runs down.
+        let next = async {
+            tokio::time::sleep(RECONNECT_FIRST).await;
+            let _paused = timeout(pause - RECONNECT_FIRST, inner.master.found_since(&stubs)).await;
+        };
+        if stop.run_until_cancelled(next).await.is_none() {
             return;
         }
         pause = (pause * 2).min(RECONNECT_MOST);
@@ -106,11 +127,14 @@ enum StreamEnd {
     Refused,
     /// A stream was open and broke.
     Broken,
+    /// Another master leads, and is preferred now.
+    Elsewhere,
     Stopped,
 }
 
 async fn follow(
     inner: &Inner,
+    stubs: &Stubs,
     who: &Identity,
     sink: &dyn InvalidationSink,
     removed: &mut PendingRemovals,
@@ -122,17 +146,19 @@ async fn follow(
     if acknowledge.try_send(first).is_err() {
         return StreamEnd::Refused;
     }
-    let mut cluster = inner.master.stubs().cluster;
+    let mut cluster = stubs.cluster.clone();
     let mut sent = SentMessages::new();
-    let opening = timeout(FIRST_LEASE, cluster.watch(ReceiverStream::new(requests)));
-    let Some(opened) = stop.run_until_cancelled(opening).await else { return StreamEnd::Stopped };
+    let opening = inner.master.open(stubs, cluster.watch(ReceiverStream::new(requests)));
+    let Some(opened) = stop.run_until_cancelled(timeout(FIRST_LEASE, opening)).await else {
+        return StreamEnd::Stopped;
+    };
     let mut events = match opened {
-        Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => {
-            tracing::debug!("the master refuses the event stream: {status}");
-            inner.master.suspect();
-            return StreamEnd::Refused;
+        Ok(Some(Ok(response))) => response.into_inner(),
+        Ok(Some(Err(status))) => {
+            tracing::debug!("the master at {} refuses the event stream: {status}", stubs.address());
+            return failed(inner, stubs, &status, StreamEnd::Refused);
         }
+        Ok(None) => return StreamEnd::Elsewhere,
         Err(_elapsed) => {
             inner.master.suspect();
             return StreamEnd::Refused;
@@ -141,11 +167,19 @@ async fn follow(
     let mut lease = FIRST_LEASE;
     let (mut has_begun, mut to_pass_on, mut last, mut passed_on, mut acknowledged) = (false, false, 0, 0, 0);
     let mut holding = PendingHolds::new(inner);
+    let moved = inner.master.moved_from(stubs);
+    tokio::pin!(moved);
     loop {
         // In a session only.
         let due = removed.due().filter(|_| has_begun);
         let turn = tokio::select! {
-            event = next_event(inner, &mut events, lease) => event.map(Wakeup::Events),
+            event = next_event(inner, &mut events, lease) => match event {
+                Ok(event) => Some(Wakeup::Events(event)),
+                Err(Some(status)) => return failed(inner, stubs, &status, StreamEnd::Broken),
+                Err(None) => None,
+            },
+            // The session goes on there.
+            () = &mut moved => return StreamEnd::Elsewhere,
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Some(Wakeup::PendingRemovals),
             () = holding.run_pending(), if !holding.is_done() => Some(Wakeup::Held),
             () = inner.lease.abandoned() => None,
@@ -155,9 +189,9 @@ async fn follow(
             }
         };
         let Some(turn) = turn else { break };
-        let (mut batch, mut broken) = (Vec::new(), false);
+        let (mut batch, mut broken) = (Vec::new(), None);
         if let Wakeup::Events(first) = turn {
-            inner.master.note_answer();
+            inner.master.note_answer(stubs);
             batch.push(first);
         }
         let has_events = !batch.is_empty();
@@ -165,14 +199,17 @@ async fn follow(
         while has_events && batch.len() < BATCH {
             match events.next().now_or_never() {
                 Some(Some(Ok(event))) => batch.push(event),
-                Some(_) => {
-                    broken = true;
+                Some(end) => {
+                    broken = Some(end.and_then(Result::err));
                     break;
                 }
                 None => break,
             }
         }
         let heard = batch.last().map(|event| event.heard);
+        if let Some(event) = batch.last() {
+            inner.master.note_group(event.group_epoch);
+        }
         last = batch.last().map_or(last, |event| event.seq);
         for event in batch {
             match &event.event {
@@ -216,12 +253,26 @@ async fn follow(
         if acknowledge.try_send(message).is_err() {
             sent.pop();
         }
-        if broken {
-            break;
+        match broken {
+            Some(Some(status)) => return failed(inner, stubs, &status, StreamEnd::Broken),
+            Some(None) => break,
+            None => {}
         }
     }
     inner.master.suspect();
     StreamEnd::Broken
+}
+
+/// What becomes of a stream that ended with a status: `otherwise`, unless that names the leader.
+fn failed(inner: &Inner, stubs: &Stubs, status: &Status, otherwise: StreamEnd) -> StreamEnd {
+    match inner.master.stream_failed(stubs, status) {
+        StreamFailure::Redirected => StreamEnd::Elsewhere,
+        StreamFailure::NoLeader | StreamFailure::Broken => otherwise,
+        StreamFailure::Answered => {
+            inner.master.suspect();
+            otherwise
+        }
+    }
 }
 
 /// Ends the session, so that nobody waits for this client any longer: the master ends the stream when it knows.
@@ -235,20 +286,30 @@ async fn end_session(acknowledge: &mpsc::Sender<WatchRequest>, events: &mut Stre
     let _late = timeout(GOODBYE, goodbye).await;
 }
 
-/// The next event; `None` when the stream broke or was silent for the whole lease.
-async fn next_event(inner: &Inner, events: &mut Streaming<WatchEvent>, lease: Duration) -> Option<WatchEvent> {
-    for _half in 0..2 {
-        match timeout(lease / 2, events.next()).await {
-            Ok(Some(Ok(event))) => return Some(event),
+/// The next event. An error when the stream broke, with what the master said, or was silent for the whole lease.
+async fn next_event(
+    inner: &Inner,
+    events: &mut Streaming<WatchEvent>,
+    lease: Duration,
+) -> Result<WatchEvent, Option<Status>> {
+    let overdue = two_ticks(lease);
+    for wait in [overdue, lease.saturating_sub(overdue)] {
+        match timeout(wait, events.next()).await {
+            Ok(Some(Ok(event))) => return Ok(event),
             Ok(Some(Err(status))) => {
                 tracing::debug!("the event stream broke: {status}");
-                return None;
+                return Err(Some(status));
             }
-            Ok(None) => return None,
+            Ok(None) => return Err(None),
             Err(_elapsed) => inner.master.suspect(),
         }
     }
-    None
+    Err(None)
+}
+
+/// For how long the stream is silent when it lacks two ticks, with a little for the way.
+fn two_ticks(lease: Duration) -> Duration {
+    (lease / 4).min(TICK) * 21 / 10
 }
 
 /// Applies one event to the cache and hands it to the sink; true when the sink has something to pass on.
@@ -325,5 +386,16 @@ impl Inner {
         if let Some(directory) = self.directories.get(parent) {
             directory.forget_listing();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_ticks_are_missed_well_before_the_lease_is_over() {
+        let overdue = [500, 1000, 5000, 60_000].map(|lease| two_ticks(Duration::from_millis(lease)).as_millis());
+        assert_eq!(overdue, [262, 525, 2100, 2100]);
     }
 }

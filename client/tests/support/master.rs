@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use cavern_proto::NotLeading;
 use cavern_proto::master::cluster_server::{Cluster, ClusterServer};
 use cavern_proto::master::namespace_server::{Namespace, NamespaceServer};
 use cavern_proto::master::watch_event::Event;
@@ -45,6 +46,8 @@ struct Service {
     hung: Arc<AtomicBool>,
     /// Ticks are sent, and what clients send is not read.
     deaf: Arc<AtomicBool>,
+    /// It does not lead, and says so.
+    follows: Arc<Mutex<Option<NotLeading>>>,
 }
 
 impl Drop for FakeMaster {
@@ -107,10 +110,41 @@ impl FakeMaster {
         state.entries.insert(ROOT, directory(ROOT, "", 0));
         state.entries.insert(MOUNT_ROOT, directory(MOUNT_ROOT, "m", 1));
         state.names.insert((ROOT, b"m".to_vec()), MOUNT_ROOT);
-        let service = Service { state: Arc::new(Mutex::new(state)), hung: Arc::default(), deaf: Arc::default() };
+        let service = Service {
+            state: Arc::new(Mutex::new(state)),
+            hung: Arc::default(),
+            deaf: Arc::default(),
+            follows: Arc::default(),
+        };
         let master = Self { service, address, server: Mutex::default() };
         master.serve(listener);
         master
+    }
+
+    /// Another master of the same group, which follows this one and names it.
+    pub async fn follower(&self) -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = Service {
+            state: self.service.state.clone(),
+            hung: Arc::default(),
+            deaf: Arc::default(),
+            follows: Arc::default(),
+        };
+        let master = Self { service, address, server: Mutex::default() };
+        master.follow(Some(self));
+        master.serve(listener);
+        master
+    }
+
+    /// It leads no more: its streams end, and it names the leader, if there is one.
+    pub fn follow(&self, leader: Option<&Self>) {
+        *self.service.follows.lock() = Some(NotLeading { leader: leader.map(Self::address) });
+    }
+
+    pub fn lead(&self) {
+        *self.service.follows.lock() = None;
     }
 
     fn serve(&self, listener: std::net::TcpListener) {
@@ -246,11 +280,16 @@ impl FakeMaster {
 
 impl Service {
     /// Counts a call; never returns while the master hangs.
-    async fn enter(&self, call: &'static str) {
+    async fn enter(&self, call: &'static str) -> Result<(), Status> {
         *self.state.lock().counts.entry(call).or_default() += 1;
         while self.hung.load(Ordering::Relaxed) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+        self.check_leads()
+    }
+
+    fn check_leads(&self) -> Result<(), Status> {
+        self.follows.lock().as_ref().map_or(Ok(()), |answer| Err(answer.to_status()))
     }
 }
 
@@ -288,7 +327,7 @@ impl State {
 
     pub fn announce(&mut self, event: Event) {
         self.seq += 1;
-        let event = WatchEvent { seq: self.seq, event: Some(event), heard: 0 };
+        let event = WatchEvent { seq: self.seq, event: Some(event), heard: 0, ..WatchEvent::default() };
         self.watchers.retain(|watcher| watcher.try_send(Ok(event.clone())).is_ok());
     }
 
@@ -328,7 +367,7 @@ impl Namespace for Service {
     }
 
     async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<Entry>, Status> {
-        self.enter("Resolve").await;
+        self.enter("Resolve").await?;
         let (state, path) = (self.state.lock(), request.into_inner().path);
         let mut entry = state.entry(ROOT)?;
         for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -338,18 +377,18 @@ impl Namespace for Service {
     }
 
     async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<Entry>, Status> {
-        self.enter("Lookup").await;
+        self.enter("Lookup").await?;
         let request = request.into_inner();
         self.state.lock().child(request.parent, &request.name).map(Response::new)
     }
 
     async fn get_inode(&self, request: Request<GetInodeRequest>) -> Result<Response<Entry>, Status> {
-        self.enter("GetInode").await;
+        self.enter("GetInode").await?;
         self.state.lock().entry(request.into_inner().inode).map(Response::new)
     }
 
     async fn read_dir(&self, request: Request<ReadDirRequest>) -> Result<Response<Pages>, Status> {
-        self.enter("ReadDir").await;
+        self.enter("ReadDir").await?;
         let request = request.into_inner();
         let state = self.state.lock();
         let directory = state.entry(request.inode)?;
@@ -381,7 +420,7 @@ impl Namespace for Service {
     }
 
     async fn touch(&self, request: Request<TouchRequest>) -> Result<Response<TouchReply>, Status> {
-        self.enter("Touch").await;
+        self.enter("Touch").await?;
         let mut state = self.state.lock();
         let mut directories = Vec::new();
         for inode in request.into_inner().directories {
@@ -396,7 +435,7 @@ impl Namespace for Service {
     }
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
-        self.enter("Revalidate").await;
+        self.enter("Revalidate").await?;
         let request = request.into_inner();
         self.state.lock().child(request.parent, &request.name).map(Response::new)
     }
@@ -412,12 +451,13 @@ impl Namespace for Service {
     type MutateStream = Changing;
 
     async fn mutate(&self, request: Request<Streaming<MutateRequest>>) -> Result<Response<Changing>, Status> {
+        self.check_leads()?;
         let master = self.clone();
         let answer = move |call: Result<MutateRequest, Status>| {
             let master = master.clone();
             async move {
                 let call = call?;
-                master.enter("Mutate").await;
+                master.enter("Mutate").await?;
                 master.state.lock().mutate(call)
             }
         };
@@ -429,12 +469,12 @@ impl Namespace for Service {
     }
 
     async fn get_lock(&self, request: Request<GetLockRequest>) -> Result<Response<GetLockReply>, Status> {
-        self.enter("GetLock").await;
+        self.enter("GetLock").await?;
         Ok(Response::new(self.state.lock().get_lock(&request.into_inner())))
     }
 
     async fn check_holds(&self, request: Request<CheckHoldsRequest>) -> Result<Response<CheckHoldsReply>, Status> {
-        self.enter("CheckHolds").await;
+        self.enter("CheckHolds").await?;
         Ok(Response::new(self.state.lock().check_holds(&request.into_inner())))
     }
 
@@ -444,7 +484,7 @@ impl Namespace for Service {
 
     /// Of files without blocks.
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
-        self.enter("GetLayout").await;
+        self.enter("GetLayout").await?;
         let state = self.state.lock();
         let attr = state.entry(request.into_inner().inode)?.attr;
         Ok(Response::new(Layout { attr, block_size: state.mount.block_size, ..Layout::default() }))
@@ -456,7 +496,7 @@ impl Cluster for Service {
     type WatchStream = Events;
 
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Events>, Status> {
-        self.enter("Watch").await;
+        self.enter("Watch").await?;
         let (sender, events) = mpsc::channel(10_000);
         let mut requests = request.into_inner();
         let earlier = requests.next().await.transpose()?.unwrap_or_default().session;
@@ -466,7 +506,8 @@ impl Cluster for Service {
                 state.session += 1;
             }
             let reset = Reset { session: state.session, lease_ms: state.lease_ms, cluster_id: "fake".into() };
-            let first = WatchEvent { seq: state.seq, heard: 1, event: Some(Event::Reset(reset)) };
+            let first =
+                WatchEvent { seq: state.seq, heard: 1, event: Some(Event::Reset(reset)), ..WatchEvent::default() };
             sender.try_send(Ok(first)).unwrap();
             state.watchers.push(sender.clone());
             state.session
@@ -485,12 +526,17 @@ impl Cluster for Service {
                         _ => return,
                     },
                     _ = tick.tick() => {
+                        if let Err(status) = master.check_leads() {
+                            let _gone = sender.try_send(Err(status));
+                            return;
+                        }
                         let event = {
                             let state = master.state.lock();
                             if state.session != session {
                                 return;
                             }
-                            WatchEvent { seq: state.seq, heard, event: Some(Event::Tick(true)) }
+                            let event = Some(Event::Tick(true));
+                            WatchEvent { seq: state.seq, heard, event, ..WatchEvent::default() }
                         };
                         if !master.hung.load(Ordering::Relaxed) && sender.try_send(Ok(event)).is_err() {
                             return;
@@ -503,13 +549,13 @@ impl Cluster for Service {
     }
 
     async fn list_workers(&self, _: Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {
-        self.enter("ListWorkers").await;
+        self.enter("ListWorkers").await?;
         let state = self.state.lock();
         Ok(Response::new(WorkerTable { epoch: state.workers_epoch, workers: state.workers.clone() }))
     }
 
     async fn list_mounts(&self, _: Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
-        self.enter("ListMounts").await;
+        self.enter("ListMounts").await?;
         let mounts = vec![self.state.lock().mount.clone()];
         Ok(Response::new(MountTable { epoch: 1, mounts, status: vec![] }))
     }

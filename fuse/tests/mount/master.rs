@@ -189,7 +189,7 @@ impl Master {
 
     async fn send_event(&self, event: Event) {
         let seq = self.state.seq.fetch_add(1, Ordering::SeqCst) + 1;
-        self.state.events.send(WatchEvent { seq, heard: 0, event: Some(event) }).unwrap();
+        self.state.events.send(WatchEvent { seq, heard: 0, event: Some(event), ..WatchEvent::default() }).unwrap();
         let mut acknowledged = self.state.acknowledged.subscribe();
         let acknowledgement = acknowledged.wait_for(|acknowledged| *acknowledged >= seq);
         tokio::time::timeout(Duration::from_secs(10), acknowledgement).await.unwrap().unwrap();
@@ -390,7 +390,12 @@ impl Cluster for Master {
         });
         let seq = self.state.seq.load(Ordering::SeqCst);
         let reset = wire::Reset { session: 1, lease_ms: 5000, cluster_id: "test".to_owned() };
-        let first = futures::stream::iter([Ok(WatchEvent { seq, heard: 1, event: Some(Event::Reset(reset)) })]);
+        let first = futures::stream::iter([Ok(WatchEvent {
+            seq,
+            heard: 1,
+            event: Some(Event::Reset(reset)),
+            ..WatchEvent::default()
+        })]);
         let events = BroadcastStream::new(self.state.events.subscribe());
         let events = events.map(|event| event.map_err(|_| Status::data_loss("events were lost")));
         let state = Arc::clone(&self.state);
@@ -399,7 +404,7 @@ impl Cluster for Master {
             async move {
                 tokio::time::sleep(Duration::from_millis(500)).await;
                 let (seq, heard) = (state.seq.load(Ordering::SeqCst), heard.load(Ordering::SeqCst));
-                Some((Ok(WatchEvent { seq, heard, event: Some(Event::Tick(true)) }), ()))
+                Some((Ok(WatchEvent { seq, heard, event: Some(Event::Tick(true)), ..WatchEvent::default() }), ()))
             }
         });
         Ok(Response::new(Box::pin(first.chain(futures::stream::select(events, ticks)))))

@@ -3,8 +3,11 @@
 //! ```text
 //!  healthy ── no answer ──▶ suspect ── probes failed, too ──▶ silent ── a caller's whole time passed ──▶ open
 //!     ▲                        │                                │                                         │
-//!     └────────────────── any answer, to a caller or to the probe ─────────────────────────────────────────┘
+//!     └──────────── any answer of a leader, to a caller or to the probe ───────────────────────────────────┘
 //! ```
+//!
+//! It is one for the whole group: as long as any master leads, it is healthy. A master that says that it does not lead
+//! has given no answer.
 //!
 //! Suspect: nothing is known yet; a process that was stopped finds all its deadlines past when it goes on, and must not
 //! take its own silence for the master's. Silent: callers still try; those with something cached use that. Open: calls
@@ -18,8 +21,7 @@ use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
-    /// Wakes the callers that wait for an answer when it is silent or open, and those that wait for a master when one
-    /// answers.
+    /// Wakes the callers that wait for an answer when it is silent or open, and those that wait for it to close.
     worse: Notify,
     closed: Notify,
     /// Mirrors the level of `state`, so that the healthy path takes no lock.
@@ -62,6 +64,11 @@ impl Breaker {
         (state.level >= level).then(|| state.cause.clone())
     }
 
+    /// Nothing is known to be wrong.
+    pub(super) fn is_healthy(&self) -> bool {
+        self.level.load(Ordering::Relaxed) == Level::Healthy as u8
+    }
+
     /// No probe is answered.
     pub(super) fn is_silent(&self) -> bool {
         self.level.load(Ordering::Relaxed) >= Level::Silent as u8
@@ -76,11 +83,6 @@ impl Breaker {
             drop(state);
             self.closed.notify_waiters();
         }
-    }
-
-    /// Completes with the next answer after a silence.
-    pub(super) async fn next_close(&self) {
-        self.closed.notified().await;
     }
 
     /// Completes when calls may be tried.
@@ -131,15 +133,17 @@ impl Breaker {
         }
     }
 
-    /// A probe was not answered; the last that it takes to know, when `is_known`.
+    /// A probe was not answered; when `is_known`, no master leads that could be asked.
     pub(super) fn probe_failed(&self, cause: &str, is_known: bool) {
         let mut state = self.state.lock();
         match (state.level, &state.exhausted) {
+            // Another master may answer yet.
+            _ if !is_known => {}
             (Level::Suspect | Level::Silent, Some(exhausted)) => {
                 tracing::warn!("the master is left alone until it answers again: {exhausted}; asked again: {cause}");
                 self.raise(&mut state, Level::Open, cause);
             }
-            (Level::Suspect, None) if is_known => self.raise(&mut state, Level::Silent, cause),
+            (Level::Suspect, None) => self.raise(&mut state, Level::Silent, cause),
             _ => {}
         }
     }
@@ -194,11 +198,13 @@ mod tests {
         breaker.probe_failed("refused", true);
         assert_eq!(breaker.open_cause(), None, "nobody has waited yet");
         breaker.exhausted("no answer".into());
+        breaker.probe_failed("refused", false);
+        assert_eq!(breaker.open_cause(), None, "another master may answer");
         let (cause, ()) =
             futures::join!(breaker.reaching(Level::Open), async { breaker.probe_failed("refused", true) });
         assert_eq!(cause, "refused");
         assert_eq!(breaker.open_cause().as_deref(), Some("refused"));
-        let ((), (), ()) = futures::join!(breaker.closing(), breaker.next_close(), async { breaker.close() });
+        let ((), ()) = futures::join!(breaker.closing(), async { breaker.close() });
         breaker.closing().await;
         assert_eq!(breaker.open_cause(), None);
         assert!(breaker.suspect(), "a new probe");

@@ -5,13 +5,16 @@
 //! next one, under its numbers. Calls that may have been made already come before all others, since they were sent
 //! before them. They stay until they are answered or the session is over, also when nobody waits for the answer any
 //! more.
+//!
+//! The same holds when another master leads. What was sent to the one before may be in the log that the next one has:
+//! whether it was made is known when the next one has answered it under its number, and not before.
 
 use std::collections::VecDeque;
-use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_net::NetError;
+use cavern_net::master::{SUSPECT_AFTER, Stubs};
 use cavern_proto::master::{MutateReply, MutateRequest};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
@@ -27,6 +30,8 @@ use crate::error::ClientError;
 const AHEAD: usize = 3;
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Between two questions whether a master that owes an answer still leads.
+const SUSPECTED_AGAIN: Duration = Duration::from_secs(2);
 
 /// What the end of a stream says about the changes that it left without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,8 +84,12 @@ impl Call {
 }
 
 struct Connection {
+    /// Of the master that has it.
+    stubs: Arc<Stubs>,
     requests: mpsc::Sender<MutateRequest>,
     replies: Streaming<MutateReply>,
+    /// When the master is suspected, unless it answers; while it is to answer anything.
+    suspect_at: Option<Instant>,
 }
 
 /// See the module.
@@ -113,13 +122,19 @@ impl Sender {
                 self.send();
             }
             let deadline = self.deadline();
+            let stubs = self.connection.as_ref().map(|connection| connection.stubs.clone());
+            let suspect_at = self.connection.as_ref().and_then(|connection| connection.suspect_at);
             tokio::select! {
                 reply = next(&mut self.connection) => {
                     if let Err(status) = self.take_in(reply) {
-                        self.broken(&status);
+                        self.broken(stubs.as_deref(), &status);
                         sleep(PAUSE).await;
                     }
                 }
+                () = moved(&inner, stubs.as_deref()) => {
+                    self.broken(None, &Status::unavailable("another master leads"));
+                }
+                () = sleep_until(suspect_at.unwrap_or_else(Instant::now)), if suspect_at.is_some() => self.suspect(),
                 () = inner.changes.filled.notified() => {}
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {}
                 () = sleep(PAUSE), if !is_ready && !self.calls.is_empty() => {}
@@ -222,22 +237,29 @@ impl Sender {
 
     async fn connect(&mut self) -> bool {
         let (requests, waiting) = mpsc::channel(AHEAD);
-        let mut namespace = self.inner.master.stubs().namespace;
-        let opening = namespace.mutate(ReceiverStream::new(waiting));
+        let inner = self.inner.clone();
+        let stubs = Arc::new(inner.master.stubs());
+        let mut namespace = stubs.namespace.clone();
+        let opening = inner.master.open(&stubs, namespace.mutate(ReceiverStream::new(waiting)));
         let opened = match self.deadline() {
             Some(deadline) => timeout_at(deadline, opening).await,
             None => Ok(opening.await),
         };
         match opened {
-            Ok(Ok(replies)) => self.connection = Some(Connection { requests, replies: replies.into_inner() }),
-            Ok(Err(status)) => self.broken(&status),
+            Ok(Some(Ok(replies))) => {
+                let replies = replies.into_inner();
+                self.connection = Some(Connection { stubs, requests, replies, suspect_at: None });
+            }
+            Ok(Some(Err(status))) => self.broken(Some(&stubs), &status),
+            // Nothing was sent yet.
+            Ok(None) => {}
             Err(_elapsed) => self.inner.master.suspect(),
         }
         self.connection.is_some()
     }
 
     fn send(&mut self) {
-        let Some(connection) = &self.connection else { return };
+        let Some(connection) = &mut self.connection else { return };
         for call in self.calls.iter_mut().filter(|call| !call.is_sent) {
             let mutations =
                 call.changes.iter().zip(call.first..).map(|(pending, seq)| numbered(pending, seq)).collect();
@@ -247,6 +269,15 @@ impl Sender {
                 break;
             }
             call.is_sent = true;
+            connection.suspect_at.get_or_insert_with(|| Instant::now() + SUSPECT_AFTER);
+        }
+    }
+
+    /// The master owes an answer for some time: asks whether it still leads, and again after a while.
+    fn suspect(&mut self) {
+        self.inner.master.suspect();
+        if let Some(connection) = &mut self.connection {
+            connection.suspect_at = Some(Instant::now() + SUSPECTED_AGAIN);
         }
     }
 
@@ -256,7 +287,11 @@ impl Sender {
         let Some(call) = self.calls.pop_front_if(|call| call.is_sent) else {
             return Err(Status::internal("an answer to nothing"));
         };
-        self.inner.master.note_answer();
+        let owes_more = self.calls.front().is_some_and(|call| call.is_sent);
+        if let Some(connection) = &mut self.connection {
+            self.inner.master.note_answer(&connection.stubs);
+            connection.suspect_at = owes_more.then(|| Instant::now() + SUSPECT_AFTER);
+        }
         self.answered = call.last();
         if reply.results.len() != call.changes.len() {
             let (changes, results) = (call.changes.len(), reply.results.len());
@@ -269,10 +304,15 @@ impl Sender {
         Ok(())
     }
 
-    fn broken(&mut self, status: &Status) {
+    /// The stream is over, or could not be opened. `stubs`: of the master that said so.
+    ///
+    /// A master that says that it does not lead says nothing of what was sent to it while it led: its successor may
+    /// have that in its log, so the verdict is unknown. If it says so to the opening of a stream, nothing was sent on
+    /// that stream yet, and no call is marked: each is as unknown as earlier streams have left it.
+    fn broken(&mut self, stubs: Option<&Stubs>, status: &Status) {
         self.connection = None;
-        if status.source().is_some() {
-            self.inner.master.suspect();
+        if let Some(stubs) = stubs {
+            self.inner.master.stream_failed(stubs, status);
         }
         let error = ClientError::from(NetError::from(status.clone()));
         let verdict = Verdict::of(&error);
@@ -316,6 +356,14 @@ async fn next(connection: &mut Option<Connection>) -> Result<MutateReply, Status
             Ok(None) => Err(Status::unavailable("the master has ended the stream")),
             Err(status) => Err(status),
         },
+        None => std::future::pending().await,
+    }
+}
+
+/// Completes when the stream is to be opened at another master. Waits for ever where there is none.
+async fn moved(inner: &Inner, stubs: Option<&Stubs>) {
+    match stubs {
+        Some(stubs) => inner.master.moved_from(stubs).await,
         None => std::future::pending().await,
     }
 }
