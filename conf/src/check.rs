@@ -21,6 +21,8 @@ const SHORTEST_LEASE: Interval = Interval::millis(500);
 const SHORTEST_UNCLAIMED: Interval = Interval::secs(1);
 /// A heartbeat more often than this is a load, not a sign of life.
 const SHORTEST_HEARTBEAT: Interval = Interval::millis(10);
+/// Of so many masters a group can be made.
+const MASTERS: [usize; 3] = [1, 3, 5];
 /// Longest path of a Unix socket: `sun_path` without its final NUL.
 const SOCKET_PATH_MAX: usize = 107;
 
@@ -58,17 +60,29 @@ fn cluster(config: &Config, rules: &mut Rules<'_>) {
             rules.require(false, &["cluster.masters"], || message);
         }
     }
-    // Each of them would be a namespace of its own.
-    rules.require(cluster.masters.len() <= 1, &["cluster.masters"], || {
-        format!(
-            "names {} masters, but a cluster has one in this version: name the one that has the namespace in its \
-             master.data_dir",
-            cluster.masters.len()
-        )
-    });
+    number_of_masters(cluster.masters.len(), rules);
+    let repeated = cluster.masters.iter().enumerate().find(|(at, master)| cluster.masters[..*at].contains(master));
+    if let Some((_, master)) = repeated {
+        rules.require(false, &["cluster.masters"], || {
+            format!("names \"{master}\" twice: give each master an address of its own")
+        });
+    }
+    exposure::check_masters(&cluster.masters, rules);
     if let Err(error) = parse_level(&config.log.level) {
         rules.require(false, &["log.level"], || error.to_string());
     }
+}
+
+fn number_of_masters(number: usize, rules: &mut Rules<'_>) {
+    // None at all is refused before.
+    rules.require(number == 0 || MASTERS.contains(&number), &["cluster.masters"], || match number {
+        2 | 4 => format!(
+            "names {number} masters, which survive no more failures than {} would, since a majority must be left: \
+             name 1, 3 or 5",
+            number - 1
+        ),
+        _ => format!("names {number} masters, but each change waits for a majority of them: name 1, 3 or 5"),
+    });
 }
 
 fn master(config: &Config, rules: &mut Rules<'_>) {
@@ -76,6 +90,7 @@ fn master(config: &Config, rules: &mut Rules<'_>) {
     rules.listen_address("master.listen", &master.listen);
     rules.listen_address("master.http_listen", &master.http_listen);
     rules.distinct(["master.listen", "master.http_listen"], &master.listen, &master.http_listen);
+    rules.advertised("master.advertise", &master.advertise, "node1:7700");
     rules.absolute("master.data_dir", &master.data_dir);
     rules.at_least("master.metadata_cache", master.metadata_cache, ByteSize::mib(1));
     rules.require(master.snapshot_entries > 0, &["master.snapshot_entries"], || {
@@ -113,10 +128,7 @@ fn worker(config: &Config, rules: &mut Rules<'_>) {
     rules.listen_address("worker.listen", &worker.listen);
     rules.listen_address("worker.http_listen", &worker.http_listen);
     rules.distinct(["worker.listen", "worker.http_listen"], &worker.listen, &worker.http_listen);
-    let advertise = worker.advertise.as_str();
-    rules.require(advertise.is_empty() || is_host_port(advertise, Port::Given), &["worker.advertise"], || {
-        format!("\"{advertise}\" is not an address: write host:port, as \"node7:7710\", or leave it empty")
-    });
+    rules.advertised("worker.advertise", &worker.advertise, "node7:7710");
     rules.require(!worker.dirs.is_empty(), &["worker.dirs"], || {
         "must name at least one directory, as [\"[SSD:1TB]/nvme0/cavern\"]".to_owned()
     });

@@ -7,7 +7,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use crate::rules::Rules;
+use crate::rules::{Rules, parts};
 use crate::schema::Config;
 
 /// A process that others connect to.
@@ -27,11 +27,6 @@ enum ListenScope {
     Anybody,
 }
 
-/// The host and the port of `host:port`.
-fn parts(address: &str) -> (&str, &str) {
-    address.rsplit_once(':').unwrap_or((address, ""))
-}
-
 fn scope(address: &str) -> ListenScope {
     let (host, _) = parts(address);
     let plain = host.trim_start_matches('[').trim_end_matches(']');
@@ -46,76 +41,112 @@ fn scope(address: &str) -> ListenScope {
     }
 }
 
-pub(crate) fn check(config: &Config, role: Role, rules: &mut Rules<'_>) {
-    // There is one: more are refused before.
-    let Some(master) = config.cluster.masters.first() else { return };
-    match role {
-        Role::Master => check_master(config, master, rules),
-        Role::Worker => check_worker(config, master, rules),
+/// Whether the address stands for all addresses of a host.
+pub(crate) fn is_wildcard(address: &str) -> bool {
+    scope(address) == ListenScope::Wildcard
+}
+
+/// Refuses a list of masters of which some lead every host to itself and some to another host.
+pub(crate) fn check_masters(masters: &[String], rules: &mut Rules<'_>) {
+    let first = |wanted: ListenScope| masters.iter().find(|master| scope(master) == wanted);
+    if let (Some(own), Some(other)) = (first(ListenScope::Host), first(ListenScope::Anybody)) {
+        rules.require(false, &["cluster.masters"], || {
+            format!(
+                "\"{own}\" leads each host to itself, but \"{other}\" is one for several hosts: name each master as \
+                 other hosts reach it"
+            )
+        });
     }
 }
 
-fn check_master(config: &Config, named: &str, rules: &mut Rules<'_>) {
-    let listen = config.master.listen.as_str();
-    let port = parts(named).1;
-    rules.require(scope(named) != ListenScope::Wildcard, &["cluster.masters"], || {
-        format!(
-            "\"{named}\" stands for all addresses of a host, and nobody can connect to that: name the host of the \
-            master"
-        )
-    });
-    let keys = &["master.listen", "cluster.masters"];
-    rules.require(scope(named) != ListenScope::Anybody || scope(listen) != ListenScope::Host, keys, || {
-        format!(
-            "cluster.masters names \"{named}\", but with master.listen \"{listen}\" no other host reaches the master: \
-             set master.listen to \"0.0.0.0:{port}\""
-        )
-    });
+pub(crate) fn check(config: &Config, role: Role, rules: &mut Rules<'_>) {
+    match role {
+        Role::Master => check_master(config, rules),
+        Role::Worker => check_worker(config, rules),
+    }
+}
+
+fn check_master(config: &Config, rules: &mut Rules<'_>) {
+    let masters = &config.cluster.masters;
+    let (listen, advertise) = (config.master.listen.as_str(), config.master.advertise.as_str());
+    let named = masters.iter().map(|master| ("cluster.masters", master.as_str()));
+    for (key, address) in named.chain([("master.advertise", advertise)]) {
+        rules.require(!is_wildcard(address), &[key], || {
+            format!(
+                "\"{address}\" stands for all addresses of a host, and nobody can connect to that: name the host of \
+                 the master"
+            )
+        });
+    }
+    // All of the list are of this host alone, or none is.
+    let Some(first) = masters.first() else { return };
     rules.require(
-        scope(named) != ListenScope::Host || scope(listen) != ListenScope::Anybody,
-        &["cluster.masters", "master.listen"],
+        advertise.is_empty() || scope(first) != ListenScope::Anybody || scope(advertise) != ListenScope::Host,
+        &["master.advertise", "cluster.masters"],
         || {
             format!(
-                "cluster.masters names \"{named}\", but with master.listen \"{listen}\" the master is not there: name \
-             \"{listen}\" in cluster.masters, or set master.listen to \"0.0.0.0:{port}\""
+                "cluster.masters names \"{first}\", so that the cluster has several hosts, but master.advertise \
+                 \"{advertise}\" leads each of them to itself: name this host, or leave it empty"
+            )
+        },
+    );
+    let (key, named) =
+        if advertise.is_empty() { ("cluster.masters", first.as_str()) } else { ("master.advertise", advertise) };
+    let port = parts(named).1;
+    rules.require(
+        scope(named) != ListenScope::Anybody || scope(listen) != ListenScope::Host,
+        &["master.listen", key],
+        || {
+            format!(
+                "{key} names \"{named}\", but with master.listen \"{listen}\" no other host reaches the master: set \
+                 master.listen to \"0.0.0.0:{port}\""
+            )
+        },
+    );
+    rules.require(
+        scope(named) != ListenScope::Host || scope(listen) != ListenScope::Anybody,
+        &[key, "master.listen"],
+        || {
+            format!(
+                "{key} names \"{named}\", but with master.listen \"{listen}\" the master is not there: name \
+                 \"{listen}\" in {key}, or set master.listen to \"0.0.0.0:{port}\""
             )
         },
     );
 }
 
-fn check_worker(config: &Config, master: &str, rules: &mut Rules<'_>) {
+fn check_worker(config: &Config, rules: &mut Rules<'_>) {
     let worker = &config.worker;
     let (listen, advertise) = (worker.listen.as_str(), worker.advertise.as_str());
     let port = parts(listen).1;
+    // A master on another host: the cluster has several.
+    let away = config.cluster.masters.iter().find(|master| scope(master) != ListenScope::Host);
     if advertise.is_empty() {
-        rules.require(
-            scope(master) == ListenScope::Host || scope(listen) != ListenScope::Host,
-            &["worker.listen", "cluster.masters"],
-            || {
+        if let Some(master) = away {
+            rules.require(scope(listen) != ListenScope::Host, &["worker.listen", "cluster.masters"], || {
                 format!(
-                    "cluster.masters names \"{master}\", so that the cluster has several hosts, but with worker.listen \
-                 \"{listen}\" no other host reaches this worker: set worker.listen to \"0.0.0.0:{port}\""
+                    "cluster.masters names \"{master}\", so that the cluster has several hosts, but with \
+                     worker.listen \"{listen}\" no other host reaches this worker: set worker.listen to \
+                     \"0.0.0.0:{port}\""
                 )
-            },
-        );
+            });
+        }
         return;
     }
-    rules.require(scope(advertise) != ListenScope::Wildcard, &["worker.advertise"], || {
+    rules.require(!is_wildcard(advertise), &["worker.advertise"], || {
         format!(
             "\"{advertise}\" stands for all addresses of a host, and nobody can connect to that: name this host, \
             or leave it empty"
         )
     });
-    rules.require(
-        scope(master) == ListenScope::Host || scope(advertise) != ListenScope::Host,
-        &["worker.advertise", "cluster.masters"],
-        || {
+    if let Some(master) = away {
+        rules.require(scope(advertise) != ListenScope::Host, &["worker.advertise", "cluster.masters"], || {
             format!(
                 "cluster.masters names \"{master}\", so that the cluster has several hosts, but worker.advertise \
                  \"{advertise}\" leads each of them to itself: name this host, or leave it empty"
             )
-        },
-    );
+        });
+    }
     rules.require(
         scope(advertise) != ListenScope::Anybody || scope(listen) != ListenScope::Host,
         &["worker.listen", "worker.advertise"],

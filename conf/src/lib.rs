@@ -14,6 +14,7 @@ mod exposure;
 mod failpoint;
 pub mod host;
 mod load;
+mod own_address;
 pub mod process;
 mod rules;
 pub mod schema;

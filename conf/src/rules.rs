@@ -47,6 +47,13 @@ impl<'a> Rules<'a> {
         });
     }
 
+    /// An address that others are given, or none.
+    pub(crate) fn advertised(&mut self, key: &str, address: &str, example: &str) {
+        self.require(address.is_empty() || is_host_port(address, Port::Given), &[key], || {
+            format!("\"{address}\" is not an address: write host:port, as \"{example}\", or leave it empty")
+        });
+    }
+
     /// Two ports of one process.
     pub(crate) fn distinct(&mut self, keys: [&str; 2], first: &str, second: &str) {
         let free = first.ends_with(":0");
@@ -98,6 +105,11 @@ pub(crate) enum Port {
     Given,
     /// 0 stands for any free one.
     AnyOrFree,
+}
+
+/// The host and the port of `host:port`.
+pub(crate) fn parts(address: &str) -> (&str, &str) {
+    address.rsplit_once(':').unwrap_or((address, ""))
 }
 
 /// `host:port`, the host a name, an IPv4 address or an IPv6 address in brackets.

@@ -25,7 +25,7 @@ pub struct Config {
 #[serde(default, deny_unknown_fields)]
 pub struct Cluster {
     pub name: String,
-    /// host:port of every master's gRPC port.
+    /// host:port of every master's gRPC port: one, three or five.
     pub masters: Vec<String>,
 }
 
@@ -52,6 +52,9 @@ pub struct Master {
     pub listen: String,
     /// Metrics and health, host:port.
     pub http_listen: String,
+    /// Address that clients and the other masters use; empty for the entry of `cluster.masters` that is this master:
+    /// see [`Config::master_address`].
+    pub advertise: String,
     pub data_dir: PathBuf,
     /// RocksDB's block cache, shared by all column families.
     pub metadata_cache: ByteSize,
@@ -216,6 +219,7 @@ impl Default for Master {
         Self {
             listen: text("127.0.0.1:7700"),
             http_listen: text("127.0.0.1:7701"),
+            advertise: String::new(),
             data_dir: PathBuf::from("/var/lib/cavern/master"),
             metadata_cache: ByteSize::mib(256),
             snapshot_entries: 20_000,

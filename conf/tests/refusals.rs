@@ -82,11 +82,31 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     ("[cluster]\nmasters = [\"localhost\"]\n", 2, "cluster.masters", &["has no port", "\"localhost:7700\""]),
     ("[cluster]\nmasters = [\"a:0\"]\n", 2, "cluster.masters", &["HOST:PORT"]),
     (
-        "[cluster]\nname = \"c\"\nmasters = [\"a:1\", \"b:1\", \"c:1\"]\n",
+        "[cluster]\nname = \"c\"\nmasters = [\"a:1\", \"b:1\"]\n",
         3,
         "cluster.masters",
-        &["names 3 masters", "has one"],
+        &["names 2 masters", "no more failures than 1 would", "1, 3 or 5"],
     ),
+    (
+        "[cluster]\nmasters = [\"a:1\", \"b:1\", \"c:1\", \"d:1\"]\n",
+        2,
+        "cluster.masters",
+        &["names 4 masters", "no more failures than 3 would"],
+    ),
+    (
+        "[cluster]\nmasters = [\"a:1\", \"b:1\", \"c:1\", \"d:1\", \"e:1\", \"f:1\", \"g:1\"]\n",
+        2,
+        "cluster.masters",
+        &["names 7 masters", "1, 3 or 5"],
+    ),
+    ("[cluster]\nmasters = [\"a:1\", \"b:1\", \"a:1\"]\n", 2, "cluster.masters", &["names \"a:1\" twice"]),
+    (
+        "[cluster]\nmasters = [\"node1:1\", \"localhost:1\", \"node3:1\"]\n",
+        2,
+        "cluster.masters",
+        &["\"localhost:1\" leads each host to itself", "\"node1:1\""],
+    ),
+    ("[master]\nadvertise = \"node7\"\n", 2, "master.advertise", &["as \"node1:7700\""]),
     ("[log]\nlevel = \"verbose\"\n", 2, "log.level", &["off, error, warn, info, debug, trace"]),
     ("[master]\nlisten = \"127.0.0.1:77000\"\n", 2, "master.listen", &["as \"0.0.0.0:7700\""]),
     ("[master]\nlisten = \"::1:7700\"\n", 2, "master.listen", &["host:port"]),
@@ -168,6 +188,24 @@ const OUT_OF_REACH: &[(&str, Role, usize, &str, &str)] = &[
     ("[master]\nlisten = \"10.0.0.1:7700\"\n", Role::Master, 2, "master.listen", "cluster.masters"),
     ("[cluster]\nmasters = [\"0.0.0.0:7700\"]\n", Role::Master, 2, "cluster.masters", "stands for all"),
     (
+        "[cluster]\nmasters = [\"a:1\", \"b:1\", \"0.0.0.0:1\"]\n[master]\nlisten = \"0.0.0.0:1\"\n",
+        Role::Master,
+        2,
+        "cluster.masters",
+        "\"0.0.0.0:1\" stands for all",
+    ),
+    ("[cluster]\nmasters = [\"a:1\", \"b:1\", \"c:1\"]\n", Role::Master, 2, "cluster.masters", "master.listen"),
+    ("[cluster]\nmasters = [\"a:1\", \"b:1\", \"c:1\"]\n", Role::Worker, 2, "cluster.masters", "worker.listen"),
+    ("[master]\nadvertise = \"node7:7700\"\n", Role::Master, 2, "master.advertise", "master.listen"),
+    ("[master]\nadvertise = \"0.0.0.0:7700\"\n", Role::Master, 2, "master.advertise", "stands for all"),
+    (
+        "[cluster]\nmasters = [\"a:1\"]\n[master]\nlisten = \"0.0.0.0:1\"\nadvertise = \"127.0.0.1:1\"\n",
+        Role::Master,
+        5,
+        "master.advertise",
+        "cluster.masters",
+    ),
+    (
         "[cluster]\nmasters = [\"node1:7700\"]\n[worker]\nlisten = \"0.0.0.0:7710\"\nadvertise = \"127.0.0.1:7710\"\n",
         Role::Worker,
         5,
@@ -193,6 +231,10 @@ fn who_is_named_to_others_listens_where_they_can_come() {
          \"[::]:7710\"\n",
         "[cluster]\nmasters = [\"node1:7700\"]\n[master]\nlisten = \"10.0.0.1:7700\"\n[worker]\nlisten = \
          \"10.0.0.2:7710\"\n",
+        "[cluster]\nmasters = [\"127.0.0.1:1\", \"127.0.0.1:2\", \"localhost:3\"]\n[master]\nlisten = \
+         \"127.0.0.1:2\"\n",
+        "[cluster]\nmasters = [\"a:1\", \"b:1\", \"c:1\", \"d:1\", \"e:1\"]\n[master]\nlisten = \
+         \"0.0.0.0:1\"\nadvertise = \"f:1\"\n[worker]\nlisten = \"0.0.0.0:2\"\n",
     ] {
         let effective = compose(good, &[]).unwrap();
         for role in [Role::Master, Role::Worker] {
