@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cavern_conf::process::ProcessError;
+use cavern_proto::NotLeading;
 use cavern_ufs::UfsError;
 use thiserror::Error;
 use tonic::{Code, Status};
@@ -51,9 +52,27 @@ pub enum MasterError {
         path.display()
     )]
     SecretKey { path: PathBuf, reason: String },
+    /// The cluster has this master as a member, but it has no data.
+    #[error(
+        "cluster {cluster_id} has the master at {address} as its master {node_id}, but {} is empty: it has lost its \
+         data, and with them its votes. Restore the directory; or take this master out with `cv raft remove {node_id}` \
+         and in again, as a new one, with `cv raft add {address}`",
+        data_dir.display()
+    )]
+    LostPlace { cluster_id: String, node_id: u64, address: String, data_dir: PathBuf },
+    #[error("the master at {address} cannot be reached ({cause})")]
+    Unreachable { address: String, cause: String },
     /// Consensus cannot take a proposal now: another leader, or shutting down.
     #[error("the log does not accept proposals: {0}")]
     Consensus(String),
+    #[error("this master cannot go on: {0}; check the disk of master.data_dir, its room included")]
+    Failed(String),
+    /// Another version of the master has put it there.
+    #[error("the log has a command that this version does not know: a newer one has put it there. Upgrade this master")]
+    UnknownCommand,
+    /// Only the leader does this; nothing was done.
+    #[error("{}", .0.to_status().message())]
+    NotLeading(NotLeading),
     #[error("gRPC cannot be served: {0}")]
     Serve(#[from] tonic::transport::Error),
 
@@ -106,6 +125,7 @@ impl MasterError {
     pub(crate) fn to_status(&self) -> Status {
         let code = match self {
             Self::Shared(shared) => return shared.to_status(),
+            Self::NotLeading(answer) => return answer.to_status(),
             Self::Ufs(error) => match error {
                 UfsError::Denied { .. } => Code::PermissionDenied,
                 UfsError::NoBucket { .. } | UfsError::Rejected { .. } => Code::FailedPrecondition,
@@ -121,7 +141,7 @@ impl MasterError {
             Self::Refused(_) => Code::FailedPrecondition,
             Self::Overloaded(_) => Code::ResourceExhausted,
             Self::Deadline(_) => Code::DeadlineExceeded,
-            Self::Consensus(_) => Code::Unavailable,
+            Self::Consensus(_) | Self::Unreachable { .. } => Code::Unavailable,
             _ => Code::Internal,
         };
         Status::new(code, self.to_string())

@@ -12,13 +12,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::MasterError;
 use crate::metrics::MasterMetrics;
-use crate::recovery::HighWater;
 use crate::service::Services;
 use crate::state::{Database, Tables};
 #[cfg(test)]
 pub use upkeep::{COUNT_STEP, REAP_STEP};
 
-/// The lead of this master.
+/// The work of one lead of this master.
 pub struct Leadership {
     services: Services,
     background: TaskTracker,
@@ -26,32 +25,32 @@ pub struct Leadership {
 }
 
 impl Leadership {
+    pub fn new(services: &Services) -> Self {
+        let stop = services.stop.child_token();
+        Self { services: services.clone(), background: TaskTracker::new(), stop }
+    }
+
     /// Begins with everything that the state says is to be done.
-    pub async fn begin(
-        services: &Services,
-        database: Arc<Database>,
-        metrics: &MasterMetrics,
-        high_water: HighWater,
-    ) -> Result<Self, MasterError> {
-        let (background, stop) = (TaskTracker::new(), services.stop.child_token());
+    pub async fn begin(&self, database: &Arc<Database>, metrics: &MasterMetrics) -> Result<(), MasterError> {
+        let Self { services, background, stop } = self;
         services.jobs.resume().await?;
         services.persistence.start();
         services.repair.start();
-        for mount in Tables::new(&database).mounts()? {
+        for mount in Tables::new(database).mounts()? {
             match services.mounts.get(mount.id) {
                 Ok(open) if open.is_fs_mode() => services.lookups.listings.start_existing(open),
                 Ok(open) => services.lookups.listings.start_index(open),
                 Err(error) => tracing::error!(mount = mount.path, "the mount cannot be used: {error}"),
             }
         }
-        let time = upkeep::keep_time(services.clone(), metrics.clone(), database.clone(), high_water, stop.clone());
-        background.spawn(time);
-        background.spawn(upkeep::keep_reaping(services.clone(), database, stop.clone()));
+        background.spawn(upkeep::keep_time(services.clone(), metrics.clone(), stop.clone()));
+        background.spawn(upkeep::keep_reaping(services.clone(), database.clone(), stop.clone()));
         background.spawn(expiry::keep_expiring(services.clone(), metrics.expiry.clone(), stop.clone()));
-        Ok(Self { services: services.clone(), background, stop })
+        Ok(())
     }
 
-    /// Ends it, for good: the next process goes on with what is left. Nothing of it is under way when this returns.
+    /// Ends it, for good: the next lead, of whichever master, goes on with what is left. Nothing of it is under way
+    /// when this returns.
     pub async fn end(self) {
         let Self { services, background, stop } = self;
         stop.cancel();

@@ -10,7 +10,9 @@
 //! - [`sessions`]: leases of clients, the stream of events of each, and what they leave behind.
 //! - [`jobs`]: long work that commands ask for: loads and exports.
 //! - [`mounts`]: buckets that are attached, changed and detached; [`workers`]: the worker table.
-//! - [`leader`]: what only the leader does, from when it begins to lead until it ends.
+//! - [`group`]: how a master gets its place among several; [`lead`]: whether it leads.
+//! - [`term`]: all that a leader has, made when it begins to lead and ended with that; [`leader`]: what it does all the
+//!   time.
 //! - [`service`]: the gRPC face of all that.
 //!
 //! Reads are served from RocksDB directly. Everything that changes goes through the log and is on disk before it is
@@ -20,7 +22,9 @@
 
 mod clock;
 mod error;
+mod group;
 mod jobs;
+mod lead;
 mod leader;
 mod listing;
 mod metrics;
@@ -34,6 +38,7 @@ mod server;
 mod service;
 mod sessions;
 mod state;
+mod term;
 #[cfg(test)]
 mod tests;
 mod workers;

@@ -25,6 +25,7 @@ mod client_load;
 mod deletions;
 mod drop_clean_blocks;
 mod expedite;
+mod fenced;
 mod garbage_collection;
 pub mod intents;
 pub mod metadata;
@@ -47,6 +48,7 @@ use tokio_util::task::TaskTracker;
 
 use self::client_load::ClientLoad;
 use self::expedite::ExpeditedScopes;
+pub use self::fenced::Fenced;
 pub use self::refresh::RefreshMode;
 use self::retry_tracker::Ledger;
 pub use self::scope::Scope;

@@ -1,6 +1,7 @@
 //! One master process from its configuration to its orderly end.
 
 mod incoming;
+mod upkeep;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,26 +10,22 @@ use std::time::Duration;
 use cavern_conf::process::{HttpServer, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
 use cavern_conf::{Config, host};
 use cavern_net::WorkerPool;
+use cavern_proto::raft::raft_server::RaftServer;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
-use crate::MasterError;
 use crate::clock::Clock;
-use crate::jobs::{BlockFiller, Jobs, PooledWorkers};
-use crate::leader::Leadership;
-use crate::listing::{ListingOptions, Listings, Looks};
+use crate::group::Seat;
+use crate::jobs::PooledWorkers;
+use crate::lead::Lead;
 use crate::metrics::MasterMetrics;
-use crate::mounts::{Mounts, Vault};
-use crate::namespace::Lookups;
-use crate::persist::{ObjectWriter, PersistOptions, Persistence};
-use crate::raft::{Consensus, ConsensusConfig};
-use crate::repair::{Repair, RepairOptions};
-use crate::service::Services;
-use crate::sessions::WatchHub;
-use crate::state::{StateReader, Tables};
+use crate::mounts::Vault;
+use crate::raft::{Consensus, ConsensusConfig, MESSAGE_MAX, RaftService};
+use crate::service::Gate;
+use crate::term::{TermContext, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
+use crate::{MasterError, raft, recovery};
 
 /// How long calls in flight may take at the end.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -36,43 +33,38 @@ const DRAIN: Duration = Duration::from_secs(5);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Calls of one connection at a time.
 const STREAMS_MAX: u32 = 1024;
+/// Between two looks whether the group has a leader.
+const READY_POLL: Duration = Duration::from_millis(5);
 
 /// Binds the ports, prints the ready line (`cv master ready grpc=… http=…`), serves until `stop` is cancelled and
 /// drains.
 ///
 /// # Errors
 /// Whatever keeps the master from serving: a taken port, a data directory that is in use or not writable, a broken
-/// database.
+/// database, a disk that is full or fails.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterError> {
     let grpc = bind_tcp(&config.master.listen, "master.listen").await?;
     let http = HttpServer::bind(&config.master.http_listen).await?;
-    let master = Master::start(config, grpc, Arc::new(PooledClientFactory), Clock::default()).await?;
+    let http_address = http.local_addr().to_string();
+    let started = Master::start(config, grpc, Arc::new(PooledClientFactory), Clock::default(), stop.clone());
+    let Some(master) = started.await? else { return Ok(()) };
     let health = {
-        let consensus = master.services.consensus.clone();
+        let consensus = master.consensus.clone();
         move || consensus.progress().2
     };
-    let addresses = [("grpc", master.address.clone()), ("http", http.local_addr().to_string())];
+    let addresses = [("grpc", master.address.clone()), ("http", http_address)];
     let registry = master.metrics.registry.clone();
     let web = host::spawn(http.serve(axum::Router::new(), registry, health, stop.clone()));
     ready("master", &addresses);
-    stop.cancelled().await;
+    let failure = tokio::select! {
+        () = stop.cancelled() => None,
+        failure = master.failed() => Some(failure),
+    };
     master.stop().await;
     if web.await.is_err() {
         tracing::warn!("the HTTP port ended by a panic");
     }
-    Ok(())
-}
-
-/// The way to the workers.
-pub struct WorkerClients {
-    pub filler: Arc<dyn BlockFiller>,
-    pub writer: Arc<dyn ObjectWriter>,
-    pub pool: Option<Arc<WorkerPool>>,
-}
-
-/// Makes the way to the workers, once these are known; tests have their own.
-pub trait WorkerClientFactory {
-    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str) -> WorkerClients;
+    failure.map_or(Ok(()), |reason| Err(MasterError::Failed(reason)))
 }
 
 struct PooledClientFactory;
@@ -87,168 +79,185 @@ impl WorkerClientFactory for PooledClientFactory {
 
 /// A master that serves gRPC on a bound port.
 pub struct Master {
-    pub services: Services,
+    pub lead: Arc<Lead>,
     pub address: String,
     pub metrics: MasterMetrics,
-    pool: Option<Arc<WorkerPool>>,
+    consensus: Arc<Consensus>,
     /// Cancelled when the database is closed.
     database: CancellationToken,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
-    leadership: Leadership,
+    leading: JoinHandle<()>,
+    upkeep: JoinHandle<()>,
     stop: CancellationToken,
 }
 
 impl Master {
-    /// Opens the state, waits until the log is applied, and begins to serve.
+    /// Opens the state, serves other masters, and returns when this one is part of a group that has a leader; the
+    /// clients of one that leads are served by then. `None` when `stop` is cancelled before that.
     pub async fn start(
         config: Config,
         grpc: TcpListener,
-        fillers: Arc<dyn WorkerClientFactory + Send + Sync>,
+        workers: Arc<dyn WorkerClientFactory + Send + Sync>,
         clock: Clock,
-    ) -> Result<Self, MasterError> {
+        stop: CancellationToken,
+    ) -> Result<Option<Self>, MasterError> {
         let conf = config.master.clone();
         ensure_dir(&conf.data_dir, "master.data_dir")?;
         let address = grpc.local_addr().map_err(MasterError::io(PathBuf::from(&conf.listen)))?.to_string();
         let metrics = MasterMetrics::new();
         metrics.registry.with_registry(cavern_ufs::register_metrics);
-        let clock = Arc::new(clock);
-        let data_dir = conf.data_dir.clone();
-        let cache_bytes = conf.metadata_cache.bytes();
-        let opened = tokio::task::spawn_blocking(move || {
-            let (database, high_water) = crate::recovery::open(&data_dir, cache_bytes)?;
-            Ok::<_, MasterError>((Arc::new(database), high_water, Vault::open(&data_dir)?))
-        });
-        let opened = opened.await.map_err(|error| MasterError::Consensus(error.to_string()))?;
-        let (database, high_water, vault) = opened?;
-        clock.witness(Tables::new(&database).counters()?.now_ns);
-        let watch = Arc::new(WatchHub::new(conf.session_lease.get(), &clock, metrics.clone()));
-        let consensus = Consensus::start(
-            database.clone(),
-            ConsensusConfig {
-                cluster_name: &config.cluster.name,
-                snapshots: &conf.data_dir.join("snapshots"),
-                snapshot_entries: conf.snapshot_entries,
-                new_cluster_id: new_cluster_id(),
-                clock: clock.clone(),
-            },
-            watch.clone(),
-            metrics.raft.clone(),
-        )
-        .await?;
-        let consensus = Arc::new(consensus);
-        // The rest of the log has been applied meanwhile.
-        clock.witness(Tables::new(&database).counters()?.now_ns);
-        let proposer = consensus.proposer();
-        let cluster_id = Tables::new(&database).cluster_id()?;
-        let cluster_id = cluster_id.ok_or_else(|| MasterError::Corrupt("the cluster id, which is missing,".into()))?;
-        watch.set_cluster_id(&cluster_id);
-        let mounts = Arc::new(Mounts::new(database.clone(), vault, config.ufs.clone()));
-        let reader = StateReader::new(database.clone(), clock);
-        let listings = Listings::new(
-            reader.clone(),
-            mounts.clone(),
-            proposer.clone(),
-            metrics.listing.clone(),
-            ListingOptions {
-                concurrency: conf.list_concurrency,
-                looks: Looks::new(&config.fuse),
-                cluster_id: cluster_id.as_str().into(),
-            },
-        );
-        let workers = Arc::new(Workers::new(
-            database.clone(),
-            proposer.clone(),
-            conf.worker_timeout.get(),
-            cluster_id.clone(),
-            metrics.clone(),
-        ));
-        let lookups = Lookups {
-            reader: reader.clone(),
-            listings,
-            mounts: mounts.clone(),
-            watch: watch.clone(),
-            refresh_wait: conf.refresh_wait.get(),
-        };
-        let WorkerClients { filler, writer, pool } = fillers.make(&config, workers.clone(), &cluster_id);
-        let options = PersistOptions { delay: conf.persist_delay.get(), concurrency: conf.persist_concurrency };
-        let persistence = Persistence::new(
-            lookups.clone(),
-            proposer.clone(),
-            writer.clone(),
-            &cluster_id,
-            &options,
-            metrics.persist.clone(),
-        );
-        let jobs = Jobs::new(
-            lookups.clone(),
-            proposer.clone(),
-            filler,
-            conf.load_concurrency,
-            persistence.clone(),
-            metrics.jobs.clone(),
-        );
-        let options = RepairOptions { after: conf.repair_after.get(), concurrency: conf.repair_concurrency };
-        let repair = Repair::new(
-            (reader, watch.clone()),
-            proposer.clone(),
-            writer,
-            workers.clone(),
-            &cluster_id,
-            &options,
-            metrics.repair.clone(),
-        );
-        let stop = CancellationToken::new();
-        let services = Services {
-            lookups,
-            mounts,
-            watch,
-            workers,
-            jobs,
-            persistence,
-            repair,
-            consensus,
-            proposer,
-            cluster_id: cluster_id.into(),
-            heartbeat_ms: u32::try_from(conf.heartbeat.get().as_millis()).unwrap_or(u32::MAX),
-            tasks: TaskTracker::new(),
-            stop: stop.clone(),
-        };
+        let (data_dir, cache_bytes) = (conf.data_dir.clone(), conf.metadata_cache.bytes());
+        let opened = blocking(move || recovery::open(&data_dir, cache_bytes)).await?;
+        let (database, high_water) = (Arc::new(opened.0), opened.1);
         let closing = database.closed();
-        let leadership = Leadership::begin(&services, database, &metrics, high_water).await?;
-        let server = tonic::transport::Server::builder()
-            .http2_keepalive_interval(Some(KEEPALIVE))
-            .max_concurrent_streams(STREAMS_MAX);
-        let router = services.clone().router(server);
-        let incoming = incoming::incoming(grpc, raise_descriptor_limit());
-        let ended = stop.clone();
-        let server = host::spawn(router.serve_with_incoming_shutdown(incoming, async move { ended.cancelled().await }));
-        Ok(Self { services, address, metrics, pool, database: closing, server, leadership, stop })
+        let seat = Arc::new(Seat::new(database.clone(), conf.data_dir.clone(), advertised(&config, &address)?)?);
+        let lead = Arc::new(Lead::new(seat.clone()));
+        let server = serve(grpc, &seat, &lead, stop.clone());
+        let started = async {
+            let identity = seat.place(&config.cluster.masters, new_cluster_id()).await?;
+            let data_dir = conf.data_dir.clone();
+            let vault = blocking(move || Vault::open(&data_dir)).await?;
+            let consensus = Consensus::start(
+                database.clone(),
+                ConsensusConfig {
+                    cluster_name: &config.cluster.name,
+                    identity,
+                    address: seat.address().to_owned(),
+                    snapshots: &conf.data_dir.join("snapshots"),
+                    snapshot_entries: conf.snapshot_entries,
+                },
+                lead.sessions(),
+                metrics.raft.clone(),
+            )
+            .await?;
+            let consensus = Arc::new(consensus);
+            seat.open(consensus.clone());
+            Ok((consensus, vault))
+        };
+        let (consensus, vault) = match stop.run_until_cancelled(started).await {
+            Some(Ok(started)) => started,
+            Some(Err(error)) => {
+                stop.cancel();
+                end_server(server).await;
+                return Err(error);
+            }
+            None => {
+                end_server(server).await;
+                return Ok(None);
+            }
+        };
+        let context = TermContext {
+            config,
+            database: database.clone(),
+            vault: Arc::new(vault),
+            clock: Arc::new(clock),
+            metrics: metrics.clone(),
+            workers,
+            consensus: consensus.clone(),
+        };
+        let (own, ending) = (lead.clone(), stop.clone());
+        let leading = host::spawn(async move { own.run(&context, &ending).await });
+        let upkeep = upkeep::keep(consensus.clone(), database, metrics.clone(), high_water, stop.clone());
+        let upkeep = host::spawn(upkeep);
+        let master = Self { lead, address, metrics, consensus, database: closing, server, leading, upkeep, stop };
+        if master.is_ready().await {
+            return Ok(Some(master));
+        }
+        let failure = master.consensus.progress().2;
+        master.stop().await;
+        failure.map(|()| None).map_err(MasterError::Failed)
     }
 
-    /// Lets calls in flight end, and stops everything in the order in which it depends on each other.
+    /// Waits until clients who come here get an answer, if only that another one leads. False when it will not be so.
+    async fn is_ready(&self) -> bool {
+        let own = self.consensus.identity().node_id;
+        loop {
+            let (_, leader, state) = self.consensus.progress();
+            if self.stop.is_cancelled() || state.is_err() {
+                return false;
+            }
+            if self.lead.term().is_some() || (leader != 0 && leader != own) {
+                return true;
+            }
+            let _stopped = self.stop.run_until_cancelled(tokio::time::sleep(READY_POLL)).await;
+        }
+    }
+
+    /// Returns with the reason when this master can go on no longer.
+    pub async fn failed(&self) -> String {
+        let mut observed = self.consensus.observe();
+        raft::until(&mut observed, |metrics| metrics.running_state.is_err()).await;
+        self.consensus.progress().2.err().unwrap_or_else(|| "the consensus has ended".to_owned())
+    }
+
+    /// Lets another master lead, calls in flight end, and stops everything in the order in which it depends on each
+    /// other.
     pub async fn stop(self) {
-        let Self { services, pool, database, mut server, leadership, stop, .. } = self;
+        let Self { lead, consensus, database, server, leading, upkeep, stop, .. } = self;
+        if consensus.leads().is_some() && consensus.has_others() {
+            // Otherwise they find out by themselves that this one is gone, later.
+            if let Err(error) = consensus.hand_over(0).await {
+                tracing::info!("nobody takes the lead: {error}");
+            }
+        }
         stop.cancel();
-        services.watch.close();
-        services.tasks.close();
-        services.tasks.wait().await;
-        if tokio::time::timeout(DRAIN, &mut server).await.is_err() {
-            tracing::warn!("calls in flight did not end in time");
-            server.abort();
-            let _ = server.await;
-        }
-        leadership.end().await;
-        if let Some(pool) = pool {
-            pool.shutdown().await;
-        }
-        services.consensus.stop().await;
-        drop(services);
+        join(leading, "the term").await;
+        end_server(server).await;
+        consensus.stop().await;
+        join(upkeep, "the upkeep").await;
+        drop((consensus, lead));
         // A read that was given up, or a snapshot, may still be at work on the blocking pool. The directory is free for
         // the next process when this returns.
         if tokio::time::timeout(DRAIN, database.cancelled()).await.is_err() {
             tracing::warn!("the database is still in use at the end");
         }
     }
+}
+
+/// Where others reach this master.
+fn advertised(config: &Config, bound: &str) -> Result<String, MasterError> {
+    let address = config.master_address().map_err(MasterError::Invalid)?;
+    // A port that the system has chosen is known only now.
+    Ok(if address.ends_with(":0") { bound.to_owned() } else { address })
+}
+
+fn serve(
+    grpc: TcpListener,
+    seat: &Arc<Seat>,
+    lead: &Arc<Lead>,
+    stop: CancellationToken,
+) -> JoinHandle<Result<(), tonic::transport::Error>> {
+    let masters = RaftServer::new(RaftService::new(seat.clone(), lead.clone()))
+        .max_decoding_message_size(MESSAGE_MAX)
+        .max_encoding_message_size(MESSAGE_MAX);
+    let router = tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .max_concurrent_streams(STREAMS_MAX)
+        .add_service(masters)
+        .add_service(Gate::namespace(lead.clone()))
+        .add_service(Gate::cluster(lead.clone()));
+    let incoming = incoming::incoming(grpc, raise_descriptor_limit());
+    host::spawn(router.serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await }))
+}
+
+async fn end_server(mut server: JoinHandle<Result<(), tonic::transport::Error>>) {
+    if tokio::time::timeout(DRAIN, &mut server).await.is_err() {
+        tracing::warn!("calls in flight did not end in time");
+        server.abort();
+        let _ = server.await;
+    }
+}
+
+async fn join(task: JoinHandle<()>, what: &str) {
+    if task.await.is_err() {
+        tracing::warn!("{what} ended by a panic");
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, MasterError> + Send + 'static,
+) -> Result<T, MasterError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| MasterError::Consensus(error.to_string()))?
 }
 
 fn new_cluster_id() -> String {

@@ -2,6 +2,7 @@
 
 mod changes;
 mod cluster;
+mod gate;
 mod namespace;
 
 use std::pin::Pin;
@@ -18,10 +19,12 @@ use crate::jobs::Jobs;
 use crate::mounts::Mounts;
 use crate::namespace::Lookups;
 use crate::persist::Persistence;
-use crate::raft::{Consensus, Proposer};
+use crate::raft::{Consensus, LeaderLease, Proposer};
 use crate::repair::Repair;
 use crate::sessions::WatchHub;
 use crate::workers::Workers;
+
+pub use gate::Gate;
 
 /// Longest request. What is longest is a mount with all its options; and what is decoded may take a hundred times the
 /// bytes that it had on the wire.
@@ -43,6 +46,7 @@ pub struct Services {
     pub persistence: Arc<Persistence>,
     pub repair: Arc<Repair>,
     pub consensus: Arc<Consensus>,
+    pub lease: LeaderLease,
     pub proposer: Proposer,
     pub cluster_id: Arc<str>,
     pub heartbeat_ms: u32,
@@ -52,12 +56,13 @@ pub struct Services {
 }
 
 impl Services {
-    /// The gRPC services, ready to be served.
-    pub fn router(self, mut server: tonic::transport::Server) -> tonic::transport::server::Router {
-        let namespace = NamespaceServer::new(self.clone());
-        let cluster = ClusterServer::new(self);
-        server
-            .add_service(namespace.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX))
-            .add_service(cluster.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX))
+    pub fn namespace_server(&self) -> NamespaceServer<Self> {
+        let server = NamespaceServer::new(self.clone());
+        server.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
+    }
+
+    pub fn cluster_server(&self) -> ClusterServer<Self> {
+        let server = ClusterServer::new(self.clone());
+        server.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
     }
 }

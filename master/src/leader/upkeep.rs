@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{CountUsage, ReapOrphans};
-use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::MasterMetrics;
 use crate::raft::Proposer;
-use crate::recovery::HighWater;
 use crate::service::Services;
 use crate::state::{Database, Family, Outcome, Tables, tables, usage};
 use crate::{MasterError, sessions};
@@ -23,43 +21,22 @@ pub const REAP_STEP: u32 = 100;
 /// Inodes that one counting step looks at.
 pub const COUNT_STEP: u32 = 500;
 
-/// Ticks, worker timeouts, gauges, and the high-water mark.
-pub async fn keep_time(
-    services: Services,
-    metrics: MasterMetrics,
-    database: Arc<Database>,
-    high_water: HighWater,
-    stop: CancellationToken,
-) {
-    let high_water = Arc::new(Mutex::new(high_water));
-    let raise = async |applied: u64| {
-        let high_water = high_water.clone();
-        // Without it the next start checks less, that is all.
-        let _ = tokio::task::spawn_blocking(move || high_water.lock().raise(applied)).await;
-    };
+/// Ticks, worker timeouts, and gauges.
+pub async fn keep_time(services: Services, metrics: MasterMetrics, stop: CancellationToken) {
     // Several in a lease: a client counts its lease from what it said before the last of them.
     let mut ticks = tokio::time::interval(TICK.min(services.watch.lease() / 4));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            () = stop.cancelled() => {
-                raise(services.consensus.progress().0).await;
-                return;
-            }
+            () = stop.cancelled() => return,
         }
         services.watch.tick();
         if let Err(error) = services.workers.expire().await {
             tracing::warn!("the worker table is not up to date: {error}");
         }
-        if let Ok(counters) = Tables::new(&database).counters() {
-            metrics.gauges.inodes.set(i64::try_from(counters.inodes).unwrap_or(i64::MAX));
-        }
         let unlisted = services.mounts.status().iter().map(|status| status.unlisted_directories).sum::<u64>();
         metrics.listing.unlisted.set(i64::try_from(unlisted).unwrap_or(i64::MAX));
-        let applied = services.consensus.progress().0;
-        metrics.gauges.applied_index.set(i64::try_from(applied).unwrap_or(i64::MAX));
-        raise(applied).await;
     }
 }
 

@@ -23,7 +23,7 @@ const LOG_PAUSE: Duration = Duration::from_secs(10);
 /// The opened mounts, made when they are first needed.
 pub struct Mounts {
     database: Arc<Database>,
-    vault: Vault,
+    vault: Arc<Vault>,
     conf: schema::Ufs,
     opened: Mutex<HashMap<u32, Arc<OpenMount>>>,
 }
@@ -125,7 +125,7 @@ impl OpenMount {
 }
 
 impl Mounts {
-    pub fn new(database: Arc<Database>, vault: Vault, conf: schema::Ufs) -> Self {
+    pub fn new(database: Arc<Database>, vault: Arc<Vault>, conf: schema::Ufs) -> Self {
         Self { database, vault, conf, opened: Mutex::default() }
     }
 

@@ -1,6 +1,7 @@
 //! Credentials at rest. Every option value of a mount is encrypted (ChaCha20-Poly1305) before it is proposed, so
 //! neither the log nor the tables nor a snapshot holds it in clear; the key is in `data_dir/secret.key`, readable by
-//! its owner only.
+//! its owner only. The masters of a cluster have the same: it is made with the cluster, and handed over to each that
+//! joins.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -18,8 +19,9 @@ use crate::MasterError;
 /// Marks an encrypted value, with the version of the form.
 const MARK: &str = "sealed1:";
 const KEY_BYTES: usize = 32;
+const FILE: &str = "secret.key";
 
-/// The key of one master's secrets.
+/// The key of a cluster's secrets.
 pub struct Vault {
     key: LessSafeKey,
     random: SystemRandom,
@@ -32,7 +34,7 @@ impl Vault {
     /// # Errors
     /// [`MasterError::SecretKey`] for a file that is not a key.
     pub fn open(data_dir: &Path) -> Result<Self, MasterError> {
-        let path = data_dir.join("secret.key");
+        let path = data_dir.join(FILE);
         let random = SystemRandom::new();
         let fail = |reason: &str| MasterError::SecretKey { path: path.clone(), reason: reason.to_owned() };
         let bytes = match fs::read(&path) {
@@ -48,6 +50,30 @@ impl Vault {
         let key = UnboundKey::new(&CHACHA20_POLY1305, &bytes);
         let key = key.map_err(|_| fail(&format!("it has {} bytes and not {KEY_BYTES}", bytes.len())))?;
         Ok(Self { key: LessSafeKey::new(key), random, path })
+    }
+
+    /// Takes the key of a cluster that this master joins. *Blocking*; the key is on disk when this returns.
+    ///
+    /// # Errors
+    /// [`MasterError::Invalid`] for what is no key.
+    pub fn adopt(data_dir: &Path, key: &[u8]) -> Result<(), MasterError> {
+        if key.len() != KEY_BYTES {
+            return Err(MasterError::Invalid(format!("a key of {} bytes and not {KEY_BYTES}", key.len())));
+        }
+        let (path, fresh) = (data_dir.join(FILE), data_dir.join("secret.key.new"));
+        let adopt = || {
+            let _ = fs::remove_file(&fresh);
+            write_key(&fresh, key)?;
+            fs::rename(&fresh, &path)?;
+            fs::File::open(data_dir)?.sync_all()
+        };
+        adopt().map_err(MasterError::io(&path))
+    }
+
+    /// The key, for a master that joins. *Blocking*.
+    pub fn key(data_dir: &Path) -> Result<Vec<u8>, MasterError> {
+        let path = data_dir.join(FILE);
+        fs::read(&path).map_err(MasterError::io(&path))
     }
 
     /// The mount with its option values encrypted.
@@ -161,6 +187,18 @@ mod tests {
             mount.options.insert("x".into(), damaged.into());
             assert!(again.unseal(mount).is_err(), "{damaged}");
         }
+    }
+
+    #[test]
+    fn a_master_that_joins_reads_what_the_others_have_sealed() {
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let sealed = Vault::open(first.path()).unwrap().seal(mount()).unwrap();
+        Vault::open(second.path()).unwrap();
+        Vault::adopt(second.path(), &Vault::key(first.path()).unwrap()).unwrap();
+        assert_eq!(Vault::open(second.path()).unwrap().unseal(sealed).unwrap(), mount());
+        let mode = fs::metadata(second.path().join("secret.key")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(matches!(Vault::adopt(second.path(), b"short"), Err(MasterError::Invalid(_))));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::Persistence;
 use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
 use crate::MasterError;
+use crate::raft::LeaderLease;
 use crate::state::{PendingDeletion, Tables};
 
 /// How long the owner of a key is given to be written, before it is looked at again.
@@ -89,14 +90,15 @@ impl Persistence {
                 return Ok(());
             }
             KeyOwner::Written => turn.ended(),
-            KeyOwner::Nobody => match delete_object(&mount.ufs, deletion).await {
+            KeyOwner::Nobody => match delete_object(&mount.ufs, deletion, self.lookups.reader.lease()).await {
                 Ok(()) => {
                     Failpoint::ObjectDeleted.pass();
                     self.metrics.deletions.inc();
                     mount.succeeded();
                     turn.succeeded();
                 }
-                Err(error) => {
+                Err(DeleteError::Lead(error)) => return Err(error),
+                Err(DeleteError::Bucket(error)) => {
                     self.metrics.failures.inc();
                     let blame = blame(&error);
                     turn.failed(blame, &error.to_string());
@@ -131,20 +133,38 @@ fn blame(error: &UfsError) -> FailureKind {
     }
 }
 
-/// Deletes the version that is known, or the one that is there instead of it.
-async fn delete_object(ufs: &Ufs, deletion: &PendingDeletion) -> Result<(), UfsError> {
+/// Deletes the version that is known, or the one that is there instead of it, unless a master that leads by now may
+/// have written that.
+async fn delete_object(ufs: &Ufs, deletion: &PendingDeletion, lease: &LeaderLease) -> Result<(), DeleteError> {
     Failpoint::DeletionBegun.pass();
     let known = deletion.record.etag.as_str();
     if !known.is_empty() {
         match ufs.delete(&deletion.key, Precondition::Version(known)).await {
             Err(UfsError::VersionChanged { .. }) => {}
-            done => return done,
+            done => return Ok(done?),
         }
     }
     match ufs.head(&deletion.key).await {
-        Ok(there) => ufs.delete(&deletion.key, Precondition::Version(&there.etag)).await,
+        Ok(there) => {
+            // Nobody else led when that was read.
+            lease.check().map_err(DeleteError::Lead)?;
+            Ok(ufs.delete(&deletion.key, Precondition::Version(&there.etag)).await?)
+        }
         Err(UfsError::NotFound { .. }) => Ok(()),
-        Err(error) => Err(error),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Why an object was not deleted.
+enum DeleteError {
+    Bucket(UfsError),
+    /// This master may lead no more.
+    Lead(MasterError),
+}
+
+impl From<UfsError> for DeleteError {
+    fn from(error: UfsError) -> Self {
+        Self::Bucket(error)
     }
 }
 

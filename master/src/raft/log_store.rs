@@ -14,13 +14,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use cavern_conf::Failpoint;
-use openraft::storage::{LogFlushed, LogState, RaftLogStorage};
-use openraft::{LogId, OptionalSend, RaftLogReader, StorageIOError, Vote};
+use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
+use openraft::{OptionalSend, RaftLogReader};
 use parking_lot::Mutex;
 use rocksdb::{Direction, IteratorMode, WriteBatch};
 use tokio::sync::{mpsc, oneshot};
 
-use super::types::{Entry, NodeId, StorageError, Types, decode_entry, encode_entry, from_json, to_json};
+use super::types::{Entry, LogId, Types, Vote, decode_entry, encode_entry, from_json, to_json};
 use crate::MasterError;
 use crate::metrics::RaftMetrics;
 use crate::state::{Database, Family};
@@ -32,6 +32,9 @@ const PURGED_KEY: &[u8] = b"purged";
 const QUEUE: usize = 64;
 /// Entries kept for their next reader.
 const KEPT: usize = 16;
+/// Bytes of entries that one message carries to another master, but for a single entry that has more: a heartbeat must
+/// not wait behind it for long.
+const MESSAGE_BYTES: usize = 1 << 20;
 
 /// The log of one node. Clones share the thread.
 #[derive(Clone)]
@@ -41,31 +44,55 @@ pub struct LogStore {
     appended: Arc<Mutex<Appended>>,
 }
 
-/// The last entries that were appended and not read yet: consecutive, in memory only.
+/// The last entries that were appended and not applied yet, with their lengths in the log: consecutive, in memory only.
 #[derive(Default)]
-struct Appended(VecDeque<Entry>);
+struct Appended(VecDeque<(usize, Entry)>);
 
 impl Appended {
-    fn push(&mut self, entry: Entry) {
-        if self.0.back().is_some_and(|last| last.log_id.index + 1 != entry.log_id.index) {
+    fn push(&mut self, bytes: usize, entry: Entry) {
+        if self.0.back().is_some_and(|(_, last)| last.log_id.index + 1 != entry.log_id.index) {
             self.0.clear();
         }
         if self.0.len() == KEPT {
             self.0.pop_front();
         }
-        self.0.push_back(entry);
+        self.0.push_back((bytes, entry));
     }
 
-    /// Gives all entries of a range away, if they are here.
-    fn take(&mut self, start: u64, end: u64) -> Option<Vec<Entry>> {
-        let first = self.0.front()?.log_id.index;
+    /// Where a range begins and how long it is, if all of its entries are here.
+    fn find(&self, start: u64, end: u64) -> Option<(usize, usize)> {
+        let first = self.0.front()?.1.log_id.index;
         let from = usize::try_from(start.checked_sub(first)?).ok()?;
         let count = usize::try_from(end.checked_sub(start)?).ok()?;
-        if count == 0 || from + count > self.0.len() {
-            return None;
-        }
-        // Those before it have had another reader.
-        Some(self.0.drain(..from + count).skip(from).collect())
+        (count > 0 && from + count <= self.0.len()).then_some((from, count))
+    }
+
+    /// Gives all entries of a range away, to the one that applies them.
+    fn take(&mut self, start: u64, end: u64) -> Option<Vec<Entry>> {
+        let (from, count) = self.find(start, end)?;
+        // Those before it are applied.
+        Some(self.0.drain(..from + count).skip(from).map(|(_, entry)| entry).collect())
+    }
+
+    /// The first entries of a range, as many as fit into a message.
+    fn copy(&self, start: u64, end: u64) -> Option<Vec<Entry>> {
+        let (from, count) = self.find(start, end)?;
+        let mut left = MESSAGE_BYTES;
+        let fits = |(number, (bytes, _)): &(usize, &(usize, Entry))| {
+            let fits = *number == 0 || *bytes <= left;
+            left = left.saturating_sub(*bytes);
+            fits
+        };
+        Some(
+            self.0
+                .iter()
+                .skip(from)
+                .take(count)
+                .enumerate()
+                .take_while(fits)
+                .map(|(_, (_, entry))| entry.clone())
+                .collect(),
+        )
     }
 }
 
@@ -101,21 +128,25 @@ impl LogStore {
         answer.await.map_err(|_| stopped())?.map_err(io::Error::other)
     }
 
-    fn read_range(&self, start: u64, end: Option<u64>) -> Result<Vec<Entry>, MasterError> {
-        let mut entries = Vec::new();
+    /// Entries from `start` up to `end`, which is not included, as long as they have no more than `bytes` together; the
+    /// first in any case.
+    fn read_range(&self, start: u64, end: Option<u64>, bytes: usize) -> Result<Vec<Entry>, MasterError> {
+        let (mut entries, mut left) = (Vec::new(), bytes);
         let start = start.to_be_bytes();
         let mode = IteratorMode::From(&start, Direction::Forward);
         for item in self.database.raw().iterator_cf(self.database.family(Family::RaftLog), mode) {
-            let entry = decode_entry(&item?.1)?;
-            if end.is_some_and(|end| entry.log_id.index >= end) {
+            let (_, value) = item?;
+            let entry = decode_entry(&value)?;
+            if end.is_some_and(|end| entry.log_id.index >= end) || (!entries.is_empty() && value.len() > left) {
                 break;
             }
+            left = left.saturating_sub(value.len());
             entries.push(entry);
         }
         Ok(entries)
     }
 
-    fn last_entry(&self) -> Result<Option<LogId<NodeId>>, MasterError> {
+    fn last_entry(&self) -> Result<Option<LogId>, MasterError> {
         let mut items = self.database.raw().iterator_cf(self.database.family(Family::RaftLog), IteratorMode::End);
         let last = items.next().transpose()?;
         last.map(|(_, value)| Ok(decode_entry(&value)?.log_id)).transpose()
@@ -131,9 +162,16 @@ fn meta<T: for<'a> serde::Deserialize<'a>>(database: &Database, key: &[u8]) -> R
     value.map(|bytes| from_json(&bytes, "a record of the consensus")).transpose()
 }
 
+/// Whether anything was ever written to the log: an entry or a vote.
+pub fn has_log(database: &Database) -> Result<bool, MasterError> {
+    let log = database.family(Family::RaftLog);
+    let has_entries = database.raw().iterator_cf(log, IteratorMode::Start).next().transpose()?.is_some();
+    Ok(has_entries || database.get(Family::RaftMeta, VOTE_KEY)?.is_some())
+}
+
 /// Index of the last entry that was purged from the log.
 pub fn purged(database: &Database) -> Result<Option<u64>, MasterError> {
-    let purged: Option<LogId<NodeId>> = meta(database, PURGED_KEY)?;
+    let purged: Option<LogId> = meta(database, PURGED_KEY)?;
     Ok(purged.map(|id| id.index))
 }
 
@@ -180,7 +218,7 @@ impl RaftLogReader<Types> for LogStore {
     async fn try_get_log_entries<R: RangeBounds<u64> + Clone + Debug + OptionalSend>(
         &mut self,
         range: R,
-    ) -> Result<Vec<Entry>, StorageError> {
+    ) -> io::Result<Vec<Entry>> {
         let start = match range.start_bound() {
             Bound::Included(start) => *start,
             Bound::Excluded(start) => start.saturating_add(1),
@@ -194,17 +232,28 @@ impl RaftLogReader<Types> for LogStore {
         if let Some(entries) = end.and_then(|end| self.appended.lock().take(start, end)) {
             return Ok(entries);
         }
-        self.read_range(start, end).map_err(|error| StorageIOError::read_logs(&error).into())
+        self.read_range(start, end, usize::MAX).map_err(io::Error::other)
+    }
+
+    /// For another master.
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<Entry>> {
+        if let Some(entries) = self.appended.lock().copy(start, end) {
+            return Ok(entries);
+        }
+        self.read_range(start, Some(end), MESSAGE_BYTES).map_err(io::Error::other)
+    }
+
+    async fn read_vote(&mut self) -> io::Result<Option<Vote>> {
+        self.meta(VOTE_KEY).map_err(io::Error::other)
     }
 }
 
 impl RaftLogStorage<Types> for LogStore {
     type LogReader = Self;
 
-    async fn get_log_state(&mut self) -> Result<LogState<Types>, StorageError> {
-        let read = |error: MasterError| StorageError::from(StorageIOError::read_logs(&error));
-        let last_purged_log_id: Option<LogId<NodeId>> = self.meta(PURGED_KEY).map_err(read)?;
-        let last_log_id = self.last_entry().map_err(read)?.or(last_purged_log_id);
+    async fn get_log_state(&mut self) -> io::Result<LogState<Types>> {
+        let last_purged_log_id: Option<LogId> = self.meta(PURGED_KEY).map_err(io::Error::other)?;
+        let last_log_id = self.last_entry().map_err(io::Error::other)?.or(last_purged_log_id);
         Ok(LogState { last_purged_log_id, last_log_id })
     }
 
@@ -212,47 +261,43 @@ impl RaftLogStorage<Types> for LogStore {
         self.clone()
     }
 
-    async fn save_vote(&mut self, vote: &Vote<NodeId>) -> Result<(), StorageError> {
-        let bytes = to_json(vote, "a vote").map_err(|error| StorageIOError::write_vote(&error))?;
-        self.write(LogChange::Vote(bytes)).await.map_err(|error| StorageIOError::write_vote(&error).into())
+    async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
+        let bytes = to_json(vote, "a vote").map_err(io::Error::other)?;
+        self.write(LogChange::Vote(bytes)).await
     }
 
-    async fn read_vote(&mut self) -> Result<Option<Vote<NodeId>>, StorageError> {
-        self.meta(VOTE_KEY).map_err(|error| StorageIOError::read_vote(&error).into())
-    }
-
-    /// Returns when the entries are on disk: openraft waits for the callback before it does anything else anyway.
-    async fn append<I>(&mut self, entries: I, callback: LogFlushed<Types>) -> Result<(), StorageError>
+    /// Returns when the entries are on disk: whoever reads them next finds them, and they were synced with what else
+    /// had queued up.
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<Types>) -> io::Result<()>
     where
         I: IntoIterator<Item = Entry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
         let (mut encoded, mut appended) = (Vec::new(), Vec::new());
         for entry in entries {
-            let (bytes, entry) = encode_entry(entry).map_err(|error| StorageIOError::write_logs(&error))?;
-            encoded.push((entry.log_id.index, bytes));
-            appended.push(entry);
+            let (bytes, entry) = encode_entry(entry).map_err(io::Error::other)?;
+            let index = entry.log_id.index;
+            appended.push((bytes.len(), entry));
+            encoded.push((index, bytes));
         }
         let written = self.write(LogChange::Append(encoded)).await;
         if written.is_ok() {
             let mut kept = self.appended.lock();
-            appended.into_iter().for_each(|entry| kept.push(entry));
+            appended.into_iter().for_each(|(bytes, entry)| kept.push(bytes, entry));
         }
-        callback.log_io_completed(written);
+        callback.io_completed(written);
         Ok(())
     }
 
-    async fn truncate(&mut self, log_id: LogId<NodeId>) -> Result<(), StorageError> {
+    async fn truncate_after(&mut self, last: Option<LogId>) -> io::Result<()> {
         self.appended.lock().0.clear();
-        let result = self.write(LogChange::Truncate(log_id.index)).await;
-        result.map_err(|error| StorageIOError::write_logs(&error).into())
+        self.write(LogChange::Truncate(last.map_or(0, |last| last.index.saturating_add(1)))).await
     }
 
-    async fn purge(&mut self, log_id: LogId<NodeId>) -> Result<(), StorageError> {
-        self.appended.lock().0.retain(|entry| entry.log_id.index > log_id.index);
-        let bytes = to_json(&log_id, "a log id").map_err(|error| StorageIOError::write_logs(&error))?;
-        let result = self.write(LogChange::Purge(log_id.index, bytes)).await;
-        result.map_err(|error| StorageIOError::write_logs(&error).into())
+    async fn purge(&mut self, log_id: LogId) -> io::Result<()> {
+        self.appended.lock().0.retain(|(_, entry)| entry.log_id.index > log_id.index);
+        let bytes = to_json(&log_id, "a log id").map_err(io::Error::other)?;
+        self.write(LogChange::Purge(log_id.index, bytes)).await
     }
 }
 
@@ -271,7 +316,7 @@ mod tests {
     fn entries_are_given_to_their_first_reader_if_all_of_them_are_here() {
         let mut appended = Appended::default();
         assert!(appended.take(1, 2).is_none());
-        (5..9).for_each(|index| appended.push(entry(1, index)));
+        (5..9).for_each(|index| appended.push(10, entry(1, index)));
         for (start, end) in [(4, 6), (5, 10), (8, 10), (6, 6), (7, 6)] {
             assert!(appended.take(start, end).is_none(), "{start}..{end}");
         }
@@ -281,11 +326,23 @@ mod tests {
         assert!(appended.take(5, 6).is_none(), "the range before it has been read by somebody else");
         assert_eq!(indices(appended.take(8, 9)), [8]);
         // Another leader's entries begin elsewhere.
-        appended.push(entry(1, 9));
-        appended.push(entry(2, 7));
+        appended.push(10, entry(1, 9));
+        appended.push(10, entry(2, 7));
         assert!(appended.take(9, 10).is_none());
         assert_eq!(appended.take(7, 8).unwrap()[0].log_id, log_id(2, 1, 7));
-        (0..2 * KEPT as u64).for_each(|index| appended.push(entry(3, index)));
+        (0..2 * KEPT as u64).for_each(|index| appended.push(10, entry(3, index)));
         assert_eq!(appended.0.len(), KEPT);
+    }
+
+    #[test]
+    fn another_master_is_given_what_fits_into_a_message() {
+        let mut appended = Appended::default();
+        for (index, bytes) in [(1, 2 * MESSAGE_BYTES), (2, MESSAGE_BYTES / 2), (3, MESSAGE_BYTES / 2), (4, 1)] {
+            appended.push(bytes, entry(1, index));
+        }
+        let count = |start, end| appended.copy(start, end).map(|entries| entries.len());
+        assert_eq!((count(1, 5), count(2, 5), count(3, 5)), (Some(1), Some(2), Some(2)));
+        assert_eq!((count(2, 6), count(5, 5)), (None, None));
+        assert_eq!(appended.take(1, 5).map(|entries| entries.len()), Some(4), "they are still there to be applied");
     }
 }

@@ -1,150 +1,187 @@
-//! One voter: its start, its end, and what it shows of itself.
+//! One master's part of the consensus: its start, its end, and what it shows of itself.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cavern_conf::host;
-use cavern_proto::record::InitCluster;
-use cavern_proto::record::command::Command as Kind;
-use openraft::{Config, SnapshotPolicy};
+use cavern_proto::NotLeading;
+use openraft::async_runtime::watch::WatchReceiver as _;
+use openraft::errors::{InitializeError, RaftError};
+use openraft::{Config, ReadPolicy, ServerState, SnapshotPolicy};
 use parking_lot::Mutex;
 use tokio::task;
 
+use super::identity::Identity;
+use super::leader_lease::{ELECTION, LeaderLease};
 use super::log_store::LogStore;
 use super::network::Network;
+use super::observe::Observed;
 use super::proposer::Proposer;
 use super::snapshot::Snapshots;
 use super::state_machine::{ChangeListener, StateMachine};
-use super::types::{Node, NodeId, Raft};
+use super::types::{LeaderId, Node, NodeId, Raft};
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics::RaftMetrics;
 use crate::state::Database;
 
-/// The id of the only voter.
-const NODE_ID: NodeId = 1;
-
-/// How long a start waits until everything committed before is applied.
-const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long an end waits for the threads.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two signs of life of a leader: several in the shortest election timeout.
+const HEARTBEAT: Duration = Duration::from_millis(150);
 
 /// What a node must know at its start.
 pub struct ConsensusConfig<'a> {
     pub cluster_name: &'a str,
+    pub identity: Identity,
+    /// Where the other masters and the clients reach this one.
+    pub address: String,
     /// Directory of the snapshots.
     pub snapshots: &'a Path,
     pub snapshot_entries: u64,
-    /// The id that the cluster gets if this is its first start.
-    pub new_cluster_id: String,
-    pub clock: Arc<Clock>,
 }
 
 /// A running node.
 pub struct Consensus {
-    raft: Raft,
-    proposer: Proposer,
-    running: Mutex<Option<Running>>,
-}
-
-/// What `stop` waits for.
-struct Running {
-    proposals: task::JoinHandle<()>,
-    log: JoinHandle<()>,
+    identity: Identity,
+    address: String,
+    pub(super) raft: Raft,
+    snapshots: Snapshots,
+    metrics: RaftMetrics,
+    log: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Consensus {
-    /// Starts the node. When this returns, everything that was ever acknowledged is applied, and reads of the database
-    /// are up to date.
+    /// Starts the node, which goes on where it was. It leads, or follows whoever does, some time after this.
     pub async fn start(
         database: Arc<Database>,
         config: ConsensusConfig<'_>,
         listener: Arc<dyn ChangeListener>,
         metrics: RaftMetrics,
     ) -> Result<Self, MasterError> {
-        let snapshots = Snapshots::open(config.snapshots.to_owned())?;
+        let ConsensusConfig { cluster_name, identity, address, snapshots, snapshot_entries } = config;
+        let snapshots = Snapshots::open(snapshots.to_owned())?;
         let (log, log_thread) = LogStore::start(database.clone(), metrics.clone())?;
-        let machine = StateMachine::open(database, snapshots, listener, metrics.clone())?;
-        let fatal = |error: &dyn std::fmt::Display| MasterError::Consensus(error.to_string());
+        let machine = StateMachine::open(database, snapshots.clone(), listener, metrics.clone())?;
         let raft_config = Config {
-            cluster_name: config.cluster_name.to_owned(),
-            election_timeout_min: 1000,
-            election_timeout_max: 2000,
-            heartbeat_interval: 250,
-            snapshot_policy: SnapshotPolicy::LogsSinceLast(config.snapshot_entries.max(1)),
-            max_in_snapshot_log_to_keep: (config.snapshot_entries / 10).min(1000),
+            cluster_name: cluster_name.to_owned(),
+            election_timeout_min: ELECTION.start().as_millis() as u64,
+            election_timeout_max: ELECTION.end().as_millis() as u64,
+            heartbeat_interval: HEARTBEAT.as_millis() as u64,
+            snapshot_policy: SnapshotPolicy::LogsSinceLast(snapshot_entries.max(1)),
+            // A master that was away for a moment needs no snapshot.
+            max_in_snapshot_log_to_keep: snapshot_entries.max(1),
+            replication_lag_threshold: snapshot_entries.saturating_mul(2).max(2),
             purge_batch_size: 256,
+            max_payload_entries: 1024,
+            enable_pre_vote: Some(true),
             ..Config::default()
         };
-        let raft_config = Arc::new(raft_config.validate().map_err(|error| fatal(&error))?);
-        let raft = Raft::new(NODE_ID, raft_config, Network, log, machine).await.map_err(|error| fatal(&error))?;
-        if raft.is_initialized().await.map_err(|error| fatal(&error))? {
-            // The only voter need not wait for an election timeout.
-            raft.trigger().elect().await.map_err(|error| fatal(&error))?;
-        } else {
-            let members = std::collections::BTreeMap::from([(NODE_ID, Node::default())]);
-            raft.initialize(members).await.map_err(|error| fatal(&error))?;
+        let raft_config = Arc::new(raft_config.validate().map_err(fatal)?);
+        let network = Network::new(&identity.cluster_id, identity.node_id);
+        // Boxed, since it is large.
+        let raft = Box::pin(Raft::new(identity.node_id, raft_config, network, log, machine)).await.map_err(fatal)?;
+        let node = Self { identity, address, raft, snapshots, metrics, log: Mutex::new(Some(log_thread)) };
+        if let Some(members) = node.identity.founds.clone()
+            && let Err(error) = node.found(&members).await
+        {
+            node.stop().await;
+            return Err(error);
         }
-        let (proposer, serve) = Proposer::new(raft.clone(), config.clock.clone(), metrics);
-        let proposals = host::spawn(serve);
-        let running = Running { proposals, log: log_thread };
-        let node = Self { raft, proposer, running: Mutex::new(Some(running)) };
-        match node.become_ready(config.new_cluster_id, &config.clock).await {
-            Ok(()) => Ok(node),
-            Err(error) => {
-                node.stop().await;
-                Err(error)
-            }
+        Ok(node)
+    }
+
+    /// Begins the cluster with these members, unless that was done before.
+    async fn found(&self, members: &[String]) -> Result<(), MasterError> {
+        let members = (1..).zip(members).map(|(id, address)| (id, Node::new(address)));
+        match self.raft.initialize(members.collect::<BTreeMap<NodeId, Node>>()).await {
+            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+            Err(error) => Err(fatal(error)),
         }
     }
 
-    /// Leads, and applies a first command of the new term: everything before it is applied then, too.
-    async fn become_ready(&self, cluster_id: String, clock: &Clock) -> Result<(), MasterError> {
-        let leads = self.raft.wait(Some(READY_TIMEOUT)).current_leader(NODE_ID, "the only voter leads").await;
-        leads.map_err(|error| MasterError::Consensus(format!("the only voter did not come to lead: {error}")))?;
-        let init = Kind::Init(InitCluster { cluster_id, now_ns: clock.now_ns() });
-        let proposer = self.proposer();
-        let applied = tokio::time::timeout(READY_TIMEOUT, proposer.propose(init)).await;
-        applied.map_err(|_| MasterError::Consensus(format!("the log was not applied within {READY_TIMEOUT:?}")))??;
-        Ok(())
+    pub fn identity(&self) -> &Identity {
+        &self.identity
     }
 
-    /// For proposals.
-    pub fn proposer(&self) -> Proposer {
-        self.proposer.clone()
+    /// Where others reach this master.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(super) fn snapshots(&self) -> &Snapshots {
+        &self.snapshots
+    }
+
+    /// Changes with everything that there is to see, and so also when this master begins or ceases to lead.
+    pub fn observe(&self) -> Observed {
+        self.raft.metrics()
+    }
+
+    /// The lead that this master has, if it has one.
+    pub fn leads(&self) -> Option<LeaderId> {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        let is_leader = metrics.state == ServerState::Leader && metrics.running_state.is_ok();
+        let vote = metrics.vote;
+        (is_leader && vote.committed && vote.leader_id.node_id == self.identity.node_id).then_some(vote.leader_id)
+    }
+
+    /// Whether there are other masters who could lead.
+    pub fn has_others(&self) -> bool {
+        self.raft.metrics().borrow_watched().membership_config.voter_ids().count() > 1
+    }
+
+    /// For the proposals of one lead, with the task that serves them.
+    pub fn proposer(&self, lead: LeaderId, clock: Arc<Clock>) -> (Proposer, impl Future<Output = ()> + Send + use<>) {
+        Proposer::new(self.raft.clone(), lead, clock, self.metrics.clone())
+    }
+
+    /// Says whether this master still has a lead.
+    pub fn lease(&self, lead: LeaderId) -> LeaderLease {
+        LeaderLease::new(&self.raft, lead)
+    }
+
+    /// Who leads, for one who asked the wrong master.
+    pub fn not_leading(&self) -> NotLeading {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        let leader = metrics.current_leader.filter(|leader| *leader != self.identity.node_id);
+        let node = leader.and_then(|leader| metrics.membership_config.membership().get_node(&leader).cloned());
+        NotLeading { leader: node.map(|node| node.addr).filter(|address| !address.is_empty()) }
     }
 
     /// Returns when the [`ChangeListener`] has been notified of everything that the database shows at the moment: an
     /// entry is in the database before that.
     pub async fn wait_notified(&self) -> Result<(), MasterError> {
-        let applied = self.raft.ensure_linearizable().await;
-        applied.map(drop).map_err(|error| MasterError::Consensus(error.to_string()))
+        self.raft.ensure_linearizable(ReadPolicy::ReadIndex).await.map(drop).map_err(fatal)
     }
 
     /// Index of the last applied entry, the leader's id, and what broke, if anything did.
     pub fn progress(&self) -> (u64, u64, Result<(), String>) {
         let metrics = self.raft.metrics();
-        let metrics = metrics.borrow();
+        let metrics = metrics.borrow_watched();
         let applied = metrics.last_applied.map_or(0, |id| id.index);
-        let state = metrics.running_state.as_ref().map(|_| ()).map_err(ToString::to_string);
+        let state = metrics.running_state.clone().map_err(|error| error.to_string());
         (applied, metrics.current_leader.unwrap_or(0), state)
     }
 
     /// Stops consensus and joins its thread. Proposals fail from now on; a second call does nothing.
     pub async fn stop(&self) {
-        let Some(Running { proposals, log }) = self.running.lock().take() else { return };
+        let Some(log) = self.log.lock().take() else { return };
         if self.raft.shutdown().await.is_err() {
             tracing::warn!("the consensus task ended by a panic");
         }
-        proposals.abort();
-        // Aborted, which is how it is meant to end.
-        let _ = proposals.await;
         match tokio::time::timeout(STOP_TIMEOUT, task::spawn_blocking(move || log.join())).await {
             Ok(Ok(Ok(()))) => {}
             Ok(_) => tracing::warn!("the thread of the log ended by a panic"),
             Err(_) => tracing::warn!("the thread of the log did not end in time"),
         }
     }
+}
+
+pub(super) fn fatal(error: impl std::fmt::Display) -> MasterError {
+    MasterError::Consensus(error.to_string())
 }

@@ -1,19 +1,25 @@
 //! Proposals. Commands that arrive while entries are on their way share the next one: openraft syncs one append after
 //! the other, so the number of entries, not of commands, is what costs. While one is applied, the next is synced.
+//!
+//! A proposer belongs to one lead. What it is given later goes into no log: whoever decided on it knew the state of
+//! that lead. What was under way when the lead ended may be applied nevertheless, by a successor.
 
 use std::sync::Arc;
 
 use cavern_conf::Failpoint;
+use cavern_proto::NotLeading;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, CommandBatch};
-use futures::StreamExt;
 use futures::stream::FuturesOrdered;
-use openraft::error::ClientWriteError;
-use openraft::raft::ClientWriteResponse;
+use futures::{FutureExt, StreamExt};
+use openraft::errors::ClientWriteError;
+use openraft::impls::ProgressResponder;
+use openraft::raft::ClientWriteResult;
 use prost::Message;
 use tokio::sync::{mpsc, oneshot};
 
-use super::types::{Batch, Node, NodeId, Raft, Types};
+use super::observe;
+use super::types::{Batch, LeaderId, Raft, Types};
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics::RaftMetrics;
@@ -27,7 +33,25 @@ const UNDER_WAY: usize = 2;
 const BATCH_COMMANDS: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
 
-type Answer = Result<Outcome, String>;
+type Answer = Result<Outcome, Failure>;
+
+/// Why a command has no outcome.
+#[derive(Clone)]
+enum Failure {
+    /// Another master leads, or none; it is in no log.
+    NotLeading(NotLeading),
+    /// It may be applied nevertheless.
+    Unknown(String),
+}
+
+impl From<Failure> for MasterError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotLeading(answer) => Self::NotLeading(answer),
+            Failure::Unknown(reason) => Self::Consensus(reason),
+        }
+    }
+}
 
 /// Puts commands into the log. Cheap to clone.
 #[derive(Clone)]
@@ -37,15 +61,21 @@ pub struct Proposer {
 
 impl Proposer {
     /// A proposer and the task that serves it, which ends when the last clone is dropped.
-    pub fn new(raft: Raft, clock: Arc<Clock>, metrics: RaftMetrics) -> (Self, impl Future<Output = ()> + Send) {
+    pub(super) fn new(
+        raft: Raft,
+        lead: LeaderId,
+        clock: Arc<Clock>,
+        metrics: RaftMetrics,
+    ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (queue, waiting) = mpsc::channel(QUEUE);
-        (Self { queue }, serve(raft, waiting, clock, metrics))
+        (Self { queue }, serve(raft, lead, waiting, clock, metrics))
     }
 
     /// Returns what the command did, once it is on disk and applied. A caller that gives up waiting does not undo it.
     ///
     /// # Errors
-    /// [`MasterError::Consensus`] while nothing can be committed; the command may still be applied later.
+    /// [`MasterError::NotLeading`] when this master leads no more and the command was not put into the log;
+    /// [`MasterError::Consensus`] when nothing can be committed: it may still be applied later.
     pub async fn propose(&self, kind: Kind) -> Result<Outcome, MasterError> {
         received(self.enqueue(kind).await?).await
     }
@@ -84,24 +114,34 @@ impl Proposer {
 }
 
 async fn received(answer: oneshot::Receiver<Answer>) -> Result<Outcome, MasterError> {
-    answer.await.map_err(|_| stopped())?.map_err(MasterError::Consensus)
+    Ok(answer.await.map_err(|_| stopped())??)
 }
 
 fn stopped() -> MasterError {
-    MasterError::Consensus("the master is stopping".into())
+    MasterError::Consensus("the master is stopping, or leads no more".into())
 }
 
 async fn serve(
     raft: Raft,
+    lead: LeaderId,
     mut waiting: mpsc::Receiver<(Command, oneshot::Sender<Answer>)>,
     clock: Arc<Clock>,
     metrics: RaftMetrics,
 ) {
     let mut under_way = FuturesOrdered::new();
+    let mut observed = raft.metrics();
+    // A lead that is over says nothing more of what was under way, unless a successor does.
+    let is_over =
+        observe::until(&mut observed, |metrics| metrics.vote.leader_id != lead || metrics.running_state.is_err());
+    tokio::pin!(is_over);
     loop {
         let first = tokio::select! {
             first = waiting.recv(), if under_way.len() < UNDER_WAY => first,
             Some(()) = under_way.next(), if !under_way.is_empty() => continue,
+            _ = &mut is_over => {
+                while under_way.next().now_or_never().flatten().is_some() {}
+                return;
+            }
         };
         let Some((command, answer)) = first else { break };
         let mut bytes = command.encoded_len();
@@ -113,18 +153,26 @@ async fn serve(
             answers.push(answer);
         }
         metrics.proposed(commands.len());
-        match raft.client_write_ff(Batch(CommandBatch { commands, now_ns: clock.now_ns() })).await {
-            Ok(result) => under_way.push_back(answer_all(result, answers)),
-            Err(error) => refuse_all(answers, &error.to_string()),
+        let batch = Batch(CommandBatch { commands, now_ns: clock.now_ns() });
+        let (responder, written) = ProgressResponder::complete_only();
+        match raft.write(batch).with_leader(lead).responder(responder).await {
+            Ok(()) => under_way.push_back(answer_all(written, answers)),
+            Err(error) => refuse_all(answers, &Failure::Unknown(error.to_string())),
         }
     }
-    while under_way.next().await.is_some() {}
+    loop {
+        tokio::select! {
+            answered = under_way.next() => if answered.is_none() { return },
+            _ = &mut is_over => return,
+        }
+    }
 }
 
-type Written = Result<ClientWriteResponse<Types>, ClientWriteError<NodeId, Node>>;
-
-async fn answer_all<E>(result: impl Future<Output = Result<Written, E>>, answers: Vec<oneshot::Sender<Answer>>) {
-    let result = result.await;
+async fn answer_all<E>(
+    written: impl Future<Output = Result<ClientWriteResult<Types>, E>>,
+    answers: Vec<oneshot::Sender<Answer>>,
+) {
+    let result = written.await;
     Failpoint::EntryAnswered.pass();
     match result {
         Ok(Ok(response)) => {
@@ -133,22 +181,23 @@ async fn answer_all<E>(result: impl Future<Output = Result<Written, E>>, answers
             }
         }
         Ok(Err(error)) => refuse_all(answers, &explain(&error)),
-        Err(_stopped) => refuse_all(answers, "the master is stopping"),
+        Err(_stopped) => refuse_all(answers, &Failure::Unknown("the master is stopping".into())),
     }
 }
 
-fn refuse_all(answers: Vec<oneshot::Sender<Answer>>, reason: &str) {
+fn refuse_all(answers: Vec<oneshot::Sender<Answer>>, reason: &Failure) {
     for answer in answers {
-        let _ = answer.send(Err(reason.to_owned()));
+        let _ = answer.send(Err(reason.clone()));
     }
 }
 
-fn explain(error: &ClientWriteError<NodeId, Node>) -> String {
+fn explain(error: &ClientWriteError<Types>) -> Failure {
     match error {
-        ClientWriteError::ForwardToLeader(forward) => match forward.leader_id {
-            Some(leader) => format!("this master does not lead, master {leader} does"),
-            None => "no master leads at the moment".to_owned(),
-        },
-        other => other.to_string(),
+        ClientWriteError::ForwardToLeader(forward) => {
+            let leader = forward.leader_node.as_ref().map(|node| node.addr.clone());
+            Failure::NotLeading(NotLeading { leader: leader.filter(|address| !address.is_empty()) })
+        }
+        ClientWriteError::PreconditionFailed(_) => Failure::NotLeading(NotLeading { leader: None }),
+        other => Failure::Unknown(other.to_string()),
     }
 }

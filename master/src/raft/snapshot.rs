@@ -1,20 +1,33 @@
 //! Snapshots: RocksDB checkpoints in `data_dir/snapshots`, one directory each, with the metadata beside it as JSON.
 //!
 //! A snapshot counts once its metadata file is there; that file is written last and renamed into place, and older
-//! snapshots are deleted after it. A directory without metadata is what a crash left, and is deleted.
+//! snapshots are deleted after it. A directory without metadata is what a crash left, and is deleted; but for the one
+//! in which a snapshot of another master is [`incoming`], which goes on where it was.
+//!
+//! Snapshots are named by their position in the log. Of one position there is one: its files never change, so what is
+//! [`outgoing`] holds them open, and need not care that a newer snapshot has taken the place of theirs.
+
+mod incoming;
+mod outgoing;
 
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cavern_conf::Failpoint;
-use openraft::{RaftSnapshotBuilder, Snapshot, SnapshotMeta, StorageIOError};
+use openraft::RaftSnapshotBuilder;
 
 use super::state_machine::read_position;
-use super::types::{Node, NodeId, StorageError, Types, from_json};
+use super::types::{LogId, Meta, Snapshot, Types, from_json};
 use crate::MasterError;
 use crate::state::Database;
+
+pub use incoming::Incoming;
+pub use outgoing::Outgoing;
+
+/// Directory of what comes from another master.
+const INCOMING: &str = "incoming";
 
 /// A snapshot's content: the directory of a RocksDB checkpoint.
 #[derive(Clone, Debug)]
@@ -28,15 +41,13 @@ pub struct Snapshots {
     directory: PathBuf,
 }
 
-pub type Meta = SnapshotMeta<NodeId, Node>;
-
 impl Snapshots {
     /// Opens the directory and removes what a crash may have left in it.
     pub fn open(directory: PathBuf) -> Result<Self, MasterError> {
         fs::create_dir_all(&directory).map_err(MasterError::io(&directory))?;
         let snapshots = Self { directory };
         let current = snapshots.current()?;
-        snapshots.remove_all_but(current.as_ref().map(|(meta, _)| meta.snapshot_id.as_str()))?;
+        snapshots.remove_all_but(current.as_ref().map(|(meta, _)| name(meta)).as_deref())?;
         Ok(snapshots)
     }
 
@@ -48,13 +59,13 @@ impl Snapshots {
                 let bytes = fs::read(&path).map_err(MasterError::io(&path))?;
                 let meta: Meta = from_json(&bytes, &format!("the snapshot description {}", path.display()))?;
                 let is_newer = newest.as_ref().is_none_or(|newest| newest.last_log_id < meta.last_log_id);
-                if is_newer && self.data(&meta.snapshot_id).is_dir() {
+                if is_newer && self.data(&name(&meta)).is_dir() {
                     newest = Some(meta);
                 }
             }
         }
         Ok(newest.map(|meta| {
-            let directory = self.data(&meta.snapshot_id);
+            let directory = self.data(&name(&meta));
             (meta, Checkpoint { directory })
         }))
     }
@@ -67,19 +78,22 @@ impl Snapshots {
         // The position is read from the checkpoint itself: the database has moved on.
         let (last_log_id, last_membership) = read_position(&Database::open_checkpoint(&temporary)?)?;
         Failpoint::SnapshotBuilt.pass();
-        let index = last_log_id.map_or(0, |id| id.index);
-        let term = last_log_id.map_or(0, |id| id.leader_id.term);
-        let meta = Meta { last_log_id, last_membership, snapshot_id: format!("{term}-{index}") };
+        let meta = Meta { last_log_id, last_membership };
+        if let Some((current, checkpoint)) = self.current()?
+            && current.last_log_id == meta.last_log_id
+        {
+            // Another master may have a part of it.
+            remove_dir(&temporary)?;
+            return Ok((current, checkpoint));
+        }
         let made = self.commit(&meta, &temporary)?;
         Failpoint::SnapshotMade.pass();
         Ok(made)
     }
 
-    /// Where a snapshot that comes from another node is put together.
-    pub fn receiving(&self) -> Result<Checkpoint, MasterError> {
-        let directory = self.directory.join("received");
-        remove_dir(&directory)?;
-        Ok(Checkpoint { directory })
+    /// Where the files of a snapshot that comes from another master are collected.
+    pub fn incoming(&self) -> PathBuf {
+        self.directory.join(INCOMING)
     }
 
     /// Keeps a copy (hard links) of a received checkpoint as the current snapshot.
@@ -97,10 +111,11 @@ impl Snapshots {
     }
 
     fn commit(&self, meta: &Meta, temporary: &Path) -> Result<(Meta, Checkpoint), MasterError> {
-        let directory = self.data(&meta.snapshot_id);
+        let name = name(meta);
+        let directory = self.data(&name);
         remove_dir(&directory)?;
         fs::rename(temporary, &directory).map_err(MasterError::io(&directory))?;
-        let description = self.directory.join(format!("{}.json", meta.snapshot_id));
+        let description = self.directory.join(format!("{name}.json"));
         let unfinished = self.directory.join("description");
         let write = || {
             let mut file = fs::File::create(&unfinished)?;
@@ -110,13 +125,14 @@ impl Snapshots {
             fs::File::open(&self.directory)?.sync_all()
         };
         write().map_err(MasterError::io(&description))?;
-        self.remove_all_but(Some(&meta.snapshot_id))?;
+        self.remove_all_but(Some(&name))?;
         Ok((meta.clone(), Checkpoint { directory }))
     }
 
     fn remove_all_but(&self, keep: Option<&str>) -> Result<(), MasterError> {
         for path in self.entries()? {
-            if keep.is_some() && path.file_stem().and_then(|stem| stem.to_str()) == keep {
+            let stem = path.file_stem().and_then(|stem| stem.to_str());
+            if stem == Some(INCOMING) || (keep.is_some() && stem == keep) {
                 continue;
             }
             if path.is_dir() {
@@ -132,9 +148,15 @@ impl Snapshots {
         read_dir(&self.directory)
     }
 
-    fn data(&self, snapshot_id: &str) -> PathBuf {
-        self.directory.join(snapshot_id)
+    fn data(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
     }
+}
+
+/// The name of a snapshot: its position in the log.
+fn name(meta: &Meta) -> String {
+    let position = |id: LogId| format!("{}-{}-{}", id.leader_id.term, id.leader_id.node_id, id.index);
+    meta.last_log_id.map_or_else(|| "empty".to_owned(), position)
 }
 
 fn read_dir(directory: &Path) -> Result<Vec<PathBuf>, MasterError> {
@@ -156,17 +178,17 @@ pub struct Builder {
 }
 
 impl RaftSnapshotBuilder<Types> for Builder {
-    async fn build_snapshot(&mut self) -> Result<Snapshot<Types>, StorageError> {
+    type SnapshotData = Checkpoint;
+
+    async fn build_snapshot(&mut self) -> io::Result<Snapshot> {
         let (snapshots, database) = (self.snapshots.clone(), self.database.clone());
         let built = tokio::task::spawn_blocking(move || snapshots.build(&database)).await;
-        let built = built.map_err(|error| StorageIOError::write_snapshot(None, &error))?;
-        let (meta, checkpoint) = built.map_err(|error| StorageIOError::write_snapshot(None, &error))?;
-        tracing::info!(snapshot = %meta.snapshot_id, "made a snapshot");
-        Ok(Snapshot { meta, snapshot: Box::new(checkpoint) })
+        let (meta, snapshot) = built.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        tracing::info!(snapshot = name(&meta), "made a snapshot");
+        Ok(Snapshot { meta, snapshot })
     }
 }
 
-/// Checks a JSON description, for tests of damage.
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,18 +5,20 @@
 //! before it say how many of the entry's commands are done: replay after a crash begins exactly behind what was
 //! written. Outcomes go back to the proposers, changes to the [`ChangeListener`] in applied order.
 
+use std::io;
 use std::sync::Arc;
 
 use cavern_conf::Failpoint;
 use cavern_proto::record::CommandBatch;
-use openraft::storage::RaftStateMachine;
-use openraft::{EntryPayload, LogId, OptionalSend, Snapshot, StorageIOError, StoredMembership};
+use futures::{Stream, StreamExt};
+use openraft::storage::{EntryResponder, RaftStateMachine};
+use openraft::{EntryPayload, OptionalSend};
 use rocksdb::{IteratorMode, WriteBatch};
 use tokio::task;
 use tokio::time::Instant;
 
-use super::snapshot::{Builder, Checkpoint, Meta, Snapshots};
-use super::types::{Entry, Node, NodeId, Outcomes, StorageError, Types, from_json, to_json};
+use super::snapshot::{Builder, Checkpoint, Snapshots};
+use super::types::{Entry, LogId, Meta, Outcomes, Snapshot, StoredMembership, Types, from_json, to_json};
 use crate::MasterError;
 use crate::metrics::RaftMetrics;
 use crate::state::{Change, Database, Family, Outcome, Transaction, apply, index_holds};
@@ -50,7 +52,7 @@ pub struct StateMachine {
 }
 
 /// Last applied log id and last membership.
-pub type Position = (Option<LogId<NodeId>>, StoredMembership<NodeId, Node>);
+pub type Position = (Option<LogId>, StoredMembership);
 
 /// Where a database stands in the log.
 pub fn read_position(database: &Database) -> Result<Position, MasterError> {
@@ -60,6 +62,15 @@ pub fn read_position(database: &Database) -> Result<Position, MasterError> {
         applied.map(|bytes| from_json(&bytes, "the applied position")).transpose()?,
         membership.map(|bytes| from_json(&bytes, "the membership")).transpose()?.unwrap_or_default(),
     ))
+}
+
+/// Index of the entry that was applied in part, and how many of its commands were.
+fn read_progress(database: &Database) -> Result<(u64, u64), MasterError> {
+    let Some(bytes) = database.get(Family::Meta, PROGRESS_KEY)? else { return Ok((0, 0)) };
+    let number =
+        |range: std::ops::Range<usize>| -> Option<u64> { Some(u64::from_be_bytes(bytes.get(range)?.try_into().ok()?)) };
+    let progress = number(0..8).zip(number(8..16));
+    progress.ok_or_else(|| MasterError::Corrupt("the progress inside a log entry".into()))
 }
 
 impl StateMachine {
@@ -76,17 +87,7 @@ impl StateMachine {
             copy_state(&database, &checkpoint)?;
         }
         index_holds(&database)?;
-        let progress = match database.get(Family::Meta, PROGRESS_KEY)? {
-            Some(bytes) => {
-                let number = |range: std::ops::Range<usize>| -> Option<u64> {
-                    Some(u64::from_be_bytes(bytes.get(range)?.try_into().ok()?))
-                };
-                number(0..8)
-                    .zip(number(8..16))
-                    .ok_or_else(|| MasterError::Corrupt("the progress inside a log entry".into()))?
-            }
-            None => (0, 0),
-        };
+        let progress = read_progress(&database)?;
         Ok(Self { database, snapshots, listener, metrics, progress })
     }
 
@@ -181,44 +182,46 @@ fn copy_state(database: &Database, checkpoint: &Checkpoint) -> Result<(), Master
 }
 
 impl RaftStateMachine<Types> for StateMachine {
+    type SnapshotData = Checkpoint;
     type SnapshotBuilder = Builder;
 
-    async fn applied_state(&mut self) -> Result<Position, StorageError> {
-        read_position(&self.database).map_err(|error| StorageIOError::read_state_machine(&error).into())
+    async fn applied_state(&mut self) -> io::Result<Position> {
+        read_position(&self.database).map_err(io::Error::other)
     }
 
-    async fn apply<I>(&mut self, entries: I) -> Result<Vec<Outcomes>, StorageError>
+    async fn apply<S>(&mut self, mut entries: S) -> io::Result<()>
     where
-        I: IntoIterator<Item = Entry> + OptionalSend,
-        I::IntoIter: OptionalSend,
+        S: Stream<Item = io::Result<EntryResponder<Types>>> + Unpin + OptionalSend,
     {
-        let outcomes: Result<_, _> = entries.into_iter().map(|entry| self.apply_entry(entry)).collect();
-        outcomes.map_err(|error| StorageIOError::write_state_machine(&error).into())
+        while let Some(next) = entries.next().await {
+            let (entry, proposer) = next?;
+            let outcomes = self.apply_entry(entry).map_err(io::Error::other)?;
+            if let Some(proposer) = proposer {
+                proposer.send(outcomes);
+            }
+        }
+        Ok(())
     }
 
     async fn get_snapshot_builder(&mut self) -> Builder {
         Builder { snapshots: self.snapshots.clone(), database: self.database.clone() }
     }
 
-    async fn begin_receiving_snapshot(&mut self) -> Result<Box<Checkpoint>, StorageError> {
-        self.snapshots.receiving().map(Box::new).map_err(|error| StorageIOError::write_snapshot(None, &error).into())
-    }
-
-    async fn install_snapshot(&mut self, meta: &Meta, snapshot: Box<Checkpoint>) -> Result<(), StorageError> {
-        let failed = |error: &MasterError| -> StorageError {
-            StorageIOError::write_snapshot(Some(meta.signature()), error).into()
-        };
+    async fn install_snapshot(&mut self, meta: &Meta, snapshot: Checkpoint) -> io::Result<()> {
         let (database, snapshots, own) = (self.database.clone(), self.snapshots.clone(), meta.clone());
-        let installed = task::spawn_blocking(move || install(&database, &snapshots, &own, &snapshot)).await;
-        let stopped = |_| failed(&MasterError::Consensus("the state machine has stopped".into()));
-        installed.map_err(stopped)?.map_err(|error| failed(&error))?;
+        let installed = task::spawn_blocking(move || {
+            install(&database, &snapshots, &own, &snapshot)?;
+            read_progress(&database)
+        });
+        // A checkpoint may have been made in the middle of an entry.
+        self.progress = installed.await.map_err(io::Error::other)?.map_err(io::Error::other)?;
         self.listener.replaced();
         Ok(())
     }
 
-    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<Types>>, StorageError> {
-        let current = self.snapshots.current().map_err(|error| StorageIOError::read_snapshot(None, &error))?;
-        Ok(current.map(|(meta, checkpoint)| Snapshot { meta, snapshot: Box::new(checkpoint) }))
+    async fn get_current_snapshot(&mut self) -> io::Result<Option<Snapshot>> {
+        let current = self.snapshots.current().map_err(io::Error::other)?;
+        Ok(current.map(|(meta, snapshot)| Snapshot { meta, snapshot }))
     }
 }
 
@@ -266,9 +269,9 @@ mod tests {
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
         write(&database, Family::Meta, PROGRESS_KEY, &[7u64.to_be_bytes(), 2u64.to_be_bytes()].concat());
         let mut machine = open(&database, &snapshots);
-        let outcomes = machine.apply([entry(7, 3), entry(8, 1)]).await.unwrap();
-        assert_eq!(outcomes[0].0, [Outcome::Done, Outcome::Done, Outcome::Job(1)]);
-        assert_eq!(outcomes[1].0, [Outcome::Job(2)]);
+        let outcomes = machine.apply_entry(entry(7, 3)).unwrap();
+        assert_eq!(outcomes.0, [Outcome::Done, Outcome::Done, Outcome::Job(1)]);
+        assert_eq!(machine.apply_entry(entry(8, 1)).unwrap().0, [Outcome::Job(2)]);
         assert_eq!(machine.applied_state().await.unwrap().0, Some(log_id(1, 1, 8)));
     }
 
@@ -278,15 +281,36 @@ mod tests {
         let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
         let mut machine = open(&database, &snapshots);
-        machine.apply([entry(1, 3)]).await.unwrap();
+        machine.apply_entry(entry(1, 3)).unwrap();
         let expected = Tables::new(&database).jobs().unwrap();
         machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
-        machine.apply([entry(2, 1)]).await.unwrap();
+        machine.apply_entry(entry(2, 1)).unwrap();
         // As a crash between the first and the last family leaves it.
         write(&database, Family::RaftMeta, INSTALLING_KEY, &[]);
         let mut again = open(&database, &snapshots);
         assert_eq!(Tables::new(&database).jobs().unwrap(), expected);
         assert_eq!(again.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)));
         assert!(database.get(Family::RaftMeta, INSTALLING_KEY).unwrap().is_none());
+    }
+
+    /// A checkpoint is made beside the loop that applies: it may fall between two commands of an entry.
+    #[tokio::test]
+    async fn a_snapshot_from_the_middle_of_an_entry_goes_on_in_the_middle_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = |name: &str| {
+            let place = dir.path().join(name);
+            std::fs::create_dir(&place).unwrap();
+            let database = Arc::new(Database::open(&place, 1 << 20).unwrap());
+            (database, Snapshots::open(place.join("snapshots")).unwrap())
+        };
+        let (database, snapshots) = place("leader");
+        let mut leader = open(&database, &snapshots);
+        leader.apply_entry(entry(1, 1)).unwrap();
+        write(&database, Family::Meta, PROGRESS_KEY, &[2u64.to_be_bytes(), 2u64.to_be_bytes()].concat());
+        let (meta, checkpoint) = snapshots.build(&database).unwrap();
+        let (database, snapshots) = place("follower");
+        let mut follower = open(&database, &snapshots);
+        follower.install_snapshot(&meta, checkpoint).await.unwrap();
+        assert_eq!(follower.apply_entry(entry(2, 3)).unwrap().0, [Outcome::Done, Outcome::Done, Outcome::Job(2)]);
     }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use openraft::StorageError;
-use openraft::testing::{StoreBuilder, Suite};
+use openraft::testing::log::{StoreBuilder, Suite};
 use tempfile::TempDir;
 
 use super::log_store::LogStore;
 use super::snapshot::Snapshots;
 use super::state_machine::{ChangeListener, StateMachine};
-use super::types::{NodeId, Types};
+use super::types::Types;
 use crate::metrics::MasterMetrics;
 use crate::state::{Change, Database};
 
@@ -23,7 +23,7 @@ impl ChangeListener for NullListener {
 struct Builder;
 
 impl StoreBuilder<Types, LogStore, StateMachine, TempDir> for Builder {
-    async fn build(&self) -> Result<(TempDir, LogStore, StateMachine), StorageError<NodeId>> {
+    async fn build(&self) -> Result<(TempDir, LogStore, StateMachine), StorageError<Types>> {
         let dir = tempfile::tempdir().unwrap();
         let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
@@ -34,7 +34,7 @@ impl StoreBuilder<Types, LogStore, StateMachine, TempDir> for Builder {
     }
 }
 
-#[test]
-fn the_storage_keeps_what_consensus_expects_of_it() {
-    Suite::test_all(Builder).unwrap();
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_storage_keeps_what_consensus_expects_of_it() {
+    Suite::test_all(Builder).await.unwrap();
 }

@@ -2,19 +2,30 @@
 
 use cavern_proto::record::log_record::Payload;
 use cavern_proto::record::{CommandBatch, LogRecord};
-use openraft::{CommittedLeaderId, EntryPayload, LogId, Membership};
+use openraft::EntryPayload;
+use openraft::impls::{BasicNode, leader_id_adv};
+use openraft::type_config::alias::{DefaultEntryOf, LogIdOf, SnapshotMetaOf, SnapshotOf, StoredMembershipOf, VoteOf};
 use prost::Message;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use super::snapshot::Checkpoint;
+use super::state_machine::StateMachine;
 use crate::MasterError;
 use crate::state::Outcome;
 
 pub type NodeId = u64;
-pub type Node = openraft::BasicNode;
-pub type Entry = openraft::Entry<Types>;
-pub type StorageError = openraft::StorageError<NodeId>;
-pub type Raft = openraft::Raft<Types>;
+pub type Node = BasicNode;
+/// One lead of one master.
+pub type LeaderId = leader_id_adv::LeaderId<u64, NodeId>;
+pub type LogId = LogIdOf<Types>;
+pub type Vote = VoteOf<Types>;
+pub type Membership = openraft::Membership<NodeId, Node>;
+pub type StoredMembership = StoredMembershipOf<Types>;
+pub type Entry = DefaultEntryOf<Types>;
+/// What a snapshot is of.
+pub type Meta = SnapshotMetaOf<Types>;
+pub type Snapshot = SnapshotOf<Types, Checkpoint>;
+pub type Raft = openraft::Raft<Types, StateMachine>;
 
 openraft::declare_raft_types!(
     /// Everything that openraft must know about a master.
@@ -23,9 +34,7 @@ openraft::declare_raft_types!(
         R = Outcomes,
         NodeId = NodeId,
         Node = Node,
-        Entry = openraft::Entry<Types>,
-        SnapshotData = Checkpoint,
-        AsyncRuntime = openraft::TokioRuntime
+        AsyncRuntime = openraft_rt_tokio::TokioRuntime,
 );
 
 /// The commands of one log entry.
@@ -35,6 +44,12 @@ pub struct Batch(pub CommandBatch);
 /// What each command of an entry did, in their order; empty for entries of the consensus itself.
 #[derive(Clone, Debug, Default)]
 pub struct Outcomes(pub Vec<Outcome>);
+
+impl std::fmt::Display for Batch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} commands", self.0.commands.len())
+    }
+}
 
 // openraft demands serde for what it might send between nodes. The log has its own encoding (below), and outcomes
 // never leave the process that proposed.
@@ -63,47 +78,57 @@ impl<'de> Deserialize<'de> for Outcomes {
     }
 }
 
+/// An entry as the log and the network have it.
+pub fn record_of_entry(entry: Entry) -> Result<LogRecord, MasterError> {
+    let Entry { log_id, payload } = entry;
+    let payload = match payload {
+        EntryPayload::Blank => Payload::Blank(true),
+        EntryPayload::Normal(Batch(commands)) => Payload::Commands(commands),
+        EntryPayload::Membership(membership) => Payload::Membership(to_json(&membership, "a membership")?.into()),
+    };
+    let (leader, index) = (log_id.leader_id, log_id.index);
+    Ok(LogRecord { term: leader.term, node_id: leader.node_id, index, payload: Some(payload) })
+}
+
+/// The reverse of [`record_of_entry`].
+pub fn entry_of_record(record: LogRecord) -> Result<Entry, MasterError> {
+    let corrupt = || MasterError::Corrupt("an entry of the log".into());
+    let payload = match record.payload.ok_or_else(corrupt)? {
+        Payload::Blank(_) => EntryPayload::Blank,
+        Payload::Commands(batch) => EntryPayload::Normal(Batch(batch)),
+        Payload::Membership(json) => {
+            EntryPayload::Membership(from_json::<Membership>(&json, "a membership of the log")?)
+        }
+    };
+    Ok(Entry { log_id: log_id(record.term, record.node_id, record.index), payload })
+}
+
 /// An entry as the log keeps it, and the entry itself, which is needed for a moment without a copy.
 pub fn encode_entry(entry: Entry) -> Result<(Vec<u8>, Entry), MasterError> {
-    let Entry { log_id, payload } = entry;
-    let LogId { leader_id, index } = log_id;
-    let record =
-        |payload| LogRecord { term: leader_id.term, node_id: leader_id.node_id, index, payload: Some(payload) };
-    let (bytes, payload) = match payload {
-        EntryPayload::Blank => (record(Payload::Blank(true)).encode_to_vec(), EntryPayload::Blank),
-        EntryPayload::Normal(Batch(commands)) => {
-            let mut record = record(Payload::Commands(commands));
-            let bytes = record.encode_to_vec();
-            match record.payload.take() {
-                Some(Payload::Commands(commands)) => (bytes, EntryPayload::Normal(Batch(commands))),
-                _ => unreachable!("it was put there above"),
-            }
-        }
-        EntryPayload::Membership(membership) => {
-            let json = to_json(&membership, "a membership")?.into();
-            (record(Payload::Membership(json)).encode_to_vec(), EntryPayload::Membership(membership))
-        }
+    let log_id = entry.log_id;
+    // A membership is kept as JSON, and is small.
+    let membership = match &entry.payload {
+        EntryPayload::Membership(membership) => Some(membership.clone()),
+        _ => None,
+    };
+    let record = record_of_entry(entry)?;
+    let bytes = record.encode_to_vec();
+    let payload = match (record.payload, membership) {
+        (Some(Payload::Commands(commands)), _) => EntryPayload::Normal(Batch(commands)),
+        (_, Some(membership)) => EntryPayload::Membership(membership),
+        _ => EntryPayload::Blank,
     };
     Ok((bytes, Entry { log_id, payload }))
 }
 
 /// An entry from the log.
 pub fn decode_entry(bytes: &[u8]) -> Result<Entry, MasterError> {
-    let corrupt = || MasterError::Corrupt("an entry of the log".into());
-    let record = LogRecord::decode(bytes).map_err(|_| corrupt())?;
-    let payload = match record.payload.ok_or_else(corrupt)? {
-        Payload::Blank(_) => EntryPayload::Blank,
-        Payload::Commands(batch) => EntryPayload::Normal(Batch(batch)),
-        Payload::Membership(json) => {
-            EntryPayload::Membership(from_json::<Membership<NodeId, Node>>(&json, "a membership of the log")?)
-        }
-    };
-    Ok(Entry { log_id: log_id(record.term, record.node_id, record.index), payload })
+    entry_of_record(LogRecord::decode(bytes).map_err(|_| MasterError::Corrupt("an entry of the log".into()))?)
 }
 
 /// A position in the log.
-pub fn log_id(term: u64, node_id: NodeId, index: u64) -> LogId<NodeId> {
-    LogId::new(CommittedLeaderId::new(term, node_id), index)
+pub fn log_id(term: u64, node_id: NodeId, index: u64) -> LogId {
+    LogId::new(leader_id_adv::LeaderId { term, node_id }, index)
 }
 
 /// Small records of the consensus, as JSON.
@@ -118,7 +143,7 @@ pub fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8], what: &str) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use cavern_proto::record::{Command, InitCluster, command};
     use proptest::prelude::*;
@@ -129,7 +154,8 @@ mod tests {
     fn entries_survive_the_round_trip() {
         let init = command::Command::Init(InitCluster { cluster_id: "c".into(), now_ns: -5 });
         let batch = CommandBatch { commands: vec![Command { command: Some(init) }], now_ns: 7 };
-        let membership = Membership::new(vec![BTreeSet::from([1, 2])], None);
+        let nodes = BTreeMap::from([(1, Node::new("a:1")), (2, Node::new("b:1"))]);
+        let membership = Membership::new(vec![BTreeSet::from([1, 2])], nodes).unwrap();
         for payload in
             [EntryPayload::Blank, EntryPayload::Normal(Batch(batch.clone())), EntryPayload::Membership(membership)]
         {

@@ -56,7 +56,7 @@ impl Cluster for Services {
             }
         }
         let (answers, stream) = mpsc::channel(EVENTS_AHEAD);
-        let (watch, stop) = (self.watch.clone(), self.stop.clone());
+        let (watch, consensus, stop) = (self.watch.clone(), self.consensus.clone(), self.stop.clone());
         self.tasks.spawn(async move {
             let received = AtomicU64::new(1);
             let listen = async {
@@ -74,7 +74,8 @@ impl Cluster for Services {
             let send_events = async {
                 while let Some(events) = session.next().await {
                     for event in events.iter().flat_map(|events| events.iter()) {
-                        let event = WatchEvent { heard: received.load(Ordering::Relaxed), ..event.clone() };
+                        let (heard, group_epoch) = (received.load(Ordering::Relaxed), consensus.group_epoch());
+                        let event = WatchEvent { heard, group_epoch, ..event.clone() };
                         if answers.send(Ok(event)).await.is_err() {
                             return;
                         }
@@ -106,6 +107,7 @@ impl Cluster for Services {
             workers_epoch: counters.workers_epoch,
             mounts_epoch: counters.mounts_epoch,
             register: !is_known,
+            group_epoch: self.consensus.group_epoch(),
         }))
     }
 

@@ -27,7 +27,7 @@ use super::seen::SeenDirectories;
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics::MasterMetrics;
-use crate::raft::ChangeListener;
+use crate::raft::{ChangeListener, LeaderLease};
 use crate::state::Change;
 
 /// Events that a session may be behind; about 100 bytes each, which all sessions share.
@@ -43,6 +43,7 @@ pub struct WatchHub {
     /// Some session acknowledged something, or ended.
     progress: Notify,
     lease: Duration,
+    lead: LeaderLease,
     cluster_id: Mutex<String>,
     metrics: MasterMetrics,
 }
@@ -114,7 +115,7 @@ impl Session {
 
 impl WatchHub {
     /// A hub without sessions. Numbers begin at the clock's microseconds, so that those of a later master are greater.
-    pub fn new(lease: Duration, clock: &Clock, metrics: MasterMetrics) -> Self {
+    pub fn new(lease: Duration, clock: &Clock, lead: LeaderLease, metrics: MasterMetrics) -> Self {
         let seq = u64::try_from(clock.now_ns() / 1000).unwrap_or(1);
         let state = State {
             seq,
@@ -127,7 +128,7 @@ impl WatchHub {
             closed: false,
             streams: 0,
         };
-        Self { state: Mutex::new(state), progress: Notify::new(), lease, cluster_id: Mutex::default(), metrics }
+        Self { state: Mutex::new(state), progress: Notify::new(), lease, lead, cluster_id: Mutex::default(), metrics }
     }
 
     /// The cluster's id, for the first event of every session.
@@ -269,8 +270,12 @@ impl WatchHub {
     }
 
     /// Puts a tick in the queue of every session that waits for events, and ends those that have sent no message for a
-    /// lease. To be called about once a second.
+    /// lease. To be called about once a second. While this master does not know that it leads, it does neither: its
+    /// clients would believe what another one has changed.
     pub fn tick(&self) {
+        if !self.lead.holds() {
+            return;
+        }
         let mut state = self.state.lock();
         let seq = state.seq;
         let lease = self.lease;
@@ -461,9 +466,10 @@ impl SessionStream {
     }
 }
 
-/// As it waits to be sent. How many messages the master has received by then is filled in when it is.
+/// As it waits to be sent. How many messages the master has received by then, and which masters there are, is filled in
+/// when it is.
 fn event(seq: u64, event: Event) -> WatchEvent {
-    WatchEvent { seq, heard: 0, event: Some(event) }
+    WatchEvent { seq, event: Some(event), ..WatchEvent::default() }
 }
 
 /// Writes down what becomes of a session. Those of commands would fill the log, and say nothing.

@@ -1,5 +1,6 @@
 //! From commands to changes. A command never fails for what it asks: a refusal is an [`Outcome`], returned to the
-//! proposer and the same on every replica. Only a broken database is an error, and it stops the state machine.
+//! proposer and the same on every replica. Only a broken database, and a command of a newer version, are errors, and
+//! they stop the state machine.
 
 use cavern_proto::master::{FreedContent, Mount, MutationResult, RefreshFate};
 use cavern_proto::record::command::Command as Kind;
@@ -29,6 +30,7 @@ pub enum Outcome {
         epoch: u64,
     },
     Job(u64),
+    MasterId(u64),
     StepProgress(StepProgress),
     /// Whether any inodes are left to be counted.
     Counted {
@@ -57,7 +59,8 @@ pub fn apply(transaction: &mut Transaction<'_>, command: Command) -> Result<Outc
 
 fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<Outcome, MasterError> {
     match command.command {
-        None => Ok(Outcome::Refused("an empty command: was it written by a newer version?".into())),
+        // Whatever it does, the masters that know it do it: this one would be another from here on.
+        None => Err(MasterError::UnknownCommand),
         Some(Kind::Init(init)) => init_cluster(transaction, &init),
         Some(Kind::Mount(mount)) => mount::mount(transaction, mount),
         Some(Kind::UnmountPath(path)) => mount::unmount(transaction, &path),
@@ -95,6 +98,7 @@ fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<
         Some(Kind::DrainWorker(drain)) => registry::drain_worker(transaction, &drain),
         Some(Kind::RemoveWorker(remove)) => registry::remove_worker(transaction, &remove),
         Some(Kind::GiveUpReplicas(given_up)) => extent::give_up(transaction, &given_up),
+        Some(Kind::ReserveMasterId(largest)) => Ok(registry::reserve_master_id(transaction, largest)),
     }
 }
 

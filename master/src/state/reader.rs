@@ -1,4 +1,5 @@
-//! The way to read the tables: all that one read sees is of one moment; and the clock by which it is judged.
+//! The way to read the tables: all that one read sees is of one moment, and no other master has acknowledged anything
+//! newer by then; and the clock by which it is judged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,20 +7,25 @@ use std::time::Duration;
 use super::{Database, Tables};
 use crate::MasterError;
 use crate::clock::Clock;
+use crate::raft::LeaderLease;
 
 /// Reads what has been applied. Cheap to clone.
 #[derive(Clone)]
 pub struct StateReader {
     database: Arc<Database>,
     clock: Arc<Clock>,
+    lease: LeaderLease,
 }
 
 impl StateReader {
-    pub fn new(database: Arc<Database>, clock: Arc<Clock>) -> Self {
-        Self { database, clock }
+    pub fn new(database: Arc<Database>, clock: Arc<Clock>, lease: LeaderLease) -> Self {
+        Self { database, clock, lease }
     }
 
     /// Runs `read` with the tables on the blocking pool. All that it reads is of one moment, after the call.
+    ///
+    /// # Errors
+    /// Those of `read`, and [`MasterError::NotLeading`] when somebody else may have led at that moment.
     pub async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(Tables<'_>) -> Result<T, MasterError> + Send + 'static,
@@ -30,7 +36,14 @@ impl StateReader {
             read(Tables::at(&database, &snapshot))
         })
         .await;
-        result.map_err(|error| MasterError::Consensus(format!("a read was given up: {error}")))?
+        let result = result.map_err(|error| MasterError::Consensus(format!("a read was given up: {error}")))?;
+        self.lease.check()?;
+        result
+    }
+
+    /// Whether this master still leads.
+    pub fn lease(&self) -> &LeaderLease {
+        &self.lease
     }
 
     pub fn clock(&self) -> &Clock {

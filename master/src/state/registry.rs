@@ -1,4 +1,4 @@
-//! The worker table and the list of jobs.
+//! The worker table, the list of jobs, and the ids of masters.
 
 use cavern_proto::master::{Job, JobState, WorkerState};
 use cavern_proto::record::{DrainWorker, PutWorker, RemoveWorker, SetWorkerState, WorkerRecord};
@@ -49,6 +49,12 @@ pub fn put_worker(transaction: &mut Transaction<'_>, put: &PutWorker) -> Result<
         next_epoch(transaction);
     }
     Ok(Outcome::Worker { id, epoch: transaction.counters.workers_epoch })
+}
+
+/// Gives a master an id that none has had: one that was removed may still be running somewhere.
+pub fn reserve_master_id(transaction: &mut Transaction<'_>, largest: u64) -> Outcome {
+    transaction.counters.master = transaction.counters.master.max(largest) + 1;
+    Outcome::MasterId(transaction.counters.master)
 }
 
 /// Marks a worker live or lost.

@@ -39,7 +39,7 @@ async fn what_is_written_to_a_bucket_shows_after_the_clock_was_set_back_across_a
     assert_eq!(master.tree("/m").await.into_keys().collect::<Vec<_>>(), ["new"]);
     let age = master.services().lookups.resolve("/m").await.unwrap().listing_age_ms;
     assert!((0..3_600_000).contains(&age), "{age} ms");
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,13 +13,15 @@ use cavern_proto::master::{Kind, Mount, Worker, WorkerState, WorkerTable, WriteT
 use cavern_ufs::MemoryBucket;
 use futures::future::BoxFuture;
 use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 
 use crate::MasterError;
 use crate::clock::{Clock, Reading};
 use crate::jobs::{BlockFiller, Filled};
 use crate::persist::ObjectWriter;
-use crate::server::{Master, WorkerClientFactory, WorkerClients};
+use crate::server::Master;
 use crate::service::Services;
+use crate::term::{Term, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
 
 /// Long enough for a busy machine; nothing waits for it unless something is wrong.
@@ -99,6 +101,7 @@ pub struct TestMaster {
     pub dir: Arc<TempDir>,
     pub master: Master,
     pub config: Config,
+    term: Arc<Term>,
 }
 
 impl TestMaster {
@@ -133,14 +136,30 @@ impl TestMaster {
         clock: Clock,
     ) -> Result<Self, MasterError> {
         config.master.data_dir = dir.path().join("master");
+        config.cluster.masters = vec![grpc.local_addr().unwrap().to_string()];
         config.ufs.retries = 0;
         config.ufs.retry_backoff = Interval::millis(1);
-        let master = Master::start(config.clone(), grpc, fillers, clock).await?;
-        Ok(Self { dir, master, config })
+        let started = Master::start(config.clone(), grpc, fillers, clock, CancellationToken::new());
+        let master = started.await?.expect("nobody stops it");
+        let term = master.lead.term().expect("the only master leads");
+        Ok(Self { dir, master, config, term })
     }
 
     pub fn services(&self) -> &Services {
-        &self.master.services
+        &self.term.services
+    }
+
+    /// Stops it in an orderly way.
+    pub async fn stop(self) {
+        self.end().await;
+    }
+
+    /// The same, for another on the same directory.
+    pub async fn end(self) -> (Arc<TempDir>, Config) {
+        let Self { dir, master, config, term } = self;
+        drop(term);
+        master.stop().await;
+        (dir, config)
     }
 
     /// Stops it and starts another on the same directory.
@@ -150,16 +169,14 @@ impl TestMaster {
 
     /// The same with another clock than the host's.
     pub async fn restart_at(self, clock: Clock) -> Self {
-        let Self { dir, master, config } = self;
-        master.stop().await;
+        let (dir, config) = self.end().await;
         Self::at(config, dir, Arc::new(NoWorkers), clock).await.unwrap()
     }
 
     /// The same at the same address, for clients that are connected.
     pub async fn restart_in_place(self) -> Self {
-        let Self { dir, master, config } = self;
-        let address = master.address.clone();
-        master.stop().await;
+        let address = self.master.address.clone();
+        let (dir, config) = self.end().await;
         let bind = async {
             loop {
                 match tokio::net::TcpListener::bind(&address).await {

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, new_bucket};
 use crate::MasterError;
 use crate::jobs::{BlockFiller, Failure, Filled};
-use crate::server::{WorkerClientFactory, WorkerClients};
+use crate::term::{WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
 
 /// Keys and indexes of blocks.
@@ -96,5 +96,5 @@ async fn a_job_fills_every_block_where_it_belongs_and_counts_what_failed() {
 
     let master = master.restart().await;
     assert_eq!(master.services().jobs.get(again.id).await.unwrap(), failed);
-    master.master.stop().await;
+    master.stop().await;
 }

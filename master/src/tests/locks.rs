@@ -71,5 +71,5 @@ async fn locks_outlive_the_master_and_end_with_their_session() {
     assert_eq!((got, holder(&master, holding, file).await), (8, Some(waiting)));
     drop(other);
     eventually(|| async { holder(&master, holding, file).await.is_none() }).await;
-    master.master.stop().await;
+    master.stop().await;
 }

@@ -75,7 +75,7 @@ fn the_namespace_equals_the_bucket_after_any_change() {
         runtime.block_on(check_states(&master, &states, number));
         Ok(())
     });
-    runtime.block_on(master.master.stop());
+    runtime.block_on(master.stop());
     result.unwrap();
 }
 

@@ -103,7 +103,7 @@ async fn changes_are_seen_at_once_and_a_retry_after_a_restart_applies_nothing_tw
     assert_eq!(mutate(&master, id, 1, changes()).await.unwrap(), results);
     assert_eq!(names(&master, root).await, ["d", "f"]);
     drop(session);
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn extended_attributes_are_read_as_they_were_set() {
     assert_eq!(xattrs(inode).await.unwrap(), [xattr("user.a", "1"), xattr("user.b", "2")]);
     assert_eq!(xattrs(999).await.unwrap_err().code(), Code::NotFound);
     drop(session);
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
     // Its lease ends, and with it what it holds.
     drop(holder);
     eventually(|| async { !here(inodes[0]).await }).await;
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -213,7 +213,7 @@ async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of
     }
     reaping.abort();
     drop(session);
-    master.master.stop().await;
+    master.stop().await;
 }
 
 fn libc_exist() -> i32 {

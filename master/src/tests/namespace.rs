@@ -65,7 +65,7 @@ async fn names_that_lead_elsewhere_meanwhile_are_in_every_page_and_found() {
     }
     replacing.await.unwrap();
     drop(bucket);
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -109,7 +109,7 @@ async fn a_bucket_appears_as_directories_and_files() {
     let usage: Vec<_> = usage.map(|progress| progress.unwrap()).collect().await;
     let last = usage.last().unwrap();
     assert_eq!((last.files, last.bytes, last.directories, last.done), (2, 6, 4, true));
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -138,7 +138,7 @@ async fn a_replaced_object_is_a_new_inode_and_a_deleted_one_is_gone() {
     bucket.put("late", "1");
     master.refresh("/m/late").await;
     assert!(lookups.resolve("/m/late").await.is_ok());
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -165,7 +165,7 @@ async fn what_a_client_wrote_is_known_after_one_request() {
     bucket.put("d/", "");
     let directory = lookups.revalidate(mount.root_inode, &name("d"), Why::Written).await.unwrap();
     assert_eq!(directory.attr.unwrap().kind(), Kind::Directory);
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -201,7 +201,7 @@ async fn an_absence_is_proven_again_when_the_listing_is_old() {
     assert!(touched[0].age_ms >= 0 && !touched[0].gone && touched[1].gone);
     let found = lookups.reader.read(move |tables| tables.dentry(old, b"c")).await.unwrap();
     assert!(found.is_some());
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -233,7 +233,7 @@ async fn a_hundred_thousand_names_come_in_pages() {
     assert!(services.lookups.resolve("/big").await.unwrap_err().is_not_found());
     eventually(|| async { services.lookups.reader.read(|tables| Ok(tables.counters()?.inodes)).await.unwrap() == 1 })
         .await;
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -265,7 +265,7 @@ async fn mounts_are_verified_idempotent_and_never_nested() {
     assert!(services.unmount_bucket("/x/n", DetachPolicy::Keep).await.unwrap_err().is_not_found());
     let status = services.status(Request::new(StatusRequest {})).await.unwrap().into_inner();
     assert!(status.mounts.unwrap().mounts.is_empty());
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -294,7 +294,7 @@ async fn what_is_known_is_served_while_the_bucket_is_gone() {
     std::fs::write(objects.join("d/b"), b"1").unwrap();
     eventually(|| async { lookups.resolve("/m/d/b").await.is_ok() }).await;
     assert!(lookups.resolve("/m/d/a").await.unwrap_err().is_not_found());
-    tokio::time::timeout(Duration::from_secs(30), master.master.stop()).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(30), master.stop()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -330,5 +330,5 @@ async fn mounts_with_keys_in_common_are_judged_by_the_command_and_those_of_older
     });
     let many = futures::future::join_all(many).await;
     assert_eq!(many.into_iter().filter(|mounted| *mounted.as_ref().unwrap()).count(), 1);
-    master.master.stop().await;
+    master.stop().await;
 }

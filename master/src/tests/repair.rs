@@ -21,8 +21,8 @@ use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket, placem
 use crate::MasterError;
 use crate::persist::ObjectWriter;
 use crate::repair::claims;
-use crate::server::{WorkerClientFactory, WorkerClients};
 use crate::state::Outcome;
+use crate::term::{WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
 
 /// Target, sources and index of a copy.
@@ -157,7 +157,7 @@ impl Fixture {
     }
 
     async fn end(self) {
-        self.master.unwrap().master.stop().await;
+        self.master.unwrap().stop().await;
     }
 }
 
@@ -250,8 +250,7 @@ async fn a_copy_that_a_restart_cut_off_is_given_up() {
     let services = bench.master().services();
     assert_eq!(services.proposer.propose(Command::JoinReplica(join.clone())).await.unwrap(), Outcome::Done);
     assert!(matches!(services.proposer.propose(Command::JoinReplica(join)).await.unwrap(), Outcome::Refused(_)));
-    let TestMaster { dir, master, config } = bench.master.take().unwrap();
-    master.stop().await;
+    let (dir, config) = bench.master.take().unwrap().end().await;
     bench.master = Some(TestMaster::with(config, dir, Arc::new(bench.fake.clone())).await.unwrap());
     bench.becomes(0, &[1], &[]).await;
     // Worker 7 is in no table: there is nothing to be freed.

@@ -43,7 +43,7 @@ async fn everything_is_there_after_restarts_with_and_without_snapshots() {
     let newer =
         master.services().lookups.revalidate(parent, &name("same"), Why::Unknown).await.unwrap().attr.unwrap().inode;
     assert!(newer > new, "inode ids are never given out twice");
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -54,7 +54,7 @@ async fn a_second_master_on_the_same_directory_is_refused() {
     assert!(matches!(error, MasterError::DataDirInUse(_)), "{error}");
     assert!(error.to_string().contains("master.data_dir"));
     let master = master.restart().await;
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,7 +68,7 @@ async fn secrets_are_on_disk_in_no_file_but_as_ciphertext() {
     master.services().proposer.propose(command).await.unwrap();
     assert_eq!(master.services().mounts.table().unwrap().1[0].options["s3.credentials.secret"], secret);
     let dir = master.dir.clone();
-    master.master.stop().await;
+    master.stop().await;
     let mut waiting = vec![dir.path().to_owned()];
     let mut files = 0;
     while let Some(path) = waiting.pop() {

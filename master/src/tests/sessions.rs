@@ -67,7 +67,7 @@ async fn a_refresh_ends_when_the_client_has_heard_of_the_changes() {
     acknowledge.send(WatchRequest { acknowledged_seq: changed[1].1, ..WatchRequest::default() }).await.unwrap();
     let last = tokio::time::timeout(PATIENCE, finished).await.unwrap().unwrap();
     assert_eq!((last.changed, last.added, last.removed, last.done), (1, 1, 0, true));
-    tokio::time::timeout(PATIENCE, master.master.stop()).await.unwrap();
+    tokio::time::timeout(PATIENCE, master.stop()).await.unwrap();
     // The stream ends with the master.
     while let Ok(Some(_)) = events.message().await {}
 }
@@ -110,7 +110,7 @@ async fn workers_come_and_go_and_come_back() {
     let replaced = cluster.register_worker(register(9, 3)).await.unwrap().into_inner();
     assert!(replaced.worker_id > second.worker_id);
     assert_eq!(state(cluster.clone(), first.worker_id).await, None, "its address belongs to another");
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -174,7 +174,7 @@ async fn what_two_hundred_clients_have_open_is_held_across_a_restart() {
     drop(kept);
     eventually(|| async { holds(&master).await == 0 }).await;
     join_all(clients.iter().map(|client| client.shutdown())).await;
-    master.master.stop().await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -194,5 +194,5 @@ async fn garbage_on_the_port_harms_nobody() {
     let mut cluster = ClusterClient::connect(format!("http://{}", master.master.address)).await.unwrap();
     let status = cluster.status(StatusRequest {}).await.unwrap().into_inner();
     assert_eq!((status.inodes, status.leader), (1, 1));
-    master.master.stop().await;
+    master.stop().await;
 }

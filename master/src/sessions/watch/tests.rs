@@ -1,9 +1,10 @@
 use bytes::Bytes;
 
 use super::*;
+use crate::raft::LeaderLease;
 
 fn hub(lease: Duration) -> Arc<WatchHub> {
-    let hub = WatchHub::new(lease, &Clock::default(), MasterMetrics::new());
+    let hub = WatchHub::new(lease, &Clock::default(), LeaderLease::of_one(), MasterMetrics::new());
     hub.set_cluster_id("c");
     Arc::new(hub)
 }

@@ -87,8 +87,7 @@ impl Fixture {
     }
 
     pub async fn restart_at(&mut self, clock: Clock) {
-        let TestMaster { dir, master, config } = self.master.take().unwrap();
-        master.stop().await;
+        let (dir, config) = self.master.take().unwrap().end().await;
         self.master = Some(TestMaster::at(config, dir, Arc::new(self.fake.clone()), clock).await.unwrap());
     }
 
@@ -256,7 +255,7 @@ impl Fixture {
     }
 
     pub async fn end(self) {
-        self.master.unwrap().master.stop().await;
+        self.master.unwrap().stop().await;
     }
 }
 

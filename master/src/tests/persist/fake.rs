@@ -17,7 +17,7 @@ use super::bench::BLOCK;
 use crate::MasterError;
 use crate::jobs::{BlockFiller, Failure, Filled};
 use crate::persist::ObjectWriter;
-use crate::server::{WorkerClientFactory, WorkerClients};
+use crate::term::{WorkerClientFactory, WorkerClients};
 use crate::tests::harness::placement_of;
 use crate::workers::Workers;
 

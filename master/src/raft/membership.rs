@@ -1,0 +1,189 @@
+//! Who belongs to the group of masters, and how that changes while it works.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use cavern_proto::raft::{Group, Member};
+use openraft::async_runtime::watch::WatchReceiver as _;
+use openraft::errors::{ClientWriteError, RaftError};
+use openraft::{ChangeMembers, Instant as _, RaftMetrics};
+
+use super::node::{Consensus, fatal};
+use super::observe;
+use super::types::{Node, NodeId, Types};
+use crate::MasterError;
+
+/// A follower that has answered within this is there.
+const ALIVE: Duration = Duration::from_secs(2);
+/// For the next leader to lead.
+const HAND_OVER: Duration = Duration::from_secs(3);
+/// For a snapshot to be made.
+const SNAPSHOT: Duration = Duration::from_secs(600);
+
+impl Consensus {
+    /// The group as this master sees it.
+    pub fn group(&self) -> Group {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        let membership = metrics.membership_config.membership();
+        let voters: BTreeSet<NodeId> = membership.voter_ids().collect();
+        let index = |id: Option<super::types::LogId>| id.map_or(0, |id| id.index);
+        let member = |(id, node): (&NodeId, &Node)| Member {
+            node_id: *id,
+            address: node.addr.clone(),
+            votes: voters.contains(id),
+            matched_index: match &metrics.replication {
+                Some(_) if *id == metrics.id => metrics.last_log_index,
+                Some(replication) => replication.get(id).map(|matched| index(*matched)),
+                None => None,
+            },
+        };
+        Group {
+            cluster_id: self.identity().cluster_id.clone(),
+            node_id: metrics.id,
+            address: self.address().to_owned(),
+            term: metrics.current_term,
+            leader: metrics.current_leader.unwrap_or(0),
+            last_index: metrics.last_log_index.unwrap_or(0),
+            committed_index: index(metrics.local_committed),
+            applied_index: index(metrics.last_applied),
+            snapshot_index: index(metrics.snapshot),
+            members: membership.nodes().map(member).collect(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+
+    /// Another number when the members are others.
+    pub fn group_epoch(&self) -> u64 {
+        let log_id = *self.raft.metrics().borrow_watched().membership_config.log_id();
+        log_id.map_or(0, |id| id.index.saturating_add(1))
+    }
+
+    /// Takes a master in that has its place, but nothing else: it learns first, and votes when it has caught up.
+    pub async fn add(&self, id: NodeId, address: &str) -> Result<(), MasterError> {
+        self.raft.add_learner(id, Node::new(address), true).await.map_err(explain)?;
+        let voters = ChangeMembers::AddVoterIds(BTreeSet::from([id]));
+        self.raft.change_membership(voters, true).await.map_err(explain)?;
+        tracing::info!(id, address, "a master joins the group");
+        Ok(())
+    }
+
+    /// Takes a master out for good. The leader may take itself out, and leads no more then.
+    ///
+    /// # Errors
+    /// [`MasterError::Refused`] when no majority of those who stay is there.
+    pub async fn remove(&self, id: NodeId) -> Result<(), MasterError> {
+        {
+            let metrics = self.raft.metrics();
+            let metrics = metrics.borrow_watched();
+            let membership = metrics.membership_config.membership();
+            if membership.get_node(&id).is_none() {
+                return Err(MasterError::NotFound(format!("the group has no master {id}: see `cv raft status`")));
+            }
+            let stay: Vec<NodeId> = membership.voter_ids().filter(|voter| *voter != id).collect();
+            if stay.is_empty() {
+                return Err(MasterError::Refused(format!("master {id} is the only one: there is nobody else to lead")));
+            }
+            let alive = stay.iter().filter(|voter| is_alive(&metrics, **voter)).count();
+            if alive <= stay.len() / 2 {
+                return Err(MasterError::Refused(format!(
+                    "of the {} masters that stay without master {id} only {alive} answer, which is no majority: start \
+                     the others first",
+                    stay.len()
+                )));
+            }
+        }
+        let voters = ChangeMembers::RemoveVoters(BTreeSet::from([id]));
+        self.raft.change_membership(voters, false).await.map_err(explain)?;
+        // One that did not vote yet is no voter that could be removed.
+        let left = self.raft.metrics().borrow_watched().membership_config.membership().get_node(&id).is_some();
+        if left {
+            let nodes = ChangeMembers::RemoveNodes(BTreeSet::from([id]));
+            self.raft.change_membership(nodes, false).await.map_err(explain)?;
+        }
+        tracing::info!(id, "a master has left the group");
+        Ok(())
+    }
+
+    /// Has the group know the address of this master, which leads: it may be another than at the last start.
+    pub async fn publish_address(&self) -> Result<(), MasterError> {
+        let own = self.identity().node_id;
+        let known = self.raft.metrics().borrow_watched().membership_config.membership().get_node(&own).cloned();
+        if known.is_none_or(|known| known.addr == self.address()) {
+            return Ok(());
+        }
+        let nodes = ChangeMembers::SetNodes(BTreeMap::from([(own, Node::new(self.address()))]));
+        self.raft.change_membership(nodes, true).await.map(drop).map_err(explain)
+    }
+
+    /// Has another master lead: that one, or for 0 whichever has most of the log. Returns who leads then.
+    ///
+    /// # Errors
+    /// [`MasterError::Refused`] when there is none who could, [`MasterError::Deadline`] when it does not.
+    pub async fn hand_over(&self, to: NodeId) -> Result<NodeId, MasterError> {
+        let own = self.identity().node_id;
+        let to = {
+            let metrics = self.raft.metrics();
+            let metrics = metrics.borrow_watched();
+            let voters: Vec<NodeId> = metrics.membership_config.membership().voter_ids().collect();
+            if to == own {
+                return Ok(own);
+            }
+            if to != 0 && !voters.contains(&to) {
+                return Err(MasterError::NotFound(format!(
+                    "the group has no voting master {to}: see `cv raft status`"
+                )));
+            }
+            let matched = |id: &NodeId| metrics.replication.as_ref().and_then(|all| all.get(id).copied().flatten());
+            let others = voters.iter().filter(|id| **id != own && (to == 0 || **id == to));
+            let alive = others.filter(|id| is_alive(&metrics, **id));
+            alive.max_by_key(|id| matched(id)).copied().ok_or_else(|| {
+                let whom = if to == 0 { "no other master".to_owned() } else { format!("master {to} has not") };
+                MasterError::Refused(format!("{whom} answered lately: nobody can take the lead"))
+            })?
+        };
+        tracing::info!(to, "handing the lead over");
+        self.raft.trigger().transfer_leader(to).await.map_err(fatal)?;
+        let mut observed = self.raft.metrics();
+        let leads = observe::until(&mut observed, |metrics| {
+            metrics.current_leader.is_some_and(|leader| leader != own) || metrics.running_state.is_err()
+        });
+        match tokio::time::timeout(HAND_OVER, leads).await {
+            Ok(true) => Ok(self.raft.metrics().borrow_watched().current_leader.unwrap_or(0)),
+            _ => Err(MasterError::Deadline(format!("master {to} did not take the lead within {HAND_OVER:?}"))),
+        }
+    }
+
+    /// Makes a snapshot of all that is applied, and cuts the log.
+    pub async fn make_snapshot(&self) -> Result<(), MasterError> {
+        let applied = self.raft.metrics().borrow_watched().last_applied;
+        self.raft.trigger().snapshot().await.map_err(fatal)?;
+        let mut observed = self.raft.metrics();
+        let made =
+            observe::until(&mut observed, |metrics| metrics.snapshot >= applied || metrics.running_state.is_err());
+        match tokio::time::timeout(SNAPSHOT, made).await {
+            Ok(true) => Ok(()),
+            _ => Err(MasterError::Deadline(format!("no snapshot was made within {SNAPSHOT:?}"))),
+        }
+    }
+}
+
+/// Whether the leader has heard of a voter lately.
+fn is_alive(metrics: &RaftMetrics<Types>, id: NodeId) -> bool {
+    let heard = metrics.heartbeat.as_ref().and_then(|all| all.get(&id).copied().flatten());
+    id == metrics.id || heard.is_some_and(|at| at.elapsed() < ALIVE)
+}
+
+/// A change of the membership that did not come to be.
+fn explain(error: RaftError<Types, ClientWriteError<Types>>) -> MasterError {
+    match error {
+        RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => {
+            let leader = forward.leader_node.map(|node| node.addr).filter(|address| !address.is_empty());
+            MasterError::NotLeading(cavern_proto::NotLeading { leader })
+        }
+        RaftError::APIError(ClientWriteError::ChangeMembershipError(error)) => {
+            MasterError::Refused(format!("the group was not changed: {error}"))
+        }
+        other => fatal(other),
+    }
+}

@@ -1,0 +1,211 @@
+//! The `Raft` service: what other masters ask of this one, and what `cv raft` does.
+
+use std::sync::Arc;
+
+use cavern_proto::raft::raft_server::Raft;
+use cavern_proto::raft::{
+    AddMasterRequest, AppendReply, AppendRequest, GetGroupRequest, Group, HandOverReply, HandOverRequest, JoinReply,
+    JoinRequest, MakeSnapshotRequest, RemoveMasterRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress,
+    SnapshotReply, TransferLeadRequest, VoteReply, VoteRequest, append_reply, hand_over_reply,
+};
+use cavern_proto::record::command::Command;
+use futures::StreamExt;
+use openraft::raft::{AppendEntriesResponse, TransferLeaderRequest};
+use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::network::convert;
+use super::node::{Consensus, fatal};
+use super::snapshot::Incoming;
+use super::types::Snapshot;
+use crate::MasterError;
+use crate::group::{Seat, look};
+use crate::lead::Lead;
+use crate::state::Outcome;
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct RaftService {
+    seat: Arc<Seat>,
+    lead: Arc<Lead>,
+    /// One snapshot comes at a time, and one change of the group is made at a time.
+    incoming: Arc<Mutex<()>>,
+    changing: Arc<Mutex<()>>,
+}
+
+impl RaftService {
+    pub fn new(seat: Arc<Seat>, lead: Arc<Lead>) -> Self {
+        Self { seat, lead, incoming: Arc::default(), changing: Arc::default() }
+    }
+
+    fn running(&self) -> Result<&Arc<Consensus>, MasterError> {
+        self.seat.consensus().ok_or_else(|| MasterError::Consensus("this master has no place in a cluster yet".into()))
+    }
+
+    async fn add(&self, address: &str) -> Result<Group, MasterError> {
+        cavern_conf::check_master(address).map_err(MasterError::Invalid)?;
+        let _changing = self.changing.lock().await;
+        let consensus = self.running()?;
+        let group = consensus.group();
+        if let Some(member) = group.members.iter().find(|member| member.address == address && member.votes) {
+            let reason = format!("the master at {address} is master {} of this group already", member.node_id);
+            return Err(MasterError::AlreadyExists(reason));
+        }
+        let proposer = self.lead.term().ok_or_else(|| self.lead.not_leading())?.proposer();
+        // One that was given a place, but did not come to vote: it goes on.
+        let begun = group.members.iter().find(|member| member.address == address);
+        let own_place = look(address).await?;
+        let node_id = match begun {
+            Some(begun) => begun.node_id,
+            None if own_place.cluster_id == group.cluster_id && own_place.members.is_empty() => own_place.node_id,
+            None => {
+                let taken = group.members.iter().map(|member| member.node_id).max().unwrap_or(0);
+                match proposer.propose(Command::ReserveMasterId(taken)).await? {
+                    Outcome::MasterId(id) => id,
+                    other => return Err(MasterError::Refused(format!("a master's id was answered by {other:?}"))),
+                }
+            }
+        };
+        self.seat.give_place(&group.cluster_id, node_id, address).await?;
+        consensus.add(node_id, address).await?;
+        Ok(consensus.group())
+    }
+
+    async fn take_in(&self, mut pieces: Streaming<SnapshotPiece>) -> Result<SnapshotReply, MasterError> {
+        let broken = |status: Status| MasterError::Consensus(format!("a snapshot broke off: {}", status.message()));
+        let first = pieces.next().await.transpose().map_err(broken)?;
+        let offer = convert::required(first.and_then(|first| first.offer), "the offer of a snapshot")?;
+        let consensus = self.seat.consensus_for(offer.target.as_ref())?;
+        let vote = convert::vote(&convert::required(offer.ballot, "the ballot")?);
+        let Ok(_only) = self.incoming.try_lock() else {
+            return Err(MasterError::Overloaded("a snapshot is being taken in already".into()));
+        };
+        let snapshots = consensus.snapshots().clone();
+        let mut incoming = blocking(move || Incoming::begin(&snapshots, offer)).await?;
+        while let Some(piece) = pieces.next().await {
+            let piece = piece.map_err(broken)?;
+            incoming = blocking(move || {
+                incoming.write(&piece)?;
+                Ok(incoming)
+            })
+            .await?;
+        }
+        let (meta, snapshot) = blocking(move || incoming.finish()).await?;
+        tracing::info!(entry = meta.last_log_id.map(|id| id.index), "a snapshot of another master is here");
+        let installed = consensus.raft.install_full_snapshot(vote, Snapshot { meta, snapshot }).await;
+        let own = installed.map_err(fatal)?.vote;
+        Ok(SnapshotReply { ballot: Some(convert::ballot(&own)) })
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, MasterError> + Send + 'static,
+) -> Result<T, MasterError> {
+    spawn_blocking(work).await.map_err(|error| MasterError::Consensus(error.to_string()))?
+}
+
+#[tonic::async_trait]
+impl Raft for RaftService {
+    async fn append(&self, request: Request<AppendRequest>) -> Result<Response<AppendReply>, Status> {
+        let request = request.into_inner();
+        let consensus = self.seat.consensus_for(request.target.as_ref())?;
+        let answer = consensus.raft.append_entries(convert::append_entries(request)?).await.map_err(fatal)?;
+        let outcome = match answer {
+            AppendEntriesResponse::Success => append_reply::Outcome::Done(true),
+            AppendEntriesResponse::PartialSuccess(Some(position)) => {
+                append_reply::Outcome::Partly(convert::position(&position))
+            }
+            AppendEntriesResponse::PartialSuccess(None) | AppendEntriesResponse::Conflict => {
+                append_reply::Outcome::Conflict(true)
+            }
+            AppendEntriesResponse::HigherVote(vote) => append_reply::Outcome::Higher(convert::ballot(&vote)),
+        };
+        Ok(Response::new(AppendReply { outcome: Some(outcome) }))
+    }
+
+    async fn vote(&self, request: Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
+        let request = request.into_inner();
+        let consensus = self.seat.consensus_for(request.target.as_ref())?;
+        let answer = consensus.raft.vote(convert::vote_of_request(&request)?).await.map_err(fatal)?;
+        Ok(Response::new(convert::vote_reply(&answer)))
+    }
+
+    async fn pre_vote(&self, request: Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
+        let request = request.into_inner();
+        let consensus = self.seat.consensus_for(request.target.as_ref())?;
+        let answer = consensus.raft.pre_vote(convert::vote_of_request(&request)?).await.map_err(fatal)?;
+        Ok(Response::new(convert::vote_reply(&answer)))
+    }
+
+    async fn hand_over(&self, request: Request<HandOverRequest>) -> Result<Response<HandOverReply>, Status> {
+        let request = request.into_inner();
+        let consensus = self.seat.consensus_for(request.target.as_ref())?;
+        let from = convert::vote(&convert::required(request.from, "the ballot")?);
+        let asked =
+            TransferLeaderRequest::new(from, request.to, request.last.as_ref().map(convert::log_id).transpose()?);
+        let outcome = match consensus.raft.handle_transfer_leader(asked).await.map_err(fatal)? {
+            Ok(()) => hand_over_reply::Outcome::Done(true),
+            Err(error) => hand_over_reply::Outcome::Refused(error.to_string()),
+        };
+        Ok(Response::new(HandOverReply { outcome: Some(outcome) }))
+    }
+
+    async fn offer_snapshot(&self, request: Request<SnapshotOffer>) -> Result<Response<SnapshotProgress>, Status> {
+        let offer = request.into_inner();
+        let consensus = self.seat.consensus_for(offer.target.as_ref())?;
+        let Ok(_only) = self.incoming.try_lock() else {
+            return Err(MasterError::Overloaded("a snapshot is being taken in already".into()).into());
+        };
+        let snapshots = consensus.snapshots().clone();
+        Ok(Response::new(blocking(move || Ok(Incoming::begin(&snapshots, offer)?.progress())).await?))
+    }
+
+    async fn send_snapshot(
+        &self,
+        request: Request<Streaming<SnapshotPiece>>,
+    ) -> Result<Response<SnapshotReply>, Status> {
+        Ok(Response::new(self.take_in(request.into_inner()).await?))
+    }
+
+    async fn get_group(&self, _: Request<GetGroupRequest>) -> Result<Response<Group>, Status> {
+        Ok(Response::new(self.seat.group()))
+    }
+
+    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+        self.seat.join(request.into_inner()).await?;
+        Ok(Response::new(JoinReply {}))
+    }
+
+    async fn add_master(&self, request: Request<AddMasterRequest>) -> Result<Response<Group>, Status> {
+        // A caller who is gone must not leave half of it.
+        let (service, address) = (self.clone(), request.into_inner().address);
+        let added = self.lead.tasks().spawn(async move { service.add(&address).await });
+        Ok(Response::new(added.await.map_err(|error| MasterError::Consensus(error.to_string()))??))
+    }
+
+    async fn remove_master(&self, request: Request<RemoveMasterRequest>) -> Result<Response<Group>, Status> {
+        let _changing = self.changing.lock().await;
+        let consensus = self.running()?;
+        if consensus.leads().is_none() {
+            return Err(self.lead.not_leading().into());
+        }
+        consensus.remove(request.into_inner().node_id).await?;
+        Ok(Response::new(consensus.group()))
+    }
+
+    async fn transfer_lead(&self, request: Request<TransferLeadRequest>) -> Result<Response<Group>, Status> {
+        let consensus = self.running()?;
+        if consensus.leads().is_none() {
+            return Err(self.lead.not_leading().into());
+        }
+        consensus.hand_over(request.into_inner().node_id).await?;
+        Ok(Response::new(consensus.group()))
+    }
+
+    async fn make_snapshot(&self, _: Request<MakeSnapshotRequest>) -> Result<Response<Group>, Status> {
+        let consensus = self.running()?;
+        consensus.make_snapshot().await?;
+        Ok(Response::new(consensus.group()))
+    }
+}

@@ -1,0 +1,117 @@
+//! A snapshot on its way from another master. Its files are collected in one directory; `offer` beside them says of
+//! what, so that a transfer that breaks goes on where it was, and one of another snapshot begins anew.
+//!
+//! What is here is not trusted before it is whole: the files have the lengths that were offered, and the checkpoint
+//! opens at the position that was.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use cavern_proto::raft::{SnapshotOffer, SnapshotPiece, SnapshotProgress};
+use prost::Message;
+
+use super::{Checkpoint, Snapshots, read_position, remove_dir};
+use crate::MasterError;
+use crate::raft::types::{Meta, from_json};
+use crate::state::Database;
+
+/// Files of a snapshot, at most.
+const FILES_MAX: usize = 100_000;
+
+/// See the module.
+pub struct Incoming {
+    meta: Meta,
+    offer: SnapshotOffer,
+    /// Directory of the files.
+    files: PathBuf,
+    /// The one that was written to last.
+    open: Option<(u32, File)>,
+}
+
+impl Incoming {
+    /// Takes an offer up, with what is here of it already. *Blocking*.
+    ///
+    /// # Errors
+    /// [`MasterError::Invalid`] for an offer that makes no sense: nothing was changed then.
+    pub fn begin(snapshots: &Snapshots, offer: SnapshotOffer) -> Result<Self, MasterError> {
+        let meta: Meta = from_json(&offer.meta, "the description of a snapshot of another master")?;
+        if offer.files.len() > FILES_MAX {
+            return Err(MasterError::Invalid(format!("a snapshot of {} files", offer.files.len())));
+        }
+        let is_plain = |name: &str| !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != "..";
+        if let Some(file) = offer.files.iter().find(|file| !is_plain(&file.name)) {
+            return Err(MasterError::Invalid(format!("a snapshot with a file \"{}\"", file.name.escape_debug())));
+        }
+        let directory = snapshots.incoming();
+        let files = directory.join("files");
+        // Whose it is, and what: those of another master are other files, though of the same names.
+        let named = SnapshotOffer { target: None, ..offer.clone() }.encode_to_vec();
+        let note = directory.join("offer");
+        if fs::read(&note).ok().as_deref() != Some(named.as_slice()) {
+            remove_dir(&directory)?;
+            fs::create_dir_all(&files).map_err(MasterError::io(&files))?;
+            fs::write(&note, &named).map_err(MasterError::io(&note))?;
+        }
+        Ok(Self { meta, offer, files, open: None })
+    }
+
+    /// What is here of each file.
+    pub fn progress(&self) -> SnapshotProgress {
+        let length = |name: &str| fs::metadata(self.files.join(name)).map_or(0, |file| file.len());
+        SnapshotProgress { bytes: self.offer.files.iter().map(|file| length(&file.name).min(file.bytes)).collect() }
+    }
+
+    /// Takes a piece in. They come in order, file by file. *Blocking*.
+    pub fn write(&mut self, piece: &SnapshotPiece) -> Result<(), MasterError> {
+        let Some(file) = self.offer.files.get(piece.file as usize) else {
+            return Err(MasterError::Invalid(format!("a piece of file {} of a snapshot", piece.file)));
+        };
+        let path = self.files.join(&file.name);
+        let open = match &mut self.open {
+            Some((number, open)) if *number == piece.file => open,
+            open => {
+                if let Some((_, done)) = open.take() {
+                    done.sync_data().map_err(MasterError::io(&self.files))?;
+                }
+                let made = OpenOptions::new().create(true).write(true).truncate(false).open(&path);
+                &mut open.insert((piece.file, made.map_err(MasterError::io(&path))?)).1
+            }
+        };
+        let is_next = open.metadata().is_ok_and(|found| found.len() == piece.offset);
+        if !is_next || piece.offset.saturating_add(piece.data.len() as u64) > file.bytes {
+            return Err(MasterError::Invalid(format!("a piece of {} that is out of order", file.name)));
+        }
+        open.write_all_at(&piece.data, piece.offset).map_err(MasterError::io(&path))
+    }
+
+    /// The whole checkpoint, on disk. *Blocking*.
+    ///
+    /// # Errors
+    /// [`MasterError::Invalid`] where something is missing, or is not what was offered.
+    pub fn finish(mut self) -> Result<(Meta, Checkpoint), MasterError> {
+        if let Some((_, last)) = self.open.take() {
+            last.sync_data().map_err(MasterError::io(&self.files))?;
+        }
+        for file in &self.offer.files {
+            let path = self.files.join(&file.name);
+            // Files without a byte come in no piece.
+            let found = OpenOptions::new().create(true).append(true).open(&path).and_then(|file| file.metadata());
+            if found.map_err(MasterError::io(&path))?.len() != file.bytes {
+                return Err(MasterError::Invalid(format!("{} of a snapshot is not whole", file.name)));
+            }
+        }
+        sync_directory(&self.files).map_err(MasterError::io(&self.files))?;
+        let (last, _) = read_position(&Database::open_checkpoint(&self.files)?)?;
+        if last != self.meta.last_log_id {
+            let (found, offered) = (last.map(|id| id.index), self.meta.last_log_id.map(|id| id.index));
+            return Err(MasterError::Invalid(format!("a snapshot at entry {found:?}, offered as of {offered:?}")));
+        }
+        Ok((self.meta, Checkpoint { directory: self.files }))
+    }
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}

@@ -1,0 +1,64 @@
+//! The door to what only a leader does: calls go to the services of the term that there is. Without one they are
+//! answered with the address of whoever leads, and nothing is done.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use cavern_proto::master::cluster_server::ClusterServer;
+use cavern_proto::master::namespace_server::NamespaceServer;
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::server::NamedService;
+
+use super::Services;
+use crate::lead::Lead;
+use crate::term::Term;
+
+/// One of the services, `S`, of whatever term there is.
+#[derive(Clone)]
+pub struct Gate<S> {
+    lead: Arc<Lead>,
+    of: fn(&Term) -> S,
+}
+
+impl Gate<NamespaceServer<Services>> {
+    pub fn namespace(lead: Arc<Lead>) -> Self {
+        Self { lead, of: Term::namespace }
+    }
+}
+
+impl Gate<ClusterServer<Services>> {
+    pub fn cluster(lead: Arc<Lead>) -> Self {
+        Self { lead, of: Term::cluster }
+    }
+}
+
+impl<S: NamedService> NamedService for Gate<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<http::Request<Body>> for Gate<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<http::Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        match self.lead.term() {
+            // The generated services are always ready.
+            Some(term) => Box::pin((self.of)(&term).call(request)),
+            None => {
+                let answer = self.lead.not_leading().to_status().into_http();
+                Box::pin(async move { Ok(answer) })
+            }
+        }
+    }
+}

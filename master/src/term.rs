@@ -1,0 +1,224 @@
+//! One term of this master: everything that only a leader has, from the moment when it leads until it does not. All of
+//! it is made anew from the tables, so that nothing of an earlier term is believed.
+
+use std::sync::Arc;
+
+use cavern_conf::{Config, host};
+use cavern_net::WorkerPool;
+use cavern_proto::master::cluster_server::ClusterServer;
+use cavern_proto::master::namespace_server::NamespaceServer;
+use cavern_proto::record::InitCluster;
+use cavern_proto::record::command::Command;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::MasterError;
+use crate::clock::Clock;
+use crate::jobs::{BlockFiller, Jobs};
+use crate::lead::CurrentSessions;
+use crate::leader::Leadership;
+use crate::listing::{ListingOptions, Listings, Looks};
+use crate::metrics::MasterMetrics;
+use crate::mounts::{Mounts, Vault};
+use crate::namespace::Lookups;
+use crate::persist::{Fenced, ObjectWriter, PersistOptions, Persistence};
+use crate::raft::{Consensus, LeaderId, Proposer};
+use crate::repair::{Repair, RepairOptions};
+use crate::service::Services;
+use crate::sessions::WatchHub;
+use crate::state::{Database, StateReader, Tables};
+use crate::workers::Workers;
+
+/// The way to the workers.
+pub struct WorkerClients {
+    pub filler: Arc<dyn BlockFiller>,
+    pub writer: Arc<dyn ObjectWriter>,
+    pub pool: Option<Arc<WorkerPool>>,
+}
+
+/// Makes the way to the workers, once these are known; tests have their own.
+pub trait WorkerClientFactory {
+    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str) -> WorkerClients;
+}
+
+/// What terms are made of: it outlives them.
+pub struct TermContext {
+    pub config: Config,
+    pub database: Arc<Database>,
+    pub vault: Arc<Vault>,
+    pub clock: Arc<Clock>,
+    pub metrics: MasterMetrics,
+    pub workers: Arc<dyn WorkerClientFactory + Send + Sync>,
+    pub consensus: Arc<Consensus>,
+}
+
+/// See the module.
+pub struct Term {
+    pub services: Services,
+    running: Mutex<Option<Running>>,
+}
+
+/// What the end of a term ends.
+struct Running {
+    leadership: Leadership,
+    pool: Option<Arc<WorkerPool>>,
+    proposals: JoinHandle<()>,
+}
+
+impl Term {
+    /// Begins when everything of before this lead is applied.
+    ///
+    /// # Errors
+    /// [`MasterError::NotLeading`] and [`MasterError::Consensus`] when the lead is over before that. Nothing of it is
+    /// under way then.
+    pub async fn begin(
+        context: &TermContext,
+        lead: LeaderId,
+        sessions: &CurrentSessions,
+        stop: &CancellationToken,
+    ) -> Result<Self, MasterError> {
+        let TermContext { database, clock, consensus, .. } = context;
+        clock.witness(Tables::new(database).counters()?.now_ns);
+        let (proposer, serve) = consensus.proposer(lead, clock.clone());
+        let proposals = host::spawn(serve);
+        let cluster_id = consensus.identity().cluster_id.clone();
+        let init = Command::Init(InitCluster { cluster_id, now_ns: clock.now_ns() });
+        let applied = stop.run_until_cancelled(proposer.propose(init)).await;
+        applied.ok_or_else(|| MasterError::Consensus("the master is stopping".into()))??;
+        // The rest of the log has been applied meanwhile.
+        clock.witness(Tables::new(database).counters()?.now_ns);
+        let (services, pool) = services(context, lead, proposer, sessions)?;
+        let leadership = Leadership::new(&services);
+        let begun = leadership.begin(database, &context.metrics).await;
+        let term = Self { services, running: Mutex::new(Some(Running { leadership, pool, proposals })) };
+        if let Err(error) = begun {
+            term.end().await;
+            return Err(error);
+        }
+        if let Err(error) = consensus.publish_address().await {
+            tracing::warn!("the group does not know the address of this master yet: {error}");
+        }
+        Ok(term)
+    }
+
+    pub fn namespace(&self) -> NamespaceServer<Services> {
+        self.services.namespace_server()
+    }
+
+    pub fn cluster(&self) -> ClusterServer<Services> {
+        self.services.cluster_server()
+    }
+
+    pub fn proposer(&self) -> Proposer {
+        self.services.proposer.clone()
+    }
+
+    /// Lets nothing of the term go on. Calls under way are answered that it is over.
+    pub async fn end(&self) {
+        let Some(Running { leadership, pool, proposals }) = self.running.lock().take() else { return };
+        let services = &self.services;
+        services.stop.cancel();
+        services.watch.close();
+        services.tasks.close();
+        services.tasks.wait().await;
+        leadership.end().await;
+        if let Some(pool) = pool {
+            pool.shutdown().await;
+        }
+        proposals.abort();
+        // Aborted, which is how it is meant to end.
+        let _ = proposals.await;
+    }
+}
+
+/// Everything that a leader's services speak for, as the tables have it now.
+fn services(
+    context: &TermContext,
+    lead: LeaderId,
+    proposer: Proposer,
+    sessions: &CurrentSessions,
+) -> Result<(Services, Option<Arc<WorkerPool>>), MasterError> {
+    let TermContext { config, database, vault, clock, metrics, workers: way, consensus } = context;
+    let conf = &config.master;
+    let cluster_id = Tables::new(database).cluster_id()?;
+    let cluster_id = cluster_id.ok_or_else(|| MasterError::Corrupt("the cluster id, which is missing,".into()))?;
+    let lease = consensus.lease(lead);
+    let watch = Arc::new(WatchHub::new(conf.session_lease.get(), clock, lease.clone(), metrics.clone()));
+    watch.set_cluster_id(&cluster_id);
+    sessions.set(Some(watch.clone()));
+    let mounts = Arc::new(Mounts::new(database.clone(), vault.clone(), config.ufs.clone()));
+    let reader = StateReader::new(database.clone(), clock.clone(), lease.clone());
+    let listings = Listings::new(
+        reader.clone(),
+        mounts.clone(),
+        proposer.clone(),
+        metrics.listing.clone(),
+        ListingOptions {
+            concurrency: conf.list_concurrency,
+            looks: Looks::new(&config.fuse),
+            cluster_id: cluster_id.as_str().into(),
+        },
+    );
+    let workers = Arc::new(Workers::new(
+        database.clone(),
+        proposer.clone(),
+        conf.worker_timeout.get(),
+        cluster_id.clone(),
+        metrics.clone(),
+    ));
+    let lookups = Lookups {
+        reader: reader.clone(),
+        listings,
+        mounts: mounts.clone(),
+        watch: watch.clone(),
+        refresh_wait: conf.refresh_wait.get(),
+    };
+    let WorkerClients { filler, writer, pool } = way.make(config, workers.clone(), &cluster_id);
+    let writer = Arc::new(Fenced { workers: writer, lease: lease.clone() });
+    let options = PersistOptions { delay: conf.persist_delay.get(), concurrency: conf.persist_concurrency };
+    let persistence = Persistence::new(
+        lookups.clone(),
+        proposer.clone(),
+        writer.clone(),
+        &cluster_id,
+        &options,
+        metrics.persist.clone(),
+    );
+    let jobs = Jobs::new(
+        lookups.clone(),
+        proposer.clone(),
+        filler,
+        conf.load_concurrency,
+        persistence.clone(),
+        metrics.jobs.clone(),
+    );
+    let options = RepairOptions { after: conf.repair_after.get(), concurrency: conf.repair_concurrency };
+    let repair = Repair::new(
+        (reader, watch.clone()),
+        proposer.clone(),
+        writer,
+        workers.clone(),
+        &cluster_id,
+        &options,
+        metrics.repair.clone(),
+    );
+    let services = Services {
+        lookups,
+        mounts,
+        watch,
+        workers,
+        jobs,
+        persistence,
+        repair,
+        consensus: consensus.clone(),
+        lease,
+        proposer,
+        cluster_id: cluster_id.into(),
+        heartbeat_ms: u32::try_from(conf.heartbeat.get().as_millis()).unwrap_or(u32::MAX),
+        tasks: TaskTracker::new(),
+        stop: CancellationToken::new(),
+    };
+    Ok((services, pool))
+}

@@ -1,0 +1,264 @@
+//! Several masters in one process: how they become a group, and how it changes.
+
+use std::sync::Arc;
+
+use cavern_conf::Config;
+use cavern_proto::raft::raft_client::RaftClient;
+use cavern_proto::raft::{
+    AddMasterRequest, GetGroupRequest, Group, MakeSnapshotRequest, RemoveMasterRequest, Target, TransferLeadRequest,
+    VoteRequest,
+};
+use cavern_proto::record::command::Command;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+use tonic::transport::Channel;
+
+use super::harness::{NoWorkers, eventually, mount_request, new_bucket};
+use crate::MasterError;
+use crate::clock::Clock;
+use crate::server::Master;
+use crate::term::Term;
+
+/// One of several masters, or its place in a directory while it does not run.
+struct Member {
+    dir: TempDir,
+    address: String,
+    running: Option<Master>,
+}
+
+impl Member {
+    fn config(&self, masters: &[String]) -> Config {
+        let mut config = Config::default();
+        config.cluster.masters = masters.to_vec();
+        config.master.advertise.clone_from(&self.address);
+        config.master.data_dir = self.dir.path().join("master");
+        config.ufs.retries = 0;
+        config
+    }
+
+    /// Starts it at its address; the task ends when it is ready.
+    async fn start(&self, masters: &[String]) -> JoinHandle<Result<Option<Master>, MasterError>> {
+        let grpc = bind(&self.address).await;
+        let (config, clock, stop) = (self.config(masters), Clock::default(), CancellationToken::new());
+        tokio::spawn(async move { Master::start(config, grpc, Arc::new(NoWorkers), clock, stop).await })
+    }
+
+    async fn calls(&self) -> RaftClient<Channel> {
+        RaftClient::connect(format!("http://{}", self.address)).await.unwrap()
+    }
+
+    async fn group(&self) -> Group {
+        self.calls().await.get_group(GetGroupRequest {}).await.unwrap().into_inner()
+    }
+
+    fn term(&self) -> Option<Arc<Term>> {
+        self.running.as_ref()?.lead.term()
+    }
+}
+
+/// A free port stays free for a while: nobody else is given it at once.
+async fn bind(address: &str) -> TcpListener {
+    let mut bound = None;
+    eventually(|| {
+        let attempt = std::net::TcpListener::bind(address).ok();
+        if let Some(listener) = attempt {
+            listener.set_nonblocking(true).unwrap();
+            bound = Some(TcpListener::from_std(listener).unwrap());
+        }
+        let is_bound = bound.is_some();
+        async move { is_bound }
+    })
+    .await;
+    bound.unwrap()
+}
+
+fn member() -> Member {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    Member { dir: tempfile::tempdir().unwrap(), address, running: None }
+}
+
+/// A group of that many masters.
+async fn group(count: usize) -> Vec<Member> {
+    let mut members: Vec<Member> = (0..count).map(|_| member()).collect();
+    let masters = addresses(&members);
+    let mut starting = Vec::new();
+    for member in &members {
+        starting.push(member.start(&masters).await);
+    }
+    for (member, started) in members.iter_mut().zip(starting) {
+        member.running = started.await.unwrap().unwrap();
+    }
+    members
+}
+
+fn addresses(members: &[Member]) -> Vec<String> {
+    members.iter().map(|member| member.address.clone()).collect()
+}
+
+/// Which of them leads, once one does.
+async fn leader(members: &[Member]) -> usize {
+    eventually(|| async { members.iter().any(|member| member.term().is_some()) }).await;
+    members.iter().position(|member| member.term().is_some()).unwrap()
+}
+
+async fn stop(members: Vec<Member>) {
+    // The leader last: nobody else needs to be elected for a moment.
+    let (leaders, others): (Vec<_>, Vec<_>) = members.into_iter().partition(|member| member.term().is_some());
+    for member in others.into_iter().chain(leaders) {
+        if let Some(master) = member.running {
+            master.stop().await;
+        }
+    }
+}
+
+/// How many jobs, which stand for anything, a master has applied.
+async fn mounts(member: &Member) -> usize {
+    let term = member.term().unwrap();
+    term.services.lookups.reader.read(|tables| Ok(tables.mounts()?.len())).await.unwrap()
+}
+
+async fn mount(member: &Member, path: &str) {
+    let request = mount_request(path, &new_bucket().1);
+    member.term().unwrap().services.mount_bucket(request, false).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_masters_agree_and_each_can_lead() {
+    let members = group(3).await;
+    let first = leader(&members).await;
+    mount(&members[first], "/a").await;
+    let group = members[first].group().await;
+    assert_eq!(group.members.len(), 3);
+    assert!(group.members.iter().all(|member| member.votes), "{group:?}");
+    assert_eq!(group.members.iter().map(|member| member.node_id).collect::<Vec<_>>(), [1, 2, 3]);
+    for next in (0..3).filter(|next| *next != first).chain([first]) {
+        let now = leader(&members).await;
+        let id = members[next].group().await.node_id;
+        let request = TransferLeadRequest { node_id: id };
+        let after = members[now].calls().await.transfer_lead(request).await.unwrap().into_inner();
+        assert_eq!(after.leader, id);
+        eventually(|| async { members[next].term().is_some() && members[now].term().is_none() }).await;
+        assert_eq!(mounts(&members[next]).await, 1);
+        // What only a leader does is answered with its address, and nothing is done.
+        let mut cluster =
+            cavern_proto::master::cluster_client::ClusterClient::connect(format!("http://{}", members[now].address))
+                .await
+                .unwrap();
+        let refused = cluster.list_mounts(cavern_proto::master::ListMountsRequest {}).await.unwrap_err();
+        let leader = cavern_proto::NotLeading::from_status(&refused).unwrap().leader;
+        assert_eq!(leader.as_deref(), Some(members[next].address.as_str()));
+    }
+    stop(members).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_outlives_any_one_of_its_masters() {
+    let mut members = group(3).await;
+    let masters = addresses(&members);
+    let first = leader(&members).await;
+    mount(&members[first], "/a").await;
+    let gone = members[first].running.take().unwrap();
+    gone.stop().await;
+    let second = leader(&members).await;
+    assert_eq!(mounts(&members[second]).await, 1);
+    mount(&members[second], "/b").await;
+    // Back again, it has what happened meanwhile.
+    let back = members[first].start(&masters).await.await.unwrap().unwrap().unwrap();
+    members[first].running = Some(back);
+    let id = members[first].group().await.node_id;
+    let now = leader(&members).await;
+    members[now].calls().await.transfer_lead(TransferLeadRequest { node_id: id }).await.unwrap();
+    eventually(|| async { members[first].term().is_some() }).await;
+    assert_eq!(mounts(&members[first]).await, 2);
+    stop(members).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proposal_of_a_lead_that_is_over_goes_into_no_log() {
+    let members = group(3).await;
+    let first = leader(&members).await;
+    let proposer = members[first].term().unwrap().proposer();
+    let reader = members[first].term().unwrap().services.lookups.reader.clone();
+    members[first].calls().await.transfer_lead(TransferLeadRequest { node_id: 0 }).await.unwrap();
+    let second = leader(&members).await;
+    assert_ne!(first, second);
+    // Nor when the same master leads again.
+    let id = members[first].group().await.node_id;
+    members[second].calls().await.transfer_lead(TransferLeadRequest { node_id: id }).await.unwrap();
+    eventually(|| async { members[first].term().is_some() }).await;
+    let late = proposer.propose(Command::ReserveMasterId(0)).await;
+    assert!(matches!(late, Err(MasterError::NotLeading(_) | MasterError::Consensus(_))), "{late:?}");
+    let late = reader.read(|tables| tables.counters()).await;
+    assert!(matches!(late, Err(MasterError::NotLeading(_))), "{late:?}");
+    let term = members[first].term().unwrap();
+    assert_eq!(term.services.lookups.reader.read(|tables| tables.counters()).await.unwrap().master, 0);
+    stop(members).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_master_grows_to_three_and_a_lost_one_is_replaced() {
+    let mut members = group(1).await;
+    mount(&members[0], "/a").await;
+    // The new ones need a snapshot: the log does not begin at its beginning any more.
+    members[0].calls().await.make_snapshot(MakeSnapshotRequest {}).await.unwrap();
+    for _ in 0..2 {
+        let new = member();
+        let masters = [addresses(&members), vec![new.address.clone()]].concat();
+        let starting = new.start(&masters).await;
+        let request = AddMasterRequest { address: new.address.clone() };
+        eventually(|| async { RaftClient::connect(format!("http://{}", new.address)).await.is_ok() }).await;
+        let added = members[0].calls().await.add_master(request).await.unwrap().into_inner();
+        assert!(added.members.iter().any(|member| member.address == new.address && member.votes), "{added:?}");
+        members.push(Member { running: starting.await.unwrap().unwrap(), ..new });
+    }
+    let masters = addresses(&members);
+    assert_eq!(members[0].group().await.members.iter().map(|member| member.node_id).collect::<Vec<_>>(), [1, 2, 3]);
+    let already = AddMasterRequest { address: masters[1].clone() };
+    assert_eq!(members[0].calls().await.add_master(already).await.unwrap_err().code(), Code::AlreadyExists);
+
+    // The last one loses its data.
+    let mut lost = members.pop().unwrap();
+    lost.running.take().unwrap().stop().await;
+    lost.dir = tempfile::tempdir().unwrap();
+    let refused = lost.start(&masters).await.await.unwrap().err().unwrap().to_string();
+    assert!(refused.contains("has lost its data") && refused.contains("cv raft remove 3"), "{refused}");
+    let now = leader(&members).await;
+    let mut calls = members[now].calls().await;
+    let unknown = calls.remove_master(RemoveMasterRequest { node_id: 9 }).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+    calls.remove_master(RemoveMasterRequest { node_id: 3 }).await.unwrap();
+    let starting = lost.start(&masters).await;
+    eventually(|| async { RaftClient::connect(format!("http://{}", lost.address)).await.is_ok() }).await;
+    let added = calls.add_master(AddMasterRequest { address: lost.address.clone() }).await.unwrap().into_inner();
+    // An id is never given twice.
+    assert!(added.members.iter().any(|member| member.node_id == 4 && member.votes), "{added:?}");
+    members.push(Member { running: starting.await.unwrap().unwrap(), ..lost });
+    members[now].calls().await.transfer_lead(TransferLeadRequest { node_id: 4 }).await.unwrap();
+    eventually(|| async { members[2].term().is_some() }).await;
+    assert_eq!(mounts(&members[2]).await, 1);
+    stop(members).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_for_another_cluster_or_master_are_refused() {
+    let members = group(1).await;
+    let cluster_id = members[0].group().await.cluster_id;
+    let mut calls = members[0].calls().await;
+    for (cluster_id, node_id) in [(cluster_id.clone(), 2), ("another".to_owned(), 1), (String::new(), 0)] {
+        let target = Some(Target { cluster_id, node_id });
+        let request = VoteRequest { target, ..VoteRequest::default() };
+        assert_eq!(calls.vote(request.clone()).await.unwrap_err().code(), Code::FailedPrecondition);
+        assert_eq!(calls.pre_vote(request).await.unwrap_err().code(), Code::FailedPrecondition);
+    }
+    let target = Some(Target { cluster_id, node_id: 1 });
+    let senseless = VoteRequest { target, ..VoteRequest::default() };
+    assert_eq!(calls.vote(senseless).await.unwrap_err().code(), Code::InvalidArgument);
+    let place = cavern_proto::raft::JoinRequest { cluster_id: "another".into(), node_id: 2, ..Default::default() };
+    assert_eq!(calls.join(place).await.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(mounts(&members[0]).await, 0, "it goes on");
+    stop(members).await;
+}
