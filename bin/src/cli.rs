@@ -13,6 +13,7 @@ mod mount;
 mod node;
 mod persist;
 mod process;
+pub mod raft;
 mod refresh;
 mod report;
 
@@ -89,6 +90,9 @@ enum Command {
     /// List the workers of the cluster, empty one, and take one out.
     #[command(subcommand)]
     Node(node::NodeCommand),
+    /// The group of masters: show it, add and remove masters, have another one lead.
+    #[command(subcommand)]
+    Raft(raft::RaftCommand),
     /// Write synthetic JPEG images for tests and demonstrations.
     GenImages(gen_images::GenImagesArgs),
     /// A whole cluster on this host.
@@ -125,6 +129,7 @@ impl Cli {
             Command::Refresh(args) => block_on(args.run()),
             Command::Report(args) => block_on(args.run()),
             Command::Node(command) => block_on(command.run()),
+            Command::Raft(command) => block_on(command.run()),
             Command::GenImages(args) => args.run(),
             Command::Local(command) => command.run(),
             Command::Version => console::line(format_args!("cv {}", env!("CARGO_PKG_VERSION"))),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cv local up ─┬─ keeper ── cv dev-s3        D/cluster.json  topology, endpoints, keys (written by up)
-//!              ├─ keeper ── cv master        D/cluster.toml  the configuration that every child is given
+//!              ├─ keeper ── cv master …      D/cluster.toml  the configuration that every child is given
 //!              ├─ keeper ── cv worker …      D/run/NAME.json pid or exit of one child (written by its keeper)
 //!              └─ keeper ── cv fuse          D/run/NAME.stop this child is stopped on purpose
 //!                                            D/log/NAME.log  what the child said
@@ -16,6 +16,7 @@
 mod child;
 mod down;
 mod lock;
+mod masters;
 pub mod mounted;
 mod ports;
 mod purge;

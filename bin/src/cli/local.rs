@@ -16,12 +16,14 @@ const STOP_PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Subcommand)]
 pub enum LocalCommand {
-    /// Start a cluster: object store, master, workers, FUSE client. Returns when the mount can be used.
+    /// Start a cluster: object store, masters, workers, FUSE client. Returns when the mount can be used.
     #[command(after_help = "Examples:
   cv local up
   cv local up --dir /tmp/a --workers 3 --mount-point /mnt/a --conf my.toml
+  cv local up --masters 3
 
-On a cluster that is up, starts whatever is not running and adds workers and mount points. \
+On a cluster that is up, starts whatever is not running and adds masters, workers and mount points; masters that are \
+added are taken in by the others, which serve meanwhile. \
 Addresses and directories are chosen by `cv local`; all else of --conf is honoured. \
 A process that ends by itself is started again, after a pause that doubles up to 30 s; `cv local status` tells of it.")]
     Up(UpArgs),
@@ -65,6 +67,9 @@ pub struct UpArgs {
     /// Where the namespace is mounted [default: D/mnt]; several times for several FUSE clients.
     #[arg(long, value_name = "M")]
     mount_point: Vec<PathBuf>,
+    /// How many masters: 1, 3 or 5 [default: as many as there were, or 1].
+    #[arg(long, value_name = "N", value_parser = number_of_masters)]
+    masters: Option<usize>,
     /// How many workers [default: as many as there were, or 1].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     workers: Option<u16>,
@@ -127,6 +132,14 @@ pub struct KeepArgs {
     dir: PathBuf,
 }
 
+fn number_of_masters(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number @ (1 | 3 | 5)) => Ok(number),
+        Ok(2 | 4) => Err("an even number survives no more failures than one less: 1, 3 or 5".to_owned()),
+        _ => Err("there are 1, 3 or 5".to_owned()),
+    }
+}
+
 impl DirArgs {
     fn path(&self) -> PathBuf {
         self.dir.clone().unwrap_or_else(local::default_directory)
@@ -169,6 +182,7 @@ impl UpArgs {
         let cluster = local::up(&UpOptions {
             directory: self.place.path(),
             mount_points: self.mount_point,
+            masters: self.masters,
             workers: self.workers.map(usize::from),
             conf: self.conf,
             restart: self.restart,

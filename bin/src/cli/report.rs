@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::connect::ClusterArgs;
 use super::job::JobView;
 use super::mount::{self, MountView};
+use super::raft::{GroupView, Survey};
 use crate::console;
 use crate::error::CliError;
 
@@ -31,6 +32,9 @@ struct Report {
     version: String,
     leader: u64,
     applied_index: u64,
+    /// Where there are several masters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<GroupView>,
     inodes: u64,
     sessions: u64,
     cache: Cache,
@@ -105,7 +109,10 @@ impl ReportArgs {
         let mut cluster = self.cluster.connect().await?.cluster;
         let status = cluster.status(StatusRequest {}).await?.into_inner();
         let request = ListUnavailableRequest { limit: UNAVAILABLE_SHOWN, ..ListUnavailableRequest::default() };
-        let report = Report::new(status, cluster.list_unavailable(request).await?.into_inner());
+        let mut report = Report::new(status, cluster.list_unavailable(request).await?.into_inner());
+        let config = self.cluster.config()?;
+        let group = Survey::take(&config.cluster.masters, config.client.connect_timeout.get()).await.view();
+        report.group = (group.masters.len() > 1).then_some(group);
         if self.json { console::json(&report) } else { report.print() }
     }
 }
@@ -118,6 +125,7 @@ impl Report {
             version: status.version,
             leader: status.leader,
             applied_index: status.applied_index,
+            group: None,
             inodes: status.inodes,
             sessions: status.sessions,
             cache: Cache::of(&workers),
@@ -143,6 +151,9 @@ impl Report {
             counted(self.inodes, "inode"),
             counted(self.sessions, "client")
         ))?;
+        if let Some(group) = &self.group {
+            console::line(format_args!("masters   {}", group.summary()))?;
+        }
         console::line(format_args!(
             "cache     {} of {} used, {} on {}, {} evicted",
             console::size(cache.used_bytes),

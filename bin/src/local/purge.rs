@@ -146,7 +146,8 @@ mod tests {
         let root = directory.join("s3");
         let s3 = S3 { listen: address(), admin: address(), access_key: String::new(), secret_key: String::new(), root };
         let mut cluster = Cluster::new(directory.to_owned(), s3);
-        cluster.masters = vec![Master { grpc: address(), http: address(), data_dir: directory.join("master0") }];
+        cluster.masters =
+            vec![Master { grpc: address(), http: address(), data_dir: directory.join("master0"), joins: false }];
         let socket = directory.join("run/worker0.sock");
         cluster.workers = vec![Worker { data: address(), http: address(), socket, dirs: vec![] }];
         cluster.fuse = vec![Fuse { http: address(), mount_point: directory.join("mnt") }];

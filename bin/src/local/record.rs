@@ -54,6 +54,9 @@ pub struct Master {
     pub grpc: String,
     pub http: String,
     pub data_dir: PathBuf,
+    /// It came when the cluster was there already: the others take it in.
+    #[serde(default)]
+    pub joins: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -227,6 +230,7 @@ impl Cluster {
                     arguments: conf(),
                     environment: vec![
                         ("CV_MASTER__LISTEN", master.grpc.clone()),
+                        ("CV_MASTER__ADVERTISE", master.grpc.clone()),
                         ("CV_MASTER__HTTP_LISTEN", master.http.clone()),
                         ("CV_MASTER__DATA_DIR", text(&master.data_dir)),
                     ],

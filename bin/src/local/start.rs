@@ -16,6 +16,8 @@ use super::supervisor::{want, want_not};
 use crate::error::{CliError, Context as _};
 
 const POLL: Duration = Duration::from_millis(5);
+/// Between two looks at what a child waits for.
+const LOOK: Duration = Duration::from_millis(200);
 /// For a keeper to end that starts its child no more, or to take a child over.
 const KEEPER_DEADLINE: Duration = Duration::from_secs(10);
 /// Lines of a failed child's log that are shown.
@@ -105,8 +107,18 @@ fn launch(cluster: &Cluster, name: ChildName) -> Result<Starting<'_>, CliError> 
 
 impl Starting<'_> {
     /// Waits for the ready line. An error has the last lines of the child's log.
-    pub fn wait(mut self, patience: Duration) -> Result<(), Failure> {
+    pub fn wait(self, patience: Duration) -> Result<(), Failure> {
+        self.wait_or(patience, || Ok(false))
+    }
+
+    /// The same, until `is_enough` says that the child need not be ready; it is asked now and then, and may help it on.
+    pub fn wait_or(
+        mut self,
+        patience: Duration,
+        mut is_enough: impl FnMut() -> Result<bool, CliError>,
+    ) -> Result<(), Failure> {
         let deadline = Instant::now() + patience;
+        let mut looked = Instant::now();
         let ready = format!("cv {} ready", self.name.role.ready_word());
         let failed = |ended, error| Err(Failure { ended, error });
         loop {
@@ -127,6 +139,13 @@ impl Starting<'_> {
                 }
                 Ok(_) => {}
                 Err(error) => return failed(Ended::No, CliError::Failed(format!("cannot ask for a keeper: {error}"))),
+            }
+            if looked.elapsed() >= LOOK {
+                match is_enough() {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => looked = Instant::now(),
+                    Err(error) => return failed(Ended::No, error),
+                }
             }
             if Instant::now() > deadline {
                 return failed(Ended::No, self.failure(&format!("was not ready within {} s", patience.as_secs())));

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::child::{ChildName, Exit, Role, RunRecord, State};
+use super::masters;
 use super::mounted::is_mounted;
 use super::record::{Cluster, Restart};
 use super::supervisor::until_ms;
+use crate::cli::raft::MasterRole;
 use crate::console;
 use crate::error::{CliError, Context as _};
 
@@ -67,6 +69,9 @@ pub struct MasterStatus {
     pub grpc: String,
     pub http: String,
     pub data_dir: PathBuf,
+    /// What it does among several, if it runs: `leader`, `follower` and others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<MasterRole>,
 }
 
 #[derive(Debug, Serialize)]
@@ -88,7 +93,8 @@ pub struct FuseStatus {
     pub mounted: bool,
 }
 
-/// Looks at every child. Asks none of them anything, so that it answers at once however they are.
+/// Looks at every child. Asks none of them anything, so that it answers at once however they are, but for several
+/// masters: which of them leads they say within half a second, or not at all.
 pub fn status(cluster: &Cluster) -> Result<ClusterStatus, CliError> {
     let child = |role, number| child_status(cluster, ChildName { role, number });
     let mut status = ClusterStatus {
@@ -109,9 +115,13 @@ pub fn status(cluster: &Cluster) -> Result<ClusterStatus, CliError> {
         workers: vec![],
         fuse: vec![],
     };
+    let group = masters::group(cluster)?;
     for (number, master) in cluster.masters.iter().enumerate() {
+        let child = child(Role::Master, number)?;
+        let role = group.as_ref().and_then(|group| masters::role(group, cluster, number));
         status.masters.push(MasterStatus {
-            child: child(Role::Master, number)?,
+            role: role.filter(|_| child.pid.is_some()),
+            child,
             grpc: master.grpc.clone(),
             http: master.http.clone(),
             data_dir: master.data_dir.clone(),
@@ -175,7 +185,11 @@ impl ClusterStatus {
         let mut rows = vec![row("s3", &self.s3.child, format!("{} admin={}", self.s3.endpoint, self.s3.admin))];
         for (number, master) in self.masters.iter().enumerate() {
             let endpoints = format!("grpc={} http={}", master.grpc, master.http);
-            rows.push(row(&format!("master{number}"), &master.child, endpoints));
+            let mut row = row(&format!("master{number}"), &master.child, endpoints);
+            if let Some(role) = master.role {
+                row[1].push_str(&format!(", {}", role.as_str()));
+            }
+            rows.push(row);
         }
         for (number, worker) in self.workers.iter().enumerate() {
             let endpoints = format!("data={} http={}", worker.data, worker.http);

@@ -18,11 +18,13 @@ use tokio::time::Instant;
 use super::child::{ChildName, Role, write_whole};
 use super::down::{down, stop};
 use super::lock::{MADE_FIRST, lock};
+use super::masters::{leader, take_in, waits_for};
 use super::mounted::is_mounted;
 use super::ports::FreePorts;
 use super::record::{Cluster, Fuse, Master, Restart, S3, Worker, WorkerDir};
 use super::start::{Ended, Starting, ensure};
 use crate::cli::connect;
+use crate::console;
 use crate::error::{CliError, Context as _};
 
 const POLL: Duration = Duration::from_millis(5);
@@ -34,6 +36,8 @@ pub struct UpOptions {
     pub directory: PathBuf,
     /// Empty for `D/mnt`; one FUSE client for each.
     pub mount_points: Vec<PathBuf>,
+    /// `None` for as many as there were, or one.
+    pub masters: Option<usize>,
     /// `None` for as many as there were, or one.
     pub workers: Option<usize>,
     pub conf: Option<PathBuf>,
@@ -84,11 +88,21 @@ fn private_folder(path: &Path) -> Result<(), CliError> {
         .context(format_args!("cannot create {}", path.display()))
 }
 
-/// Starts one child that is not running, on the addresses it had, and waits until it is ready.
+/// Starts one child that is not running, on the addresses it had, and waits until it is ready; a master that needs
+/// others for that is left waiting.
 pub fn start(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<(), CliError> {
     let _lock = lock(&cluster.directory)?;
     let Some(starting) = ensure(cluster, name)? else { return Ok(()) };
-    starting.wait(patience).map_err(|failure| {
+    let mut waits = None;
+    let is_enough = || {
+        waits = if name.role == Role::Master { waits_for(cluster, name.number)? } else { None };
+        Ok(waits.is_some())
+    };
+    let started = starting.wait_or(patience, is_enough);
+    if let (Ok(()), Some(cause)) = (&started, &waits) {
+        console::remark(format_args!("{name} runs, but is not ready: {cause}"));
+    }
+    started.map_err(|failure| {
         if failure.ended == Ended::Yes {
             // The caller gets the error, and need not be surprised by the child later.
             let _ = stop(cluster, name, patience);
@@ -141,20 +155,27 @@ fn plan(directory: &Path, options: &UpOptions, config: &Config, ports: &mut Free
                 secret_key: random_text(40),
                 root: directory.join("s3"),
             };
-            let mut cluster = Cluster::new(directory.to_owned(), s3);
-            let master = Master { grpc: address()?, http: address()?, data_dir: directory.join("master0") };
-            cluster.masters.push(master);
-            cluster
+            Cluster::new(directory.to_owned(), s3)
         }
     };
-    let workers = options.workers.unwrap_or(cluster.workers.len().max(1));
-    if workers < cluster.workers.len() {
-        let text = format!(
-            "the cluster in {} has {} workers, more than {workers}: leave --workers away, or remove the directory",
-            directory.display(),
-            cluster.workers.len()
-        );
-        return Err(CliError::Usage(text));
+    let number_of = |role: &str, there: usize, wanted: Option<usize>| {
+        let wanted = wanted.unwrap_or(there.max(1));
+        let directory = directory.display();
+        if wanted >= there {
+            return Ok(wanted);
+        }
+        Err(CliError::Usage(format!(
+            "the cluster in {directory} has {there} {role}, more than {wanted}: leave --{role} away, or remove the \
+             directory"
+        )))
+    };
+    let masters = number_of("masters", cluster.masters.len(), options.masters)?;
+    let workers = number_of("workers", cluster.workers.len(), options.workers)?;
+    // The first masters begin the cluster together.
+    let joins = !cluster.masters.is_empty();
+    for number in cluster.masters.len()..masters {
+        let data_dir = directory.join(format!("master{number}"));
+        cluster.masters.push(Master { grpc: address()?, http: address()?, data_dir, joins });
     }
     for number in cluster.workers.len()..workers {
         cluster.workers.push(Worker {
@@ -232,6 +253,7 @@ fn write_conf(cluster: &Cluster, mut config: Config) -> Result<(), CliError> {
     config.cluster.masters = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
     if let Some(master) = cluster.masters.first() {
         config.master.listen.clone_from(&master.grpc);
+        config.master.advertise.clone_from(&master.grpc);
         config.master.http_listen.clone_from(&master.http);
         config.master.data_dir.clone_from(&master.data_dir);
     }
@@ -252,8 +274,7 @@ fn start_all(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
     let mut starting = BTreeMap::new();
     for name in cluster.children() {
         if name.role == Role::Worker && name.number == 0 {
-            let masters: Vec<Starting<'_>> = std::mem::take(&mut starting).into_values().collect();
-            masters.into_iter().try_for_each(|child| child.wait(patience))?;
+            masters_ready(cluster, std::mem::take(&mut starting), patience)?;
         }
         if let Some(child) = ensure(cluster, name)? {
             starting.insert((name.role, name.number), child);
@@ -264,13 +285,52 @@ fn start_all(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
     cluster.fuse.iter().try_for_each(|fuse| usable(&fuse.mount_point, patience))
 }
 
+/// Waits for all that was started so far. None of several masters is ready before a majority of them is there, so that
+/// all run by now; those that came later are taken in by the others, one after another.
+fn masters_ready(
+    cluster: &Cluster,
+    mut starting: BTreeMap<(Role, usize), Starting<'_>>,
+    patience: Duration,
+) -> Result<(), CliError> {
+    let mut later = Vec::new();
+    for (number, _) in cluster.masters.iter().enumerate().filter(|(_, master)| master.joins) {
+        later.push((number, starting.remove(&(Role::Master, number))));
+    }
+    starting.into_values().try_for_each(|child| child.wait(patience))?;
+    for (number, child) in later {
+        let mut is_member = false;
+        if let Some(child) = child {
+            let help = || {
+                is_member = is_member || take_in(cluster, number)?;
+                Ok(false)
+            };
+            child.wait_or(patience, help)?;
+        }
+        let deadline = Instant::now() + patience;
+        while !is_member && !take_in(cluster, number)? {
+            if Instant::now() > deadline {
+                let text = format!("master{number} is not taken in by the others after {} s", patience.as_secs());
+                return Err(CliError::Failed(text));
+            }
+            thread::sleep(POLL);
+        }
+    }
+    Ok(())
+}
+
 /// Waits until the master counts every worker as live.
 fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
-    let Some(master) = cluster.masters.first() else { return Ok(()) };
+    if cluster.masters.is_empty() {
+        return Ok(());
+    }
     let wanted = cluster.workers.len();
     let deadline = Instant::now() + patience;
     loop {
-        let live = connect::live_workers(&master.grpc)?;
+        let live = match leader(cluster, patience).and_then(|leader| connect::live_workers(&leader)) {
+            // Another one may have begun to lead in between.
+            Err(_) if cluster.masters.len() > 1 && Instant::now() <= deadline => 0,
+            live => live?,
+        };
         if live >= wanted {
             return Ok(());
         }
@@ -309,6 +369,7 @@ mod tests {
         UpOptions {
             directory: directory.to_owned(),
             mount_points: mount_points.to_vec(),
+            masters: None,
             workers,
             conf: None,
             restart: None,
@@ -338,6 +399,27 @@ mod tests {
         assert!(matches!(&fewer, CliError::Usage(text) if text.contains("has 3 workers")), "{fewer}");
         let again = plan(&directory, &options(&directory, None, &[]), &config, &mut ports).unwrap();
         assert_eq!(again, more);
+    }
+
+    #[test]
+    fn masters_that_come_later_are_taken_in_by_the_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().canonicalize().unwrap();
+        let (config, mut ports) = (Config::default(), FreePorts::default());
+        let mut planned = |masters| {
+            let options = UpOptions { masters, ..options(&directory, None, &[]) };
+            let planned = plan(&directory, &options, &config, &mut ports);
+            planned.inspect(|cluster| cluster.store().unwrap())
+        };
+        let joins = |cluster: &Cluster| cluster.masters.iter().map(|master| master.joins).collect::<Vec<_>>();
+        let three = planned(Some(3)).unwrap();
+        assert_eq!(joins(&three), [false; 3]);
+        assert_eq!(three.masters[2].data_dir, directory.join("master2"));
+        let five = planned(Some(5)).unwrap();
+        assert_eq!((joins(&five), &five.masters[..3]), (vec![false, false, false, true, true], &three.masters[..]));
+        assert_eq!(planned(None).unwrap(), five);
+        let fewer = planned(Some(3)).unwrap_err();
+        assert!(matches!(&fewer, CliError::Usage(text) if text.contains("has 5 masters")), "{fewer}");
     }
 
     #[test]

@@ -1,0 +1,399 @@
+//! `cv raft`: the group of masters, and who belongs to it.
+
+mod connection;
+mod survey;
+
+use std::time::Duration;
+
+use cavern_conf::{Config, check_master};
+use cavern_proto::raft::{
+    AddMasterRequest, Group, MakeSnapshotRequest, Member, RemoveMasterRequest, TransferLeadRequest,
+};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use tokio::time::Instant;
+
+pub use self::connection::ask_leader;
+use self::connection::{ELECTION_PATIENCE, ELECTION_POLL, connect, unreachable};
+pub use self::survey::{GroupView, MasterRole, MasterView, Survey};
+use super::connect::ClusterArgs;
+use crate::console::{self, Progress};
+use crate::error::CliError;
+
+#[derive(Subcommand)]
+pub enum RaftCommand {
+    /// Show the masters: who leads, who answers, how far each of them is.
+    #[command(after_help = "Examples:
+  cv raft status
+  cv raft status --json | jq .majority
+
+Every master is asked by itself, so this works while none leads. LOG is the end of the log that a master has, APPLIED \
+what of it is in its namespace, MATCHED what the leader knows to be on its disk.")]
+    Status(StatusArgs),
+    /// Take another master in.
+    #[command(after_help = "Examples:
+  cv raft add node4:7700
+
+The new master runs already, with an empty master.data_dir and with the others in its cluster.masters. Returns when \
+it has the namespace and votes; the others serve meanwhile. One master becomes a group of three by two of these.")]
+    Add(AddArgs),
+    /// Take a master out.
+    #[command(after_help = "Examples:
+  cv raft remove 3
+
+For one that is lost for good, or before its host is taken away. Stop it then: its directory belongs to no group any \
+more. Refused where those that are left would have no majority that answers.")]
+    Remove(RemoveArgs),
+    /// Have another master lead.
+    #[command(after_help = "Examples:
+  cv raft transfer          the one that is furthest
+  cv raft transfer 2
+
+Before the leader's host is restarted, say: the others do not wait for an election then.")]
+    Transfer(TransferArgs),
+    /// Have a master make a snapshot of its namespace now and cut its log.
+    #[command(after_help = "Examples:
+  cv raft snapshot                     the one that leads
+  cv raft snapshot --on node2:7700")]
+    Snapshot(SnapshotArgs),
+}
+
+#[derive(Args)]
+pub struct StatusArgs {
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Args)]
+pub struct AddArgs {
+    /// Address of the new master's gRPC port, as the other masters and all clients reach it.
+    #[arg(value_name = "HOST:PORT", value_parser = master_address)]
+    address: String,
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Args)]
+pub struct RemoveArgs {
+    /// Number of the master, as `cv raft status` has it.
+    #[arg(value_name = "ID")]
+    id: u64,
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Args)]
+pub struct TransferArgs {
+    /// Number of the master that is to lead, as `cv raft status` has it [default: the one that is furthest].
+    #[arg(value_name = "ID")]
+    id: Option<u64>,
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Args)]
+pub struct SnapshotArgs {
+    /// Which master [default: the one that leads].
+    #[arg(long, value_name = "HOST:PORT", value_parser = master_address)]
+    on: Option<String>,
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+fn master_address(text: &str) -> Result<String, String> {
+    check_master(text).map(|()| text.to_owned())
+}
+
+/// What a change of the group has come to.
+#[derive(Serialize)]
+struct ChangeView {
+    leader: u64,
+    members: Vec<MemberView>,
+}
+
+#[derive(Serialize)]
+struct MemberView {
+    id: u64,
+    address: String,
+    votes: bool,
+}
+
+#[derive(Serialize)]
+struct SnapshotView {
+    address: String,
+    snapshot_index: u64,
+    last_index: u64,
+}
+
+impl RaftCommand {
+    pub async fn run(self) -> Result<(), CliError> {
+        match self {
+            Self::Status(args) => args.run().await,
+            Self::Add(args) => args.run().await,
+            Self::Remove(args) => args.run().await,
+            Self::Transfer(args) => args.run().await,
+            Self::Snapshot(args) => args.run().await,
+        }
+    }
+}
+
+/// Asks the masters of a configuration; at least one of them answers.
+async fn ask(config: &Config) -> Result<Survey, CliError> {
+    let survey = Survey::take(&config.cluster.masters, config.client.connect_timeout.get()).await;
+    match survey.silence() {
+        None => Ok(survey),
+        Some(causes) => Err(CliError::Unreachable(format!(
+            "no master answers ({causes}): is one running? Name another with --master, --conf or --local"
+        ))),
+    }
+}
+
+/// A group that has a leader, and how to reach that.
+struct Led {
+    survey: Survey,
+    view: GroupView,
+    leader: String,
+    wait: Duration,
+}
+
+impl Led {
+    /// Waits for an election where there may be one.
+    async fn find(cluster: &ClusterArgs) -> Result<Self, CliError> {
+        let config = cluster.config()?;
+        let deadline = Instant::now() + ELECTION_PATIENCE;
+        loop {
+            let survey = ask(&config).await?;
+            let view = survey.view();
+            if let Some(leader) = survey.leader_address().map(str::to_owned) {
+                return Ok(Self { survey, view, leader, wait: config.client.connect_timeout.get() });
+            }
+            if !view.majority || Instant::now() > deadline {
+                return Err(CliError::Unreachable(format!(
+                    "no master leads ({}): see `cv raft status`",
+                    view.summary()
+                )));
+            }
+            tokio::time::sleep(ELECTION_POLL).await;
+        }
+    }
+
+    /// The member with this number.
+    fn member(&self, id: u64) -> Result<&MasterView, CliError> {
+        self.view.member(id).ok_or_else(|| {
+            CliError::NotFound(format!("there is no master {id} in this group: it has {}", self.view.listed()))
+        })
+    }
+
+    /// The group as its leader has it.
+    fn group(&self) -> Group {
+        self.survey.answer(&self.leader).and_then(Result::ok).cloned().unwrap_or_default()
+    }
+
+    async fn transfer(&self, node_id: u64) -> Result<Group, CliError> {
+        let request = TransferLeadRequest { node_id };
+        ask_leader(self.leader.clone(), self.wait, async |master| master.transfer_lead(request).await).await
+    }
+}
+
+impl StatusArgs {
+    async fn run(self) -> Result<(), CliError> {
+        let view = ask(&self.cluster.config()?).await?.view();
+        if self.json { console::json(&view) } else { print(&view) }
+    }
+}
+
+fn print(view: &GroupView) -> Result<(), CliError> {
+    let number = |number: Option<u64>| number.map_or_else(|| "–".to_owned(), |number| number.to_string());
+    let rows: Vec<_> = view
+        .masters
+        .iter()
+        .map(|master| {
+            [
+                number(master.id),
+                master.role.as_str().to_owned(),
+                master.address.clone(),
+                number(master.term),
+                number(master.log_index),
+                number(master.applied_index),
+                number(master.matched_index),
+            ]
+        })
+        .collect();
+    console::table_cut(["MASTER", "ROLE", "ADDRESS", "TERM", "LOG", "APPLIED", "MATCHED"], &rows)?;
+    console::line(view.summary())?;
+    for master in &view.masters {
+        if let Some(error) = &master.error {
+            console::line(format_args!("{}: {error}", master.name()))?;
+        }
+    }
+    Ok(())
+}
+
+impl AddArgs {
+    async fn run(self) -> Result<(), CliError> {
+        let led = Led::find(&self.cluster).await?;
+        let given = self.address.as_str();
+        let joining = Survey::take(std::slice::from_ref(&self.address), led.wait).await;
+        let new = match joining.answer(given) {
+            Some(Ok(group)) => group,
+            Some(Err(cause)) => {
+                return Err(CliError::Unreachable(format!(
+                    "no master answers at {given} ({cause}): start it there with an empty master.data_dir, then add it"
+                )));
+            }
+            None => return Err(CliError::Failed(format!("{given} was not asked"))),
+        };
+        // What it calls itself is what the others and all clients are told.
+        let address = if new.address.is_empty() { given } else { new.address.as_str() };
+        let is_of_this = new.cluster_id == led.view.cluster_id;
+        let member = match is_of_this {
+            true => led.view.member(new.node_id),
+            false => led.view.masters.iter().find(|view| view.id.is_some() && view.address == address),
+        };
+        match member {
+            Some(member) if is_of_this && member.votes => {
+                return say(&led.group(), self.json, format!("{} is a member already", member.name()));
+            }
+            // It was being taken in when something went wrong: the leader goes on with it.
+            Some(_) if is_of_this => {}
+            Some(member) => {
+                let id = member.id.unwrap_or_default();
+                return Err(CliError::Failed(format!(
+                    "{} is a member already, but the one that runs there has lost its data: take it out first with \
+                     `cv raft remove {id}`, then add it",
+                    member.name()
+                )));
+            }
+            // It was given its place, and nothing else yet.
+            None if is_of_this && new.members.is_empty() => {}
+            None if !new.cluster_id.is_empty() => {
+                let whose = if is_of_this { "this group, which it left".to_owned() } else { new.cluster_id.clone() };
+                return Err(CliError::Failed(format!(
+                    "the master at {address} is not empty: it has data of the cluster {whose}. Stop it, move its \
+                     master.data_dir away, start it again, then add it"
+                )));
+            }
+            None => {}
+        }
+        let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
+        progress.show(None, format!("{address} is given the namespace"))?;
+        let group = ask_leader(led.leader.clone(), led.wait, async |master| {
+            master.add_master(AddMasterRequest { address: address.to_owned() }).await
+        })
+        .await?;
+        drop(progress);
+        let id = group.members.iter().find(|member| member.address == address).map_or(0, |member| member.node_id);
+        say(&group, self.json, format!("{address} is master {id}, and votes"))
+    }
+}
+
+impl RemoveArgs {
+    async fn run(self) -> Result<(), CliError> {
+        let led = Led::find(&self.cluster).await?;
+        let name = led.member(self.id)?.name();
+        let (voters, answering) = led.view.without(self.id);
+        if voters == 0 {
+            return Err(CliError::Failed(format!("{name} is the only one: without it there is no cluster")));
+        }
+        if answering * 2 <= voters {
+            return Err(CliError::Failed(format!(
+                "without {name} {answering} of {voters} voting masters would answer, which is no majority, and nothing \
+                 could be changed any more: start the others first, see `cv raft status`"
+            )));
+        }
+        // A leader that takes itself out would leave the others to an election.
+        let mut leader = led.leader.clone();
+        if led.view.leader == Some(self.id) {
+            let group = led.transfer(0).await?;
+            leader = address_of(&group, group.leader).unwrap_or(leader);
+        }
+        let group = ask_leader(leader, led.wait, async |master| {
+            master.remove_master(RemoveMasterRequest { node_id: self.id }).await
+        })
+        .await?;
+        say(&group, self.json, format!("{name} is removed: stop it if it still runs"))
+    }
+}
+
+impl TransferArgs {
+    async fn run(self) -> Result<(), CliError> {
+        let led = Led::find(&self.cluster).await?;
+        if led.view.voters == 1 {
+            return Err(CliError::Failed("the group has one voting master: there is none that could lead".to_owned()));
+        }
+        if let Some(id) = self.id {
+            let member = led.member(id)?;
+            let name = member.name();
+            if !member.answers() {
+                let cause = member.error.clone().unwrap_or_default();
+                return Err(CliError::Unreachable(format!(
+                    "{name} does not answer ({cause}) and cannot lead: start it, or name another of {}",
+                    led.view.listed()
+                )));
+            }
+            if !member.votes {
+                return Err(CliError::Failed(format!(
+                    "{name} is still being taken in and cannot lead yet: see `cv raft status`"
+                )));
+            }
+        }
+        // One that leads already is no failure, but the leader would have nothing to do.
+        if self.id.is_some() && self.id == led.view.leader {
+            return say(
+                &led.group(),
+                self.json,
+                format!("{} leads already", led.member(self.id.unwrap_or_default())?.name()),
+            );
+        }
+        let group = led.transfer(self.id.unwrap_or_default()).await?;
+        say(&group, self.json, format!("master {} leads", group.leader))
+    }
+}
+
+impl SnapshotArgs {
+    async fn run(self) -> Result<(), CliError> {
+        let (address, wait) = match self.on {
+            Some(address) => (address, self.cluster.config()?.client.connect_timeout.get()),
+            None => Led::find(&self.cluster).await.map(|led| (led.leader, led.wait))?,
+        };
+        let mut master = connect(&address, wait).await.map_err(|cause| unreachable(&address, &cause))?;
+        let group = master.make_snapshot(MakeSnapshotRequest {}).await?.into_inner();
+        let (snapshot_index, last_index) = (group.snapshot_index, group.last_index);
+        if self.json {
+            return console::json(&SnapshotView { address, snapshot_index, last_index });
+        }
+        console::line(format_args!("the master at {address} has a snapshot of all up to entry {snapshot_index}"))
+    }
+}
+
+fn address_of(group: &Group, id: u64) -> Option<String> {
+    group.members.iter().find(|member| member.node_id == id).map(|member| member.address.clone())
+}
+
+/// The outcome of a change.
+fn say(group: &Group, json: bool, text: String) -> Result<(), CliError> {
+    if !json {
+        return console::line(text);
+    }
+    let view = |Member { node_id, address, votes, .. }: &Member| MemberView {
+        id: *node_id,
+        address: address.clone(),
+        votes: *votes,
+    };
+    console::json(&ChangeView { leader: group.leader, members: group.members.iter().map(view).collect() })
+}

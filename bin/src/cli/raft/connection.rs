@@ -1,0 +1,73 @@
+//! The way to one master, and to the one that leads.
+
+use std::time::Duration;
+
+use cavern_net::master::innermost;
+use cavern_proto::NotLeading;
+use cavern_proto::raft::raft_client::RaftClient;
+use tokio::time::Instant;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use crate::error::CliError;
+
+/// Between pings, and how long one may stay unanswered: taking a master in may last long, silence must not.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// An election takes a part of this.
+pub const ELECTION_PATIENCE: Duration = Duration::from_secs(10);
+pub const ELECTION_POLL: Duration = Duration::from_millis(100);
+
+/// Connects to the master at an address within `wait`.
+///
+/// # Errors
+/// The cause, as the system has it.
+pub async fn connect(address: &str, wait: Duration) -> Result<RaftClient<Channel>, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| innermost(&error))?;
+    let endpoint = endpoint
+        .connect_timeout(wait)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
+    endpoint.connect().await.map(RaftClient::new).map_err(|error| innermost(&error))
+}
+
+/// Why a master did not answer a question that any of them answers.
+pub fn cause(status: &Status) -> String {
+    match (status.code(), std::error::Error::source(status)) {
+        (Code::Unimplemented, _) => "it is of a version that knows no groups of masters".to_owned(),
+        (_, Some(source)) => innermost(source),
+        _ if status.message().is_empty() => format!("{:?}", status.code()),
+        _ => status.message().to_owned(),
+    }
+}
+
+/// What a command says of a master that it needs.
+pub fn unreachable(address: &str, cause: &str) -> CliError {
+    CliError::Unreachable(format!("the master at {address} does not answer ({cause}): is it running?"))
+}
+
+/// Sends a request to the master that leads, whoever that is by then: one that does not has done nothing of it, and
+/// names the leader. Begins with the one at `first`.
+pub async fn ask_leader<T>(
+    first: String,
+    wait: Duration,
+    request: impl AsyncFn(&mut RaftClient<Channel>) -> Result<tonic::Response<T>, Status>,
+) -> Result<T, CliError> {
+    let deadline = Instant::now() + ELECTION_PATIENCE;
+    let mut address = first;
+    loop {
+        let mut client = connect(&address, wait).await.map_err(|cause| unreachable(&address, &cause))?;
+        let status = match request(&mut client).await {
+            Ok(reply) => return Ok(reply.into_inner()),
+            Err(status) => status,
+        };
+        let Some(NotLeading { leader }) = NotLeading::from_status(&status) else { return Err(status.into()) };
+        if Instant::now() > deadline {
+            return Err(status.into());
+        }
+        // Two that name each other do not agree yet, either.
+        tokio::time::sleep(ELECTION_POLL).await;
+        address = leader.unwrap_or(address);
+    }
+}

@@ -1,0 +1,92 @@
+//! What several masters of a local cluster need beside being started: one that comes later is taken in by the others,
+//! and one that must wait for others is not waited for.
+
+use std::thread;
+use std::time::Duration;
+
+use cavern_proto::raft::AddMasterRequest;
+use tokio::time::Instant;
+
+use super::record::Cluster;
+use crate::cli::raft::{GroupView, MasterRole, Survey, ask_leader};
+use crate::error::CliError;
+use crate::runtime::block_on;
+
+/// For a connection to a master of this host, and for its answer.
+const ANSWER: Duration = Duration::from_millis(250);
+/// To reach a master that has much to do, and others that do not answer.
+const CONNECT: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_millis(100);
+
+fn survey(cluster: &Cluster) -> Result<Survey, CliError> {
+    let addresses: Vec<String> = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
+    block_on(async { Ok(Survey::take(&addresses, ANSWER).await) })
+}
+
+/// The group as its masters show it, where there are several.
+pub fn group(cluster: &Cluster) -> Result<Option<GroupView>, CliError> {
+    if cluster.masters.len() < 2 { Ok(None) } else { survey(cluster).map(|survey| Some(survey.view())) }
+}
+
+/// What the master with this number does in its group.
+pub fn role(view: &GroupView, cluster: &Cluster, number: usize) -> Option<MasterRole> {
+    let address = &cluster.masters.get(number)?.grpc;
+    view.masters.iter().find(|master| master.address == *address).map(|master| master.role)
+}
+
+/// Where the master listens that leads; of a single one nobody is asked.
+pub fn leader(cluster: &Cluster, patience: Duration) -> Result<String, CliError> {
+    if let [only] = &cluster.masters[..] {
+        return Ok(only.grpc.clone());
+    }
+    let deadline = Instant::now() + patience;
+    loop {
+        let survey = survey(cluster)?;
+        if let Some(leader) = survey.leader_address() {
+            return Ok(leader.to_owned());
+        }
+        if Instant::now() > deadline {
+            let text = format!("no master leads after {} s ({})", patience.as_secs(), survey.view().summary());
+            return Err(CliError::Failed(text));
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// Has the group take in a master that came later. Says whether it is a member: if not, there is no leader yet, or the
+/// master does not answer.
+pub fn take_in(cluster: &Cluster, number: usize) -> Result<bool, CliError> {
+    let Some(master) = cluster.masters.get(number) else { return Ok(true) };
+    let survey = survey(cluster)?;
+    let view = survey.view();
+    let is_member = view.masters.iter().any(|view| view.address == master.grpc && view.id.is_some() && view.votes);
+    let (Some(leader), false) = (survey.leader_address().map(str::to_owned), is_member) else { return Ok(is_member) };
+    if !matches!(survey.answer(&master.grpc), Some(Ok(_))) {
+        return Ok(false);
+    }
+    let request = AddMasterRequest { address: master.grpc.clone() };
+    block_on(ask_leader(leader, CONNECT, async |leader| leader.add_master(request.clone()).await))?;
+    Ok(true)
+}
+
+/// Why a master that runs cannot become ready by itself; `None` for one that can, or does not answer yet.
+pub fn waits_for(cluster: &Cluster, number: usize) -> Result<Option<String>, CliError> {
+    let Some(master) = cluster.masters.get(number).filter(|_| cluster.masters.len() > 1) else { return Ok(None) };
+    let survey = survey(cluster)?;
+    let Some(Ok(own)) = survey.answer(&master.grpc) else { return Ok(None) };
+    let (view, place) = (survey.view(), cluster.directory.display());
+    let is_member = view.masters.iter().any(|view| view.address == master.grpc && view.id.is_some());
+    Ok(match (own.cluster_id.is_empty(), is_member) {
+        (false, _) if view.majority => None,
+        (false, _) => Some(format!("it waits for others ({})", view.summary())),
+        // One that has lost its data: it is about to end, and says why.
+        (true, true) => None,
+        (true, false) if view.voters > 0 => {
+            Some(format!("it is empty and waits to be taken in: `cv raft add {} --local {place}`", master.grpc))
+        }
+        (true, false) if view.masters.iter().any(|view| view.role == MasterRole::Unreachable) => {
+            Some("it waits for the other masters, to begin a group with them".to_owned())
+        }
+        (true, false) => None,
+    })
+}
