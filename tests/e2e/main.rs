@@ -43,6 +43,7 @@ mod hosts;
 mod loads;
 mod local_cluster;
 mod lock_ends;
+mod masters;
 mod memory;
 mod mounting;
 mod no_open;

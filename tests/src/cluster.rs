@@ -31,6 +31,8 @@ pub const COUNTED: &str = "[client]\nhedge_percent = 0\n";
 
 /// What the cluster of a test is like.
 pub struct Options {
+    /// 1, 3 or 5.
+    pub masters: usize,
     pub workers: usize,
     /// Mounts beside the first, each with a FUSE client of its own: names of directories in the cluster's.
     pub more_mounts: Vec<&'static str>,
@@ -47,7 +49,15 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { workers: 1, more_mounts: vec![], conf: String::new(), alone: false, failpoints: false, restart: false }
+        Self {
+            masters: 1,
+            workers: 1,
+            more_mounts: vec![],
+            conf: String::new(),
+            alone: false,
+            failpoints: false,
+            restart: false,
+        }
     }
 }
 
@@ -91,6 +101,8 @@ pub struct Child {
     pub grpc: String,
     #[serde(default)]
     pub data: String,
+    /// Of one of several masters that run: `leader`, `follower` and others.
+    pub role: Option<String>,
     #[serde(default)]
     pub http: String,
     #[serde(default)]
@@ -208,7 +220,8 @@ impl Cluster {
         let mut command = cv_command(&["local", "up", "--json", "--restart", restart]);
         command.envs(failpoints.iter().map(|failpoints| (FAILPOINTS_VARIABLE, failpoints)));
         command.arg("--dir").arg(&directory).arg("--conf").arg(&conf);
-        command.arg("--workers").arg(options.workers.to_string()).arg("--mount-point").arg(directory.join("mnt"));
+        command.arg("--masters").arg(options.masters.to_string()).arg("--workers").arg(options.workers.to_string());
+        command.arg("--mount-point").arg(directory.join("mnt"));
         for name in options.more_mounts {
             command.arg("--mount-point").arg(directory.join(name));
         }

@@ -14,8 +14,10 @@
 //! ```
 //!
 //! [`Cluster`] is `cv local up` in a temporary directory; [`Cluster::cv`] runs any other command against it. [`S3`] is
-//! the bucket behind it: objects, request counters, injected faults. [`eventually`] waits for a state with a deadline;
-//! nothing here sleeps for a fixed time and hopes. Each test has its own cluster, so tests may run side by side.
+//! the bucket behind it: objects, request counters, injected faults. Of several masters (`masters: 3`)
+//! [`Cluster::leader`] finds the one that leads, and [`Cluster::kill_leader`] kills it. [`eventually`] waits for a
+//! state with a deadline; nothing here sleeps for a fixed time and hopes. Each test has its own cluster, so tests may
+//! run side by side.
 //!
 //! The executable is taken from `CV_BIN`, else from beside the test's own (`cargo build --release -p cavern`).
 //! Whatever fails here fails the test: the harness panics with what the failing command said.
@@ -25,6 +27,7 @@
 
 mod cluster;
 mod http;
+mod masters;
 mod outside;
 mod process;
 mod s3;

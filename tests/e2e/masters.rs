@@ -1,0 +1,272 @@
+//! Three masters go on when one of them dies, stops answering, or is replaced: programs that use the mounts meanwhile
+//! get no error, and nothing that was answered is lost.
+
+#[path = "masters/load.rs"]
+mod load;
+
+use std::fs;
+use std::time::Duration;
+
+use cavern_tests::{Cluster, Options, eventually};
+use rustix::process::Signal;
+
+use load::Load;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What a call may wait is not the point here, on a machine that is busy.
+const CONF: &str = "[client]\nread_timeout = \"60s\"\nmetadata_timeout = \"60s\"\n";
+const FAILED: i32 = 1;
+const UNREACHABLE: i32 = 3;
+const NOT_FOUND: i32 = 4;
+
+fn masters(masters: usize) -> Cluster {
+    Cluster::up(Options { masters, workers: 2, conf: CONF.to_owned(), alone: true, ..Options::default() })
+}
+
+fn name(number: usize) -> String {
+    format!("master{number}")
+}
+
+/// The number in its group of the master with this number in the status.
+#[track_caller]
+fn id(cluster: &Cluster, number: usize) -> u64 {
+    cluster.groups()[number].as_ref().expect("the master answers").node_id
+}
+
+#[track_caller]
+fn signal(cluster: &Cluster, number: usize, signal: Signal) {
+    cluster.signal(&cluster.status().masters[number], signal);
+}
+
+/// A master that does not lead.
+#[track_caller]
+fn follower(cluster: &Cluster) -> usize {
+    (cluster.leader() + 1) % cluster.status().masters.len()
+}
+
+#[track_caller]
+fn refused(cluster: &Cluster, arguments: &[&str], code: i32, fragments: &[&str]) {
+    let finished = cluster.try_cv(&[&["raft"], arguments].concat());
+    assert_eq!(finished.code, code, "cv raft {arguments:?}: {finished:?}");
+    for fragment in fragments {
+        assert!(finished.stderr.contains(fragment), "cv raft {arguments:?} does not say {fragment:?}: {finished:?}");
+    }
+}
+
+#[test]
+fn a_group_is_shown_and_each_master_can_be_stopped_and_started() {
+    let cluster = masters(3);
+    cluster.masters_agree();
+    let leader = cluster.leader();
+    let status = cluster.status();
+    let roles: Vec<_> = status.masters.iter().map(|master| master.role.clone().unwrap()).collect();
+    for (number, role) in roles.iter().enumerate() {
+        assert_eq!(role, if number == leader { "leader" } else { "follower" }, "{roles:?}");
+    }
+    let shown = cluster.cv(&["raft", "status", "--json"]).json();
+    assert_eq!((&shown["majority"], &shown["voters"], &shown["answering"]), (&true.into(), &3.into(), &3.into()));
+    assert_eq!(shown["leader"], id(&cluster, leader));
+    assert!(shown["masters"].as_array().unwrap().iter().all(|master| master["matched_index"].is_u64()), "{shown}");
+    let report = cluster.cv(&["report"]).stdout;
+    assert!(report.contains("majority: 3 of 3 voting masters answering"), "{report}");
+    assert!(cluster.cv(&["raft", "snapshot"]).stdout.contains("has a snapshot"));
+    let on = &status.masters[follower(&cluster)].grpc;
+    let snapshot = cluster.cv(&["raft", "snapshot", "--on", on, "--json"]).json();
+    assert!(snapshot["snapshot_index"].as_u64().unwrap() > 0, "{snapshot}");
+
+    for number in 0..3 {
+        cluster.stop(&name(number));
+        let table = cluster.cv(&["raft", "status"]).stdout;
+        assert!(table.contains("unreachable") && table.contains("majority: 2 of 3"), "{table}");
+        assert_eq!(cluster.status().masters[number].state, "stopped");
+        cluster.start(&name(number));
+        cluster.masters_agree();
+    }
+
+    // Without a majority it is still shown, and one that is started alone is left waiting.
+    let leader = cluster.leader();
+    let others: Vec<usize> = (0..3).filter(|number| *number != leader).collect();
+    others.iter().for_each(|number| cluster.kill(&name(*number)));
+    let shown = eventually("nobody leads", PATIENCE, || {
+        let shown = cluster.cv(&["raft", "status", "--json"]).json();
+        shown["leader"].is_null().then_some(shown)
+    });
+    assert_eq!((&shown["majority"], &shown["answering"]), (&false.into(), &1.into()), "{shown}");
+    refused(&cluster, &["transfer"], UNREACHABLE, &["no majority", "cv raft status"]);
+    cluster.kill(&name(leader));
+    refused(&cluster, &["status"], UNREACHABLE, &["no master answers"]);
+    for number in [leader, others[0], others[1]] {
+        cluster.start(&name(number));
+    }
+    cluster.masters_agree();
+}
+
+#[test]
+fn a_leader_that_is_killed_under_load_costs_nobody_an_error_and_loses_nothing() {
+    let cluster = masters(3);
+    let load = Load::start(&cluster);
+    // The second time the one that came back is needed for a majority.
+    for _ in 0..2 {
+        let killed = cluster.kill_leader();
+        cluster.leader_other_than(killed);
+        load.go_on();
+        cluster.start(&name(killed));
+        cluster.masters_agree();
+        load.go_on();
+    }
+    load.finish(&cluster);
+}
+
+#[test]
+fn another_master_leads_on_request_and_nobody_notices() {
+    let cluster = masters(3);
+    let load = Load::start(&cluster);
+    for round in 0..3 {
+        let leader = cluster.leader();
+        let mut command = vec!["raft".to_owned(), "transfer".to_owned(), "--json".to_owned()];
+        // By name, and the one that is furthest.
+        let named = (round > 0).then(|| id(&cluster, (leader + 1) % 3));
+        command.extend(named.map(|id| id.to_string()));
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        let leads = cluster.cv(&command).json()["leader"].as_u64().unwrap();
+        assert!(named.is_none_or(|named| named == leads) && leads != id(&cluster, leader), "{leads}");
+        let now = cluster.leader_other_than(leader);
+        assert_eq!(id(&cluster, now), leads);
+        load.go_on();
+    }
+    let leads = id(&cluster, cluster.leader()).to_string();
+    assert!(cluster.cv(&["raft", "transfer", &leads]).stdout.contains("leads already"));
+    load.finish(&cluster);
+}
+
+#[test]
+fn a_follower_that_stops_for_a_while_catches_up() {
+    let cluster = masters(3);
+    let load = Load::start(&cluster);
+    let stopped = follower(&cluster);
+    signal(&cluster, stopped, Signal::STOP);
+    for _ in 0..5 {
+        load.go_on();
+    }
+    signal(&cluster, stopped, Signal::CONT);
+    cluster.masters_agree();
+    load.go_on();
+    load.finish(&cluster);
+}
+
+#[test]
+fn a_leader_that_stops_is_replaced_and_follows_when_it_goes_on() {
+    let cluster = masters(3);
+    let load = Load::start(&cluster);
+    let stopped = cluster.leader();
+    signal(&cluster, stopped, Signal::STOP);
+    let leader = cluster.leader_other_than(stopped);
+    load.go_on();
+    // What it says of itself until it hears of the others is of no consequence.
+    signal(&cluster, stopped, Signal::CONT);
+    load.go_on();
+    cluster.masters_agree();
+    assert_eq!(cluster.leader(), leader);
+    load.finish(&cluster);
+}
+
+#[test]
+fn one_master_grows_to_three_under_load_and_the_first_can_go() {
+    let cluster = masters(1);
+    let load = Load::start(&cluster);
+    let place = cluster.directory().to_str().unwrap();
+    cluster.cv(&["local", "up", "--dir", place, "--masters", "3"]);
+    cluster.masters_agree();
+    load.go_on();
+    // Without a word to it: clients that began with one master know the others by now.
+    cluster.kill("master0");
+    cluster.leader_other_than(0);
+    load.go_on();
+    cluster.start("master0");
+    cluster.masters_agree();
+    let fewer = cluster.try_cv(&["local", "up", "--dir", place, "--masters", "1"]);
+    assert!(fewer.code == 2 && fewer.stderr.contains("has 3 masters"), "{fewer:?}");
+    let even = cluster.try_cv(&["local", "up", "--dir", place, "--masters", "4"]);
+    assert!(even.code == 2 && even.stderr.contains("no more failures"), "{even:?}");
+    load.finish(&cluster);
+}
+
+#[test]
+fn a_master_that_has_lost_its_data_is_refused_and_replaced_under_load() {
+    let cluster = masters(3);
+    let load = Load::start(&cluster);
+    let lost = follower(&cluster);
+    let (old, address) = (id(&cluster, lost), cluster.status().masters[lost].grpc.clone());
+    cluster.kill(&name(lost));
+    let data = cluster.directory().join(name(lost));
+    fs::rename(&data, data.with_extension("lost")).unwrap();
+
+    let place = cluster.directory().to_str().unwrap();
+    let start = cluster.try_cv(&["local", "start", &name(lost), "--dir", place]);
+    assert_eq!(start.code, FAILED, "{start:?}");
+    for said in ["has lost its data", "cv raft remove", &format!("cv raft add {address}")] {
+        assert!(start.stderr.contains(said), "{said} is not in {start:?}");
+    }
+    load.go_on();
+
+    let removed = cluster.cv(&["raft", "remove", &old.to_string(), "--json"]).json();
+    assert_eq!(removed["members"].as_array().map(Vec::len), Some(2), "{removed}");
+    // Nothing that it has left behind keeps it from beginning anew.
+    cluster.start(&name(lost));
+    let waiting = cluster.cv(&["raft", "status", "--json"]).json();
+    let waiting = waiting["masters"].as_array().unwrap().iter().find(|master| master["address"] == address.as_str());
+    assert_eq!(waiting.unwrap()["role"], "empty", "{waiting:?}");
+    let added = cluster.cv(&["raft", "add", &address]).stdout;
+    assert!(added.contains(&address) && added.contains("votes"), "{added}");
+    cluster.masters_agree();
+    // The votes that the lost one gave are nobody's.
+    assert_ne!(id(&cluster, lost), old);
+    assert!(cluster.cv(&["raft", "add", &address]).stdout.contains("is a member already"));
+
+    // It is as good as the others: without one of these there is a majority with it only.
+    let other = (0..3).find(|number| *number != lost && *number != cluster.leader()).unwrap();
+    cluster.kill(&name(other));
+    load.go_on();
+    cluster.start(&name(other));
+    cluster.masters_agree();
+    load.finish(&cluster);
+}
+
+#[test]
+fn what_would_break_the_group_is_refused_with_the_next_step() {
+    let cluster = masters(3);
+    let other = Cluster::up(Options::default());
+    let leader = cluster.leader();
+    let lead = id(&cluster, leader);
+
+    refused(&cluster, &["add", "127.0.0.1:1"], UNREACHABLE, &["127.0.0.1:1", "empty master.data_dir"]);
+    refused(&cluster, &["add", "localhost"], 2, &["has no port"]);
+    let foreign = &other.at_start.masters[0].grpc;
+    refused(&cluster, &["add", foreign], FAILED, &[foreign, "is not empty", "master.data_dir"]);
+    refused(&cluster, &["remove", "99"], NOT_FOUND, &["no master 99", &format!("{lead} (")]);
+    refused(&cluster, &["transfer", "99"], NOT_FOUND, &["no master 99"]);
+    refused(&other, &["transfer"], FAILED, &["one voting master"]);
+    let only = other.cv(&["raft", "status", "--json"]).json();
+    assert_eq!((&only["voters"], &only["majority"]), (&1.into(), &true.into()), "{only}");
+    refused(&other, &["remove", &only["leader"].to_string()], FAILED, &["the only one"]);
+
+    let stopped = follower(&cluster);
+    let away = id(&cluster, stopped).to_string();
+    cluster.stop(&name(stopped));
+    refused(&cluster, &["transfer", &away], UNREACHABLE, &[&format!("master {away}"), "does not answer"]);
+    let last = (0..3).find(|number| ![leader, stopped].contains(number)).unwrap();
+    for needed in [id(&cluster, last), lead] {
+        refused(&cluster, &["remove", &needed.to_string()], FAILED, &["no majority", "start the others first"]);
+    }
+    // Nothing has changed.
+    cluster.start(&name(stopped));
+    cluster.masters_agree();
+    assert_eq!(cluster.cv(&["raft", "status", "--json"]).json()["voters"], 3);
+
+    // One that leads may be taken out, too: another one leads before.
+    let leader = cluster.leader();
+    let leaving = id(&cluster, leader).to_string();
+    let removed = cluster.cv(&["raft", "remove", &leaving, "--json"]).json();
+    assert!(removed["leader"].as_u64().unwrap().to_string() != leaving, "{removed}");
+    assert_eq!(removed["members"].as_array().map(Vec::len), Some(2), "{removed}");
+}
