@@ -73,25 +73,32 @@ impl Consensus {
     /// # Errors
     /// [`MasterError::Refused`] when no majority of those who stay is there.
     pub async fn remove(&self, id: NodeId) -> Result<(), MasterError> {
+        let mut observed = self.raft.metrics();
+        let staying = |metrics: &RaftMetrics<Types>| -> Vec<NodeId> {
+            metrics.membership_config.membership().voter_ids().filter(|voter| *voter != id).collect()
+        };
         {
-            let metrics = self.raft.metrics();
-            let metrics = metrics.borrow_watched();
-            let membership = metrics.membership_config.membership();
-            if membership.get_node(&id).is_none() {
+            let metrics = observed.borrow_watched();
+            if metrics.membership_config.membership().get_node(&id).is_none() {
                 return Err(MasterError::NotFound(format!("the group has no master {id}: see `cv raft status`")));
             }
-            let stay: Vec<NodeId> = membership.voter_ids().filter(|voter| *voter != id).collect();
-            if stay.is_empty() {
+            if staying(&metrics).is_empty() {
                 return Err(MasterError::Refused(format!("master {id} is the only one: there is nobody else to lead")));
             }
-            let alive = stay.iter().filter(|voter| is_alive(&metrics, **voter)).count();
-            if alive <= stay.len() / 2 {
-                return Err(MasterError::Refused(format!(
-                    "of the {} masters that stay without master {id} only {alive} answer, which is no majority: start \
-                     the others first",
-                    stay.len()
-                )));
-            }
+        }
+        // A leader that has just begun has heard of nobody yet.
+        let alive =
+            |metrics: &RaftMetrics<Types>| staying(metrics).iter().filter(|voter| is_alive(metrics, **voter)).count();
+        let is_majority = observe::until(&mut observed, |metrics| alive(metrics) > staying(metrics).len() / 2);
+        if !tokio::time::timeout(ALIVE, is_majority).await.unwrap_or(false) {
+            let metrics = self.raft.metrics();
+            let metrics = metrics.borrow_watched();
+            return Err(MasterError::Refused(format!(
+                "of the {} masters that stay without master {id} only {} answer, which is no majority: start the \
+                 others first",
+                staying(&metrics).len(),
+                alive(&metrics)
+            )));
         }
         let voters = ChangeMembers::RemoveVoters(BTreeSet::from([id]));
         self.raft.change_membership(voters, false).await.map_err(explain)?;
