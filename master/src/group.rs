@@ -23,6 +23,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
 use crate::MasterError;
+use crate::blocking::blocking;
 use crate::mounts::Vault;
 use crate::raft::{Consensus, FIRST_NODE, Identity, NodeId, calls, channel, has_log};
 use crate::state::Database;
@@ -132,14 +133,13 @@ impl Seat {
     /// Keeps a place, with the key of the cluster's secrets where that comes from elsewhere.
     async fn take(&self, place: Identity, key: Option<Vec<u8>>) -> Result<(), MasterError> {
         let (database, data_dir, kept) = (self.database.clone(), self.data_dir.clone(), place.clone());
-        let keep = move || {
+        blocking(move || {
             if let Some(key) = key {
                 Vault::adopt(&data_dir, &key)?;
             }
             kept.write(&database)
-        };
-        let kept = tokio::task::spawn_blocking(keep).await;
-        kept.map_err(|error| MasterError::Consensus(error.to_string()))??;
+        })
+        .await?;
         self.place.send_replace(Some(place));
         Ok(())
     }
@@ -227,9 +227,6 @@ impl Seat {
 
     /// Gives all others of a new cluster their places.
     async fn give_places(&self, cluster_id: &str, members: &[String]) -> Result<(), MasterError> {
-        if members.len() <= 1 {
-            return Ok(());
-        }
         for (node_id, address) in (FIRST_NODE..).zip(members).skip(1) {
             let mut reported = Instant::now();
             while let Err(error) = self.give_place(cluster_id, node_id, address).await {
@@ -252,12 +249,12 @@ impl Seat {
     /// [`MasterError::Refused`] when it has another, [`MasterError::Unreachable`] when it does not answer.
     pub async fn give_place(&self, cluster_id: &str, node_id: NodeId, address: &str) -> Result<(), MasterError> {
         let data_dir = self.data_dir.clone();
-        let key = tokio::task::spawn_blocking(move || {
+        let key = blocking(move || {
             // Made here if this is a new cluster.
             Vault::open(&data_dir)?;
             Vault::key(&data_dir)
-        });
-        let key = key.await.map_err(|error| MasterError::Consensus(error.to_string()))??;
+        })
+        .await?;
         let request = JoinRequest { cluster_id: cluster_id.to_owned(), node_id, secret_key: key.into() };
         let mut calls = calls(channel(address)?);
         match tokio::time::timeout(LOOK_TIMEOUT, calls.join(request)).await {

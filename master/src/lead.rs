@@ -113,7 +113,7 @@ impl Lead {
 /// Returns when this master has a lead.
 async fn next_lead(consensus: &Consensus) -> LeaderId {
     let mut observed = consensus.observe();
-    until(&mut observed, |_| consensus.leads().is_some()).await;
+    until(&mut observed, |observed| consensus.lead_in(observed).is_some()).await;
     match consensus.leads() {
         Some(lead) => lead,
         // The consensus is over; so is the process, soon.
@@ -123,7 +123,7 @@ async fn next_lead(consensus: &Consensus) -> LeaderId {
 
 async fn lead_is_over(consensus: &Consensus, lead: LeaderId) {
     let mut observed = consensus.observe();
-    until(&mut observed, |_| consensus.leads() != Some(lead)).await;
+    until(&mut observed, |observed| consensus.lead_in(observed) != Some(lead)).await;
 }
 
 /// Returns when no majority has answered for a while.

@@ -20,6 +20,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod blocking;
 mod clock;
 mod error;
 mod group;

@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking::blocking;
 use crate::clock::Clock;
 use crate::group::Seat;
 use crate::jobs::PooledWorkers;
@@ -252,12 +253,6 @@ async fn join(task: JoinHandle<()>, what: &str) {
     if task.await.is_err() {
         tracing::warn!("{what} ended by a panic");
     }
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, MasterError> + Send + 'static,
-) -> Result<T, MasterError> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| MasterError::Consensus(error.to_string()))?
 }
 
 fn new_cluster_id() -> String {

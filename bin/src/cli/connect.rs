@@ -24,7 +24,7 @@ pub struct ClusterArgs {
     local: Option<PathBuf>,
 }
 
-fn master_address(text: &str) -> Result<String, String> {
+pub fn master_address(text: &str) -> Result<String, String> {
     check_master(text).map(|()| text.to_owned())
 }
 

@@ -5,7 +5,7 @@ mod survey;
 
 use std::time::Duration;
 
-use cavern_conf::{Config, check_master};
+use cavern_conf::Config;
 use cavern_proto::raft::{
     AddMasterRequest, Group, MakeSnapshotRequest, Member, RemoveMasterRequest, TransferLeadRequest,
 };
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 pub use self::connection::ask_leader;
 use self::connection::{ELECTION_PATIENCE, ELECTION_POLL, connect, unreachable};
 pub use self::survey::{GroupView, MasterRole, MasterView, Survey};
-use super::connect::ClusterArgs;
+use super::connect::{ClusterArgs, master_address};
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -113,10 +113,6 @@ pub struct SnapshotArgs {
     json: bool,
     #[command(flatten)]
     cluster: ClusterArgs,
-}
-
-fn master_address(text: &str) -> Result<String, String> {
-    check_master(text).map(|()| text.to_owned())
 }
 
 /// What a change of the group has come to.

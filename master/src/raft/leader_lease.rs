@@ -7,11 +7,10 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use cavern_proto::NotLeading;
 use openraft::Instant as _;
 use openraft::async_runtime::watch::WatchReceiver as _;
 
-use super::observe::Observed;
+use super::observe::{self, Observed};
 use super::types::{LeaderId, Raft};
 use crate::MasterError;
 
@@ -37,7 +36,10 @@ impl LeaderLease {
     /// # Errors
     /// [`MasterError::NotLeading`] when that is not known.
     pub fn check(&self) -> Result<(), MasterError> {
-        if self.holds() { Ok(()) } else { Err(MasterError::NotLeading(self.successor())) }
+        if self.holds() {
+            return Ok(());
+        }
+        Err(MasterError::NotLeading(observe::not_leading(&self.observed.borrow_watched(), self.lead.node_id)))
     }
 
     pub fn holds(&self) -> bool {
@@ -45,13 +47,6 @@ impl LeaderLease {
         let leads = metrics.vote.committed && metrics.vote.leader_id == self.lead;
         let acknowledged = || metrics.last_quorum_acked.is_some_and(|at| at.elapsed() < LEASE);
         leads && metrics.running_state.is_ok() && (metrics.membership_config.voter_ids().count() == 1 || acknowledged())
-    }
-
-    fn successor(&self) -> NotLeading {
-        let metrics = self.observed.borrow_watched();
-        let leader = metrics.current_leader.filter(|leader| *leader != self.lead.node_id);
-        let node = leader.and_then(|leader| metrics.membership_config.membership().get_node(&leader).cloned());
-        NotLeading { leader: node.map(|node| node.addr).filter(|address| !address.is_empty()) }
     }
 }
 

@@ -185,8 +185,7 @@ fn is_alive(metrics: &RaftMetrics<Types>, id: NodeId) -> bool {
 fn explain(error: RaftError<Types, ClientWriteError<Types>>) -> MasterError {
     match error {
         RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => {
-            let leader = forward.leader_node.map(|node| node.addr).filter(|address| !address.is_empty());
-            MasterError::NotLeading(cavern_proto::NotLeading { leader })
+            MasterError::NotLeading(observe::forwarded(&forward))
         }
         RaftError::APIError(ClientWriteError::ChangeMembershipError(error)) => {
             MasterError::Refused(format!("the group was not changed: {error}"))

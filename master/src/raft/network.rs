@@ -86,19 +86,15 @@ impl RaftNetworkFactory<Types> for Network {
 
     async fn new_client(&mut self, target: NodeId, node: &Node) -> Peer {
         let mut channels = self.channels.lock();
-        let calls = match channels.get(&node.addr) {
+        let channel = match channels.get(&node.addr) {
             Some(known) => Ok(known.clone()),
             None => channel(&node.addr).inspect(|made| {
                 channels.insert(node.addr.clone(), made.clone());
             }),
         };
-        let calls = calls.map(calls_over).map_err(|error| error.to_string());
+        let calls = channel.map(calls).map_err(|error| error.to_string());
         Peer { cluster_id: self.cluster_id.clone(), own: self.own, target, calls }
     }
-}
-
-fn calls_over(channel: Channel) -> Calls {
-    calls(channel)
 }
 
 impl Peer {

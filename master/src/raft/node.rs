@@ -9,7 +9,7 @@ use std::time::Duration;
 use cavern_proto::NotLeading;
 use openraft::async_runtime::watch::WatchReceiver as _;
 use openraft::errors::{InitializeError, RaftError};
-use openraft::{Config, ReadPolicy, ServerState, SnapshotPolicy};
+use openraft::{Config, RaftMetrics, ReadPolicy, ServerState, SnapshotPolicy};
 use parking_lot::Mutex;
 use tokio::task;
 
@@ -17,14 +17,14 @@ use super::identity::Identity;
 use super::leader_lease::{ELECTION, LeaderLease};
 use super::log_store::LogStore;
 use super::network::Network;
-use super::observe::Observed;
+use super::observe::{self, Observed};
 use super::proposer::Proposer;
 use super::snapshot::Snapshots;
 use super::state_machine::{ChangeListener, StateMachine};
-use super::types::{LeaderId, Node, NodeId, Raft};
+use super::types::{LeaderId, Node, NodeId, Raft, Types};
 use crate::MasterError;
 use crate::clock::Clock;
-use crate::metrics::RaftMetrics;
+use crate::metrics;
 use crate::state::Database;
 
 /// How long an end waits for the threads.
@@ -49,7 +49,7 @@ pub struct Consensus {
     address: String,
     pub(super) raft: Raft,
     snapshots: Snapshots,
-    metrics: RaftMetrics,
+    metrics: metrics::RaftMetrics,
     log: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -59,7 +59,7 @@ impl Consensus {
         database: Arc<Database>,
         config: ConsensusConfig<'_>,
         listener: Arc<dyn ChangeListener>,
-        metrics: RaftMetrics,
+        metrics: metrics::RaftMetrics,
     ) -> Result<Self, MasterError> {
         let ConsensusConfig { cluster_name, identity, address, snapshots, snapshot_entries } = config;
         let snapshots = Snapshots::open(snapshots.to_owned())?;
@@ -122,10 +122,14 @@ impl Consensus {
 
     /// The lead that this master has, if it has one.
     pub fn leads(&self) -> Option<LeaderId> {
-        let metrics = self.raft.metrics();
-        let metrics = metrics.borrow_watched();
-        let is_leader = metrics.state == ServerState::Leader && metrics.running_state.is_ok();
-        let vote = metrics.vote;
+        self.lead_in(&self.raft.metrics().borrow_watched())
+    }
+
+    /// The same, of what is being observed. Who holds that must not ask for it again: a writer that waits in between
+    /// would wait for ever, and with it the consensus.
+    pub fn lead_in(&self, observed: &RaftMetrics<Types>) -> Option<LeaderId> {
+        let is_leader = observed.state == ServerState::Leader && observed.running_state.is_ok();
+        let vote = observed.vote;
         (is_leader && vote.committed && vote.leader_id.node_id == self.identity.node_id).then_some(vote.leader_id)
     }
 
@@ -146,11 +150,7 @@ impl Consensus {
 
     /// Who leads, for one who asked the wrong master.
     pub fn not_leading(&self) -> NotLeading {
-        let metrics = self.raft.metrics();
-        let metrics = metrics.borrow_watched();
-        let leader = metrics.current_leader.filter(|leader| *leader != self.identity.node_id);
-        let node = leader.and_then(|leader| metrics.membership_config.membership().get_node(&leader).cloned());
-        NotLeading { leader: node.map(|node| node.addr).filter(|address| !address.is_empty()) }
+        observe::not_leading(&self.raft.metrics().borrow_watched(), self.identity.node_id)
     }
 
     /// Returns when the [`ChangeListener`] has been notified of everything that the database shows at the moment: an

@@ -193,10 +193,7 @@ fn refuse_all(answers: Vec<oneshot::Sender<Answer>>, reason: &Failure) {
 
 fn explain(error: &ClientWriteError<Types>) -> Failure {
     match error {
-        ClientWriteError::ForwardToLeader(forward) => {
-            let leader = forward.leader_node.as_ref().map(|node| node.addr.clone());
-            Failure::NotLeading(NotLeading { leader: leader.filter(|address| !address.is_empty()) })
-        }
+        ClientWriteError::ForwardToLeader(forward) => Failure::NotLeading(observe::forwarded(forward)),
         ClientWriteError::PreconditionFailed(_) => Failure::NotLeading(NotLeading { leader: None }),
         other => Failure::Unknown(other.to_string()),
     }

@@ -12,7 +12,6 @@ use cavern_proto::record::command::Command;
 use futures::StreamExt;
 use openraft::raft::{AppendEntriesResponse, TransferLeaderRequest};
 use tokio::sync::Mutex;
-use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::network::convert;
@@ -20,6 +19,7 @@ use super::node::{Consensus, fatal};
 use super::snapshot::Incoming;
 use super::types::Snapshot;
 use crate::MasterError;
+use crate::blocking::blocking;
 use crate::group::{Seat, look};
 use crate::lead::Lead;
 use crate::state::Outcome;
@@ -97,12 +97,6 @@ impl RaftService {
         let own = installed.map_err(fatal)?.vote;
         Ok(SnapshotReply { ballot: Some(convert::ballot(&own)) })
     }
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, MasterError> + Send + 'static,
-) -> Result<T, MasterError> {
-    spawn_blocking(work).await.map_err(|error| MasterError::Consensus(error.to_string()))?
 }
 
 #[tonic::async_trait]

@@ -10,6 +10,7 @@ use tonic::Status;
 
 use super::{Calls, convert};
 use crate::MasterError;
+use crate::blocking::blocking;
 use crate::raft::snapshot::Outgoing;
 use crate::raft::types::{Snapshot, Vote, to_json};
 
@@ -21,8 +22,7 @@ const RATE: u64 = 200 << 20;
 /// Returns the other one's vote, when it has installed the snapshot.
 pub async fn send(mut calls: Calls, target: Option<Target>, vote: Vote, snapshot: Snapshot) -> Result<Vote, Status> {
     let meta = to_json(&snapshot.meta, "the description of a snapshot")?;
-    let opened = tokio::task::spawn_blocking(move || Outgoing::open(&snapshot.snapshot)).await;
-    let outgoing = opened.map_err(|error| Status::internal(error.to_string()))??;
+    let outgoing = blocking(move || Outgoing::open(&snapshot.snapshot)).await?;
     let offer =
         SnapshotOffer { target, ballot: Some(convert::ballot(&vote)), meta: meta.into(), files: outgoing.files() };
     let progress = calls.offer_snapshot(offer.clone()).await?.into_inner();
@@ -37,8 +37,7 @@ pub async fn send(mut calls: Calls, target: Option<Target>, vote: Vote, snapshot
         let (begin, mut sent) = (Instant::now(), 0);
         for (file, offset) in missing {
             let reader = outgoing.clone();
-            let read = tokio::task::spawn_blocking(move || reader.read(file, offset)).await;
-            let piece = read.map_err(|error| MasterError::Consensus(error.to_string()))??;
+            let piece = blocking(move || reader.read(file, offset)).await?;
             sent += piece.data.len() as u64;
             if pieces.send(piece).await.is_err() {
                 break;
