@@ -11,9 +11,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::MasterError;
 use crate::group::Seat;
-use crate::raft::{ChangeListener, Consensus, LeaderId, until};
-use crate::sessions::WatchHub;
-use crate::state::Change;
+use crate::raft::{Consensus, LeaderId, until};
+use crate::sessions::CurrentSessions;
 use crate::term::{Term, TermContext};
 
 /// Between two looks whether a majority still answers.
@@ -29,30 +28,6 @@ pub struct Lead {
     sessions: Arc<CurrentSessions>,
     term: RwLock<Option<Arc<Term>>>,
     tasks: TaskTracker,
-}
-
-/// The sessions that are to be notified of changes: those of the term, while there is one.
-#[derive(Default)]
-pub struct CurrentSessions(RwLock<Option<Arc<WatchHub>>>);
-
-impl CurrentSessions {
-    pub fn set(&self, hub: Option<Arc<WatchHub>>) {
-        *self.0.write() = hub;
-    }
-}
-
-impl ChangeListener for CurrentSessions {
-    fn changed(&self, changes: Vec<Change>, origin: u64) {
-        if let Some(hub) = &*self.0.read() {
-            hub.changed(changes, origin);
-        }
-    }
-
-    fn replaced(&self) {
-        if let Some(hub) = &*self.0.read() {
-            hub.replaced();
-        }
-    }
 }
 
 impl Lead {

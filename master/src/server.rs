@@ -4,7 +4,7 @@ mod incoming;
 mod upkeep;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cavern_conf::process::{HttpServer, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
@@ -47,24 +47,41 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterEr
     let grpc = bind_tcp(&config.master.listen, "master.listen").await?;
     let http = HttpServer::bind(&config.master.http_listen).await?;
     let http_address = http.local_addr().to_string();
-    let started = Master::start(config, grpc, Arc::new(PooledClientFactory), Clock::default(), stop.clone());
-    let Some(master) = started.await? else { return Ok(()) };
+    let metrics = MasterMetrics::new();
+    let running: Arc<OnceLock<Arc<Consensus>>> = Arc::default();
     let health = {
-        let consensus = master.consensus.clone();
-        move || consensus.progress().2
+        let running = running.clone();
+        move || running.get().map_or_else(|| Err("it waits for its group".to_owned()), |node| node.progress().2)
     };
-    let addresses = [("grpc", master.address.clone()), ("http", http_address)];
-    let registry = master.metrics.registry.clone();
-    let web = host::spawn(http.serve(axum::Router::new(), registry, health, stop.clone()));
-    ready("master", &addresses);
+    // A master that waits for others can be looked at.
+    let web = http.serve(axum::Router::new(), metrics.registry.clone(), health, stop.clone());
+    let web = host::spawn(web);
+    let started =
+        Master::start(config, grpc, Arc::new(PooledClientFactory), Clock::default(), metrics, stop.clone()).await;
+    let ended = match started {
+        Ok(Some(master)) => {
+            // It is set once.
+            let _ = running.set(master.consensus.clone());
+            ready("master", &[("grpc", master.address.clone()), ("http", http_address)]);
+            serve_until(master, &stop).await
+        }
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
+    stop.cancel();
+    if web.await.is_err() {
+        tracing::warn!("the HTTP port ended by a panic");
+    }
+    ended
+}
+
+/// Returns when it is stopped, or cannot go on.
+async fn serve_until(master: Master, stop: &CancellationToken) -> Result<(), MasterError> {
     let failure = tokio::select! {
         () = stop.cancelled() => None,
         failure = master.failed() => Some(failure),
     };
     master.stop().await;
-    if web.await.is_err() {
-        tracing::warn!("the HTTP port ended by a panic");
-    }
     failure.map_or(Ok(()), |reason| Err(MasterError::Failed(reason)))
 }
 
@@ -89,7 +106,7 @@ pub struct Master {
     server: JoinHandle<Result<(), tonic::transport::Error>>,
     leading: JoinHandle<()>,
     upkeep: JoinHandle<()>,
-    stop: CancellationToken,
+    ending: CancellationToken,
 }
 
 impl Master {
@@ -100,12 +117,12 @@ impl Master {
         grpc: TcpListener,
         workers: Arc<dyn WorkerClientFactory + Send + Sync>,
         clock: Clock,
+        metrics: MasterMetrics,
         stop: CancellationToken,
     ) -> Result<Option<Self>, MasterError> {
         let conf = config.master.clone();
         ensure_dir(&conf.data_dir, "master.data_dir")?;
         let address = grpc.local_addr().map_err(MasterError::io(PathBuf::from(&conf.listen)))?.to_string();
-        let metrics = MasterMetrics::new();
         metrics.registry.with_registry(cavern_ufs::register_metrics);
         let (data_dir, cache_bytes) = (conf.data_dir.clone(), conf.metadata_cache.bytes());
         let opened = blocking(move || recovery::open(&data_dir, cache_bytes)).await?;
@@ -113,7 +130,9 @@ impl Master {
         let closing = database.closed();
         let seat = Arc::new(Seat::new(database.clone(), conf.data_dir.clone(), advertised(&config, &address)?)?);
         let lead = Arc::new(Lead::new(seat.clone()));
-        let server = serve(grpc, &seat, &lead, stop.clone());
+        // What runs goes on until another master has the lead, whoever wants this one to stop.
+        let ending = CancellationToken::new();
+        let server = serve(grpc, &seat, &lead, ending.clone());
         let started = async {
             let identity = seat.place(&config.cluster.masters, new_cluster_id()).await?;
             let data_dir = conf.data_dir.clone();
@@ -138,11 +157,12 @@ impl Master {
         let (consensus, vault) = match stop.run_until_cancelled(started).await {
             Some(Ok(started)) => started,
             Some(Err(error)) => {
-                stop.cancel();
+                ending.cancel();
                 end_server(server).await;
                 return Err(error);
             }
             None => {
+                ending.cancel();
                 end_server(server).await;
                 return Ok(None);
             }
@@ -156,12 +176,12 @@ impl Master {
             workers,
             consensus: consensus.clone(),
         };
-        let (own, ending) = (lead.clone(), stop.clone());
-        let leading = host::spawn(async move { own.run(&context, &ending).await });
-        let upkeep = upkeep::keep(consensus.clone(), database, metrics.clone(), high_water, stop.clone());
+        let (own, until) = (lead.clone(), ending.clone());
+        let leading = host::spawn(async move { own.run(&context, &until).await });
+        let upkeep = upkeep::keep(consensus.clone(), database, metrics.clone(), high_water, ending.clone());
         let upkeep = host::spawn(upkeep);
-        let master = Self { lead, address, metrics, consensus, database: closing, server, leading, upkeep, stop };
-        if master.is_ready().await {
+        let master = Self { lead, address, metrics, consensus, database: closing, server, leading, upkeep, ending };
+        if master.is_ready(&stop).await {
             return Ok(Some(master));
         }
         let failure = master.consensus.progress().2;
@@ -170,17 +190,17 @@ impl Master {
     }
 
     /// Waits until clients who come here get an answer, if only that another one leads. False when it will not be so.
-    async fn is_ready(&self) -> bool {
+    async fn is_ready(&self, stop: &CancellationToken) -> bool {
         let own = self.consensus.identity().node_id;
         loop {
             let (_, leader, state) = self.consensus.progress();
-            if self.stop.is_cancelled() || state.is_err() {
+            if stop.is_cancelled() || state.is_err() {
                 return false;
             }
             if self.lead.term().is_some() || (leader != 0 && leader != own) {
                 return true;
             }
-            let _stopped = self.stop.run_until_cancelled(tokio::time::sleep(READY_POLL)).await;
+            let _stopped = stop.run_until_cancelled(tokio::time::sleep(READY_POLL)).await;
         }
     }
 
@@ -194,14 +214,14 @@ impl Master {
     /// Lets another master lead, calls in flight end, and stops everything in the order in which it depends on each
     /// other.
     pub async fn stop(self) {
-        let Self { lead, consensus, database, server, leading, upkeep, stop, .. } = self;
+        let Self { lead, consensus, database, server, leading, upkeep, ending, .. } = self;
         if consensus.leads().is_some() && consensus.has_others() {
             // Otherwise they find out by themselves that this one is gone, later.
             if let Err(error) = consensus.hand_over(0).await {
                 tracing::info!("nobody takes the lead: {error}");
             }
         }
-        stop.cancel();
+        ending.cancel();
         join(leading, "the term").await;
         end_server(server).await;
         consensus.stop().await;

@@ -1,13 +1,16 @@
 //! Sessions of clients: their leases, the events that they are sent, and what they leave behind.
 //!
+//! - [`current`]: whom the state machine notifies: the sessions of the term.
 //! - [`watch`]: who has a session, for how long, and the stream of events of each.
 //! - [`seen`]: what clients can have seen, so that they are notified of nothing else.
 //! - [`reaper`]: the ends of sessions in the log, and the inodes that only they kept.
 
+mod current;
 mod reaper;
 mod seen;
 mod watch;
 
+pub use current::CurrentSessions;
 #[cfg(test)]
 pub use reaper::END_STEP;
 pub use reaper::{end, end_lapsed, reap_unlinked};

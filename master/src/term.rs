@@ -17,7 +17,6 @@ use tokio_util::task::TaskTracker;
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::jobs::{BlockFiller, Jobs};
-use crate::lead::CurrentSessions;
 use crate::leader::Leadership;
 use crate::listing::{ListingOptions, Listings, Looks};
 use crate::metrics::MasterMetrics;
@@ -27,7 +26,7 @@ use crate::persist::{Fenced, ObjectWriter, PersistOptions, Persistence};
 use crate::raft::{Consensus, LeaderId, Proposer};
 use crate::repair::{Repair, RepairOptions};
 use crate::service::Services;
-use crate::sessions::WatchHub;
+use crate::sessions::{CurrentSessions, WatchHub};
 use crate::state::{Database, StateReader, Tables};
 use crate::workers::Workers;
 

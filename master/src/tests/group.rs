@@ -19,6 +19,7 @@ use tonic::transport::Channel;
 use super::harness::{NoWorkers, eventually, mount_request, new_bucket};
 use crate::MasterError;
 use crate::clock::Clock;
+use crate::metrics::MasterMetrics;
 use crate::server::Master;
 use crate::term::Term;
 
@@ -42,8 +43,9 @@ impl Member {
     /// Starts it at its address; the task ends when it is ready.
     async fn start(&self, masters: &[String]) -> JoinHandle<Result<Option<Master>, MasterError>> {
         let grpc = bind(&self.address).await;
-        let (config, clock, stop) = (self.config(masters), Clock::default(), CancellationToken::new());
-        tokio::spawn(async move { Master::start(config, grpc, Arc::new(NoWorkers), clock, stop).await })
+        let (config, clock, metrics) = (self.config(masters), Clock::default(), MasterMetrics::new());
+        let stop = CancellationToken::new();
+        tokio::spawn(async move { Master::start(config, grpc, Arc::new(NoWorkers), clock, metrics, stop).await })
     }
 
     async fn calls(&self) -> RaftClient<Channel> {
