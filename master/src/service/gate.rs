@@ -1,5 +1,5 @@
-//! The door to what only a leader does: calls go to the services of the term that there is. Without one they are
-//! answered with the address of whoever leads, and nothing is done.
+//! The door to what only a leader does: calls go to the services of the term that there is. Without one, or while it is
+//! not known that it goes on, they are answered with the address of whoever leads, and nothing is done.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ where
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        match self.lead.term() {
+        match self.lead.term().filter(|term| term.services.lease.holds()) {
             // The generated services are always ready.
             Some(term) => Box::pin((self.of)(&term).call(request)),
             None => {
