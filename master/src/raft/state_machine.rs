@@ -276,6 +276,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_command_of_a_newer_version_stops_the_replica_where_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
+        let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
+        let mut machine = open(&database, &snapshots);
+        machine.apply_entry(entry(1, 1)).unwrap();
+        let unknown = Batch(CommandBatch { commands: vec![Command { command: None }], now_ns: 0 });
+        let newer = Entry { log_id: log_id(1, 1, 2), payload: EntryPayload::Normal(unknown) };
+        assert!(matches!(machine.apply_entry(newer), Err(MasterError::UnknownCommand)));
+        assert_eq!(machine.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)));
+    }
+
+    #[tokio::test]
     async fn an_interrupted_installation_is_finished_at_the_next_start() {
         let dir = tempfile::tempdir().unwrap();
         let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
