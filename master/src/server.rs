@@ -99,7 +99,6 @@ impl WorkerClientFactory for PooledClientFactory {
 pub struct Master {
     pub lead: Arc<Lead>,
     pub address: String,
-    pub metrics: MasterMetrics,
     consensus: Arc<Consensus>,
     /// Cancelled when the database is closed.
     database: CancellationToken,
@@ -154,7 +153,7 @@ impl Master {
             seat.open(consensus.clone());
             Ok((consensus, vault))
         };
-        let (consensus, vault) = match stop.run_until_cancelled(started).await {
+        let (consensus, vault) = match stop.run_until_cancelled(Box::pin(started)).await {
             Some(Ok(started)) => started,
             Some(Err(error)) => {
                 ending.cancel();
@@ -180,7 +179,7 @@ impl Master {
         let leading = host::spawn(async move { own.run(&context, &until).await });
         let upkeep = upkeep::keep(consensus.clone(), database, metrics.clone(), high_water, ending.clone());
         let upkeep = host::spawn(upkeep);
-        let master = Self { lead, address, metrics, consensus, database: closing, server, leading, upkeep, ending };
+        let master = Self { lead, address, consensus, database: closing, server, leading, upkeep, ending };
         if master.is_ready(&stop).await {
             return Ok(Some(master));
         }

@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 use crate::MasterError;
 use crate::clock::{Clock, Reading};
 use crate::jobs::{BlockFiller, Filled};
-use crate::persist::ObjectWriter;
 use crate::metrics::MasterMetrics;
+use crate::persist::ObjectWriter;
 use crate::server::Master;
 use crate::service::Services;
 use crate::term::{Term, WorkerClientFactory, WorkerClients};
@@ -140,7 +140,8 @@ impl TestMaster {
         config.cluster.masters = vec![grpc.local_addr().unwrap().to_string()];
         config.ufs.retries = 0;
         config.ufs.retry_backoff = Interval::millis(1);
-        let started = Master::start(config.clone(), grpc, fillers, clock, MasterMetrics::new(), CancellationToken::new());
+        let (metrics, stop) = (MasterMetrics::new(), CancellationToken::new());
+        let started = Master::start(config.clone(), grpc, fillers, clock, metrics, stop);
         let master = started.await?.expect("nobody stops it");
         let term = master.lead.term().expect("the only master leads");
         Ok(Self { dir, master, config, term })
