@@ -110,10 +110,14 @@ fn what_processes_keep_is_their_users_alone_and_is_closed_at_the_next_start() {
         let shown = cluster.cv(&["fs", "blocks", path, "--json"]).json();
         PathBuf::from(shown[0]["path"].as_str().unwrap())
     };
+    let mut looked_at = 0;
     for path in kept(&cluster) {
-        let metadata = path.symlink_metadata().unwrap();
+        // Logs of the database and staged uploads come and go.
+        let Ok(metadata) = path.symlink_metadata() else { continue };
         assert_eq!(metadata.permissions().mode() & 0o077, 0, "{}", path.display());
+        looked_at += 1;
     }
+    assert!(looked_at > 10, "only {looked_at} files and directories are kept");
     let socket = cluster.at_start.workers[0].socket.symlink_metadata().unwrap();
     assert!(socket.file_type().is_socket() && socket.permissions().mode() & 0o077 == 0);
     assert!(!as_other("cat", &block("/fs/private")).0);
