@@ -88,12 +88,14 @@ impl Lead {
 /// Returns when this master has a lead.
 async fn next_lead(consensus: &Consensus) -> LeaderId {
     let mut observed = consensus.observe();
-    until(&mut observed, |observed| consensus.lead_in(observed).is_some()).await;
-    match consensus.leads() {
-        Some(lead) => lead,
-        // The consensus is over; so is the process, soon.
-        None => std::future::pending().await,
+    while until(&mut observed, |observed| consensus.lead_in(observed).is_some()).await {
+        // It may have lasted for a moment only.
+        if let Some(lead) = consensus.leads() {
+            return lead;
+        }
     }
+    // The consensus is over; so is the process, soon.
+    std::future::pending().await
 }
 
 async fn lead_is_over(consensus: &Consensus, lead: LeaderId) {

@@ -1,6 +1,8 @@
 //! Several masters in one process: how they become a group, and how it changes.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use cavern_conf::Config;
 use cavern_proto::raft::raft_client::RaftClient;
@@ -9,6 +11,7 @@ use cavern_proto::raft::{
     VoteRequest,
 };
 use cavern_proto::record::command::Command;
+use openraft::async_runtime::watch::WatchReceiver as _;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -262,5 +265,33 @@ async fn messages_for_another_cluster_or_master_are_refused() {
     let place = cavern_proto::raft::JoinRequest { cluster_id: "another".into(), node_id: 2, ..Default::default() };
     assert_eq!(calls.join(place).await.unwrap_err().code(), Code::FailedPrecondition);
     assert_eq!(mounts(&members[0]).await, 0, "it goes on");
+    stop(members).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_looks_at_the_lead_while_it_changes_keeps_nobody_waiting() {
+    let members = group(1).await;
+    leader(&members).await;
+    let consensus = members[0].term().unwrap().services.consensus.clone();
+    let (stop_looking, looks) = (CancellationToken::new(), Arc::new(AtomicUsize::new(0)));
+    for _ in 0..4 {
+        let (consensus, stop_looking, looks) = (consensus.clone(), stop_looking.clone(), looks.clone());
+        // Of its own: one that waits for ever must not keep the test from saying so.
+        std::thread::spawn(move || {
+            let observed = consensus.observe();
+            while !stop_looking.is_cancelled() {
+                assert!(consensus.lead_in(&observed.borrow_watched()).is_some());
+                looks.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    let mounting = async {
+        for number in 0..50 {
+            mount(&members[0], &format!("/m{number}")).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), mounting).await.expect("the master stands still");
+    stop_looking.cancel();
+    assert!(looks.load(Ordering::Relaxed) > 0);
     stop(members).await;
 }
