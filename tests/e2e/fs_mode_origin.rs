@@ -2,7 +2,7 @@
 //! names.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -311,6 +311,28 @@ fn random_operations_and_drops_give_what_a_local_file_has() {
         let key = format!("fs/{}", path.file_name().unwrap().to_str().unwrap());
         assert!(objects[&key] == *content, "{key} (seed {seed})");
     }
+}
+
+#[test]
+fn a_file_that_is_being_written_is_held_before_the_master_knows_its_blocks() {
+    let cluster = mounted(Options::default());
+    let (grows, synced) = (cluster.path("fs/grows"), cluster.path("fs/synced"));
+    // What grows so much is committed while it is being written.
+    let growing = File::create(&grows).unwrap();
+    growing.write_all_at(b"far", 3 * MIB).unwrap();
+    let mut syncing = File::create(&synced).unwrap();
+    syncing.write_all(b"content").unwrap();
+    syncing.sync_all().unwrap();
+    let report = freed(&cluster, "/fs");
+    assert_eq!((&report["blocks"], &report["open_files"]), (&0.into(), &2.into()), "{report}");
+    growing.write_all_at(b"farther", 3 * MIB).unwrap();
+    syncing.write_all(b", more").unwrap();
+    syncing.sync_all().unwrap();
+    drop((growing, syncing));
+    assert_eq!(fs::read(&synced).unwrap(), b"content, more");
+    assert_eq!(fs::read(&grows).unwrap()[3 * MIB as usize..], *b"farther");
+    let is_free = || Some(freed(&cluster, "/fs")).filter(|report| report["open_files"] == 0);
+    eventually("what is closed is held no longer", PATIENCE, is_free);
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Making what was written known to the master.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cavern_conf::Failpoint;
 use cavern_proto::master::CommitContent;
 use cavern_proto::master::mutation::Change;
+use futures::future::join;
 use futures::stream::{self, StreamExt as _};
 use rustix::io::Errno;
 
@@ -47,8 +49,37 @@ impl FsFile {
         self.commit_written().await
     }
 
-    /// The same of what is at its workers by now.
+    /// The same of what is at its workers by now. What the master knows it may drop: where somebody may be writing to
+    /// it, it is held with the commit; whoever begins to write later holds it first.
     pub(super) async fn commit_written(&self) -> Result<(), ClientError> {
+        match self.gate.try_write() {
+            Ok(_alone) => self.note_commit(),
+            Err(_somebody_writes) => return self.commit_and_hold().await,
+        }
+        self.commit_unheld().await
+    }
+
+    /// As [`Self::commit_written`]; the master drops nothing of it until the file is closed.
+    pub(super) async fn commit_and_hold(&self) -> Result<(), ClientError> {
+        // In this order, one behind the other: the master gets to know of no block that is not held.
+        let (held, committed) = join(self.hold(), self.commit_unheld()).await;
+        committed.and(held)
+    }
+
+    /// As [`Self::commit_written`], for a caller that keeps all others from writing.
+    pub(super) async fn commit_exclusive(&self) -> Result<(), ClientError> {
+        self.note_commit();
+        self.commit_unheld().await
+    }
+
+    /// From now on whoever wants to write holds the file first, if there is anything to be committed.
+    fn note_commit(&self) {
+        if !self.state.lock().layout.as_ref().is_none_or(Layout::is_committed) {
+            self.known.store(true, Ordering::Release);
+        }
+    }
+
+    async fn commit_unheld(&self) -> Result<(), ClientError> {
         let _one = self.committing.lock().await;
         self.commit_locked().await?;
         match self.state.lock().lost.take() {
@@ -57,8 +88,8 @@ impl FsFile {
         }
     }
 
-    /// The same while nobody waits for it, and only while the master is there. What is lost is returned to whoever
-    /// commits next.
+    /// As [`Self::commit_written`], while nobody waits for it, and only while the master is there. What is lost is
+    /// returned to whoever commits next.
     pub(super) async fn commit_in_background(&self) -> Result<(), ClientError> {
         if !self.shared.metadata.has_session() {
             return Ok(());

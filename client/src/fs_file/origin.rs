@@ -4,7 +4,7 @@
 //! written anew. Who meets with either asks the master where the content is now, and tries again.
 //!
 //! The master does not drop blocks of a file that is *held*. So a file of which it knows blocks is held before anything
-//! is written to it, until it is closed here for the last time.
+//! is written to it, until it is closed here for the last time; and one that is being written to, before it knows any.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -181,7 +181,8 @@ impl FsFile {
 
     /// Keeps the master from dropping blocks that it knows, and from taking in what others make of the origin.
     pub(super) async fn pin_blocks(&self) -> Result<(), ClientError> {
-        if self.is_held() || !self.use_layout(|layout, _| layout.has_committed() || layout.origin().is_some()).await? {
+        let is_exposed = |layout: &mut super::Layout, _: &mut _| self.is_exposed(layout) || layout.origin().is_some();
+        if self.is_held() || !self.use_layout(is_exposed).await? {
             return Ok(());
         }
         self.hold().await
@@ -196,6 +197,11 @@ impl FsFile {
             self.forget_layout();
         }
         Ok(())
+    }
+
+    /// Whether the master may drop blocks: it knows some, or is about to, and they are not held.
+    pub(super) fn is_exposed(&self, layout: &super::Layout) -> bool {
+        !self.is_held() && (self.known.load(Ordering::Acquire) || layout.has_committed())
     }
 
     pub(super) fn is_held(&self) -> bool {

@@ -29,13 +29,13 @@ impl FsFile {
             }
             _ => {}
         }
-        match (self.commit_written().await, set.size) {
+        match (self.commit_exclusive().await, set.size) {
             // Only what stays must have room.
             (Err(error), Some(size)) if error.errno() == Errno::DQUOT.raw_os_error() => {
                 if let Some(layout) = self.state.lock().layout.as_mut() {
                     layout.give_up_beyond(size, self.block_size());
                 }
-                self.commit_written().await?;
+                self.commit_exclusive().await?;
             }
             (committed, _) => committed?,
         }

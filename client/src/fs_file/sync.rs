@@ -34,7 +34,7 @@ impl FsFile {
         let blocks = self.state.lock().layout.as_mut().map_or_else(Vec::new, |layout| layout.begin_sync());
         Failpoint::SyncBegun.pass();
         // The disks of the workers and of the master work at the same time.
-        let (synced, committed) = join(self.sync_blocks(&blocks, deadline), self.commit()).await;
+        let (committed, synced) = join(self.commit_synced(&blocks), self.sync_blocks(&blocks, deadline)).await;
         if let Err(error) = synced {
             if let Some(layout) = self.state.lock().layout.as_mut() {
                 layout.sync_failed(&blocks);
@@ -48,10 +48,21 @@ impl FsFile {
         if gave_up { self.commit().await } else { Ok(()) }
     }
 
+    /// Commits what is being synced, so that it is not dropped before it is.
+    async fn commit_synced(&self, blocks: &[u32]) -> Result<(), ClientError> {
+        match blocks {
+            [_, ..] if !self.is_committed() => self.commit_and_hold().await,
+            _ => self.commit().await,
+        }
+    }
+
     async fn sync_blocks(&self, blocks: &[u32], deadline: Instant) -> Result<(), ClientError> {
         if blocks.is_empty() {
             return Ok(());
         }
+        // What has been dropped by now the bucket has.
+        self.pin_blocks().await?;
+        self.use_layout(|_, _| ()).await?;
         let mut at_workers: HashMap<u64, Vec<BlockRef>> = HashMap::new();
         let known: Vec<_> = {
             let state = self.state.lock();

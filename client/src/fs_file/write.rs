@@ -74,8 +74,8 @@ impl FsFile {
             }
             let part = |span: Span| {
                 let open = blocks.get(&span.index).filter(|open| open.is_local() && open.has_room(&span.bytes))?;
-                // Blocks that the master knows are held first.
-                if !self.is_held() && layout.block(span.index).is_some_and(|known| known.is_committed) {
+                // Blocks that the master may know are held first.
+                if self.is_exposed(layout) {
                     return None;
                 }
                 layout.accepts_at(span.index, open).then(|| (span, open.clone()))

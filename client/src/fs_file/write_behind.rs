@@ -195,9 +195,8 @@ impl FsFile {
             let has_room = blocks.get(&span.index).is_some_and(|open| {
                 open.has_room(&span.bytes) && !open.is_local() && layout.accepts_at(span.index, open)
             });
-            // Blocks that the master knows are held first.
-            let is_held = self.is_held() || !layout.block(span.index).is_some_and(|known| known.is_committed);
-            offset <= size && has_room && is_held
+            // Blocks that the master may know are held first.
+            offset <= size && has_room && !self.is_exposed(layout)
         });
         if is_fit != Some(true) {
             return WriteBehindOutcome::Refused;
