@@ -10,6 +10,8 @@ from cluster import assert_passable, need, run
 NOT_APPLICABLE = {
     "link::link_count_max": "pathconf(3) knows no LINK_MAX of FUSE: the C library has a list of file systems for it",
 }
+# Characters of the folder that pjdfstest is given, at most: it adds 55, and the address of a socket has 107.
+FOLDER_MAX = 52
 # What remounts is run by itself: a case before keeps a file open, on any file system.
 REMOUNTING = "erofs"
 
@@ -35,6 +37,8 @@ exec /usr/bin/mount -i "$@"
 def pjdfstest(cluster):
     program = need("pjdfstest", "cargo install --locked pjdfstest@0.2.2")
     folder, local = cluster.folder("pjdfstest"), cluster.local_folder("pjdfstest")
+    over = len(str(folder)) - FOLDER_MAX
+    assert over <= 0, f"{folder} is too long for the addresses of sockets: take a --dir with {over} characters less"
     assert_passable(local)
     (local / "mount").write_text(MOUNT)
     (local / "mount").chmod(0o755)
