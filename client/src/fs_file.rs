@@ -88,8 +88,8 @@ pub struct FsFile {
     state: Mutex<State>,
     /// The master drops none of its blocks.
     held: AtomicBool,
-    /// The master knows blocks, or is about to. Set while nobody writes.
-    known: AtomicBool,
+    /// A commit without a hold has begun: the master may know blocks. Set while nobody writes.
+    committed_unheld: AtomicBool,
     /// Writes share it; a cut has it alone.
     gate: RwLock<()>,
     behind: WriteBehind,
@@ -212,7 +212,7 @@ impl Contents {
             mount,
             state: Mutex::new(State { layout, seen, gaps, ..State::default() }),
             held: AtomicBool::new(false),
-            known: AtomicBool::new(false),
+            committed_unheld: AtomicBool::new(false),
             gate: RwLock::new(()),
             behind: WriteBehind::default(),
             copies: Copies::default(),

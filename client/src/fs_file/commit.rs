@@ -53,7 +53,7 @@ impl FsFile {
     /// it, it is held with the commit; whoever begins to write later holds it first.
     pub(super) async fn commit_written(&self) -> Result<(), ClientError> {
         match self.gate.try_write() {
-            Ok(_alone) => self.note_commit(),
+            Ok(_alone) => self.note_unheld_commit(),
             Err(_somebody_writes) => return self.commit_and_hold().await,
         }
         self.commit_unheld().await
@@ -68,14 +68,14 @@ impl FsFile {
 
     /// As [`Self::commit_written`], for a caller that keeps all others from writing.
     pub(super) async fn commit_exclusive(&self) -> Result<(), ClientError> {
-        self.note_commit();
+        self.note_unheld_commit();
         self.commit_unheld().await
     }
 
     /// From now on whoever wants to write holds the file first, if there is anything to be committed.
-    fn note_commit(&self) {
+    fn note_unheld_commit(&self) {
         if !self.state.lock().layout.as_ref().is_none_or(Layout::is_committed) {
-            self.known.store(true, Ordering::Release);
+            self.committed_unheld.store(true, Ordering::Release);
         }
     }
 

@@ -201,7 +201,7 @@ impl FsFile {
 
     /// Whether the master may drop blocks: it knows some, or is about to, and they are not held.
     pub(super) fn is_exposed(&self, layout: &super::Layout) -> bool {
-        !self.is_held() && (self.known.load(Ordering::Acquire) || layout.has_committed())
+        !self.is_held() && (self.committed_unheld.load(Ordering::Acquire) || layout.has_committed())
     }
 
     pub(super) fn is_held(&self) -> bool {

@@ -50,10 +50,7 @@ impl FsFile {
 
     /// Commits what is being synced, so that it is not dropped before it is.
     async fn commit_synced(&self, blocks: &[u32]) -> Result<(), ClientError> {
-        match blocks {
-            [_, ..] if !self.is_committed() => self.commit_and_hold().await,
-            _ => self.commit().await,
-        }
+        if blocks.is_empty() || self.is_committed() { self.commit().await } else { self.commit_and_hold().await }
     }
 
     async fn sync_blocks(&self, blocks: &[u32], deadline: Instant) -> Result<(), ClientError> {

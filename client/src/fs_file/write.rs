@@ -68,16 +68,13 @@ impl FsFile {
         let _writing = self.gate.try_read().ok()?;
         let end = end_of(offset, bytes.len()).ok()?;
         let parts = self.with_layout(|layout, blocks| {
-            // What lies between the end and the offset may have to be zeroed.
-            if offset > layout.size() {
+            // What lies between the end and the offset may have to be zeroed; and blocks that the master may know are
+            // held first.
+            if offset > layout.size() || self.is_exposed(layout) {
                 return None;
             }
             let part = |span: Span| {
                 let open = blocks.get(&span.index).filter(|open| open.is_local() && open.has_room(&span.bytes))?;
-                // Blocks that the master may know are held first.
-                if self.is_exposed(layout) {
-                    return None;
-                }
                 layout.accepts_at(span.index, open).then(|| (span, open.clone()))
             };
             spans(offset..end, self.block_size(), u64::MAX).map(part).collect::<Option<Vec<_>>>()

@@ -262,11 +262,16 @@ mod tests {
         database.write(batch).unwrap();
     }
 
-    #[tokio::test]
-    async fn replay_skips_the_commands_that_were_applied_before_the_crash() {
+    fn empty() -> (tempfile::TempDir, Arc<Database>, Snapshots) {
         let dir = tempfile::tempdir().unwrap();
         let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
+        (dir, database, snapshots)
+    }
+
+    #[tokio::test]
+    async fn replay_skips_the_commands_that_were_applied_before_the_crash() {
+        let (_dir, database, snapshots) = empty();
         write(&database, Family::Meta, PROGRESS_KEY, &[7u64.to_be_bytes(), 2u64.to_be_bytes()].concat());
         let mut machine = open(&database, &snapshots);
         let outcomes = machine.apply_entry(entry(7, 3)).unwrap();
@@ -277,9 +282,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_command_of_a_newer_version_stops_the_replica_where_it_is() {
-        let dir = tempfile::tempdir().unwrap();
-        let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
-        let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
+        let (_dir, database, snapshots) = empty();
         let mut machine = open(&database, &snapshots);
         machine.apply_entry(entry(1, 1)).unwrap();
         let unknown = Batch(CommandBatch { commands: vec![Command { command: None }], now_ns: 0 });
@@ -290,9 +293,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_interrupted_installation_is_finished_at_the_next_start() {
-        let dir = tempfile::tempdir().unwrap();
-        let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
-        let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
+        let (_dir, database, snapshots) = empty();
         let mut machine = open(&database, &snapshots);
         machine.apply_entry(entry(1, 3)).unwrap();
         let expected = Tables::new(&database).jobs().unwrap();
