@@ -202,8 +202,10 @@ impl Persistence {
             portion.writes.iter().filter(|write| write.is_new).map(|write| write.key.clone()).collect();
         if !new.is_empty() {
             let begin = BeginObjects { inode: work.inode, keys: new };
-            if let Outcome::Began { is_named: false } = self.proposer.propose(Command::BeginObjects(begin)).await? {
-                return Ok(Some(PersistOutcome::Done));
+            match self.proposer.propose(Command::BeginObjects(begin)).await? {
+                Outcome::Began { is_named: false } => return Ok(Some(PersistOutcome::Done)),
+                Outcome::OutOfDate => return Ok(Some(PersistOutcome::Again)),
+                _ => {}
             }
         }
         Failpoint::ObjectNoted.pass();

@@ -210,13 +210,27 @@ pub(super) fn spread(transaction: &mut Transaction<'_>, spread: &SpreadIntent) -
     Ok(Outcome::Done)
 }
 
-/// Notes that objects of these keys may be there from now on.
+/// Notes that objects of these keys may be there from now on. What another inode has noted under such a key may be
+/// written over at any time: should that inode get the name once more before it has given the object up, it is written
+/// once more. [`Outcome::OutOfDate`] when such an object has become its inode's origin since the asker looked.
 pub(super) fn begin(transaction: &mut Transaction<'_>, begin: &BeginObjects) -> Result<Outcome, MasterError> {
     let named = transaction.inode(begin.inode)?.filter(|record| !record.unlinked);
     if let Some(record) = &named {
+        let (tables, inode) = (transaction.before(), begin.inode);
         for key in &begin.keys {
-            if transaction.before().object(begin.inode, key)?.is_none() {
-                put_note(transaction, record.mount_id, begin.inode, key, &ObjectRecord::default());
+            if tables.origin_of(record.mount_id, key)?.is_some_and(|owner| owner != inode) {
+                return Ok(Outcome::OutOfDate);
+            }
+        }
+        for key in &begin.keys {
+            let noted = tables.noted(record.mount_id, key)?;
+            if let Some(other) = noted.filter(|other| *other != inode)
+                && tables.object(other, key)?.is_some()
+            {
+                transaction.put(Family::Object, &object_key(other, key), &ObjectRecord::default());
+            }
+            if noted != Some(inode) || tables.object(inode, key)?.is_none() {
+                put_note(transaction, record.mount_id, inode, key, &ObjectRecord::default());
             }
         }
     }

@@ -4,8 +4,11 @@ use std::sync::atomic::Ordering;
 
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{FreeFate, Kind, RenameMode, SetAttr};
+use cavern_proto::record::BeginObjects;
+use cavern_proto::record::command::Command;
 
 use super::bench::{BLOCK, Fixture};
+use crate::state::Outcome;
 use crate::tests::harness::eventually;
 
 impl Fixture {
@@ -139,6 +142,28 @@ async fn names_are_exchanged_and_taken_over() {
     // The name of a file that is renamed is taken at once, and by a file that is only in the bucket itself.
     bench.rename((root, "one"), (root, "moved"), RenameMode::Replace).await;
     bench.rename((root, "other"), (root, "one"), RenameMode::Replace).await;
+    bench.check().await;
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_another_file_may_write_over_counts_for_nothing() {
+    let mut bench = Fixture::new().await;
+    let (one, other) = (bench.written_file("one").await, bench.written_file("other").await);
+    // As when names were exchanged, and the other file is written under its new name first.
+    let begin = |key: &str| Command::BeginObjects(BeginObjects { inode: other, keys: vec![key.to_owned()] });
+    let begun = bench.master().services().proposer.propose(begin("top/one")).await.unwrap();
+    assert_eq!(begun, Outcome::Began { is_named: true });
+    assert_eq!(bench.free(one).await, FreeFate::Dirty);
+    // Having its name once more, the first one is written again.
+    bench.change(Change::SetAttr(SetAttr { inode: one, mode: Some(0o600), ..SetAttr::default() })).await;
+    bench.settled().await;
+    assert_eq!(bench.free(one).await, FreeFate::Freed);
+    // What is all that there is of a file is written over by nobody.
+    let begun = bench.master().services().proposer.propose(begin("top/one")).await.unwrap();
+    assert_eq!(begun, Outcome::OutOfDate);
+    // The other file gives up what it was never called.
+    bench.change(Change::SetAttr(SetAttr { inode: other, mode: Some(0o600), ..SetAttr::default() })).await;
     bench.check().await;
     bench.end().await;
 }
