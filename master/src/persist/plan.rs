@@ -132,10 +132,10 @@ pub fn plan(
     };
     let mut writes = Vec::new();
     for key in &keys {
-        let known = objects.get(key);
-        // Another inode may have written over it since.
+        // What another inode has noted since may have been written over.
         let is_own = tables.noted(mount.id, key)? == Some(inode);
-        if is_own && known.is_some_and(is_current) {
+        let known = objects.get(key).filter(|_| is_own);
+        if known.is_some_and(is_current) {
             continue;
         }
         if let Some(owner) = tables.origin_of(mount.id, key)?.filter(|owner| *owner != inode) {
@@ -145,7 +145,7 @@ pub fn plan(
         if replaces.is_empty() {
             replaces = tables.deletion(mount.id, key)?.unwrap_or_default().etag;
         }
-        writes.push(Write { key: key.clone(), is_new: !is_own || known.is_none(), replaces });
+        writes.push(Write { key: key.clone(), is_new: known.is_none(), replaces });
     }
     // The others are made of what it has: it is written over, or given up, last.
     let is_origin = |key: &String| record.origin.as_ref().is_some_and(|origin| origin.key == *key);
