@@ -75,9 +75,9 @@ def look(directory, done, longest):
 
 
 class Group:
-    def __init__(self, directory):
+    def __init__(self, directory, masters=3):
         self.directory = directory
-        self.cv("local", "up", "--dir", directory, "--masters", "3")
+        self.cv("local", "up", "--dir", directory, "--masters", masters)
         s3 = self.status()["s3"]
         self.cv("local", "seed", "--dir", directory, self.seed(), "s3://files/seed")
         self.cv("mount", "s3://files/data", "/files", "--write-type", "fs-mode", "--local", directory,

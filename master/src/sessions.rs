@@ -2,12 +2,12 @@
 //!
 //! - [`current`]: whom the state machine notifies: the sessions of the term.
 //! - [`watch`]: who has a session, for how long, and the stream of events of each.
-//! - [`seen`]: what clients can have seen, so that they are notified of nothing else.
+//! - [`interest`]: what each session can have seen, so that it is notified of nothing else.
 //! - [`reaper`]: the ends of sessions in the log, and the inodes that only they kept.
 
 mod current;
+mod interest;
 mod reaper;
-mod seen;
 mod watch;
 
 pub use current::CurrentSessions;
@@ -16,4 +16,4 @@ pub use reaper::END_STEP;
 pub use reaper::{end, end_lapsed, reap_unlinked};
 #[cfg(test)]
 pub use watch::SessionStream;
-pub use watch::WatchHub;
+pub use watch::{Before, WatchHub};

@@ -39,4 +39,4 @@ pub use posix::{blocking_lock, index_holds, take_in};
 pub use reader::StateReader;
 pub use records::EntryVersion;
 pub use tables::{Directory, FileBlock, PendingDeletion, StrayReplica, Tables};
-pub use transaction::{Change, Transaction};
+pub use transaction::{Change, Changes, Transaction, Whereabouts};

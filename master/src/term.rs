@@ -168,6 +168,7 @@ fn services(
         metrics.clone(),
     ));
     let lookups = Lookups {
+        asker: 0,
         reader: reader.clone(),
         listings,
         mounts: mounts.clone(),

@@ -64,7 +64,13 @@ impl Inner {
                 overtaken.for_each(|node| self.cache.forget_inode(node.inode));
                 let overtaken =
                     dentry_updates.iter().filter(|place| foreign.touch(place.parent, &place.name, place.inode));
-                overtaken.for_each(|place| self.cache.forget_name(place.parent, &place.name));
+                for place in overtaken {
+                    self.cache.forget_name(place.parent, &place.name);
+                    // It may be there again.
+                    if let Some(directory) = self.directories.get(place.parent) {
+                        directory.foreign_change(&place.name, true);
+                    }
+                }
             }
         }
         nodes.into_iter().find(|node| node.inode == result.inode)

@@ -3,7 +3,8 @@
 //! A listing grows page by page as it is read, and is dropped as soon as any name of it changes. It holds inodes only
 //! (eight bytes an entry): the nodes are in the cache, and a page whose nodes have been evicted is fetched again.
 //! Of a directory that was read to its end, or made here, all names are known besides, and follow the changes of this
-//! client: whoever fills a directory asks nobody whether the next name is free.
+//! client and those that it is notified of: whoever fills a directory asks nobody whether the next name is free, and
+//! two who fill one do not cost each other that knowledge.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -189,7 +190,22 @@ impl Directory {
         self.keeps_absences() && self.state.lock().names.as_ref().is_some_and(|names| !names.may_have(name))
     }
 
-    /// Somebody else has changed a name in it.
+    /// Somebody else has had a name lead somewhere, or nowhere. What is no longer there may come again by a change of
+    /// our own that is older than the event: it stays among the names that there may be.
+    pub(super) fn foreign_change(&self, name: &[u8], is_there: bool) {
+        let mut state = self.state.lock();
+        self.changed(&mut state);
+        if is_there {
+            state.names.take_if(|names| !names.add(name));
+        }
+    }
+
+    /// Its entries may look otherwise; which names there are is known as before.
+    pub(super) fn drop_pages(&self) {
+        self.changed(&mut self.state.lock());
+    }
+
+    /// Nobody knows what is in it.
     pub(super) fn forget_listing(&self) {
         let mut state = self.state.lock();
         self.changed(&mut state);
@@ -286,6 +302,11 @@ mod tests {
         directory.own_change(b"a", false);
         assert_eq!(absent("abcd"), [true, false, false, true]);
         assert_eq!(page(&directory, &cache, "", 9), None, "the listing is another one now");
+        directory.foreign_change(b"f", true);
+        directory.foreign_change(b"c", false);
+        assert_eq!(absent("abcdf"), [true, false, false, true, false], "what others remove may come again");
+        directory.drop_pages();
+        assert!(directory.is_without(b"d"));
         directory.forget_listing();
         directory.own_change(b"e", true);
         assert_eq!(absent("abcd"), [false; 4]);

@@ -86,13 +86,23 @@ impl SessionLease {
         self.abandoned.notified().await;
     }
 
-    /// A stream begins: its numbers have nothing to do with the ones before.
+    /// A stream begins, in this session. To be called before what is cached is forgotten: whatever is asked for
+    /// afterwards is asked for in this session, which is notified when it changes.
+    pub(super) fn begin(&self, session: u64) {
+        self.session.store(session, Ordering::Relaxed);
+    }
+
+    /// What was cached before the stream began is forgotten. Its numbers have nothing to do with the ones before.
     pub(super) fn restart(&self, session: u64, seq: u64) {
         if session == self.given_up.load(Ordering::Relaxed) {
             return self.abandon();
         }
-        self.session.store(session, Ordering::Relaxed);
         self.applied.send_replace(seq);
+    }
+
+    /// Whether there was a session before, in which something may have been learnt.
+    pub(super) fn had_session(&self) -> bool {
+        self.session() != 0 || self.given_up.load(Ordering::Relaxed) != 0
     }
 
     /// Every event up to `seq` has been taken in.

@@ -1,4 +1,7 @@
 //! The questions to the master, and what their answers leave in the cache.
+//!
+//! Whoever asks takes a mark first, and then names the session: an answer to a session that is over when it comes was
+//! asked for before the next one began, and is not kept.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +38,7 @@ impl Metadata {
         let asked = async move {
             let name = bytes::Bytes::from(name);
             let ask = |mut stubs: Stubs| {
-                let request = LookupRequest { parent, name: name.clone() };
+                let request = LookupRequest { parent, name: name.clone(), session: metadata.inner.lease.session() };
                 async move { stubs.namespace.lookup(request).await }
             };
             match metadata.inner.ask_master("Lookup", patience, ask).await {
@@ -56,7 +59,10 @@ impl Metadata {
     pub(super) async fn ask_node(&self, inode: u64, patience: RetryPolicy) -> Result<Arc<Node>, ClientError> {
         let (metadata, mark, patience) = (self.clone(), self.mark(), self.patience_in(inode, patience));
         let asked = async move {
-            let ask = |mut stubs: Stubs| async move { stubs.namespace.get_inode(GetInodeRequest { inode }).await };
+            let ask = |mut stubs: Stubs| {
+                let request = GetInodeRequest { inode, session: metadata.inner.lease.session() };
+                async move { stubs.namespace.get_inode(request).await }
+            };
             match metadata.inner.ask_master("GetInode", patience, ask).await {
                 Ok(entry) => metadata.take_in(entry, mark).await,
                 Err(ClientError::NotFound(_)) => {
@@ -77,7 +83,7 @@ impl Metadata {
     pub(super) async fn ask_path(&self, path: &str) -> Result<Arc<Node>, ClientError> {
         let mark = self.inner.recent.mark();
         let answer = self.inner.master.call_patiently("Resolve", |mut stubs: Stubs| {
-            let request = ResolveRequest { path: path.to_owned() };
+            let request = ResolveRequest { path: path.to_owned(), session: self.inner.lease.session() };
             async move { stubs.namespace.resolve(request).await }
         });
         self.take_in(answer.await?, mark).await
@@ -87,7 +93,8 @@ impl Metadata {
     pub(super) async fn ask_current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
         let mark = self.inner.recent.mark();
         let answer = self.inner.master.call_patiently("Revalidate", |mut stubs: Stubs| {
-            let request = RevalidateRequest { parent: node.parent, name: node.name_bytes(), written: false };
+            let (parent, name, session) = (node.parent, node.name_bytes(), self.inner.lease.session());
+            let request = RevalidateRequest { parent, name, written: false, session };
             async move { stubs.namespace.revalidate(request).await }
         });
         let current = match answer.await {
@@ -113,7 +120,8 @@ impl Metadata {
         let mark = self.inner.recent.mark();
         let name = bytes::Bytes::copy_from_slice(name);
         let answer = self.inner.master.call_patiently("Revalidate", |mut stubs: Stubs| {
-            let request = RevalidateRequest { parent, name: name.clone(), written: true };
+            let session = self.inner.lease.session();
+            let request = RevalidateRequest { parent, name: name.clone(), written: true, session };
             async move { stubs.namespace.revalidate(request).await }
         });
         let current = match answer.await.map_err(ClientError::from) {
@@ -303,8 +311,9 @@ impl Metadata {
 
     /// Which blocks a file of an fs-mode mount has, and its attributes of the same moment. `Stale` when it is gone.
     pub async fn layout(&self, inode: u64) -> Result<Layout, ClientError> {
-        let answer = self.inner.master.call_patiently("GetLayout", |mut stubs: Stubs| async move {
-            stubs.namespace.get_layout(GetLayoutRequest { inode }).await
+        let answer = self.inner.master.call_patiently("GetLayout", |mut stubs: Stubs| {
+            let request = GetLayoutRequest { inode, session: self.inner.lease.session() };
+            async move { stubs.namespace.get_layout(request).await }
         });
         match answer.await.map_err(ClientError::from) {
             Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cavern_net::master::{StreamFailure, Stubs};
 use cavern_proto::master::watch_event::Event;
-use cavern_proto::master::{WatchEvent, WatchRequest};
+use cavern_proto::master::{EntryChanged, WatchEvent, WatchRequest};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
@@ -142,7 +142,8 @@ async fn follow(
 ) -> StreamEnd {
     let (acknowledge, requests) = mpsc::channel(ACKNOWLEDGEMENTS);
     let Identity { name: client, place } = who.clone();
-    let first = WatchRequest { client, place, session: inner.lease.session(), ..WatchRequest::default() };
+    let (session, knows_inodes) = (inner.lease.session(), inner.lease.had_session());
+    let first = WatchRequest { client, place, session, knows_inodes, ..WatchRequest::default() };
     if acknowledge.try_send(first).is_err() {
         return StreamEnd::Refused;
     }
@@ -319,6 +320,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             *lease = Duration::from_millis(u64::from(reset.lease_ms)).max(Duration::from_millis(100));
             inner.tables.set_cluster_id(&reset.cluster_id);
             inner.tables.everything_changed();
+            inner.lease.begin(reset.session);
             inner.recent.reset();
             inner.cache.clear();
             inner.directories.clear();
@@ -331,7 +333,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             true
         }
         Some(Event::Entry(changed)) => {
-            inner.forget_entry(changed.parent, &changed.name, changed.old_inode);
+            inner.entry_changed(&changed);
             inner.stats.invalidations.inc();
             sink.entry(changed.parent, &changed.name, changed.old_inode, changed.new_inode);
             true
@@ -341,7 +343,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.cache.forget_inode(inode);
             inner.open.changed(inode);
             if let Some(directory) = inner.directories.get(inode) {
-                directory.forget_listing();
+                directory.drop_pages();
             }
             inner.stats.invalidations.inc();
             sink.inode(inode);
@@ -375,16 +377,28 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
 }
 
 impl Inner {
+    /// Somebody else has had a name lead elsewhere.
+    fn entry_changed(&self, changed: &EntryChanged) {
+        self.forget_node(changed.parent, &changed.name, changed.old_inode);
+        if let Some(directory) = self.directories.get(changed.parent) {
+            directory.foreign_change(&changed.name, changed.new_inode != 0);
+        }
+    }
+
     /// Forgets a name, the inode that it led to (0 for none), and the listing that has it.
     pub(super) fn forget_entry(&self, parent: u64, name: &[u8], old_inode: u64) {
+        self.forget_node(parent, name, old_inode);
+        if let Some(directory) = self.directories.get(parent) {
+            directory.forget_listing();
+        }
+    }
+
+    fn forget_node(&self, parent: u64, name: &[u8], old_inode: u64) {
         self.recent.entry(parent, name, old_inode);
         self.cache.forget_name(parent, name);
         if old_inode != 0 {
             self.cache.forget_inode(old_inode);
             self.directories.forget(old_inode);
-        }
-        if let Some(directory) = self.directories.get(parent) {
-            directory.forget_listing();
         }
     }
 }

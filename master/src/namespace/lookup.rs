@@ -18,11 +18,13 @@ use crate::MasterError;
 use crate::listing::{ListPolicy, Listings, Progress, Started, Walk, Why};
 use crate::mounts::{Mounts, OpenMount};
 use crate::sessions::WatchHub;
-use crate::state::{Directory, StateReader, Tables};
+use crate::state::{Directory, StateReader, Tables, Whereabouts};
 
 /// Longest path, in bytes, and its deepest nesting.
 const PATH_MAX: usize = 4096;
 const COMPONENTS_MAX: usize = 1024;
+/// Looks at an inode that goes from name to name meanwhile.
+const LOOKS_MAX: usize = 4;
 /// Directories of one `touch` that are looked after at a time.
 const TOUCH_CONCURRENCY: usize = 64;
 
@@ -34,6 +36,8 @@ pub struct Lookups {
     pub mounts: Arc<Mounts>,
     pub watch: Arc<WatchHub>,
     pub refresh_wait: Duration,
+    /// The session that asks, and is notified of what it was answered when that changes; 0 for whoever keeps nothing.
+    pub asker: u64,
 }
 
 /// What a directory's listing is worth now.
@@ -45,6 +49,11 @@ pub struct Touched {
 }
 
 impl Lookups {
+    /// The namespace as a session is answered.
+    pub fn asked_by(&self, asker: u64) -> Self {
+        Self { asker, ..self.clone() }
+    }
+
     /// The entry that a path leads to.
     ///
     /// # Errors
@@ -79,7 +88,8 @@ impl Lookups {
     /// The same, with attributes that the bucket keeps only if it has been asked for them.
     async fn lookup_listed(&self, parent: u64, name: &Bytes) -> Result<Entry, MasterError> {
         check_name(name)?;
-        self.watch.mark_seen(parent);
+        // Before the read: the session is notified of what changes after it.
+        self.watch.see_name(self.asker, parent, name);
         let looked_up = name.clone();
         let (directory, found) = self
             .reader
@@ -133,7 +143,6 @@ impl Lookups {
                 let (parent, looked_up) = (directory.inode, name.clone());
                 let known = self.reader.read(move |tables| find(tables, parent, &looked_up)).await?;
                 if known.is_none() {
-                    self.watch.mark_absence_seen(directory.inode);
                     self.listings.check_name(directory.inode, name, Why::Unknown).await?;
                 }
             }
@@ -181,8 +190,6 @@ impl Lookups {
 
     /// Reads the name once more and says what it leads to, or that it leads nowhere.
     async fn absent_or_entry(&self, parent: u64, name: &Bytes) -> Result<Entry, MasterError> {
-        // Before the read: the sessions are notified of a name that appears after it.
-        self.watch.mark_absence_seen(parent);
         let looked_up = name.clone();
         let (directory, found) =
             self.reader.read(move |tables| Ok((tables.directory(parent)?, find(tables, parent, &looked_up)?))).await?;
@@ -202,25 +209,47 @@ impl Lookups {
     }
 
     async fn known_inode(&self, inode: u64) -> Result<Entry, MasterError> {
-        let record =
-            self.reader.read(move |tables| tables.inode(inode)).await?.ok_or_else(|| MasterError::gone(inode))?;
+        let record = self.see_inode(inode).await?.ok_or_else(|| MasterError::gone(inode))?;
         if record.kind() == Kind::Directory {
             let directory = self.reader.read(move |tables| tables.directory(inode)).await?;
             return self.directory_entry(&directory.ok_or_else(|| MasterError::gone(inode))?);
         }
         let parent = record.parent;
-        self.watch.mark_seen(parent);
-        // Again, now that the sessions would be notified of a change.
         let read = self.reader.read(move |tables| Ok(tables.inode(inode)?.zip(tables.directory(parent)?)));
         let (record, directory) = read.await?.ok_or_else(|| MasterError::gone(inode))?;
         self.entry(&directory, record.name.clone(), inode, &record)
     }
 
+    /// Has the session notified of what changes about an inode from now on; gives the inode as it is, if it is there.
+    pub async fn see_inode(&self, inode: u64) -> Result<Option<InodeRecord>, MasterError> {
+        let read = || self.reader.read(move |tables| tables.inode(inode));
+        let Some(mut record) = read().await? else { return Ok(None) };
+        if self.asker == 0 {
+            return Ok(Some(record));
+        }
+        let mut seen = None;
+        // Again after each look, now that the session would be notified of a change.
+        for _look in 0..LOOKS_MAX {
+            let whereabouts = Whereabouts::of(&record);
+            if seen.as_ref() == Some(&whereabouts) {
+                return Ok(Some(record));
+            }
+            match &whereabouts {
+                Whereabouts::Named { parent, name, .. } => self.watch.see_name(self.asker, *parent, name),
+                _ => self.watch.see_inodes(self.asker, [inode]),
+            }
+            seen = Some(whereabouts);
+            let Some(now) = read().await? else { return Ok(None) };
+            record = now;
+        }
+        self.watch.see_inodes(self.asker, [inode]);
+        read().await
+    }
+
     /// Asks the bucket about a name now, and answers its entry then.
     pub async fn revalidate(&self, parent: u64, name: &Bytes, why: Why) -> Result<Entry, MasterError> {
         check_name(name)?;
-        self.watch.mark_seen(parent);
-        self.watch.mark_absence_seen(parent);
+        self.watch.see_name(self.asker, parent, name);
         self.listings.check_name(parent, name, why).await?;
         let entry = self.absent_or_entry(parent, name).await?;
         match why {

@@ -21,7 +21,7 @@ use super::snapshot::{Builder, Checkpoint, Snapshots};
 use super::types::{Entry, LogId, Meta, Outcomes, Snapshot, StoredMembership, Types, from_json, to_json};
 use crate::MasterError;
 use crate::metrics::RaftMetrics;
-use crate::state::{Change, Database, Family, Outcome, Transaction, apply, index_holds};
+use crate::state::{Changes, Database, Family, Outcome, Transaction, apply, index_holds};
 
 const APPLIED_KEY: &[u8] = b"applied";
 const MEMBERSHIP_KEY: &[u8] = b"membership";
@@ -35,8 +35,7 @@ const INSTALL_BATCH: usize = 4096;
 /// Notified of what each command changed, in applied order, by the applying task, before the proposer gets its outcome.
 /// Must not block.
 pub trait ChangeListener: Send + Sync + 'static {
-    /// `origin` is the session that asked for them, 0 for none.
-    fn changed(&self, changes: Vec<Change>, origin: u64);
+    fn changed(&self, changes: Changes);
     /// The state was replaced as a whole.
     fn replaced(&self);
 }
@@ -126,12 +125,11 @@ impl StateMachine {
                 transaction.put_bytes(Family::Meta, APPLIED_KEY, &position);
                 is_noted = true;
             }
-            let origin = transaction.origin;
-            let (batch, changes) = transaction.finish();
+            let (batch, changes) = transaction.finish()?;
             Failpoint::CommandApplying.pass();
             self.database.write(batch)?;
             Failpoint::CommandApplied.pass();
-            self.listener.changed(changes, origin);
+            self.listener.changed(changes);
             self.metrics.applied_command(command_timer.elapsed());
         }
         Failpoint::EntryApplied.pass();
@@ -241,7 +239,7 @@ mod tests {
     struct NullListener;
 
     impl ChangeListener for NullListener {
-        fn changed(&self, _: Vec<Change>, _: u64) {}
+        fn changed(&self, _: Changes) {}
         fn replaced(&self) {}
     }
 

@@ -34,16 +34,18 @@ const HOLDS_MAX: usize = 10_000;
 #[tonic::async_trait]
 impl Namespace for Services {
     async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<Entry>, Status> {
-        Ok(Response::new(self.lookups.resolve(&request.into_inner().path).await?))
+        let ResolveRequest { path, session } = request.into_inner();
+        Ok(Response::new(self.lookups.asked_by(session).resolve(&path).await?))
     }
 
     async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<Entry>, Status> {
-        let LookupRequest { parent, name } = request.into_inner();
-        Ok(Response::new(self.lookups.lookup(parent, &name).await?))
+        let LookupRequest { parent, name, session } = request.into_inner();
+        Ok(Response::new(self.lookups.asked_by(session).lookup(parent, &name).await?))
     }
 
     async fn get_inode(&self, request: Request<GetInodeRequest>) -> Result<Response<Entry>, Status> {
-        Ok(Response::new(self.lookups.get_inode(request.into_inner().inode).await?))
+        let GetInodeRequest { inode, session } = request.into_inner();
+        Ok(Response::new(self.lookups.asked_by(session).get_inode(inode).await?))
     }
 
     type ReadDirStream = Answers<ReadDirPage>;
@@ -52,7 +54,7 @@ impl Namespace for Services {
         let request = request.into_inner();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
-        self.watch.mark_seen(request.inode);
+        self.watch.see_directory(request.session, request.inode);
         // Before the stream begins: an inode that is gone is the answer to the call itself.
         let inode = request.inode;
         let directory = self.lookups.reader.read(move |tables| tables.directory(inode)).await?;
@@ -77,9 +79,6 @@ impl Namespace for Services {
             let reason = format!("{} directories in one call: send at most {TOUCH_MAX}", directories.len());
             return Err(MasterError::Invalid(reason).into());
         }
-        for directory in &directories {
-            self.watch.mark_seen(*directory);
-        }
         let touched = self.lookups.touch(&directories, wait).await?;
         let directories = touched.into_iter().map(|touched| touch_reply::Directory {
             inode: touched.inode,
@@ -94,9 +93,9 @@ impl Namespace for Services {
     }
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
-        let RevalidateRequest { parent, name, written } = request.into_inner();
+        let RevalidateRequest { parent, name, written, session } = request.into_inner();
         let why = if written { Why::Written } else { Why::Unknown };
-        Ok(Response::new(self.lookups.revalidate(parent, &name, why).await?))
+        Ok(Response::new(self.lookups.asked_by(session).revalidate(parent, &name, why).await?))
     }
 
     type RefreshStream = Answers<RefreshProgress>;
@@ -143,7 +142,8 @@ impl Namespace for Services {
     }
 
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
-        let GetLayoutRequest { inode } = request.into_inner();
+        let GetLayoutRequest { inode, session } = request.into_inner();
+        self.lookups.asked_by(session).see_inode(inode).await?;
         let layout = self.lookups.reader.read(move |tables| {
             let Some(record) = tables.inode(inode)? else { return Ok(None) };
             let block_size = tables.mount(record.mount_id)?.map_or(0, |mount| mount.block_size);
@@ -187,7 +187,8 @@ impl Namespace for Services {
             let reason = format!("{inodes} inodes in one call: send at most {HOLDS_MAX}");
             return Err(MasterError::Invalid(reason).into());
         }
-        // The session, whose stream is open, is notified of what is not read here yet.
+        // Before the read: the session is notified of names that are lost after it.
+        self.watch.see_inodes(request.session, request.open.iter().chain(&request.held).copied());
         Ok(Response::new(self.lookups.reader.read(move |tables| tables.check_holds(&request)).await?))
     }
 

@@ -6,7 +6,7 @@ use parking_lot::RwLock;
 
 use super::WatchHub;
 use crate::raft::ChangeListener;
-use crate::state::Change;
+use crate::state::Changes;
 
 /// See the module.
 #[derive(Default)]
@@ -19,9 +19,9 @@ impl CurrentSessions {
 }
 
 impl ChangeListener for CurrentSessions {
-    fn changed(&self, changes: Vec<Change>, origin: u64) {
+    fn changed(&self, changes: Changes) {
         if let Some(hub) = &*self.0.read() {
-            hub.changed(changes, origin);
+            hub.changed(changes);
         }
     }
 

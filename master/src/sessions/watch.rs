@@ -9,10 +9,10 @@
 //! `cv refresh` and its like wait in [`WatchHub::wait_acknowledged`] until every session has acknowledged a number, for
 //! a lease at most.
 //!
-//! To keep floods away, sessions are notified only of what somebody can have seen ([`SeenDirectories`]), and none of
-//! what it changed itself, whose result it has; but for the loss of an inode's last name, which it may have open.
+//! Each session is notified only of what it can have seen ([`Interest`]), and not of what it changed itself, whose
+//! result it has; but for the loss of an inode's last name, which it may have open.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,17 +23,19 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::seen::SeenDirectories;
+use super::interest::Interest;
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics::MasterMetrics;
 use crate::raft::{ChangeListener, LeaderLease};
-use crate::state::Change;
+use crate::state::{Change, Changes, Whereabouts};
 
 /// Events that a session may be behind; about 100 bytes each, which all sessions share.
 const QUEUE_EVENTS: usize = 16_384;
 /// Sessions at a time.
 const SESSIONS_MAX: usize = 10_000;
+/// Changes that are looked at together; a bit each says whom they concern.
+const CHANGES_AT_ONCE: usize = u64::BITS as usize;
 /// How long the stream of a client that has died may take to break.
 const STREAM_BREAKS: Duration = Duration::from_millis(500);
 
@@ -58,7 +60,7 @@ struct State {
     places: HashMap<String, u64>,
     /// Sessions of before this master's start may be taken up for a lease, too.
     started: Instant,
-    seen: SeenDirectories,
+    interest: Interest,
     closed: bool,
     /// Streams opened so far.
     streams: u64,
@@ -97,6 +99,8 @@ struct Session {
     wake: Arc<Notify>,
     acknowledged: u64,
     received_at: Instant,
+    /// Its client may refer to inodes that it knows from an earlier stream, and has not asked about in this one.
+    knows_earlier: bool,
 }
 
 impl Session {
@@ -124,7 +128,7 @@ impl WatchHub {
             broken: HashMap::new(),
             places: HashMap::new(),
             started: Instant::now(),
-            seen: SeenDirectories::default(),
+            interest: Interest::default(),
             closed: false,
             streams: 0,
         };
@@ -157,19 +161,33 @@ impl WatchHub {
         self.state.lock().sessions.len() as u64
     }
 
-    /// A client asks about entries of this directory: call it before reading what is answered.
-    pub fn mark_seen(&self, directory: u64) {
-        self.state.lock().seen.add_entries(directory);
+    /// A session (0 for whoever keeps nothing) is about to be answered what a name leads to, or that it is not there:
+    /// call it before the read that decides so. The session is notified of what changes afterwards.
+    pub fn see_name(&self, session: u64, directory: u64, name: &[u8]) {
+        if session != 0 {
+            self.state.lock().interest.see_name(session, directory, name);
+        }
     }
 
-    /// A client is about to be answered that a name is not in this directory: call it before the read that decides so.
-    pub fn mark_absence_seen(&self, directory: u64) {
-        self.state.lock().seen.add_absence(directory);
+    /// The same of all that is in a directory.
+    pub fn see_directory(&self, session: u64, directory: u64) {
+        if session != 0 {
+            self.state.lock().interest.see_directory(session, directory);
+        }
     }
 
-    /// Opens a session whose first event is `Reset`, or takes up `earlier`, which its client had before, if its lease
-    /// is not over. `is_recorded` says whether the state knows of that one.
-    pub fn open(self: &Arc<Self>, client: &str, earlier: u64, is_recorded: bool) -> Result<SessionStream, MasterError> {
+    /// The same of inodes, whatever their names are.
+    pub fn see_inodes(&self, session: u64, inodes: impl IntoIterator<Item = u64>) {
+        if session != 0 {
+            let mut state = self.state.lock();
+            inodes.into_iter().for_each(|inode| state.interest.see_inode(session, inode));
+        }
+    }
+
+    /// Opens a session whose first event is `Reset`, or takes up the one that the client had before, if its lease is
+    /// not over.
+    pub fn open(self: &Arc<Self>, client: &str, before: Before) -> Result<SessionStream, MasterError> {
+        let Before { session: earlier, is_recorded, knows_inodes } = before;
         let cluster_id = self.cluster_id.lock().clone();
         let wake = Arc::new(Notify::new());
         let mut state = self.state.lock();
@@ -197,7 +215,9 @@ impl WatchHub {
             wake: wake.clone(),
             acknowledged: 0,
             received_at: Instant::now(),
+            knows_earlier: knows_inodes || goes_on,
         };
+        state.interest.begin(id);
         log_session(
             id,
             &session.client,
@@ -262,9 +282,13 @@ impl WatchHub {
 
     /// The client of a session says that it ends: it will not come back.
     pub fn end(&self, session: u64) {
-        if let Some(ended) = self.state.lock().sessions.remove(&session) {
-            log_session(session, &ended.client, "a client's session ends");
-            ended.wake.notify_one();
+        {
+            let mut state = self.state.lock();
+            if let Some(ended) = state.sessions.remove(&session) {
+                state.interest.end(session);
+                log_session(session, &ended.client, "a client's session ends");
+                ended.wake.notify_one();
+            }
         }
         self.progress.notify_waiters();
     }
@@ -280,10 +304,12 @@ impl WatchHub {
         let seq = state.seq;
         let lease = self.lease;
         let before = state.sessions.len();
-        state.sessions.retain(|id, session| {
+        let State { sessions, interest, .. } = &mut *state;
+        sessions.retain(|id, session| {
             let is_alive = session.received_at.elapsed() < lease;
             if !is_alive {
                 log_session(*id, &session.client, "a client's session has lapsed");
+                interest.end(*id);
                 session.wake.notify_one();
             }
             is_alive
@@ -309,6 +335,7 @@ impl WatchHub {
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
+        state.interest = Interest::default();
         for (_, session) in state.sessions.drain() {
             session.wake.notify_one();
         }
@@ -353,6 +380,8 @@ impl WatchHub {
         state.seq += 1;
         let seq = state.seq;
         for (id, session) in &mut state.sessions {
+            state.interest.begin(*id);
+            session.knows_earlier = true;
             session.clear();
             session.push(&self.reset_event(*id, seq, cluster_id.clone()));
             self.metrics.resets.inc();
@@ -360,43 +389,40 @@ impl WatchHub {
     }
 }
 
+/// What a client had before it opens a stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Before {
+    /// Its session, to be taken up; 0 for none.
+    pub session: u64,
+    /// The state knows of that session.
+    pub is_recorded: bool,
+    /// It may refer to inodes that it has learnt of in earlier streams.
+    pub knows_inodes: bool,
+}
+
 impl ChangeListener for WatchHub {
-    fn changed(&self, changes: Vec<Change>, origin: u64) {
-        if changes.is_empty() {
+    fn changed(&self, changes: Changes) {
+        if changes.list.is_empty() && changes.inodes.is_empty() {
             return;
         }
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let (mut events, mut granted) = (Vec::new(), Vec::new());
-        for change in changes {
-            let payload = match change {
-                Change::LockGranted { session, waiter } => {
-                    granted.push((session, waiter));
-                    continue;
-                }
-                Change::Entry { parent, name, old_inode, new_inode, first_fill } => {
-                    if !state.seen.concerns(parent, first_fill) {
-                        continue;
-                    }
-                    Event::Entry(EntryChanged { parent, name, old_inode, new_inode })
-                }
-                Change::Inode(inode) => Event::InodeChanged(inode),
-                Change::Layout(inode) => Event::LayoutChanged(inode),
-                Change::Unlinked(inode) => Event::Unlinked(inode),
-                Change::Workers(epoch) => Event::WorkersEpoch(epoch),
-                Change::Mounts(epoch) => Event::MountsEpoch(epoch),
-            };
-            state.seq += 1;
-            events.push(event(state.seq, payload));
+        state.follow_moved(&changes);
+        let mut granted = Vec::new();
+        for list in changes.list.chunks(CHANGES_AT_ONCE) {
+            self.notify_concerned(state, &changes, list, &mut granted);
         }
-        self.broadcast(state, events, origin);
         // Each to its session alone, whoever freed the lock.
         for (id, waiter) in granted {
             state.seq += 1;
             let events: Arc<[WatchEvent]> = Arc::new([event(state.seq, Event::LockGranted(waiter))]);
             self.metrics.events.inc();
-            if let Some(session) = state.sessions.get_mut(&id) {
-                self.push(id, session, &events);
+            self.push(state, id, &events);
+        }
+        state.see_own(&changes);
+        for (inode, whereabouts) in &changes.inodes {
+            if *whereabouts == Whereabouts::Gone {
+                state.interest.inode_gone(*inode);
             }
         }
     }
@@ -406,34 +432,161 @@ impl ChangeListener for WatchHub {
     }
 }
 
-impl WatchHub {
-    /// Puts events in the queue of every session, but for that of `origin`.
-    fn broadcast(&self, state: &mut State, events: Vec<WatchEvent>, origin: u64) {
-        if events.is_empty() {
-            return;
-        }
-        self.metrics.events.inc_by(events.len() as u64);
-        let events: Arc<[WatchEvent]> = events.into();
-        // Whoever changed something knows it, but that it must hold what it has open.
-        let own = events.iter().filter(|event| matches!(event.event, Some(Event::Unlinked(_)))).cloned();
-        let own: Arc<[WatchEvent]> = if origin == 0 { Arc::default() } else { own.collect() };
-        for (id, session) in &mut state.sessions {
-            let events = if *id == origin { &own } else { &events };
-            if !events.is_empty() {
-                self.push(*id, session, events);
+impl State {
+    /// Whoever knew an inode by a name that it has lost keeps an eye on the inode, unless the name that it has now is
+    /// known as well.
+    fn follow_moved(&mut self, changes: &Changes) {
+        for change in &changes.list {
+            let Change::Entry { parent, name, old_inode, .. } = change else { continue };
+            let whereabouts = changes.inodes.get(old_inode);
+            let Some(whereabouts) = whereabouts.filter(|whereabouts| **whereabouts != Whereabouts::Gone) else {
+                continue;
+            };
+            let mut knew = Vec::new();
+            self.interest.of_name(*parent, name, false, |session| knew.push(session));
+            if let Whereabouts::Named { parent, name, .. } = whereabouts
+                && !knew.is_empty()
+            {
+                let mut know_still = HashSet::new();
+                self.interest.of_name(*parent, name, false, |session| drop(know_still.insert(session)));
+                knew.retain(|session| !know_still.contains(session));
             }
+            knew.into_iter().for_each(|session| self.interest.see_inode(session, *old_inode));
         }
     }
 
-    fn push(&self, id: u64, session: &mut Session, events: &Arc<[WatchEvent]>) {
+    /// Whoever asked for changes knows from their results what is there now.
+    fn see_own(&mut self, changes: &Changes) {
+        if !self.sessions.contains_key(&changes.origin) {
+            return;
+        }
+        for change in &changes.list {
+            let inode = match change {
+                Change::Entry { parent, name, new_inode, .. } => {
+                    self.interest.see_name(changes.origin, *parent, name);
+                    // That a directory is empty which was made.
+                    if let Some(Whereabouts::Named { is_directory: true, .. }) = changes.inodes.get(new_inode) {
+                        self.interest.see_directory(changes.origin, *new_inode);
+                    }
+                    continue;
+                }
+                Change::Inode(inode) | Change::Layout(inode) => inode,
+                Change::Unlinked(_) | Change::LockGranted { .. } | Change::Workers(_) | Change::Mounts(_) => continue,
+            };
+            match changes.inodes.get(inode) {
+                Some(Whereabouts::Named { parent, name, .. }) => {
+                    self.interest.see_name(changes.origin, *parent, name);
+                }
+                Some(Whereabouts::Nameless) => self.interest.see_inode(changes.origin, *inode),
+                // Of one with several names everybody is notified.
+                Some(Whereabouts::Several | Whereabouts::Gone) | None => {}
+            }
+        }
+    }
+}
+
+impl WatchHub {
+    /// Puts each of the changes in the queues of the sessions that it concerns; locks that were granted are taken out.
+    fn notify_concerned(
+        &self,
+        state: &mut State,
+        changes: &Changes,
+        list: &[Change],
+        granted: &mut Vec<(u64, u64)>,
+    ) {
+        let (mut events, mut concerned) = (Vec::with_capacity(list.len()), HashMap::<u64, u64>::new());
+        // Of everybody, and of whoever may refer to an inode that it has not asked about lately.
+        let (mut everybody, mut earlier, mut own) = (0u64, 0u64, 0u64);
+        let interest = &state.interest;
+        for change in list {
+            let bit = 1 << events.len();
+            let mut found = |session: u64| *concerned.entry(session).or_default() |= bit;
+            let payload = match change {
+                Change::LockGranted { session, waiter } => {
+                    granted.push((*session, *waiter));
+                    continue;
+                }
+                Change::Entry { parent, name, old_inode, new_inode, first_fill } => {
+                    interest.of_name(*parent, name, *first_fill, found);
+                    let (old_inode, new_inode) = (*old_inode, *new_inode);
+                    Event::Entry(EntryChanged { parent: *parent, name: name.clone(), old_inode, new_inode })
+                }
+                Change::Inode(inode) | Change::Layout(inode) => {
+                    let whereabouts = changes.inodes.get(inode).unwrap_or(&Whereabouts::Several);
+                    if !interest.of_inode(*inode, whereabouts, found) {
+                        everybody |= bit;
+                    }
+                    match change {
+                        Change::Layout(_) => Event::LayoutChanged(*inode),
+                        _ => Event::InodeChanged(*inode),
+                    }
+                }
+                Change::Unlinked(inode) => {
+                    interest.of_inode(*inode, &Whereabouts::Nameless, &mut found);
+                    // Whoever changed something knows it, but that it must hold what it has open.
+                    if changes.origin != 0 {
+                        own |= bit;
+                        found(changes.origin);
+                    }
+                    earlier |= bit;
+                    Event::Unlinked(*inode)
+                }
+                Change::Workers(epoch) => {
+                    everybody |= bit;
+                    Event::WorkersEpoch(*epoch)
+                }
+                Change::Mounts(epoch) => {
+                    everybody |= bit;
+                    Event::MountsEpoch(*epoch)
+                }
+            };
+            state.seq += 1;
+            events.push(event(state.seq, payload));
+        }
+        if everybody | earlier != 0 {
+            for (id, session) in &state.sessions {
+                let all = if session.knows_earlier { everybody | earlier } else { everybody };
+                if all != 0 {
+                    *concerned.entry(*id).or_default() |= all;
+                }
+            }
+        }
+        self.metrics.events.inc_by(events.len() as u64);
+        // Most are concerned by the same ones.
+        let mut shared = HashMap::<u64, Arc<[WatchEvent]>>::new();
+        for (id, bits) in concerned {
+            let bits = if id == changes.origin { bits & own } else { bits };
+            if bits == 0 {
+                continue;
+            }
+            let events = shared.entry(bits).or_insert_with(|| {
+                let chosen = events.iter().enumerate().filter(|(number, _)| bits & (1 << number) != 0);
+                chosen.map(|(_, event)| event.clone()).collect()
+            });
+            self.push(state, id, &events.clone());
+        }
+    }
+
+    /// Puts events in the queue of a session. One that is too far behind is to forget everything instead.
+    fn push(&self, state: &mut State, id: u64, events: &Arc<[WatchEvent]>) {
+        let Some(session) = state.sessions.get_mut(&id) else { return };
         if session.waiting + events.len() <= QUEUE_EVENTS {
             return session.push(events);
         }
         tracing::warn!(session = id, client = session.client, "too far behind: it is to forget everything");
         let seq = events.last().map_or(session.last_queued, |event| event.seq);
+        state.interest.begin(id);
+        session.knows_earlier = true;
         session.clear();
         session.push(&self.reset_event(id, seq, self.cluster_id.lock().clone()));
         self.metrics.resets.inc();
+    }
+}
+
+#[cfg(test)]
+impl Before {
+    pub fn of(session: u64, is_recorded: bool) -> Self {
+        Self { session, is_recorded, knows_inodes: false }
     }
 }
 
@@ -487,6 +640,7 @@ impl Drop for SessionStream {
         if let Some(session) = own {
             log_session(self.id, &session.client, "the stream of a client's session ends");
             state.sessions.remove(&self.id);
+            state.interest.end(self.id);
             state.broken.insert(self.id, Instant::now());
         }
         self.hub.metrics.gauges.sessions.set(state.sessions.len() as i64);

@@ -9,7 +9,7 @@ use cavern_proto::record::{Counters, DentryRecord, InodeRecord};
 use prost::Message;
 use rocksdb::WriteBatch;
 
-use super::records::{dentry_key, inode_key};
+use super::records::{dentry_key, inode_key, is_directory, links};
 use super::tables::{COUNTERS_KEY, Tables};
 use super::{Database, Family};
 use crate::MasterError;
@@ -39,6 +39,41 @@ pub enum Change {
     },
     Workers(u64),
     Mounts(u64),
+}
+
+/// What a transaction changed, as sessions are to be notified of it.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// The session that asked for them, which knows of them by their result; 0 for none.
+    pub origin: u64,
+    pub list: Vec<Change>,
+    /// Where the inodes are that they are about, and that were deleted.
+    pub inodes: HashMap<u64, Whereabouts>,
+}
+
+/// Where an inode can be found after a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whereabouts {
+    /// Under its only name.
+    Named { parent: u64, name: Bytes, is_directory: bool },
+    /// Under one of several names.
+    Several,
+    /// It has lost its last name, or never had one.
+    Nameless,
+    /// It is no longer there.
+    Gone,
+}
+
+impl Whereabouts {
+    /// Of an inode that is there.
+    pub fn of(record: &InodeRecord) -> Self {
+        let is_directory = is_directory(record);
+        match links(record) {
+            _ if record.unlinked => Self::Nameless,
+            2.. if !is_directory => Self::Several,
+            _ => Self::Named { parent: record.parent, name: record.name.clone(), is_directory },
+        }
+    }
 }
 
 /// The changes of one log entry, not yet written.
@@ -154,9 +189,39 @@ impl<'a> Transaction<'a> {
     }
 
     /// The batch to write, counters included, and the changes to notify clients of.
-    pub fn finish(mut self) -> (WriteBatch, Vec<Change>) {
+    pub fn finish(mut self) -> Result<(WriteBatch, Changes), MasterError> {
         let counters = self.counters;
         self.put(Family::Meta, COUNTERS_KEY, &counters);
-        (self.batch, self.changes)
+        let mut inodes = HashMap::new();
+        for (inode, record) in &self.inodes {
+            if record.is_none() {
+                inodes.insert(*inode, Whereabouts::Gone);
+            }
+        }
+        for change in &self.changes {
+            let inode = match change {
+                Change::Inode(inode) | Change::Layout(inode) | Change::Unlinked(inode) => *inode,
+                Change::Entry { old_inode, new_inode, .. } => {
+                    // A name that is new is known by its change.
+                    if *new_inode != 0
+                        && let Some(Some(record)) = self.inodes.get(new_inode)
+                    {
+                        inodes.insert(*new_inode, Whereabouts::of(record));
+                    }
+                    *old_inode
+                }
+                Change::LockGranted { .. } | Change::Workers(_) | Change::Mounts(_) => continue,
+            };
+            if inode != 0
+                && let Slot::Vacant(slot) = inodes.entry(inode)
+            {
+                let record = match self.inodes.get(&inode) {
+                    Some(known) => known.clone(),
+                    None => self.tables.inode(inode)?,
+                };
+                slot.insert(record.as_ref().map_or(Whereabouts::Gone, Whereabouts::of));
+            }
+        }
+        Ok((self.batch, Changes { origin: self.origin, list: self.changes, inodes }))
     }
 }

@@ -83,7 +83,7 @@ async fn take_in(master: &TestMaster, session: &mut SessionStream) -> Vec<u64> {
 async fn changes_are_seen_at_once_and_a_retry_after_a_restart_applies_nothing_twice() {
     let master = TestMaster::new().await;
     let root = mount(&master).await.root_inode;
-    let session = master.services().watch.open("test", 0, false).unwrap();
+    let session = master.services().watch.open("test", Before::default()).unwrap();
     let id = session.id();
     let changes =
         || vec![create(root, "d", Kind::Directory), create(root, "f", Kind::File), create(root, "f", Kind::File)];
@@ -98,7 +98,7 @@ async fn changes_are_seen_at_once_and_a_retry_after_a_restart_applies_nothing_tw
     let master = master.restart().await;
     let refused = mutate(&master, id, 1, changes()).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
-    let session = master.services().watch.open("test", id, true).unwrap();
+    let session = master.services().watch.open("test", Before::of(id, true)).unwrap();
     assert_eq!(session.id(), id);
     assert_eq!(mutate(&master, id, 1, changes()).await.unwrap(), results);
     assert_eq!(names(&master, root).await, ["d", "f"]);
@@ -110,7 +110,7 @@ async fn changes_are_seen_at_once_and_a_retry_after_a_restart_applies_nothing_tw
 async fn extended_attributes_are_read_as_they_were_set() {
     let master = TestMaster::new().await;
     let root = mount(&master).await.root_inode;
-    let session = master.services().watch.open("test", 0, false).unwrap();
+    let session = master.services().watch.open("test", Before::default()).unwrap();
     let xattrs = |inode| {
         let services = master.services().clone();
         async move {
@@ -136,7 +136,7 @@ async fn extended_attributes_are_read_as_they_were_set() {
 async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
     let master = with_short_leases().await;
     let root = mount(&master).await.root_inode;
-    let mut holder = master.services().watch.open("holder", 0, false).unwrap();
+    let mut holder = master.services().watch.open("holder", Before::default()).unwrap();
     let id = holder.id();
     let created = mutate(&master, id, 1, vec![create(root, "a", Kind::File), create(root, "b", Kind::File)]).await;
     let inodes: Vec<u64> = created.unwrap().iter().map(|result| result.inode).collect();
@@ -177,7 +177,7 @@ async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
 async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of_the_removal() {
     let master = TestMaster::new().await;
     let root = mount(&master).await.root_inode;
-    let mut session = master.services().watch.open("reader", 0, false).unwrap();
+    let mut session = master.services().watch.open("reader", Before::default()).unwrap();
     let id = session.id();
     while !master.services().watch.has_settled() {
         take_in(&master, &mut session).await;

@@ -241,7 +241,7 @@ fn frames_with_absurd_values_are_refused_one_by_one() {
     let mut master = Master::of(&cluster);
     let key = tree.keys().next().unwrap();
     let path = format!("/data/{key}");
-    let entry = master.runtime.block_on(master.namespace.resolve(ResolveRequest { path })).unwrap().into_inner();
+    let entry = master.runtime.block_on(master.namespace.resolve(ResolveRequest { path, session: 0 })).unwrap().into_inner();
     let status = master.runtime.block_on(master.cluster.status(StatusRequest {})).unwrap().into_inner();
     let (watched, reader) = (Watched::start(&cluster), Reader::start(&cluster, "data", &tree));
     let worker = &cluster.at_start.workers[0];
@@ -289,23 +289,23 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
         ("a NUL", b"a\0b".to_vec()),
     ];
     for (what, name) in names {
-        let request = LookupRequest { parent: 1, name: name.clone().into() };
+        let request = LookupRequest { parent: 1, name: name.clone().into(), session: 0 };
         master.refused(what, async { namespace().lookup(request).await });
-        let request = RevalidateRequest { parent: 1, name: name.into(), written: false };
+        let request = RevalidateRequest { parent: 1, name: name.into(), ..RevalidateRequest::default() };
         master.refused(what, async { namespace().revalidate(request).await });
     }
     for inode in [0, 1 << 40, u64::MAX] {
         let name = bytes::Bytes::from_static(b"n");
-        let request = LookupRequest { parent: inode, name };
+        let request = LookupRequest { parent: inode, name, session: 0 };
         master.refused("an unknown parent", async { namespace().lookup(request).await });
-        master.refused("an unknown inode", async { namespace().get_inode(GetInodeRequest { inode }).await });
+        master.refused("an unknown inode", async { namespace().get_inode(GetInodeRequest { inode, session: 0 }).await });
         let request = ReadDirRequest { inode, after_name: vec![0xff; 1000].into(), limit: u64::MAX, session: 0 };
         master.refused("an unknown directory", async { namespace().read_dir(request).await });
     }
     let paths = [String::new(), "relative".to_owned(), "/a/../b".to_owned(), "/a".repeat(1100), "/x".repeat(500_000)];
     for path in paths {
         let what = format!("the path {path:.20}");
-        let request = ResolveRequest { path: path.clone() };
+        let request = ResolveRequest { path: path.clone(), session: 0 };
         master.refused(&what, async { namespace().resolve(request).await });
         let request = UnmountRequest { path: path.clone(), discard: true };
         master.refused(&what, async { calls().unmount(request).await });

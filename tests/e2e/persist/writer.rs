@@ -83,7 +83,7 @@ impl Writer {
 
     #[track_caller]
     pub fn inode(&mut self, path: &str) -> u64 {
-        let request = ResolveRequest { path: path.to_owned() };
+        let request = ResolveRequest { path: path.to_owned(), session: 0 };
         self.runtime.block_on(self.namespace.resolve(request)).unwrap().into_inner().attr.unwrap().inode
     }
 
@@ -107,7 +107,7 @@ impl Writer {
 
     #[track_caller]
     fn fill(&mut self, inode: u64, content: &[u8]) {
-        let request = GetLayoutRequest { inode };
+        let request = GetLayoutRequest { inode, session: 0 };
         let layout = self.runtime.block_on(self.namespace.get_layout(request)).unwrap().into_inner();
         let generation = layout.attr.unwrap().generation;
         let mut made = Vec::new();

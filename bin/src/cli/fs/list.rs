@@ -176,7 +176,7 @@ pub fn join(directory: &str, name: &[u8]) -> String {
 }
 
 pub async fn resolve(connection: &mut Stubs, path: &str) -> Result<Entry, CliError> {
-    Ok(connection.namespace.resolve(ResolveRequest { path: path.to_owned() }).await?.into_inner())
+    Ok(connection.namespace.resolve(ResolveRequest { path: path.to_owned(), session: 0 }).await?.into_inner())
 }
 
 impl LsArgs {

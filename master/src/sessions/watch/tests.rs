@@ -13,6 +13,20 @@ fn entry(parent: u64, first_fill: bool) -> Change {
     Change::Entry { parent, name: Bytes::from_static(b"n"), old_inode: 0, new_inode: 9, first_fill }
 }
 
+fn changes(list: Vec<Change>, origin: u64) -> Changes {
+    Changes { origin, list, ..Changes::default() }
+}
+
+/// Of inodes that each have one name, their number, below another.
+fn named(list: Vec<Change>, inodes: &[u64], parent: u64) -> Changes {
+    let place = |inode: &u64| (*inode, Whereabouts::Named { parent, name: inode.to_string().into(), is_directory: false });
+    Changes { inodes: inodes.iter().map(place).collect(), ..changes(list, 0) }
+}
+
+async fn kinds(session: &mut SessionStream) -> Vec<Event> {
+    next(session).await.into_iter().map(|event| event.event.unwrap()).collect()
+}
+
 async fn next(session: &mut SessionStream) -> Vec<WatchEvent> {
     session.next().await.unwrap().iter().flat_map(|events| events.iter().cloned()).collect()
 }
@@ -20,13 +34,13 @@ async fn next(session: &mut SessionStream) -> Vec<WatchEvent> {
 #[tokio::test]
 async fn a_session_begins_with_a_reset_and_sees_changes_in_order() {
     let hub = hub(Duration::from_secs(5));
-    let mut session = hub.open("test", 0, false).unwrap();
+    let mut session = hub.open("test", Before::default()).unwrap();
     let first = next(&mut session).await;
     assert!(matches!(&first[0].event, Some(Event::Reset(reset))
             if reset.session == session.id() && reset.cluster_id == "c"));
-    hub.mark_seen(7);
-    hub.changed(vec![entry(7, false), Change::Workers(2), entry(8, false)], 0);
-    hub.changed(vec![Change::Inode(5)], 0);
+    hub.see_directory(session.id(), 7);
+    hub.changed(changes(vec![entry(7, false), Change::Workers(2), entry(8, false)], 0));
+    hub.changed(changes(vec![Change::Inode(5)], 0));
     let events = next(&mut session).await;
     let kinds: Vec<_> = events.iter().map(|event| event.event.clone().unwrap()).collect();
     assert!(matches!(kinds[..], [Event::Entry(_), Event::WorkersEpoch(2), Event::InodeChanged(5)]), "{kinds:?}");
@@ -37,22 +51,22 @@ async fn a_session_begins_with_a_reset_and_sees_changes_in_order() {
 #[tokio::test]
 async fn the_first_fill_is_told_only_where_an_absence_was() {
     let hub = hub(Duration::from_secs(5));
-    let mut session = hub.open("test", 0, false).unwrap();
+    let mut session = hub.open("test", Before::default()).unwrap();
     next(&mut session).await;
-    hub.mark_seen(7);
-    hub.changed(vec![entry(7, true)], 0);
-    hub.mark_absence_seen(7);
-    hub.changed(vec![entry(7, true)], 0);
+    hub.see_directory(session.id(), 7);
+    hub.changed(changes(vec![entry(7, true)], 0));
+    hub.see_name(session.id(), 7, b"n");
+    hub.changed(changes(vec![entry(7, true)], 0));
     assert_eq!(next(&mut session).await.len(), 1);
 }
 
 #[tokio::test]
 async fn a_session_that_falls_behind_is_reset() {
     let hub = hub(Duration::from_secs(5));
-    let mut session = hub.open("test", 0, false).unwrap();
+    let mut session = hub.open("test", Before::default()).unwrap();
     next(&mut session).await;
     for _ in 0..=QUEUE_EVENTS / 1000 {
-        hub.changed((0..1000).map(Change::Inode).collect(), 0);
+        hub.changed(changes((0..1000).map(Change::Inode).collect(), 0));
     }
     let events = next(&mut session).await;
     assert!(matches!(events[0].event, Some(Event::Reset(_))), "{:?}", events[0]);
@@ -63,10 +77,10 @@ async fn a_session_that_falls_behind_is_reset() {
 #[tokio::test]
 async fn a_session_is_not_told_of_its_own_changes_and_nobody_waits_for_it_to_take_them() {
     let hub = hub(Duration::from_secs(60));
-    let (mut one, mut other) = (hub.open("one", 0, false).unwrap(), hub.open("other", 0, false).unwrap());
+    let (mut one, mut other) = (hub.open("one", Before::default()).unwrap(), hub.open("other", Before::default()).unwrap());
     let begun = [next(&mut one).await, next(&mut other).await];
     hub.acknowledge(one.id(), begun[0][0].seq);
-    hub.changed(vec![Change::Inode(1)], one.id());
+    hub.changed(changes(vec![Change::Inode(1)], one.id()));
     let seq = hub.seq();
     assert_eq!(
         [hub.last_queued_seq(one.id()), hub.last_queued_seq(other.id()), hub.last_queued_seq(99)],
@@ -76,29 +90,29 @@ async fn a_session_is_not_told_of_its_own_changes_and_nobody_waits_for_it_to_tak
     assert_eq!(received[0].event, Some(Event::InodeChanged(1)));
     hub.acknowledge(other.id(), received[0].seq);
     tokio::time::timeout(Duration::from_secs(10), hub.wait_acknowledged(seq)).await.unwrap();
-    hub.changed(vec![Change::Inode(2)], other.id());
+    hub.changed(changes(vec![Change::Inode(2)], other.id()));
     assert_eq!(next(&mut one).await[0].event, Some(Event::InodeChanged(2)));
 }
 
 #[tokio::test]
 async fn a_broken_session_goes_on_within_its_lease_and_no_longer() {
     let hub = hub(Duration::from_millis(300));
-    let first = hub.open("a", 0, false).unwrap();
+    let first = hub.open("a", Before::default()).unwrap();
     let id = first.id();
     // Before the broken stream was noticed, and after.
-    let mut second = hub.open("a", id, false).unwrap();
+    let mut second = hub.open("a", Before::of(id, false)).unwrap();
     assert_eq!(second.id(), id);
     drop(first);
     assert!(hub.is_live(id) && matches!(next(&mut second).await[0].event, Some(Event::Reset(_))));
     drop(second);
     assert!(!hub.is_live(id) && !hub.is_over(id));
-    let third = hub.open("a", id, false).unwrap();
+    let third = hub.open("a", Before::of(id, false)).unwrap();
     assert_eq!(third.id(), id);
     drop(third);
     while !hub.is_over(id) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_ne!(hub.open("a", id, true).unwrap().id(), id);
+    assert_ne!(hub.open("a", Before::of(id, true)).unwrap().id(), id);
 }
 
 #[tokio::test]
@@ -107,7 +121,7 @@ async fn a_session_that_ends_in_order_is_over_at_once() {
     while !hub.has_settled() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let (ended, broken) = (hub.open("a", 0, false).unwrap(), hub.open("b", 0, false).unwrap());
+    let (ended, broken) = (hub.open("a", Before::default()).unwrap(), hub.open("b", Before::default()).unwrap());
     hub.end(ended.id());
     assert!(hub.is_over(ended.id()) && hub.has_settled());
     drop(ended);
@@ -120,45 +134,96 @@ async fn a_session_that_ends_in_order_is_over_at_once() {
 #[tokio::test]
 async fn sessions_of_before_a_restart_go_on_when_they_are_recorded() {
     let hub = hub(Duration::from_secs(60));
-    assert_eq!(hub.open("a", 7, true).unwrap().id(), 7);
-    assert_ne!(hub.open("b", 8, false).unwrap().id(), 8);
+    assert_eq!(hub.open("a", Before::of(7, true)).unwrap().id(), 7);
+    assert_ne!(hub.open("b", Before::of(8, false)).unwrap().id(), 8);
 }
 
 #[tokio::test]
-async fn the_loss_of_a_last_name_is_told_to_everybody() {
+async fn sessions_are_notified_of_what_they_asked_about() {
     let hub = hub(Duration::from_secs(60));
-    let mut session = hub.open("a", 0, false).unwrap();
+    let [mut one, mut other] = ["one", "other"].map(|client| hub.open(client, Before::default()).unwrap());
+    next(&mut one).await;
+    next(&mut other).await;
+    hub.see_name(one.id(), 7, b"5");
+    hub.see_inodes(other.id(), [6]);
+    hub.changed(named(vec![Change::Inode(5), Change::Inode(6), Change::Inode(8)], &[5, 6, 8], 7));
+    hub.changed(changes(vec![Change::Mounts(2)], 0));
+    let (of_one, of_other) = (kinds(&mut one).await, kinds(&mut other).await);
+    assert_eq!(of_one, [Event::InodeChanged(5), Event::MountsEpoch(2)]);
+    assert_eq!(of_other, [Event::InodeChanged(6), Event::MountsEpoch(2)]);
+}
+
+#[tokio::test]
+async fn who_knows_an_inode_knows_it_under_another_name_too() {
+    let hub = hub(Duration::from_secs(60));
+    let mut session = hub.open("a", Before::default()).unwrap();
     next(&mut session).await;
-    hub.changed(vec![Change::Inode(1), Change::Unlinked(2)], session.id());
-    let events = next(&mut session).await;
-    assert_eq!(events.iter().map(|event| event.event.clone().unwrap()).collect::<Vec<_>>(), [Event::Unlinked(2)]);
+    hub.see_name(session.id(), 7, b"n");
+    let left = Change::Entry { parent: 7, name: "n".into(), old_inode: 5, new_inode: 0, first_fill: false };
+    hub.changed(named(vec![left], &[5], 8));
+    hub.changed(named(vec![Change::Inode(5)], &[5], 8));
+    hub.changed(Changes { inodes: [(5, Whereabouts::Nameless)].into(), ..changes(vec![Change::Unlinked(5)], 0) });
+    hub.changed(Changes { inodes: [(5, Whereabouts::Nameless)].into(), ..changes(vec![Change::Inode(5)], 0) });
+    let kinds = kinds(&mut session).await;
+    let left = Event::Entry(EntryChanged { parent: 7, name: "n".into(), old_inode: 5, new_inode: 0 });
+    assert_eq!(kinds, [left, Event::InodeChanged(5), Event::Unlinked(5), Event::InodeChanged(5)]);
+}
+
+#[tokio::test]
+async fn who_changes_something_knows_it_from_then_on() {
+    let hub = hub(Duration::from_secs(60));
+    let mut session = hub.open("a", Before::default()).unwrap();
+    next(&mut session).await;
+    let directory = Whereabouts::Named { parent: 7, name: "n".into(), is_directory: true };
+    let made = changes(vec![entry(7, false), Change::Inode(9)], session.id());
+    hub.changed(Changes { inodes: [(9, directory)].into(), ..made });
+    hub.changed(changes(vec![entry(9, false), entry(7, false)], 0));
+    let entry = |parent| Event::Entry(EntryChanged { parent, name: "n".into(), old_inode: 0, new_inode: 9 });
+    assert_eq!(kinds(&mut session).await, [entry(9), entry(7)]);
+}
+
+#[tokio::test]
+async fn the_loss_of_a_last_name_is_told_to_those_who_may_have_it_open() {
+    let hub = hub(Duration::from_secs(60));
+    let mut own = hub.open("own", Before::default()).unwrap();
+    let earlier = Before { knows_inodes: true, ..Before::default() };
+    let (mut earlier, mut strange) = (hub.open("a", earlier).unwrap(), hub.open("b", Before::default()).unwrap());
+    for session in [&mut own, &mut earlier, &mut strange] {
+        next(session).await;
+    }
+    let lost = Changes { inodes: [(2, Whereabouts::Nameless)].into(), ..changes(vec![Change::Unlinked(2)], own.id()) };
+    hub.changed(lost);
+    hub.changed(changes(vec![Change::Workers(3)], 0));
+    assert_eq!(kinds(&mut own).await, [Event::Unlinked(2), Event::WorkersEpoch(3)]);
+    assert_eq!(kinds(&mut earlier).await, [Event::Unlinked(2), Event::WorkersEpoch(3)]);
+    assert_eq!(kinds(&mut strange).await, [Event::WorkersEpoch(3)]);
 }
 
 #[tokio::test]
 async fn a_lock_is_granted_to_its_session_alone() {
     let hub = hub(Duration::from_secs(60));
-    let (mut one, mut other) = (hub.open("one", 0, false).unwrap(), hub.open("other", 0, false).unwrap());
+    let (mut one, mut other) = (hub.open("one", Before::default()).unwrap(), hub.open("other", Before::default()).unwrap());
     next(&mut one).await;
     next(&mut other).await;
     let granted = Change::LockGranted { session: one.id(), waiter: 5 };
-    hub.changed(vec![granted.clone(), Change::Inode(1)], other.id());
+    hub.changed(changes(vec![granted.clone(), Change::Inode(1)], other.id()));
     let events = next(&mut one).await;
     let kinds: Vec<_> = events.iter().map(|event| event.event.clone().unwrap()).collect();
     assert_eq!(kinds, [Event::InodeChanged(1), Event::LockGranted(5)]);
     assert!(events[0].seq < events[1].seq);
     // Who freed it may have waited itself; and nobody else is there to be waited for.
-    hub.changed(vec![granted], one.id());
+    hub.changed(changes(vec![granted], one.id()));
     assert_eq!(next(&mut one).await[0].event, Some(Event::LockGranted(5)));
     hub.acknowledge(one.id(), hub.seq());
-    hub.changed(vec![Change::Workers(2)], 0);
+    hub.changed(changes(vec![Change::Workers(2)], 0));
     assert_eq!(next(&mut other).await[0].event, Some(Event::WorkersEpoch(2)));
 }
 
 #[tokio::test]
 async fn acknowledgements_are_waited_for_and_the_lapsed_are_not() {
     let hub = hub(Duration::from_millis(300));
-    let session = hub.open("lively", 0, false).unwrap();
-    hub.changed(vec![Change::Inode(1)], 0);
+    let session = hub.open("lively", Before::default()).unwrap();
+    hub.changed(changes(vec![Change::Inode(1)], 0));
     let seq = hub.seq();
     let waiting = tokio::spawn({
         let hub = hub.clone();
@@ -167,8 +232,8 @@ async fn acknowledgements_are_waited_for_and_the_lapsed_are_not() {
     hub.acknowledge(session.id(), seq);
     tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap();
 
-    let mut silent = hub.open("silent", 0, false).unwrap();
-    hub.changed(vec![Change::Inode(2)], 0);
+    let mut silent = hub.open("silent", Before::default()).unwrap();
+    hub.changed(changes(vec![Change::Inode(2)], 0));
     tokio::time::timeout(Duration::from_secs(10), hub.wait_acknowledged(hub.seq())).await.unwrap();
     let ended = async {
         while silent.next().await.is_some() {
@@ -183,22 +248,22 @@ async fn acknowledgements_are_waited_for_and_the_lapsed_are_not() {
 async fn who_comes_to_a_place_ends_only_the_session_of_a_dead_one() {
     let hub = hub(Duration::from_secs(60));
     let place = async |session: &SessionStream| hub.supersede_client("here", session.id()).await;
-    let first = hub.open("a", 0, false).unwrap();
+    let first = hub.open("a", Before::default()).unwrap();
     let id = first.id();
     assert_eq!(place(&first).await, None);
     // Its stream breaks, and it comes back.
     drop(first);
-    let first = hub.open("a", id, true).unwrap();
+    let first = hub.open("a", Before::of(id, true)).unwrap();
     assert_eq!((first.id(), place(&first).await), (id, None));
     // Somebody else claims to be there, too.
-    let other = hub.open("a", 0, false).unwrap();
+    let other = hub.open("a", Before::default()).unwrap();
     assert_eq!((place(&other).await, hub.is_over(id)), (None, false));
     // A client dies, which shows a moment after its successor has begun.
     let dead = other.id();
-    let successor = hub.open("a", 0, false).unwrap();
+    let successor = hub.open("a", Before::default()).unwrap();
     let (over, ()) = tokio::join!(place(&successor), async { drop(other) });
     assert_eq!(over, Some(dead));
-    assert_ne!(hub.open("a", dead, false).unwrap().id(), dead, "it cannot come back");
+    assert_ne!(hub.open("a", Before::of(dead, false)).unwrap().id(), dead, "it cannot come back");
     assert_eq!(hub.supersede_client("elsewhere", first.id()).await, None);
     hub.tick();
     assert_eq!(hub.state.lock().places.len(), 2);

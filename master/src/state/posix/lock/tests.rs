@@ -149,9 +149,9 @@ impl Fixture {
     fn run(&self, command: Kind) -> (Outcome, Vec<(u64, u64)>) {
         let mut transaction = Transaction::new(&self.database).unwrap();
         let outcome = apply(&mut transaction, Command { command: Some(command) }).unwrap();
-        let (batch, changes) = transaction.finish();
+        let (batch, changes) = transaction.finish().unwrap();
         self.database.write(batch).unwrap();
-        let granted = changes.into_iter().filter_map(|change| match change {
+        let granted = changes.list.into_iter().filter_map(|change| match change {
             Change::LockGranted { session, waiter } => Some((session, waiter)),
             _ => None,
         });

@@ -1,0 +1,401 @@
+//! What each session can have seen of the namespace: of changes that do not concern it it is not notified.
+//!
+//! A session has seen the names that it asked about, whether they were there or not, directories that it listed, and
+//! what it changed itself. Beside a name it knows the attributes of the inode that it leads to; when an inode goes
+//! elsewhere, whoever knew it keeps an eye on the inode itself, which may be open. Nothing is taken back before the
+//! session's stream begins anew, with an empty cache: a client does not report what it forgets.
+//!
+//! Few sessions know most places, and most changes concern nobody. So it is kept by place: a change costs a look or
+//! two, however many sessions there are.
+
+use std::collections::hash_map::Entry as Slot;
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+
+use crate::state::Whereabouts;
+
+/// Names of a directory that are remembered one by one for a session; whoever knows more of them counts as knowing all.
+const NAMES_MAX: usize = 64;
+/// Directories, names and inodes remembered for a session; whoever knows more is notified of everything.
+pub(super) const PLACES_MAX: usize = 65_536;
+
+/// Ids of sessions in order. Few in most places, and then without any allocation but one.
+#[derive(Debug, Default)]
+pub(super) struct SessionSet(Vec<u64>);
+
+impl SessionSet {
+    fn add(&mut self, session: u64) -> bool {
+        self.0.binary_search(&session).map_err(|at| self.0.insert(at, session)).is_err()
+    }
+
+    fn remove(&mut self, session: u64) {
+        if let Ok(at) = self.0.binary_search(&session) {
+            self.0.remove(at);
+        }
+    }
+
+    fn has(&self, session: u64) -> bool {
+        self.0.binary_search(&session).is_ok()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Names are told apart by their hashes: two of one hash cost a notification too many.
+fn hash_of(name: &[u8]) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(name)
+}
+
+/// Who knows what, of all sessions.
+#[derive(Debug, Default)]
+pub(super) struct Interest {
+    directories: HashMap<u64, Directory>,
+    inodes: HashMap<u64, SessionSet>,
+    everything: SessionSet,
+    sessions: HashMap<u64, Known>,
+}
+
+/// Who knows what of a directory's names.
+#[derive(Debug, Default)]
+struct Directory {
+    /// Have seen that whatever is not there is not.
+    whole: SessionSet,
+    /// Have asked about so many names that they are not told apart.
+    many: SessionSet,
+    names: HashMap<u64, SessionSet>,
+}
+
+impl Directory {
+    fn is_unknown(&self) -> bool {
+        self.whole.is_empty() && self.many.is_empty() && self.names.is_empty()
+    }
+}
+
+/// The places where a session is entered.
+#[derive(Debug, Default)]
+struct Known {
+    directories: HashMap<u64, Names>,
+    inodes: HashSet<u64>,
+    places: usize,
+}
+
+#[derive(Debug, Default)]
+struct Names {
+    whole: bool,
+    many: bool,
+    /// Hashes.
+    few: Vec<u64>,
+}
+
+impl Interest {
+    /// A session begins, and knows nothing yet.
+    pub(super) fn begin(&mut self, session: u64) {
+        self.end(session);
+        self.sessions.insert(session, Known::default());
+    }
+
+    pub(super) fn end(&mut self, session: u64) {
+        self.everything.remove(session);
+        if let Some(known) = self.sessions.remove(&session) {
+            self.forget(session, known);
+        }
+    }
+
+    /// A session is about to be answered what a name leads to, or that it leads nowhere.
+    pub(super) fn see_name(&mut self, session: u64, directory: u64, name: &[u8]) {
+        self.see(session, |interest, known| {
+            let names = known.directories.entry(directory).or_insert_with(|| {
+                known.places += 1;
+                Names::default()
+            });
+            let hash = hash_of(name);
+            if names.many || names.few.contains(&hash) {
+                return;
+            }
+            let watched = interest.directories.entry(directory).or_default();
+            if names.few.len() == NAMES_MAX {
+                names.many = true;
+                watched.many.add(session);
+                known.places -= names.few.len();
+                for hash in names.few.drain(..) {
+                    watched.forget_name(session, hash);
+                }
+                return;
+            }
+            names.few.push(hash);
+            watched.names.entry(hash).or_default().add(session);
+            known.places += 1;
+        });
+    }
+
+    /// A session is about to be answered what is in a directory.
+    pub(super) fn see_directory(&mut self, session: u64, directory: u64) {
+        self.see(session, |interest, known| {
+            let names = known.directories.entry(directory).or_insert_with(|| {
+                known.places += 1;
+                Names::default()
+            });
+            if !names.whole {
+                names.whole = true;
+                interest.directories.entry(directory).or_default().whole.add(session);
+            }
+        });
+    }
+
+    /// A session knows an inode, whatever its name is or will be.
+    pub(super) fn see_inode(&mut self, session: u64, inode: u64) {
+        self.see(session, |interest, known| {
+            if known.inodes.insert(inode) {
+                interest.inodes.entry(inode).or_default().add(session);
+                known.places += 1;
+            }
+        });
+    }
+
+    fn see(&mut self, session: u64, enter: impl FnOnce(&mut Self, &mut Known)) {
+        let Some(mut known) = self.sessions.remove(&session) else { return };
+        if !self.everything.has(session) {
+            enter(self, &mut known);
+            if known.places > PLACES_MAX {
+                self.forget(session, std::mem::take(&mut known));
+                self.everything.add(session);
+            }
+        }
+        self.sessions.insert(session, known);
+    }
+
+    fn forget(&mut self, session: u64, known: Known) {
+        for (directory, names) in known.directories {
+            let Slot::Occupied(mut slot) = self.directories.entry(directory) else { continue };
+            let watched = slot.get_mut();
+            watched.whole.remove(session);
+            watched.many.remove(session);
+            names.few.into_iter().for_each(|hash| watched.forget_name(session, hash));
+            if watched.is_unknown() {
+                slot.remove();
+            }
+        }
+        for inode in known.inodes {
+            let Slot::Occupied(mut slot) = self.inodes.entry(inode) else { continue };
+            slot.get_mut().remove(session);
+            if slot.get().is_empty() {
+                slot.remove();
+            }
+        }
+    }
+
+    /// An inode is no longer there, and nothing will be changed about it.
+    pub(super) fn inode_gone(&mut self, inode: u64) {
+        for session in self.inodes.remove(&inode).unwrap_or_default().0 {
+            if let Some(known) = self.sessions.get_mut(&session) {
+                known.places -= usize::from(known.inodes.remove(&inode));
+            }
+        }
+    }
+
+    /// Calls `found` for every session that can have seen what a name led to. With `first_fill` the directory was never
+    /// listed whole: nobody has seen it. A session may be found more than once.
+    pub(super) fn of_name(&self, directory: u64, name: &[u8], first_fill: bool, mut found: impl FnMut(u64)) {
+        self.everything.0.iter().for_each(|session| found(*session));
+        let Some(watched) = self.directories.get(&directory) else { return };
+        if !first_fill {
+            watched.whole.0.iter().for_each(|session| found(*session));
+        }
+        watched.many.0.iter().for_each(|session| found(*session));
+        if !watched.names.is_empty()
+            && let Some(sessions) = watched.names.get(&hash_of(name))
+        {
+            sessions.0.iter().for_each(|session| found(*session));
+        }
+    }
+
+    /// The same of an inode, which is there now; false when any session may know it.
+    pub(super) fn of_inode(&self, inode: u64, whereabouts: &Whereabouts, mut found: impl FnMut(u64)) -> bool {
+        match whereabouts {
+            Whereabouts::Named { parent, name, .. } => self.of_name(*parent, name, false, &mut found),
+            Whereabouts::Several => return false,
+            Whereabouts::Nameless | Whereabouts::Gone => self.everything.0.iter().for_each(|session| found(*session)),
+        }
+        if let Some(sessions) = self.inodes.get(&inode) {
+            sessions.0.iter().for_each(|session| found(*session));
+        }
+        true
+    }
+}
+
+impl Directory {
+    fn forget_name(&mut self, session: u64, hash: u64) {
+        if let Slot::Occupied(mut slot) = self.names.entry(hash) {
+            slot.get_mut().remove(session);
+            if slot.get().is_empty() {
+                slot.remove();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn of_name(interest: &Interest, directory: u64, name: &str, first_fill: bool) -> Vec<u64> {
+        let mut found = BTreeSet::new();
+        interest.of_name(directory, name.as_bytes(), first_fill, |session| drop(found.insert(session)));
+        found.into_iter().collect()
+    }
+
+    fn of_inode(interest: &Interest, inode: u64, whereabouts: &Whereabouts) -> Option<Vec<u64>> {
+        let mut found = BTreeSet::new();
+        let known = interest.of_inode(inode, whereabouts, |session| drop(found.insert(session)));
+        known.then(|| found.into_iter().collect())
+    }
+
+    fn named(parent: u64, name: &'static str) -> Whereabouts {
+        Whereabouts::Named { parent, name: Bytes::from_static(name.as_bytes()), is_directory: false }
+    }
+
+    fn with_sessions(sessions: &[u64]) -> Interest {
+        let mut interest = Interest::default();
+        sessions.iter().for_each(|session| interest.begin(*session));
+        interest
+    }
+
+    #[test]
+    fn who_asked_about_a_name_or_listed_its_directory_is_concerned() {
+        let mut interest = with_sessions(&[1, 2, 3]);
+        interest.see_name(1, 10, b"a");
+        interest.see_directory(2, 10);
+        interest.see_name(9, 10, b"a");
+        assert_eq!(of_name(&interest, 10, "a", false), [1, 2], "9 is no session");
+        assert_eq!((of_name(&interest, 10, "b", false), of_name(&interest, 11, "a", false)), (vec![2], vec![]));
+        assert_eq!(of_name(&interest, 10, "a", true), [1], "nobody has seen a directory that is being filled");
+        interest.end(2);
+        assert_eq!(of_name(&interest, 10, "a", false), [1]);
+        interest.begin(1);
+        assert_eq!(of_name(&interest, 10, "a", false), Vec::<u64>::new());
+        assert!(interest.directories.is_empty());
+    }
+
+    #[test]
+    fn inodes_are_known_by_their_name_or_themselves() {
+        let mut interest = with_sessions(&[1, 2, 3]);
+        interest.see_name(1, 10, b"a");
+        interest.see_inode(2, 5);
+        assert_eq!(of_inode(&interest, 5, &named(10, "a")), Some(vec![1, 2]));
+        assert_eq!(of_inode(&interest, 5, &named(10, "b")), Some(vec![2]));
+        assert_eq!(of_inode(&interest, 5, &Whereabouts::Nameless), Some(vec![2]));
+        assert_eq!(of_inode(&interest, 5, &Whereabouts::Several), None);
+        interest.inode_gone(5);
+        assert_eq!(of_inode(&interest, 5, &Whereabouts::Gone), Some(vec![]));
+        assert_eq!((interest.inodes.len(), interest.sessions[&2].places), (0, 0));
+    }
+
+    #[test]
+    fn many_names_of_a_directory_count_as_all() {
+        let mut interest = with_sessions(&[1]);
+        let see = |interest: &mut Interest, number: usize| interest.see_name(1, 10, number.to_string().as_bytes());
+        (0..NAMES_MAX).for_each(|number| see(&mut interest, number));
+        assert_eq!(of_name(&interest, 10, "x", false), Vec::<u64>::new());
+        see(&mut interest, NAMES_MAX);
+        assert_eq!((of_name(&interest, 10, "x", false), of_name(&interest, 10, "x", true)), (vec![1], vec![1]));
+        assert_eq!((interest.sessions[&1].places, interest.directories[&10].names.len()), (1, 0));
+        interest.end(1);
+        assert!(interest.directories.is_empty());
+    }
+
+    #[test]
+    fn who_knows_too_much_is_concerned_by_everything_until_it_begins_anew() {
+        let mut interest = with_sessions(&[1, 2]);
+        (0..=PLACES_MAX as u64).for_each(|inode| interest.see_inode(1, inode));
+        assert_eq!(of_name(&interest, 77, "x", true), [1]);
+        assert_eq!(of_inode(&interest, 1 << 40, &named(3, "y")), Some(vec![1]));
+        assert!(interest.inodes.is_empty());
+        interest.begin(1);
+        assert_eq!(of_name(&interest, 77, "x", false), Vec::<u64>::new());
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Begin(u64),
+        End(u64),
+        Name(u64, u64, u8),
+        Directory(u64, u64),
+        Inode(u64, u64),
+        Gone(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let session = || 0u64..4;
+        prop_oneof![
+            1 => session().prop_map(Step::Begin),
+            1 => session().prop_map(Step::End),
+            20 => (session(), 0u64..3, 0u8..120).prop_map(|(session, directory, name)| Step::Name(session, directory, name)),
+            3 => (session(), 0u64..3).prop_map(|(session, directory)| Step::Directory(session, directory)),
+            5 => (session(), 0u64..6).prop_map(|(session, inode)| Step::Inode(session, inode)),
+            2 => (0u64..6).prop_map(Step::Gone),
+        ]
+    }
+
+    proptest! {
+        /// Nobody who has seen something is missed, and of the ended nothing stays.
+        #[test]
+        fn whoever_has_seen_something_is_found(steps in prop::collection::vec(step(), 0..600)) {
+            let mut interest = Interest::default();
+            let mut seen: HashMap<u64, (HashSet<(u64, u8)>, HashSet<u64>, HashSet<u64>)> = HashMap::new();
+            for step in steps {
+                match step {
+                    Step::Begin(session) => {
+                        interest.begin(session);
+                        seen.insert(session, Default::default());
+                    }
+                    Step::End(session) => {
+                        interest.end(session);
+                        seen.remove(&session);
+                    }
+                    Step::Name(session, directory, name) => {
+                        interest.see_name(session, directory, &[name]);
+                        seen.get_mut(&session).map(|(names, _, _)| names.insert((directory, name)));
+                    }
+                    Step::Directory(session, directory) => {
+                        interest.see_directory(session, directory);
+                        seen.get_mut(&session).map(|(_, directories, _)| directories.insert(directory));
+                    }
+                    Step::Inode(session, inode) => {
+                        interest.see_inode(session, inode);
+                        seen.get_mut(&session).map(|(_, _, inodes)| inodes.insert(inode));
+                    }
+                    Step::Gone(inode) => {
+                        interest.inode_gone(inode);
+                        seen.values_mut().for_each(|(_, _, inodes)| drop(inodes.remove(&inode)));
+                    }
+                }
+            }
+            for (session, (names, directories, inodes)) in &seen {
+                for (directory, name) in names {
+                    let mut found = false;
+                    interest.of_name(*directory, &[*name], true, |other| found |= other == *session);
+                    prop_assert!(found, "{session} knows {name} of {directory}");
+                }
+                for directory in directories {
+                    let mut found = false;
+                    interest.of_name(*directory, b"any", false, |other| found |= other == *session);
+                    prop_assert!(found, "{session} knows all of {directory}");
+                }
+                for inode in inodes {
+                    let known = of_inode(&interest, *inode, &Whereabouts::Nameless).unwrap();
+                    prop_assert!(known.contains(session), "{session} knows inode {inode}");
+                }
+            }
+            let sessions: Vec<u64> = seen.keys().copied().collect();
+            sessions.into_iter().for_each(|session| interest.end(session));
+            prop_assert!(interest.directories.is_empty() && interest.inodes.is_empty() && interest.sessions.is_empty());
+        }
+    }
+}

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Measures what a master's metadata operations cost, without a kernel and without a client's cache.
+
+Needs root and the release build of `cv` and `metaload`:
+
+    tests/bench_metadata.py --dir /data/bench                        # 1 and 3 masters; 1, 40 and 400 clients
+    tests/bench_metadata.py --dir /data/bench --masters 1 --tasks 40 --watchers 1000
+
+Starts a cluster of its own for each number of masters. Every figure stands beside that of an empty gRPC service with
+as many clients, measured just before. Changes are synced before they are answered. With `--watchers` the same is
+measured a second time with so many sessions besides, which have listed the directory above.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from bench import TARGET, run
+from bench_masters import Group
+
+METALOAD = TARGET / "metaload"
+
+
+def measure(*arguments):
+    return json.loads(run(METALOAD, *arguments))
+
+
+class Echo:
+    """An empty gRPC service in a process of its own."""
+
+    def __enter__(self):
+        self.process = subprocess.Popen([METALOAD, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.address = self.process.stdout.readline().strip()
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def table(title, rows):
+    print(f"\n**{title}**\n\n| what | per second | p50, ms | p99, ms | of echo |\n|---|---:|---:|---:|---:|", flush=True)
+    echo = rows["echo"]["per_second"]
+    for name, row in rows.items():
+        share = f"{row['per_second'] / echo:.2f}"
+        print(f"| {name} | {row['per_second']:,.0f} | {row['p50_ms']:.2f} | {row['p99_ms']:.2f} | {share} |", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--masters", type=int, action="append", choices=[1, 3, 5])
+    parser.add_argument("--tasks", type=int, action="append")
+    parser.add_argument("--seconds", type=int, default=4)
+    parser.add_argument("--watchers", type=int, default=0)
+    options = parser.parse_args()
+    options.dir.mkdir(parents=True, exist_ok=True)
+    for masters in options.masters or [1, 3]:
+        directory = options.dir / f"metadata{masters}"
+        group = Group(directory, masters)
+        try:
+            for tasks in options.tasks or [1, 40, 400]:
+                load = ["--tasks", tasks, "--seconds", options.seconds]
+                with Echo() as echo:
+                    rows = measure("echo", echo.address, *load)
+                for watchers in sorted({0, options.watchers}):
+                    leader = group.status()["masters"][group.leader()]["grpc"]
+                    found = measure("master", leader, "/files", "--watchers", watchers, *load)
+                    beside = f", {watchers} watch" if watchers else ""
+                    table(f"{masters} master(s), {tasks} client(s){beside}", rows | found)
+        finally:
+            group.cv("local", "down", "--dir", directory)
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
