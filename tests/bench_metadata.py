@@ -41,11 +41,11 @@ class Echo:
 
 
 def table(title, rows):
-    print(f"\n**{title}**\n\n| what | per second | p50, ms | p99, ms | of echo |\n|---|---:|---:|---:|---:|", flush=True)
+    print(f"\n**{title}**\n\n| what | per second | p50, ms | p99, ms | of echo |\n|---|---:|---:|---:|---:|")
     echo = rows["echo"]["per_second"]
     for name, row in rows.items():
-        share = f"{row['per_second'] / echo:.2f}"
-        print(f"| {name} | {row['per_second']:,.0f} | {row['p50_ms']:.2f} | {row['p99_ms']:.2f} | {share} |", flush=True)
+        rate, share = row["per_second"], row["per_second"] / echo
+        print(f"| {name} | {rate:,.0f} | {row['p50_ms']:.2f} | {row['p99_ms']:.2f} | {share:.2f} |", flush=True)
 
 
 def main():

@@ -67,8 +67,9 @@ const TOUCH_QUEUE: usize = 1024;
 /// Where invalidations go after the client's own cache has taken them in, in the order in which the master applied
 /// them. Called from the watch task: must not block; may be called at any rate.
 pub trait InvalidationSink: Send + Sync + 'static {
-    /// A name now leads to another inode (`new`), or nowhere (0), or for the first time somewhere (`old` 0).
-    fn entry(&self, parent: u64, name: &[u8], old: u64, new: u64);
+    /// A name now leads to another inode (`new`), or nowhere (0), or for the first time somewhere (`old` 0). Kernels
+    /// trust none of the names that are not `kept`, those of strict mounts.
+    fn entry(&self, parent: u64, name: &[u8], old: u64, new: u64, kept: bool);
     /// An inode's attributes are out of date.
     fn inode(&self, inode: u64);
     /// Everything is out of date.
@@ -85,7 +86,7 @@ pub trait InvalidationSink: Send + Sync + 'static {
 pub struct NoSink;
 
 impl InvalidationSink for NoSink {
-    fn entry(&self, _parent: u64, _name: &[u8], _old: u64, _new: u64) {}
+    fn entry(&self, _parent: u64, _name: &[u8], _old: u64, _new: u64, _kept: bool) {}
     fn inode(&self, _inode: u64) {}
     fn reset(&self) {}
     fn referred(&self, _inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>> {
@@ -295,9 +296,12 @@ impl Metadata {
     /// How long a kernel may keep the node's name and attributes without asking: at most half of the mount's
     /// `metadata_ttl`, at most as long as the lease lasts if no event extends it (or this process is stopped), at most
     /// a second without a live lease, zero when the entry is already out of date. The caller shortens it to its own
-    /// limits.
+    /// limits. Zero in strict mounts.
     pub fn trust(&self, node: &Node) -> Duration {
         let inner = &self.inner;
+        if node.mount.as_ref().is_some_and(|mount| mount.is_strict()) {
+            return Duration::ZERO;
+        }
         // An invalidation may have overtaken the answer that this node came from.
         if inner.caching && inner.cache.node(node.inode).is_none() {
             return Duration::ZERO;
@@ -305,10 +309,11 @@ impl Metadata {
         inner.trust(node.parent)
     }
 
-    /// The same for the absence of a name below `parent`; zero with `consistency = always`.
+    /// The same for the absence of a name below `parent`; zero with `consistency = always` and in strict mounts.
     pub fn trust_absence(&self, parent: u64) -> Duration {
         let inner = &self.inner;
-        let asks = inner.directories.get(parent).is_some_and(|directory| !directory.keeps_absences());
+        let directory = inner.directories.get(parent);
+        let asks = directory.is_some_and(|directory| !directory.keeps_absences() || directory.is_strict());
         if asks { Duration::ZERO } else { inner.trust(parent) }
     }
 
@@ -456,6 +461,11 @@ impl Inner {
     fn freshness(&self, directory: u64) -> Freshness {
         let lease = self.lease_state();
         match self.directories.get(directory) {
+            // What cannot be proven is not said.
+            Some(known) if known.is_strict() => {
+                let lease = if self.lease.is_live() { LeaseState::Live } else { LeaseState::Expired };
+                Freshness { age: None, ttl: None, lease, slow_bucket: false }
+            }
             Some(known) => Freshness {
                 age: known.age(Instant::now()),
                 ttl: known.ttl(),

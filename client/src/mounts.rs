@@ -96,11 +96,16 @@ impl MountView {
         self.current.read().mount.consistency()
     }
 
+    /// Whether changes are answered only when nobody has anything cached that they made untrue. Kernels keep no names
+    /// and attributes of such a mount: to take a name back they wait for whoever is changing its directory, who may
+    /// wait for them.
+    pub fn is_strict(&self) -> bool {
+        self.mount.consistency() == Consistency::Strict
+    }
+
     /// How long a listing is fresh; `None` when it is trusted until a refresh.
     pub fn metadata_ttl(&self) -> Option<Duration> {
-        let current = self.current.read();
-        let ttl = Duration::from_millis(current.mount.metadata_ttl_ms);
-        (current.mount.consistency() != Consistency::Never).then_some(ttl)
+        self.current.read().mount.listing_ttl()
     }
 
     /// The object store, for reads past every worker.

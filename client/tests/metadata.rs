@@ -121,7 +121,7 @@ struct Recording {
 }
 
 impl InvalidationSink for Recording {
-    fn entry(&self, parent: u64, name: &[u8], old: u64, new: u64) {
+    fn entry(&self, parent: u64, name: &[u8], old: u64, new: u64, _kept: bool) {
         self.events.lock().push(format!("{parent}/{} {old}>{new}", String::from_utf8_lossy(name)));
     }
     fn inode(&self, inode: u64) {

@@ -9,6 +9,7 @@
 //! taken all: see [`Invalidations::answer_stuck`].
 
 mod listings;
+mod strict_names;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 pub use listings::{KernelListings, Listing, ListingStart};
+use strict_names::StrictNames;
 
 use crate::kernel::abi::ROOT_NODE;
 use crate::kernel::{Notifier, Reply};
@@ -104,6 +106,7 @@ pub struct Invalidations {
     /// While there is a kernel to notify.
     notifier: Mutex<Option<Notifier>>,
     listings: KernelListings,
+    strict_names: StrictNames,
     counts: InvalidationCounts,
 }
 
@@ -128,7 +131,7 @@ struct Queue {
 #[derive(Debug)]
 pub struct NotifierThread {
     sink: Arc<Invalidations>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Invalidations {
@@ -140,6 +143,7 @@ impl Invalidations {
             root: Mutex::default(),
             notifier: Mutex::default(),
             listings: KernelListings::default(),
+            strict_names: StrictNames::default(),
             counts: InvalidationCounts::default(),
         })
     }
@@ -154,11 +158,13 @@ impl Invalidations {
         *self.root.lock() = Some(Arc::clone(&root));
         *self.notifier.lock() = Some(notifier.clone());
         self.queue.lock().attached = true;
+        let (sink, of_names) = (Arc::clone(self), notifier.clone());
+        let names = self.strict_names.start(move |parent, name| sink.counts.count(of_names.entry(parent, name)))?;
         let sink = Arc::clone(self);
         let thread = std::thread::Builder::new()
             .name("fuse-notify".to_owned())
             .spawn(move || sink.pass_on(&notifier, &root, &inodes))?;
-        Ok(NotifierThread { sink: Arc::clone(self), thread: Some(thread) })
+        Ok(NotifierThread { sink: Arc::clone(self), threads: vec![names, thread] })
     }
 
     /// Directories whose listing the kernel may keep.
@@ -312,13 +318,17 @@ impl Invalidations {
 }
 
 impl InvalidationSink for Invalidations {
-    fn entry(&self, parent: u64, name: &[u8], old: u64, _new: u64) {
+    fn entry(&self, parent: u64, name: &[u8], old: u64, _new: u64, kept: bool) {
         self.listings.changed(parent);
         if old != 0 {
             self.listings.changed(old);
         }
         let moved_root = self.to_kernel(old) == ROOT_NODE && old != 0;
-        self.push(Notification::Entry { parent: self.to_kernel(parent), name: name.into() });
+        let kernel_parent = self.to_kernel(parent);
+        match kept {
+            true => self.push(Notification::Entry { parent: kernel_parent, name: name.into() }),
+            false => self.strict_names.forget(kernel_parent, name),
+        }
         if moved_root {
             // The root of the mount has no name in the kernel.
             self.push(Notification::Inode(ROOT_NODE));
@@ -345,9 +355,11 @@ impl InvalidationSink for Invalidations {
     fn barrier(&self) -> BoxFuture<'static, ()> {
         let (passed, waits) = oneshot::channel();
         self.push(Notification::Barrier(passed));
+        let names = self.strict_names.barrier();
         Box::pin(async move {
             // An error means that there is no kernel (any more) to notify.
             let _ = waits.await;
+            names.await;
         })
     }
 }
@@ -362,7 +374,8 @@ impl NotifierThread {
         self.sink.queue.lock().stopped = true;
         self.sink.notifier.lock().take();
         self.sink.filled.notify_all();
-        if let Some(thread) = self.thread.take() {
+        self.sink.strict_names.stop();
+        for thread in self.threads.drain(..) {
             // A panic has been reported by its hook.
             let _ = thread.join();
         }

@@ -107,7 +107,7 @@ impl Drop for Kernel {
 #[test]
 fn changes_arrive_in_order_and_the_barrier_after_them() {
     let kernel = Kernel::new();
-    kernel.sink.entry(7, b"name", 8, 9);
+    kernel.sink.entry(7, b"name", 8, 9, true);
     kernel.sink.inode(12);
     kernel.runtime.block_on(kernel.sink.barrier());
     // Whatever the barrier promised is in the kernel's hands: nothing has to be waited for.
@@ -119,8 +119,8 @@ fn changes_arrive_in_order_and_the_barrier_after_them() {
 #[test]
 fn the_root_has_the_kernels_number() {
     let kernel = Kernel::new();
-    kernel.sink.entry(ROOT, b"x", 0, 9);
-    kernel.sink.entry(3, b"a", ROOT, 9);
+    kernel.sink.entry(ROOT, b"x", 0, 9, true);
+    kernel.sink.entry(3, b"a", ROOT, 9, true);
     assert_eq!(kernel.entry(), (abi::ROOT_NODE, b"x".to_vec()));
     assert_eq!(kernel.entry(), (3, b"a".to_vec()));
     assert_eq!(kernel.inode(), abi::ROOT_NODE);
@@ -145,7 +145,7 @@ fn a_flood_becomes_a_reset_and_loses_no_barrier() {
     // Nobody reads: the socket's buffer fills, then the queue.
     let mut barrier = kernel.sink.barrier();
     for number in 0..200_000u64 {
-        kernel.sink.entry(7, number.to_string().as_bytes(), 0, number);
+        kernel.sink.entry(7, number.to_string().as_bytes(), 0, number, true);
     }
     let after = kernel.sink.barrier();
     assert!(kernel.sink.queued() <= 70_000);
@@ -174,13 +174,13 @@ fn a_flood_becomes_a_reset_and_loses_no_barrier() {
 #[test]
 fn without_a_kernel_nothing_waits() {
     let sink = Invalidations::new();
-    sink.entry(1, b"x", 0, 2);
+    sink.entry(1, b"x", 0, 2, true);
     sink.reset();
     assert_eq!(sink.queued(), 0);
     assert!(sink.barrier().now_or_never().is_some());
     let kernel = Kernel::new();
     let sink = Arc::clone(&kernel.sink);
     drop(kernel);
-    sink.entry(1, b"x", 0, 2);
+    sink.entry(1, b"x", 0, 2, true);
     assert!(sink.barrier().now_or_never().is_some());
 }

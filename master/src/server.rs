@@ -88,8 +88,8 @@ async fn serve_until(master: Master, stop: &CancellationToken) -> Result<(), Mas
 struct PooledClientFactory;
 
 impl WorkerClientFactory for PooledClientFactory {
-    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str) -> WorkerClients {
-        let pool = WorkerPool::new(&config.client, "master");
+    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str, term: u64) -> WorkerClients {
+        let pool = WorkerPool::of_master(&config.client, term);
         let pooled = Arc::new(PooledWorkers::new(pool.clone(), workers, cluster_id.to_owned()));
         WorkerClients { filler: pooled.clone(), writer: pooled, pool: Some(pool) }
     }

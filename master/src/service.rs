@@ -49,6 +49,8 @@ pub struct Services {
     pub lease: LeaderLease,
     pub proposer: Proposer,
     pub cluster_id: Arc<str>,
+    /// In which this master leads.
+    pub term: u64,
     pub heartbeat_ms: u32,
     /// Tasks of answers that are streamed, and their end.
     pub tasks: TaskTracker,

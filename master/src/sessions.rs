@@ -3,10 +3,12 @@
 //! - [`current`]: whom the state machine notifies: the sessions of the term.
 //! - [`watch`]: who has a session, for how long, and the stream of events of each.
 //! - [`interest`]: what each session can have seen, so that it is notified of nothing else.
+//! - [`let_go`]: who has to let go of something before a change of a strict mount is answered.
 //! - [`reaper`]: the ends of sessions in the log, and the inodes that only they kept.
 
 mod current;
 mod interest;
+mod let_go;
 mod reaper;
 mod watch;
 

@@ -37,9 +37,9 @@ pub struct WorkerClients {
     pub pool: Option<Arc<WorkerPool>>,
 }
 
-/// Makes the way to the workers, once these are known; tests have their own.
+/// Makes the way to the workers in a term, once these are known; tests have their own.
 pub trait WorkerClientFactory {
-    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str) -> WorkerClients;
+    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str, term: u64) -> WorkerClients;
 }
 
 /// What terms are made of: it outlives them.
@@ -175,7 +175,7 @@ fn services(
         watch: watch.clone(),
         refresh_wait: conf.refresh_wait.get(),
     };
-    let WorkerClients { filler, writer, pool } = way.make(config, workers.clone(), &cluster_id);
+    let WorkerClients { filler, writer, pool } = way.make(config, workers.clone(), &cluster_id, lead.term);
     let writer = Arc::new(Fenced { workers: writer, lease: lease.clone() });
     let options = PersistOptions { delay: conf.persist_delay.get(), concurrency: conf.persist_concurrency };
     let persistence = Persistence::new(
@@ -216,6 +216,7 @@ fn services(
         lease,
         proposer,
         cluster_id: cluster_id.into(),
+        term: lead.term,
         heartbeat_ms: u32::try_from(conf.heartbeat.get().as_millis()).unwrap_or(u32::MAX),
         tasks: TaskTracker::new(),
         stop: CancellationToken::new(),

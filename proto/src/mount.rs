@@ -1,9 +1,20 @@
-//! A mount as logs may show it: its options hold credentials.
+//! What a mount's record says, and how logs may show it: its options hold credentials.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::time::Duration;
 
-use crate::master::{Mount, UpdateMountRequest};
+use crate::master::{Consistency, Mount, UpdateMountRequest};
+
+impl Mount {
+    /// How long a listing is fresh; `None` when it is trusted until a refresh.
+    pub fn listing_ttl(&self) -> Option<Duration> {
+        match self.consistency() {
+            Consistency::Never | Consistency::Strict => None,
+            _ => Some(Duration::from_millis(self.metadata_ttl_ms)),
+        }
+    }
+}
 
 /// Names of options, without their values.
 struct Names<'m>(&'m HashMap<String, String>);

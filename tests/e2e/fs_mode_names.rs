@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -61,6 +61,9 @@ enum Step {
     RemoveXattr(PathBuf, u8),
     Readlink(PathBuf),
     Read(PathBuf),
+    /// Bytes at an offset.
+    Write(PathBuf, u64, u8),
+    Truncate(PathBuf, u64),
     List(PathBuf),
 }
 
@@ -72,7 +75,7 @@ impl Step {
         };
         let at = path(random);
         let mode = random.random_range(0..0o1000) | 0o700;
-        match random.random_range(0..24) {
+        match random.random_range(0..28) {
             0..=4 => Self::Mkdir(at, mode),
             5 | 6 => Self::Mknod(at, mode, random.random()),
             7 => Self::Symlink(at),
@@ -92,6 +95,9 @@ impl Step {
                 true => Self::Readlink(at),
                 false => Self::Read(at),
             },
+            23 | 24 => Self::Write(at, random.random_range(0..5000), random.random()),
+            25 => Self::Truncate(at, random.random_range(0..6000)),
+            26 => Self::Read(at),
             _ => Self::List(at),
         }
     }
@@ -146,15 +152,30 @@ impl Step {
             }
             Self::RemoveXattr(path, name) => answer(rustix::fs::lremovexattr(at(path), format!("user.{name}"))),
             Self::Readlink(path) => answer(rustix::fs::readlinkat(CWD, at(path), Vec::new())),
-            Self::Read(path) => {
-                if !at(path).symlink_metadata().is_ok_and(|data| data.is_file()) {
-                    return (0, String::new());
-                }
-                answer(fs::read(at(path)).map_err(|error| Errno::from_io_error(&error).unwrap()))
+            Self::Read(path) | Self::Write(path, ..) | Self::Truncate(path, _)
+                if !at(path).symlink_metadata().is_ok_and(|data| data.is_file()) =>
+            {
+                (0, String::new())
             }
+            Self::Write(path, offset, byte) => answer(write_at(&at(path), *offset, &[*byte; 100])),
+            Self::Truncate(path, length) => {
+                let file = OpenOptions::new().write(true).open(at(path));
+                answer(file.and_then(|file| file.set_len(*length)).map_err(|error| errno_of(&error)))
+            }
+            Self::Read(path) => answer(fs::read(at(path)).map_err(|error| Errno::from_io_error(&error).unwrap())),
             Self::List(path) => answer(names(&at(path)).map_err(|error| Errno::from_io_error(&error).unwrap())),
         }
     }
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap()
+}
+
+/// Opens, writes and closes.
+fn write_at(path: &Path, offset: u64, bytes: &[u8]) -> rustix::io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path).map_err(|error| errno_of(&error))?;
+    file.write_all_at(bytes, offset).map_err(|error| errno_of(&error))
 }
 
 fn names(directory: &Path) -> io::Result<Vec<String>> {
@@ -247,6 +268,53 @@ fn random_changes_have_the_results_that_they_have_locally() {
 }
 
 // ------------------------------------------------------------------------------------------- two mounts
+
+/// A number that the environment may give.
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
+}
+
+/// `CAVERN_STEPS` and `CAVERN_SEEDS` have it go on for longer.
+#[test]
+fn in_a_strict_mount_the_very_next_call_on_any_mount_sees_a_change() {
+    let cluster = Cluster::up(Options { more_mounts: vec!["second"], ..Options::default() });
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--consistency", "strict"]);
+    let mounts = [cluster.path("fs"), cluster.at_start.fuse[1].mount_point.join("fs")];
+    let local = tempfile::tempdir_in("/var/tmp").unwrap();
+    for seed in 100..100 + number("CAVERN_SEEDS", 2) {
+        let mut random = StdRng::seed_from_u64(seed);
+        let ours = mounts.each_ref().map(|mount| mount.join(seed.to_string()));
+        let theirs = local.path().join(seed.to_string());
+        fs::create_dir(&ours[0]).unwrap();
+        fs::create_dir(&theirs).unwrap();
+        for number in 0..number("CAVERN_STEPS", 1000) {
+            let step = Step::random(&mut random);
+            let mount = random.random_range(0..2);
+            assert_eq!(step.run(&ours[mount]), step.run(&theirs), "seed {seed}, step {number} at {mount}: {step:?}");
+        }
+        for ours in &ours {
+            assert_eq!(tree(ours), tree(&theirs), "seed {seed}");
+        }
+    }
+    // Two who change one directory at a time keep each other waiting for a moment, and not for a lease.
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        for (mount, number) in mounts.iter().zip(0..) {
+            scope.spawn(move || {
+                for file in 0..200 {
+                    fs::write(mount.join(format!("{number}-{file}")), "x").unwrap();
+                }
+            });
+        }
+    });
+    let took = begun.elapsed();
+    eprintln!("400 files by two mounts in one directory: {took:?}");
+    assert!(took < PATIENCE * 3, "{took:?}");
+    assert!(mounts.iter().all(|mount| names(mount).unwrap().iter().filter(|name| name.contains('-')).count() == 400));
+    let refused = cluster.try_cv(&["mount", "update", "/fs", "--consistency", "ttl"]);
+    assert!(refused.code != 0 && refused.stderr.contains("fs-mode"), "{refused:?}");
+}
 
 #[test]
 fn two_mounts_see_each_others_changes() {

@@ -148,6 +148,7 @@ impl Heartbeat {
         };
         let reply = self.master.try_call("Heartbeat", ask).await?;
         self.master.note_group(reply.group_epoch);
+        self.membership.heard_of(reply.term);
         if reply.register {
             info!("the master does not know this worker: registering again");
             return Ok(false);

@@ -12,6 +12,7 @@ mod writes;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -43,16 +44,30 @@ const EVICTIONS_PER_FRAME: usize = 4096;
 
 /// What the worker is to its cluster, as far as it knows.
 #[derive(Debug, Default)]
-pub struct Membership(RwLock<(u64, String)>);
+pub struct Membership {
+    place: RwLock<(u64, String)>,
+    /// Of the masters that were heard of, the latest in which one led.
+    term: AtomicU64,
+}
 
 impl Membership {
     /// Worker id (0 while unknown) and cluster id (empty while unknown).
     pub fn now(&self) -> (u64, String) {
-        self.0.read().clone()
+        self.place.read().clone()
     }
 
     pub fn set(&self, worker_id: u64, cluster_id: &str) {
-        *self.0.write() = (worker_id, cluster_id.to_owned());
+        *self.place.write() = (worker_id, cluster_id.to_owned());
+    }
+
+    /// A master leads in this term: those of earlier ones have nothing done any more.
+    pub fn heard_of(&self, term: u64) {
+        self.term.fetch_max(term, Ordering::AcqRel);
+    }
+
+    /// Whether a master that led in this term has been succeeded by another.
+    pub fn is_over(&self, term: u64) -> bool {
+        term < self.term.load(Ordering::Acquire)
     }
 }
 

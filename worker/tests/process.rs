@@ -56,7 +56,8 @@ macro_rules! not_asked {
                 self.0.beats.lock().push(request.into_inner());
                 let register = self.0.forget.swap(false, Ordering::Relaxed);
                 let mounts_epoch = self.0.mounts.lock().epoch;
-                Ok(Response::new(HeartbeatReply { workers_epoch: 1, mounts_epoch, register, group_epoch: 0 }))
+                let reply = HeartbeatReply { workers_epoch: 1, mounts_epoch, register, ..HeartbeatReply::default() };
+                Ok(Response::new(reply))
             }
 
             async fn list_mounts(&self, _: Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {

@@ -98,7 +98,7 @@ pub struct MountArgs {
     /// How long a directory's listing is trusted.
     #[arg(long, value_name = "TIME", default_value = "60s")]
     metadata_ttl: Interval,
-    /// When the bucket is asked again.
+    /// When the bucket is asked again; in fs-mode, whether changes wait for other clients.
     #[arg(long, value_enum, default_value_t = ConsistencyArg::Ttl)]
     consistency: ConsistencyArg,
     /// In fs-mode: give the objects of the prefix back what their metadata say they were, as Cavern has written them:
@@ -161,6 +161,8 @@ enum ConsistencyArg {
     Always,
     /// At `cv refresh` only.
     Never,
+    /// In fs-mode: no change returns before all clients have let go of what it made untrue.
+    Strict,
 }
 
 impl From<ConsistencyArg> for Consistency {
@@ -169,6 +171,7 @@ impl From<ConsistencyArg> for Consistency {
             ConsistencyArg::Ttl => Self::Ttl,
             ConsistencyArg::Always => Self::Always,
             ConsistencyArg::Never => Self::Never,
+            ConsistencyArg::Strict => Self::Strict,
         }
     }
 }
@@ -335,6 +338,7 @@ impl MountView {
             consistency: match mount.consistency() {
                 Consistency::Always => "always",
                 Consistency::Never => "never",
+                Consistency::Strict => "strict",
                 Consistency::Ttl | Consistency::Unspecified => "ttl",
             },
             metadata_ttl_ms: mount.metadata_ttl_ms,

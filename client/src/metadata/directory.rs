@@ -117,6 +117,10 @@ impl Directory {
         self.mount.as_ref().is_none_or(|mount| mount.consistency() != Consistency::Always)
     }
 
+    pub(super) fn is_strict(&self) -> bool {
+        self.mount.as_ref().is_some_and(|mount| mount.is_strict())
+    }
+
     /// The master says how old the listing is. Answers may arrive out of order: the youngest counts.
     pub(super) fn set_age(&self, now: Instant, age: Duration) {
         let listed = now.checked_sub(age);

@@ -87,9 +87,12 @@ impl SessionLease {
     }
 
     /// A stream begins, in this session. To be called before what is cached is forgotten: whatever is asked for
-    /// afterwards is asked for in this session, which is notified when it changes.
+    /// afterwards is asked for in this session, which is notified when it changes. One that was given up has changes
+    /// under numbers that must not be used again, and does not begin.
     pub(super) fn begin(&self, session: u64) {
-        self.session.store(session, Ordering::Relaxed);
+        if session != self.given_up.load(Ordering::Relaxed) {
+            self.session.store(session, Ordering::Relaxed);
+        }
     }
 
     /// What was cached before the stream began is forgotten. Its numbers have nothing to do with the ones before.
@@ -199,12 +202,17 @@ mod tests {
             lease.applied(5);
         });
         assert!(caught_up);
-        let (has_begun, ()) = futures::join!(lease.begins(Duration::from_secs(60)), async { lease.restart(9, 1) });
+        let (has_begun, ()) = futures::join!(lease.begins(Duration::from_secs(60)), async {
+            lease.begin(9);
+            lease.restart(9, 1);
+        });
         assert!(has_begun && lease.begins(Duration::ZERO).await);
         assert_eq!(lease.session(), 9);
         lease.abandon();
         lease.abandoned().await;
         assert_eq!(lease.session(), 0);
+        lease.begin(9);
+        assert_eq!(lease.session(), 0, "nothing is asked for in a session that was given up");
         assert!(!lease.catch_up(2).await);
     }
 }

@@ -213,6 +213,12 @@ impl Node {
         self.is_fs_mode() && self.nlink == 0
     }
 
+    /// Whether it is in a mount of which nobody may miss a change for a moment: kernels keep neither its name nor its
+    /// attributes.
+    pub fn is_strict(&self) -> bool {
+        self.mount.as_ref().is_some_and(|mount| mount.is_strict())
+    }
+
     /// Whether every open asks the bucket for the current version: `consistency = always` of its mount.
     pub fn is_always_checked(&self) -> bool {
         self.mount.as_ref().is_some_and(|mount| mount.consistency() == Consistency::Always)

@@ -250,7 +250,7 @@ async fn follow(
         }
         sent.push();
         // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
-        let message = WatchRequest { acknowledged_seq: acknowledged, ..WatchRequest::default() };
+        let message = WatchRequest { acknowledged_seq: acknowledged, let_go_seq: passed_on, ..WatchRequest::default() };
         if acknowledge.try_send(message).is_err() {
             sent.pop();
         }
@@ -335,7 +335,8 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
         Some(Event::Entry(changed)) => {
             inner.entry_changed(&changed);
             inner.stats.invalidations.inc();
-            sink.entry(changed.parent, &changed.name, changed.old_inode, changed.new_inode);
+            let kept = inner.directories.get(changed.parent).is_none_or(|directory| !directory.is_strict());
+            sink.entry(changed.parent, &changed.name, changed.old_inode, changed.new_inode, kept);
             true
         }
         Some(Event::InodeChanged(inode)) => {

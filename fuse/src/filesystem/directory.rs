@@ -89,7 +89,7 @@ impl Inner {
         }
         let (begun, listing) = self.invalidations.listings().begin(node.inode);
         let mut flags = 0;
-        if self.attr_defaults.kernel_cache {
+        if self.attr_defaults.kernel_cache && !node.is_strict() {
             flags |= fopen::CACHE_DIR;
             let metadata = self.client.metadata();
             // The absence of a name can be trusted as long as the listing can.

@@ -39,19 +39,24 @@ impl Inner {
             });
         }
         let changes = self.invalidations.listings().changes();
-        match self.client.metadata().cached_lookup(parent, name) {
+        let is_kept = match self.client.metadata().cached_lookup(parent, name) {
             CachedLookup::Hit(node) if self.is_checked_by_lookup(&node) => {
                 let this = Arc::clone(self);
                 return reply.defer(move |reply| async move { this.check(&node, reply).await });
             }
-            CachedLookup::Hit(node) => self.show(&node, reply),
-            CachedLookup::Negative => reply.no_entry(self.absence(parent, name)),
+            CachedLookup::Hit(node) => {
+                self.show(&node, reply);
+                !node.is_strict()
+            }
+            CachedLookup::Negative => self.show_absence(parent, name, reply),
             CachedLookup::Miss => {
                 let (this, name) = (Arc::clone(self), name.to_vec());
                 return reply.defer(move |reply| async move { this.ask_for_name(kernel_parent, &name, reply).await });
             }
+        };
+        if is_kept {
+            self.repeat_if_changed(changes, kernel_parent, name);
         }
-        self.repeat_if_changed(changes, kernel_parent, name);
     }
 
     /// The lookup before the second open of a path: see [`EstaleRetries`](super::estale_retry::EstaleRetries). It
@@ -111,22 +116,32 @@ impl Inner {
     async fn ask_for_name(&self, kernel_parent: u64, name: &[u8], reply: Reply) {
         let parent = self.root.to_namespace(kernel_parent);
         let mut changes = self.invalidations.listings().changes();
-        match self.client.metadata().lookup(parent, name).await {
+        let is_kept = match self.client.metadata().lookup(parent, name).await {
             Ok(node) => {
                 // Changes until now are known to the node's trust; the absence of a name knows none.
                 changes = self.invalidations.listings().changes();
                 self.show(&node, reply);
+                !node.is_strict()
             }
-            Err(ClientError::NotFound(_)) => reply.no_entry(self.absence(parent, name)),
+            Err(ClientError::NotFound(_)) => self.show_absence(parent, name, reply),
             Err(error) => return self.failures.answer(reply, "lookup", &error),
+        };
+        if is_kept {
+            self.repeat_if_changed(changes, kernel_parent, name);
         }
-        self.repeat_if_changed(changes, kernel_parent, name);
     }
 
     /// Answers with what a name leads to.
     fn show(&self, node: &Node, reply: Reply) {
         self.second_opens.note_name(node);
         reply.entry(&self.entry_of(node));
+    }
+
+    /// Answers that a name leads nowhere; whether the kernel keeps that.
+    fn show_absence(&self, parent: u64, name: &[u8], reply: Reply) -> bool {
+        let absence = self.absence(parent, name);
+        reply.no_entry(absence);
+        !absence.is_zero()
     }
 
     /// Without opens it is the lookup of a name that `consistency = always` makes ask the bucket.

@@ -127,6 +127,7 @@ pub(super) fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
                 "a directory tree cannot keep what an fs-mode mount writes: give it an s3:// bucket".into(),
             );
         }
+        WriteType::FsMode if mount.consistency() == Consistency::Strict => {}
         // What is there is what the namespace says, whatever the bucket has.
         WriteType::FsMode => mount.consistency = Consistency::Never as i32,
         WriteType::Unspecified => return invalid("the write type is neither cache-mode nor fs-mode".into()),
@@ -186,8 +187,11 @@ pub(super) fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
     }
     match Consistency::try_from(mount.consistency) {
         Ok(Consistency::Unspecified) => mount.consistency = Consistency::Ttl as i32,
+        Ok(Consistency::Strict) if mount.write_type() != WriteType::FsMode => {
+            return invalid("only fs-mode can be strict: in cache-mode the bucket is changed by others as well".into());
+        }
         Ok(_) => {}
-        Err(_) => return invalid("the consistency is not one of ttl, always, never".into()),
+        Err(_) => return invalid("the consistency is not one of ttl, always, never, strict".into()),
     }
     Ok(mount)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::schema;
-use cavern_proto::master::{AttributePolicy, Consistency, Mount, MountStatus, WriteType};
+use cavern_proto::master::{AttributePolicy, Mount, MountStatus, WriteType};
 use cavern_ufs::Ufs;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
@@ -69,8 +69,7 @@ impl OpenMount {
 
     /// How long a listing is fresh; `None` when it is trusted until a refresh.
     pub fn ttl(&self) -> Option<Duration> {
-        let ttl = Duration::from_millis(self.mount.metadata_ttl_ms);
-        (self.mount.consistency() != Consistency::Never).then_some(ttl)
+        self.mount.listing_ttl()
     }
 
     pub fn succeeded(&self) {

@@ -23,8 +23,6 @@ use crate::state::{Directory, StateReader, Tables, Whereabouts};
 /// Longest path, in bytes, and its deepest nesting.
 const PATH_MAX: usize = 4096;
 const COMPONENTS_MAX: usize = 1024;
-/// Looks at an inode that goes from name to name meanwhile.
-const LOOKS_MAX: usize = 4;
 /// Directories of one `touch` that are looked after at a time.
 const TOUCH_CONCURRENCY: usize = 64;
 
@@ -117,7 +115,7 @@ impl Lookups {
             return self.entry(&directory, name.clone(), inode, &record);
         }
         match mount.mount.consistency() {
-            Consistency::Never => {}
+            Consistency::Never | Consistency::Strict => {}
             Consistency::Always => self.listings.check_name(parent, name, Why::Unknown).await?,
             _ => self.refresh_if_older(&directory, &mount, mount.ttl().unwrap_or_default()).await,
         }
@@ -223,25 +221,19 @@ impl Lookups {
     /// Has the session notified of what changes about an inode from now on; gives the inode as it is, if it is there.
     pub async fn see_inode(&self, inode: u64) -> Result<Option<InodeRecord>, MasterError> {
         let read = || self.reader.read(move |tables| tables.inode(inode));
-        let Some(mut record) = read().await? else { return Ok(None) };
-        if self.asker == 0 {
-            return Ok(Some(record));
+        let known = read().await?;
+        let Some(record) = known.as_ref().filter(|_| self.asker != 0) else { return Ok(known) };
+        let before = Whereabouts::of(record);
+        match &before {
+            Whereabouts::Named { parent, name, .. } => self.watch.see_name(self.asker, *parent, name),
+            _ => self.watch.see_inodes(self.asker, [inode]),
         }
-        let mut seen = None;
-        // Again after each look, now that the session would be notified of a change.
-        for _look in 0..LOOKS_MAX {
-            let whereabouts = Whereabouts::of(&record);
-            if seen.as_ref() == Some(&whereabouts) {
-                return Ok(Some(record));
-            }
-            match &whereabouts {
-                Whereabouts::Named { parent, name, .. } => self.watch.see_name(self.asker, *parent, name),
-                _ => self.watch.see_inodes(self.asker, [inode]),
-            }
-            seen = Some(whereabouts);
-            let Some(now) = read().await? else { return Ok(None) };
-            record = now;
+        // Again, now that the session would be notified of a change.
+        let now = read().await?;
+        if now.as_ref().is_none_or(|now| Whereabouts::of(now) == before) {
+            return Ok(now);
         }
+        // It has another name meanwhile, and may have more of them.
         self.watch.see_inodes(self.asker, [inode]);
         read().await
     }

@@ -35,7 +35,10 @@ const INSTALL_BATCH: usize = 4096;
 /// Notified of what each command changed, in applied order, by the applying task, before the proposer gets its outcome.
 /// Must not block.
 pub trait ChangeListener: Send + Sync + 'static {
-    fn changed(&self, changes: Changes);
+    ///
+    /// Gives the number of the change that the answer must wait for, which is one of a strict mount that concerns
+    /// somebody; else 0.
+    fn changed(&self, changes: Changes) -> u64;
     /// The state was replaced as a whole.
     fn replaced(&self);
 }
@@ -129,7 +132,12 @@ impl StateMachine {
             Failpoint::CommandApplying.pass();
             self.database.write(batch)?;
             Failpoint::CommandApplied.pass();
-            self.listener.changed(changes);
+            let change = self.listener.changed(changes);
+            if change != 0
+                && let Some(Outcome::Mutated(_, waits_for)) = outcomes.last_mut()
+            {
+                *waits_for = change;
+            }
             self.metrics.applied_command(command_timer.elapsed());
         }
         Failpoint::EntryApplied.pass();
@@ -239,7 +247,9 @@ mod tests {
     struct NullListener;
 
     impl ChangeListener for NullListener {
-        fn changed(&self, _: Changes) {}
+        fn changed(&self, _: Changes) -> u64 {
+            0
+        }
         fn replaced(&self) {}
     }
 

@@ -11,12 +11,14 @@ use super::snapshot::Snapshots;
 use super::state_machine::{ChangeListener, StateMachine};
 use super::types::Types;
 use crate::metrics::MasterMetrics;
-use crate::state::{Change, Database};
+use crate::state::{Changes, Database};
 
 struct NullListener;
 
 impl ChangeListener for NullListener {
-    fn changed(&self, _: Vec<Change>, _: u64) {}
+    fn changed(&self, _: Changes) -> u64 {
+        0
+    }
     fn replaced(&self) {}
 }
 

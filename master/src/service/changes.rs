@@ -77,11 +77,16 @@ impl Services {
         let made = self.proposer.begin_all(commands.collect()).await?;
         let watch = self.watch.clone();
         Ok(async move {
+            let mut waits_for = Vec::new();
             let results = made.await?.into_iter().map(|outcome| match outcome {
-                Outcome::Mutated(result) => Ok(*result),
+                Outcome::Mutated(result, change) => {
+                    waits_for.extend((change != 0).then_some(change));
+                    Ok(*result)
+                }
                 other => Err(MasterError::Refused(format!("a change was answered by {other:?}"))),
             });
             let results = results.collect::<Result<_, _>>()?;
+            watch.wait_let_go(&waits_for).await;
             Ok(MutateReply { results, event_seq: watch.last_queued_seq(session) })
         })
     }

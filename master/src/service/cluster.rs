@@ -66,7 +66,7 @@ impl Cluster for Services {
                     if message.ends {
                         return watch.end(id);
                     }
-                    if !watch.acknowledge(id, message.acknowledged_seq) {
+                    if !watch.acknowledge(id, message.acknowledged_seq, message.let_go_seq) {
                         return;
                     }
                     received.fetch_add(1, Ordering::Relaxed);
@@ -109,6 +109,7 @@ impl Cluster for Services {
             mounts_epoch: counters.mounts_epoch,
             register: !is_known,
             group_epoch: self.consensus.group_epoch(),
+            term: self.term,
         }))
     }
 

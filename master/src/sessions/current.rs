@@ -19,10 +19,8 @@ impl CurrentSessions {
 }
 
 impl ChangeListener for CurrentSessions {
-    fn changed(&self, changes: Changes) {
-        if let Some(hub) = &*self.0.read() {
-            hub.changed(changes);
-        }
+    fn changed(&self, changes: Changes) -> u64 {
+        self.0.read().as_ref().map_or(0, |hub| hub.changed(changes))
     }
 
     fn replaced(&self) {

@@ -247,13 +247,17 @@ mod tests {
 
     fn of_name(interest: &Interest, directory: u64, name: &str, first_fill: bool) -> Vec<u64> {
         let mut found = BTreeSet::new();
-        interest.of_name(directory, name.as_bytes(), first_fill, |session| drop(found.insert(session)));
+        interest.of_name(directory, name.as_bytes(), first_fill, |session| {
+            found.insert(session);
+        });
         found.into_iter().collect()
     }
 
     fn of_inode(interest: &Interest, inode: u64, whereabouts: &Whereabouts) -> Option<Vec<u64>> {
         let mut found = BTreeSet::new();
-        let known = interest.of_inode(inode, whereabouts, |session| drop(found.insert(session)));
+        let known = interest.of_inode(inode, whereabouts, |session| {
+            found.insert(session);
+        });
         known.then(|| found.into_iter().collect())
     }
 
@@ -321,6 +325,9 @@ mod tests {
         assert_eq!(of_name(&interest, 77, "x", false), Vec::<u64>::new());
     }
 
+    /// Names, directories and inodes.
+    type Seen = (HashSet<(u64, u8)>, HashSet<u64>, HashSet<u64>);
+
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Begin(u64),
@@ -336,7 +343,7 @@ mod tests {
         prop_oneof![
             1 => session().prop_map(Step::Begin),
             1 => session().prop_map(Step::End),
-            20 => (session(), 0u64..3, 0u8..120).prop_map(|(session, directory, name)| Step::Name(session, directory, name)),
+            20 => (session(), 0u64..3, 0u8..120).prop_map(|(session, at, name)| Step::Name(session, at, name)),
             3 => (session(), 0u64..3).prop_map(|(session, directory)| Step::Directory(session, directory)),
             5 => (session(), 0u64..6).prop_map(|(session, inode)| Step::Inode(session, inode)),
             2 => (0u64..6).prop_map(Step::Gone),
@@ -348,7 +355,7 @@ mod tests {
         #[test]
         fn whoever_has_seen_something_is_found(steps in prop::collection::vec(step(), 0..600)) {
             let mut interest = Interest::default();
-            let mut seen: HashMap<u64, (HashSet<(u64, u8)>, HashSet<u64>, HashSet<u64>)> = HashMap::new();
+            let mut seen: HashMap<u64, Seen> = HashMap::new();
             for step in steps {
                 match step {
                     Step::Begin(session) => {
@@ -373,7 +380,9 @@ mod tests {
                     }
                     Step::Gone(inode) => {
                         interest.inode_gone(inode);
-                        seen.values_mut().for_each(|(_, _, inodes)| drop(inodes.remove(&inode)));
+                        for (_, _, inodes) in seen.values_mut() {
+                            inodes.remove(&inode);
+                        }
                     }
                 }
             }

@@ -24,6 +24,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::interest::Interest;
+use super::let_go::PendingLetGo;
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics::MasterMetrics;
@@ -54,13 +55,15 @@ struct State {
     seq: u64,
     next_session: u64,
     sessions: HashMap<u64, Session>,
-    /// Sessions whose stream broke, and when: for a lease they may be taken up again.
+    /// Sessions whose stream broke, and when: for a lease they may be taken up again, and their clients believe what
+    /// they have cached.
     broken: HashMap<u64, Instant>,
     /// The last session that began at a place that has room for one.
     places: HashMap<String, u64>,
     /// Sessions of before this master's start may be taken up for a lease, too.
     started: Instant,
     interest: Interest,
+    let_go: PendingLetGo,
     closed: bool,
     /// Streams opened so far.
     streams: u64,
@@ -129,6 +132,7 @@ impl WatchHub {
             places: HashMap::new(),
             started: Instant::now(),
             interest: Interest::default(),
+            let_go: PendingLetGo::default(),
             closed: false,
             streams: 0,
         };
@@ -245,7 +249,9 @@ impl WatchHub {
                 if !has_stream || tokio::time::Instant::now() >= deadline {
                     state.places.insert(place.to_owned(), session);
                     let over = before.filter(|_| !has_stream)?;
-                    return state.broken.remove(&over).map(|_| over);
+                    state.broken.remove(&over)?;
+                    state.over(over);
+                    return Some(over);
                 }
             }
             let _late = tokio::time::timeout_at(deadline, changed).await;
@@ -268,13 +274,16 @@ impl WatchHub {
         !state.sessions.contains_key(&session) && !state.may_return(session, true, self.lease)
     }
 
-    /// The client of a session has taken in everything up to `seq`; false when the session is over.
-    pub fn acknowledge(&self, session: u64, seq: u64) -> bool {
+    /// The client of a session has taken in everything up to `seq`, and has let go of what the events up to `let_go`
+    /// made untrue; false when the session is over.
+    pub fn acknowledge(&self, session: u64, seq: u64, let_go: u64) -> bool {
         {
             let mut state = self.state.lock();
-            let Some(session) = state.sessions.get_mut(&session) else { return false };
-            session.acknowledged = session.acknowledged.max(seq);
-            session.received_at = Instant::now();
+            let State { sessions, let_go: pending, .. } = &mut *state;
+            let Some(known) = sessions.get_mut(&session) else { return false };
+            known.acknowledged = known.acknowledged.max(seq);
+            known.received_at = Instant::now();
+            pending.let_go(session, let_go);
         }
         self.progress.notify_waiters();
         true
@@ -285,7 +294,7 @@ impl WatchHub {
         {
             let mut state = self.state.lock();
             if let Some(ended) = state.sessions.remove(&session) {
-                state.interest.end(session);
+                state.over(session);
                 log_session(session, &ended.client, "a client's session ends");
                 ended.wake.notify_one();
             }
@@ -304,12 +313,12 @@ impl WatchHub {
         let seq = state.seq;
         let lease = self.lease;
         let before = state.sessions.len();
-        let State { sessions, interest, .. } = &mut *state;
-        sessions.retain(|id, session| {
+        let mut over = Vec::new();
+        state.sessions.retain(|id, session| {
             let is_alive = session.received_at.elapsed() < lease;
             if !is_alive {
                 log_session(*id, &session.client, "a client's session has lapsed");
-                interest.end(*id);
+                over.push(*id);
                 session.wake.notify_one();
             }
             is_alive
@@ -320,7 +329,12 @@ impl WatchHub {
                 session.push(&tick);
             }
         }
-        state.broken.retain(|_, since| since.elapsed() < lease);
+        state.broken.retain(|id, since| {
+            let may_return = since.elapsed() < lease;
+            over.extend((!may_return).then_some(*id));
+            may_return
+        });
+        over.into_iter().for_each(|session| state.over(session));
         let State { sessions, broken, places, .. } = &mut *state;
         places.retain(|_, session| sessions.contains_key(session) || broken.contains_key(session));
         let after = state.sessions.len();
@@ -335,7 +349,7 @@ impl WatchHub {
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
-        state.interest = Interest::default();
+        (state.interest, state.let_go) = (Interest::default(), PendingLetGo::default());
         for (_, session) in state.sessions.drain() {
             session.wake.notify_one();
         }
@@ -366,6 +380,26 @@ impl WatchHub {
             }
             if tokio::time::timeout_at(deadline, changed).await.is_err() {
                 return false;
+            }
+        }
+    }
+
+    /// Returns when nobody has anything cached that these changes of strict mounts made untrue: at the latest after one
+    /// lease, since whoever is cut off believes nothing then. Who is there and does not let go, a kernel that is stuck,
+    /// say, is not waited for any longer.
+    pub async fn wait_let_go(&self, changes: &[u64]) {
+        if changes.is_empty() {
+            return;
+        }
+        // What clients of an earlier term have cached is not known before they are back, or their leases are over.
+        let unknown_until = self.state.lock().started + self.lease;
+        tokio::time::sleep_until(unknown_until).await;
+        let deadline = Instant::now() + self.lease;
+        for change in changes {
+            let pending = self.state.lock().let_go.ask(*change);
+            let Some(pending) = pending else { continue };
+            if tokio::time::timeout_at(deadline, pending).await.is_err() {
+                tracing::warn!("a client has not let go of what a change made untrue: it is answered nevertheless");
             }
         }
     }
@@ -401,16 +435,20 @@ pub struct Before {
 }
 
 impl ChangeListener for WatchHub {
-    fn changed(&self, changes: Changes) {
+    fn changed(&self, changes: Changes) -> u64 {
         if changes.list.is_empty() && changes.inodes.is_empty() {
-            return;
+            return 0;
         }
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.follow_moved(&changes);
-        let mut granted = Vec::new();
+        let (mut granted, mut concerned) = (Vec::new(), Vec::new());
         for list in changes.list.chunks(CHANGES_AT_ONCE) {
-            self.notify_concerned(state, &changes, list, &mut granted);
+            concerned.extend(self.notify_concerned(state, &changes, list, &mut granted));
+        }
+        let number = if changes.are_strict && !concerned.is_empty() { state.seq } else { 0 };
+        if number != 0 {
+            concerned.into_iter().for_each(|(session, event)| state.let_go.add(number, session, event));
         }
         // Each to its session alone, whoever freed the lock.
         for (id, waiter) in granted {
@@ -425,6 +463,7 @@ impl ChangeListener for WatchHub {
                 state.interest.inode_gone(*inode);
             }
         }
+        number
     }
 
     fn replaced(&self) {
@@ -433,6 +472,12 @@ impl ChangeListener for WatchHub {
 }
 
 impl State {
+    /// A session is over, and cannot come back.
+    fn over(&mut self, session: u64) {
+        self.interest.end(session);
+        self.let_go.gone(session);
+    }
+
     /// Whoever knew an inode by a name that it has lost keeps an eye on the inode, unless the name that it has now is
     /// known as well.
     fn follow_moved(&mut self, changes: &Changes) {
@@ -448,7 +493,9 @@ impl State {
                 && !knew.is_empty()
             {
                 let mut know_still = HashSet::new();
-                self.interest.of_name(*parent, name, false, |session| drop(know_still.insert(session)));
+                self.interest.of_name(*parent, name, false, |session| {
+                    know_still.insert(session);
+                });
                 knew.retain(|session| !know_still.contains(session));
             }
             knew.into_iter().for_each(|session| self.interest.see_inode(session, *old_inode));
@@ -486,14 +533,15 @@ impl State {
 }
 
 impl WatchHub {
-    /// Puts each of the changes in the queues of the sessions that it concerns; locks that were granted are taken out.
+    /// Puts each of the changes in the queues of the sessions that it concerns, and gives these with the last event of
+    /// each, those among them whose stream is broken too. Locks that were granted are taken out.
     fn notify_concerned(
         &self,
         state: &mut State,
         changes: &Changes,
         list: &[Change],
         granted: &mut Vec<(u64, u64)>,
-    ) {
+    ) -> Vec<(u64, u64)> {
         let (mut events, mut concerned) = (Vec::with_capacity(list.len()), HashMap::<u64, u64>::new());
         // Of everybody, and of whoever may refer to an inode that it has not asked about lately.
         let (mut everybody, mut earlier, mut own) = (0u64, 0u64, 0u64);
@@ -550,10 +598,14 @@ impl WatchHub {
                     *concerned.entry(*id).or_default() |= all;
                 }
             }
+            for id in state.broken.keys() {
+                *concerned.entry(*id).or_default() |= everybody | earlier;
+            }
         }
         self.metrics.events.inc_by(events.len() as u64);
         // Most are concerned by the same ones.
         let mut shared = HashMap::<u64, Arc<[WatchEvent]>>::new();
+        let mut others = Vec::with_capacity(concerned.len());
         for (id, bits) in concerned {
             let bits = if id == changes.origin { bits & own } else { bits };
             if bits == 0 {
@@ -563,8 +615,13 @@ impl WatchHub {
                 let chosen = events.iter().enumerate().filter(|(number, _)| bits & (1 << number) != 0);
                 chosen.map(|(_, event)| event.clone()).collect()
             });
-            self.push(state, id, &events.clone());
+            let events = events.clone();
+            if let Some(last) = events.last().filter(|_| id != changes.origin) {
+                others.push((id, last.seq));
+            }
+            self.push(state, id, &events);
         }
+        others
     }
 
     /// Puts events in the queue of a session. One that is too far behind is to forget everything instead.
@@ -640,7 +697,6 @@ impl Drop for SessionStream {
         if let Some(session) = own {
             log_session(self.id, &session.client, "the stream of a client's session ends");
             state.sessions.remove(&self.id);
-            state.interest.end(self.id);
             state.broken.insert(self.id, Instant::now());
         }
         self.hub.metrics.gauges.sessions.set(state.sessions.len() as i64);

@@ -36,7 +36,10 @@ pub enum Outcome {
     Counted {
         more: bool,
     },
-    Mutated(Box<MutationResult>),
+    /// The result, and the number of the change that its answer waits for (see [`ChangeListener`]), or 0.
+    ///
+    /// [`ChangeListener`]: crate::raft::ChangeListener
+    Mutated(Box<MutationResult>, u64),
     /// Whether the inode still has a name: what has none is not written to the bucket.
     Began {
         is_named: bool,

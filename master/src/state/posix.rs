@@ -23,7 +23,7 @@ mod ttl;
 mod xattr;
 
 use cavern_proto::master::mutation::Change as Kind;
-use cavern_proto::master::{Attr, MutationResult, WriteType};
+use cavern_proto::master::{Attr, Consistency, MutationResult, WriteType};
 use cavern_proto::record::{InodeRecord, Mutate};
 use cavern_proto::{NAME_MAX, ROOT_INODE};
 use rustix::io::Errno;
@@ -105,7 +105,7 @@ struct MutationContext<'t, 'd> {
 pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome, MasterError> {
     let Some(mutation) = mutate.mutation else { return Ok(Outcome::Refused("an empty mutation".into())) };
     if let Some(known) = results::find(transaction, mutate.session, mutation.seq)? {
-        return Ok(Outcome::Mutated(Box::new(known)));
+        return Ok(Outcome::Mutated(Box::new(known), 0));
     }
     transaction.origin = mutate.session;
     let mut mutating =
@@ -146,7 +146,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         Err(MutationError::Storage(error)) => return Err(error),
     };
     results::keep(transaction, mutate.session, mutate.answered, mutation.seq, &result)?;
-    Ok(Outcome::Mutated(Box::new(result)))
+    Ok(Outcome::Mutated(Box::new(result), 0))
 }
 
 impl<'t, 'd> MutationContext<'t, 'd> {
@@ -222,6 +222,7 @@ impl MutationContext<'_, '_> {
             Some(mount) if mount.write_type() == WriteType::FsMode => {
                 (self.mount, self.mount_root) = (mount.id, mount.root_inode);
                 (self.mount_replicas, self.block_size) = (mount.replicas.max(1), mount.block_size.max(1));
+                self.transaction.is_strict |= mount.consistency() == Consistency::Strict;
                 Ok(record)
             }
             Some(mount) => refuse(Errno::ROFS, format!("{} is mounted in cache-mode", mount.path)),

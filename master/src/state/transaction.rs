@@ -47,6 +47,8 @@ pub struct Changes {
     /// The session that asked for them, which knows of them by their result; 0 for none.
     pub origin: u64,
     pub list: Vec<Change>,
+    /// They are of a strict mount: whoever asked is answered when nobody has anything cached that they made untrue.
+    pub are_strict: bool,
     /// Where the inodes are that they are about, and that were deleted.
     pub inodes: HashMap<u64, Whereabouts>,
 }
@@ -86,6 +88,8 @@ pub struct Transaction<'a> {
     pub changes: Vec<Change>,
     /// The session that asked for the changes, which knows of them by their result; 0 for none.
     pub origin: u64,
+    /// See [`Changes`].
+    pub is_strict: bool,
 }
 
 impl<'a> Transaction<'a> {
@@ -100,6 +104,7 @@ impl<'a> Transaction<'a> {
             counters: tables.counters()?,
             changes: Vec::new(),
             origin: 0,
+            is_strict: false,
         })
     }
 
@@ -192,36 +197,24 @@ impl<'a> Transaction<'a> {
     pub fn finish(mut self) -> Result<(WriteBatch, Changes), MasterError> {
         let counters = self.counters;
         self.put(Family::Meta, COUNTERS_KEY, &counters);
-        let mut inodes = HashMap::new();
-        for (inode, record) in &self.inodes {
-            if record.is_none() {
-                inodes.insert(*inode, Whereabouts::Gone);
-            }
-        }
+        let whereabouts = |record: Option<&InodeRecord>| record.map_or(Whereabouts::Gone, Whereabouts::of);
+        let deleted = self.inodes.iter().filter(|(_, record)| record.is_none());
+        let mut inodes: HashMap<u64, Whereabouts> = deleted.map(|(inode, _)| (*inode, Whereabouts::Gone)).collect();
         for change in &self.changes {
-            let inode = match change {
-                Change::Inode(inode) | Change::Layout(inode) | Change::Unlinked(inode) => *inode,
-                Change::Entry { old_inode, new_inode, .. } => {
-                    // A name that is new is known by its change.
-                    if *new_inode != 0
-                        && let Some(Some(record)) = self.inodes.get(new_inode)
-                    {
-                        inodes.insert(*new_inode, Whereabouts::of(record));
-                    }
-                    *old_inode
-                }
+            let concerned = match change {
+                Change::Inode(inode) | Change::Layout(inode) | Change::Unlinked(inode) => [*inode, 0],
+                Change::Entry { old_inode, new_inode, .. } => [*old_inode, *new_inode],
                 Change::LockGranted { .. } | Change::Workers(_) | Change::Mounts(_) => continue,
             };
-            if inode != 0
-                && let Slot::Vacant(slot) = inodes.entry(inode)
-            {
-                let record = match self.inodes.get(&inode) {
-                    Some(known) => known.clone(),
-                    None => self.tables.inode(inode)?,
-                };
-                slot.insert(record.as_ref().map_or(Whereabouts::Gone, Whereabouts::of));
+            for inode in concerned.into_iter().filter(|inode| *inode != 0) {
+                if let Slot::Vacant(slot) = inodes.entry(inode) {
+                    slot.insert(match self.inodes.get(&inode) {
+                        Some(known) => whereabouts(known.as_ref()),
+                        None => whereabouts(self.tables.inode(inode)?.as_ref()),
+                    });
+                }
             }
         }
-        Ok((self.batch, Changes { origin: self.origin, list: self.changes, inodes }))
+        Ok((self.batch, Changes { origin: self.origin, list: self.changes, are_strict: self.is_strict, inodes }))
     }
 }

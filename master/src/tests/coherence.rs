@@ -34,7 +34,8 @@ enum Step {
 fn step() -> impl Strategy<Value = (usize, Step)> {
     let (place, text) = (any::<u8>(), 0..NAMES);
     let step = prop_oneof![
-        6 => (place, text.clone(), 0..3u8).prop_map(|(at, text, kind)| Step::Create { at, text, is_directory: kind == 0 }),
+        6 => (place, text.clone(), 0..3u8)
+            .prop_map(|(at, text, kind)| Step::Create { at, text, is_directory: kind == 0 }),
         1 => (place, place, text.clone()).prop_map(|(inode, at, text)| Step::Link { inode, at, text }),
         3 => (place, text.clone()).prop_map(|(at, text)| Step::Remove { at, text }),
         4 => (place, text.clone(), place, text.clone(), 0..4u8)

@@ -40,7 +40,7 @@ pub fn new_bucket() -> (MemoryBucket, String) {
 pub struct NoWorkers;
 
 impl WorkerClientFactory for NoWorkers {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WorkerClients {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str, _: u64) -> WorkerClients {
         WorkerClients { filler: Arc::new(Self), writer: Arc::new(Self), pool: None }
     }
 }

@@ -28,7 +28,7 @@ struct Counting {
 }
 
 impl WorkerClientFactory for Counting {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WorkerClients {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str, _: u64) -> WorkerClients {
         WorkerClients { filler: Arc::new(self.clone()), writer: Arc::new(NoWorkers), pool: None }
     }
 }

@@ -11,7 +11,7 @@ use tonic::Request;
 
 use super::harness::{NoWorkers, TestMaster, eventually};
 use super::mutations::{create, mount, mutate};
-use crate::sessions::SessionStream;
+use crate::sessions::{Before, SessionStream};
 
 fn lock(inode: u64, waiter: u64) -> SetLock {
     let lock = Lock { owner: 5, pid: 50, r#type: LockType::Exclusive.into(), end: 9, ..Lock::default() };
@@ -35,7 +35,7 @@ async fn granted(master: &TestMaster, session: &mut SessionStream) -> u64 {
     loop {
         for events in session.next().await.unwrap() {
             for event in events.iter() {
-                master.services().watch.acknowledge(session.id(), event.seq);
+                master.services().watch.acknowledge(session.id(), event.seq, 0);
                 if let Some(Event::LockGranted(waiter)) = event.event {
                     return waiter;
                 }

@@ -42,7 +42,7 @@ struct Fake {
 }
 
 impl WorkerClientFactory for Fake {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WorkerClients {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str, _: u64) -> WorkerClients {
         WorkerClients { filler: Arc::new(NoWorkers), writer: Arc::new(self.clone()), pool: None }
     }
 }
@@ -126,8 +126,8 @@ impl Fixture {
         let mutation = Mutation { seq: self.seq, uid: 1, gid: 2, change: Some(change) };
         let mutate = Mutate { session: 1, answered: self.seq - 1, now_ns: 5, mutation: Some(mutation) };
         match services.proposer.propose(Command::Mutate(mutate)).await.unwrap() {
-            Outcome::Mutated(result) if result.errno == 0 => Ok(result.inode),
-            Outcome::Mutated(result) => Err(result.errno),
+            Outcome::Mutated(result, _) if result.errno == 0 => Ok(result.inode),
+            Outcome::Mutated(result, _) => Err(result.errno),
             other => panic!("{other:?}"),
         }
     }

@@ -9,8 +9,8 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_client::NamespaceClient;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    HeartbeatRequest, Kind, ListWorkersRequest, LookupRequest, RefreshRequest, RegisterWorkerRequest, RemoveName, Reset,
-    ResolveRequest, StatusRequest, WatchRequest, Worker, WorkerState,
+    HeartbeatRequest, Kind, ListWorkersRequest, LookupRequest, RefreshRequest, RegisterWorkerRequest, RemoveName,
+    Reset, ResolveRequest, StatusRequest, WatchRequest, Worker, WorkerState,
 };
 use futures::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -35,7 +35,8 @@ async fn a_refresh_ends_when_the_client_has_heard_of_the_changes() {
     let first = events.message().await.unwrap().unwrap();
     let Some(Event::Reset(Reset { session, .. })) = first.event else { panic!("{first:?}") };
 
-    let root = names.resolve(ResolveRequest { path: "/m".into(), session }).await.unwrap().into_inner().attr.unwrap().inode;
+    let root =
+        names.resolve(ResolveRequest { path: "/m".into(), session }).await.unwrap().into_inner().attr.unwrap().inode;
     let old = names.lookup(LookupRequest { parent: root, name: name("a"), session }).await.unwrap().into_inner();
     let absent = names.lookup(LookupRequest { parent: root, name: name("b"), session }).await.unwrap_err();
     assert_eq!(absent.code(), tonic::Code::NotFound);

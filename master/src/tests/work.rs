@@ -113,7 +113,7 @@ impl Fixture {
         let mutation = Mutation { seq: self.seq, uid: 0, gid: 0, change: Some(change) };
         let (answered, now_ns) = (self.seq - 1, self.now_ns);
         let mutate = Mutate { session: 7, answered, now_ns, mutation: Some(mutation) };
-        let Outcome::Mutated(result) = self.run(what, Kind::Mutate(mutate)) else { panic!("no result") };
+        let Outcome::Mutated(result, _) = self.run(what, Kind::Mutate(mutate)) else { panic!("no result") };
         *result
     }
 

@@ -241,7 +241,8 @@ fn frames_with_absurd_values_are_refused_one_by_one() {
     let mut master = Master::of(&cluster);
     let key = tree.keys().next().unwrap();
     let path = format!("/data/{key}");
-    let entry = master.runtime.block_on(master.namespace.resolve(ResolveRequest { path, session: 0 })).unwrap().into_inner();
+    let entry =
+        master.runtime.block_on(master.namespace.resolve(ResolveRequest { path, session: 0 })).unwrap().into_inner();
     let status = master.runtime.block_on(master.cluster.status(StatusRequest {})).unwrap().into_inner();
     let (watched, reader) = (Watched::start(&cluster), Reader::start(&cluster, "data", &tree));
     let worker = &cluster.at_start.workers[0];
@@ -298,7 +299,8 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
         let name = bytes::Bytes::from_static(b"n");
         let request = LookupRequest { parent: inode, name, session: 0 };
         master.refused("an unknown parent", async { namespace().lookup(request).await });
-        master.refused("an unknown inode", async { namespace().get_inode(GetInodeRequest { inode, session: 0 }).await });
+        master
+            .refused("an unknown inode", async { namespace().get_inode(GetInodeRequest { inode, session: 0 }).await });
         let request = ReadDirRequest { inode, after_name: vec![0xff; 1000].into(), limit: u64::MAX, session: 0 };
         master.refused("an unknown directory", async { namespace().read_dir(request).await });
     }

@@ -93,6 +93,8 @@ pub(super) struct Connection {
     /// Payload and message bytes of the requests that wait.
     pending_bytes: usize,
     greeted: bool,
+    /// Of a master: the term in which it leads.
+    term: Option<u64>,
     /// Nothing more is read: send what is there and end.
     closing: bool,
 }
@@ -111,6 +113,7 @@ impl Connection {
             pending: HashMap::new(),
             pending_bytes: 0,
             greeted: false,
+            term: None,
             closing: false,
         }
     }
@@ -302,6 +305,12 @@ impl Connection {
         let (service, id) = (self.shared.service.clone(), header.request_id);
         // What waits is counted with its message too: a long list of blocks asks for no payload, but takes memory.
         let length = message.len();
+        let is_order = matches!(header.kind, FrameKind::Free | FrameKind::Persist | FrameKind::Copy);
+        if is_order && let Some(term) = self.term.filter(|term| self.shared.membership.is_over(*term)) {
+            let message = format!("the master of term {term} leads no more");
+            self.refuse(id, &Refusal::new(Status::Deposed, message));
+            return Ok(());
+        }
         match header.kind {
             FrameKind::Hello => self.greet(id, &decode::<Hello>(message)?)?,
             FrameKind::Read => self.content(id, length, service.prepare_read(id, decode::<ReadRequest>(message)?)),
@@ -413,12 +422,17 @@ impl Connection {
             return Err(Refusal::bad_request(message));
         }
         self.greeted = true;
+        if hello.term != 0 {
+            self.shared.membership.heard_of(hello.term);
+            self.term = Some(hello.term);
+        }
         let reply = Hello {
             protocol: PROTOCOL_VERSION,
             cluster_id,
             peer: format!("cv worker {}", env!("CARGO_PKG_VERSION")),
             worker_id,
             max_inflight_bytes: MAX_INFLIGHT_BYTES,
+            term: 0,
         };
         self.outgoing.push(Segment::of(FrameKind::Hello, request_id, &reply));
         Ok(())

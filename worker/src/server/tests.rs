@@ -155,6 +155,11 @@ impl Fixture {
         Client::greet(Stream::Tcp(TcpStream::connect(self.address).await.unwrap()), id).await
     }
 
+    /// A connection of a master that leads in a term.
+    pub(super) async fn master(&self, term: u64) -> Client {
+        Client::greet_as(Stream::Tcp(TcpStream::connect(self.address).await.unwrap()), 7, term).await
+    }
+
     pub(super) async fn unix(&self) -> Client {
         Client::greet(Stream::Unix(UnixStream::connect(&self.socket).await.unwrap()), 7).await
     }
@@ -198,8 +203,13 @@ impl Client {
     }
 
     async fn greet(stream: Stream, worker_id: u64) -> Self {
+        Self::greet_as(stream, worker_id, 0).await
+    }
+
+    /// The same for a master that leads in a term.
+    async fn greet_as(stream: Stream, worker_id: u64, term: u64) -> Self {
         let mut client = Self::new(stream);
-        let hello = Hello { protocol: PROTOCOL_VERSION, peer: "test".into(), ..Default::default() };
+        let hello = Hello { protocol: PROTOCOL_VERSION, peer: "test".into(), term, ..Default::default() };
         let id = client.send(FrameKind::Hello, &hello).await;
         let answer = client.receive().await.unwrap();
         assert_eq!(answer.request_id, id);

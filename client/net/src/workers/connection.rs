@@ -77,11 +77,12 @@ pub(super) struct Greeted {
 }
 
 /// Sends Hello and takes the worker's. The caller bounds the time.
-pub(super) async fn greet(socket: Socket, cluster_id: &str, peer: &str) -> io::Result<Greeted> {
+pub(super) async fn greet(socket: Socket, cluster_id: &str, peer: &str, term: u64) -> io::Result<Greeted> {
     let hello = data::Hello {
         protocol: PROTOCOL_VERSION,
         cluster_id: cluster_id.to_owned(),
         peer: peer.to_owned(),
+        term,
         ..data::Hello::default()
     };
     let frame = encode_frame(FrameKind::Hello, 0, &hello, 0);

@@ -69,6 +69,8 @@ pub struct Written {
 pub struct WorkerPool {
     conf: schema::Client,
     peer: String,
+    /// Of a master: the term in which it leads; 0 for others.
+    term: u64,
     table: RwLock<Table>,
     evicted: RwLock<Option<EvictionListener>>,
     tasks: TaskTracker,
@@ -124,9 +126,19 @@ impl Lane {
 impl WorkerPool {
     /// A pool without workers; `set_table` brings them. `peer` names this process to the workers.
     pub fn new(config: &schema::Client, peer: &str) -> Arc<Self> {
+        Self::of_term(config, peer, 0)
+    }
+
+    /// That of a master, for the term in which it leads: workers that know of a later one do nothing for it.
+    pub fn of_master(config: &schema::Client, term: u64) -> Arc<Self> {
+        Self::of_term(config, "master", term)
+    }
+
+    fn of_term(config: &schema::Client, peer: &str, term: u64) -> Arc<Self> {
         Arc::new(Self {
             conf: config.clone(),
             peer: peer.to_owned(),
+            term,
             table: RwLock::default(),
             evicted: RwLock::default(),
             tasks: TaskTracker::new(),
@@ -464,7 +476,7 @@ impl WorkerPool {
             return Err(io::Error::other("the worker has left the table"));
         }
         let cluster_id = self.table.read().cluster_id.clone();
-        let greeted = greet(socket, &cluster_id, &self.peer).await?;
+        let greeted = greet(socket, &cluster_id, &self.peer, self.term).await?;
         if greeted.hello.worker_id != link.id {
             let text = format!("worker {} answers there, not {}", greeted.hello.worker_id, link.id);
             return Err(io::Error::other(text));

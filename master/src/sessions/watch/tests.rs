@@ -19,7 +19,8 @@ fn changes(list: Vec<Change>, origin: u64) -> Changes {
 
 /// Of inodes that each have one name, their number, below another.
 fn named(list: Vec<Change>, inodes: &[u64], parent: u64) -> Changes {
-    let place = |inode: &u64| (*inode, Whereabouts::Named { parent, name: inode.to_string().into(), is_directory: false });
+    let place =
+        |inode: &u64| (*inode, Whereabouts::Named { parent, name: inode.to_string().into(), is_directory: false });
     Changes { inodes: inodes.iter().map(place).collect(), ..changes(list, 0) }
 }
 
@@ -77,9 +78,10 @@ async fn a_session_that_falls_behind_is_reset() {
 #[tokio::test]
 async fn a_session_is_not_told_of_its_own_changes_and_nobody_waits_for_it_to_take_them() {
     let hub = hub(Duration::from_secs(60));
-    let (mut one, mut other) = (hub.open("one", Before::default()).unwrap(), hub.open("other", Before::default()).unwrap());
+    let (mut one, mut other) =
+        (hub.open("one", Before::default()).unwrap(), hub.open("other", Before::default()).unwrap());
     let begun = [next(&mut one).await, next(&mut other).await];
-    hub.acknowledge(one.id(), begun[0][0].seq);
+    hub.acknowledge(one.id(), begun[0][0].seq, 0);
     hub.changed(changes(vec![Change::Inode(1)], one.id()));
     let seq = hub.seq();
     assert_eq!(
@@ -88,7 +90,7 @@ async fn a_session_is_not_told_of_its_own_changes_and_nobody_waits_for_it_to_tak
     );
     let received = next(&mut other).await;
     assert_eq!(received[0].event, Some(Event::InodeChanged(1)));
-    hub.acknowledge(other.id(), received[0].seq);
+    hub.acknowledge(other.id(), received[0].seq, 0);
     tokio::time::timeout(Duration::from_secs(10), hub.wait_acknowledged(seq)).await.unwrap();
     hub.changed(changes(vec![Change::Inode(2)], other.id()));
     assert_eq!(next(&mut one).await[0].event, Some(Event::InodeChanged(2)));
@@ -200,9 +202,62 @@ async fn the_loss_of_a_last_name_is_told_to_those_who_may_have_it_open() {
 }
 
 #[tokio::test]
+async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
+    let lease = Duration::from_secs(60);
+    let hub = hub(lease);
+    // Of the sessions of an earlier term nothing is to be feared any more.
+    hub.state.lock().started -= lease;
+    let [own, mut reader, stranger] = ["own", "reader", "b"].map(|client| hub.open(client, Before::default()).unwrap());
+    let reader_id = reader.id();
+    next(&mut reader).await;
+    hub.see_name(reader_id, 7, b"n");
+    let strict = || Changes { are_strict: true, ..changes(vec![entry(7, false)], own.id()) };
+    let wait = async |change, until: &dyn Fn()| {
+        let answered = tokio::spawn({
+            let hub = hub.clone();
+            async move { hub.wait_let_go(&[change]).await }
+        });
+        while hub.state.lock().let_go.asked() == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!answered.is_finished());
+        until();
+        tokio::time::timeout(lease / 2, answered).await.unwrap().unwrap();
+    };
+    let first = hub.changed(strict());
+    assert_eq!(first, hub.seq());
+    hub.acknowledge(reader_id, first, first - 1);
+    hub.acknowledge(stranger.id(), 0, 0);
+    wait(first, &|| assert!(hub.acknowledge(reader_id, 0, first))).await;
+    hub.wait_let_go(&[first]).await;
+    // Whose stream has broken believes what it has, and for a lease no longer.
+    let second = hub.changed(strict());
+    drop(reader);
+    let third = hub.changed(strict());
+    assert!(third > second);
+    let back = hub.open("reader", Before::of(reader_id, false)).unwrap();
+    assert_eq!(back.id(), reader_id);
+    wait(second, &|| assert!(hub.acknowledge(reader_id, 0, hub.seq()))).await;
+    hub.wait_let_go(&[third]).await;
+    assert_eq!(hub.changed(strict()), 0, "it knows nothing of that any more");
+    hub.see_name(reader_id, 7, b"n");
+    drop(back);
+    let of_all = Changes { are_strict: true, ..changes(vec![Change::Inode(3)], own.id()) };
+    assert_ne!(hub.changed(of_all), 0, "of inodes with several names anybody may know, whose stream is broken too");
+    hub.end(stranger.id());
+    let lapse = || {
+        hub.state.lock().broken.values_mut().for_each(|since| *since -= lease);
+        hub.tick();
+    };
+    wait(hub.changed(strict()), &lapse).await;
+    assert_eq!(hub.changed(changes(vec![Change::Mounts(1)], own.id())), 0, "nobody waits for other mounts");
+}
+
+#[tokio::test]
 async fn a_lock_is_granted_to_its_session_alone() {
     let hub = hub(Duration::from_secs(60));
-    let (mut one, mut other) = (hub.open("one", Before::default()).unwrap(), hub.open("other", Before::default()).unwrap());
+    let (mut one, mut other) =
+        (hub.open("one", Before::default()).unwrap(), hub.open("other", Before::default()).unwrap());
     next(&mut one).await;
     next(&mut other).await;
     let granted = Change::LockGranted { session: one.id(), waiter: 5 };
@@ -214,7 +269,7 @@ async fn a_lock_is_granted_to_its_session_alone() {
     // Who freed it may have waited itself; and nobody else is there to be waited for.
     hub.changed(changes(vec![granted], one.id()));
     assert_eq!(next(&mut one).await[0].event, Some(Event::LockGranted(5)));
-    hub.acknowledge(one.id(), hub.seq());
+    hub.acknowledge(one.id(), hub.seq(), 0);
     hub.changed(changes(vec![Change::Workers(2)], 0));
     assert_eq!(next(&mut other).await[0].event, Some(Event::WorkersEpoch(2)));
 }
@@ -229,7 +284,7 @@ async fn acknowledgements_are_waited_for_and_the_lapsed_are_not() {
         let hub = hub.clone();
         async move { hub.wait_acknowledged(seq).await }
     });
-    hub.acknowledge(session.id(), seq);
+    hub.acknowledge(session.id(), seq, 0);
     tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap();
 
     let mut silent = hub.open("silent", Before::default()).unwrap();
@@ -241,7 +296,7 @@ async fn acknowledgements_are_waited_for_and_the_lapsed_are_not() {
         }
     };
     tokio::time::timeout(Duration::from_secs(10), ended).await.unwrap();
-    assert!(!hub.acknowledge(silent.id(), seq), "it is not taken up by a word from before");
+    assert!(!hub.acknowledge(silent.id(), seq, 0), "it is not taken up by a word from before");
 }
 
 #[tokio::test]

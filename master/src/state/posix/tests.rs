@@ -124,7 +124,7 @@ impl Fixture {
         let now_ns = i64::try_from(self.seq).unwrap();
         let mutate = Mutate { session: 7, answered: seq.saturating_sub(3), now_ns, mutation: Some(mutation) };
         match run(&self.database, Kind::Mutate(mutate)) {
-            Outcome::Mutated(result) => *result,
+            Outcome::Mutated(result, _) => *result,
             other => panic!("{other:?}"),
         }
     }

@@ -104,7 +104,7 @@ impl Fixture {
         let now_ns = services.lookups.reader.clock().now_ns();
         let mutate = Mutate { session: 1, answered: self.seq - 1, now_ns, mutation: Some(mutation) };
         match services.proposer.propose(Command::Mutate(mutate)).await.unwrap() {
-            Outcome::Mutated(result) => *result,
+            Outcome::Mutated(result, _) => *result,
             other => panic!("{other:?}"),
         }
     }

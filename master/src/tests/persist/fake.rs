@@ -155,7 +155,7 @@ pub fn written(inode: u64, generation: u32) -> String {
 pub const HOLE: &str = "-";
 
 impl WorkerClientFactory for Fake {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str) -> WorkerClients {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str, _: u64) -> WorkerClients {
         WorkerClients { filler: Arc::new(self.clone()), writer: Arc::new(self.clone()), pool: None }
     }
 }

@@ -137,7 +137,8 @@ impl Client {
     }
 
     async fn create(&mut self, parent: u64, name: String, kind: Kind) -> Result<u64, Failure> {
-        let create = CreateInode { parent, name: name.into(), kind: kind as i32, mode: 0o644, ..CreateInode::default() };
+        let create =
+            CreateInode { parent, name: name.into(), kind: kind as i32, mode: 0o644, ..CreateInode::default() };
         self.change(Change::Create(create)).await
     }
 

@@ -100,6 +100,38 @@ async fn a_small_file_is_one_object_with_its_metadata() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_done_for_a_master_that_has_been_succeeded() {
+    let bench = Fixture::new("persist-term").await;
+    let (mut first, mut client) = (bench.master(4).await, bench.tcp().await);
+    write(&mut client, &block(1, 0), &noise(1000)).await;
+    assert_eq!(persist(&mut first, &request("first", 1, 1000, &[0], 7)).await.status(), Status::Ok);
+    let mut second = bench.master(6).await;
+    let free = FreeRequest { blocks: vec![block(1, 0)] };
+    let copy = CopyRequest { block: Some(block(2, 0)), workers: vec![7], deadline_ms: 1000 };
+    for number in 0..3 {
+        match number {
+            0 => first.send(FrameKind::Persist, &request("late", 1, 1000, &[0], 7)).await,
+            1 => first.send(FrameKind::Free, &free).await,
+            _ => first.send(FrameKind::Copy, &copy).await,
+        };
+        let failure: Failure = first.receive().await.unwrap().decode(FrameKind::Failure);
+        assert_eq!(failure.status(), Status::Deposed, "{}", failure.message);
+    }
+    assert_eq!(bench.bucket.keys(), ["first"]);
+    assert_eq!(persist(&mut second, &request("second", 1, 1000, &[0], 7)).await.status(), Status::Ok);
+    // A heartbeat's answer says who leads as well.
+    bench.membership.heard_of(7);
+    second.send(FrameKind::Free, &free).await;
+    let failure: Failure = second.receive().await.unwrap().decode(FrameKind::Failure);
+    assert_eq!(failure.status(), Status::Deposed);
+    // Who is no master is not asked.
+    client.send(FrameKind::Free, &free).await;
+    let freed: FreeReply = client.receive().await.unwrap().decode(FrameKind::FreeReply);
+    assert_eq!(freed.blocks, 1);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_goes_in_parts_which_do_not_stay_when_one_fails() {
     let bench = Fixture::new("persist-large").await;
     let mut client = bench.unix().await;

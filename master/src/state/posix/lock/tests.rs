@@ -162,7 +162,7 @@ impl Fixture {
         self.seq += 1;
         let mutation = Some(Mutation { seq: self.seq, uid: 0, gid: 0, change: Some(change) });
         match self.run(Kind::Mutate(Mutate { session, answered: 0, now_ns: 1, mutation })) {
-            (Outcome::Mutated(result), granted) => (*result, granted),
+            (Outcome::Mutated(result, _), granted) => (*result, granted),
             (other, _) => panic!("{other:?}"),
         }
     }

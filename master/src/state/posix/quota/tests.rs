@@ -85,7 +85,7 @@ impl Fixture {
         self.seq += 1;
         let mutation = Mutation { seq: self.seq, uid: 0, gid: 0, change: Some(change.clone()) };
         let mutate = Mutate { session: 7, answered: self.seq - 1, now_ns: 1, mutation: Some(mutation) };
-        let Outcome::Mutated(result) = run(&self.database, Kind::Mutate(mutate)) else { panic!("no result") };
+        let Outcome::Mutated(result, _) = run(&self.database, Kind::Mutate(mutate)) else { panic!("no result") };
         if result.errno == 0 {
             self.made.push(change);
         }
