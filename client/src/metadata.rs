@@ -3,10 +3,10 @@
 //!
 //! `cache` holds the nodes, `directory` the listings and their ages (with `name_set`), `freshness` decides whether what
 //! is cached may be used, `recent_invalidations` keeps answers that an invalidation has overtaken out of the cache,
-//! `watch` takes the invalidations in, `listing_refresh` asks for new listings, `queries` puts the questions to the
-//! master. `changes` carries changes to the master, `apply_change` what they leave in the caches, `open_inodes` keeps
-//! what is open here from being deleted, `removals` what is referred to otherwise, and `locks` waits for locks and
-//! remembers who has any.
+//! `watch` takes the invalidations in, `remember` tells another master what is cached, `listing_refresh` asks for new
+//! listings, `queries` puts the questions to the master. `changes` carries changes to the master, `apply_change` what
+//! they leave in the caches, `open_inodes` keeps what is open here from being deleted, `removals` what is referred to
+//! otherwise, and `locks` waits for locks and remembers who has any.
 
 mod apply_change;
 mod cache;
@@ -22,6 +22,7 @@ mod node;
 mod open_inodes;
 mod queries;
 mod recent_invalidations;
+mod remember;
 mod removals;
 mod watch;
 
@@ -74,6 +75,8 @@ pub trait InvalidationSink: Send + Sync + 'static {
     fn inode(&self, inode: u64);
     /// Everything is out of date.
     fn reset(&self);
+    /// Nothing is, but of what only the kernel has there may be no invalidations from now on.
+    fn resumed(&self);
     /// Which of these inodes are referred to, by a kernel say, after all earlier invalidations have been passed on.
     fn referred(&self, inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>>;
     /// Completes when all earlier invalidations have been passed on (to the kernel). The client acknowledges
@@ -89,6 +92,7 @@ impl InvalidationSink for NoSink {
     fn entry(&self, _parent: u64, _name: &[u8], _old: u64, _new: u64, _kept: bool) {}
     fn inode(&self, _inode: u64) {}
     fn reset(&self) {}
+    fn resumed(&self) {}
     fn referred(&self, _inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>> {
         Box::pin(std::future::ready(Vec::new()))
     }

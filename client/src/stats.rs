@@ -78,6 +78,8 @@ stats! {
     invalidations: Counter = "client_invalidations",
     /// Times that everything cached was forgotten
     watch_resets: Counter = "client_watch_resets",
+    /// Times that a stream of events went on where it was, with all that was cached
+    watch_resumptions: Counter = "client_watch_resumptions",
     /// Calls that the master did not answer
     master_errors: Counter = "client_master_errors",
     /// Files of cache-mode mounts that are being written, or were a moment ago

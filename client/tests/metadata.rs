@@ -130,6 +130,9 @@ impl InvalidationSink for Recording {
     fn reset(&self) {
         self.events.lock().push("reset".to_owned());
     }
+    fn resumed(&self) {
+        self.events.lock().push("resumed".to_owned());
+    }
     fn referred(&self, inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>> {
         let referred = self.referred.lock();
         let known = inodes.into_iter().filter(|inode| referred.contains(inode)).collect();

@@ -345,6 +345,10 @@ impl InvalidationSink for Invalidations {
         self.push(Notification::Everything);
     }
 
+    fn resumed(&self) {
+        self.listings.reset();
+    }
+
     fn referred(&self, inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>> {
         let (answer, answered) = oneshot::channel();
         self.push(Notification::Referred(inodes, answer));

@@ -4,12 +4,14 @@
 //! - [`watch`]: who has a session, for how long, and the stream of events of each.
 //! - [`interest`]: what each session can have seen, so that it is notified of nothing else.
 //! - [`let_go`]: who has to let go of something before a change of a strict mount is answered.
+//! - [`recent`]: the last changes, for sessions that go on at another master.
 //! - [`reaper`]: the ends of sessions in the log, and the inodes that only they kept.
 
 mod current;
 mod interest;
 mod let_go;
 mod reaper;
+mod recent;
 mod watch;
 
 pub use current::CurrentSessions;

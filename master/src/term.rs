@@ -75,7 +75,7 @@ impl Term {
     pub async fn begin(
         context: &TermContext,
         lead: LeaderId,
-        sessions: &CurrentSessions,
+        sessions: &Arc<CurrentSessions>,
         stop: &CancellationToken,
     ) -> Result<Self, MasterError> {
         let TermContext { database, clock, consensus, .. } = context;
@@ -137,14 +137,15 @@ fn services(
     context: &TermContext,
     lead: LeaderId,
     proposer: Proposer,
-    sessions: &CurrentSessions,
+    sessions: &Arc<CurrentSessions>,
 ) -> Result<(Services, Option<Arc<WorkerPool>>), MasterError> {
     let TermContext { config, database, vault, clock, metrics, workers: way, consensus } = context;
     let conf = &config.master;
     let cluster_id = Tables::new(database).cluster_id()?;
     let cluster_id = cluster_id.ok_or_else(|| MasterError::Corrupt("the cluster id, which is missing,".into()))?;
     let lease = consensus.lease(lead);
-    let watch = Arc::new(WatchHub::new(conf.session_lease.get(), clock, lease.clone(), metrics.clone()));
+    let hub = WatchHub::new(conf.session_lease.get(), clock, lease.clone(), metrics.clone(), sessions.clone());
+    let watch = Arc::new(hub);
     watch.set_cluster_id(&cluster_id);
     sessions.set(Some(watch.clone()));
     let mounts = Arc::new(Mounts::new(database.clone(), vault.clone(), config.ufs.clone()));

@@ -5,6 +5,7 @@
 mod load;
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use cavern_tests::{Cluster, Options, eventually};
@@ -99,6 +100,74 @@ fn a_group_is_shown_and_each_master_can_be_stopped_and_started() {
         cluster.start(&name(number));
     }
     cluster.masters_agree();
+}
+
+/// What has been cached is used after a failover as before it, and is as coherent.
+#[test]
+fn a_failover_costs_clients_nothing_of_what_they_have_cached() {
+    const FILES: usize = 2000;
+    let options =
+        Options { masters: 3, more_mounts: vec!["second"], conf: CONF.to_owned(), alone: true, ..Options::default() };
+    let cluster = Cluster::up(options);
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    let mounts = [cluster.path("fs"), cluster.at_start.fuse[1].mount_point.join("fs")];
+    for number in 0..FILES {
+        fs::write(mounts[0].join(number.to_string()), "").unwrap();
+    }
+    let list = |mount: &Path| {
+        let of = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().metadata().unwrap();
+        fs::read_dir(mount).unwrap().map(of).collect::<Vec<_>>().len()
+    };
+    // The second only reads: nobody but the leader knows of it.
+    assert_eq!(mounts.each_ref().map(|mount| list(mount)), [FILES; 2]);
+    let metric = |mount: usize, name: &str| {
+        let found = cluster.at_start.fuse[mount].metric(name);
+        found.unwrap_or_else(|| panic!("{name} of mount {mount}"))
+    };
+    let before = [0, 1].map(|mount| metric(mount, "cavern_client_watch_resets"));
+    let killed = cluster.kill_leader();
+    cluster.leader_other_than(killed);
+    for mount in [0, 1] {
+        eventually("the stream goes on", PATIENCE, || {
+            (metric(mount, "cavern_client_watch_resumptions") > 0).then_some(())
+        });
+    }
+    let misses = [0, 1].map(|mount| metric(mount, "cavern_client_metadata_misses"));
+    assert_eq!(mounts.each_ref().map(|mount| list(mount)), [FILES; 2]);
+    for mount in [0, 1] {
+        assert_eq!(metric(mount, "cavern_client_watch_resets"), before[mount], "mount {mount}");
+        let asked = metric(mount, "cavern_client_metadata_misses") - misses[mount];
+        assert!(asked < 50, "mount {mount} asked {asked} times for what it had cached");
+    }
+    // What changes now is seen, what was there before and what is new.
+    let (here, there) = (&mounts[0], &mounts[1]);
+    fs::rename(here.join("7"), here.join("renamed")).unwrap();
+    eventually("a rename is seen", PATIENCE, || {
+        (!there.join("7").exists() && there.join("renamed").exists()).then_some(())
+    });
+    fs::write(there.join("8"), "longer").unwrap();
+    eventually("a new length is seen", PATIENCE, || (fs::metadata(here.join("8")).unwrap().len() == 6).then_some(()));
+    // And when the master knows again what each of them knows: nobody hears of a directory of which it knows nothing.
+    fs::create_dir(here.join("private")).unwrap();
+    let mut round = 0;
+    eventually("the master knows what is cached", PATIENCE, || {
+        round += 1;
+        let before = metric(1, "cavern_client_invalidations");
+        (0..20).for_each(|number| fs::write(here.join(format!("private/{round}-{number}")), "").unwrap());
+        let marker = format!("marker-{round}");
+        fs::write(here.join(&marker), "").unwrap();
+        eventually("the marker is seen", PATIENCE, || there.join(&marker).exists().then_some(()));
+        fs::remove_file(here.join(&marker)).unwrap();
+        // The directory itself has changed with each file.
+        (metric(1, "cavern_client_invalidations") - before < 30).then_some(())
+    });
+    fs::remove_dir_all(here.join("private")).unwrap();
+    fs::remove_file(there.join("9")).unwrap();
+    eventually("a removal is seen", PATIENCE, || (!here.join("9").exists()).then_some(()));
+    fs::write(here.join("new"), "").unwrap();
+    eventually("a new name is seen", PATIENCE, || there.join("new").exists().then_some(()));
+    assert_eq!(mounts.each_ref().map(|mount| list(mount)), [FILES; 2]);
 }
 
 #[test]

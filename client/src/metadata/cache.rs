@@ -4,6 +4,7 @@
 //! table is full, a clock hand takes out what was not used since it last came by. Reads share the lock and set a flag;
 //! they never move anything.
 
+use std::collections::HashSet;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -166,6 +167,11 @@ impl Cache {
             let mut table = self.table.write();
             batch.iter().for_each(|inode| self.remove_inode(&mut table, *inode));
         }
+    }
+
+    /// Every directory of which a name is here, or the absence of one.
+    pub(super) fn directories(&self) -> HashSet<u64> {
+        self.table.read().slots.iter().flatten().map(|slot| slot.entry.parent()).collect()
     }
 
     pub(super) fn clear(&self) {

@@ -93,6 +93,11 @@ impl Directories {
         directory
     }
 
+    /// All that are known.
+    pub(super) fn inodes(&self) -> impl Iterator<Item = u64> {
+        self.known.iter().map(|(inode, _)| inode)
+    }
+
     pub(super) fn forget(&self, inode: u64) {
         self.known.remove(&inode);
     }

@@ -26,6 +26,8 @@ pub(super) struct SessionLease {
     abandoned: Notify,
     /// The session that was given up last: a stream that was being opened meanwhile may still take it up.
     given_up: AtomicU64,
+    /// The last session in which changes were asked for.
+    changed_in: AtomicU64,
 }
 
 impl SessionLease {
@@ -37,6 +39,7 @@ impl SessionLease {
             session: AtomicU64::new(0),
             abandoned: Notify::new(),
             given_up: AtomicU64::new(0),
+            changed_in: AtomicU64::new(0),
         }
     }
 
@@ -101,6 +104,36 @@ impl SessionLease {
             return self.abandon();
         }
         self.applied.send_replace(seq);
+    }
+
+    /// The last event that has been taken in.
+    fn last_applied(&self) -> u64 {
+        *self.applied.borrow()
+    }
+
+    /// The stream goes on in this session; false when that was given up meanwhile, and is to end.
+    pub(super) fn resume(&self, session: u64) -> bool {
+        if session == self.given_up.load(Ordering::Relaxed) {
+            self.abandon();
+            return false;
+        }
+        true
+    }
+
+    /// What a master must know to let the stream go on: the last event, and whether changes were asked for.
+    pub(super) fn to_go_on(&self) -> (u64, bool) {
+        (self.last_applied(), self.has_changed())
+    }
+
+    /// Changes are asked for in the session.
+    pub(super) fn changes_in(&self, session: u64) {
+        self.changed_in.store(session, Ordering::Relaxed);
+    }
+
+    /// Whether any were.
+    fn has_changed(&self) -> bool {
+        let session = self.session();
+        session != 0 && self.changed_in.load(Ordering::Relaxed) == session
     }
 
     /// Whether there was a session before, in which something may have been learnt.

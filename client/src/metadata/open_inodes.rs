@@ -130,7 +130,7 @@ impl OpenInodes {
     }
 
     /// What is open, in an order, and whether it is to be held in any case.
-    fn all(&self) -> Vec<(u64, bool)> {
+    pub(super) fn all(&self) -> Vec<(u64, bool)> {
         let mut all: Vec<_> = self.state.lock().open.iter().map(|(inode, open)| (*inode, open.held)).collect();
         all.sort_unstable();
         all

@@ -122,6 +122,13 @@ impl<'i> PendingHolds<'i> {
     }
 }
 
+/// Completes with what is being said.
+async fn said(remembering: &mut Option<BoxFuture<'_, ()>>) {
+    if let Some(remembering) = remembering {
+        remembering.await;
+    }
+}
+
 enum StreamEnd {
     /// No stream could be opened.
     Refused,
@@ -143,7 +150,9 @@ async fn follow(
     let (acknowledge, requests) = mpsc::channel(ACKNOWLEDGEMENTS);
     let Identity { name: client, place } = who.clone();
     let (session, knows_inodes) = (inner.lease.session(), inner.lease.had_session());
-    let first = WatchRequest { client, place, session, knows_inodes, ..WatchRequest::default() };
+    let (applied_seq, has_changed) = if session == 0 { (0, false) } else { inner.lease.to_go_on() };
+    let first =
+        WatchRequest { client, place, session, knows_inodes, applied_seq, has_changed, ..WatchRequest::default() };
     if acknowledge.try_send(first).is_err() {
         return StreamEnd::Refused;
     }
@@ -168,6 +177,7 @@ async fn follow(
     let mut lease = FIRST_LEASE;
     let (mut has_begun, mut to_pass_on, mut last, mut passed_on, mut acknowledged) = (false, false, 0, 0, 0);
     let mut holding = PendingHolds::new(inner);
+    let mut remembering: Option<BoxFuture<'_, ()>> = None;
     let moved = inner.master.moved_from(stubs);
     tokio::pin!(moved);
     loop {
@@ -183,6 +193,10 @@ async fn follow(
             () = &mut moved => return StreamEnd::Elsewhere,
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Some(Wakeup::PendingRemovals),
             () = holding.run_pending(), if !holding.is_done() => Some(Wakeup::Held),
+            () = said(&mut remembering), if remembering.is_some() => {
+                remembering = None;
+                continue;
+            }
             () = inner.lease.abandoned() => None,
             () = stop.cancelled() => {
                 end_session(&acknowledge, &mut events).await;
@@ -217,6 +231,10 @@ async fn follow(
                 Some(Event::Reset(_)) => {
                     holding.everything = true;
                     removed.restart(event.seq);
+                }
+                Some(Event::Resumed(resumed)) => {
+                    holding.everything |= resumed.session != session;
+                    remembering = Some(inner.remember(resumed.session).boxed());
                 }
                 Some(Event::Unlinked(inode)) => {
                     holding.unlinked.push(*inode);
@@ -331,6 +349,23 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.stats.metadata_entries.set(0);
             sink.reset();
             true
+        }
+        Some(Event::Resumed(resumed)) => {
+            *lease = Duration::from_millis(u64::from(resumed.lease_ms)).max(Duration::from_millis(100));
+            let before = inner.lease.session();
+            inner.tables.everything_changed();
+            inner.lease.begin(resumed.session);
+            // Answers to what was asked before are not kept: nobody watches over them.
+            inner.recent.reset();
+            if resumed.session != before {
+                inner.open.all_changed(resumed.session);
+            }
+            if inner.lease.resume(resumed.session) {
+                inner.locks.ask_again();
+            }
+            inner.stats.watch_resumptions.inc();
+            sink.resumed();
+            false
         }
         Some(Event::Entry(changed)) => {
             inner.entry_changed(&changed);

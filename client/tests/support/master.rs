@@ -478,6 +478,10 @@ impl Namespace for Service {
         Ok(Response::new(self.state.lock().check_holds(&request.into_inner())))
     }
 
+    async fn remember(&self, _: Request<RememberRequest>) -> Result<Response<RememberReply>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn free_content(&self, _: Request<FreeContentRequest>) -> Result<Response<FreeContentReply>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }

@@ -353,6 +353,10 @@ impl Namespace for Master {
         Err(Status::unimplemented("get_lock"))
     }
 
+    async fn remember(&self, _: Request<wire::RememberRequest>) -> Result<Response<wire::RememberReply>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn check_holds(
         &self,
         _: Request<wire::CheckHoldsRequest>,

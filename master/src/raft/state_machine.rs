@@ -128,7 +128,8 @@ impl StateMachine {
                 transaction.put_bytes(Family::Meta, APPLIED_KEY, &position);
                 is_noted = true;
             }
-            let (batch, changes) = transaction.finish()?;
+            let (batch, mut changes) = transaction.finish()?;
+            changes.position = Changes::position(index, number);
             Failpoint::CommandApplying.pass();
             self.database.write(batch)?;
             Failpoint::CommandApplied.pass();

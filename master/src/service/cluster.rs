@@ -41,13 +41,16 @@ impl Cluster for Services {
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
         let mut incoming = request.into_inner();
         let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await;
-        let WatchRequest { client, session: earlier, place, knows_inodes, .. } = match first.ok().flatten() {
+        let WatchRequest { client, session: earlier, place, knows_inodes, applied_seq, has_changed, .. } = match first
+            .ok()
+            .flatten()
+        {
             Some(first) => first?,
             None => return Err(MasterError::Invalid("the first message of a session names the client".into()).into()),
         };
         let recorded = self.lookups.reader.read(move |tables| tables.session(earlier)).await?;
         let recorded = recorded.is_some_and(|record| !record.is_ending);
-        let before = Before { session: earlier, is_recorded: recorded, knows_inodes };
+        let before = Before { session: earlier, is_recorded: recorded, knows_inodes, applied_seq, has_changed };
         let mut session = self.watch.open(&client, before)?;
         let id = session.id();
         if !place.is_empty() && place.len() <= PLACE_MAX {

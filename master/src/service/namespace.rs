@@ -5,8 +5,8 @@ use cavern_proto::master::{
     CheckHoldsReply, CheckHoldsRequest, Entry, FreeContentReply, FreeContentRequest, GetInodeRequest, GetLayoutRequest,
     GetLockReply, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Layout, LookupRequest,
     MakeListedReply, MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest,
-    RefreshProgress, RefreshRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, Ttls, UsageProgress,
-    UsageRequest, Xattr, Xattrs, touch_reply,
+    RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest, RevalidateRequest, TouchReply,
+    TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
 };
 use cavern_proto::record::FreeOwnContent;
 use cavern_proto::record::command::Command;
@@ -28,7 +28,7 @@ const PAGES_AHEAD: usize = 2;
 const TOUCH_MAX: usize = 10_000;
 /// Files of one `FreeContent`.
 const FREES_MAX: usize = 1000;
-/// Inodes of one `CheckHolds`.
+/// Inodes of one `CheckHolds`, and places of one `Remember`.
 const HOLDS_MAX: usize = 10_000;
 
 #[tonic::async_trait]
@@ -190,6 +190,21 @@ impl Namespace for Services {
         // Before the read: the session is notified of names that are lost after it.
         self.watch.see_inodes(request.session, request.open.iter().chain(&request.held).copied());
         Ok(Response::new(self.lookups.reader.read(move |tables| tables.check_holds(&request)).await?))
+    }
+
+    async fn remember(&self, request: Request<RememberRequest>) -> Result<Response<RememberReply>, Status> {
+        let RememberRequest { session, directories, inodes, complete } = request.into_inner();
+        let places = directories.len() + inodes.len();
+        if places > HOLDS_MAX {
+            let reason = format!("{places} places in one call: send at most {HOLDS_MAX}");
+            return Err(MasterError::Invalid(reason).into());
+        }
+        self.watch.see_inodes(session, inodes);
+        self.watch.see_directories(session, directories);
+        if complete {
+            self.watch.has_remembered(session);
+        }
+        Ok(Response::new(RememberReply {}))
     }
 
     async fn make_listed(&self, request: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {

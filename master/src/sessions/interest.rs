@@ -54,6 +54,8 @@ pub(super) struct Interest {
     directories: HashMap<u64, Directory>,
     inodes: HashMap<u64, SessionSet>,
     everything: SessionSet,
+    /// Have come from elsewhere, and what they know is not known here yet: they count as knowing everything, too.
+    unsettled: SessionSet,
     sessions: HashMap<u64, Known>,
 }
 
@@ -96,8 +98,25 @@ impl Interest {
         self.sessions.insert(session, Known::default());
     }
 
+    /// The same, but the session knows things from elsewhere.
+    pub(super) fn begin_unsettled(&mut self, session: u64) {
+        self.begin(session);
+        self.unsettled.add(session);
+    }
+
+    /// What a session knew before it came is entered here by now, or forgotten there.
+    pub(super) fn settle(&mut self, session: u64) {
+        self.unsettled.remove(session);
+    }
+
+    /// Whether it is known here what a session knows.
+    pub(super) fn has(&self, session: u64) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
     pub(super) fn end(&mut self, session: u64) {
         self.everything.remove(session);
+        self.unsettled.remove(session);
         if let Some(known) = self.sessions.remove(&session) {
             self.forget(session, known);
         }
@@ -114,20 +133,32 @@ impl Interest {
             if names.many || names.few.contains(&hash) {
                 return;
             }
-            let watched = interest.directories.entry(directory).or_default();
             if names.few.len() == NAMES_MAX {
-                names.many = true;
-                watched.many.add(session);
-                known.places -= names.few.len();
-                for hash in names.few.drain(..) {
-                    watched.forget_name(session, hash);
-                }
-                return;
+                return interest.enter_many(session, directory, known);
             }
             names.few.push(hash);
-            watched.names.entry(hash).or_default().add(session);
+            interest.directories.entry(directory).or_default().names.entry(hash).or_default().add(session);
             known.places += 1;
         });
+    }
+
+    fn enter_many(&mut self, session: u64, directory: u64, known: &mut Known) {
+        let names = known.directories.entry(directory).or_insert_with(|| {
+            known.places += 1;
+            Names::default()
+        });
+        if !names.many {
+            names.many = true;
+            known.places -= names.few.len();
+            let watched = self.directories.entry(directory).or_default();
+            watched.many.add(session);
+            names.few.drain(..).for_each(|hash| watched.forget_name(session, hash));
+        }
+    }
+
+    /// A session knows any number of names of a directory, and that any number are not there.
+    pub(super) fn see_many_names(&mut self, session: u64, directory: u64) {
+        self.see(session, |interest, known| interest.enter_many(session, directory, known));
     }
 
     /// A session is about to be answered what is in a directory.
@@ -198,7 +229,7 @@ impl Interest {
     /// Calls `found` for every session that can have seen what a name led to. With `first_fill` the directory was never
     /// listed whole: nobody has seen it. A session may be found more than once.
     pub(super) fn of_name(&self, directory: u64, name: &[u8], first_fill: bool, mut found: impl FnMut(u64)) {
-        self.everything.0.iter().for_each(|session| found(*session));
+        self.of_anything(&mut found);
         let Some(watched) = self.directories.get(&directory) else { return };
         if !first_fill {
             watched.whole.0.iter().for_each(|session| found(*session));
@@ -211,12 +242,16 @@ impl Interest {
         }
     }
 
+    fn of_anything(&self, found: &mut impl FnMut(u64)) {
+        self.everything.0.iter().chain(&self.unsettled.0).for_each(|session| found(*session));
+    }
+
     /// The same of an inode, which is there now; false when any session may know it.
     pub(super) fn of_inode(&self, inode: u64, whereabouts: &Whereabouts, mut found: impl FnMut(u64)) -> bool {
         match whereabouts {
             Whereabouts::Named { parent, name, .. } => self.of_name(*parent, name, false, &mut found),
             Whereabouts::Several => return false,
-            Whereabouts::Nameless | Whereabouts::Gone => self.everything.0.iter().for_each(|session| found(*session)),
+            Whereabouts::Nameless | Whereabouts::Gone => self.of_anything(&mut found),
         }
         if let Some(sessions) = self.inodes.get(&inode) {
             sessions.0.iter().for_each(|session| found(*session));
@@ -285,6 +320,19 @@ mod tests {
         interest.begin(1);
         assert_eq!(of_name(&interest, 10, "a", false), Vec::<u64>::new());
         assert!(interest.directories.is_empty());
+    }
+
+    #[test]
+    fn who_comes_from_elsewhere_is_concerned_by_everything_until_it_is_known_what_it_knows() {
+        let mut interest = Interest::default();
+        interest.begin_unsettled(1);
+        interest.see_name(1, 10, b"a");
+        assert_eq!(
+            (of_name(&interest, 11, "x", true), of_inode(&interest, 5, &Whereabouts::Nameless)),
+            (vec![1], Some(vec![1]))
+        );
+        interest.settle(1);
+        assert_eq!((of_name(&interest, 11, "x", true), of_name(&interest, 10, "a", false)), (vec![], vec![1]));
     }
 
     #[test]

@@ -1,10 +1,14 @@
 //! The sessions that there are, and their streams of events.
 //!
 //! A session is a client's `Watch` stream, and those that follow it when it breaks; it is also the client's lease.
-//! Changes come from the applying task, in applied order, get the next sequence number and are appended to the queue of
-//! every session. The queue is bounded: a session that falls too far behind loses it and is sent an event to forget
-//! everything (`Reset`), which is always right. A tick each second carries the current number, so a client that
+//! Changes come from the applying task, in applied order, with numbers that come from the log, and are appended to the
+//! queues of the sessions. The queue is bounded: a session that falls too far behind loses it and is sent an event to
+//! forget everything (`Reset`), which is always right. A tick each second carries the current number, so a client that
 //! receives ticks knows that it has missed nothing.
+//!
+//! A stream that breaks may go on where it was, here or at another master, if all changes since are remembered
+//! ([`RecentChanges`](super::recent::RecentChanges)): the client keeps what it has cached. Otherwise it begins with a
+//! `Reset`.
 //!
 //! `cv refresh` and its like wait in [`WatchHub::wait_acknowledged`] until every session has acknowledged a number, for
 //! a lease at most.
@@ -18,13 +22,15 @@ use std::time::Duration;
 
 use cavern_proto::COMMAND_CLIENT;
 use cavern_proto::master::watch_event::Event;
-use cavern_proto::master::{EntryChanged, Reset, WatchEvent};
+use cavern_proto::master::{EntryChanged, Reset, Resumed, WatchEvent};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::current::CurrentSessions;
 use super::interest::Interest;
 use super::let_go::PendingLetGo;
+use super::recent::Recent;
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics::MasterMetrics;
@@ -49,6 +55,8 @@ pub struct WatchHub {
     lead: LeaderLease,
     cluster_id: Mutex<String>,
     metrics: MasterMetrics,
+    /// Who remembers the last changes. Locked before `state`.
+    changes: Arc<CurrentSessions>,
 }
 
 struct State {
@@ -104,6 +112,8 @@ struct Session {
     received_at: Instant,
     /// Its client may refer to inodes that it knows from an earlier stream, and has not asked about in this one.
     knows_earlier: bool,
+    /// When it is known here what its client knows, since it has said so, and its kernel trusts nothing else any more.
+    settles_at: Option<Instant>,
 }
 
 impl Session {
@@ -121,12 +131,17 @@ impl Session {
 }
 
 impl WatchHub {
-    /// A hub without sessions. Numbers begin at the clock's microseconds, so that those of a later master are greater.
-    pub fn new(lease: Duration, clock: &Clock, lead: LeaderLease, metrics: MasterMetrics) -> Self {
-        let seq = u64::try_from(clock.now_ns() / 1000).unwrap_or(1);
+    /// A hub without sessions. Their ids begin at the clock's microseconds, so that a later master's are greater.
+    pub fn new(
+        lease: Duration,
+        clock: &Clock,
+        lead: LeaderLease,
+        metrics: MasterMetrics,
+        changes: Arc<CurrentSessions>,
+    ) -> Self {
         let state = State {
-            seq,
-            next_session: seq,
+            seq: 0,
+            next_session: u64::try_from(clock.now_ns() / 1000).unwrap_or(1),
             sessions: HashMap::new(),
             broken: HashMap::new(),
             places: HashMap::new(),
@@ -136,7 +151,20 @@ impl WatchHub {
             closed: false,
             streams: 0,
         };
-        Self { state: Mutex::new(state), progress: Notify::new(), lease, lead, cluster_id: Mutex::default(), metrics }
+        Self {
+            state: Mutex::new(state),
+            progress: Notify::new(),
+            lease,
+            lead,
+            cluster_id: Mutex::default(),
+            metrics,
+            changes,
+        }
+    }
+
+    /// Events up to this one came before the hub.
+    pub(super) fn begin_after(&self, seq: u64) {
+        self.state.lock().seq = seq;
     }
 
     /// The cluster's id, for the first event of every session.
@@ -180,6 +208,15 @@ impl WatchHub {
         }
     }
 
+    /// The same of directories of which any names may be known, and that others are not there.
+    pub fn see_directories(&self, session: u64, directories: impl IntoIterator<Item = u64>) {
+        let mut state = self.state.lock();
+        for directory in directories {
+            state.interest.see_directory(session, directory);
+            state.interest.see_many_names(session, directory);
+        }
+    }
+
     /// The same of inodes, whatever their names are.
     pub fn see_inodes(&self, session: u64, inodes: impl IntoIterator<Item = u64>) {
         if session != 0 {
@@ -188,10 +225,11 @@ impl WatchHub {
         }
     }
 
-    /// Opens a session whose first event is `Reset`, or takes up the one that the client had before, if its lease is
-    /// not over.
+    /// Opens a session, or takes up the one that the client had before, if its lease is not over. The first event is
+    /// `Resumed` when all that happened since follows, else `Reset`.
     pub fn open(self: &Arc<Self>, client: &str, before: Before) -> Result<SessionStream, MasterError> {
-        let Before { session: earlier, is_recorded, knows_inodes } = before;
+        let Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed } = before;
+        let remembered = self.changes.remembered();
         let cluster_id = self.cluster_id.lock().clone();
         let wake = Arc::new(Notify::new());
         let mut state = self.state.lock();
@@ -208,20 +246,41 @@ impl WatchHub {
         state.next_session += u64::from(!goes_on);
         let (id, seq) = (if goes_on { earlier } else { state.next_session }, state.seq);
         state.broken.remove(&id);
+        // Of changes that had no answer when a session ended nobody can be sure.
+        let missed = (applied_seq != 0 && (goes_on || !has_changed)).then(|| remembered.changes().since(applied_seq));
+        let missed = missed.flatten().filter(|missed| missed.len() < QUEUE_EVENTS).map(|missed| {
+            let theirs = |recent: &&Recent| match recent.change {
+                Change::LockGranted { session, .. } => session == id,
+                Change::Unlinked(_) => true,
+                _ => recent.origin != earlier,
+            };
+            missed.filter(theirs).map(|recent| event(recent.seq, payload(&recent.change))).collect::<Vec<_>>()
+        });
+        match &missed {
+            Some(_) if goes_on && state.interest.has(id) => {}
+            Some(_) => state.interest.begin_unsettled(id),
+            None => state.interest.begin(id),
+        }
+        let first = match &missed {
+            Some(_) => self.resumed_event(id, applied_seq),
+            None => self.reset_event(id, seq, cluster_id),
+        };
+        let mut queue = VecDeque::from([first]);
+        queue.extend(missed.filter(|missed| !missed.is_empty()).map(Arc::from));
         state.streams += 1;
         let stream = state.streams;
         let session = Session {
             client: client.chars().take(128).collect(),
             stream,
-            queue: VecDeque::from([self.reset_event(id, seq, cluster_id)]),
-            waiting: 1,
-            last_queued: seq,
+            waiting: queue.iter().map(|events| events.len()).sum(),
+            last_queued: queue.back().and_then(|events| events.last()).map_or(seq, |event| event.seq),
+            queue,
             wake: wake.clone(),
             acknowledged: 0,
             received_at: Instant::now(),
             knows_earlier: knows_inodes || goes_on,
+            settles_at: None,
         };
-        state.interest.begin(id);
         log_session(
             id,
             &session.client,
@@ -335,6 +394,12 @@ impl WatchHub {
             may_return
         });
         over.into_iter().for_each(|session| state.over(session));
+        let State { sessions, interest, .. } = &mut *state;
+        for (id, session) in sessions {
+            if session.settles_at.take_if(|at| *at <= Instant::now()).is_some() {
+                interest.settle(*id);
+            }
+        }
         let State { sessions, broken, places, .. } = &mut *state;
         places.retain(|_, session| sessions.contains_key(session) || broken.contains_key(session));
         let after = state.sessions.len();
@@ -404,6 +469,18 @@ impl WatchHub {
         }
     }
 
+    /// A session has said all that its client knows. What else its kernel believes it does not for longer than a lease.
+    pub fn has_remembered(&self, session: u64) {
+        if let Some(session) = self.state.lock().sessions.get_mut(&session) {
+            session.settles_at = Some(Instant::now() + self.lease);
+        }
+    }
+
+    fn resumed_event(&self, session: u64, seq: u64) -> Arc<[WatchEvent]> {
+        let lease_ms = u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX);
+        Arc::new([event(seq, Event::Resumed(Resumed { session, lease_ms }))])
+    }
+
     fn reset_event(&self, session: u64, seq: u64, cluster_id: String) -> Arc<[WatchEvent]> {
         let lease_ms = u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX);
         Arc::new([event(seq, Event::Reset(Reset { session, lease_ms, cluster_id }))])
@@ -411,7 +488,6 @@ impl WatchHub {
 
     fn reset_all(&self, state: &mut State) {
         let cluster_id = self.cluster_id.lock().clone();
-        state.seq += 1;
         let seq = state.seq;
         for (id, session) in &mut state.sessions {
             state.interest.begin(*id);
@@ -432,30 +508,31 @@ pub struct Before {
     pub is_recorded: bool,
     /// It may refer to inodes that it has learnt of in earlier streams.
     pub knows_inodes: bool,
+    /// The last event that it has taken in; 0 for none.
+    pub applied_seq: u64,
+    /// It has asked for changes in that session.
+    pub has_changed: bool,
 }
 
 impl ChangeListener for WatchHub {
     fn changed(&self, changes: Changes) -> u64 {
-        if changes.list.is_empty() && changes.inodes.is_empty() {
-            return 0;
-        }
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        state.follow_moved(&changes);
-        let (mut granted, mut concerned) = (Vec::new(), Vec::new());
-        for list in changes.list.chunks(CHANGES_AT_ONCE) {
-            concerned.extend(self.notify_concerned(state, &changes, list, &mut granted));
+        state.seq = state.seq.max(changes.position);
+        if changes.list.is_empty() && changes.inodes.is_empty() && changes.seen.is_empty() {
+            return 0;
         }
+        state.follow_moved(&changes);
+        let mut concerned = Vec::new();
+        let mut numbered = changes.numbered().peekable();
+        while numbered.peek().is_some() {
+            let together: Vec<_> = numbered.by_ref().take(CHANGES_AT_ONCE).collect();
+            concerned.extend(self.notify_concerned(state, &changes, &together));
+        }
+        drop(numbered);
         let number = if changes.are_strict && !concerned.is_empty() { state.seq } else { 0 };
         if number != 0 {
             concerned.into_iter().for_each(|(session, event)| state.let_go.add(number, session, event));
-        }
-        // Each to its session alone, whoever freed the lock.
-        for (id, waiter) in granted {
-            state.seq += 1;
-            let events: Arc<[WatchEvent]> = Arc::new([event(state.seq, Event::LockGranted(waiter))]);
-            self.metrics.events.inc();
-            self.push(state, id, &events);
         }
         state.see_own(&changes);
         for (inode, whereabouts) in &changes.inodes {
@@ -507,6 +584,9 @@ impl State {
         if !self.sessions.contains_key(&changes.origin) {
             return;
         }
+        for (parent, name) in &changes.seen {
+            self.interest.see_name(changes.origin, *parent, name);
+        }
         for change in &changes.list {
             let inode = match change {
                 Change::Entry { parent, name, new_inode, .. } => {
@@ -534,39 +614,21 @@ impl State {
 
 impl WatchHub {
     /// Puts each of the changes in the queues of the sessions that it concerns, and gives these with the last event of
-    /// each, those among them whose stream is broken too. Locks that were granted are taken out.
-    fn notify_concerned(
-        &self,
-        state: &mut State,
-        changes: &Changes,
-        list: &[Change],
-        granted: &mut Vec<(u64, u64)>,
-    ) -> Vec<(u64, u64)> {
+    /// each, those among them whose stream is broken too.
+    fn notify_concerned(&self, state: &mut State, changes: &Changes, list: &[(u64, &Change)]) -> Vec<(u64, u64)> {
         let (mut events, mut concerned) = (Vec::with_capacity(list.len()), HashMap::<u64, u64>::new());
         // Of everybody, and of whoever may refer to an inode that it has not asked about lately.
         let (mut everybody, mut earlier, mut own) = (0u64, 0u64, 0u64);
         let interest = &state.interest;
-        for change in list {
+        for (seq, change) in list {
             let bit = 1 << events.len();
             let mut found = |session: u64| *concerned.entry(session).or_default() |= bit;
-            let payload = match change {
-                Change::LockGranted { session, waiter } => {
-                    granted.push((*session, *waiter));
-                    continue;
-                }
-                Change::Entry { parent, name, old_inode, new_inode, first_fill } => {
-                    interest.of_name(*parent, name, *first_fill, found);
-                    let (old_inode, new_inode) = (*old_inode, *new_inode);
-                    Event::Entry(EntryChanged { parent: *parent, name: name.clone(), old_inode, new_inode })
-                }
+            match change {
+                Change::Entry { parent, name, first_fill, .. } => interest.of_name(*parent, name, *first_fill, found),
                 Change::Inode(inode) | Change::Layout(inode) => {
                     let whereabouts = changes.inodes.get(inode).unwrap_or(&Whereabouts::Several);
                     if !interest.of_inode(*inode, whereabouts, found) {
                         everybody |= bit;
-                    }
-                    match change {
-                        Change::Layout(_) => Event::LayoutChanged(*inode),
-                        _ => Event::InodeChanged(*inode),
                     }
                 }
                 Change::Unlinked(inode) => {
@@ -577,19 +639,18 @@ impl WatchHub {
                         found(changes.origin);
                     }
                     earlier |= bit;
-                    Event::Unlinked(*inode)
                 }
-                Change::Workers(epoch) => {
-                    everybody |= bit;
-                    Event::WorkersEpoch(*epoch)
+                // Whoever freed the lock may have waited itself.
+                Change::LockGranted { session, .. } => {
+                    if *session == changes.origin {
+                        own |= bit;
+                    }
+                    found(*session);
                 }
-                Change::Mounts(epoch) => {
-                    everybody |= bit;
-                    Event::MountsEpoch(*epoch)
-                }
-            };
-            state.seq += 1;
-            events.push(event(state.seq, payload));
+                Change::Workers(_) | Change::Mounts(_) => everybody |= bit,
+            }
+            state.seq = state.seq.max(*seq);
+            events.push(event(*seq, payload(change)));
         }
         if everybody | earlier != 0 {
             for (id, session) in &state.sessions {
@@ -643,7 +704,7 @@ impl WatchHub {
 #[cfg(test)]
 impl Before {
     pub fn of(session: u64, is_recorded: bool) -> Self {
-        Self { session, is_recorded, knows_inodes: false }
+        Self { session, is_recorded, ..Self::default() }
     }
 }
 
@@ -673,6 +734,22 @@ impl SessionStream {
             }
             self.wake.notified().await;
         }
+    }
+}
+
+/// What sessions are told of a change.
+fn payload(change: &Change) -> Event {
+    match change {
+        Change::Entry { parent, name, old_inode, new_inode, .. } => {
+            let (parent, old_inode, new_inode) = (*parent, *old_inode, *new_inode);
+            Event::Entry(EntryChanged { parent, name: name.clone(), old_inode, new_inode })
+        }
+        Change::Inode(inode) => Event::InodeChanged(*inode),
+        Change::Layout(inode) => Event::LayoutChanged(*inode),
+        Change::Unlinked(inode) => Event::Unlinked(*inode),
+        Change::LockGranted { waiter, .. } => Event::LockGranted(*waiter),
+        Change::Workers(epoch) => Event::WorkersEpoch(*epoch),
+        Change::Mounts(epoch) => Event::MountsEpoch(*epoch),
     }
 }
 

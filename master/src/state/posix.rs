@@ -23,7 +23,7 @@ mod ttl;
 mod xattr;
 
 use cavern_proto::master::mutation::Change as Kind;
-use cavern_proto::master::{Attr, Consistency, MutationResult, WriteType};
+use cavern_proto::master::{Attr, Consistency, Mutation, MutationResult, WriteType};
 use cavern_proto::record::{InodeRecord, Mutate};
 use cavern_proto::{NAME_MAX, ROOT_INODE};
 use rustix::io::Errno;
@@ -105,6 +105,8 @@ struct MutationContext<'t, 'd> {
 pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome, MasterError> {
     let Some(mutation) = mutate.mutation else { return Ok(Outcome::Refused("an empty mutation".into())) };
     if let Some(known) = results::find(transaction, mutate.session, mutation.seq)? {
+        transaction.origin = mutate.session;
+        see_result(transaction, &mutation, &known)?;
         return Ok(Outcome::Mutated(Box::new(known), 0));
     }
     transaction.origin = mutate.session;
@@ -147,6 +149,31 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
     };
     results::keep(transaction, mutate.session, mutate.answered, mutation.seq, &result)?;
     Ok(Outcome::Mutated(Box::new(result), 0))
+}
+
+/// Notes what a session learns from a result that it had already, perhaps from another master: it is notified when that
+/// changes again.
+fn see_result(
+    transaction: &mut Transaction<'_>,
+    mutation: &Mutation,
+    result: &MutationResult,
+) -> Result<(), MasterError> {
+    match &mutation.change {
+        Some(Kind::Create(create)) => transaction.seen.push((create.parent, create.name.clone())),
+        Some(Kind::Link(link)) => transaction.seen.push((link.parent, link.name.clone())),
+        Some(Kind::Remove(remove)) => transaction.seen.push((remove.parent, remove.name.clone())),
+        Some(Kind::Rename(rename)) => {
+            transaction.seen.push((rename.parent, rename.name.clone()));
+            transaction.seen.push((rename.new_parent, rename.new_name.clone()));
+        }
+        _ => {}
+    }
+    for attr in &result.attributes {
+        if let Some(record) = transaction.inode(attr.inode)? {
+            transaction.seen.push((record.parent, record.name));
+        }
+    }
+    Ok(())
 }
 
 impl<'t, 'd> MutationContext<'t, 'd> {

@@ -44,9 +44,13 @@ pub enum Change {
 /// What a transaction changed, as sessions are to be notified of it.
 #[derive(Debug, Default)]
 pub struct Changes {
+    /// Place in the log: see [`Changes::numbered`].
+    pub position: u64,
     /// The session that asked for them, which knows of them by their result; 0 for none.
     pub origin: u64,
     pub list: Vec<Change>,
+    /// Names that whoever asked has just learnt of, though they are not changed by this.
+    pub seen: Vec<(u64, Bytes)>,
     /// They are of a strict mount: whoever asked is answered when nobody has anything cached that they made untrue.
     pub are_strict: bool,
     /// Where the inodes are that they are about, and that were deleted.
@@ -64,6 +68,24 @@ pub enum Whereabouts {
     Nameless,
     /// It is no longer there.
     Gone,
+}
+
+/// Bits of the number of a change that count within its command, and of those that count commands within their entry.
+const CHANGE_BITS: u32 = 16;
+const COMMAND_BITS: u32 = 12;
+
+impl Changes {
+    /// The place of a command's changes: the entry's index, and the number of the command in it.
+    pub fn position(index: u64, command: u64) -> u64 {
+        (index << (COMMAND_BITS + CHANGE_BITS)) | (command.min((1 << COMMAND_BITS) - 1) << CHANGE_BITS)
+    }
+
+    /// The changes with their numbers, which grow with the log and are the same on all masters. (Beyond 65,535 changes
+    /// of one command they share the last.)
+    pub fn numbered(&self) -> impl ExactSizeIterator<Item = (u64, &Change)> {
+        let within = |number: usize| (number as u64 + 1).min((1 << CHANGE_BITS) - 1);
+        self.list.iter().enumerate().map(move |(number, change)| (self.position + within(number), change))
+    }
 }
 
 impl Whereabouts {
@@ -90,6 +112,8 @@ pub struct Transaction<'a> {
     pub origin: u64,
     /// See [`Changes`].
     pub is_strict: bool,
+    /// See [`Changes`].
+    pub seen: Vec<(u64, Bytes)>,
 }
 
 impl<'a> Transaction<'a> {
@@ -105,6 +129,7 @@ impl<'a> Transaction<'a> {
             changes: Vec::new(),
             origin: 0,
             is_strict: false,
+            seen: Vec::new(),
         })
     }
 
@@ -215,6 +240,16 @@ impl<'a> Transaction<'a> {
                 }
             }
         }
-        Ok((self.batch, Changes { origin: self.origin, list: self.changes, are_strict: self.is_strict, inodes }))
+        Ok((
+            self.batch,
+            Changes {
+                position: 0,
+                seen: self.seen,
+                origin: self.origin,
+                list: self.changes,
+                are_strict: self.is_strict,
+                inodes,
+            },
+        ))
     }
 }

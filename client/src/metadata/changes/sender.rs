@@ -260,6 +260,9 @@ impl Sender {
 
     fn send(&mut self) {
         let Some(connection) = &mut self.connection else { return };
+        if !self.calls.is_empty() {
+            self.inner.lease.changes_in(self.session);
+        }
         for call in self.calls.iter_mut().filter(|call| !call.is_sent) {
             let mutations =
                 call.changes.iter().zip(call.first..).map(|(pending, seq)| numbered(pending, seq)).collect();

@@ -1,20 +1,32 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use bytes::Bytes;
 
 use super::*;
 use crate::raft::LeaderLease;
 
 fn hub(lease: Duration) -> Arc<WatchHub> {
-    let hub = WatchHub::new(lease, &Clock::default(), LeaderLease::of_one(), MasterMetrics::new());
+    hub_of(lease, &Arc::default())
+}
+
+/// The sessions of a term, of a master that has seen these changes.
+fn hub_of(lease: Duration, changes: &Arc<CurrentSessions>) -> Arc<WatchHub> {
+    let (lead, metrics) = (LeaderLease::of_one(), MasterMetrics::new());
+    let hub = Arc::new(WatchHub::new(lease, &Clock::default(), lead, metrics, changes.clone()));
     hub.set_cluster_id("c");
-    Arc::new(hub)
+    changes.set(Some(hub.clone()));
+    hub
 }
 
 fn entry(parent: u64, first_fill: bool) -> Change {
     Change::Entry { parent, name: Bytes::from_static(b"n"), old_inode: 0, new_inode: 9, first_fill }
 }
 
+/// Of the next entry of the log.
 fn changes(list: Vec<Change>, origin: u64) -> Changes {
-    Changes { origin, list, ..Changes::default() }
+    static INDEX: AtomicU64 = AtomicU64::new(1);
+    let position = Changes::position(INDEX.fetch_add(1, Ordering::Relaxed), 1);
+    Changes { position, origin, list, ..Changes::default() }
 }
 
 /// Of inodes that each have one name, their number, below another.
@@ -115,6 +127,93 @@ async fn a_broken_session_goes_on_within_its_lease_and_no_longer() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_ne!(hub.open("a", Before::of(id, true)).unwrap().id(), id);
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_where_it_was_and_at_another_master_as_well() {
+    let lease = Duration::from_secs(60);
+    let masters: [Arc<CurrentSessions>; 2] = [Arc::default(), Arc::default()];
+    let apply = |changes: Changes| {
+        let inodes = changes.inodes.clone();
+        let copy = Changes {
+            position: changes.position,
+            origin: changes.origin,
+            list: changes.list.clone(),
+            inodes,
+            ..Changes::default()
+        };
+        masters[1].changed(copy);
+        masters[0].changed(changes);
+    };
+    apply(changes(vec![Change::Workers(1)], 0));
+    let first = hub_of(lease, &masters[0]);
+    let mut stream = first.open("a", Before::default()).unwrap();
+    let id = stream.id();
+    next(&mut stream).await;
+    first.see_name(id, 7, b"n");
+    apply(changes(vec![entry(7, false)], 0));
+    let applied_seq = next(&mut stream).await[0].seq;
+    drop(stream);
+    // What it knew nothing of comes along, and what it did itself does not; it hears of its own removals.
+    apply(changes(vec![entry(8, true), Change::Inode(5)], 0));
+    apply(changes(vec![Change::Inode(6), Change::Unlinked(6), Change::LockGranted { session: id, waiter: 3 }], id));
+    apply(changes(vec![Change::LockGranted { session: id + 1, waiter: 4 }], 0));
+    let before = Before { session: id, applied_seq, has_changed: true, ..Before::default() };
+    let second = hub_of(lease, &masters[1]);
+    for (hub, is_recorded) in [(&first, false), (&second, true)] {
+        let mut stream = hub.open("a", Before { is_recorded, ..before }).unwrap();
+        let events = next(&mut stream).await;
+        assert!(events.windows(2).all(|pair| pair[0].seq < pair[1].seq), "{events:?}");
+        assert_eq!(events[0].seq, applied_seq);
+        let kinds: Vec<_> = events.into_iter().map(|event| event.event.unwrap()).collect();
+        let resumed = Event::Resumed(Resumed { session: id, lease_ms: 60_000 });
+        let foreign = Event::Entry(EntryChanged { parent: 8, name: "n".into(), old_inode: 0, new_inode: 9 });
+        assert_eq!(
+            kinds,
+            [resumed, foreign, Event::InodeChanged(5), Event::Unlinked(6), Event::LockGranted(3)],
+            "recorded: {is_recorded}"
+        );
+        // Here it is known what it knows; there it is not, before it says so and its kernel's trust is over.
+        hub.changed(changes(vec![entry(7, false)], 0));
+        hub.changed(changes(vec![entry(9, true)], 0));
+        let expected = if is_recorded { 2 } else { 1 };
+        assert_eq!(next(&mut stream).await.len(), expected);
+        if is_recorded {
+            hub.see_directories(id, [7]);
+            hub.has_remembered(id);
+            hub.state.lock().sessions.get_mut(&id).unwrap().settles_at = Some(Instant::now());
+            hub.tick();
+            next(&mut stream).await;
+            hub.changed(changes(vec![entry(9, true)], 0));
+            hub.changed(changes(vec![entry(7, true)], 0));
+            assert_eq!(next(&mut stream).await.len(), 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_begins_anew_where_something_may_have_been_missed() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    master.changed(changes(vec![Change::Workers(1)], 0));
+    let hub = hub_of(lease, &master);
+    let applied_seq = hub.seq();
+    let first = async |before: Before| {
+        let mut stream = hub.open("a", before).unwrap();
+        (stream.id(), next(&mut stream).await[0].event.clone().unwrap())
+    };
+    let known = Before { session: 7, is_recorded: true, applied_seq, ..Before::default() };
+    assert!(matches!(first(known).await, (7, Event::Resumed(_))));
+    // A session that is over, with changes that may have been made; one without any goes on under another id.
+    let over = Before { session: 5, is_recorded: false, has_changed: true, ..known };
+    assert!(matches!(first(over).await.1, Event::Reset(_)));
+    let (id, event) = first(Before { has_changed: false, ..over }).await;
+    assert!(id != 5 && matches!(event, Event::Resumed(Resumed { session, .. }) if session == id));
+    for applied_seq in [applied_seq - 2, applied_seq + 1] {
+        assert!(matches!(first(Before { applied_seq, ..known }).await.1, Event::Reset(_)), "{applied_seq}");
+    }
+    master.replaced();
+    assert!(matches!(first(known).await.1, Event::Reset(_)), "the state was replaced");
 }
 
 #[tokio::test]
@@ -264,7 +363,7 @@ async fn a_lock_is_granted_to_its_session_alone() {
     hub.changed(changes(vec![granted.clone(), Change::Inode(1)], other.id()));
     let events = next(&mut one).await;
     let kinds: Vec<_> = events.iter().map(|event| event.event.clone().unwrap()).collect();
-    assert_eq!(kinds, [Event::InodeChanged(1), Event::LockGranted(5)]);
+    assert_eq!(kinds, [Event::LockGranted(5), Event::InodeChanged(1)]);
     assert!(events[0].seq < events[1].seq);
     // Who freed it may have waited itself; and nobody else is there to be waited for.
     hub.changed(changes(vec![granted], one.id()));

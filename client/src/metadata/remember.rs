@@ -1,0 +1,48 @@
+//! Tells a master that goes on with a session what is cached and open here, so that it knows of which changes to notify
+//! this client.
+
+use std::time::Duration;
+
+use cavern_net::master::Stubs;
+use cavern_proto::master::RememberRequest;
+use tokio::time::sleep;
+
+use super::Inner;
+
+/// Directories, and inodes, named at a time.
+const AT_A_TIME: usize = 8192;
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Inner {
+    /// Says all of it, tried until the master has answered: bounded by the stream, which whoever calls this must
+    /// follow.
+    pub(super) async fn remember(&self, session: u64) {
+        // Whatever comes later was asked for in the stream that there is.
+        let mut directories = self.cache.directories();
+        directories.extend(self.directories.inodes());
+        let directories: Vec<u64> = directories.into_iter().collect();
+        let inodes: Vec<u64> = self.open.all().into_iter().map(|(inode, _)| inode).collect();
+        for part in directories.chunks(AT_A_TIME) {
+            self.say(RememberRequest { session, directories: part.to_vec(), ..RememberRequest::default() }).await;
+        }
+        for part in inodes.chunks(AT_A_TIME) {
+            self.say(RememberRequest { session, inodes: part.to_vec(), ..RememberRequest::default() }).await;
+        }
+        self.say(RememberRequest { session, complete: true, ..RememberRequest::default() }).await;
+    }
+
+    async fn say(&self, request: RememberRequest) {
+        loop {
+            let said = self.master.call_patiently("Remember", |mut stubs: Stubs| {
+                let request = request.clone();
+                async move { stubs.namespace.remember(request).await }
+            });
+            match said.await {
+                Ok(_) => return,
+                Err(error) => tracing::debug!("what is cached here is said again: {error}"),
+            }
+            sleep(PAUSE).await;
+        }
+    }
+}
