@@ -19,6 +19,8 @@ const CHUNK: ByteSize = ByteSize::kib(128);
 const SHORTEST_LEASE: Interval = Interval::millis(500);
 /// Clients say every few seconds what they have made.
 const SHORTEST_UNCLAIMED: Interval = Interval::secs(1);
+/// With less there would be a snapshot for every few changes.
+const SHORTEST_LOG: ByteSize = ByteSize::kib(64);
 /// A heartbeat more often than this is a load, not a sign of life.
 const SHORTEST_HEARTBEAT: Interval = Interval::millis(10);
 /// Of so many masters a group can be made.
@@ -93,9 +95,9 @@ fn master(config: &Config, rules: &mut Rules<'_>) {
     rules.advertised("master.advertise", &master.advertise, "node1:7700");
     rules.absolute("master.data_dir", &master.data_dir);
     rules.at_least("master.metadata_cache", master.metadata_cache, ByteSize::mib(1));
-    rules.require(master.snapshot_entries > 0, &["master.snapshot_entries"], || {
-        "must be at least 1, as 20000".to_owned()
-    });
+    rules.at_least("master.snapshot_after", master.snapshot_after, SHORTEST_LOG);
+    rules.ordered(("master.snapshot_after", master.snapshot_after), ("master.log_size_max", master.log_size_max));
+    rules.at_most_ten_years("master.log_keep", master.log_keep);
     rules.require((SHORTEST_HEARTBEAT..=LONGEST).contains(&master.heartbeat), &["master.heartbeat"], || {
         format!("\"{}\" must be at least \"{SHORTEST_HEARTBEAT}\", as \"1s\"", master.heartbeat)
     });

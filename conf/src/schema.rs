@@ -58,8 +58,12 @@ pub struct Master {
     pub data_dir: PathBuf,
     /// RocksDB's block cache, shared by all column families.
     pub metadata_cache: ByteSize,
-    /// A snapshot is made and the log cut after this many entries.
-    pub snapshot_entries: u64,
+    /// A snapshot is made when the log has grown by this much since the last one.
+    pub snapshot_after: ByteSize,
+    /// What a snapshot covers stays in the log for this long, for masters that were away,
+    pub log_keep: Interval,
+    /// unless the log has more than this behind it.
+    pub log_size_max: ByteSize,
     pub heartbeat: Interval,
     /// A worker that has sent no heartbeat for this long leaves the worker table.
     pub worker_timeout: Interval,
@@ -222,7 +226,9 @@ impl Default for Master {
             advertise: String::new(),
             data_dir: PathBuf::from("/var/lib/cavern/master"),
             metadata_cache: ByteSize::mib(256),
-            snapshot_entries: 20_000,
+            snapshot_after: ByteSize::mib(256),
+            log_keep: Interval::secs(600),
+            log_size_max: ByteSize::gib(1),
             heartbeat: Interval::millis(1000),
             worker_timeout: Interval::millis(5000),
             session_lease: Interval::millis(5000),

@@ -24,6 +24,13 @@ pub(crate) struct Setting {
     pub origin: SettingSource,
 }
 
+/// Keys of earlier versions: section, key, and what does their work now.
+const FORMER: [(&str, &str, &str); 1] = [(
+    "master",
+    "snapshot_entries",
+    "master.snapshot_after takes its place, which is in bytes of the log, as \"256MiB\"",
+)];
+
 /// Names and defaults of everything that can be set.
 pub(crate) struct Schema {
     sections: toml::Table,
@@ -62,6 +69,9 @@ impl Schema {
 
     /// What to say about a key that does not exist in `section`.
     fn unknown_key(&self, section: &str, key: &str) -> String {
+        if let Some((_, _, successor)) = FORMER.iter().find(|former| (former.0, former.1) == (section, key)) {
+            return format!("there is no such key any more: {successor}");
+        }
         let keys: Vec<&str> =
             self.keys(section).map(|keys| keys.keys().map(String::as_str).collect()).unwrap_or_default();
         let elsewhere: Vec<String> = self
@@ -204,7 +214,9 @@ pub(crate) fn from_environment(
         let origin = SettingSource::Environment(name.clone());
         let Some((_, section, key)) = names.iter().find(|(variable, _, _)| *variable == name) else {
             let variables: Vec<&str> = names.iter().map(|(variable, _, _)| variable.as_str()).collect();
+            let former = FORMER.iter().find(|(section, key, _)| variable_of(section, key) == name);
             let hint = match nearest(&name.to_uppercase(), &variables) {
+                _ if former.is_some() => former.map_or_else(String::new, |(_, _, successor)| (*successor).to_owned()),
                 Some(near) => format!("did you mean {near}?"),
                 None => "overrides are spelled CV_SECTION__KEY, as CV_FUSE__MOUNT_POINT".to_owned(),
             };

@@ -17,6 +17,8 @@ pub struct RaftMetrics {
     commands: Counter,
     batch_commands: Histogram,
     log_sync_seconds: Histogram,
+    log_bytes: Gauge,
+    snapshots_installed: Counter,
     apply_seconds: Histogram,
     command_seconds: Histogram,
 }
@@ -31,6 +33,9 @@ impl RaftMetrics {
                 Histogram::new(exponential_buckets(1.0, 2.0, 9)),
             ),
             log_sync_seconds: metrics.latency("master_log_sync_seconds", "Time of one synced write of the log"),
+            log_bytes: metrics.gauge("master_log_bytes", "Bytes of the entries that the log has"),
+            snapshots_installed: metrics
+                .counter("master_snapshots_installed", "Snapshots of other masters that this one began anew with"),
             apply_seconds: metrics.latency("master_apply_seconds", "Time to apply one entry"),
             command_seconds: metrics.latency(
                 "master_command_seconds",
@@ -46,6 +51,14 @@ impl RaftMetrics {
 
     pub fn log_synced(&self, time: Duration) {
         self.log_sync_seconds.observe(time.as_secs_f64());
+    }
+
+    pub fn log_size(&self, bytes: u64) {
+        self.log_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    pub fn installed_snapshot(&self) {
+        self.snapshots_installed.inc();
     }
 
     pub fn applied_command(&self, time: Duration) {

@@ -22,7 +22,7 @@ use crate::jobs::PooledWorkers;
 use crate::lead::Lead;
 use crate::metrics::MasterMetrics;
 use crate::mounts::Vault;
-use crate::raft::{Consensus, ConsensusConfig, MESSAGE_MAX, RaftService};
+use crate::raft::{Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, RaftService};
 use crate::service::Gate;
 use crate::term::{TermContext, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
@@ -143,7 +143,11 @@ impl Master {
                     identity,
                     address: seat.address().to_owned(),
                     snapshots: &conf.data_dir.join("snapshots"),
-                    snapshot_entries: conf.snapshot_entries,
+                    log: LogLimits {
+                        snapshot_after: conf.snapshot_after.bytes(),
+                        keep: conf.log_keep.get(),
+                        size_max: conf.log_size_max.bytes(),
+                    },
                 },
                 lead.sessions(),
                 metrics.raft.clone(),
@@ -201,6 +205,12 @@ impl Master {
             }
             let _stopped = stop.run_until_cancelled(tokio::time::sleep(READY_POLL)).await;
         }
+    }
+
+    /// What its consensus shows.
+    #[cfg(test)]
+    pub fn observe(&self) -> raft::Observed {
+        self.consensus.observe()
     }
 
     /// Returns with the reason when this master can go on no longer.

@@ -3,13 +3,15 @@
 mod clock;
 mod coherence;
 mod group;
-mod harness;
+pub mod harness;
 mod jobs;
 mod locks;
+mod members;
 mod model;
 mod mutations;
 mod namespace;
 mod persist;
+mod raft_log;
 mod repair;
 mod replay;
 mod restart;

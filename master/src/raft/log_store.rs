@@ -1,25 +1,35 @@
 //! The Raft log in RocksDB: entries in `raft_log` under their index, the vote and the purge position in `raft_meta`.
 //!
-//! All writing is done by one thread, in the order in which it was asked for, so that a vote and an append can never
-//! overtake each other. The thread takes whatever has queued up, writes it as one batch with one sync, and then answers
-//! all of it.
+//! All writing is done by one thread, in the order in which it was asked for ([`writer`]). An append does not wait for
+//! it: the entries are in memory ([`tail`]) before they are on disk, and go to the other masters meanwhile; the
+//! consensus is told when they are, and counts this master's copy from then on. A vote, a truncation and a purge are on
+//! disk when they return. The log knows its own [`size`].
 //!
-//! What has been appended is kept for the next reader, who is as a rule the one that applies it.
+//! Entries are applied only once they are on disk here, too, whoever else has them: the state is never ahead of the log
+//! that it came from.
 
-use std::collections::VecDeque;
+mod size;
+mod tail;
+#[cfg(test)]
+mod tests;
+mod writer;
+
 use std::fmt::Debug;
 use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use cavern_conf::Failpoint;
+use cavern_conf::host;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{OptionalSend, RaftLogReader};
 use parking_lot::Mutex;
-use rocksdb::{Direction, IteratorMode, WriteBatch};
-use tokio::sync::{mpsc, oneshot};
+use rocksdb::{Direction, IteratorMode};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
+use self::size::LogSize;
+use self::tail::Tail;
+use self::writer::{Done, LogChange, Write, write_loop};
 use super::types::{Entry, LogId, Types, Vote, decode_entry, encode_entry, from_json, to_json};
 use crate::MasterError;
 use crate::metrics::RaftMetrics;
@@ -28,10 +38,10 @@ use crate::state::{Database, Family};
 const VOTE_KEY: &[u8] = b"vote";
 const PURGED_KEY: &[u8] = b"purged";
 
-/// Writes that wait for the thread at most; openraft itself has one in flight.
-const QUEUE: usize = 64;
-/// Entries kept for their next reader.
-const KEPT: usize = 16;
+/// Writes that wait for the thread at most.
+const QUEUE: usize = 256;
+/// KiB of entries that are in memory and not on disk at most; who appends more waits.
+const UNWRITTEN_KIB: u32 = 64 << 10;
 /// Bytes of entries that one message carries to another master, but for a single entry that has more: a heartbeat must
 /// not wait behind it for long.
 const MESSAGE_BYTES: usize = 1 << 20;
@@ -39,105 +49,119 @@ const MESSAGE_BYTES: usize = 1 << 20;
 /// The log of one node. Clones share the thread.
 #[derive(Clone)]
 pub struct LogStore {
-    database: Arc<Database>,
+    shared: Arc<Shared>,
     writes: mpsc::Sender<Write>,
-    appended: Arc<Mutex<Appended>>,
+    /// Of [`UNWRITTEN_KIB`].
+    room: Arc<Semaphore>,
 }
 
-/// The last entries that were appended and not applied yet, with their lengths in the log: consecutive, in memory only.
-#[derive(Default)]
-struct Appended(VecDeque<(usize, Entry)>);
+/// What the thread shares with everybody else.
+struct Shared {
+    database: Arc<Database>,
+    tail: Mutex<Tail>,
+    size: Mutex<LogSize>,
+    /// Index of the first entry that is not on disk, or why none will be any more.
+    on_disk: watch::Sender<Result<u64, Arc<MasterError>>>,
+    /// The log has another size.
+    written: Notify,
+    /// Held by a test while nothing is to reach the disk; or why nothing will.
+    #[cfg(test)]
+    disk: Arc<tokio::sync::Mutex<Option<&'static str>>>,
+}
 
-impl Appended {
-    fn push(&mut self, bytes: usize, entry: Entry) {
-        if self.0.back().is_some_and(|(_, last)| last.log_id.index + 1 != entry.log_id.index) {
-            self.0.clear();
+impl Shared {
+    /// These writes are on disk.
+    fn wrote(&self, writes: &[Write]) {
+        let mut tail = self.tail.lock();
+        let mut next = tail.on_disk();
+        for write in writes {
+            match &write.change {
+                LogChange::Append(entries) => next = entries.last().map_or(next, |(index, _)| index.saturating_add(1)),
+                // Nothing is appended before it is answered.
+                LogChange::Truncate(from) => next = next.min(*from),
+                LogChange::Purge(upto, _) => next = next.max(upto.saturating_add(1)),
+                LogChange::Vote(_) => {}
+            }
         }
-        if self.0.len() == KEPT {
-            self.0.pop_front();
-        }
-        self.0.push_back((bytes, entry));
+        tail.set_on_disk(next);
+        drop(tail);
+        self.on_disk.send_modify(|state| *state = Ok(next));
+        self.written.notify_one();
     }
 
-    /// Where a range begins and how long it is, if all of its entries are here.
-    fn find(&self, start: u64, end: u64) -> Option<(usize, usize)> {
-        let first = self.0.front()?.1.log_id.index;
-        let from = usize::try_from(start.checked_sub(first)?).ok()?;
-        let count = usize::try_from(end.checked_sub(start)?).ok()?;
-        (count > 0 && from + count <= self.0.len()).then_some((from, count))
+    /// No write will be on disk any more.
+    fn broke(&self, error: &Arc<MasterError>) {
+        self.on_disk.send_modify(|state| *state = Err(error.clone()));
     }
-
-    /// Gives all entries of a range away, to the one that applies them.
-    fn take(&mut self, start: u64, end: u64) -> Option<Vec<Entry>> {
-        let (from, count) = self.find(start, end)?;
-        // Those before it are applied.
-        Some(self.0.drain(..from + count).skip(from).map(|(_, entry)| entry).collect())
-    }
-
-    /// The first entries of a range, as many as fit into a message.
-    fn copy(&self, start: u64, end: u64) -> Option<Vec<Entry>> {
-        let (from, count) = self.find(start, end)?;
-        let mut left = MESSAGE_BYTES;
-        let fits = |(number, (bytes, _)): &(usize, &(usize, Entry))| {
-            let fits = *number == 0 || *bytes <= left;
-            left = left.saturating_sub(*bytes);
-            fits
-        };
-        Some(
-            self.0
-                .iter()
-                .skip(from)
-                .take(count)
-                .enumerate()
-                .take_while(fits)
-                .map(|(_, (_, entry))| entry.clone())
-                .collect(),
-        )
-    }
-}
-
-struct Write {
-    change: LogChange,
-    done: oneshot::Sender<Result<(), Arc<MasterError>>>,
-}
-
-enum LogChange {
-    Append(Vec<(u64, Vec<u8>)>),
-    Vote(Vec<u8>),
-    /// Everything from this index on.
-    Truncate(u64),
-    /// Everything up to this index, with the encoded log id.
-    Purge(u64, Vec<u8>),
 }
 
 impl LogStore {
-    /// Starts the writing thread, which ends when the last clone is dropped.
-    pub fn start(database: Arc<Database>, metrics: RaftMetrics) -> Result<(Self, JoinHandle<()>), MasterError> {
+    /// Starts the writing thread, which ends when the last clone is dropped. `mark_bytes`: see [`size`]. *Blocking*.
+    pub fn start(
+        database: Arc<Database>,
+        mark_bytes: u64,
+        metrics: RaftMetrics,
+    ) -> Result<(Self, JoinHandle<()>), MasterError> {
+        let size = LogSize::load(&database, purged(&database)?, mark_bytes, host::wall_ns())?;
+        let last = log_state(&database)?.last_log_id;
+        let next = last.map_or(0, |last| last.index.saturating_add(1));
+        let shared = Arc::new(Shared {
+            database,
+            tail: Mutex::new(Tail::new(next)),
+            size: Mutex::new(size),
+            on_disk: watch::Sender::new(Ok(next)),
+            written: Notify::new(),
+            #[cfg(test)]
+            disk: Arc::default(),
+        });
         let (writes, queue) = mpsc::channel(QUEUE);
-        let own = database.clone();
+        let own = shared.clone();
         let thread =
             std::thread::Builder::new().name("raft-log".into()).spawn(move || write_loop(&own, queue, &metrics));
         let thread = thread.map_err(MasterError::io("the thread raft-log"))?;
-        Ok((Self { database, writes, appended: Arc::default() }, thread))
+        Ok((Self { shared, writes, room: Arc::new(Semaphore::new(UNWRITTEN_KIB as usize)) }, thread))
     }
 
     async fn write(&self, change: LogChange) -> Result<(), io::Error> {
         let (done, answer) = oneshot::channel();
-        let stopped = || io::Error::other("the log has stopped");
-        self.writes.send(Write { change, done }).await.map_err(|_| stopped())?;
+        self.writes.send(Write { change, done: Done::Answered(done) }).await.map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())?.map_err(io::Error::other)
+    }
+
+    /// Returns when there is more to say about the size of the log than at the last call.
+    pub async fn written(&self) {
+        self.shared.written.notified().await;
+    }
+
+    /// Bytes of the entries behind this one; for none: of all that are there.
+    pub fn bytes_after(&self, index: Option<u64>) -> u64 {
+        self.shared.size.lock().bytes_after(index)
+    }
+
+    /// Bytes of the entries up to this one.
+    pub fn bytes_upto(&self, index: u64) -> u64 {
+        self.shared.size.lock().bytes_upto(index)
+    }
+
+    /// Index of the last of those entries that were written before a time, or are more than so many bytes away from the
+    /// end.
+    pub fn old(&self, before_ns: i64, bytes_max: u64) -> Option<u64> {
+        self.shared.size.lock().old(before_ns, bytes_max)
     }
 
     /// Entries from `start` up to `end`, which is not included, as long as they have no more than `bytes` together; the
     /// first in any case.
-    fn read_range(&self, start: u64, end: Option<u64>, bytes: usize) -> Result<Vec<Entry>, MasterError> {
+    fn read_disk(&self, start: u64, end: u64, bytes: usize) -> Result<Vec<Entry>, MasterError> {
         let (mut entries, mut left) = (Vec::new(), bytes);
-        let start = start.to_be_bytes();
-        let mode = IteratorMode::From(&start, Direction::Forward);
-        for item in self.database.raw().iterator_cf(self.database.family(Family::RaftLog), mode) {
+        if start >= end {
+            return Ok(entries);
+        }
+        let database = &self.shared.database;
+        let mode = IteratorMode::From(&start.to_be_bytes(), Direction::Forward);
+        for item in database.raw().iterator_cf(database.family(Family::RaftLog), mode) {
             let (_, value) = item?;
             let entry = decode_entry(&value)?;
-            if end.is_some_and(|end| entry.log_id.index >= end) || (!entries.is_empty() && value.len() > left) {
+            if entry.log_id.index >= end || (!entries.is_empty() && value.len() > left) {
                 break;
             }
             left = left.saturating_sub(value.len());
@@ -146,20 +170,34 @@ impl LogStore {
         Ok(entries)
     }
 
-    fn last_entry(&self) -> Result<Option<LogId>, MasterError> {
-        let mut items = self.database.raw().iterator_cf(self.database.family(Family::RaftLog), IteratorMode::End);
-        let last = items.next().transpose()?;
-        last.map(|(_, value)| Ok(decode_entry(&value)?.log_id)).transpose()
+    /// Returns when no entry of a range waits for the disk.
+    async fn until_on_disk(&self, end: u64) -> io::Result<()> {
+        let end = self.shared.tail.lock().last().map_or(0, |last| end.min(last.saturating_add(1)));
+        let mut on_disk = self.shared.on_disk.subscribe();
+        let reached = on_disk.wait_for(|state| state.as_ref().map_or(true, |next| *next >= end)).await;
+        match reached.map_err(|_| stopped())?.as_ref() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(io::Error::other(error.clone())),
+        }
     }
+}
 
-    fn meta<T: for<'a> serde::Deserialize<'a>>(&self, key: &[u8]) -> Result<Option<T>, MasterError> {
-        meta(&self.database, key)
-    }
+fn stopped() -> io::Error {
+    io::Error::other("the log has stopped")
 }
 
 fn meta<T: for<'a> serde::Deserialize<'a>>(database: &Database, key: &[u8]) -> Result<Option<T>, MasterError> {
     let value = database.get(Family::RaftMeta, key)?;
     value.map(|bytes| from_json(&bytes, "a record of the consensus")).transpose()
+}
+
+/// What is on disk.
+fn log_state(database: &Database) -> Result<LogState<Types>, MasterError> {
+    let last_purged_log_id: Option<LogId> = meta(database, PURGED_KEY)?;
+    let mut items = database.raw().iterator_cf(database.family(Family::RaftLog), IteratorMode::End);
+    let last = items.next().transpose()?;
+    let last = last.map(|(_, value)| Ok::<_, MasterError>(decode_entry(&value)?.log_id)).transpose()?;
+    Ok(LogState { last_purged_log_id, last_log_id: last.or(last_purged_log_id) })
 }
 
 /// Whether anything was ever written to the log: an entry or a vote.
@@ -175,46 +213,8 @@ pub fn purged(database: &Database) -> Result<Option<u64>, MasterError> {
     Ok(purged.map(|id| id.index))
 }
 
-fn write_loop(database: &Database, mut queue: mpsc::Receiver<Write>, metrics: &RaftMetrics) {
-    while let Some(first) = queue.blocking_recv() {
-        let mut writes = vec![first];
-        while let Ok(next) = queue.try_recv() {
-            writes.push(next);
-        }
-        let mut batch = WriteBatch::default();
-        for write in &writes {
-            add_to_batch(database, &mut batch, &write.change);
-        }
-        let timer = tokio::time::Instant::now();
-        Failpoint::LogAppend.pass();
-        let result = database.write_synced(batch).map_err(Arc::new);
-        Failpoint::LogSynced.pass();
-        metrics.log_synced(timer.elapsed());
-        for write in writes {
-            // One who no longer waits has been stopped, and does not need the answer.
-            let _ = write.done.send(result.clone());
-        }
-    }
-}
-
-fn add_to_batch(database: &Database, batch: &mut WriteBatch, change: &LogChange) {
-    let (log, meta) = (database.family(Family::RaftLog), database.family(Family::RaftMeta));
-    match change {
-        LogChange::Append(entries) => {
-            for (index, bytes) in entries {
-                batch.put_cf(log, index.to_be_bytes(), bytes);
-            }
-        }
-        LogChange::Vote(vote) => batch.put_cf(meta, VOTE_KEY, vote),
-        LogChange::Truncate(from) => batch.delete_range_cf(log, from.to_be_bytes(), u64::MAX.to_be_bytes()),
-        LogChange::Purge(upto, log_id) => {
-            batch.delete_range_cf(log, 0u64.to_be_bytes(), upto.saturating_add(1).to_be_bytes());
-            batch.put_cf(meta, PURGED_KEY, log_id);
-        }
-    }
-}
-
 impl RaftLogReader<Types> for LogStore {
+    /// For the one that applies them, and for a start.
     async fn try_get_log_entries<R: RangeBounds<u64> + Clone + Debug + OptionalSend>(
         &mut self,
         range: R,
@@ -225,26 +225,35 @@ impl RaftLogReader<Types> for LogStore {
             Bound::Unbounded => 0,
         };
         let end = match range.end_bound() {
-            Bound::Included(end) => Some(end.saturating_add(1)),
-            Bound::Excluded(end) => Some(*end),
-            Bound::Unbounded => None,
+            Bound::Included(end) => end.saturating_add(1),
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => u64::MAX,
         };
-        if let Some(entries) = end.and_then(|end| self.appended.lock().take(start, end)) {
-            return Ok(entries);
-        }
-        self.read_range(start, end, usize::MAX).map_err(io::Error::other)
+        self.until_on_disk(end).await?;
+        let (from, newest) = {
+            let mut tail = self.shared.tail.lock();
+            if let Some(entries) = tail.take(start, end) {
+                return Ok(entries);
+            }
+            tail.read(start, end, usize::MAX)
+        };
+        let mut entries = self.read_disk(start, from, usize::MAX).map_err(io::Error::other)?;
+        entries.extend(newest);
+        Ok(entries)
     }
 
     /// For another master.
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<Entry>> {
-        if let Some(entries) = self.appended.lock().copy(start, end) {
-            return Ok(entries);
+        let (from, newest) = self.shared.tail.lock().read(start, end, MESSAGE_BYTES);
+        if from <= start {
+            return Ok(newest);
         }
-        self.read_range(start, Some(end), MESSAGE_BYTES).map_err(io::Error::other)
+        // The rest is for the next message.
+        self.read_disk(start, from, MESSAGE_BYTES).map_err(io::Error::other)
     }
 
     async fn read_vote(&mut self) -> io::Result<Option<Vote>> {
-        self.meta(VOTE_KEY).map_err(io::Error::other)
+        meta(&self.shared.database, VOTE_KEY).map_err(io::Error::other)
     }
 }
 
@@ -252,9 +261,8 @@ impl RaftLogStorage<Types> for LogStore {
     type LogReader = Self;
 
     async fn get_log_state(&mut self) -> io::Result<LogState<Types>> {
-        let last_purged_log_id: Option<LogId> = self.meta(PURGED_KEY).map_err(io::Error::other)?;
-        let last_log_id = self.last_entry().map_err(io::Error::other)?.or(last_purged_log_id);
-        Ok(LogState { last_purged_log_id, last_log_id })
+        self.until_on_disk(u64::MAX).await?;
+        log_state(&self.shared.database).map_err(io::Error::other)
     }
 
     async fn get_log_reader(&mut self) -> Self {
@@ -266,83 +274,50 @@ impl RaftLogStorage<Types> for LogStore {
         self.write(LogChange::Vote(bytes)).await
     }
 
-    /// Returns when the entries are on disk: whoever reads them next finds them, and they were synced with what else
-    /// had queued up.
+    /// Returns when the entries can be read; `callback` is called when they are on disk.
     async fn append<I>(&mut self, entries: I, callback: IOFlushed<Types>) -> io::Result<()>
     where
         I: IntoIterator<Item = Entry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let (mut encoded, mut appended) = (Vec::new(), Vec::new());
+        let (mut encoded, mut appended, mut kib) = (Vec::new(), Vec::new(), 0);
         for entry in entries {
             let (bytes, entry) = encode_entry(entry).map_err(io::Error::other)?;
+            kib += bytes.len() >> 10;
             let index = entry.log_id.index;
             appended.push((bytes.len(), entry));
             encoded.push((index, bytes));
         }
-        let written = self.write(LogChange::Append(encoded)).await;
-        if written.is_ok() {
-            let mut kept = self.appended.lock();
-            appended.into_iter().for_each(|(bytes, entry)| kept.push(bytes, entry));
+        let kib = u32::try_from(kib).unwrap_or(u32::MAX).clamp(1, UNWRITTEN_KIB);
+        let room = self.room.clone().acquire_many_owned(kib).await.map_err(|_| stopped())?;
+        {
+            let mut tail = self.shared.tail.lock();
+            for (bytes, entry) in appended {
+                let index = entry.log_id.index;
+                if let Some(last) = tail.last().filter(|last| last.saturating_add(1) != index) {
+                    return Err(io::Error::other(format!(
+                        "the log ends with entry {last}, and is given entry {index}"
+                    )));
+                }
+                tail.push(bytes, entry);
+            }
         }
-        callback.io_completed(written);
+        let write = Write { change: LogChange::Append(encoded), done: Done::Flushed(callback, room) };
+        if let Err(unsent) = self.writes.send(write).await {
+            unsent.0.done.tell(Err(Arc::new(MasterError::Consensus("the log has stopped".into()))));
+        }
         Ok(())
     }
 
     async fn truncate_after(&mut self, last: Option<LogId>) -> io::Result<()> {
-        self.appended.lock().0.clear();
-        self.write(LogChange::Truncate(last.map_or(0, |last| last.index.saturating_add(1)))).await
+        let from = last.map_or(0, |last| last.index.saturating_add(1));
+        self.shared.tail.lock().truncate(from);
+        self.write(LogChange::Truncate(from)).await
     }
 
     async fn purge(&mut self, log_id: LogId) -> io::Result<()> {
-        self.appended.lock().0.retain(|(_, entry)| entry.log_id.index > log_id.index);
+        self.shared.tail.lock().purge(log_id.index);
         let bytes = to_json(&log_id, "a log id").map_err(io::Error::other)?;
         self.write(LogChange::Purge(log_id.index, bytes)).await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use openraft::EntryPayload;
-
-    use super::*;
-    use crate::raft::types::log_id;
-
-    fn entry(term: u64, index: u64) -> Entry {
-        Entry { log_id: log_id(term, 1, index), payload: EntryPayload::Blank }
-    }
-
-    #[test]
-    fn entries_are_given_to_their_first_reader_if_all_of_them_are_here() {
-        let mut appended = Appended::default();
-        assert!(appended.take(1, 2).is_none());
-        (5..9).for_each(|index| appended.push(10, entry(1, index)));
-        for (start, end) in [(4, 6), (5, 10), (8, 10), (6, 6), (7, 6)] {
-            assert!(appended.take(start, end).is_none(), "{start}..{end}");
-        }
-        let indices =
-            |entries: Option<Vec<Entry>>| entries.unwrap().iter().map(|entry| entry.log_id.index).collect::<Vec<_>>();
-        assert_eq!(indices(appended.take(6, 8)), [6, 7]);
-        assert!(appended.take(5, 6).is_none(), "the range before it has been read by somebody else");
-        assert_eq!(indices(appended.take(8, 9)), [8]);
-        // Another leader's entries begin elsewhere.
-        appended.push(10, entry(1, 9));
-        appended.push(10, entry(2, 7));
-        assert!(appended.take(9, 10).is_none());
-        assert_eq!(appended.take(7, 8).unwrap()[0].log_id, log_id(2, 1, 7));
-        (0..2 * KEPT as u64).for_each(|index| appended.push(10, entry(3, index)));
-        assert_eq!(appended.0.len(), KEPT);
-    }
-
-    #[test]
-    fn another_master_is_given_what_fits_into_a_message() {
-        let mut appended = Appended::default();
-        for (index, bytes) in [(1, 2 * MESSAGE_BYTES), (2, MESSAGE_BYTES / 2), (3, MESSAGE_BYTES / 2), (4, 1)] {
-            appended.push(bytes, entry(1, index));
-        }
-        let count = |start, end| appended.copy(start, end).map(|entries| entries.len());
-        assert_eq!((count(1, 5), count(2, 5), count(3, 5)), (Some(1), Some(2), Some(2)));
-        assert_eq!((count(2, 6), count(5, 5)), (None, None));
-        assert_eq!(appended.take(1, 5).map(|entries| entries.len()), Some(4), "they are still there to be applied");
     }
 }

@@ -161,7 +161,7 @@ impl Consensus {
         }
     }
 
-    /// Makes a snapshot of all that is applied, and cuts the log.
+    /// Makes a snapshot of all that is applied. The log is cut of what is old enough.
     pub async fn make_snapshot(&self) -> Result<(), MasterError> {
         let applied = self.raft.metrics().borrow_watched().last_applied;
         self.raft.trigger().snapshot().await.map_err(fatal)?;

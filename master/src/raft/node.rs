@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread;
 use std::time::Duration;
 
 use cavern_proto::NotLeading;
@@ -11,16 +11,19 @@ use openraft::async_runtime::watch::WatchReceiver as _;
 use openraft::errors::{InitializeError, RaftError};
 use openraft::{Config, RaftMetrics, ReadPolicy, ServerState, SnapshotPolicy};
 use parking_lot::Mutex;
-use tokio::task;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio_util::sync::CancellationToken;
 
 use super::identity::Identity;
 use super::leader_lease::{ELECTION, LeaderLease};
+use super::log_keeper::{self, LogLimits};
 use super::log_store::LogStore;
 use super::network::Network;
 use super::observe::{self, Observed};
 use super::proposer::Proposer;
 use super::snapshot::Snapshots;
 use super::state_machine::{ChangeListener, StateMachine};
+use super::threads::RaftThreads;
 use super::types::{LeaderId, Node, NodeId, Raft, Types};
 use crate::MasterError;
 use crate::clock::Clock;
@@ -31,6 +34,8 @@ use crate::state::Database;
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two signs of life of a leader: several in the shortest election timeout.
 const HEARTBEAT: Duration = Duration::from_millis(150);
+/// Entries that a master may lack which is to vote: it has them soon.
+const LAG: u64 = 1000;
 
 /// What a node must know at its start.
 pub struct ConsensusConfig<'a> {
@@ -40,7 +45,7 @@ pub struct ConsensusConfig<'a> {
     pub address: String,
     /// Directory of the snapshots.
     pub snapshots: &'a Path,
-    pub snapshot_entries: u64,
+    pub log: LogLimits,
 }
 
 /// A running node.
@@ -50,7 +55,15 @@ pub struct Consensus {
     pub(super) raft: Raft,
     snapshots: Snapshots,
     metrics: metrics::RaftMetrics,
-    log: Mutex<Option<JoinHandle<()>>>,
+    threads: RaftThreads,
+    running: Mutex<Option<Running>>,
+}
+
+/// What ends with it, beside what is on its threads only.
+struct Running {
+    log: thread::JoinHandle<()>,
+    keeper: JoinHandle<()>,
+    stop_keeper: CancellationToken,
 }
 
 impl Consensus {
@@ -61,29 +74,33 @@ impl Consensus {
         listener: Arc<dyn ChangeListener>,
         metrics: metrics::RaftMetrics,
     ) -> Result<Self, MasterError> {
-        let ConsensusConfig { cluster_name, identity, address, snapshots, snapshot_entries } = config;
+        let ConsensusConfig { cluster_name, identity, address, snapshots, log: limits } = config;
         let snapshots = Snapshots::open(snapshots.to_owned())?;
-        let (log, log_thread) = LogStore::start(database.clone(), metrics.clone())?;
+        let (log, log_thread) = LogStore::start(database.clone(), limits.mark_bytes(), metrics.clone())?;
         let machine = StateMachine::open(database, snapshots.clone(), listener, metrics.clone())?;
         let raft_config = Config {
             cluster_name: cluster_name.to_owned(),
             election_timeout_min: ELECTION.start().as_millis() as u64,
             election_timeout_max: ELECTION.end().as_millis() as u64,
             heartbeat_interval: HEARTBEAT.as_millis() as u64,
-            snapshot_policy: SnapshotPolicy::LogsSinceLast(snapshot_entries.max(1)),
-            // A master that was away for a moment needs no snapshot.
-            max_in_snapshot_log_to_keep: snapshot_entries.max(1),
-            replication_lag_threshold: snapshot_entries.saturating_mul(2).max(2),
-            purge_batch_size: 256,
+            // Both are for `log_keeper` to do.
+            snapshot_policy: SnapshotPolicy::Never,
+            max_in_snapshot_log_to_keep: u64::MAX,
+            replication_lag_threshold: LAG,
             max_payload_entries: 1024,
             enable_pre_vote: Some(true),
             ..Config::default()
         };
         let raft_config = Arc::new(raft_config.validate().map_err(fatal)?);
         let network = Network::new(&identity.cluster_id, identity.node_id);
-        // Boxed, since it is large.
-        let raft = Box::pin(Raft::new(identity.node_id, raft_config, network, log, machine)).await.map_err(fatal)?;
-        let node = Self { identity, address, raft, snapshots, metrics, log: Mutex::new(Some(log_thread)) };
+        let threads = RaftThreads::start()?;
+        let raft = threads.spawn(Raft::new(identity.node_id, raft_config, network, log.clone(), machine))?;
+        let raft = raft.await.map_err(fatal)?.map_err(fatal)?;
+        let stop_keeper = CancellationToken::new();
+        let keeper = log_keeper::keep(raft.clone(), log, limits, metrics.clone(), stop_keeper.clone());
+        let running = Running { log: log_thread, keeper: threads.spawn(keeper)?, stop_keeper };
+        let running = Mutex::new(Some(running));
+        let node = Self { identity, address, raft, snapshots, metrics, threads, running };
         if let Some(members) = node.identity.founds.clone()
             && let Err(error) = node.found(&members).await
         {
@@ -168,13 +185,18 @@ impl Consensus {
         (applied, metrics.current_leader.unwrap_or(0), state)
     }
 
-    /// Stops consensus and joins its thread. Proposals fail from now on; a second call does nothing.
+    /// Stops consensus and joins its threads. Proposals fail from now on; a second call does nothing.
     pub async fn stop(&self) {
-        let Some(log) = self.log.lock().take() else { return };
+        let Some(Running { log, keeper, stop_keeper }) = self.running.lock().take() else { return };
+        stop_keeper.cancel();
+        if keeper.await.is_err() {
+            tracing::warn!("the keeper of the log ended by a panic");
+        }
         if self.raft.shutdown().await.is_err() {
             tracing::warn!("the consensus task ended by a panic");
         }
-        match tokio::time::timeout(STOP_TIMEOUT, task::spawn_blocking(move || log.join())).await {
+        self.threads.stop(STOP_TIMEOUT).await;
+        match tokio::time::timeout(STOP_TIMEOUT, spawn_blocking(move || log.join())).await {
             Ok(Ok(Ok(()))) => {}
             Ok(_) => tracing::warn!("the thread of the log ended by a panic"),
             Err(_) => tracing::warn!("the thread of the log did not end in time"),

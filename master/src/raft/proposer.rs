@@ -1,5 +1,5 @@
-//! Proposals. Commands that arrive while entries are on their way share the next one: openraft syncs one append after
-//! the other, so the number of entries, not of commands, is what costs. While one is applied, the next is synced.
+//! Proposals. Commands that arrive while entries are on their way share the next one: the number of entries, not of
+//! commands, is what costs. While one is applied, the next is synced.
 //!
 //! A proposer belongs to one lead. What it is given later goes into no log: whoever decided on it knew the state of
 //! that lead. What was under way when the lead ended may be applied nevertheless, by a successor.

@@ -7,6 +7,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cavern_conf::Failpoint;
 use cavern_proto::record::CommandBatch;
@@ -29,6 +30,8 @@ const MEMBERSHIP_KEY: &[u8] = b"membership";
 const PROGRESS_KEY: &[u8] = b"progress";
 /// In `raft_meta` while a snapshot is being copied into the database.
 const INSTALLING_KEY: &[u8] = b"installing";
+/// Entries that are applied so soon after others were waiting for them.
+const AT_ONCE: Duration = Duration::from_micros(100);
 /// Records copied with one batch when a snapshot is installed.
 const INSTALL_BATCH: usize = 4096;
 
@@ -51,6 +54,8 @@ pub struct StateMachine {
     metrics: RaftMetrics,
     /// Index of the entry that a crash left partly applied, and how many of its commands are done.
     progress: (u64, u64),
+    /// When the last entries were applied.
+    ended: Option<Instant>,
 }
 
 /// Last applied log id and last membership.
@@ -90,7 +95,7 @@ impl StateMachine {
         }
         index_holds(&database)?;
         let progress = read_progress(&database)?;
-        Ok(Self { database, snapshots, listener, metrics, progress })
+        Ok(Self { database, snapshots, listener, metrics, progress, ended: None })
     }
 
     fn apply_entry(&mut self, entry: Entry) -> Result<Outcomes, MasterError> {
@@ -200,6 +205,10 @@ impl RaftStateMachine<Types> for StateMachine {
     where
         S: Stream<Item = io::Result<EntryResponder<Types>>> + Unpin + OptionalSend,
     {
+        if self.ended.is_some_and(|ended| ended.elapsed() < AT_ONCE) {
+            // The core was told of the last entries, and would wait for these: it is to run on this thread.
+            task::yield_now().await;
+        }
         while let Some(next) = entries.next().await {
             let (entry, proposer) = next?;
             let outcomes = self.apply_entry(entry).map_err(io::Error::other)?;
@@ -207,6 +216,7 @@ impl RaftStateMachine<Types> for StateMachine {
                 proposer.send(outcomes);
             }
         }
+        self.ended = Some(Instant::now());
         Ok(())
     }
 
@@ -222,6 +232,7 @@ impl RaftStateMachine<Types> for StateMachine {
         });
         // A checkpoint may have been made in the middle of an entry.
         self.progress = installed.await.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        self.metrics.installed_snapshot();
         self.listener.replaced();
         Ok(())
     }

@@ -30,7 +30,7 @@ impl StoreBuilder<Types, LogStore, StateMachine, TempDir> for Builder {
         let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
         let metrics = MasterMetrics::new().raft;
-        let (log, _) = LogStore::start(database.clone(), metrics.clone()).unwrap();
+        let (log, _) = LogStore::start(database.clone(), 1 << 10, metrics.clone()).unwrap();
         let machine = StateMachine::open(database, snapshots, Arc::new(NullListener), metrics).unwrap();
         Ok((dir, log, machine))
     }

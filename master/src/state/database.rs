@@ -8,8 +8,8 @@ use std::fs::File;
 use std::path::Path;
 
 use rocksdb::{
-    BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType, DBRecoveryMode, Options,
-    WriteBatch, WriteOptions,
+    BlockBasedIndexType, BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType,
+    DBRecoveryMode, Options, WriteBatch, WriteOptions,
 };
 use rustix::fs::{FlockOperation, flock};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -283,6 +283,11 @@ fn descriptor(family: Family, cache: &Cache) -> ColumnFamilyDescriptor {
     match family {
         Family::Inode | Family::Dentry | Family::Extent => {
             table.set_bloom_filter(10.0, false);
+            // Of 100 million records the index and the filter are larger than the cache: of both only the parts that
+            // are used are in it, and what leads to them stays.
+            table.set_index_type(BlockBasedIndexType::TwoLevelIndexSearch);
+            table.set_partition_filters(true);
+            table.set_pin_top_level_index_and_filter(true);
             options.set_write_buffer_size(MEMTABLE_BYTES);
         }
         Family::RaftLog => options.set_write_buffer_size(MEMTABLE_BYTES),
@@ -290,4 +295,52 @@ fn descriptor(family: Family, cache: &Cache) -> ColumnFamilyDescriptor {
     }
     options.set_block_based_table_factory(&table);
     ColumnFamilyDescriptor::new(family.name(), options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(number: u64) -> ([u8; 8], [u8; 100]) {
+        (number.to_be_bytes(), [number as u8; 100])
+    }
+
+    #[test]
+    fn tables_of_an_earlier_version_are_read_and_go_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let (inode, names) = (Family::Inode.name(), Family::ALL.map(Family::name));
+        let mut options = recovery_options();
+        options.create_if_missing(true);
+        options.create_missing_column_families(true);
+        // One index and one filter for each table.
+        let earlier = names.map(|name| {
+            let mut table = BlockBasedOptions::default();
+            table.set_bloom_filter(10.0, false);
+            let mut options = Options::default();
+            options.set_block_based_table_factory(&table);
+            ColumnFamilyDescriptor::new(name, options)
+        });
+        let db = DB::open_cf_descriptors(&options, dir.path().join("db"), earlier).unwrap();
+        for (key, value) in (0..20_000).map(record) {
+            db.put_cf(db.cf_handle(inode).unwrap(), key, value).unwrap();
+        }
+        db.flush_cf(db.cf_handle(inode).unwrap()).unwrap();
+        drop(db);
+
+        for upto in [30_000, 40_000] {
+            let database = Database::open(dir.path(), 1 << 20).unwrap();
+            let mut batch = WriteBatch::default();
+            for (key, value) in (upto - 10_000..upto).map(record) {
+                batch.put_cf(database.family(Family::Inode), key, value);
+            }
+            database.write(batch).unwrap();
+            database.raw().flush_cf(database.family(Family::Inode)).unwrap();
+            for (key, value) in (0..upto).step_by(97).map(record) {
+                assert_eq!(database.get(Family::Inode, &key).unwrap().as_deref(), Some(value.as_slice()));
+            }
+            assert_eq!(database.get(Family::Inode, &upto.to_be_bytes()).unwrap(), None);
+            let read = database.raw().iterator_cf(database.family(Family::Inode), rocksdb::IteratorMode::Start);
+            assert_eq!(read.count() as u64, upto);
+        }
+    }
 }

@@ -271,3 +271,12 @@ pub fn placement_of(workers: &[(u64, WorkerState)]) -> Arc<Placement> {
     let worker = |(id, state): &(u64, WorkerState)| Worker { id: *id, state: *state as i32, ..Worker::default() };
     Arc::new(Placement::new(&WorkerTable { epoch: 1, workers: workers.iter().map(worker).collect() }))
 }
+
+/// A counter, by its name without what all of them begin with.
+#[track_caller]
+pub fn metric(metrics: &MasterMetrics, name: &str) -> u64 {
+    let text = metrics.registry.encode().unwrap();
+    let value =
+        text.lines().find_map(|line| line.strip_prefix("cavern_master_")?.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+}

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cavern_conf::Config;
+use cavern_conf::{ByteSize, Config, Interval};
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket};
 use crate::MasterError;
@@ -11,8 +11,9 @@ use crate::listing::Why;
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_is_there_after_restarts_with_and_without_snapshots() {
     let mut config = Config::default();
-    // So few that there are several snapshots and purges.
-    config.master.snapshot_entries = 5;
+    // So little that there are several snapshots and purges.
+    config.master.snapshot_after = ByteSize::kib(1);
+    config.master.log_keep = Interval::millis(0);
     let dir = Arc::new(tempfile::tempdir().unwrap());
     let mut master = TestMaster::with(config, dir, Arc::new(NoWorkers)).await.unwrap();
     let (bucket, uri) = new_bucket();

@@ -87,8 +87,8 @@ fn die_at_all_of(role: &str, storage: Storage) {
     let lease = if role == "fuse" { "2s" } else { "30s" };
     // A worker that is away for long is not waited for by programs.
     let conf = format!(
-        "[master]\nworker_timeout = \"60s\"\npersist_delay = \"30ms\"\nsession_lease = \"{lease}\"\nsnapshot_entries = \
-         500\n\
+        "[master]\nworker_timeout = \"60s\"\npersist_delay = \"30ms\"\nsession_lease = \"{lease}\"\nsnapshot_after = \
+         \"64KiB\"\nlog_keep = \"0s\"\n\
          [client]\nmetadata_timeout = \"60s\"\nread_timeout = \"60s\"\nlocal_descriptors = {}\n",
         storage == Storage::Near
     );

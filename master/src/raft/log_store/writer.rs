@@ -1,0 +1,130 @@
+//! The thread that writes the log, in the order in which it is asked to: a vote and an append never overtake each
+//! other. It takes whatever has queued up, writes it as one batch with one sync, and then answers all of it.
+//!
+//! After a write that failed nothing is written any more: what comes later must not be in the log without it.
+
+use std::sync::Arc;
+
+use cavern_conf::{Failpoint, host};
+use openraft::storage::IOFlushed;
+use rocksdb::WriteBatch;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+
+use super::{PURGED_KEY, Shared, VOTE_KEY};
+use crate::MasterError;
+use crate::metrics::RaftMetrics;
+use crate::raft::types::Types;
+use crate::state::{Database, Family};
+
+/// Bytes of one write, but for the one that exceeds it.
+const BATCH_BYTES: usize = 16 << 20;
+
+/// One thing to write.
+pub struct Write {
+    pub change: LogChange,
+    pub done: Done,
+}
+
+pub enum LogChange {
+    Append(Vec<(u64, Vec<u8>)>),
+    Vote(Vec<u8>),
+    /// Everything from this index on.
+    Truncate(u64),
+    /// Everything up to this index, with the encoded log id.
+    Purge(u64, Vec<u8>),
+}
+
+/// Whom to tell that it is on disk, or why it is not.
+pub enum Done {
+    /// The consensus, which goes on meanwhile, with the room that the entries take in memory.
+    Flushed(IOFlushed<Types>, OwnedSemaphorePermit),
+    /// One who waits.
+    Answered(oneshot::Sender<Result<(), Arc<MasterError>>>),
+}
+
+impl Done {
+    pub fn tell(self, result: Result<(), Arc<MasterError>>) {
+        match self {
+            Self::Flushed(callback, _room) => callback.io_completed(result.map_err(std::io::Error::other)),
+            // One who no longer waits has been stopped, and does not need the answer.
+            Self::Answered(answer) => drop(answer.send(result)),
+        }
+    }
+}
+
+pub fn write_loop(shared: &Shared, mut queue: mpsc::Receiver<Write>, metrics: &RaftMetrics) {
+    let mut broken: Option<Arc<MasterError>> = None;
+    while let Some(first) = queue.blocking_recv() {
+        let mut bytes = length(&first.change);
+        let mut writes = vec![first];
+        while bytes < BATCH_BYTES
+            && let Ok(next) = queue.try_recv()
+        {
+            bytes += length(&next.change);
+            writes.push(next);
+        }
+        let result = match &broken {
+            Some(error) => Err(error.clone()),
+            None => write_all(shared, &writes, metrics).map_err(Arc::new),
+        };
+        match &result {
+            Ok(()) => shared.wrote(&writes),
+            Err(error) => {
+                shared.broke(error);
+                broken = Some(error.clone());
+            }
+        }
+        for write in writes {
+            write.done.tell(result.clone());
+        }
+    }
+}
+
+fn length(change: &LogChange) -> usize {
+    match change {
+        LogChange::Append(entries) => entries.iter().map(|(_, bytes)| bytes.len()).sum(),
+        LogChange::Vote(_) | LogChange::Truncate(_) | LogChange::Purge(..) => 0,
+    }
+}
+
+fn write_all(shared: &Shared, writes: &[Write], metrics: &RaftMetrics) -> Result<(), MasterError> {
+    let mut batch = WriteBatch::default();
+    let now_ns = host::wall_ns();
+    for write in writes {
+        add_to_batch(shared, &mut batch, &write.change, now_ns);
+    }
+    let timer = tokio::time::Instant::now();
+    Failpoint::LogAppend.pass();
+    #[cfg(test)]
+    if let Some(reason) = *shared.disk.blocking_lock() {
+        return Err(MasterError::Consensus(reason.to_owned()));
+    }
+    shared.database.write_synced(batch)?;
+    Failpoint::LogSynced.pass();
+    metrics.log_synced(timer.elapsed());
+    Ok(())
+}
+
+fn add_to_batch(shared: &Shared, batch: &mut WriteBatch, change: &LogChange, now_ns: i64) {
+    let database: &Database = &shared.database;
+    let (log, meta) = (database.family(Family::RaftLog), database.family(Family::RaftMeta));
+    match change {
+        LogChange::Append(entries) => {
+            let mut size = shared.size.lock();
+            for (index, bytes) in entries {
+                batch.put_cf(log, index.to_be_bytes(), bytes);
+                size.appended(database, batch, (*index, bytes.len()), now_ns);
+            }
+        }
+        LogChange::Vote(vote) => batch.put_cf(meta, VOTE_KEY, vote),
+        LogChange::Truncate(from) => {
+            batch.delete_range_cf(log, from.to_be_bytes(), u64::MAX.to_be_bytes());
+            shared.size.lock().truncated(database, batch, *from);
+        }
+        LogChange::Purge(upto, log_id) => {
+            batch.delete_range_cf(log, 0u64.to_be_bytes(), upto.saturating_add(1).to_be_bytes());
+            batch.put_cf(meta, PURGED_KEY, log_id);
+            shared.size.lock().purged(database, batch, *upto);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The threads of the consensus. Its core, its timers, and its connections to other masters have a runtime of their
+//! own: a heartbeat never waits for a call of a client, however many there are. Everything else of the process is on
+//! the other runtime, and speaks to this one through channels.
+
+use std::future::Future;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::{JoinHandle, spawn_blocking};
+
+use crate::MasterError;
+
+/// One may be applying an entry, or reading the log for another master: the other answers and sends meanwhile.
+const THREADS: usize = 2;
+/// For snapshots that are made, sent or installed.
+const BLOCKING_THREADS: usize = 4;
+
+/// See the module. What runs on them ends with them.
+pub struct RaftThreads(Mutex<Option<Runtime>>);
+
+impl RaftThreads {
+    pub fn start() -> Result<Self, MasterError> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .max_blocking_threads(BLOCKING_THREADS)
+            .thread_name("raft")
+            .enable_all()
+            .build()
+            .map_err(MasterError::io("the threads of the consensus"))?;
+        Ok(Self(Mutex::new(Some(runtime))))
+    }
+
+    /// Begins a task on them; its owner waits for it.
+    ///
+    /// # Errors
+    /// [`MasterError::Consensus`] when they have been stopped.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> Result<JoinHandle<T>, MasterError> {
+        let running = self.0.lock();
+        let runtime =
+            running.as_ref().ok_or_else(|| MasterError::Consensus("the consensus has been stopped".into()))?;
+        Ok(runtime.spawn(task))
+    }
+
+    /// Ends whatever still runs. Waits for blocking work, but no longer than this.
+    pub async fn stop(&self, within: Duration) {
+        let Some(runtime) = self.0.lock().take() else { return };
+        if spawn_blocking(move || runtime.shutdown_timeout(within)).await.is_err() {
+            tracing::warn!("the threads of the consensus ended by a panic");
+        }
+    }
+}
+
+impl Drop for RaftThreads {
+    fn drop(&mut self) {
+        // Who drops it may be a task, which must not wait.
+        if let Some(runtime) = self.0.get_mut().take() {
+            runtime.shutdown_background();
+        }
+    }
+}
