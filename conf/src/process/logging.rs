@@ -17,7 +17,8 @@ use crate::schema::{Log, LogFormat};
 
 /// The library that keeps the master's log; its messages are of this target.
 const CONSENSUS: &str = "openraft";
-const CONSENSUS_WARNS: &str = "openraft=warn";
+/// Whoever proposed something may have gone before the answer, when a lead ends for one: that is no news.
+const CONSENSUS_WARNS: [&str; 2] = ["openraft=warn", "openraft::raft::responder=error"];
 
 /// Beginnings of the names of crates that see credentials, as settings, in signatures or in headers.
 const DISCREET: [&str; 6] = ["reqsign", "opendal", "hyper", "h2", "rustls", "s3s"];
@@ -68,7 +69,7 @@ pub(crate) fn parse_level(level: &str) -> Result<EnvFilter, ProcessError> {
     // At this level the library of the log prints its whole state at every start, which is of no use to an operator.
     let is_info = directives.iter().any(|directive| directive.eq_ignore_ascii_case("info"));
     if is_info && !directives.iter().any(|directive| directive.starts_with(CONSENSUS)) {
-        directives.push(CONSENSUS_WARNS);
+        directives.extend(CONSENSUS_WARNS);
     }
     EnvFilter::try_new(directives.join(",")).map_err(|error| refuse(error.to_string()))
 }
@@ -120,7 +121,8 @@ mod tests {
     fn the_library_of_the_log_is_heard_when_it_warns_or_is_asked_for() {
         let shown = |level: &str| parse_level(level).unwrap().to_string();
         for level in ["info", "INFO", "info,cavern_worker=debug"] {
-            assert!(shown(level).contains("openraft=warn"), "{level}: {}", shown(level));
+            let all = CONSENSUS_WARNS.iter().all(|directive| shown(level).contains(directive));
+            assert!(all, "{level}: {}", shown(level));
         }
         for level in ["debug", "off", "error", "info,openraft=debug"] {
             assert!(!shown(level).contains("openraft=warn"), "{level}: {}", shown(level));
