@@ -3,14 +3,14 @@
 //!
 //! A few seeds by default; `CAVERN_SEEDS=10 CAVERN_OPERATIONS=10000` for more, `CAVERN_FIRST_SEED` to begin elsewhere.
 
-mod step;
-mod tree;
+pub mod step;
+pub mod tree;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{Cluster, Options, eventually, number};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -20,16 +20,12 @@ use tree::tree;
 /// For everything to reach another mount.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn number(variable: &str, default: u64) -> u64 {
-    std::env::var(variable).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
-}
-
-fn seeds(default: u64) -> std::ops::Range<u64> {
+pub fn seeds(default: u64) -> std::ops::Range<u64> {
     let first = number("CAVERN_FIRST_SEED", 0);
     first..first + number("CAVERN_SEEDS", default)
 }
 
-fn mounted(options: Options) -> Cluster {
+pub fn mounted(options: Options) -> Cluster {
     let cluster = Cluster::up(options);
     cluster.s3.create_bucket("bucket");
     // Small blocks, so that few operations reach many.
@@ -38,7 +34,7 @@ fn mounted(options: Options) -> Cluster {
 }
 
 /// Does a step on both sides, and compares; says how many of one succeeded.
-fn both(seed: u64, number: u64, step: &Step, ours: (&Path, &mut Handles), theirs: (&Path, &mut Handles)) -> u64 {
+pub fn both(seed: u64, number: u64, step: &Step, ours: (&Path, &mut Handles), theirs: (&Path, &mut Handles)) -> u64 {
     let (our, their) = (step.run(ours.0, ours.1), step.run(theirs.0, theirs.1));
     assert_eq!(our, their, "seed {seed}, step {number}: {step:?}");
     u64::from(our.0 == 0)

@@ -7,16 +7,13 @@
 
 #[path = "hosts/guide.rs"]
 mod guide;
-#[path = "hosts/network.rs"]
-mod network;
 
 use std::time::Duration;
 
-use cavern_tests::eventually;
+use cavern_tests::{Network, eventually};
 use serde_json::Value;
 
 use guide::{Block, Guide};
-use network::Network;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const HOSTS: [(&str, &str); 4] =

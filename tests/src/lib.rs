@@ -17,7 +17,7 @@
 //! the bucket behind it: objects, request counters, injected faults. Of several masters (`masters: 3`)
 //! [`Cluster::leader`] finds the one that leads, and [`Cluster::kill_leader`] kills it. [`eventually`] waits for a
 //! state with a deadline; nothing here sleeps for a fixed time and hopes. Each test has its own cluster, so tests may
-//! run side by side.
+//! run side by side. [`Network`] is several hosts on this machine, and the network between them.
 //!
 //! The executable is taken from `CV_BIN`, else from beside the test's own (`cargo build --release -p cavern`).
 //! Whatever fails here fails the test: the harness panics with what the failing command said.
@@ -26,15 +26,20 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
 mod cluster;
+mod environment;
 mod http;
 mod masters;
+mod network;
 mod outside;
 mod process;
 mod s3;
 mod wait;
 
 pub use cluster::{COUNTED, Child, Cluster, Finished, Options, Status, cv_path};
+pub use environment::number;
 pub use http::{HttpAnswer, http_get, http_request};
+pub use masters::{ask_masters, leading_master, masters_agree};
+pub use network::{Namespace, Network};
 pub use outside::{Moto, outside_command, python};
 pub use process::Process;
 pub use s3::S3;

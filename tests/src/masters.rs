@@ -18,21 +18,23 @@ impl Cluster {
     /// What each master says of the group, in the order of the status; `None` for one that does not answer.
     #[track_caller]
     pub fn groups(&self) -> Vec<Option<Group>> {
-        ask(&self.master_addresses())
+        ask_masters(&self.master_addresses())
     }
 
     /// The number of the master that leads; waits for one.
     #[track_caller]
     pub fn leader(&self) -> usize {
         let addresses = self.master_addresses();
-        eventually("a master leads", PATIENCE, || leading(&ask(&addresses)))
+        eventually("a master leads", PATIENCE, || leading_master(&ask_masters(&addresses)))
     }
 
     /// The number of the master that leads, as soon as it is another one than this.
     #[track_caller]
     pub fn leader_other_than(&self, number: usize) -> usize {
         let addresses = self.master_addresses();
-        eventually("another master leads", PATIENCE, || leading(&ask(&addresses)).filter(|leader| *leader != number))
+        eventually("another master leads", PATIENCE, || {
+            leading_master(&ask_masters(&addresses)).filter(|leader| *leader != number)
+        })
     }
 
     /// SIGKILL for the master that leads; answers its number.
@@ -48,22 +50,7 @@ impl Cluster {
     pub fn masters_agree(&self) {
         let addresses = self.master_addresses();
         let mut committed = None;
-        eventually("all masters agree", PATIENCE, || {
-            let groups: Vec<Group> = ask(&addresses).into_iter().collect::<Option<_>>()?;
-            let leader = &groups[leading(&groups.iter().cloned().map(Some).collect::<Vec<_>>())?];
-            let committed = *committed.get_or_insert(leader.committed_index);
-            let is_member = |group: &Group| {
-                let member = leader.members.iter().find(|member| member.node_id == group.node_id);
-                member.is_some_and(|member| member.votes)
-            };
-            let agrees = |group: &Group| {
-                group.cluster_id == leader.cluster_id
-                    && (group.leader, group.term) == (leader.node_id, leader.term)
-                    && group.applied_index >= committed
-                    && is_member(group)
-            };
-            (leader.members.len() == groups.len() && groups.iter().all(agrees)).then_some(())
-        });
+        eventually("all masters agree", PATIENCE, || masters_agree(&ask_masters(&addresses), &mut committed));
     }
 
     #[track_caller]
@@ -72,15 +59,34 @@ impl Cluster {
     }
 }
 
+/// Whether every master has a vote, follows the same leader, and has applied what was committed at the first question.
+pub fn masters_agree(groups: &[Option<Group>], committed: &mut Option<u64>) -> Option<()> {
+    let leader = groups[leading_master(groups)?].clone()?;
+    let groups: Vec<&Group> = groups.iter().map(Option::as_ref).collect::<Option<_>>()?;
+    let committed = *committed.get_or_insert(leader.committed_index);
+    let is_member = |group: &Group| {
+        let member = leader.members.iter().find(|member| member.node_id == group.node_id);
+        member.is_some_and(|member| member.votes)
+    };
+    let agrees = |group: &&Group| {
+        group.cluster_id == leader.cluster_id
+            && (group.leader, group.term) == (leader.node_id, leader.term)
+            && group.applied_index >= committed
+            && is_member(group)
+    };
+    (leader.members.len() == groups.len() && groups.iter().all(agrees)).then_some(())
+}
+
 /// Of those that believe they lead, the one whose term is the highest: another one was stopped, and does not know yet.
-fn leading(groups: &[Option<Group>]) -> Option<usize> {
+pub fn leading_master(groups: &[Option<Group>]) -> Option<usize> {
     let groups = groups.iter().enumerate().filter_map(|(number, group)| Some((number, group.as_ref()?)));
     let leaders = groups.filter(|(_, group)| group.node_id != 0 && group.leader == group.node_id);
     leaders.max_by_key(|(_, group)| group.term).map(|(number, _)| number)
 }
 
+/// What each master says of the group; `None` for one that does not answer.
 #[track_caller]
-fn ask(addresses: &[String]) -> Vec<Option<Group>> {
+pub fn ask_masters(addresses: &[String]) -> Vec<Option<Group>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let one = async |address: &String| {
         let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap().connect_timeout(ANSWER);

@@ -16,8 +16,12 @@ pub struct Bucket {
 
 impl Bucket {
     pub fn of(cluster: &Cluster, bucket: &str) -> Self {
+        Self::open(&cluster.bucket_options(), bucket)
+    }
+
+    /// The bucket that options (`-c` of `cv mount`) reach.
+    pub fn open(options: &[String], bucket: &str) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let options = cluster.bucket_options();
         let options = options.iter().filter_map(|option| option.split_once('='));
         let options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         let _inside = runtime.enter();
@@ -28,9 +32,14 @@ impl Bucket {
 
     /// All objects, without those that are deleted meanwhile.
     pub fn objects(&self) -> Objects {
+        self.objects_below("")
+    }
+
+    /// The same of those whose keys begin so.
+    pub fn objects_below(&self, prefix: &str) -> Objects {
         self.runtime.block_on(async {
             let mut objects = Objects::new();
-            let mut lister = self.ufs.list("", ListMode::Recursive);
+            let mut lister = self.ufs.list(prefix, ListMode::Recursive);
             while let Some(page) = lister.next_page().await.unwrap() {
                 for object in page.objects {
                     match self.ufs.get_bytes(&object.key, &object.etag, 0..object.size).await {

@@ -16,6 +16,8 @@ use rustix::io::Errno;
 use super::tree::{hash, kind_of};
 
 const HANDLES: usize = 4;
+/// Of files and directories: few, so that most operations meet something.
+pub const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const MIB: u64 = 1 << 20;
 
 /// What is open, whatever has become of its names since.
@@ -63,9 +65,8 @@ pub enum Step {
 }
 
 fn path(random: &mut StdRng) -> PathBuf {
-    // Few names, so that most operations meet something.
     let depth = [1, 1, 1, 1, 2, 2, 2, 3][random.random_range(0..8)];
-    (0..depth).map(|_| ["a", "b", "c", "d"][random.random_range(0..4)]).collect()
+    (0..depth).map(|_| NAMES[random.random_range(0..NAMES.len())]).collect()
 }
 
 /// Borders of blocks and of pages matter most.
