@@ -38,7 +38,6 @@ const INSTALL_BATCH: usize = 4096;
 /// Notified of what each command changed, in applied order, by the applying task, before the proposer gets its outcome.
 /// Must not block.
 pub trait ChangeListener: Send + Sync + 'static {
-    ///
     /// Gives the number of the change that the answer must wait for, which is one of a strict mount that concerns
     /// somebody; else 0.
     fn changed(&self, changes: Changes) -> u64;

@@ -91,6 +91,15 @@ struct Names {
     few: Vec<u64>,
 }
 
+impl Known {
+    fn names_of(&mut self, directory: u64) -> &mut Names {
+        self.directories.entry(directory).or_insert_with(|| {
+            self.places += 1;
+            Names::default()
+        })
+    }
+}
+
 impl Interest {
     /// A session begins, and knows nothing yet.
     pub(super) fn begin(&mut self, session: u64) {
@@ -125,10 +134,7 @@ impl Interest {
     /// A session is about to be answered what a name leads to, or that it leads nowhere.
     pub(super) fn see_name(&mut self, session: u64, directory: u64, name: &[u8]) {
         self.see(session, |interest, known| {
-            let names = known.directories.entry(directory).or_insert_with(|| {
-                known.places += 1;
-                Names::default()
-            });
+            let names = known.names_of(directory);
             let hash = hash_of(name);
             if names.many || names.few.contains(&hash) {
                 return;
@@ -143,16 +149,14 @@ impl Interest {
     }
 
     fn enter_many(&mut self, session: u64, directory: u64, known: &mut Known) {
-        let names = known.directories.entry(directory).or_insert_with(|| {
-            known.places += 1;
-            Names::default()
-        });
+        let names = known.names_of(directory);
         if !names.many {
             names.many = true;
-            known.places -= names.few.len();
+            let few = std::mem::take(&mut names.few);
+            known.places -= few.len();
             let watched = self.directories.entry(directory).or_default();
             watched.many.add(session);
-            names.few.drain(..).for_each(|hash| watched.forget_name(session, hash));
+            few.into_iter().for_each(|hash| watched.forget_name(session, hash));
         }
     }
 
@@ -164,10 +168,7 @@ impl Interest {
     /// A session is about to be answered what is in a directory.
     pub(super) fn see_directory(&mut self, session: u64, directory: u64) {
         self.see(session, |interest, known| {
-            let names = known.directories.entry(directory).or_insert_with(|| {
-                known.places += 1;
-                Names::default()
-            });
+            let names = known.names_of(directory);
             if !names.whole {
                 names.whole = true;
                 interest.directories.entry(directory).or_default().whole.add(session);

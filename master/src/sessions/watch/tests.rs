@@ -1,9 +1,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use cavern_proto::master::EntryChanged;
 
 use super::*;
-use crate::raft::LeaderLease;
+use crate::raft::{ChangeListener, LeaderLease};
+use crate::state::{Changes, Whereabouts};
 
 fn hub(lease: Duration) -> Arc<WatchHub> {
     hub_of(lease, &Arc::default())
