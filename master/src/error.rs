@@ -102,6 +102,11 @@ impl MasterError {
         Self::NotFound(format!("inode {inode} is no longer in the namespace"))
     }
 
+    /// Whether a read of what is in memory would have had to wait for the disk.
+    pub(crate) fn needs_disk(&self) -> bool {
+        matches!(self, Self::Database(error) if error.kind() == rocksdb::ErrorKind::Incomplete)
+    }
+
     /// An I/O error with the path it is about.
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();

@@ -91,7 +91,7 @@ impl Lookups {
         let looked_up = name.clone();
         let (directory, found) = self
             .reader
-            .read(move |tables| {
+            .look(move |tables| {
                 let directory = tables.directory(parent)?;
                 let found = if directory.is_some() { find(tables, parent, &looked_up)? } else { None };
                 Ok((directory, found))
@@ -190,7 +190,7 @@ impl Lookups {
     async fn absent_or_entry(&self, parent: u64, name: &Bytes) -> Result<Entry, MasterError> {
         let looked_up = name.clone();
         let (directory, found) =
-            self.reader.read(move |tables| Ok((tables.directory(parent)?, find(tables, parent, &looked_up)?))).await?;
+            self.reader.look(move |tables| Ok((tables.directory(parent)?, find(tables, parent, &looked_up)?))).await?;
         let directory = directory.ok_or_else(|| MasterError::gone(parent))?;
         match found {
             Some((inode, record)) => self.entry(&directory, name.clone(), inode, &record),
@@ -207,30 +207,44 @@ impl Lookups {
     }
 
     async fn known_inode(&self, inode: u64) -> Result<Entry, MasterError> {
-        let record = self.see_inode(inode).await?.ok_or_else(|| MasterError::gone(inode))?;
-        if record.kind() == Kind::Directory {
-            let directory = self.reader.read(move |tables| tables.directory(inode)).await?;
-            return self.directory_entry(&directory.ok_or_else(|| MasterError::gone(inode))?);
+        let found = self.see_inode_with(inode, move |tables, record| {
+            tables.directory(if record.kind() == Kind::Directory { inode } else { record.parent })
+        });
+        let (record, directory) = found.await?.ok_or_else(|| MasterError::gone(inode))?;
+        let directory = directory.ok_or_else(|| MasterError::gone(inode))?;
+        match record.kind() {
+            Kind::Directory => self.directory_entry(&directory),
+            _ => self.entry(&directory, record.name.clone(), inode, &record),
         }
-        let parent = record.parent;
-        let read = self.reader.read(move |tables| Ok(tables.inode(inode)?.zip(tables.directory(parent)?)));
-        let (record, directory) = read.await?.ok_or_else(|| MasterError::gone(inode))?;
-        self.entry(&directory, record.name.clone(), inode, &record)
     }
 
-    /// Has the session notified of what changes about an inode from now on; gives the inode as it is, if it is there.
-    pub async fn see_inode(&self, inode: u64) -> Result<Option<InodeRecord>, MasterError> {
-        let read = || self.reader.read(move |tables| tables.inode(inode));
-        let known = read().await?;
-        let Some(record) = known.as_ref().filter(|_| self.asker != 0) else { return Ok(known) };
-        let before = Whereabouts::of(record);
+    /// Has the session notified of what changes about an inode from now on; gives the inode as it is, if it is there,
+    /// and what `more` reads of it at the same moment.
+    pub async fn see_inode_with<T: Send + 'static>(
+        &self,
+        inode: u64,
+        more: impl Fn(Tables<'_>, &InodeRecord) -> Result<T, MasterError> + Clone + Send + 'static,
+    ) -> Result<Option<(InodeRecord, T)>, MasterError> {
+        let read = || {
+            let more = more.clone();
+            self.reader.look(move |tables| {
+                let Some(record) = tables.inode(inode)? else { return Ok(None) };
+                let more = more(tables, &record)?;
+                Ok(Some((record, more)))
+            })
+        };
+        if self.asker == 0 {
+            return read().await;
+        }
+        let known = self.reader.look(move |tables| Ok(tables.inode(inode)?.as_ref().map(Whereabouts::of))).await?;
+        let Some(before) = known else { return Ok(None) };
         match &before {
             Whereabouts::Named { parent, name, .. } => self.watch.see_name(self.asker, *parent, name),
             _ => self.watch.see_inodes(self.asker, [inode]),
         }
         // Again, now that the session would be notified of a change.
         let now = read().await?;
-        if now.as_ref().is_none_or(|now| Whereabouts::of(now) == before) {
+        if now.as_ref().is_none_or(|(now, _)| Whereabouts::of(now) == before) {
             return Ok(now);
         }
         // It has another name meanwhile, and may have more of them.

@@ -8,8 +8,8 @@ use cavern_proto::master::{
     RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest, RevalidateRequest, TouchReply,
     TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
 };
-use cavern_proto::record::FreeOwnContent;
 use cavern_proto::record::command::Command;
+use cavern_proto::record::{FreeOwnContent, InodeRecord};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -20,7 +20,7 @@ use crate::MasterError;
 use crate::listing::Why;
 use crate::persist::RefreshMode;
 use crate::state::records::attributes;
-use crate::state::{Outcome, blocking_lock};
+use crate::state::{Outcome, Tables, blocking_lock};
 
 /// Pages that wait for a slow reader.
 const PAGES_AHEAD: usize = 2;
@@ -28,6 +28,8 @@ const PAGES_AHEAD: usize = 2;
 const TOUCH_MAX: usize = 10_000;
 /// Files of one `FreeContent`.
 const FREES_MAX: usize = 1000;
+/// Blocks of a file that are read at once, and not on the blocking pool.
+const FEW_EXTENTS: usize = 64;
 /// Inodes of one `CheckHolds`, and places of one `Remember`.
 const HOLDS_MAX: usize = 10_000;
 
@@ -143,15 +145,25 @@ impl Namespace for Services {
 
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
         let GetLayoutRequest { inode, session } = request.into_inner();
-        self.lookups.asked_by(session).see_inode(inode).await?;
-        let layout = self.lookups.reader.read(move |tables| {
-            let Some(record) = tables.inode(inode)? else { return Ok(None) };
-            let block_size = tables.mount(record.mount_id)?.map_or(0, |mount| mount.block_size);
-            let (attr, extents) = (Some(attributes(inode, &record)), tables.extents(inode, 0)?);
-            Ok(Some(Layout { attr, block_size, extents, origin: record.origin }))
+        let gone = || MasterError::NotFound(format!("inode {inode} is no longer there"));
+        let lookups = self.lookups.asked_by(session);
+        let seen = lookups.see_inode_with(inode, move |tables, record| {
+            Ok((block_size(tables, record)?, tables.few_extents(inode, record, FEW_EXTENTS)?))
         });
-        let layout = layout.await?;
-        Ok(Response::new(layout.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?))
+        let (record, (size, extents)) = seen.await?.ok_or_else(gone)?;
+        let (record, block_size, extents) = match extents {
+            Some(extents) => (record, size, extents),
+            None => {
+                let all = self.lookups.reader.read(move |tables| {
+                    let Some(record) = tables.inode(inode)? else { return Ok(None) };
+                    let (size, extents) = (block_size(tables, &record)?, tables.extents(inode, 0)?);
+                    Ok(Some((record, size, extents)))
+                });
+                all.await?.ok_or_else(gone)?
+            }
+        };
+        let attr = Some(attributes(inode, &record));
+        Ok(Response::new(Layout { attr, block_size, extents, origin: record.origin }))
     }
 
     async fn free_content(&self, request: Request<FreeContentRequest>) -> Result<Response<FreeContentReply>, Status> {
@@ -266,4 +278,8 @@ impl Services {
         }
         self.lookups.refresh(path, recursive, answers).await
     }
+}
+
+fn block_size(tables: Tables<'_>, record: &InodeRecord) -> Result<u64, MasterError> {
+    Ok(tables.mount(record.mount_id)?.map_or(0, |mount| mount.block_size))
 }

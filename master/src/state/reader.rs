@@ -41,6 +41,22 @@ impl StateReader {
         result
     }
 
+    /// The same for a few records, which are in memory as a rule: they are read here and now, and on the blocking pool
+    /// only if they are not. So `look` may be called twice.
+    pub async fn look<T: Send + 'static>(
+        &self,
+        look: impl Fn(Tables<'_>) -> Result<T, MasterError> + Send + 'static,
+    ) -> Result<T, MasterError> {
+        let found = {
+            let snapshot = self.database.raw().snapshot();
+            look(Tables::at(&self.database, &snapshot).in_memory())
+        };
+        match found {
+            Err(error) if error.needs_disk() => self.read(look).await,
+            found => self.lease.check().and(found),
+        }
+    }
+
     /// Whether this master still leads.
     pub fn lease(&self) -> &LeaderLease {
         &self.lease

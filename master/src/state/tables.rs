@@ -20,7 +20,7 @@ use cavern_proto::record::{
     Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, LockRecord, SessionRecord, WorkerRecord,
 };
 use prost::Message;
-use rocksdb::{DBIterator, DBPinnableSlice, Direction, ErrorKind, IteratorMode, ReadOptions, Snapshot};
+use rocksdb::{DBIterator, DBPinnableSlice, Direction, ErrorKind, IteratorMode, ReadOptions, ReadTier, Snapshot};
 
 use super::extent::is_truncated;
 use super::records::{
@@ -52,6 +52,8 @@ pub struct Tables<'a> {
     database: &'a Database,
     /// All that is read is as it was then.
     snapshot: Option<&'a Snapshot<'a>>,
+    /// The disk is not asked: a read that would have to fails.
+    in_memory: bool,
 }
 
 /// A directory, found in the namespace.
@@ -86,13 +88,19 @@ impl Directory {
 impl<'a> Tables<'a> {
     /// What is there at each read: for whoever writes, alone, or reads one record.
     pub fn new(database: &'a Database) -> Self {
-        Self { database, snapshot: None }
+        Self { database, snapshot: None, in_memory: false }
     }
 
     /// All reads see the same state, so that what one finds is there for the next: a name, and the inode that it leads
     /// to.
     pub fn at(database: &'a Database, snapshot: &'a Snapshot<'a>) -> Self {
-        Self { database, snapshot: Some(snapshot) }
+        Self { database, snapshot: Some(snapshot), in_memory: false }
+    }
+
+    /// The same of what is in memory: a read that would have to wait for the disk fails with an error that
+    /// [`MasterError::needs_disk`] tells from others. Not for what bounds its scans by what they pass over.
+    pub fn in_memory(self) -> Self {
+        Self { in_memory: true, ..self }
     }
 
     pub fn database(&self) -> &'a Database {
@@ -116,6 +124,9 @@ impl<'a> Tables<'a> {
         let mut options = ReadOptions::default();
         if let Some(snapshot) = self.snapshot {
             options.set_snapshot(snapshot);
+        }
+        if self.in_memory {
+            options.set_read_tier(ReadTier::BlockCache);
         }
         options
     }
@@ -325,6 +336,18 @@ impl<'a> Tables<'a> {
         let cuts = self.inode(inode)?.unwrap_or_default().cuts;
         let is_there = move |extent: &Extent| !is_truncated(&cuts, extent.index, extent.generation);
         Ok(self.recorded_extents(inode, from).filter(move |item| item.as_ref().map_or(true, &is_there)))
+    }
+
+    /// The blocks of a file, given its record, if no more than `limit` are recorded.
+    pub fn few_extents(
+        &self,
+        inode: u64,
+        record: &InodeRecord,
+        limit: usize,
+    ) -> Result<Option<Vec<Extent>>, MasterError> {
+        let recorded = self.recorded_extents(inode, 0).take(limit + 1).collect::<Result<Vec<_>, _>>()?;
+        let is_there = |extent: &Extent| !is_truncated(&record.cuts, extent.index, extent.generation);
+        Ok((recorded.len() <= limit).then(|| recorded.into_iter().filter(is_there).collect()))
     }
 
     /// The records of a file's blocks from one index on, those that have been cut off among them.
