@@ -65,11 +65,20 @@ pub enum MasterError {
     /// Consensus cannot take a proposal now: another leader, or shutting down.
     #[error("the log does not accept proposals: {0}")]
     Consensus(String),
-    #[error("this master cannot go on: {0}; check the disk of master.data_dir, its room included")]
+    #[error(
+        "this master cannot go on: {0}. Do what that says, or check the disk of master.data_dir, its room \
+             included"
+    )]
     Failed(String),
     /// Another version of the master has put it there.
     #[error("the log has a command that this version does not know: a newer one has put it there. Upgrade this master")]
     UnknownCommand,
+    /// The masters have agreed on what only later versions know.
+    #[error(
+        "the masters of this cluster have agreed on commands of level {level}, and this version knows those up to \
+             level {known}: upgrade this master, nothing is lost"
+    )]
+    NewerLevel { level: u32, known: u32 },
     /// Only the leader does this; nothing was done.
     #[error("{}", .0.to_status().message())]
     NotLeading(NotLeading),

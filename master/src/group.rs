@@ -24,6 +24,7 @@ use tokio::time::Instant;
 
 use crate::MasterError;
 use crate::blocking::blocking;
+use crate::level::LEVEL;
 use crate::mounts::Vault;
 use crate::raft::{Consensus, FIRST_NODE, Identity, NodeId, calls, channel, has_log};
 use crate::state::Database;
@@ -99,6 +100,7 @@ impl Seat {
             cluster_id: place.map(|place| place.cluster_id).unwrap_or_default(),
             address: self.address.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            level: LEVEL,
             ..Group::default()
         }
     }

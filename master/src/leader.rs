@@ -10,10 +10,10 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::service::Services;
 use crate::state::{Database, Tables};
+use crate::{MasterError, level};
 #[cfg(test)]
 pub use upkeep::{COUNT_STEP, REAP_STEP};
 
@@ -43,6 +43,7 @@ impl Leadership {
                 Err(error) => tracing::error!(mount = mount.path, "the mount cannot be used: {error}"),
             }
         }
+        background.spawn(level::keep_raising(services.clone(), database.clone(), stop.clone()));
         background.spawn(upkeep::keep_time(services.clone(), metrics.clone(), stop.clone()));
         background.spawn(upkeep::keep_reaping(services.clone(), database.clone(), stop.clone()));
         background.spawn(expiry::keep_expiring(services.clone(), metrics.expiry.clone(), stop.clone()));

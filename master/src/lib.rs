@@ -27,6 +27,7 @@ mod group;
 mod jobs;
 mod lead;
 mod leader;
+mod level;
 mod listing;
 mod metrics;
 mod mounts;

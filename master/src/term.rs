@@ -110,6 +110,14 @@ impl Term {
         self.services.cluster_server()
     }
 
+    /// Which commands the masters have agreed on.
+    ///
+    /// # Errors
+    /// [`MasterError::NotLeading`] when the term is over.
+    pub async fn level(&self) -> Result<u32, MasterError> {
+        self.services.lookups.reader.look(|tables| Ok(tables.counters()?.level)).await
+    }
+
     pub fn proposer(&self) -> Proposer {
         self.services.proposer.clone()
     }

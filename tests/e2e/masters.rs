@@ -5,7 +5,7 @@
 mod load;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cavern_tests::{Cluster, Options, eventually};
@@ -338,4 +338,45 @@ fn what_would_break_the_group_is_refused_with_the_next_step() {
     let removed = cluster.cv(&["raft", "remove", &leaving, "--json"]).json();
     assert!(removed["leader"].as_u64().unwrap().to_string() != leaving, "{removed}");
     assert_eq!(removed["members"].as_array().map(Vec::len), Some(2), "{removed}");
+}
+
+/// Masters of the version before and of this one are a group, whichever leads, while one process after the other is
+/// upgraded.
+#[test]
+#[ignore = "needs the cv of an earlier commit, in CAVERN_EARLIER_CV: bin/test --long makes it"]
+fn a_cluster_of_the_version_before_is_upgraded_while_programs_go_on() {
+    let earlier = std::env::var_os("CAVERN_EARLIER_CV").map(PathBuf::from);
+    let program = Some(earlier.expect("CAVERN_EARLIER_CV names the cv of an earlier commit"));
+    let conf = CONF.to_owned();
+    let cluster = Cluster::up(Options { masters: 3, workers: 2, conf, alone: true, program, ..Options::default() });
+    let load = Load::start(&cluster);
+    let levels = || -> Vec<Option<u64>> {
+        let shown = cluster.cv(&["raft", "status", "--json"]).json();
+        shown["masters"].as_array().unwrap().iter().map(|master| master["level"].as_u64()).collect()
+    };
+    let before = levels();
+    let upgrade = |child: &str| {
+        cluster.stop(child);
+        cluster.start(child);
+        cluster.masters_agree();
+        load.go_on();
+    };
+    let first = follower(&cluster);
+    upgrade(&name(first));
+    // Of both versions one has led the other.
+    cluster.cv(&["raft", "transfer", &id(&cluster, first).to_string()]);
+    cluster.masters_agree();
+    load.go_on();
+    let second = follower(&cluster);
+    cluster.cv(&["raft", "transfer", &id(&cluster, second).to_string()]);
+    cluster.masters_agree();
+    load.go_on();
+    for child in
+        (0..3).filter(|number| *number != first).map(name).chain([0, 1].map(|number| format!("worker{number}")))
+    {
+        upgrade(&child);
+    }
+    let after = levels();
+    assert!(after.iter().all(|level| *level == after[0]) && after[0] >= before[0], "{before:?} {after:?}");
+    load.finish(&cluster);
 }

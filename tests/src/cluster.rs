@@ -42,6 +42,8 @@ pub struct Options {
     pub alone: bool,
     /// Processes can be made to die where the test wants it: [`Cluster::arm`].
     pub failpoints: bool,
+    /// Instead of the executable under test, until a process is started again by [`Cluster::start`].
+    pub program: Option<PathBuf>,
     /// A process that ends by itself is started again, as it is outside of tests. Most of them want to see what happens
     /// meanwhile.
     pub restart: bool,
@@ -56,6 +58,7 @@ impl Default for Options {
             conf: String::new(),
             alone: false,
             failpoints: false,
+            program: None,
             restart: false,
         }
     }
@@ -217,7 +220,8 @@ impl Cluster {
             fs::set_permissions(failpoints, fs::Permissions::from_mode(0o755)).unwrap();
         }
         let restart = if options.restart { "on-failure" } else { "never" };
-        let mut command = cv_command(&["local", "up", "--json", "--restart", restart]);
+        let program = options.program.unwrap_or_else(cv_path);
+        let mut command = cv_command(&program, &["local", "up", "--json", "--restart", restart]);
         command.envs(failpoints.iter().map(|failpoints| (FAILPOINTS_VARIABLE, failpoints)));
         command.arg("--dir").arg(&directory).arg("--conf").arg(&conf);
         command.arg("--masters").arg(options.masters.to_string()).arg("--workers").arg(options.workers.to_string());
@@ -263,7 +267,7 @@ impl Cluster {
 
     /// `cv` against this cluster, for a test that does something while it runs.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = cv_command(arguments);
+        let mut command = cv_command(&cv_path(), arguments);
         command.env("CV_CONF", &self.at_start.conf);
         command
     }
@@ -411,7 +415,7 @@ impl Cluster {
 
     #[track_caller]
     fn local(&self, what: &str, arguments: &[&str]) -> Finished {
-        let mut command = cv_command(&["local", what]);
+        let mut command = cv_command(&cv_path(), &["local", what]);
         command.envs(self.failpoints.iter().map(|failpoints| (FAILPOINTS_VARIABLE, failpoints)));
         command.args(arguments).arg("--dir").arg(&self.directory);
         let finished = finish(command);
@@ -439,7 +443,7 @@ impl Drop for Guard {
         if thread::panicking() {
             eprintln!("{}", logs(&self.0));
         }
-        let mut command = cv_command(&["local", "down", "--dir"]);
+        let mut command = cv_command(&cv_path(), &["local", "down", "--dir"]);
         command.arg(&self.0);
         let down = finish(command);
         if down.code == 0 {
@@ -462,8 +466,8 @@ fn logs(directory: &Path) -> String {
     text
 }
 
-fn cv_command(arguments: &[impl AsRef<OsStr>]) -> Command {
-    let mut command = Command::new(cv_path());
+fn cv_command(program: &Path, arguments: &[impl AsRef<OsStr>]) -> Command {
+    let mut command = Command::new(program);
     for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("CV_")) {
         command.env_remove(key);
     }

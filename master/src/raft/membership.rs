@@ -12,6 +12,7 @@ use super::node::{Consensus, fatal};
 use super::observe;
 use super::types::{Node, NodeId, Types};
 use crate::MasterError;
+use crate::level::LEVEL;
 
 /// A follower that has answered within this is there.
 const ALIVE: Duration = Duration::from_secs(2);
@@ -50,6 +51,7 @@ impl Consensus {
             snapshot_index: index(metrics.snapshot),
             members: membership.nodes().map(member).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            level: LEVEL,
         }
     }
 

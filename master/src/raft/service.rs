@@ -18,11 +18,11 @@ use super::network::convert;
 use super::node::{Consensus, fatal};
 use super::snapshot::Incoming;
 use super::types::Snapshot;
-use crate::MasterError;
 use crate::blocking::blocking;
 use crate::group::{Seat, look};
 use crate::lead::Lead;
 use crate::state::Outcome;
+use crate::{MasterError, level};
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
@@ -52,10 +52,12 @@ impl RaftService {
             let reason = format!("the master at {address} is master {} of this group already", member.node_id);
             return Err(MasterError::AlreadyExists(reason));
         }
-        let proposer = self.lead.term().ok_or_else(|| self.lead.not_leading())?.proposer();
+        let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
+        let proposer = term.proposer();
         // One that was given a place, but did not come to vote: it goes on.
         let begun = group.members.iter().find(|member| member.address == address);
         let own_place = look(address).await?;
+        level::check_joining(&own_place, term.level().await?)?;
         let node_id = match begun {
             Some(begun) => begun.node_id,
             None if own_place.cluster_id == group.cluster_id && own_place.members.is_empty() => own_place.node_id,

@@ -20,9 +20,9 @@ use tokio::time::Instant;
 
 use super::snapshot::{Builder, Checkpoint, Snapshots};
 use super::types::{Entry, LogId, Meta, Outcomes, Snapshot, StoredMembership, Types, from_json, to_json};
-use crate::MasterError;
 use crate::metrics::RaftMetrics;
-use crate::state::{Changes, Database, Family, Outcome, Transaction, apply, index_holds};
+use crate::state::{Changes, Database, Family, Outcome, Tables, Transaction, apply, index_holds};
+use crate::{MasterError, level};
 
 const APPLIED_KEY: &[u8] = b"applied";
 const MEMBERSHIP_KEY: &[u8] = b"membership";
@@ -93,6 +93,7 @@ impl StateMachine {
             copy_state(&database, &checkpoint)?;
         }
         index_holds(&database)?;
+        level::check(Tables::new(&database).counters()?.level)?;
         let progress = read_progress(&database)?;
         Ok(Self { database, snapshots, listener, metrics, progress, ended: None })
     }
@@ -163,6 +164,9 @@ fn install(
     meta: &Meta,
     checkpoint: &Checkpoint,
 ) -> Result<(), MasterError> {
+    let offered = Database::open_checkpoint(&checkpoint.directory)?;
+    level::check(Tables::new(&offered).counters()?.level)?;
+    drop(offered);
     snapshots.adopt(meta, checkpoint)?;
     let mut mark = WriteBatch::default();
     mark.put_cf(database.family(Family::RaftMeta), INSTALLING_KEY, []);
@@ -245,15 +249,17 @@ impl RaftStateMachine<Types> for StateMachine {
 #[cfg(test)]
 mod tests {
     use cavern_proto::master::Job;
-    use cavern_proto::record::Command;
     use cavern_proto::record::command::Command as Kind;
+    use cavern_proto::record::{Command, Counters};
 
     use openraft::RaftSnapshotBuilder;
+    use prost::Message as _;
 
     use super::*;
+    use crate::level::LEVEL;
     use crate::metrics::MasterMetrics;
     use crate::raft::types::{Batch, log_id};
-    use crate::state::Tables;
+    use crate::state::tables::COUNTERS_KEY;
 
     struct NullListener;
 
@@ -308,6 +314,38 @@ mod tests {
         let newer = Entry { log_id: log_id(1, 1, 2), payload: EntryPayload::Normal(unknown) };
         assert!(matches!(machine.apply_entry(newer), Err(MasterError::UnknownCommand)));
         assert_eq!(machine.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)));
+    }
+
+    #[tokio::test]
+    async fn a_replica_stops_where_the_others_agree_on_what_it_does_not_know() {
+        let (_dir, database, snapshots) = empty();
+        let mut machine = open(&database, &snapshots);
+        let raise = |index, level| {
+            let command = Command { command: Some(Kind::RaiseLevel(level)) };
+            let batch = Batch(CommandBatch { commands: vec![command], now_ns: 0 });
+            Entry { log_id: log_id(1, 1, index), payload: EntryPayload::Normal(batch) }
+        };
+        let level = || Tables::new(&database).counters().unwrap().level;
+        machine.apply_entry(raise(1, LEVEL)).unwrap();
+        machine.apply_entry(raise(2, 0)).unwrap();
+        assert_eq!(level(), LEVEL, "it never falls");
+        let newer = machine.apply_entry(raise(3, LEVEL + 1));
+        assert!(matches!(newer, Err(MasterError::NewerLevel { .. })), "{newer:?}");
+        assert_eq!((level(), machine.applied_state().await.unwrap().0), (LEVEL, Some(log_id(1, 1, 2))));
+
+        // Nor does it start with a state of theirs, or take one in.
+        let counters = Counters { level: LEVEL + 1, ..Counters::default() };
+        write(&database, Family::Meta, COUNTERS_KEY, &counters.encode_to_vec());
+        let (meta, theirs) = snapshots.build(&database).unwrap();
+        let (_other, other, own) = empty();
+        let mut machine = open(&other, &own);
+        machine.apply_entry(raise(1, LEVEL)).unwrap();
+        let refused = machine.install_snapshot(&meta, theirs).await.unwrap_err().to_string();
+        assert!(refused.contains("upgrade this master"), "{refused}");
+        assert_eq!(machine.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)), "nothing was changed");
+        let metrics = MasterMetrics::new().raft;
+        let refused = StateMachine::open(database, snapshots, Arc::new(NullListener), metrics).err();
+        assert!(matches!(refused, Some(MasterError::NewerLevel { .. })), "{refused:?}");
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ use super::orphans::{StepProgress, reap};
 use super::tables::{CLUSTER_KEY, index_key};
 use super::transaction::Transaction;
 use super::{Family, existing, extent, intent, kept, mount, origin, posix, registry, restored, usage};
-use crate::MasterError;
+use crate::{MasterError, level};
 
 /// What a command did.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,7 +102,16 @@ fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<
         Some(Kind::RemoveWorker(remove)) => registry::remove_worker(transaction, &remove),
         Some(Kind::GiveUpReplicas(given_up)) => extent::give_up(transaction, &given_up),
         Some(Kind::ReserveMasterId(largest)) => Ok(registry::reserve_master_id(transaction, largest)),
+        Some(Kind::RaiseLevel(level)) => raise_level(transaction, level),
     }
+}
+
+/// The masters that know less than this stop here.
+fn raise_level(transaction: &mut Transaction<'_>, level: u32) -> Result<Outcome, MasterError> {
+    level::check(level)?;
+    let counters = &mut transaction.counters;
+    counters.level = counters.level.max(level);
+    Ok(Outcome::Done)
 }
 
 /// Gives a new cluster its id and its root directory; does nothing to an old one.

@@ -16,6 +16,7 @@ use tonic::Code;
 use super::harness::eventually;
 use super::members::{Member, addresses, group, leader, member, mount, mounts, stop};
 use crate::MasterError;
+use crate::level::LEVEL;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_masters_agree_and_each_can_lead() {
@@ -42,6 +43,19 @@ async fn three_masters_agree_and_each_can_lead() {
         let refused = cluster.list_mounts(cavern_proto::master::ListMountsRequest {}).await.unwrap_err();
         let leader = cavern_proto::NotLeading::from_status(&refused).unwrap().leader;
         assert_eq!(leader.as_deref(), Some(members[next].address.as_str()));
+    }
+    stop(members).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn masters_of_one_version_agree_on_all_that_it_knows() {
+    let members = group(3).await;
+    for next in [1, 2, 0] {
+        let leader = leader(&members).await;
+        let term = || members[leader].term().unwrap();
+        eventually(|| async { term().level().await.unwrap() == LEVEL }).await;
+        let request = TransferLeadRequest { node_id: members[next].group().await.node_id };
+        assert_eq!(members[leader].calls().await.transfer_lead(request).await.unwrap().into_inner().level, LEVEL);
     }
     stop(members).await;
 }

@@ -1,0 +1,117 @@
+//! The level of a group of masters: which commands they have agreed to put into their log.
+//!
+//! While a cluster is upgraded, masters of two versions work together. A command that one of them does not know, or
+//! understands otherwise, would make its state another than that of the others. So every version has a level, and the
+//! leader proposes nothing that is beyond the level in the state. It raises that as soon as all masters of the group
+//! say that they know a higher one. It never falls: whoever knows less is not taken in then, and does not start.
+//!
+//! | level | adds |
+//! |---|---|
+//! | 0 | the commands of before there were levels |
+//! | 1 | `RaiseLevel` |
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_proto::raft::Group;
+use cavern_proto::record::command::Command;
+use futures::future::join_all;
+use tokio_util::sync::CancellationToken;
+
+use crate::MasterError;
+use crate::group::look;
+use crate::service::Services;
+use crate::state::{Database, Tables};
+
+/// What this version knows. One more with each command that is new, or means something else, and its line above.
+pub const LEVEL: u32 = 1;
+/// Between two looks at the others, as long as one of them knows less.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// Refuses a state which has been agreed to have commands that this version does not know.
+///
+/// # Errors
+/// [`MasterError::NewerLevel`].
+pub fn check(level: u32) -> Result<(), MasterError> {
+    if level > LEVEL { Err(MasterError::NewerLevel { level, known: LEVEL }) } else { Ok(()) }
+}
+
+/// Refuses to take a master in that does not know what the others have agreed on.
+///
+/// # Errors
+/// [`MasterError::Refused`].
+pub fn check_joining(joining: &Group, agreed: u32) -> Result<(), MasterError> {
+    if joining.level >= agreed {
+        return Ok(());
+    }
+    Err(MasterError::Refused(format!(
+        "the master at {} is of an older version ({}, level {}), and the others have agreed on commands of level \
+         {agreed}: upgrade it first",
+        joining.address, joining.version, joining.level
+    )))
+}
+
+/// Raises the level when all masters know more than it has; goes on until `stop`, or until there is nothing to raise.
+pub async fn keep_raising(services: Services, database: Arc<Database>, stop: CancellationToken) {
+    let work = async {
+        loop {
+            match raise(&services, &database).await {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => tracing::debug!("the level of the group is not raised: {error}"),
+            }
+            tokio::time::sleep(PERIOD).await;
+        }
+    };
+    stop.run_until_cancelled(work).await;
+}
+
+/// Whether the group has the level of this version by now.
+async fn raise(services: &Services, database: &Database) -> Result<bool, MasterError> {
+    let agreed = Tables::new(database).counters()?.level;
+    if agreed >= LEVEL {
+        return Ok(true);
+    }
+    let group = services.consensus.group();
+    let others = group.members.iter().filter(|member| member.node_id != group.node_id);
+    let answers = join_all(others.map(|member| look(&member.address))).await;
+    let known = known_to_all(answers.into_iter().collect::<Result<Vec<_>, _>>()?.iter());
+    if known > agreed {
+        services.proposer.propose(Command::RaiseLevel(known)).await?;
+        tracing::info!(level = known, "all masters know what is new since level {agreed}: it is used from now on");
+    }
+    Ok(known >= LEVEL)
+}
+
+fn known_to_all<'a>(others: impl Iterator<Item = &'a Group>) -> u32 {
+    others.map(|group| group.level).fold(LEVEL, u32::min)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(level: u32) -> Group {
+        Group { level, address: "m:1".into(), version: "0.0.9".into(), ..Group::default() }
+    }
+
+    #[test]
+    fn what_one_does_not_know_is_not_agreed_on() {
+        assert_eq!(known_to_all([].iter()), LEVEL, "alone");
+        assert_eq!(known_to_all([group(LEVEL), group(LEVEL + 1)].iter()), LEVEL);
+        assert_eq!(known_to_all([group(LEVEL), group(LEVEL - 1)].iter()), LEVEL - 1);
+    }
+
+    #[test]
+    fn whoever_knows_less_is_refused_with_what_to_do() {
+        assert!(check(LEVEL).is_ok());
+        let refused = check(LEVEL + 1).unwrap_err().to_string();
+        assert!(refused.contains("level 2") && refused.contains("upgrade this master"), "{refused}");
+        assert!(check_joining(&group(3), 3).is_ok());
+        let refused = check_joining(&group(2), 3).unwrap_err().to_string();
+        assert!(
+            refused.contains("m:1") && refused.contains("0.0.9") && refused.contains("upgrade it first"),
+            "{refused}"
+        );
+    }
+}
