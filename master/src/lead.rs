@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::MasterError;
 use crate::group::Seat;
-use crate::raft::{Consensus, LeaderId, until};
+use crate::raft::{Consensus, LeaderId, LeaderLease, until};
 use crate::sessions::CurrentSessions;
 use crate::term::{Term, TermContext};
 
@@ -20,7 +20,7 @@ const LOOK_PERIOD: Duration = Duration::from_millis(100);
 /// A leader that no majority has answered for this long ends its term: its clients find another sooner.
 const ALONE_MAX: Duration = Duration::from_secs(3);
 /// Pause before a term that could not begin is tried again.
-const RETRY_PAUSE: Duration = Duration::from_millis(200);
+pub const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// See the module.
 pub struct Lead {
@@ -77,7 +77,7 @@ impl Lead {
         *self.term.write() = Some(term.clone());
         tokio::select! {
             () = lead_is_over(consensus, lead) => tracing::info!(term = lead.term, "this master leads no more"),
-            () = alone(&term) => tracing::warn!(term = lead.term, "no majority of the masters answers: the term ends"),
+            () = alone(&term.services.lease) => tracing::warn!(term = lead.term, "no majority of the masters answers: the term ends"),
             () = stop.cancelled() => {}
         }
         *self.term.write() = None;
@@ -86,7 +86,7 @@ impl Lead {
 }
 
 /// Returns when this master has a lead.
-async fn next_lead(consensus: &Consensus) -> LeaderId {
+pub async fn next_lead(consensus: &Consensus) -> LeaderId {
     let mut observed = consensus.observe();
     while until(&mut observed, |observed| consensus.lead_in(observed).is_some()).await {
         // It may have lasted for a moment only.
@@ -98,17 +98,17 @@ async fn next_lead(consensus: &Consensus) -> LeaderId {
     std::future::pending().await
 }
 
-async fn lead_is_over(consensus: &Consensus, lead: LeaderId) {
+pub async fn lead_is_over(consensus: &Consensus, lead: LeaderId) {
     let mut observed = consensus.observe();
     until(&mut observed, |observed| consensus.lead_in(observed) != Some(lead)).await;
 }
 
 /// Returns when no majority has answered for a while.
-async fn alone(term: &Term) {
+pub async fn alone(lease: &LeaderLease) {
     let mut since: Option<Instant> = None;
     loop {
         tokio::time::sleep(LOOK_PERIOD).await;
-        since = if term.services.lease.holds() { None } else { Some(since.unwrap_or_else(Instant::now)) };
+        since = if lease.holds() { None } else { Some(since.unwrap_or_else(Instant::now)) };
         if since.is_some_and(|since| since.elapsed() >= ALONE_MAX) {
             return;
         }

@@ -26,6 +26,8 @@ mod node;
 mod observe;
 mod proposer;
 mod service;
+#[cfg(test)]
+pub mod simulation;
 mod snapshot;
 mod state_machine;
 #[cfg(test)]

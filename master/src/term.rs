@@ -79,15 +79,9 @@ impl Term {
         stop: &CancellationToken,
     ) -> Result<Self, MasterError> {
         let TermContext { database, clock, consensus, .. } = context;
-        clock.witness(Tables::new(database).counters()?.now_ns);
-        let (proposer, serve) = consensus.proposer(lead, clock.clone());
-        let proposals = host::spawn(serve);
-        let cluster_id = consensus.identity().cluster_id.clone();
-        let init = Command::Init(InitCluster { cluster_id, now_ns: clock.now_ns() });
-        let applied = stop.run_until_cancelled(proposer.propose(init)).await;
-        applied.ok_or_else(|| MasterError::Consensus("the master is stopping".into()))??;
-        // The rest of the log has been applied meanwhile.
-        clock.witness(Tables::new(database).counters()?.now_ns);
+        let opened = stop.run_until_cancelled(open_log(database, clock, consensus, lead)).await;
+        let (proposer, proposals) =
+            opened.ok_or_else(|| MasterError::Consensus("the master is stopping".into()))??;
         let (services, pool) = services(context, lead, proposer, sessions)?;
         let leadership = Leadership::new(&services);
         let begun = leadership.begin(database, &context.metrics).await;
@@ -138,6 +132,35 @@ impl Term {
         // Aborted, which is how it is meant to end.
         let _ = proposals.await;
     }
+}
+
+/// The way into the log for a lead, and the task that serves it, once all that was in the log before is applied here.
+///
+/// # Errors
+/// Those of [`Term::begin`]. The task has nothing to do then, and ends.
+pub async fn open_log(
+    database: &Arc<Database>,
+    clock: &Arc<Clock>,
+    consensus: &Consensus,
+    lead: LeaderId,
+) -> Result<(Proposer, JoinHandle<()>), MasterError> {
+    clock.witness(Tables::new(database).counters()?.now_ns);
+    let (proposer, serve) = consensus.proposer(lead, clock.clone());
+    let proposals = spawn(serve);
+    let cluster_id = consensus.identity().cluster_id.clone();
+    let init = Command::Init(InitCluster { cluster_id, now_ns: clock.now_ns() });
+    proposer.propose(init).await?;
+    // The rest of the log has been applied meanwhile.
+    clock.witness(Tables::new(database).counters()?.now_ns);
+    Ok((proposer, proposals))
+}
+
+fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    #[cfg(test)]
+    if let Some(simulated) = crate::raft::simulation::Host::current() {
+        return simulated.spawn(task);
+    }
+    host::spawn(task)
 }
 
 /// Everything that a leader's services speak for, as the tables have it now.

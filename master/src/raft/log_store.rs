@@ -102,6 +102,27 @@ impl LogStore {
         mark_bytes: u64,
         metrics: RaftMetrics,
     ) -> Result<(Self, JoinHandle<()>), MasterError> {
+        let (store, queue) = Self::open(database, mark_bytes)?;
+        let own = store.shared.clone();
+        let thread =
+            std::thread::Builder::new().name("raft-log".into()).spawn(move || write_loop(&own, queue, &metrics));
+        Ok((store, thread.map_err(MasterError::io("the thread raft-log"))?))
+    }
+
+    /// The same in a simulation: a task of the host writes, and waits for the disk that the host has.
+    #[cfg(test)]
+    pub fn start_on(
+        host: &Arc<super::simulation::Host>,
+        database: Arc<Database>,
+        mark_bytes: u64,
+    ) -> Result<Self, MasterError> {
+        let (store, queue) = Self::open(database, mark_bytes)?;
+        host.spawn(writer::write_on(host.clone(), store.shared.clone(), queue));
+        Ok(store)
+    }
+
+    /// The log, and what is to be written to it.
+    fn open(database: Arc<Database>, mark_bytes: u64) -> Result<(Self, mpsc::Receiver<Write>), MasterError> {
         let size = LogSize::load(&database, purged(&database)?, mark_bytes, host::wall_ns())?;
         let last = log_state(&database)?.last_log_id;
         let next = last.map_or(0, |last| last.index.saturating_add(1));
@@ -115,11 +136,7 @@ impl LogStore {
             disk: Arc::default(),
         });
         let (writes, queue) = mpsc::channel(QUEUE);
-        let own = shared.clone();
-        let thread =
-            std::thread::Builder::new().name("raft-log".into()).spawn(move || write_loop(&own, queue, &metrics));
-        let thread = thread.map_err(MasterError::io("the thread raft-log"))?;
-        Ok((Self { shared, writes, room: Arc::new(Semaphore::new(UNWRITTEN_KIB as usize)) }, thread))
+        Ok((Self { shared, writes, room: Arc::new(Semaphore::new(UNWRITTEN_KIB as usize)) }, queue))
     }
 
     async fn write(&self, change: LogChange) -> Result<(), io::Error> {

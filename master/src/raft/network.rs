@@ -21,7 +21,9 @@ use openraft::raft::{
     TransferLeaderResponse, VoteRequest, VoteResponse,
 };
 use parking_lot::Mutex;
-use tonic::transport::{Channel, Endpoint};
+#[cfg(not(test))]
+use tonic::transport::Channel;
+use tonic::transport::Endpoint;
 use tonic::{Code, Response, Status};
 
 use super::snapshot::Checkpoint;
@@ -39,23 +41,36 @@ const APPEND_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause before a master that cannot be reached is tried again: an election must not wait for it.
 const UNREACHABLE_PAUSE: Duration = Duration::from_millis(100);
 
-type Calls = RaftClient<Channel>;
+#[cfg(not(test))]
+pub type Transport = Channel;
+/// The same, or the network of a simulation.
+#[cfg(test)]
+pub type Transport = super::simulation::Transport;
+
+type Calls = RaftClient<Transport>;
 
 /// A connection that is made when it is first used, and again when it breaks.
-pub fn channel(address: &str) -> Result<Channel, MasterError> {
+pub fn channel(address: &str) -> Result<Transport, MasterError> {
+    #[cfg(test)]
+    if let Some(host) = super::simulation::Host::current() {
+        return Ok(host.way_to(address));
+    }
     let endpoint = Endpoint::from_shared(format!("http://{address}"));
     let endpoint = endpoint.map_err(|error| MasterError::Invalid(format!("the address \"{address}\": {error}")))?;
-    Ok(endpoint
+    let channel = endpoint
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)
         .keep_alive_while_idle(true)
-        .connect_lazy())
+        .connect_lazy();
+    #[cfg(test)]
+    let channel = Transport::Network(channel);
+    Ok(channel)
 }
 
 /// Calls to the master at an address.
-pub fn calls(channel: Channel) -> Calls {
+pub fn calls(channel: Transport) -> Calls {
     RaftClient::new(channel).max_decoding_message_size(MESSAGE_MAX).max_encoding_message_size(MESSAGE_MAX)
 }
 
@@ -63,7 +78,7 @@ pub fn calls(channel: Channel) -> Calls {
 pub struct Network {
     cluster_id: Arc<str>,
     own: NodeId,
-    channels: Arc<Mutex<HashMap<String, Channel>>>,
+    channels: Arc<Mutex<HashMap<String, Transport>>>,
 }
 
 impl Network {
@@ -203,6 +218,7 @@ impl RaftNetworkV2<Types> for Peer {
         };
         let sending = send_snapshot::send(calls, self.target(), vote, snapshot);
         tokio::select! {
+            biased;
             sent = sending => match sent {
                 Ok(vote) => Ok(SnapshotResponse::new(vote)),
                 Err(status) => {

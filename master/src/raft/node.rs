@@ -61,7 +61,8 @@ pub struct Consensus {
 
 /// What ends with it, beside what is on its threads only.
 struct Running {
-    log: thread::JoinHandle<()>,
+    /// None in a simulation, which has no threads.
+    log: Option<thread::JoinHandle<()>>,
     keeper: JoinHandle<()>,
     stop_keeper: CancellationToken,
 }
@@ -76,7 +77,7 @@ impl Consensus {
     ) -> Result<Self, MasterError> {
         let ConsensusConfig { cluster_name, identity, address, snapshots, log: limits } = config;
         let snapshots = Snapshots::open(snapshots.to_owned())?;
-        let (log, log_thread) = LogStore::start(database.clone(), limits.mark_bytes(), metrics.clone())?;
+        let (log, log_thread) = start_log(database.clone(), limits, &metrics)?;
         let machine = StateMachine::open(database, snapshots.clone(), listener, metrics.clone())?;
         let raft_config = Config {
             cluster_name: cluster_name.to_owned(),
@@ -196,12 +197,26 @@ impl Consensus {
             tracing::warn!("the consensus task ended by a panic");
         }
         self.threads.stop(STOP_TIMEOUT).await;
+        let Some(log) = log else { return };
         match tokio::time::timeout(STOP_TIMEOUT, spawn_blocking(move || log.join())).await {
             Ok(Ok(Ok(()))) => {}
             Ok(_) => tracing::warn!("the thread of the log ended by a panic"),
             Err(_) => tracing::warn!("the thread of the log did not end in time"),
         }
     }
+}
+
+fn start_log(
+    database: Arc<Database>,
+    limits: LogLimits,
+    metrics: &metrics::RaftMetrics,
+) -> Result<(LogStore, Option<thread::JoinHandle<()>>), MasterError> {
+    #[cfg(test)]
+    if let Some(host) = super::simulation::Host::current() {
+        return Ok((LogStore::start_on(&host, database, limits.mark_bytes())?, None));
+    }
+    let (log, thread) = LogStore::start(database, limits.mark_bytes(), metrics.clone())?;
+    Ok((log, Some(thread)))
 }
 
 pub(super) fn fatal(error: impl std::fmt::Display) -> MasterError {

@@ -135,13 +135,15 @@ async fn serve(
         observe::until(&mut observed, |metrics| metrics.vote.leader_id != lead || metrics.running_state.is_err());
     tokio::pin!(is_over);
     loop {
+        // In this order, so that a simulation has one course.
         let first = tokio::select! {
-            first = waiting.recv(), if under_way.len() < UNDER_WAY => first,
-            Some(()) = under_way.next(), if !under_way.is_empty() => continue,
+            biased;
             _ = &mut is_over => {
                 while under_way.next().now_or_never().flatten().is_some() {}
                 return;
             }
+            Some(()) = under_way.next(), if !under_way.is_empty() => continue,
+            first = waiting.recv(), if under_way.len() < UNDER_WAY => first,
         };
         let Some((command, answer)) = first else { break };
         let mut bytes = command.encoded_len();
@@ -162,6 +164,7 @@ async fn serve(
     }
     loop {
         tokio::select! {
+            biased;
             answered = under_way.next() => if answered.is_none() { return },
             _ = &mut is_over => return,
         }

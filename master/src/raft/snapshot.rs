@@ -21,6 +21,7 @@ use openraft::RaftSnapshotBuilder;
 use super::state_machine::read_position;
 use super::types::{LogId, Meta, Snapshot, Types, from_json};
 use crate::MasterError;
+use crate::blocking::run_blocking;
 use crate::state::Database;
 
 pub use incoming::Incoming;
@@ -182,7 +183,7 @@ impl RaftSnapshotBuilder<Types> for Builder {
 
     async fn build_snapshot(&mut self) -> io::Result<Snapshot> {
         let (snapshots, database) = (self.snapshots.clone(), self.database.clone());
-        let built = tokio::task::spawn_blocking(move || snapshots.build(&database)).await;
+        let built = run_blocking(move || snapshots.build(&database)).await;
         let (meta, snapshot) = built.map_err(io::Error::other)?.map_err(io::Error::other)?;
         tracing::info!(snapshot = name(&meta), "made a snapshot");
         Ok(Snapshot { meta, snapshot })

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use super::snapshot::{Builder, Checkpoint, Snapshots};
 use super::types::{Entry, LogId, Meta, Outcomes, Snapshot, StoredMembership, Types, from_json, to_json};
+use crate::blocking::run_blocking;
 use crate::metrics::RaftMetrics;
 use crate::state::{Changes, Database, Family, Outcome, Tables, Transaction, apply, index_holds};
 use crate::{MasterError, level};
@@ -229,7 +230,7 @@ impl RaftStateMachine<Types> for StateMachine {
 
     async fn install_snapshot(&mut self, meta: &Meta, snapshot: Checkpoint) -> io::Result<()> {
         let (database, snapshots, own) = (self.database.clone(), self.snapshots.clone(), meta.clone());
-        let installed = task::spawn_blocking(move || {
+        let installed = run_blocking(move || {
             install(&database, &snapshots, &own, &snapshot)?;
             read_progress(&database)
         });

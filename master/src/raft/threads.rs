@@ -17,10 +17,21 @@ const THREADS: usize = 2;
 const BLOCKING_THREADS: usize = 4;
 
 /// See the module. What runs on them ends with them.
-pub struct RaftThreads(Mutex<Option<Runtime>>);
+pub struct RaftThreads(Mutex<Option<Threads>>);
+
+enum Threads {
+    Own(Runtime),
+    /// Tasks of a simulation, which has one thread.
+    #[cfg(test)]
+    Simulated(std::sync::Arc<super::simulation::Host>),
+}
 
 impl RaftThreads {
     pub fn start() -> Result<Self, MasterError> {
+        #[cfg(test)]
+        if let Some(host) = super::simulation::Host::current() {
+            return Ok(Self(Mutex::new(Some(Threads::Simulated(host)))));
+        }
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
             .max_blocking_threads(BLOCKING_THREADS)
@@ -28,7 +39,7 @@ impl RaftThreads {
             .enable_all()
             .build()
             .map_err(MasterError::io("the threads of the consensus"))?;
-        Ok(Self(Mutex::new(Some(runtime))))
+        Ok(Self(Mutex::new(Some(Threads::Own(runtime)))))
     }
 
     /// Begins a task on them; its owner waits for it.
@@ -40,14 +51,17 @@ impl RaftThreads {
         task: impl Future<Output = T> + Send + 'static,
     ) -> Result<JoinHandle<T>, MasterError> {
         let running = self.0.lock();
-        let runtime =
-            running.as_ref().ok_or_else(|| MasterError::Consensus("the consensus has been stopped".into()))?;
-        Ok(runtime.spawn(task))
+        match running.as_ref() {
+            Some(Threads::Own(runtime)) => Ok(runtime.spawn(task)),
+            #[cfg(test)]
+            Some(Threads::Simulated(host)) => Ok(host.spawn(task)),
+            None => Err(MasterError::Consensus("the consensus has been stopped".into())),
+        }
     }
 
     /// Ends whatever still runs. Waits for blocking work, but no longer than this.
     pub async fn stop(&self, within: Duration) {
-        let Some(runtime) = self.0.lock().take() else { return };
+        let Some(Threads::Own(runtime)) = self.0.lock().take() else { return };
         if spawn_blocking(move || runtime.shutdown_timeout(within)).await.is_err() {
             tracing::warn!("the threads of the consensus ended by a panic");
         }
@@ -57,7 +71,7 @@ impl RaftThreads {
 impl Drop for RaftThreads {
     fn drop(&mut self) {
         // Who drops it may be a task, which must not wait.
-        if let Some(runtime) = self.0.get_mut().take() {
+        if let Some(Threads::Own(runtime)) = self.0.get_mut().take() {
             runtime.shutdown_background();
         }
     }

@@ -27,6 +27,12 @@ pub type Meta = SnapshotMetaOf<Types>;
 pub type Snapshot = SnapshotOf<Types, Checkpoint>;
 pub type Raft = openraft::Raft<Types, StateMachine>;
 
+#[cfg(not(test))]
+pub type Runtime = openraft_rt_tokio::TokioRuntime;
+/// The same, but where a simulation owns time and chance.
+#[cfg(test)]
+pub type Runtime = super::simulation::SeededRuntime;
+
 openraft::declare_raft_types!(
     /// Everything that openraft must know about a master.
     pub Types:
@@ -34,7 +40,7 @@ openraft::declare_raft_types!(
         R = Outcomes,
         NodeId = NodeId,
         Node = Node,
-        AsyncRuntime = openraft_rt_tokio::TokioRuntime,
+        AsyncRuntime = Runtime,
 );
 
 /// The commands of one log entry.

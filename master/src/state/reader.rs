@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{Database, Tables};
 use crate::MasterError;
+use crate::blocking::run_blocking;
 use crate::clock::Clock;
 use crate::raft::LeaderLease;
 
@@ -31,7 +32,7 @@ impl StateReader {
         read: impl FnOnce(Tables<'_>) -> Result<T, MasterError> + Send + 'static,
     ) -> Result<T, MasterError> {
         let database = self.database.clone();
-        let result = tokio::task::spawn_blocking(move || {
+        let result = run_blocking(move || {
             let snapshot = database.raw().snapshot();
             read(Tables::at(&database, &snapshot))
         })

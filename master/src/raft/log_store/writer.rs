@@ -55,28 +55,55 @@ impl Done {
 pub fn write_loop(shared: &Shared, mut queue: mpsc::Receiver<Write>, metrics: &RaftMetrics) {
     let mut broken: Option<Arc<MasterError>> = None;
     while let Some(first) = queue.blocking_recv() {
-        let mut bytes = length(&first.change);
-        let mut writes = vec![first];
-        while bytes < BATCH_BYTES
-            && let Ok(next) = queue.try_recv()
-        {
-            bytes += length(&next.change);
-            writes.push(next);
-        }
+        let writes = with_queued(first, &mut queue);
         let result = match &broken {
             Some(error) => Err(error.clone()),
             None => write_all(shared, &writes, metrics).map_err(Arc::new),
         };
-        match &result {
-            Ok(()) => shared.wrote(&writes),
-            Err(error) => {
-                shared.broke(error);
-                broken = Some(error.clone());
-            }
-        }
-        for write in writes {
-            write.done.tell(result.clone());
-        }
+        broken = result.clone().err();
+        answer(shared, writes, &result);
+    }
+}
+
+/// The same in a simulation.
+#[cfg(test)]
+pub async fn write_on(
+    host: Arc<crate::raft::simulation::Host>,
+    shared: Arc<Shared>,
+    mut queue: mpsc::Receiver<Write>,
+) {
+    let mut broken: Option<Arc<MasterError>> = None;
+    while let Some(first) = queue.recv().await {
+        let writes = with_queued(first, &mut queue);
+        let result = match &broken {
+            Some(error) => Err(error.clone()),
+            None => host.write_synced(&shared.database, batch_of(&shared, &writes)).await.map_err(Arc::new),
+        };
+        broken = result.clone().err();
+        answer(&shared, writes, &result);
+    }
+}
+
+/// A write with what else has queued up.
+fn with_queued(first: Write, queue: &mut mpsc::Receiver<Write>) -> Vec<Write> {
+    let mut bytes = length(&first.change);
+    let mut writes = vec![first];
+    while bytes < BATCH_BYTES
+        && let Ok(next) = queue.try_recv()
+    {
+        bytes += length(&next.change);
+        writes.push(next);
+    }
+    writes
+}
+
+fn answer(shared: &Shared, writes: Vec<Write>, result: &Result<(), Arc<MasterError>>) {
+    match result {
+        Ok(()) => shared.wrote(&writes),
+        Err(error) => shared.broke(error),
+    }
+    for write in writes {
+        write.done.tell(result.clone());
     }
 }
 
@@ -87,12 +114,17 @@ fn length(change: &LogChange) -> usize {
     }
 }
 
-fn write_all(shared: &Shared, writes: &[Write], metrics: &RaftMetrics) -> Result<(), MasterError> {
+fn batch_of(shared: &Shared, writes: &[Write]) -> WriteBatch {
     let mut batch = WriteBatch::default();
     let now_ns = host::wall_ns();
     for write in writes {
         add_to_batch(shared, &mut batch, &write.change, now_ns);
     }
+    batch
+}
+
+fn write_all(shared: &Shared, writes: &[Write], metrics: &RaftMetrics) -> Result<(), MasterError> {
+    let batch = batch_of(shared, writes);
     let timer = tokio::time::Instant::now();
     Failpoint::LogAppend.pass();
     #[cfg(test)]

@@ -1,0 +1,202 @@
+//! Masters that live on simulated hosts: what a seed does once, it does always.
+//!
+//! Three masters run on one thread and on a clock that only the simulation moves ([`runtime`]). Their network, their
+//! disks and their clocks are simulated ([`world`]); what they are made of is real ([`master`]). While [`faults`] makes
+//! things go wrong, [`clients`] change and read the namespace. Then [`history`] judges whether what they were told can
+//! be explained by one namespace that did one thing after another, that of [`model`], and all masters must have that.
+//!
+//! `CAVERN_SIMULATION_SEEDS` says how many seeds are tried, `CAVERN_SIMULATION_SEED` which one alone.
+
+mod clients;
+mod faults;
+mod history;
+mod master;
+mod model;
+mod runtime;
+mod world;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_proto::master::{Mount, WriteType};
+use cavern_proto::record::command::Command as Kind;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use self::clients::{Client, Group};
+use self::faults::{Faults, heal, keep_failing, start_all};
+use self::history::{Asked, Told};
+use self::master::{Flaw, MASTERS, SimulatedMaster, read, seen};
+use self::model::Model;
+use crate::state::Outcome;
+
+pub use runtime::SeededRuntime;
+pub use world::{Host, Transport};
+
+/// Seeds of the short profile.
+const SEEDS: u64 = 50;
+const CLIENTS: u64 = 4;
+/// Calls of each client.
+const CALLS: usize = 40;
+/// How long things go wrong.
+const FAILING: Duration = Duration::from_secs(10);
+/// By then everything must be done: it is simulated time.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How a run went.
+struct Run {
+    lines: Vec<String>,
+    false_starts: usize,
+    verdict: Result<(), String>,
+}
+
+fn run(seed: u64, faults: Faults, flaw: Flaw) -> Run {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let world = world::World::new(seed);
+        let masters = (1..=MASTERS).map(|id| SimulatedMaster::new(&world, id, flaw)).collect();
+        let (directories, inodes) = Default::default();
+        let group = Arc::new(Group { world: world.clone(), masters, directories, inodes });
+        let verdict = match timeout(PATIENCE, live(&group, faults)).await {
+            Ok(verdict) => verdict,
+            Err(_elapsed) => Err("the clients are not served".to_owned()),
+        };
+        for master in &group.masters {
+            master.kill(false).await;
+        }
+        let history = std::mem::take(&mut *world.history.lock());
+        Run { lines: history.lines, false_starts: history.false_starts, verdict }
+    })
+}
+
+/// From the start of the masters to the verdict.
+async fn live(group: &Arc<Group>, faults: Faults) -> Result<(), String> {
+    start_all(group).await;
+    let first = mount(group).await;
+    group.directories.lock().push(first.root);
+    group.inodes.lock().push(first.root);
+    let mut clients = JoinSet::new();
+    for number in 1..=CLIENTS {
+        clients.spawn(Client::new(group.clone(), number).run(CALLS));
+    }
+    keep_failing(group.clone(), faults, FAILING).await;
+    heal(group).await;
+    while let Some(ended) = clients.join_next().await {
+        ended.map_err(|error| error.to_string())?;
+    }
+    let applied = || group.masters.iter().map(|master| master.applied()).collect::<Vec<_>>();
+    // What the clients that died have sent may still come.
+    sleep(Duration::from_secs(3)).await;
+    while applied().windows(2).any(|pair| pair[0] != pair[1]) {
+        sleep(Duration::from_millis(20)).await;
+    }
+    let last = group.world.history.lock().judge(first)?;
+    group.masters.iter().try_for_each(|master| compare(master, &last))
+}
+
+/// Makes the mount that clients work in, and gives its namespace.
+async fn mount(group: &Group) -> Model {
+    let write_type = WriteType::FsMode as i32;
+    let mount =
+        Mount { path: "/m".into(), uri: "memory://m".into(), write_type, created_ns: 5, block_size: 1 << 20, ..Mount::default() };
+    loop {
+        for master in &group.masters {
+            let root = match master.propose(Kind::Mount(mount.clone())).await {
+                Ok(Outcome::Mount(mount) | Outcome::MountExists(mount)) => mount.root_inode,
+                _ => continue,
+            };
+            let looked = master.look(|tables| Ok((seen(tables, root)?, tables.counters()?.inode)));
+            if let Some((Some(root), last)) = looked {
+                return Model::new(root, last);
+            }
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Whether a master has the namespace that it must have.
+fn compare(master: &SimulatedMaster, model: &Model) -> Result<(), String> {
+    let asked = model.inodes().into_iter().flat_map(|inode| [Asked::Stat { inode }, Asked::List { directory: inode }]);
+    for asked in asked {
+        let told = master.look(|tables| read(tables, &asked)).ok_or("a master does not run")?;
+        let expected = match &asked {
+            Asked::Stat { inode } => Told::Seen(model.inode(*inode)),
+            Asked::List { directory } => Told::Names(model.names(*directory)),
+            other => unreachable!("{other:?}"),
+        };
+        if told != expected {
+            return Err(format!("master {} has {told:?} for {asked:?}, where {expected:?} must be", master.id));
+        }
+    }
+    Ok(())
+}
+
+/// Says the end of a run's history, where it was not right.
+#[track_caller]
+fn check(seed: u64, run: &Run) {
+    if let Err(violation) = &run.verdict {
+        let from = run.lines.len().saturating_sub(200);
+        let history = run.lines[from..].join("\n");
+        panic!("seed {seed}: {violation}\n{history}\nseed {seed}: {violation}");
+    }
+}
+
+fn number_from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
+}
+
+#[test]
+fn nothing_goes_wrong_where_nothing_fails() {
+    check(1, &run(1, Faults::None, Flaw::None));
+}
+
+#[test]
+fn a_seed_has_one_course() {
+    for seed in 1..4 {
+        let (once, again) = (run(seed, Faults::All, Flaw::None), run(seed, Faults::All, Flaw::None));
+        let differs = once.lines.iter().zip(&again.lines).position(|(once, again)| once != again);
+        if let Some(at) = differs {
+            panic!("seed {seed}: {}\nand then: {}", once.lines[..=at].join("\n"), again.lines[at]);
+        }
+        assert_eq!(once.lines.len(), again.lines.len());
+        assert!(once.lines.len() > 100, "{}", once.lines.join("\n"));
+    }
+}
+
+#[test]
+fn seeds_are_linearizable() {
+    let seeds = match number_from_environment("CAVERN_SIMULATION_SEED") {
+        Some(seed) => seed..=seed,
+        None => 1..=number_from_environment("CAVERN_SIMULATION_SEEDS").unwrap_or(SEEDS),
+    };
+    for seed in seeds {
+        check(seed, &run(seed, Faults::All, Flaw::None));
+    }
+}
+
+#[test]
+fn a_lead_begins_when_it_can_write() {
+    for seed in 1..=5 {
+        let run = run(seed, Faults::None, Flaw::None);
+        check(seed, &run);
+        assert_eq!(run.false_starts, 0, "{}", run.lines.join("\n"));
+    }
+}
+
+/// Seeds until one is found to be wrong.
+fn found(faults: Faults, flaw: Flaw) -> Option<String> {
+    (1..=10).find_map(|seed| run(seed, faults, flaw).verdict.err())
+}
+
+#[test]
+fn reads_of_a_leader_that_is_none_any_more_are_found() {
+    let violation = found(Faults::Isolation, Flaw::NoLease).expect("nobody notices that leases are not kept");
+    assert!(violation.contains("must have seen one of the states"), "{violation}");
+    assert_eq!(found(Faults::Isolation, Flaw::None), None);
+}
+
+#[test]
+fn disks_that_do_not_sync_are_found() {
+    found(Faults::Blackouts, Flaw::LyingDisks).expect("nobody notices that nothing is on disk");
+    assert_eq!(found(Faults::Blackouts, Flaw::None), None);
+}
