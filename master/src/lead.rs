@@ -77,7 +77,9 @@ impl Lead {
         *self.term.write() = Some(term.clone());
         tokio::select! {
             () = lead_is_over(consensus, lead) => tracing::info!(term = lead.term, "this master leads no more"),
-            () = alone(&term.services.lease) => tracing::warn!(term = lead.term, "no majority of the masters answers: the term ends"),
+            () = alone(&term.services.lease) => {
+                tracing::warn!(term = lead.term, "no majority of the masters answers: the term ends");
+            }
             () = stop.cancelled() => {}
         }
         *self.term.write() = None;
@@ -85,10 +87,10 @@ impl Lead {
     }
 }
 
-/// Returns when this master has a lead.
+/// Returns when this master has a lead in which it can propose.
 pub async fn next_lead(consensus: &Consensus) -> LeaderId {
     let mut observed = consensus.observe();
-    while until(&mut observed, |observed| consensus.lead_in(observed).is_some()).await {
+    while until(&mut observed, |observed| consensus.can_propose(observed)).await {
         // It may have lasted for a moment only.
         if let Some(lead) = consensus.leads() {
             return lead;

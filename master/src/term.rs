@@ -80,8 +80,7 @@ impl Term {
     ) -> Result<Self, MasterError> {
         let TermContext { database, clock, consensus, .. } = context;
         let opened = stop.run_until_cancelled(open_log(database, clock, consensus, lead)).await;
-        let (proposer, proposals) =
-            opened.ok_or_else(|| MasterError::Consensus("the master is stopping".into()))??;
+        let (proposer, proposals) = opened.ok_or_else(|| MasterError::Consensus("the master is stopping".into()))??;
         let (services, pool) = services(context, lead, proposer, sessions)?;
         let leadership = Leadership::new(&services);
         let begun = leadership.begin(database, &context.metrics).await;

@@ -3,15 +3,23 @@
 //! Followers give no vote while they have heard of their leader within the longest election timeout. So one that was
 //! acknowledged by a majority that recently is the only one, and what it reads of its own state is the newest there is.
 //! Later somebody else may lead, and have acknowledged changes that this one knows nothing of.
+//!
+//! A leader that gives its lead away frees its followers of that, so its lease ends before it does ([`GivenAway`]). A
+//! follower that was restarted does not know of whom it has heard, so it elects nobody until that does not matter any
+//! more ([`Promise`]).
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
-use openraft::Instant as _;
 use openraft::async_runtime::watch::WatchReceiver as _;
+use openraft::type_config::TypeConfigExt as _;
+use openraft::type_config::alias::InstantOf;
+use openraft::{Instant as _, RaftMetrics};
+use parking_lot::Mutex;
 
 use super::observe::{self, Observed};
-use super::types::{LeaderId, Raft};
+use super::types::{LeaderId, Raft, Types};
 use crate::MasterError;
 
 /// An election begins when a leader has been silent for the longest of these and one of them by chance.
@@ -24,11 +32,57 @@ const LEASE: Duration = Duration::from_millis(700);
 pub struct LeaderLease {
     observed: Observed,
     lead: LeaderId,
+    given_away: GivenAway,
+}
+
+/// The last lead that this master was to give to another, whether that one took it or not. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct GivenAway(Arc<Mutex<Option<LeaderId>>>);
+
+impl GivenAway {
+    pub fn set(&self, lead: LeaderId) {
+        *self.0.lock() = Some(lead);
+    }
+
+    fn is(&self, lead: LeaderId) -> bool {
+        *self.0.lock() == Some(lead)
+    }
+}
+
+/// The promise to a leader that a follower may have given before it was restarted, with its end.
+#[derive(Clone, Copy, Default)]
+pub struct Promise(Option<InstantOf<Types>>);
+
+impl Promise {
+    /// Of a follower that is starting.
+    pub fn begin() -> Self {
+        Self(Some(Types::now() + *ELECTION.end()))
+    }
+
+    /// Returns when the consensus may begin: no election of its own comes before the end then, nor one together with
+    /// those of all others.
+    pub async fn wait(self) {
+        if let Some(end) = self.0 {
+            Types::sleep_until(end - *ELECTION.start()).await;
+        }
+    }
+
+    /// Whether a vote may be given.
+    ///
+    /// # Errors
+    /// [`MasterError::Consensus`] until the end.
+    pub fn check(self) -> Result<(), MasterError> {
+        if self.0.is_some_and(|end| Types::now() < end) {
+            let reason = "this master was started a moment ago, and gives no votes yet";
+            return Err(MasterError::Consensus(reason.to_owned()));
+        }
+        Ok(())
+    }
 }
 
 impl LeaderLease {
-    pub(super) fn new(raft: &Raft, lead: LeaderId) -> Self {
-        Self { observed: raft.metrics(), lead }
+    pub(super) fn new(raft: &Raft, lead: LeaderId, given_away: GivenAway) -> Self {
+        Self { observed: raft.metrics(), lead, given_away }
     }
 
     /// What has been read before this call was the newest there was at the time of the reading.
@@ -44,10 +98,15 @@ impl LeaderLease {
 
     pub fn holds(&self) -> bool {
         let metrics = self.observed.borrow_watched();
-        let leads = metrics.vote.committed && metrics.vote.leader_id == self.lead;
-        let acknowledged = || metrics.last_quorum_acked.is_some_and(|at| at.elapsed() < LEASE);
-        leads && metrics.running_state.is_ok() && (metrics.membership_config.voter_ids().count() == 1 || acknowledged())
+        let leads = metrics.vote.committed && metrics.vote.leader_id == self.lead && !self.given_away.is(self.lead);
+        leads && metrics.running_state.is_ok() && is_acknowledged(&metrics)
     }
+}
+
+/// Whether a majority has acknowledged this master lately.
+pub fn is_acknowledged(metrics: &RaftMetrics<Types>) -> bool {
+    let acknowledged = || metrics.last_quorum_acked.is_some_and(|at| at.elapsed() < LEASE);
+    metrics.membership_config.voter_ids().count() == 1 || acknowledged()
 }
 
 #[cfg(test)]
@@ -56,16 +115,14 @@ impl LeaderLease {
     pub fn of_one() -> Self {
         use std::collections::{BTreeMap, BTreeSet};
 
-        use openraft::RaftMetrics;
-        use openraft::type_config::TypeConfigExt;
-
-        use super::types::{Membership, Node, StoredMembership, Types, Vote};
+        use super::types::{Membership, Node, StoredMembership, Vote};
 
         let mut metrics = RaftMetrics::<Types>::new_initial(1);
         metrics.vote = Vote::new_committed(1, 1);
         let nodes = BTreeMap::from([(1, Node::new("here:1"))]);
         let membership = Membership::new(vec![BTreeSet::from([1])], nodes).expect("one voter is a membership");
         metrics.membership_config = std::sync::Arc::new(StoredMembership::new(None, membership));
-        Self { observed: Types::watch_channel(metrics).1, lead: LeaderId { term: 1, node_id: 1 } }
+        let (observed, lead) = (Types::watch_channel(metrics).1, LeaderId { term: 1, node_id: 1 });
+        Self { observed, lead, given_away: GivenAway::default() }
     }
 }

@@ -152,6 +152,9 @@ impl Consensus {
             })?
         };
         tracing::info!(to, "handing the lead over");
+        if let Some(lead) = self.leads() {
+            self.given_away.set(lead);
+        }
         self.raft.trigger().transfer_leader(to).await.map_err(fatal)?;
         let mut observed = self.raft.metrics();
         let leads = observe::until(&mut observed, |metrics| {

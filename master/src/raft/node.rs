@@ -15,14 +15,14 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
 use super::identity::Identity;
-use super::leader_lease::{ELECTION, LeaderLease};
+use super::leader_lease::{self, ELECTION, GivenAway, LeaderLease, Promise};
 use super::log_keeper::{self, LogLimits};
-use super::log_store::LogStore;
+use super::log_store::{LogStore, has_log};
 use super::network::Network;
 use super::observe::{self, Observed};
 use super::proposer::Proposer;
 use super::snapshot::Snapshots;
-use super::state_machine::{ChangeListener, StateMachine};
+use super::state_machine::{ChangeListener, StateMachine, read_position};
 use super::threads::RaftThreads;
 use super::types::{LeaderId, Node, NodeId, Raft, Types};
 use crate::MasterError;
@@ -57,6 +57,8 @@ pub struct Consensus {
     metrics: metrics::RaftMetrics,
     threads: RaftThreads,
     running: Mutex<Option<Running>>,
+    pub(super) given_away: GivenAway,
+    pub(super) promise: Promise,
 }
 
 /// What ends with it, beside what is on its threads only.
@@ -78,6 +80,8 @@ impl Consensus {
         let ConsensusConfig { cluster_name, identity, address, snapshots, log: limits } = config;
         let snapshots = Snapshots::open(snapshots.to_owned())?;
         let (log, log_thread) = start_log(database.clone(), limits, &metrics)?;
+        let is_alone = is_alone(&database, identity.node_id)?;
+        let promise = if has_log(&database)? && !is_alone { Promise::begin() } else { Promise::default() };
         let machine = StateMachine::open(database, snapshots.clone(), listener, metrics.clone())?;
         let raft_config = Config {
             cluster_name: cluster_name.to_owned(),
@@ -90,9 +94,12 @@ impl Consensus {
             replication_lag_threshold: LAG,
             max_payload_entries: 1024,
             enable_pre_vote: Some(true),
+            // What it has sent to others may not be on its disk: in the same term it would write something else there.
+            enable_leader_restore: Some(false),
             ..Config::default()
         };
         let raft_config = Arc::new(raft_config.validate().map_err(fatal)?);
+        promise.wait().await;
         let network = Network::new(&identity.cluster_id, identity.node_id);
         let threads = RaftThreads::start()?;
         let raft = threads.spawn(Raft::new(identity.node_id, raft_config, network, log.clone(), machine))?;
@@ -101,7 +108,12 @@ impl Consensus {
         let keeper = log_keeper::keep(raft.clone(), log, limits, metrics.clone(), stop_keeper.clone());
         let running = Running { log: log_thread, keeper: threads.spawn(keeper)?, stop_keeper };
         let running = Mutex::new(Some(running));
-        let node = Self { identity, address, raft, snapshots, metrics, threads, running };
+        let given_away = GivenAway::default();
+        let node = Self { identity, address, raft, snapshots, metrics, threads, running, given_away, promise };
+        if is_alone {
+            // There is nobody to wait for.
+            node.raft.trigger().elect(false).await.map_err(fatal)?;
+        }
         if let Some(members) = node.identity.founds.clone()
             && let Err(error) = node.found(&members).await
         {
@@ -151,6 +163,15 @@ impl Consensus {
         (is_leader && vote.committed && vote.leader_id.node_id == self.identity.node_id).then_some(vote.leader_id)
     }
 
+    /// Whether this master leads, and can put something into the log: a majority has answered it, and all that was in
+    /// the log before is applied.
+    pub fn can_propose(&self, observed: &RaftMetrics<Types>) -> bool {
+        self.lead_in(observed).is_some_and(|lead| {
+            let has_begun = observed.last_applied.is_some_and(|last| last.leader_id == lead);
+            has_begun && leader_lease::is_acknowledged(observed)
+        })
+    }
+
     /// Whether there are other masters who could lead.
     pub fn has_others(&self) -> bool {
         self.raft.metrics().borrow_watched().membership_config.voter_ids().count() > 1
@@ -163,7 +184,7 @@ impl Consensus {
 
     /// Says whether this master still has a lead.
     pub fn lease(&self, lead: LeaderId) -> LeaderLease {
-        LeaderLease::new(&self.raft, lead)
+        LeaderLease::new(&self.raft, lead, self.given_away.clone())
     }
 
     /// Who leads, for one who asked the wrong master.
@@ -204,6 +225,12 @@ impl Consensus {
             Err(_) => tracing::warn!("the thread of the log did not end in time"),
         }
     }
+}
+
+/// Whether it is the only master that votes.
+fn is_alone(database: &Database, own: NodeId) -> Result<bool, MasterError> {
+    let (_, membership) = read_position(database)?;
+    Ok(membership.voter_ids().eq([own]))
 }
 
 fn start_log(

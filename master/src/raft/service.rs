@@ -123,6 +123,7 @@ impl Raft for RaftService {
     async fn vote(&self, request: Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
         let request = request.into_inner();
         let consensus = self.seat.consensus_for(request.target.as_ref())?;
+        consensus.promise.check()?;
         let answer = consensus.raft.vote(convert::vote_of_request(&request)?).await.map_err(fatal)?;
         Ok(Response::new(convert::vote_reply(&answer)))
     }
@@ -130,6 +131,7 @@ impl Raft for RaftService {
     async fn pre_vote(&self, request: Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
         let request = request.into_inner();
         let consensus = self.seat.consensus_for(request.target.as_ref())?;
+        consensus.promise.check()?;
         let answer = consensus.raft.pre_vote(convert::vote_of_request(&request)?).await.map_err(fatal)?;
         Ok(Response::new(convert::vote_reply(&answer)))
     }

@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use self::clients::{Client, Group};
-use self::faults::{Faults, heal, keep_failing, start_all};
+use self::faults::{Faults, heal, keep_failing, start_all, watch_leases};
 use self::history::{Asked, Told};
 use self::master::{Flaw, MASTERS, SimulatedMaster, read, seen};
 use self::model::Model;
@@ -51,13 +51,19 @@ struct Run {
 }
 
 fn run(seed: u64, faults: Faults, flaw: Flaw) -> Run {
+    in_group(seed, flaw, async |group| live(group, faults).await)
+}
+
+/// Runs masters that are started already.
+fn in_group(seed: u64, flaw: Flaw, lives: impl AsyncFnOnce(&Arc<Group>) -> Result<(), String>) -> Run {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let world = world::World::new(seed);
         let masters = (1..=MASTERS).map(|id| SimulatedMaster::new(&world, id, flaw)).collect();
         let (directories, inodes) = Default::default();
         let group = Arc::new(Group { world: world.clone(), masters, directories, inodes });
-        let verdict = match timeout(PATIENCE, live(&group, faults)).await {
+        start_all(&group).await;
+        let verdict = match timeout(PATIENCE, lives(&group)).await {
             Ok(verdict) => verdict,
             Err(_elapsed) => Err("the clients are not served".to_owned()),
         };
@@ -65,16 +71,27 @@ fn run(seed: u64, faults: Faults, flaw: Flaw) -> Run {
             master.kill(false).await;
         }
         let history = std::mem::take(&mut *world.history.lock());
+        let verdict = history.violations.first().map_or(verdict, |violation| Err(violation.clone()));
         Run { lines: history.lines, false_starts: history.false_starts, verdict }
     })
 }
 
-/// From the start of the masters to the verdict.
+/// Returns the leader, when there is one that answers.
+async fn leader(group: &Group) -> Arc<SimulatedMaster> {
+    loop {
+        if let Some(leader) = group.masters.iter().find(|master| master.may_read()) {
+            return leader.clone();
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// From the start of the clients to the verdict.
 async fn live(group: &Arc<Group>, faults: Faults) -> Result<(), String> {
-    start_all(group).await;
     let first = mount(group).await;
     group.directories.lock().push(first.root);
     group.inodes.lock().push(first.root);
+    let watching = tokio::spawn(watch_leases(group.clone()));
     let mut clients = JoinSet::new();
     for number in 1..=CLIENTS {
         clients.spawn(Client::new(group.clone(), number).run(CALLS));
@@ -84,6 +101,7 @@ async fn live(group: &Arc<Group>, faults: Faults) -> Result<(), String> {
     while let Some(ended) = clients.join_next().await {
         ended.map_err(|error| error.to_string())?;
     }
+    watching.abort();
     let applied = || group.masters.iter().map(|master| master.applied()).collect::<Vec<_>>();
     // What the clients that died have sent may still come.
     sleep(Duration::from_secs(3)).await;
@@ -97,8 +115,14 @@ async fn live(group: &Arc<Group>, faults: Faults) -> Result<(), String> {
 /// Makes the mount that clients work in, and gives its namespace.
 async fn mount(group: &Group) -> Model {
     let write_type = WriteType::FsMode as i32;
-    let mount =
-        Mount { path: "/m".into(), uri: "memory://m".into(), write_type, created_ns: 5, block_size: 1 << 20, ..Mount::default() };
+    let mount = Mount {
+        path: "/m".into(),
+        uri: "memory://m".into(),
+        write_type,
+        created_ns: 5,
+        block_size: 1 << 20,
+        ..Mount::default()
+    };
     loop {
         for master in &group.masters {
             let root = match master.propose(Kind::Mount(mount.clone())).await {
@@ -181,6 +205,78 @@ fn a_lead_begins_when_it_can_write() {
         check(seed, &run);
         assert_eq!(run.false_starts, 0, "{}", run.lines.join("\n"));
     }
+}
+
+/// Entries that it had sent may be on other disks, and not on its own.
+#[test]
+fn a_leader_that_was_restarted_does_not_go_on_in_its_term() {
+    for seed in 1..=5 {
+        let run = in_group(seed, Flaw::None, async |group| {
+            let first = leader(group).await;
+            let term = first.term();
+            first.kill(true).await;
+            start_all(group).await;
+            let second = leader(group).await;
+            if second.term() > term { Ok(()) } else { Err(format!("master {} leads again in {term:?}", second.id)) }
+        });
+        check(seed, &run);
+    }
+}
+
+/// Runs in which a follower is restarted that has promised the leader to elect no other.
+fn restarts_a_follower(flaw: Flaw) -> Result<(), String> {
+    (1..=20).try_for_each(|seed| {
+        let run = in_group(seed, flaw, async |group| {
+            let watching = tokio::spawn(watch_leases(group.clone()));
+            let first = leader(group).await;
+            let others: Vec<_> = group.masters.iter().filter(|master| master.id != first.id).cloned().collect();
+            let cut = |other: u64| [(first.id, other), (other, first.id)];
+            // One does not hear of the leader, whom the other one acknowledges.
+            group.world.links.lock().cut.extend(cut(others[0].id));
+            sleep(Duration::from_secs(2)).await;
+            group.world.links.lock().cut.extend(cut(others[1].id));
+            others[1].kill(false).await;
+            start_all(group).await;
+            sleep(Duration::from_secs(3)).await;
+            watching.abort();
+            Ok(())
+        });
+        run.verdict.map_err(|violation| format!("seed {seed}: {violation}\n{}", run.lines.join("\n")))
+    })
+}
+
+#[test]
+fn a_master_that_was_restarted_keeps_what_it_has_promised() {
+    assert_eq!(restarts_a_follower(Flaw::None), Ok(()));
+    let violation = restarts_a_follower(Flaw::NoPromise).expect_err("nobody notices that promises are forgotten");
+    assert!(violation.contains("all answer reads"), "{violation}");
+}
+
+/// Runs in which a leader gives its lead away, and does not hear what comes of that.
+fn gives_the_lead_away(flaw: Flaw) -> Result<(), String> {
+    (1..=20).try_for_each(|seed| {
+        let run = in_group(seed, flaw, async |group| {
+            let watching = tokio::spawn(watch_leases(group.clone()));
+            let first = leader(group).await;
+            sleep(Duration::from_secs(1)).await;
+            let giving = first.clone();
+            let giving = tokio::spawn(async move { giving.hand_over().await });
+            let others = (1..=MASTERS).filter(|other| *other != first.id);
+            group.world.links.lock().cut.extend(others.map(|other| (other, first.id)));
+            sleep(Duration::from_secs(3)).await;
+            watching.abort();
+            giving.abort();
+            Ok(())
+        });
+        run.verdict.map_err(|violation| format!("seed {seed}: {violation}\n{}", run.lines.join("\n")))
+    })
+}
+
+#[test]
+fn a_leader_that_gives_its_lead_away_answers_no_more_reads() {
+    assert_eq!(gives_the_lead_away(Flaw::None), Ok(()));
+    let violation = gives_the_lead_away(Flaw::KeptLease).expect_err("nobody notices that a lease is kept");
+    assert!(violation.contains("all answer reads"), "{violation}");
 }
 
 /// Seeds until one is found to be wrong.

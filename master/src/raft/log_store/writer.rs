@@ -67,11 +67,7 @@ pub fn write_loop(shared: &Shared, mut queue: mpsc::Receiver<Write>, metrics: &R
 
 /// The same in a simulation.
 #[cfg(test)]
-pub async fn write_on(
-    host: Arc<crate::raft::simulation::Host>,
-    shared: Arc<Shared>,
-    mut queue: mpsc::Receiver<Write>,
-) {
+pub async fn write_on(host: Arc<crate::raft::simulation::Host>, shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>) {
     let mut broken: Option<Arc<MasterError>> = None;
     while let Some(first) = queue.recv().await {
         let writes = with_queued(first, &mut queue);

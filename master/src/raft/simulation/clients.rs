@@ -44,6 +44,8 @@ pub struct Client {
     number: u64,
     chance: Chance,
     seq: u64,
+    /// Calls of a thousand that read.
+    reads: u64,
     /// The master that it thinks leads.
     leader: u64,
 }
@@ -51,15 +53,15 @@ pub struct Client {
 impl Client {
     pub fn new(group: Arc<Group>, number: u64) -> Self {
         let mut chance = Chance::new(group.world.chance.lock().next());
-        let leader = 1 + chance.below(MASTERS);
-        Self { group, number, chance, seq: 0, leader }
+        let (leader, reads) = (1 + chance.below(MASTERS), chance.of(&[200, 500, 950]));
+        Self { group, number, chance, seq: 0, reads, leader }
     }
 
     /// Makes so many calls; or fewer, if it dies.
     pub async fn run(mut self, calls: usize) {
         for _ in 0..calls {
             sleep(self.chance.millis(0, 200)).await;
-            if self.chance.permille(500) {
+            if self.chance.permille(self.reads) {
                 let asked = self.read();
                 self.ask_once(asked).await;
             } else if !self.change().await {
@@ -111,8 +113,12 @@ impl Client {
     }
 
     async fn send(&mut self, asked: Asked) -> Option<Told> {
-        match timeout(PATIENCE, self.group.ask(self.number, self.leader, asked)).await {
+        // Another may think that it leads.
+        let asks_another = !matches!(asked, Asked::Change { .. }) && self.chance.permille(150);
+        let to = if asks_another { 1 + self.chance.below(MASTERS) } else { self.leader };
+        match timeout(PATIENCE, self.group.ask(self.number, to, asked)).await {
             Ok(Ok(told)) => return Some(told),
+            _ if asks_another => {}
             Ok(Err(Refusal::NotLeading(Some(leader)))) => self.leader = leader,
             Ok(Err(_)) | Err(_) => self.leader = 1 + self.chance.below(MASTERS),
         }

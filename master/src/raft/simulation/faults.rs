@@ -12,6 +12,7 @@ use super::master::{MASTERS, SimulatedMaster};
 use super::runtime::Chance;
 use crate::raft::types::NodeId;
 
+const LOOK_PERIOD: Duration = Duration::from_millis(5);
 const SECOND_NS: i64 = 1_000_000_000;
 
 /// Which things may go wrong.
@@ -24,6 +25,20 @@ pub enum Faults {
     Blackouts,
     /// The leader is cut off from the other masters, and not from the clients.
     Isolation,
+}
+
+/// Looks all the time whether two masters would answer reads.
+pub async fn watch_leases(group: Arc<Group>) {
+    loop {
+        sleep(LOOK_PERIOD).await;
+        let readers: Vec<NodeId> = group.masters.iter().filter(|master| master.may_read()).map(|one| one.id).collect();
+        if readers.len() > 1 {
+            let violation = format!("at {} ms the masters {readers:?} all answer reads", group.world.now_ms());
+            note(&group, &violation);
+            group.world.history.lock().violations.push(violation);
+            return;
+        }
+    }
 }
 
 /// Goes on for so long, and leaves things as they are then.
@@ -121,7 +136,10 @@ async fn one_fault(group: &Group, chance: &mut Chance) {
     match chance.below(15) {
         0..3 => {
             let is_power_lost = chance.permille(500);
-            note(group, &format!("master {victim} is killed{}", if is_power_lost { " by a loss of power" } else { "" }));
+            note(
+                group,
+                &format!("master {victim} is killed{}", if is_power_lost { " by a loss of power" } else { "" }),
+            );
             master.kill(is_power_lost).await;
         }
         3..6 => start_all(group).await,

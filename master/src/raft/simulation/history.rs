@@ -86,9 +86,12 @@ impl History {
     pub fn applied(&mut self, by: NodeId, log_id: LogId, commands: Vec<Kind>) {
         match self.log.get(&log_id.index) {
             None => drop(self.log.insert(log_id.index, (log_id, commands))),
-            Some((known, _)) if *known == log_id => {}
-            Some((known, _)) => {
-                self.violations.push(format!("master {by} applies {log_id}, where another has applied {known}"));
+            Some((known, of_others)) if *known == log_id && *of_others == commands => {}
+            Some((known, of_others)) => {
+                let violation = format!(
+                    "master {by} applies {log_id}, {commands:?}, where another has applied {known}, {of_others:?}"
+                );
+                self.violations.push(violation);
             }
         }
     }
@@ -314,7 +317,9 @@ mod tests {
         history.applied(2, log_id(1, 1, 5), Vec::new());
         assert!(history.violations.is_empty());
         history.applied(3, log_id(2, 3, 5), Vec::new());
-        assert!(history.judge(first()).unwrap_err().contains("master 3"));
+        history.applied(4, log_id(1, 1, 5), vec![Kind::ReserveMasterId(1)]);
+        assert!(history.violations[0].contains("master 3") && history.violations[1].contains("master 4"));
+        assert!(history.judge(first()).is_err());
     }
 
     fn libc_exist() -> i32 {

@@ -23,6 +23,7 @@ use crate::clock::{Clock, Reading};
 use crate::group::Seat;
 use crate::lead::{Lead, RETRY_PAUSE, alone, lead_is_over, next_lead};
 use crate::metrics::MasterMetrics;
+use crate::raft::leader_lease::Promise;
 use crate::raft::types::{NodeId, decode_entry};
 use crate::raft::{
     ChangeListener, Consensus, ConsensusConfig, Identity, LeaderLease, LogLimits, Proposer, RaftService,
@@ -44,6 +45,10 @@ pub enum Flaw {
     NoLease,
     /// The disks say that they have synced, and have not.
     LyingDisks,
+    /// A leader keeps its lease while it gives its lead away.
+    KeptLease,
+    /// A master that was restarted gives votes at once.
+    NoPromise,
 }
 
 /// One master, whether it runs or not.
@@ -89,7 +94,8 @@ impl From<MasterError> for Refusal {
     fn from(error: MasterError) -> Self {
         match error {
             MasterError::NotLeading(other) => {
-                let leader = other.leader.as_deref().and_then(|leader| leader.strip_prefix("master-")?.split(':').next());
+                let leader =
+                    other.leader.as_deref().and_then(|leader| leader.strip_prefix("master-")?.split(':').next());
                 Self::NotLeading(leader.and_then(|id| id.parse().ok()))
             }
             _ => Self::Unknown,
@@ -154,6 +160,18 @@ impl SimulatedMaster {
         self.life().is_some_and(|life| life.serving.lock().is_some())
     }
 
+    /// Whether it would answer reads, and believes that nobody else does.
+    pub fn may_read(&self) -> bool {
+        let Some(Life { host, serving, .. }) = self.life() else { return false };
+        let lease = serving.lock().as_ref().map(|serving| serving.lease.clone());
+        host.within(|| lease.is_some_and(|lease| lease.holds()))
+    }
+
+    /// The term in which it leads, if it does.
+    pub fn term(&self) -> Option<u64> {
+        self.life()?.consensus.leads().map(|lead| lead.term)
+    }
+
     /// Index of the last entry that is applied.
     pub fn applied(&self) -> Option<u64> {
         self.life().map(|life| life.consensus.progress().0)
@@ -163,7 +181,7 @@ impl SimulatedMaster {
         let mut disk = Disk::new(self.directory.path().to_owned());
         disk.lies = self.flaw == Flaw::LyingDisks;
         let host = Host::new(&self.world, self.id, self.pace, disk);
-        let starting = begin(host.clone(), self.directory.path().to_owned(), self.clock());
+        let starting = begin(host.clone(), self.directory.path().to_owned(), self.clock(), self.flaw);
         let life = host.spawn(starting).await.map_err(|error| MasterError::Consensus(error.to_string()))?;
         *self.life.lock() = Some(life?);
         Ok(())
@@ -200,7 +218,16 @@ impl SimulatedMaster {
     /// Gives the lead away, if it has it.
     pub async fn hand_over(&self) {
         let Some(Life { host, consensus, .. }) = self.life() else { return };
-        let _ = host.spawn(async move { consensus.hand_over(0).await }).await;
+        let to = 1 + self.id % MASTERS;
+        let keeps_lease = self.flaw == Flaw::KeptLease;
+        let giving = async move {
+            if keeps_lease {
+                let _ = consensus.raft.trigger().transfer_leader(to).await;
+            } else if let Err(error) = consensus.hand_over(to).await {
+                tracing::info!("{error}");
+            }
+        };
+        let _killed = host.spawn(giving).await;
     }
 
     pub async fn make_snapshot(&self) {
@@ -289,7 +316,7 @@ pub fn seen(tables: Tables<'_>, inode: u64) -> Result<Option<Seen>, MasterError>
 }
 
 /// Starts a master on a host.
-async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock) -> Result<Life, MasterError> {
+async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock, flaw: Flaw) -> Result<Life, MasterError> {
     let database = Arc::new(Database::open(&directory, 1 << 20)?);
     let (id, clock) = (host.id, Arc::new(clock));
     let identity = match Identity::read(&database)? {
@@ -313,7 +340,11 @@ async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock) -> Result<Life
     };
     let recorder = Recorder { world: host.world.clone(), host: host.clone(), database: database.clone() };
     let metrics = MasterMetrics::new().raft;
-    let consensus = Arc::new(Consensus::start(database.clone(), config, Arc::new(recorder), metrics).await?);
+    let mut consensus = Consensus::start(database.clone(), config, Arc::new(recorder), metrics).await?;
+    if flaw == Flaw::NoPromise {
+        consensus.promise = Promise::default();
+    }
+    let consensus = Arc::new(consensus);
     seat.open(consensus.clone());
     host.world.open(host.clone(), RaftService::new(seat.clone(), Arc::new(Lead::new(seat))));
     let life = Life { host: host.clone(), consensus, database, serving: Arc::default() };

@@ -40,13 +40,8 @@ pub struct Model {
 impl Model {
     /// An empty mount; `last` is the last inode that was given.
     pub fn new(root: Seen, last: u64) -> Self {
-        let inode = Inode {
-            is_directory: true,
-            mode: root.mode,
-            ctime_ns: root.ctime_ns,
-            is_named: true,
-            parent: root.inode,
-        };
+        let inode =
+            Inode { is_directory: true, mode: root.mode, ctime_ns: root.ctime_ns, is_named: true, parent: root.inode };
         Self { root: root.inode, last, inodes: BTreeMap::from([(root.inode, inode)]), ..Self::default() }
     }
 

@@ -196,6 +196,11 @@ impl Host {
         HOST.try_with(Clone::clone).ok()
     }
 
+    /// Does something on it, at once.
+    pub fn within<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
+        HOST.sync_scope(self.clone(), work)
+    }
+
     /// Runs a task on it.
     pub fn spawn<F>(self: &Arc<Self>, task: F) -> JoinHandle<F::Output>
     where
