@@ -498,6 +498,32 @@ fn a_session_with_fifteen_thousand_holds_and_locks_ends_in_short_commands() {
 }
 
 #[test]
+fn a_deadlock_among_hundreds_of_processes_with_many_locks_is_looked_for_in_short_commands() {
+    const FILES: usize = 9000;
+    const OWNERS: usize = 300;
+    let mut bench = Fixture::new(WriteType::FsMode);
+    let root = bench.mount.root_inode;
+    let files: Vec<u64> = (0..FILES).map(|number| bench.create(root, name(number), InodeKind::File)).collect();
+    let lock = |inode: u64, owner: usize, wait: bool| {
+        let lock =
+            Lock { owner: owner as u64, r#type: LockType::Exclusive as i32, start: 0, end: 9, ..Lock::default() };
+        let (kind, waiter) = (LockKind::Posix as i32, owner as u64 + 1);
+        Change::SetLock(SetLock { inode, kind, lock: Some(lock), waiter, wait })
+    };
+    for (number, inode) in files.iter().enumerate() {
+        bench.done("lock", lock(*inode, number.min(OWNERS), false));
+    }
+    // Each waits for the next one, and the last for the first.
+    for owner in 0..OWNERS - 1 {
+        let waits = bench.change("wait", lock(files[owner + 1], owner, true));
+        assert_eq!(waits.errno, rustix::io::Errno::AGAIN.raw_os_error(), "{}", waits.reason);
+    }
+    let circle = bench.change("wait", lock(files[0], OWNERS - 1, true));
+    assert_eq!(circle.errno, rustix::io::Errno::DEADLK.raw_os_error(), "{}", circle.reason);
+    bench.check();
+}
+
+#[test]
 fn an_object_that_was_noted_by_an_earlier_version_in_one_command_is_taken_down() {
     const OBJECTS: usize = 40_000;
     let mut bench = Fixture::new(WriteType::FsMode);

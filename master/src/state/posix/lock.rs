@@ -5,7 +5,8 @@
 
 mod rules;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use cavern_proto::master::{Kind, Lock, LockKind, LockType, SetLock};
 use cavern_proto::record::{LockRecord, WaitingLock};
@@ -21,7 +22,7 @@ use rules::{LAST_BYTE, LockOwner, conflicts, grant, owner, place};
 
 /// Locks of one kind on one file, held or waited for: their record is written anew with each change.
 const LOCKS_MAX: usize = 4096;
-/// Owners that a search for a deadlock looks at. A longer chain of processes that wait for each other is not followed.
+/// Locks and owners that a search for a deadlock looks at. What would take more is not followed to its end.
 const SEARCHED_MAX: usize = 10_000;
 
 /// The locks of one kind on one file, under way.
@@ -145,8 +146,47 @@ fn check(lock: Option<Lock>, kind: LockKind, session: u64) -> Result<Lock, Mutat
     }
 }
 
+/// Who waits for whom, as far as it has been looked at: a session may have very many locks, and many owners of them.
+struct WaitSearch<'a> {
+    tables: Tables<'a>,
+    /// By file.
+    records: HashMap<u64, LockRecord>,
+    /// By session and owner: files, and what is waited for there.
+    waiting: HashMap<u64, HashMap<u64, Vec<(u64, Lock)>>>,
+    /// Locks that may still be looked at.
+    left: usize,
+}
+
+impl WaitSearch<'_> {
+    /// Reads where a session waits.
+    fn read(&mut self, session: u64) -> Result<(), MasterError> {
+        let places = self.tables.locks_of(session, self.left)?;
+        self.left -= places.len();
+        let mut by_owner: HashMap<u64, Vec<(u64, Lock)>> = HashMap::new();
+        for (_, inode, _) in places.into_iter().filter(|(kind, _, waits)| *kind == LockKind::Posix && *waits) {
+            let record = match self.records.entry(inode) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(_) if self.left == 0 => break,
+                Entry::Vacant(unknown) => {
+                    let record = self.tables.locks(inode, LockKind::Posix)?;
+                    self.left = self.left.saturating_sub(record.held.len() + record.waiting.len());
+                    unknown.insert(record)
+                }
+            };
+            for lock in record.waiting.iter().filter_map(|waiting| waiting.lock).filter(|lock| lock.session == session)
+            {
+                by_owner.entry(lock.owner).or_default().push((inode, lock));
+            }
+        }
+        self.waiting.insert(session, by_owner);
+        Ok(())
+    }
+}
+
 /// Whether whoever holds what stands in the way of `want` waits for its owner, by way of others perhaps.
 fn waits_for_itself(tables: Tables<'_>, here: &Locks, want: &Lock) -> Result<bool, MasterError> {
+    let records = HashMap::from([(here.inode, here.record.clone())]);
+    let mut search = WaitSearch { tables, records, waiting: HashMap::new(), left: SEARCHED_MAX };
     let mut to_visit: Vec<LockOwner> = conflicts(&here.record.held, want).map(owner).collect();
     let mut visited = HashSet::new();
     while let Some(next) = to_visit.pop() {
@@ -156,16 +196,14 @@ fn waits_for_itself(tables: Tables<'_>, here: &Locks, want: &Lock) -> Result<boo
         if visited.len() == SEARCHED_MAX || !visited.insert(next) {
             continue;
         }
-        for (kind, inode, waits) in tables.locks_of(next.0, usize::MAX)? {
-            if kind != LockKind::Posix || !waits {
-                continue;
-            }
-            let elsewhere = if inode == here.inode { None } else { Some(tables.locks(inode, kind)?) };
-            let record = elsewhere.as_ref().unwrap_or(&here.record);
-            let waiting = record.waiting.iter().filter_map(|waiting| waiting.lock.as_ref());
-            for waiting in waiting.filter(|waiting| owner(waiting) == next) {
-                to_visit.extend(conflicts(&record.held, waiting).map(owner));
-            }
+        let (session, number) = next;
+        if !search.waiting.contains_key(&session) {
+            search.read(session)?;
+        }
+        let waiting = search.waiting.get(&session).and_then(|owners| owners.get(&number));
+        for (inode, lock) in waiting.into_iter().flatten() {
+            let held = search.records.get(inode).map_or(&[][..], |record| &record.held);
+            to_visit.extend(conflicts(held, lock).map(owner).filter(|owner| !visited.contains(owner)));
         }
     }
     Ok(false)
