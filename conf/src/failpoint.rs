@@ -106,9 +106,9 @@ points! {
         LogAppend = "log-append",
         /// Entries are on disk, and the consensus does not know.
         LogSynced = "log-synced",
-        /// A command is about to be written to the state.
+        /// Commands of an entry are about to be written to the state.
         CommandApplying = "command-applying",
-        /// A command is in the state, and nobody has been notified.
+        /// Commands of an entry are in the state, and nobody has been notified.
         CommandApplied = "command-applied",
         /// All commands of an entry are in the state, and its position is not.
         EntryApplied = "entry-applied",

@@ -1,16 +1,17 @@
 //! The state machine: applies committed entries one after the other, on the task that openraft keeps for it. An entry
 //! takes less time than handing it to a thread and back would.
 //!
-//! Each command is one write batch. The batch of an entry's last command carries the entry's position in the log, those
-//! before it say how many of the entry's commands are done: replay after a crash begins exactly behind what was
-//! written. Outcomes go back to the proposers, changes to the [`ChangeListener`] in applied order.
+//! The commands of an entry share one write batch, and each sees what those before it did ([`Unwritten`]). Where that
+//! becomes too much there are several. The last one carries the entry's position in the log, those before it say how
+//! many of the entry's commands are done: replay after a crash begins exactly behind what was written. Outcomes go back
+//! to the proposers, changes to the [`ChangeListener`] in applied order, both when they are written.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::Failpoint;
-use cavern_proto::record::CommandBatch;
+use cavern_proto::record::{Command, CommandBatch};
 use futures::{Stream, StreamExt};
 use openraft::storage::{EntryResponder, RaftStateMachine};
 use openraft::{EntryPayload, OptionalSend};
@@ -22,7 +23,7 @@ use super::snapshot::{Builder, Checkpoint, Snapshots};
 use super::types::{Entry, LogId, Meta, Outcomes, Snapshot, StoredMembership, Types, from_json, to_json};
 use crate::blocking::run_blocking;
 use crate::metrics::RaftMetrics;
-use crate::state::{Changes, Database, Family, Outcome, Tables, Transaction, apply, index_holds};
+use crate::state::{Changes, Database, Family, Outcome, Tables, Transaction, Unwritten, apply, index_holds};
 use crate::{MasterError, level};
 
 const APPLIED_KEY: &[u8] = b"applied";
@@ -56,6 +57,14 @@ pub struct StateMachine {
     progress: (u64, u64),
     /// When the last entries were applied.
     ended: Option<Instant>,
+}
+
+/// What commands of an entry have changed and the database does not have yet.
+#[derive(Default)]
+struct Gathered {
+    writes: Unwritten,
+    /// Of each command, by the place of its outcome.
+    changes: Vec<(usize, Changes)>,
 }
 
 /// Last applied log id and last membership.
@@ -118,34 +127,33 @@ impl StateMachine {
         let index = entry.log_id.index;
         let done = if self.progress.0 == index { self.progress.1 } else { 0 };
         let (last, mut is_noted) = (commands.len() as u64, false);
+        let mut gathered = Gathered::default();
         for (command, number) in commands.into_iter().zip(1u64..) {
             if number <= done {
                 // Applied before the crash; nobody waits for what it did.
                 outcomes.push(Outcome::Done);
                 continue;
             }
-            let command_timer = Instant::now();
-            let mut transaction = Transaction::new(&self.database)?;
-            transaction.counters.now_ns = transaction.counters.now_ns.max(now_ns);
-            outcomes.push(apply(&mut transaction, command)?);
-            let progress = [index.to_be_bytes(), number.to_be_bytes()].concat();
-            transaction.put_bytes(Family::Meta, PROGRESS_KEY, &progress);
-            if number == last {
-                transaction.put_bytes(Family::Meta, APPLIED_KEY, &position);
-                is_noted = true;
+            let timer = Instant::now();
+            let applied = self.apply_command(&mut gathered.writes, command, now_ns);
+            self.metrics.applied_command(timer.elapsed());
+            match applied {
+                Ok((outcome, changes)) => {
+                    outcomes.push(outcome);
+                    let position = Changes::position(index, number);
+                    gathered.changes.push((outcomes.len() - 1, Changes { position, ..changes }));
+                }
+                // Those before it are done.
+                Err(error) => {
+                    self.write(gathered, (index, number - 1), None, &mut outcomes)?;
+                    return Err(error);
+                }
             }
-            let (batch, mut changes) = transaction.finish()?;
-            changes.position = Changes::position(index, number);
-            Failpoint::CommandApplying.pass();
-            self.database.write(batch)?;
-            Failpoint::CommandApplied.pass();
-            let change = self.listener.changed(changes);
-            if change != 0
-                && let Some(Outcome::Mutated(_, waits_for)) = outcomes.last_mut()
-            {
-                *waits_for = change;
+            if number == last || gathered.writes.is_due() {
+                is_noted = number == last;
+                let position = is_noted.then_some(position.as_slice());
+                self.write(std::mem::take(&mut gathered), (index, number), position, &mut outcomes)?;
             }
-            self.metrics.applied_command(command_timer.elapsed());
         }
         Failpoint::EntryApplied.pass();
         if !is_noted {
@@ -155,6 +163,53 @@ impl StateMachine {
         }
         self.metrics.applied(timer.elapsed());
         Ok(Outcomes(outcomes))
+    }
+
+    /// One that fails leaves no trace.
+    fn apply_command(
+        &self,
+        unwritten: &mut Unwritten,
+        command: Command,
+        now_ns: i64,
+    ) -> Result<(Outcome, Changes), MasterError> {
+        let mut transaction = Transaction::on(Tables::with(&self.database, unwritten))?;
+        transaction.counters.now_ns = transaction.counters.now_ns.max(now_ns);
+        let outcome = apply(&mut transaction, command)?;
+        let (writes, changes) = transaction.finish()?;
+        unwritten.add(writes);
+        Ok((outcome, changes))
+    }
+
+    /// Writes what commands have changed, and notifies of it. `progress` is the index of their entry and the number of
+    /// the last of them, `position` that of the entry if they end it.
+    fn write(
+        &self,
+        gathered: Gathered,
+        progress: (u64, u64),
+        position: Option<&[u8]>,
+        outcomes: &mut [Outcome],
+    ) -> Result<(), MasterError> {
+        if gathered.changes.is_empty() {
+            return Ok(());
+        }
+        let mut batch = gathered.writes.into_batch(&self.database);
+        let meta = self.database.family(Family::Meta);
+        batch.put_cf(meta, PROGRESS_KEY, [progress.0.to_be_bytes(), progress.1.to_be_bytes()].concat());
+        if let Some(position) = position {
+            batch.put_cf(meta, APPLIED_KEY, position);
+        }
+        Failpoint::CommandApplying.pass();
+        self.database.write(batch)?;
+        Failpoint::CommandApplied.pass();
+        for (number, changes) in gathered.changes {
+            let change = self.listener.changed(changes);
+            if change != 0
+                && let Some(Outcome::Mutated(_, waits_for)) = outcomes.get_mut(number)
+            {
+                *waits_for = change;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -249,9 +304,9 @@ impl RaftStateMachine<Types> for StateMachine {
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::master::Job;
+    use cavern_proto::master::{Job, Mount, Mutation};
     use cavern_proto::record::command::Command as Kind;
-    use cavern_proto::record::{Command, Counters};
+    use cavern_proto::record::{ApplyListing, Command, Counters, InitCluster, ListedEntry, ListingGroup, Mutate};
 
     use openraft::RaftSnapshotBuilder;
     use prost::Message as _;
@@ -315,6 +370,86 @@ mod tests {
         let newer = Entry { log_id: log_id(1, 1, 2), payload: EntryPayload::Normal(unknown) };
         assert!(matches!(machine.apply_entry(newer), Err(MasterError::UnknownCommand)));
         assert_eq!(machine.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)));
+
+        // In the middle of an entry: what comes before it is done, once.
+        let mut mixed = entry(2, 3);
+        if let EntryPayload::Normal(batch) = &mut mixed.payload {
+            batch.0.commands[2].command = None;
+        }
+        assert!(matches!(machine.apply_entry(mixed), Err(MasterError::UnknownCommand)));
+        assert_eq!(Tables::new(&database).jobs().unwrap().len(), 3);
+        assert_eq!(read_progress(&database).unwrap(), (2, 2));
+        let mut newer = open(&database, &snapshots);
+        assert_eq!(newer.apply_entry(entry(2, 3)).unwrap().0, [Outcome::Done, Outcome::Done, Outcome::Job(4)]);
+    }
+
+    /// Notes how many jobs there are at each change, and has every second one waited for.
+    struct Witness {
+        database: Arc<Database>,
+        seen: parking_lot::Mutex<Vec<(u64, usize)>>,
+    }
+
+    impl ChangeListener for Witness {
+        fn changed(&self, changes: Changes) -> u64 {
+            let mut seen = self.seen.lock();
+            seen.push((changes.position, Tables::new(&self.database).jobs().unwrap().len()));
+            if seen.len().is_multiple_of(2) { changes.position } else { 0 }
+        }
+        fn replaced(&self) {}
+    }
+
+    #[tokio::test]
+    async fn who_is_notified_of_a_command_finds_it_and_each_answer_waits_for_its_own_change() {
+        let (_dir, database, snapshots) = empty();
+        let witness = Arc::new(Witness { database: database.clone(), seen: parking_lot::Mutex::default() });
+        let metrics = MasterMetrics::new().raft;
+        let mut machine = StateMachine::open(database.clone(), snapshots, witness.clone(), metrics).unwrap();
+        let mut mixed = entry(1, 4);
+        if let EntryPayload::Normal(batch) = &mut mixed.payload {
+            let mutation = Some(Mutation { seq: 1, ..Mutation::default() });
+            for command in &mut batch.0.commands[2..] {
+                command.command =
+                    Some(Kind::Mutate(Mutate { session: 7, mutation: mutation.clone(), ..Mutate::default() }));
+            }
+        }
+        let outcomes = machine.apply_entry(mixed).unwrap().0;
+        let position = |number| Changes::position(1, number);
+        assert_eq!(*witness.seen.lock(), [1, 2, 3, 4].map(|number| (position(number), 2)));
+        assert_eq!(outcomes[..2], [Outcome::Job(1), Outcome::Job(2)]);
+        let waits_for = |outcome: &Outcome| match outcome {
+            Outcome::Mutated(_, change) => *change,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((waits_for(&outcomes[2]), waits_for(&outcomes[3])), (0, position(4)));
+    }
+
+    #[tokio::test]
+    async fn an_entry_of_very_many_records_is_several_batches() {
+        const NAMES: usize = 500;
+        let (_dir, database, snapshots) = empty();
+        let mut machine = open(&database, &snapshots);
+        let mount = Mount { path: "/m".into(), uri: "memory://m".into(), ..Mount::default() };
+        let init = InitCluster { cluster_id: "c".into(), now_ns: 1 };
+        let mut kinds = vec![Kind::Init(init), Kind::Mount(mount)];
+        for part in 0..10 {
+            let listed = |number| ListedEntry {
+                name: format!("{part}-{number}").into(),
+                kind: cavern_proto::master::Kind::File as i32,
+                ..ListedEntry::default()
+            };
+            let group = ListingGroup { upsert: (0..NAMES).map(listed).collect(), ..ListingGroup::default() };
+            kinds.push(Kind::Listing(ApplyListing { mount_id: 1, groups: vec![group], now_ns: 2 }));
+        }
+        let commands = kinds.into_iter().map(|kind| Command { command: Some(kind) }).collect();
+        let before = database.raw().latest_sequence_number();
+        let payload = EntryPayload::Normal(Batch(CommandBatch { commands, now_ns: 0 }));
+        let outcomes = machine.apply_entry(Entry { log_id: log_id(1, 1, 1), payload }).unwrap().0;
+        assert_eq!(outcomes.len(), 12);
+        assert_eq!(Tables::new(&database).counters().unwrap().inodes as usize, 2 + 10 * NAMES);
+        assert_eq!(read_progress(&database).unwrap(), (1, 12));
+        // Each of the batches has the counters and the progress.
+        let records = database.raw().latest_sequence_number() - before;
+        assert!((20 * NAMES as u64 + 10..20 * NAMES as u64 + 60).contains(&records), "{records} records");
     }
 
     #[tokio::test]

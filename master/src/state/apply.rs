@@ -51,9 +51,8 @@ pub enum Outcome {
     Refused(String),
 }
 
-/// Applies one command to a transaction. Commands of one transaction see each other's changes of names and inodes;
-/// those of the mount table, the registry and the orphans read the tables as they were before, so a transaction holds
-/// one of them.
+/// Applies one command to a transaction of its own: part of what a command does reads the tables as they were before
+/// the transaction.
 pub fn apply(transaction: &mut Transaction<'_>, command: Command) -> Result<Outcome, MasterError> {
     let outcome = apply_changes(transaction, command)?;
     usage::account(transaction)?;

@@ -11,7 +11,7 @@ pub use bucket::PendingDeletion;
 pub use replica::{FileBlock, StrayReplica};
 
 use std::collections::HashMap;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Deref};
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
@@ -20,13 +20,14 @@ use cavern_proto::record::{
     Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, LockRecord, SessionRecord, WorkerRecord,
 };
 use prost::Message;
-use rocksdb::{DBIterator, DBPinnableSlice, Direction, ErrorKind, IteratorMode, ReadOptions, ReadTier, Snapshot};
+use rocksdb::{DBPinnableSlice, Direction, ErrorKind, IteratorMode, ReadOptions, ReadTier, Snapshot};
 
 use super::extent::is_truncated;
 use super::records::{
     decode, dentry_key, extent_key, held_by_session, hold_key, inode_key, leading_id, lock_key, locked_by_session,
     parse_extent_key, result_key, xattr_key,
 };
+use super::unwritten::{Scan, Unwritten};
 use super::{Database, Family};
 use crate::MasterError;
 
@@ -54,6 +55,25 @@ pub struct Tables<'a> {
     snapshot: Option<&'a Snapshot<'a>>,
     /// The disk is not asked: a read that would have to fails.
     in_memory: bool,
+    /// What is read before the database.
+    unwritten: Option<&'a Unwritten>,
+}
+
+/// The bytes of one record.
+enum Value<'a> {
+    Written(DBPinnableSlice<'a>),
+    Unwritten(&'a [u8]),
+}
+
+impl Deref for Value<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Written(bytes) => bytes,
+            Self::Unwritten(bytes) => bytes,
+        }
+    }
 }
 
 /// A directory, found in the namespace.
@@ -88,19 +108,24 @@ impl Directory {
 impl<'a> Tables<'a> {
     /// What is there at each read: for whoever writes, alone, or reads one record.
     pub fn new(database: &'a Database) -> Self {
-        Self { database, snapshot: None, in_memory: false }
+        Self { database, snapshot: None, in_memory: false, unwritten: None }
     }
 
     /// All reads see the same state, so that what one finds is there for the next: a name, and the inode that it leads
     /// to.
     pub fn at(database: &'a Database, snapshot: &'a Snapshot<'a>) -> Self {
-        Self { database, snapshot: Some(snapshot), in_memory: false }
+        Self { database, snapshot: Some(snapshot), in_memory: false, unwritten: None }
     }
 
     /// The same of what is in memory: a read that would have to wait for the disk fails with an error that
     /// [`MasterError::needs_disk`] tells from others. Not for what bounds its scans by what they pass over.
     pub fn in_memory(self) -> Self {
         Self { in_memory: true, ..self }
+    }
+
+    /// What is there, and what is to be written: for whoever writes, alone.
+    pub fn with(database: &'a Database, unwritten: &'a Unwritten) -> Self {
+        Self { database, snapshot: None, in_memory: false, unwritten: Some(unwritten) }
     }
 
     pub fn database(&self) -> &'a Database {
@@ -112,12 +137,16 @@ impl<'a> Tables<'a> {
         value.map(|bytes| decode(&bytes, || format!("a record of {family:?}"))).transpose()
     }
 
-    fn get(&self, family: Family, key: &[u8]) -> Result<Option<DBPinnableSlice<'a>>, MasterError> {
+    fn get(&self, family: Family, key: &[u8]) -> Result<Option<Value<'a>>, MasterError> {
+        if let Some(known) = self.unwritten.and_then(|unwritten| unwritten.get(family, key)) {
+            return Ok(known.map(Value::Unwritten));
+        }
         let (database, family) = (self.database.raw(), self.database.family(family));
-        Ok(match self.snapshot {
+        let value = match self.snapshot {
             None => database.get_pinned_cf(family, key)?,
             Some(_) => database.get_pinned_cf_opt(family, key, &self.options())?,
-        })
+        };
+        Ok(value.map(Value::Written))
     }
 
     fn options(&self) -> ReadOptions {
@@ -131,12 +160,30 @@ impl<'a> Tables<'a> {
         options
     }
 
-    fn iterator(&self, family: Family, mode: IteratorMode<'_>) -> DBIterator<'a> {
-        self.iterator_with(family, self.options(), mode)
+    /// The records of a family from one key on.
+    fn records_from(&self, family: Family, from: &[u8]) -> Scan<'a> {
+        let mode = IteratorMode::From(from, Direction::Forward);
+        let written = self.database.raw().iterator_cf_opt(self.database.family(family), self.options(), mode);
+        Scan::new(written, self.unwritten, family, from, None)
     }
 
-    fn iterator_with(&self, family: Family, options: ReadOptions, mode: IteratorMode<'_>) -> DBIterator<'a> {
-        self.database.raw().iterator_cf_opt(self.database.family(family), options, mode)
+    /// The records of a family from one key on, up to another.
+    fn records_between(&self, family: Family, from: &[u8], until: &[u8]) -> Scan<'a> {
+        self.records_between_with(family, self.options(), from, until)
+    }
+
+    /// The same, but ends with [`ErrorKind::Incomplete`] where too many have been removed.
+    fn records_between_unless_removed(&self, family: Family, from: &[u8], until: &[u8]) -> Scan<'a> {
+        let mut options = self.options();
+        options.set_max_skippable_internal_keys(REMOVED);
+        self.records_between_with(family, options, from, until)
+    }
+
+    fn records_between_with(&self, family: Family, mut options: ReadOptions, from: &[u8], until: &[u8]) -> Scan<'a> {
+        options.set_iterate_upper_bound(until.to_vec());
+        let mode = IteratorMode::From(from, Direction::Forward);
+        let written = self.database.raw().iterator_cf_opt(self.database.family(family), options, mode);
+        Scan::new(written, self.unwritten, family, from, Some(until))
     }
 
     pub fn counters(&self) -> Result<Counters, MasterError> {
@@ -184,7 +231,7 @@ impl<'a> Tables<'a> {
 
     /// Which worker this was that was removed; `None` for one that was not.
     pub fn removed_worker(&self, uuid: &[u8]) -> Result<Option<u64>, MasterError> {
-        let value = self.database.get(Family::Meta, &removed_key(uuid))?;
+        let value = self.get(Family::Meta, &removed_key(uuid))?;
         Ok(value.and_then(|id| leading_id(&id)))
     }
 
@@ -223,8 +270,7 @@ impl<'a> Tables<'a> {
     /// The first directory from an inode on that waits to be deleted, and the last name in it that is gone already;
     /// empty for none.
     pub fn orphan(&self, from: u64) -> Result<Option<(u64, Vec<u8>)>, MasterError> {
-        let start = inode_key(from);
-        let first = self.iterator(Family::Orphan, IteratorMode::From(&start, Direction::Forward)).next().transpose()?;
+        let first = self.records_from(Family::Orphan, &inode_key(from)).next().transpose()?;
         Ok(first.and_then(|(key, after)| Some((leading_id(&key)?, after.into_vec()))))
     }
 
@@ -277,7 +323,7 @@ impl<'a> Tables<'a> {
             match record {
                 None => reply.gone.push(inode),
                 Some(record) if record.unlinked || in_any_case => {
-                    if self.database.get(Family::Hold, &hold_key(inode, *session))?.is_none() {
+                    if self.get(Family::Hold, &hold_key(inode, *session))?.is_none() {
                         reply.hold.push(inode);
                     }
                 }
@@ -365,11 +411,7 @@ impl<'a> Tables<'a> {
         from: u32,
         end: &[u8],
     ) -> impl Iterator<Item = Result<Extent, MasterError>> + use<'a> {
-        let mut options = self.options();
-        options.set_iterate_upper_bound(end.to_vec());
-        let start = extent_key(inode, from);
-        let mode = IteratorMode::From(&start, Direction::Forward);
-        self.iterator_with(Family::Extent, options, mode).map(move |item| {
+        self.records_between(Family::Extent, &extent_key(inode, from), end).map(move |item| {
             let (key, value) = item?;
             let (_, index) =
                 parse_extent_key(&key).ok_or_else(|| MasterError::Corrupt(format!("a block of inode {inode}")))?;
@@ -398,12 +440,8 @@ impl<'a> Tables<'a> {
             }
             extents.push(extent);
         }
-        let mut options = self.options();
-        options.set_iterate_upper_bound(inode_key(inode.saturating_add(1)));
-        options.set_max_skippable_internal_keys(REMOVED);
-        let start = extent_key(inode, end);
-        let mut items = self.iterator_with(Family::Extent, options, IteratorMode::From(&start, Direction::Forward));
-        let next = match items.next() {
+        let (start, until) = (extent_key(inode, end), inode_key(inode.saturating_add(1)));
+        let next = match self.records_between_unless_removed(Family::Extent, &start, &until).next() {
             None => None,
             Some(Ok((key, _))) => Some(parse_extent_key(&key).map_or(end, |(_, index)| index)),
             Some(Err(error)) if error.kind() == ErrorKind::Incomplete => Some(end),
@@ -450,30 +488,22 @@ impl<'a> Tables<'a> {
         to: &[u8],
     ) -> impl Iterator<Item = Result<Box<[u8]>, MasterError>> + use<'a> {
         let (tables, from, to) = (*self, from.to_vec(), to.to_vec());
-        std::iter::once(()).flat_map(move |()| {
-            let mut options = tables.options();
-            options.set_iterate_upper_bound(to.clone());
-            let items = tables.iterator_with(family, options, IteratorMode::From(&from, Direction::Forward));
-            items.map(|item| Ok(item?.0))
-        })
+        std::iter::once(()).flat_map(move |()| tables.records_between(family, &from, &to).map(|item| Ok(item?.0)))
     }
 
     /// Every key of a small family, in order.
     pub fn keys(&self, family: Family) -> impl Iterator<Item = Result<Box<[u8]>, MasterError>> + use<'a> {
-        self.iterator(family, IteratorMode::Start).map(|item| Ok(item?.0))
+        self.records_from(family, &[]).map(|item| Ok(item?.0))
     }
 
     fn under(&self, family: Family, id: &[u8; 8]) -> impl Iterator<Item = Result<Pair, MasterError>> + use<'a> {
-        let mut options = self.options();
-        options.set_iterate_upper_bound(u64::from_be_bytes(*id).saturating_add(1).to_be_bytes());
-        let mode = IteratorMode::From(id, Direction::Forward);
-        self.iterator_with(family, options, mode).map(|item| Ok(item?))
+        let until = u64::from_be_bytes(*id).saturating_add(1).to_be_bytes();
+        self.records_between(family, id, &until).map(|item| Ok(item?))
     }
 
     /// Every record of a small family, in key order.
     fn all<M: Message + Default>(&self, family: Family) -> Result<Vec<M>, MasterError> {
-        let items = self.iterator(family, IteratorMode::Start);
-        items.map(|item| decode(&item?.1, || format!("a record of {family:?}"))).collect()
+        self.records_from(family, &[]).map(|item| decode(&item?.1, || format!("a record of {family:?}"))).collect()
     }
 
     /// Calls `visit` with the entries of a directory in name order, beginning after `after` (exclusive; `None` for the
@@ -486,10 +516,7 @@ impl<'a> Tables<'a> {
     ) -> Result<Option<B>, MasterError> {
         let prefix = inode_key(directory);
         let start = dentry_key(directory, after.unwrap_or_default());
-        let mut options = self.options();
-        options.set_iterate_upper_bound(inode_key(directory.saturating_add(1)));
-        let mode = IteratorMode::From(&start, Direction::Forward);
-        for item in self.iterator_with(Family::Dentry, options, mode) {
+        for item in self.records_between(Family::Dentry, &start, &inode_key(directory.saturating_add(1))) {
             let (key, value) = item?;
             let Some(name) = key.strip_prefix(&prefix) else { break };
             if after.is_some_and(|after| name <= after) {
@@ -513,12 +540,8 @@ impl<'a> Tables<'a> {
     /// it has.
     pub fn is_empty_directory(&self, directory: u64, record: &InodeRecord) -> Result<bool, MasterError> {
         let Some(entries) = record.entries else { return self.is_empty(directory) };
-        let mut options = self.options();
-        options.set_iterate_upper_bound(inode_key(directory.saturating_add(1)));
-        options.set_max_skippable_internal_keys(REMOVED);
-        let start = inode_key(directory);
-        let mut items = self.iterator_with(Family::Dentry, options, IteratorMode::From(&start, Direction::Forward));
-        match items.next() {
+        let until = inode_key(directory.saturating_add(1));
+        match self.records_between_unless_removed(Family::Dentry, &inode_key(directory), &until).next() {
             None => Ok(true),
             Some(Ok(_)) => Ok(false),
             Some(Err(error)) if error.kind() == ErrorKind::Incomplete => Ok(entries == 0),
@@ -544,6 +567,9 @@ impl<'a> Tables<'a> {
 
     /// Many inodes in one batched read, in the order asked for.
     pub fn inodes(&self, inodes: impl Iterator<Item = u64>) -> Result<Vec<Option<InodeRecord>>, MasterError> {
+        if self.unwritten.is_some() {
+            return inodes.map(|inode| self.inode(inode)).collect();
+        }
         let keys: Vec<[u8; 8]> = inodes.map(inode_key).collect();
         let family = self.database.family(Family::Inode);
         let values = self.database.raw().batched_multi_get_cf_opt(family, &keys, false, &self.options());

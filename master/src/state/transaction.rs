@@ -1,5 +1,5 @@
-//! What one log entry changes: a write batch, an overlay so that later commands of the entry see earlier changes, and
-//! the changes that clients must be notified of, in the order in which they were made.
+//! What one command changes: what it writes, inodes and names as they are after that, and the changes that clients must
+//! be notified of, in the order in which they were made.
 
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap};
@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, HashMap};
 use bytes::Bytes;
 use cavern_proto::record::{Counters, DentryRecord, InodeRecord};
 use prost::Message;
-use rocksdb::WriteBatch;
 
 use super::records::{dentry_key, inode_key, is_directory, links};
 use super::tables::{COUNTERS_KEY, Tables};
+use super::unwritten::{Write, Writes};
 use super::{Database, Family};
 use crate::MasterError;
 
@@ -100,10 +100,10 @@ impl Whereabouts {
     }
 }
 
-/// The changes of one log entry, not yet written.
+/// The changes of one command, not yet written.
 pub struct Transaction<'a> {
     tables: Tables<'a>,
-    batch: WriteBatch,
+    writes: Writes,
     inodes: HashMap<u64, Option<InodeRecord>>,
     dentries: HashMap<Vec<u8>, Option<DentryRecord>>,
     pub counters: Counters,
@@ -119,10 +119,14 @@ pub struct Transaction<'a> {
 impl<'a> Transaction<'a> {
     /// An empty transaction on top of what the database holds.
     pub fn new(database: &'a Database) -> Result<Self, MasterError> {
-        let tables = Tables::new(database);
+        Self::on(Tables::new(database))
+    }
+
+    /// An empty transaction on top of these tables.
+    pub fn on(tables: Tables<'a>) -> Result<Self, MasterError> {
         Ok(Self {
             tables,
-            batch: WriteBatch::default(),
+            writes: Writes::default(),
             inodes: HashMap::new(),
             dentries: HashMap::new(),
             counters: tables.counters()?,
@@ -191,35 +195,35 @@ impl<'a> Transaction<'a> {
 
     /// Writes a record of any family.
     pub fn put(&mut self, family: Family, key: &[u8], record: &impl Message) {
-        self.batch.put_cf(self.tables.database().family(family), key, record.encode_to_vec());
+        self.writes.push(Write::Put(family, key.to_vec(), record.encode_to_vec()));
     }
 
     /// Writes bytes of any family.
     pub fn put_bytes(&mut self, family: Family, key: &[u8], value: &[u8]) {
-        self.batch.put_cf(self.tables.database().family(family), key, value);
+        self.writes.push(Write::Put(family, key.to_vec(), value.to_vec()));
     }
 
     pub fn delete(&mut self, family: Family, key: &[u8]) {
-        self.batch.delete_cf(self.tables.database().family(family), key);
+        self.writes.push(Write::Delete(family, key.to_vec()));
     }
 
     /// Deletes every record of a family, whose keys begin with inode ids.
     pub fn delete_all(&mut self, family: Family) {
-        self.batch.delete_range_cf(self.tables.database().family(family), [0; 8], [u8::MAX; 8]);
+        self.delete_range(family, &[0; 8], &[u8::MAX; 8]);
     }
 
     /// Deletes the records of a family from one key on, up to another.
     pub fn delete_range(&mut self, family: Family, from: &[u8], to: &[u8]) {
-        self.batch.delete_range_cf(self.tables.database().family(family), from, to);
+        self.writes.push(Write::DeleteRange(family, from.to_vec(), to.to_vec()));
     }
 
     /// Records written and deleted so far.
     pub fn writes(&self) -> usize {
-        self.batch.len()
+        self.writes.len()
     }
 
-    /// The batch to write, counters included, and the changes to notify clients of.
-    pub fn finish(mut self) -> Result<(WriteBatch, Changes), MasterError> {
+    /// What to write, counters included, and the changes to notify clients of.
+    pub fn finish(mut self) -> Result<(Writes, Changes), MasterError> {
         let counters = self.counters;
         self.put(Family::Meta, COUNTERS_KEY, &counters);
         let whereabouts = |record: Option<&InodeRecord>| record.map_or(Whereabouts::Gone, Whereabouts::of);
@@ -241,7 +245,7 @@ impl<'a> Transaction<'a> {
             }
         }
         Ok((
-            self.batch,
+            self.writes,
             Changes {
                 position: 0,
                 seen: self.seen,

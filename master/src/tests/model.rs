@@ -187,7 +187,7 @@ impl Fixture {
 fn run(database: &Database, kind: Kind) -> Outcome {
     let mut transaction = Transaction::new(database).unwrap();
     let outcome = apply(&mut transaction, Command { command: Some(kind) }).unwrap();
-    database.write(transaction.finish().unwrap().0).unwrap();
+    database.write(transaction.finish().unwrap().0.into_batch(database)).unwrap();
     outcome
 }
 

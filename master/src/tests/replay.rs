@@ -67,8 +67,8 @@ fn replay(commands: &[Kind]) -> (Vec<Outcome>, Vec<Change>, Dump) {
     for kind in std::iter::once(&first).chain(commands) {
         let mut transaction = Transaction::new(&database).unwrap();
         outcomes.push(apply(&mut transaction, Command { command: Some(kind.clone()) }).unwrap());
-        let (batch, changes) = transaction.finish().unwrap();
-        database.write(batch).unwrap();
+        let (writes, changes) = transaction.finish().unwrap();
+        database.write(writes.into_batch(&database)).unwrap();
         all_changes.extend(changes.list);
     }
     check_invariants(&database);

@@ -88,7 +88,7 @@ impl Fixture {
         let outcome = apply(&mut transaction, Command { command: Some(command) }).unwrap();
         let sum = |metrics: [PerfMetric; 2]| metrics.iter().map(|metric| self.counts.metric(*metric)).sum::<u64>();
         let records = transaction.writes() as u64 + sum(READ) + sum(PASSED) / PASSED_FOR_ONE;
-        self.database.write(transaction.finish().unwrap().0).unwrap();
+        self.database.write(transaction.finish().unwrap().0.into_batch(&self.database)).unwrap();
         let time = processor_time() - began;
         let heaviest = self.heaviest.entry(what).or_default();
         *heaviest = (heaviest.0.max(records), heaviest.1.max(time));

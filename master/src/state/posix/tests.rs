@@ -95,7 +95,7 @@ struct Fixture {
 fn run(database: &Database, command: Kind) -> Outcome {
     let mut transaction = Transaction::new(database).unwrap();
     let outcome = apply(&mut transaction, Command { command: Some(command) }).unwrap();
-    database.write(transaction.finish().unwrap().0).unwrap();
+    database.write(transaction.finish().unwrap().0.into_batch(database)).unwrap();
     outcome
 }
 
@@ -450,7 +450,7 @@ fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() 
     // As an earlier version has left it.
     let mut without = Transaction::new(&bench.database).unwrap();
     without.delete_range(Family::HoldSession, &[0], &[u8::MAX; 17]);
-    bench.database.write(without.finish().unwrap().0).unwrap();
+    bench.database.write(without.finish().unwrap().0.into_batch(&bench.database)).unwrap();
     assert!(tables.held_by(7, 1).unwrap().is_empty());
     index_holds(&bench.database).unwrap();
     assert_eq!(tables.held_by(7, usize::MAX).unwrap(), held);

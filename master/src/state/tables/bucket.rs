@@ -5,7 +5,6 @@ use cavern_proto::ROOT_INODE;
 use cavern_proto::master::Extent;
 use cavern_proto::record::{DeletionRecord, GarbageRecord, InodeRecord, IntentRecord, ObjectRecord};
 use prost::Message;
-use rocksdb::{Direction, IteratorMode};
 
 use super::{DEPTH_MAX, Tables};
 use crate::MasterError;
@@ -45,8 +44,7 @@ impl<'a> Tables<'a> {
         let mut after = after;
         while files.len() < limit {
             let start = inode_key(after.saturating_add(1));
-            let mode = IteratorMode::From(&start, Direction::Forward);
-            let next = self.iterator(Family::Extent, mode).next();
+            let next = self.records_from(Family::Extent, &start).next();
             let Some((key, _)) = next.transpose()? else { break };
             after = leading_id(&key).ok_or_else(|| MasterError::Corrupt("a block of a file".into()))?;
             files.push((after, self.extents(after, 0)?));
@@ -64,8 +62,7 @@ impl<'a> Tables<'a> {
     pub fn noted_objects(&self, mount_id: u32, limit: usize) -> Result<Vec<(String, String)>, MasterError> {
         let start = mount_id.to_be_bytes();
         let mut objects = Vec::new();
-        let mode = IteratorMode::From(&start, Direction::Forward);
-        for item in self.iterator(Family::Noted, mode) {
+        for item in self.records_from(Family::Noted, &start) {
             let (key, inode) = item?;
             let Some(key) = key.strip_prefix(&start).filter(|_| objects.len() < limit) else { break };
             let (key, inode) = (text(key)?, leading_id(&inode).unwrap_or_default());
@@ -86,8 +83,7 @@ impl<'a> Tables<'a> {
     pub fn is_used_below(&self, mount_id: u32, prefix: &str) -> Result<bool, MasterError> {
         let start = deletion_key(mount_id, prefix);
         for family in [Family::Noted, Family::Deletion, Family::Origin] {
-            let mode = IteratorMode::From(&start, Direction::Forward);
-            let first = self.iterator(family, mode).next().transpose()?;
+            let first = self.records_from(family, &start).next().transpose()?;
             if first.is_some_and(|(key, _)| key.starts_with(&start)) {
                 return Ok(true);
             }
@@ -153,8 +149,7 @@ impl<'a> Tables<'a> {
         limit: usize,
         make: impl Fn(&[u8], M) -> Result<T, MasterError>,
     ) -> Result<Vec<T>, MasterError> {
-        let mode = IteratorMode::From(start, Direction::Forward);
-        let items = self.iterator(family, mode).take(limit);
+        let items = self.records_from(family, start).take(limit);
         let items = items.map(|item| {
             let (key, value) = item?;
             make(&key, decode(&value, || format!("a record of {family:?}"))?)

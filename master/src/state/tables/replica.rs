@@ -1,7 +1,6 @@
 //! Reads of where the blocks of files are, by worker and by need.
 
 use cavern_proto::record::Stray;
-use rocksdb::{Direction, IteratorMode};
 
 use super::Tables;
 use crate::MasterError;
@@ -29,9 +28,8 @@ impl Tables<'_> {
     ) -> Result<Vec<FileBlock>, MasterError> {
         let (inode, index) = after.map_or((0, 0), next);
         let start = replica_key(worker, inode, index);
-        let mode = IteratorMode::From(&start, Direction::Forward);
         let mut blocks = Vec::new();
-        for item in self.iterator(Family::Replica, mode).take(limit) {
+        for item in self.records_from(Family::Replica, &start).take(limit) {
             let (key, _) = item?;
             match key.split_first_chunk::<8>() {
                 Some((at, block)) if u64::from_be_bytes(*at) == worker => blocks.push(block_of(block)?),
@@ -44,9 +42,8 @@ impl Tables<'_> {
     /// How many blocks have a replica at a worker.
     pub fn count_replicas_at(&self, worker: u64) -> Result<u64, MasterError> {
         let start = worker.to_be_bytes();
-        let mode = IteratorMode::From(&start, Direction::Forward);
         let mut count = 0;
-        for item in self.iterator(Family::Replica, mode) {
+        for item in self.records_from(Family::Replica, &start) {
             if leading_id(&item?.0) != Some(worker) {
                 break;
             }
@@ -61,8 +58,7 @@ impl Tables<'_> {
         let mut next = Some(0u64);
         while let Some(from) = next {
             let start = from.to_be_bytes();
-            let mode = IteratorMode::From(&start, Direction::Forward);
-            let first = self.iterator(Family::Replica, mode).next();
+            let first = self.records_from(Family::Replica, &start).next();
             let Some((key, _)) = first.transpose()? else { break };
             let worker = leading_id(&key).unwrap_or_default();
             workers.push(worker);
@@ -75,8 +71,7 @@ impl Tables<'_> {
     pub fn repairs(&self, after: Option<FileBlock>, limit: usize) -> Result<Vec<FileBlock>, MasterError> {
         let (inode, index) = after.map_or((0, 0), next);
         let start = extent_key(inode, index);
-        let mode = IteratorMode::From(&start, Direction::Forward);
-        let items = self.iterator(Family::Repair, mode).take(limit);
+        let items = self.records_from(Family::Repair, &start).take(limit);
         items.map(|item| block_of(&item?.0)).collect()
     }
 
@@ -87,8 +82,7 @@ impl Tables<'_> {
             start.push(0);
             start
         });
-        let mode = IteratorMode::From(&start, Direction::Forward);
-        let items = self.iterator(Family::Stray, mode).take(limit);
+        let items = self.records_from(Family::Stray, &start).take(limit);
         let stray = |item: Result<super::Pair, rocksdb::Error>| {
             let (key, value) = item?;
             let mount_id = value.as_ref().try_into().ok().map(u32::from_be_bytes);

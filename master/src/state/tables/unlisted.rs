@@ -1,7 +1,5 @@
 //! Reads of the directories of which a bucket has names that the namespace lacks.
 
-use rocksdb::{Direction, IteratorMode};
-
 use super::Tables;
 use crate::MasterError;
 use crate::state::Family;
@@ -16,9 +14,8 @@ impl Tables<'_> {
         limit: usize,
     ) -> Result<Vec<(Vec<u8>, u64)>, MasterError> {
         let start = unlisted_key(mount_id, after.unwrap_or_default());
-        let mode = IteratorMode::From(&start, Direction::Forward);
         let mut found = Vec::new();
-        for item in self.iterator(Family::Unlisted, mode) {
+        for item in self.records_from(Family::Unlisted, &start) {
             let (key, inode) = item?;
             let Some(path) = key.strip_prefix(&mount_id.to_be_bytes()).filter(|_| found.len() < limit) else { break };
             if after != Some(path) {
@@ -32,8 +29,7 @@ impl Tables<'_> {
     /// Whether a directory of a mount, or any below it, is unlisted; by its path below the mount's root.
     pub fn has_unlisted(&self, mount_id: u32, path: &[u8]) -> Result<bool, MasterError> {
         let start = unlisted_key(mount_id, path);
-        let mode = IteratorMode::From(&start, Direction::Forward);
-        let mut items = self.iterator(Family::Unlisted, mode);
+        let mut items = self.records_from(Family::Unlisted, &start);
         Ok(items.next().transpose()?.is_some_and(|(key, _)| key.starts_with(&start)))
     }
 }

@@ -3,7 +3,6 @@
 use bytes::Bytes;
 use cavern_proto::master::{Quota, Quotas};
 use cavern_proto::record::{InodeRecord, QuotaRecord, UsageRecord};
-use rocksdb::{Direction, IteratorMode};
 
 use super::{DEPTH_MAX, Tables};
 use crate::MasterError;
@@ -23,8 +22,7 @@ impl Tables<'_> {
     /// Up to `limit` inodes beyond this one, of all mounts, in the order of their ids.
     pub fn inodes_after(&self, after: u64, limit: usize) -> Result<Vec<(u64, InodeRecord)>, MasterError> {
         let start = inode_key(after.saturating_add(1));
-        let mode = IteratorMode::From(&start, Direction::Forward);
-        let items = self.iterator(Family::Inode, mode).take(limit);
+        let items = self.records_from(Family::Inode, &start).take(limit);
         let inode = |item: Result<super::Pair, rocksdb::Error>| {
             let (key, value) = item?;
             Ok((leading_id(&key).unwrap_or_default(), decode(&value, || "an inode".to_owned())?))

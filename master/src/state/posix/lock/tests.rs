@@ -149,8 +149,8 @@ impl Fixture {
     fn run(&self, command: Kind) -> (Outcome, Vec<(u64, u64)>) {
         let mut transaction = Transaction::new(&self.database).unwrap();
         let outcome = apply(&mut transaction, Command { command: Some(command) }).unwrap();
-        let (batch, changes) = transaction.finish().unwrap();
-        self.database.write(batch).unwrap();
+        let (writes, changes) = transaction.finish().unwrap();
+        self.database.write(writes.into_batch(&self.database)).unwrap();
         let granted = changes.list.into_iter().filter_map(|change| match change {
             Change::LockGranted { session, waiter } => Some((session, waiter)),
             _ => None,

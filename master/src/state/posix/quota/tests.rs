@@ -56,7 +56,7 @@ struct Fixture {
 fn run(database: &Database, command: Kind) -> Outcome {
     let mut transaction = Transaction::new(database).unwrap();
     let outcome = apply(&mut transaction, Command { command: Some(command) }).unwrap();
-    database.write(transaction.finish().unwrap().0).unwrap();
+    database.write(transaction.finish().unwrap().0.into_batch(database)).unwrap();
     outcome
 }
 
