@@ -1,67 +1,101 @@
-//! Files whose time to live is over: the leader goes through all inodes now and then, and finds out which rule holds
-//! for each.
+//! Files whose time to live is over: the leader goes through what each rule governs when something in it can be due.
 //!
 //! A rule belongs to a directory and holds for the files in and below it, up to directories with rules of their own.
 //! What counts is the time of the last change (ctime), which no program can set; so a file that was copied here with an
 //! old mtime lives as long as any other. Reading does not count. There is no index that could be wrong: a rule that
-//! changes holds for everything from the next round on, and a round is a scan in the order of the inodes.
+//! changes holds for everything from the next round on, and a round is a walk through the names below the directory of
+//! the rule ([`walk`]); whatever lies elsewhere costs nothing.
+//!
+//! A walk finds the oldest file that is left. Before that one's time is over there is nothing to be found, and no walk:
+//! a file that is made, changed or renamed is younger. Only with a directory that is moved, or from the bucket, may
+//! older ones come, which `Counters.arrivals` tells of.
 
-use std::collections::HashMap;
+mod walk;
+
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use cavern_proto::master::{FreeFate, TtlAction};
-use cavern_proto::record::command::Command;
-use cavern_proto::record::{Expire, InodeRecord, TtlRecord};
+use cavern_proto::record::TtlRecord;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::walk::{Due, Walk};
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics::ExpiryMetrics;
 use crate::service::Services;
-use crate::state::records::is_directory;
-use crate::state::{Outcome, Tables, is_clean};
+use crate::state::Outcome;
 
-/// Inodes looked at with one read.
+/// Names looked at with one read.
 const PAGE: usize = 1000;
+/// Files proposed together.
+const TOGETHER: usize = 100;
 /// Between two looks at the rules.
 const TICK: Duration = Duration::from_secs(1);
-/// A round begins when a tenth of the shortest time is over, but not more rarely than this.
+/// What a rule governs is walked through when a tenth of its time is over, but not more rarely than this, if something
+/// can be due.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
-/// Directories of which the rule is remembered at a time.
-const REMEMBERED: usize = 100_000;
 
 /// Rules by directory.
-type Rules = HashMap<u64, TtlRecord>;
+type Rules = BTreeMap<u64, TtlRecord>;
 
-/// What is to be done about a file.
-enum ExpiryAction {
-    Free(u64),
-    Remove(Expire),
+/// What is known of the files that a rule governs since they were looked at.
+#[derive(Clone, Copy, Debug)]
+struct Governed {
+    began: Instant,
+    /// Number of arrivals before that.
+    arrivals: u64,
+    /// None has been left alone for longer than since then.
+    oldest_ns: i64,
+}
+
+impl Governed {
+    /// Whether it is time to look again, and there may be something to be found.
+    fn is_due(&self, rule: &TtlRecord, arrivals: u64, clock: &Clock) -> bool {
+        let time = Duration::from_secs(rule.seconds);
+        let pause = (time / 10).clamp(TICK, LONGEST_PAUSE);
+        self.began.elapsed() >= pause && (self.arrivals != arrivals || is_over(self.oldest_ns, rule, clock))
+    }
+}
+
+/// Whether the time of something that was changed then is over.
+fn is_over(changed_ns: i64, rule: &TtlRecord, clock: &Clock) -> bool {
+    let age = Duration::from_nanos(u64::try_from(clock.age_ns(changed_ns)).unwrap_or(0));
+    age >= Duration::from_secs(rule.seconds)
 }
 
 /// Goes on until `stop`.
 pub async fn keep_expiring(services: Services, metrics: ExpiryMetrics, stop: CancellationToken) {
     let work = async {
-        let (mut last, mut since) = (Rules::new(), TICK);
+        let (mut last, mut governed) = (Rules::new(), HashMap::new());
         loop {
             tokio::time::sleep(TICK).await;
-            since += TICK;
-            let rules = match rules(&services).await {
-                Ok(rules) => rules,
+            let (rules, arrivals) = match rules(&services).await {
+                Ok(known) => known,
                 Err(error) => {
                     tracing::warn!("which files are to expire is not known: {error}");
                     continue;
                 }
             };
-            let shortest = rules.values().map(|rule| Duration::from_secs(rule.seconds)).min();
-            let Some(shortest) = shortest else { continue };
-            if rules == last && since < (shortest / 10).clamp(TICK, LONGEST_PAUSE) {
-                continue;
+            // What one governs depends on all of them.
+            if rules != last {
+                governed.clear();
             }
-            if let Err(error) = sweep(&services, &rules, &metrics).await {
-                tracing::warn!("files whose time is over are not expired: {error}");
+            for (directory, rule) in rules.iter().filter(|(_, rule)| rule.action() != TtlAction::None) {
+                let known: Option<&Governed> = governed.get(directory);
+                if known.is_some_and(|known| !known.is_due(rule, arrivals, services.lookups.reader.clock())) {
+                    continue;
+                }
+                let began = Instant::now();
+                let oldest_ns = sweep(&services, *directory, &rules, &metrics).await.unwrap_or_else(|error| {
+                    tracing::warn!("files whose time is over are not expired: {error}");
+                    // There may be anything.
+                    0
+                });
+                governed.insert(*directory, Governed { began, arrivals, oldest_ns });
             }
-            (last, since) = (rules, Duration::ZERO);
+            last = rules;
         }
     };
     tokio::select! {
@@ -70,102 +104,50 @@ pub async fn keep_expiring(services: Services, metrics: ExpiryMetrics, stop: Can
     }
 }
 
-async fn rules(services: &Services) -> Result<Rules, MasterError> {
-    let all = services.lookups.reader.read(|tables| tables.ttls(0)).await?;
-    Ok(all.ttls.into_iter().map(|ttl| (ttl.inode, TtlRecord { seconds: ttl.seconds, action: ttl.action })).collect())
+/// The rules, and how many arrivals there have been.
+async fn rules(services: &Services) -> Result<(Rules, u64), MasterError> {
+    let read = services.lookups.reader.read(|tables| Ok((tables.ttls(0)?, tables.counters()?.arrivals)));
+    let (all, arrivals) = read.await?;
+    let rule = |seconds, action| TtlRecord { seconds, action };
+    Ok((all.ttls.into_iter().map(|ttl| (ttl.inode, rule(ttl.seconds, ttl.action))).collect(), arrivals))
 }
 
-async fn sweep(services: &Services, rules: &Rules, metrics: &ExpiryMetrics) -> Result<(), MasterError> {
-    let mut after = 0;
-    let mut governing: HashMap<u64, Option<TtlRecord>> = HashMap::new();
-    loop {
-        let (reader, rules, mut known) = (services.lookups.reader.clone(), rules.clone(), governing);
-        let look = services.lookups.reader.read(move |tables| {
-            let (mut last, mut due) = (None, Vec::new());
-            for (inode, record) in tables.inodes_after(after, PAGE)? {
-                last = Some(inode);
-                due.extend(classify_inode(tables, inode, &record, &rules, &mut known, reader.clock())?);
-            }
-            Ok((last, due, known))
-        });
-        let (last, due, known) = look.await?;
-        governing = known;
-        if governing.len() > REMEMBERED {
-            governing.clear();
-        }
-        for due in due {
-            let (command, done) = match due {
-                ExpiryAction::Free(inode) => (Command::FreeContent(inode), &metrics.freed),
-                ExpiryAction::Remove(expire) => (Command::Expire(expire), &metrics.removed),
-            };
-            let is_done = match services.proposer.propose(command).await? {
-                Outcome::Freed(freed) => freed.fate() == FreeFate::Freed,
-                outcome => matches!(outcome, Outcome::Done),
-            };
-            // Otherwise it has changed meanwhile.
-            if is_done {
-                done.inc();
-            }
-        }
-        match last {
-            Some(last) => after = last,
-            None => return Ok(()),
-        }
-    }
-}
-
-fn classify_inode(
-    tables: Tables<'_>,
-    inode: u64,
-    record: &InodeRecord,
-    rules: &Rules,
-    known: &mut HashMap<u64, Option<TtlRecord>>,
-    clock: &Clock,
-) -> Result<Option<ExpiryAction>, MasterError> {
-    if record.mount_id == 0 || record.unlinked || is_directory(record) {
-        return Ok(None);
-    }
-    let Some(rule) = governing(tables, record.parent, rules, known)? else { return Ok(None) };
-    let age = Duration::from_nanos(u64::try_from(clock.age_ns(record.ctime_ns)).unwrap_or(0));
-    if age < Duration::from_secs(rule.seconds) {
-        return Ok(None);
-    }
-    Ok(match rule.action() {
-        TtlAction::None => None,
-        TtlAction::Free => {
-            let has_blocks = tables.extents_of(inode, 0)?.next().transpose()?.is_some();
-            (has_blocks && is_clean(tables, inode)?).then_some(ExpiryAction::Free(inode))
-        }
-        TtlAction::Delete => {
-            Some(ExpiryAction::Remove(Expire { inode, ctime_ns: record.ctime_ns, now_ns: clock.now_ns() }))
-        }
-    })
-}
-
-/// The rule that holds in a directory.
-fn governing(
-    tables: Tables<'_>,
+/// Goes through what the rule of a directory governs, and expires what is due. Gives the time of the last change of the
+/// oldest file that is left.
+async fn sweep(
+    services: &Services,
     directory: u64,
     rules: &Rules,
-    known: &mut HashMap<u64, Option<TtlRecord>>,
-) -> Result<Option<TtlRecord>, MasterError> {
-    let (mut passed, mut at) = (Vec::new(), directory);
-    let found = loop {
-        if let Some(known) = known.get(&at) {
-            break *known;
-        }
-        if let Some(rule) = rules.get(&at) {
-            passed.push(at);
-            break Some(*rule);
-        }
-        match tables.inode(at)? {
-            Some(record) if record.mount_id != 0 && !passed.contains(&at) => {
-                passed.push(at);
-                at = record.parent;
+    metrics: &ExpiryMetrics,
+) -> Result<i64, MasterError> {
+    let reader = &services.lookups.reader;
+    let Some(mut walk) = Walk::new(directory, rules, reader.clock().now_ns()) else { return Ok(i64::MAX) };
+    while !walk.is_over() {
+        let clock = reader.clone();
+        let step = reader.read(move |tables| {
+            let due = walk.step(tables, PAGE, clock.clock())?;
+            Ok((walk, due))
+        });
+        let due;
+        (walk, due) = step.await?;
+        for together in due.chunks(TOGETHER) {
+            let proposed = services.proposer.propose_all(together.iter().map(Due::command));
+            for (outcome, due) in proposed.await?.into_iter().zip(together) {
+                let (is_done, done) = match outcome {
+                    Outcome::Freed(freed) => (freed.fate() == FreeFate::Freed, &metrics.freed),
+                    outcome => (matches!(outcome, Outcome::Done), &metrics.removed),
+                };
+                if is_done {
+                    done.inc();
+                } else {
+                    // It has changed meanwhile, or somebody writes to it: it is looked at again.
+                    walk.leave(due);
+                }
             }
-            _ => break None,
         }
-    };
-    known.extend(passed.into_iter().map(|directory| (directory, found)));
-    Ok(found)
+    }
+    Ok(walk.oldest_ns())
 }
+
+#[cfg(test)]
+mod tests;

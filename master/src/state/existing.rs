@@ -183,11 +183,16 @@ pub(super) fn adopt_object(
     };
     if let Some(known) = entry.restored.as_ref().filter(|known| known.kind() != Kind::Directory) {
         restored::restore(&mut record, known);
+        // A program has set that time, and this one nobody can.
+        if record.mtime_ns != entry.mtime_ns {
+            record.ctime_ns = entry.mtime_ns;
+        }
     }
     let kind = record.kind();
     // All of it is in the bucket.
     record.allocated = (kind == Kind::File).then_some(entry.size);
     let inode = transaction.create_inode(record.clone());
+    transaction.counters.arrivals += 1;
     if kind == Kind::File && entry.size > 0 {
         let origin = Origin {
             key: key.clone(),

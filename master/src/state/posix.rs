@@ -273,6 +273,7 @@ impl MutationContext<'_, '_> {
 
     /// What the bucket has to learn of this mutation. The root of a mount has no object.
     fn note_intents(&mut self) -> Result<(), MasterError> {
+        self.transaction.counters.arrivals += self.moved.len() as u64;
         for (inode, record) in self.touched.iter().filter(|(inode, _)| *inode != self.mount_root) {
             if record.unlinked {
                 intent::abandon(self.transaction, *inode, record.mount_id, self.now_ns)?;

@@ -206,7 +206,7 @@ pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
         gid,
         size: record.size,
         mtime_ns: own.and_then(|kept| kept.mtime_ns).unwrap_or(record.mtime_ns),
-        ctime_ns: if record.ctime_ns == 0 { record.mtime_ns } else { record.ctime_ns },
+        ctime_ns: changed_ns(record),
         nlink: if record.unlinked { 0 } else { links(record) },
         atime_ns: record.atime_ns.unwrap_or(record.mtime_ns),
         rdev: record.rdev,
@@ -218,6 +218,11 @@ pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
         allocated: record.allocated,
         btime_ns: record.btime_ns,
     }
+}
+
+/// The time of the last change.
+pub fn changed_ns(record: &InodeRecord) -> i64 {
+    if record.ctime_ns == 0 { record.mtime_ns } else { record.ctime_ns }
 }
 
 /// Permission bits (07777).

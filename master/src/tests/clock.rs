@@ -78,7 +78,7 @@ async fn no_file_expires_because_the_clock_was_set_forward_while_the_master_runs
         let read = bench.master().services().lookups.reader.read(move |tables| tables.inode(inode));
         read.await.unwrap().is_some_and(|record| !record.unlinked)
     };
-    // Files are looked at in the order of their making: both by the round that finds the second.
+    // What a new rule governs is looked at along with what all others do.
     eventually(|| async { !is_named(gone).await }).await;
     assert!(is_named(kept).await);
     bench.end().await;
