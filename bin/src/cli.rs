@@ -4,6 +4,7 @@ mod conf;
 pub mod connect;
 mod export;
 mod fs;
+mod fuse;
 mod gen_images;
 mod host_path;
 mod job;
@@ -60,7 +61,7 @@ enum Command {
     /// Run a worker: the block cache of a host.
     Worker(process::ProcessArgs),
     /// Run a FUSE client: the mount point of a host.
-    Fuse(process::ProcessArgs),
+    Fuse(fuse::FuseArgs),
     /// Run the embedded object store: the S3 protocol over a directory.
     DevS3(process::DevS3Args),
     /// Check or show the configuration.
@@ -116,7 +117,7 @@ impl Cli {
         match self.command {
             Command::Master(args) => args.master(),
             Command::Worker(args) => args.worker(),
-            Command::Fuse(args) => args.fuse(),
+            Command::Fuse(args) => args.run(),
             Command::DevS3(args) => args.run(),
             Command::Conf(command) => command.run(),
             Command::Mount(args) => block_on(args.run()),

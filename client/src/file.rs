@@ -61,6 +61,10 @@ enum Backing {
 }
 
 impl File {
+    pub(crate) fn of_content(content: Arc<FsFile>) -> Self {
+        Self { backing: Backing::FsFile(content) }
+    }
+
     /// In the namespace, or one of this process alone: see [`is_of_this_process`](crate::is_of_this_process).
     pub fn inode(&self) -> u64 {
         match &self.backing {

@@ -18,13 +18,14 @@ mod layout;
 mod origin;
 mod page_versions;
 mod read;
+mod recovery;
 mod set_attributes;
 mod sync;
 mod write;
 mod write_behind;
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -48,6 +49,7 @@ use layout::{EventHistory, Layout};
 use origin::OpenOrigin;
 use page_versions::PageVersions;
 pub use read::Seek;
+use recovery::Noted;
 use write_behind::WriteBehind;
 pub(crate) use write_behind::WriteBehindOutcome;
 
@@ -76,6 +78,8 @@ struct Shared {
     /// By inode.
     open: Mutex<HashMap<u64, Weak<FsFile>>>,
     pages: PageVersions,
+    /// How many pieces were written behind.
+    pieces: AtomicU64,
 }
 
 /// The content of one open file, shared by all who have it open here. What is not committed when the last of them drops
@@ -86,6 +90,7 @@ pub struct FsFile {
     inode: u64,
     mount: Arc<MountView>,
     state: Mutex<State>,
+    noted: Mutex<Noted>,
     /// The master drops none of its blocks.
     held: AtomicBool,
     /// A commit without a hold has begun: the master may know blocks. Set while nobody writes.
@@ -144,6 +149,7 @@ impl Contents {
             worker_timeout: conf.worker_timeout.get(),
             open: Mutex::default(),
             pages: PageVersions::default(),
+            pieces: AtomicU64::new(0),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -211,6 +217,7 @@ impl Contents {
             inode: node.inode,
             mount,
             state: Mutex::new(State { layout, seen, gaps, ..State::default() }),
+            noted: Mutex::default(),
             held: AtomicBool::new(false),
             committed_unheld: AtomicBool::new(false),
             gate: RwLock::new(()),
@@ -319,6 +326,12 @@ impl FsFile {
     }
 
     async fn load_now(&self) -> Result<(), ClientError> {
+        let loaded = self.load_layout().await;
+        self.note();
+        loaded
+    }
+
+    async fn load_layout(&self) -> Result<(), ClientError> {
         // What changes while the master answers is asked again.
         let (seen, gaps) = (self.kept.changes(), self.kept.gaps());
         let answer = self.shared.metadata.layout(self.inode).await;

@@ -15,6 +15,7 @@
 
 pub mod error;
 pub mod file;
+pub mod journal;
 pub mod metadata;
 pub mod mounts;
 pub mod stats;
@@ -36,12 +37,13 @@ pub use file::{
 };
 pub use fs_file::{Seek, UncommittedAttr};
 pub use identity::Identity;
+pub use journal::{Journal, RequestContext};
 pub use metadata::{
     CachedLookup, Changed, DirPage, InvalidationSink, LOCK_TO_END, Metadata, NoSink, Node, OpenInode, Posix,
 };
 pub use mounts::{MountView, Mounts, ObjectVersion};
 pub use read::DiskRead;
-pub use session::Client;
+pub use session::{Client, Predecessor};
 pub use staged::OBJECT_BYTES_MAX;
 pub use stats::Stats;
 

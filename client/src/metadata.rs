@@ -24,6 +24,7 @@ mod queries;
 mod recent_invalidations;
 mod remember;
 mod removals;
+mod replay;
 mod watch;
 
 use std::sync::Arc;
@@ -45,6 +46,7 @@ pub use open_inodes::OpenInode;
 
 use crate::error::ClientError;
 use crate::identity::Identity;
+use crate::journal::Journal;
 use crate::mounts::Mounts;
 use crate::single_flight::SingleFlight;
 use crate::stats::Stats;
@@ -59,6 +61,7 @@ use locks::Locks;
 use open_inodes::OpenInodes;
 use recent_invalidations::{Mark, RecentInvalidations};
 use removals::ReferencedInodes;
+use replay::Replayed;
 
 /// Entries asked for at once when a listing is recorded, so that a large directory takes few round trips.
 const LISTING_PAGE: usize = 4096;
@@ -145,6 +148,10 @@ struct Inner {
     referred: ReferencedInodes,
     locks: Locks,
     lease: SessionLease,
+    /// For the process that goes on when this one has died.
+    journal: Option<Arc<Journal>>,
+    /// What the process before had asked for.
+    replayed: Replayed,
     slow: SlowBuckets,
     touch_queue: mpsc::Sender<u64>,
     touch_waiting: Mutex<Option<mpsc::Receiver<u64>>>,
@@ -162,8 +169,14 @@ impl Metadata {
         tables: Arc<Tables>,
         stats: Arc<Stats>,
         config: &cavern_conf::Config,
+        journal: Option<Arc<Journal>>,
     ) -> Self {
         let entries = config.client.metadata_cache_entries;
+        let (lease, locks) = (SessionLease::new(), Locks::default());
+        if let Some(journal) = &journal {
+            lease.begin(journal.session().0);
+            locks.begin_epoch(journal.epoch());
+        }
         let (touch_queue, touch_waiting) = mpsc::channel(TOUCH_QUEUE);
         Self {
             inner: Arc::new(Inner {
@@ -178,8 +191,10 @@ impl Metadata {
                 changes: ChangeQueue::default(),
                 open: OpenInodes::default(),
                 referred: ReferencedInodes::default(),
-                locks: Locks::default(),
-                lease: SessionLease::new(),
+                locks,
+                lease,
+                journal,
+                replayed: Replayed::default(),
                 slow: SlowBuckets::default(),
                 touch_queue,
                 touch_waiting: Mutex::new(Some(touch_waiting)),
@@ -319,6 +334,11 @@ impl Metadata {
         let directory = inner.directories.get(parent);
         let asks = directory.is_some_and(|directory| !directory.keeps_absences() || directory.is_strict());
         if asks { Duration::ZERO } else { inner.trust(parent) }
+    }
+
+    /// Where a process that goes on after this one finds what it must know.
+    pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
+        self.inner.journal.as_ref()
     }
 
     /// Nodes in the cache.

@@ -8,21 +8,36 @@ use cavern_net::master::MasterChannel;
 use cavern_net::{NetError, Placement, WorkerPool};
 use cavern_proto::master::Kind;
 use cavern_proto::master::mutation::Change;
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::ClientError;
+use crate::file::File;
 use crate::fs_file::{Contents, UncommittedAttr};
 use crate::identity::Identity;
-use crate::metadata::{Changed, InvalidationSink, Metadata, Node};
+use crate::journal::Journal;
+use crate::metadata::{Changed, InvalidationSink, Metadata, Node, OpenInode};
 use crate::mounts::Mounts;
 use crate::read::Files;
 use crate::staged::StagedFiles;
 use crate::stats::Stats;
 use crate::tables::Tables;
 
+/// Between two attempts to commit what the process before has left.
+const SETTLE_PAUSE: Duration = Duration::from_millis(500);
 /// How often it is looked whether the session has begun.
 const SESSION_POLL: Duration = Duration::from_millis(2);
+
+/// What a client goes on from, whose process has died.
+pub struct Predecessor {
+    /// Where it wrote down what is left to be done.
+    pub journal: Arc<Journal>,
+    /// Inodes of fs-mode mounts that are open.
+    pub open: Vec<u64>,
+    /// Called before the first event arrives.
+    pub begin: Box<dyn FnOnce(&Metadata) + Send>,
+}
 
 /// Metadata and files of a cluster, with the tasks that keep them current.
 pub struct Client {
@@ -36,6 +51,8 @@ pub struct Client {
     stats: Arc<Stats>,
     tasks: TaskTracker,
     stop: CancellationToken,
+    /// Inodes that were open in the process before, until they are opened here.
+    inherited: Mutex<Vec<OpenInode>>,
 }
 
 impl Client {
@@ -46,12 +63,24 @@ impl Client {
         who: impl Into<Identity>,
         sink: Arc<dyn InvalidationSink>,
     ) -> Result<Arc<Self>, ClientError> {
+        Self::connect_with(config, who, sink, None, None).await
+    }
+
+    /// The same for a client that has successors, and one before it, perhaps: it takes up that one's session, and what
+    /// was open there stays. What it had not finished is finished by [`Self::recover`].
+    pub async fn connect_with(
+        config: &Config,
+        who: impl Into<Identity>,
+        sink: Arc<dyn InvalidationSink>,
+        journal: Option<Arc<Journal>>,
+        predecessor: Option<Predecessor>,
+    ) -> Result<Arc<Self>, ClientError> {
         let who = who.into();
         let stats = Arc::new(Stats::default());
         let master = MasterChannel::new(config)?;
         let pool = WorkerPool::new(&config.client, &who.name);
         let tables = Arc::new(Tables::new(master.clone(), pool.clone(), &config.ufs));
-        let metadata = Metadata::new(master.clone(), tables.clone(), stats.clone(), config);
+        let metadata = Metadata::new(master.clone(), tables.clone(), stats.clone(), config, journal.clone());
         let files = Files::new(metadata.clone(), pool.clone(), stats.clone(), config);
         let contents = Contents::new(metadata.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
         let staged = StagedFiles::new(metadata.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
@@ -67,7 +96,17 @@ impl Client {
             stats,
             tasks: tasks.clone(),
             stop: stop.clone(),
+            inherited: Mutex::default(),
         });
+        if let Some(journal) = &journal {
+            client.staged.begin_epoch(journal.epoch());
+        }
+        if let Some(predecessor) = predecessor {
+            // Before the first event: what is open must be held before its removal is acknowledged.
+            let open: Vec<_> = predecessor.open.iter().map(|inode| client.metadata.keep_inherited(*inode)).collect();
+            *client.inherited.lock() = open;
+            (predecessor.begin)(&client.metadata);
+        }
         // The tables come before the session, so that the first entry finds its mount; the session's events report
         // changes.
         client.tables.fetch().await?;
@@ -94,13 +133,53 @@ impl Client {
         };
         let wait = config.client.metadata_timeout.get();
         if tokio::time::timeout(wait, begun).await.is_err() {
-            client.shutdown().await;
+            // That ends the session, which another process is to have.
+            if journal.is_none() {
+                client.shutdown().await;
+            }
             return Err(ClientError::Net(NetError::MasterDeadline {
                 call: "Watch",
                 waited_ms: wait.as_millis() as u64,
             }));
         }
         Ok(client)
+    }
+
+    /// Finishes what the process before was at: changes that had no answer, and what was written and not committed.
+    /// Gives the files of which something was written, which are to be dropped when the others are open again.
+    pub async fn recover(&self) -> Vec<File> {
+        self.metadata.replayed().await;
+        self.contents.recover().await.into_iter().map(File::of_content).collect()
+    }
+
+    /// Brings what was written to where the process after this one finds it; the reason why that cannot be.
+    pub async fn prepare_to_be_replaced(&self) -> Result<(), String> {
+        let staged = self.staged.written();
+        if staged > 0 {
+            return Err(format!(
+                "{staged} files of cache-mode mounts are being written: try again when they are closed"
+            ));
+        }
+        // What cannot be committed now is by the next.
+        self.contents.commit_all().await;
+        Ok(())
+    }
+
+    /// Commits files of which the process before had written something, and that nobody has open here, until `stop`.
+    pub async fn settle(&self, written: Vec<File>, stop: CancellationToken) {
+        let settled = async {
+            while written.iter().any(File::is_dirty) {
+                self.contents.commit_all().await;
+                tokio::time::sleep(SETTLE_PAUSE).await;
+            }
+        };
+        let _stopped = stop.run_until_cancelled(settled).await;
+    }
+
+    /// Everything that was open in the process before is open here.
+    pub fn recovered(&self) {
+        let inherited = std::mem::take(&mut *self.inherited.lock());
+        drop(inherited);
     }
 
     pub fn metadata(&self) -> &Metadata {

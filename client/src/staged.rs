@@ -196,6 +196,16 @@ impl StagedFiles {
         Some(known.file.clone())
     }
 
+    /// Inodes are others than those of processes before, which the kernel may know.
+    pub(crate) fn begin_epoch(&self, epoch: u64) {
+        self.shared.next_inode.fetch_add(epoch << 40, Ordering::Relaxed);
+    }
+
+    /// Files that are being written.
+    pub(crate) fn written(&self) -> usize {
+        self.shared.registry.lock().files.values().filter(|known| known.file.is_dirty()).count()
+    }
+
     /// The file of a name, whatever the name leads to.
     fn of_name(&self, parent: u64, name: &[u8]) -> Option<Arc<StagedFile>> {
         self.shared.registry.lock().named(parent, name).map(|known| known.file.clone())

@@ -200,6 +200,8 @@ pub struct Fuse {
     pub no_open: bool,
     /// The kernel heeds access lists of fs-mode mounts.
     pub posix_acl: bool,
+    /// The mount outlives the process that serves it: another one goes on when it dies, or is replaced.
+    pub keep_mount: bool,
 }
 
 fn text(value: &str) -> String {
@@ -322,6 +324,7 @@ impl Default for Fuse {
             passthrough: false,
             no_open: false,
             posix_acl: true,
+            keep_mount: true,
         }
     }
 }

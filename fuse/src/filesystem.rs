@@ -30,6 +30,7 @@ mod privileges;
 mod read;
 mod remove;
 mod rename;
+mod restore;
 mod setattr;
 mod statfs;
 mod symlink;
@@ -40,12 +41,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use cavern_client::{Client, Node};
+use cavern_client::{Client, Journal, Node};
 use cavern_conf::schema;
 use tokio_util::sync::CancellationToken;
 
 pub use attributes::AttrDefaults;
+pub use restore::EarlierHandles;
 
+use crate::inheritance::Inheritance;
 use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
 use crate::root::Root;
@@ -58,6 +61,7 @@ use locks::HandleLocks;
 use no_open::NoOpenHandles;
 use open::OpenHandle;
 use read::ReadArgs;
+use restore::LostHandles;
 use write::WriteArgs;
 
 /// The mount of one namespace path.
@@ -79,6 +83,9 @@ struct Inner {
     second_opens: EstaleRetries,
     failures: Failures,
     generations: Generations,
+    /// What a process after this one must know.
+    inheritance: Inheritance,
+    lost: LostHandles,
     /// `fuse.posix_acl`: access lists can be set, and the kernel heeds them.
     posix_acl: bool,
     /// `fuse.direct`: no pages are kept.
@@ -103,20 +110,38 @@ pub struct Usage {
 impl Namespace {
     /// Shows what `root` names.
     pub fn new(client: Arc<Client>, root: Arc<Root>, invalidations: Arc<Invalidations>, conf: &schema::Fuse) -> Self {
+        Self::with_journal(client, root, invalidations, conf, None)
+    }
+
+    /// The same, kept for a process that goes on after this one.
+    pub fn with_journal(
+        client: Arc<Client>,
+        root: Arc<Root>,
+        invalidations: Arc<Invalidations>,
+        conf: &schema::Fuse,
+        journal: Option<Arc<Journal>>,
+    ) -> Self {
+        let (files, directories) = (Handles::default(), Handles::default());
+        if let Some(journal) = &journal {
+            files.begin_epoch(journal.epoch());
+            directories.begin_epoch(journal.epoch());
+        }
         let generations = Generations::new(&client.pool().cluster_id());
         let inner = Inner {
             client,
             root,
             attr_defaults: AttrDefaults::new(conf),
             invalidations,
-            files: Handles::default(),
-            directories: Handles::default(),
+            files,
+            directories,
             open_inodes: OpenInodes::default(),
             locks: HandleLocks::default(),
             unopened: conf.no_open.then(NoOpenHandles::default),
             second_opens: EstaleRetries::default(),
             failures: Failures::default(),
             generations,
+            inheritance: Inheritance::new(journal),
+            lost: LostHandles::default(),
             posix_acl: conf.posix_acl,
             direct: conf.direct,
             passthrough: AtomicBool::new(conf.passthrough && !conf.direct),

@@ -26,4 +26,4 @@ pub use mount::{Mount, MountError, MountOptions};
 pub use notify::Notifier;
 pub use reply::{Delivery, Reply};
 pub use request::{Caller, CopyRange, LockRequest, NewAttributes, NewTime, Operation};
-pub use session::{Filesystem, READ_MAX, Session, SessionError, SessionOptions};
+pub use session::{Agreement, Connection, Filesystem, READ_MAX, Session, SessionError, SessionOptions};

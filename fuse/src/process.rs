@@ -1,27 +1,37 @@
 //! The life of `cv fuse`: connect, mount, serve, unmount.
 
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use cavern_client::{Client, Identity};
+use cavern_client::{Client, File, Identity, InvalidationSink as _, Journal, Metadata, Predecessor};
 use cavern_conf::process::{HttpServer, Metrics, raise_descriptor_limit, ready};
-use cavern_conf::{Config, host};
+use cavern_conf::{Config, host, schema};
+use parking_lot::Mutex;
+use prost::Message as _;
+use rustix::process::Signal;
 use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::error::FuseError;
-use crate::filesystem::Namespace;
+use crate::filesystem::{EarlierHandles, Namespace};
+use crate::inheritance::MountRecord;
 use crate::invalidation::{Inodes, Invalidations, NotifierThread};
+use crate::keeper::{HeldMount, Kind, Link, Message};
+use crate::kernel::abi::ROOT_NODE;
 use crate::kernel::mount::Unmounted;
-use crate::kernel::{Mount, MountOptions, Session, SessionOptions};
+use crate::kernel::{Connection, Mount, MountOptions, Session, SessionOptions};
 use crate::metrics::MountCollector;
 use crate::root::Root;
 
 /// How long requests in flight may take to end when the mount is in use at shutdown.
 const DRAIN: Duration = Duration::from_secs(2);
+/// The kernel sends what was under way again at once; whoever is not back by then waits for nothing.
+const RESENT_WITHIN: Duration = Duration::from_secs(30);
 /// Between two attempts to unmount: the kernel closes the last files a moment after close(2).
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -29,70 +39,288 @@ const RETRY: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// What keeps the mount from being made: the port, the master, the path, the mount point, the device.
-pub async fn run(mut config: Config, stop: CancellationToken) -> Result<(), FuseError> {
-    fit_descriptor_cache(&mut config);
-    let http = HttpServer::bind(&config.fuse.http_listen).await?;
-    let invalidations = Invalidations::new();
-    let client = Client::connect(&config, identity(&config), Arc::clone(&invalidations) as _).await?;
-    let served = serve(&config, http, &client, invalidations, stop).await;
-    client.shutdown().await;
+pub async fn run(config: Config, stop: CancellationToken) -> Result<(), FuseError> {
+    live(config, stop, None).await
+}
+
+/// The same as the daemon of a keeper, which is at the other end of the standard input: mounts if it is the first of
+/// them, and goes on where the one before was otherwise.
+///
+/// # Errors
+/// Those of [`run`]; and what the one before has left cannot be read.
+pub async fn run_kept(config: Config, stop: CancellationToken) -> Result<(), FuseError> {
+    // The keeper's death is ours.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|cause| FuseError::Keeper(cause.into()))?;
+    let link = Link::of_standard_input().map_err(FuseError::Keeper)?;
+    let begin = link.receive().await.map_err(FuseError::Keeper)?;
+    let Some(Message { kind: Kind::Begin, descriptors, .. }) = begin else {
+        return Err(FuseError::Keeper(std::io::Error::other("it is gone")));
+    };
+    let mut descriptors = descriptors.into_iter();
+    let memory = descriptors.next().ok_or_else(|| FuseError::Keeper(std::io::Error::other("it has no journal")))?;
+    let journal = Journal::open(memory).map_err(FuseError::Journal)?;
+    let served = live(config, stop, Some(Kept { link, journal: journal.clone(), descriptors: descriptors.collect() }));
+    let served = served.await;
+    // Whatever is let go of from here on is for the next.
+    journal.freeze();
     served
 }
 
-async fn serve(
-    config: &Config,
-    http: HttpServer,
-    client: &Arc<Client>,
-    invalidations: Arc<Invalidations>,
-    stop: CancellationToken,
-) -> Result<(), FuseError> {
-    let root = find_root(client, &config.fuse.path).await?;
-    // Handles name the cluster.
-    client.metadata().in_session().await?;
-    let shared = Arc::clone(&invalidations);
-    let namespace = Arc::new(Namespace::new(Arc::clone(client), Arc::clone(&root), shared, &config.fuse));
-    let usage = namespace.usage();
-    let sweeping = CancellationToken::new();
-    let sweeper = host::spawn(namespace.sweep(sweeping.clone()));
-    let committer = host::spawn(namespace.commit(sweeping.clone()));
-    let (mount, session) = begin(config, namespace).await?;
-    let notifier = invalidations.attach(session.notifier(), root, inodes(client)).map_err(FuseError::Thread)?;
-    let mover = host::spawn(invalidations.keep_moving(config.fuse.max_background.div_ceil(2).into(), sweeping.clone()));
-
-    let metrics = Metrics::new("fuse");
-    metrics.register_collector(MountCollector {
-        observation: session.observation(),
-        in_flight: session.in_flight(),
-        invalidations,
-        usage: Box::new(usage),
-    });
-    metrics.with_registry(|registry| client.stats().register(registry.sub_registry_with_prefix("cavern")));
-    let ended = session.ended();
-    let address = http.local_addr();
-    let http_stop = CancellationToken::new();
-    let gone = ended.clone();
-    let health = move || if gone.is_cancelled() { Err("the kernel's connection is gone".to_owned()) } else { Ok(()) };
-    let web = host::spawn(http.serve(Router::new(), metrics, health, http_stop.clone()));
-
-    let mount_point = mount.path().display().to_string();
-    info!(mount_point, path = config.fuse.path, minor = session.agreement().minor, "mounted");
-    ready("fuse", &[("mount_point", mount_point.clone()), ("http", address.to_string())]);
-    tokio::select! {
-        () = stop.cancelled() => info!(mount_point, "stopping"),
-        () = ended.cancelled() => warn!(mount_point, "unmounted by somebody else: stopping"),
-    }
-    end(mount, session, notifier).await;
-    sweeping.cancel();
-    http_stop.cancel();
-    finish(sweeper).await;
-    finish(committer).await;
-    finish(mover).await;
-    finish(web).await;
-    Ok(())
+/// What the daemon of a keeper has.
+struct Kept {
+    link: Link,
+    journal: Arc<Journal>,
+    /// The port and the devices, if there is a mount.
+    descriptors: Vec<OwnedFd>,
 }
 
-fn inodes(client: &Client) -> Inodes {
-    let (known, referred) = (client.metadata().clone(), client.metadata().clone());
+/// A mount that the process before has left.
+struct Inherited {
+    mount: MountRecord,
+    connection: Arc<Connection>,
+    handles: EarlierHandles,
+}
+
+async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -> Result<(), FuseError> {
+    fit_descriptor_cache(&mut config);
+    let (mut http, mut inherited) = (None, None);
+    let (link, journal) = match kept {
+        None => (None, None),
+        Some(Kept { link, journal, descriptors }) => {
+            let mut descriptors = descriptors.into_iter();
+            if let Some(port) = descriptors.next() {
+                let mount = MountRecord::of(&journal).ok_or_else(|| nothing_left("how the mount was made"))?;
+                mount.apply(&mut config.fuse);
+                http = Some(HttpServer::of(port).map_err(FuseError::Keeper)?);
+                let connection = Arc::new(Connection::new(descriptors.collect(), mount.agreement())?);
+                let handles = EarlierHandles::of(&journal);
+                inherited = Some(Inherited { mount, connection, handles });
+            }
+            (Some(link), Some(journal))
+        }
+    };
+    let http = match http {
+        Some(http) => http,
+        None => HttpServer::bind(&config.fuse.http_listen).await?,
+    };
+    let invalidations = Invalidations::new();
+    let began: Began = Arc::default();
+    let predecessor = inherited.as_ref().zip(journal.as_ref()).map(|(inherited, journal)| {
+        let (root, connection) = (root_of(&inherited.mount), Arc::clone(&inherited.connection));
+        let (invalidations, began) = (Arc::clone(&invalidations), Arc::clone(&began));
+        let begin = move |metadata: &Metadata| {
+            let notifier = invalidations.attach(connection.notifier(), Arc::clone(&root), inodes(metadata));
+            // Whatever the kernel has is out of date until events arrive again.
+            invalidations.reset();
+            *began.lock() = Some(notifier.map(|notifier| (root, notifier)));
+        };
+        Predecessor { journal: Arc::clone(journal), open: inherited.handles.kept(), begin: Box::new(begin) }
+    });
+    let sink = Arc::clone(&invalidations) as _;
+    let goes_on = predecessor.is_some();
+    let client = Client::connect_with(&config, identity(&config), sink, journal.clone(), predecessor).await?;
+    let process = Process { config: &config, client: &client, invalidations, link, journal, began };
+    let served = process.serve(http, inherited, stop).await;
+    // The session is left to the next process, if this one could not go on with it.
+    if served.is_ok() || !goes_on {
+        client.shutdown().await;
+    }
+    served
+}
+
+/// The notifier of a mount that was there, and its root.
+type Began = Arc<Mutex<Option<std::io::Result<(Arc<Root>, NotifierThread)>>>>;
+
+fn root_of(mount: &MountRecord) -> Arc<Root> {
+    Arc::new(Root::new(&mount.path, mount.root))
+}
+
+fn nothing_left(what: &str) -> FuseError {
+    FuseError::Journal(std::io::Error::other(format!("it does not say {what}")))
+}
+
+/// A process that serves a mount.
+struct Process<'p> {
+    config: &'p Config,
+    client: &'p Arc<Client>,
+    invalidations: Arc<Invalidations>,
+    /// To the keeper, if there is one.
+    link: Option<Link>,
+    journal: Option<Arc<Journal>>,
+    began: Began,
+}
+
+impl Process<'_> {
+    async fn serve(
+        &self,
+        http: HttpServer,
+        inherited: Option<Inherited>,
+        stop: CancellationToken,
+    ) -> Result<(), FuseError> {
+        let (config, client, invalidations) = (self.config, self.client, &self.invalidations);
+        let begun = self.began.lock().take();
+        let (root, begun) = match begun {
+            Some(begun) => begun.map(|(root, notifier)| (root, Some(notifier))).map_err(FuseError::Thread)?,
+            None => (find_root(client, &config.fuse.path).await?, None),
+        };
+        // Handles name the cluster.
+        client.metadata().in_session().await?;
+        let shared = Arc::clone(invalidations);
+        let (journal, shown) = (self.journal.clone(), Arc::clone(&root));
+        let namespace = Arc::new(Namespace::with_journal(Arc::clone(client), shown, shared, &config.fuse, journal));
+        let is_first = inherited.is_none();
+        let (mount, session, written) = match inherited {
+            Some(inherited) => self.go_on(inherited, &namespace).await?,
+            None => {
+                let (mount, session) = begin(config, Arc::clone(&namespace)).await?;
+                (mount, session, Vec::new())
+            }
+        };
+        let notifier = match begun {
+            Some(notifier) => notifier,
+            None => invalidations
+                .attach(session.notifier(), Arc::clone(&root), inodes(client.metadata()))
+                .map_err(FuseError::Thread)?,
+        };
+        if is_first {
+            self.hand_over(&mount, &session, &http, root.to_namespace(ROOT_NODE)).await?;
+        }
+        if let Some(journal) = &self.journal {
+            journal.thaw();
+        }
+        if !is_first {
+            // From now on whatever was under way comes once more.
+            if let Err(cause) = session.notifier().resend() {
+                warn!(%cause, "the kernel does not send again what was under way");
+            }
+        }
+        let usage = namespace.usage();
+        let sweeping = CancellationToken::new();
+        let sweeper = host::spawn(namespace.sweep(sweeping.clone()));
+        let committer = host::spawn(namespace.commit(sweeping.clone()));
+        let (settling, stop_settling) = (Arc::clone(client), sweeping.clone());
+        let settler = host::spawn(async move { settling.settle(written, stop_settling).await });
+        let most = config.fuse.max_background.div_ceil(2).into();
+        let mover = host::spawn(invalidations.keep_moving(most, sweeping.clone()));
+
+        let metrics = Metrics::new("fuse");
+        metrics.register_collector(MountCollector {
+            observation: session.observation(),
+            in_flight: session.in_flight(),
+            invalidations: Arc::clone(invalidations),
+            usage: Box::new(usage),
+        });
+        metrics.with_registry(|registry| client.stats().register(registry.sub_registry_with_prefix("cavern")));
+        let ended = session.ended();
+        let address = http.local_addr();
+        let http_stop = CancellationToken::new();
+        let gone = ended.clone();
+        let health =
+            move || if gone.is_cancelled() { Err("the kernel's connection is gone".to_owned()) } else { Ok(()) };
+        let web = host::spawn(http.serve(Router::new(), metrics, health, http_stop.clone()));
+
+        let mount_point = mount.path().display().to_string();
+        let minor = session.agreement().minor;
+        info!(mount_point, path = config.fuse.path, minor, "{}", if is_first { "mounted" } else { "served again" });
+        if is_first {
+            ready("fuse", &[("mount_point", mount_point.clone()), ("http", address.to_string())]);
+        }
+        self.say(Kind::Ready, "").await;
+        let forget = tokio::time::sleep(RESENT_WITHIN);
+        tokio::pin!(forget);
+        let mut has_forgotten = is_first;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => {
+                    info!(mount_point, "stopping");
+                    break;
+                }
+                () = ended.cancelled() => {
+                    warn!(mount_point, "unmounted by somebody else: stopping");
+                    break;
+                }
+                () = &mut forget, if !has_forgotten => {
+                    has_forgotten = true;
+                    namespace.forget_earlier();
+                }
+                () = self.keeper_asks() => {}
+            }
+        }
+        end(mount, session, notifier).await;
+        sweeping.cancel();
+        http_stop.cancel();
+        finish(sweeper).await;
+        finish(committer).await;
+        finish(settler).await;
+        finish(mover).await;
+        finish(web).await;
+        Ok(())
+    }
+
+    /// Takes up what the process before has left.
+    async fn go_on(
+        &self,
+        inherited: Inherited,
+        namespace: &Arc<Namespace>,
+    ) -> Result<(Mount, Session, Vec<File>), FuseError> {
+        let Inherited { mount: record, connection, handles } = inherited;
+        let written = self.client.recover().await;
+        namespace.restore(handles, &connection).await;
+        self.client.recovered();
+        // The notifier has clones of its channel, and nothing else of the connection.
+        let connection = Arc::into_inner(connection).ok_or_else(|| nothing_left("who else uses the connection"))?;
+        let options = session_options(&self.config.fuse);
+        let filesystem = Arc::clone(namespace);
+        let session = Session::go_on(connection, &options, filesystem, Handle::current())?;
+        Ok((Mount::adopt(PathBuf::from(record.mount_point), record.is_by_root), session, written))
+    }
+
+    /// Leaves to the keeper what the next process needs.
+    async fn hand_over(&self, mount: &Mount, session: &Session, http: &HttpServer, root: u64) -> Result<(), FuseError> {
+        let (Some(link), Some(journal)) = (&self.link, &self.journal) else { return Ok(()) };
+        if !session.agreement().has_resend() {
+            warn!("this kernel sends no request again (Linux 6.9 and later): the mount ends with this process");
+            return Ok(());
+        }
+        let path = mount.path().display().to_string();
+        let record = MountRecord::new(&self.config.fuse, session.agreement(), &path, mount.is_by_root(), root);
+        match journal.mount.put(&record.encode_to_vec()) {
+            // It stays for as long as the mount.
+            Some(slot) => std::mem::forget(slot),
+            None => return Err(nothing_left("how the mount was made")),
+        }
+        let mut descriptors = vec![http.descriptor()];
+        descriptors.extend(session.descriptors());
+        let held = HeldMount { path: mount.path().to_owned(), is_by_root: mount.is_by_root() };
+        link.send(Kind::Keep, &held.text(), &descriptors).await.map_err(FuseError::Keeper)
+    }
+
+    async fn say(&self, kind: Kind, text: &str) {
+        if let Some(link) = &self.link
+            && let Err(cause) = link.send(kind, text, &[]).await
+        {
+            warn!(%cause, "the keeper of the mount cannot be reached");
+        }
+    }
+
+    /// Answers what the keeper asks for. Waits for ever where there is none.
+    async fn keeper_asks(&self) {
+        let Some(link) = &self.link else { return std::future::pending().await };
+        match link.receive().await {
+            Ok(Some(Message { kind: Kind::Replace, .. })) => {
+                let reason = self.client.prepare_to_be_replaced().await.err().unwrap_or_default();
+                self.say(Kind::Replace, &reason).await;
+            }
+            Ok(Some(_)) => {}
+            // The signal of its death is on its way.
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+fn inodes(metadata: &Metadata) -> Inodes {
+    let (known, referred) = (metadata.clone(), metadata.clone());
     Inodes {
         open: Box::new(move || known.open_inodes()),
         forgotten: Box::new(move |inode| referred.no_longer_referenced(inode)),
@@ -142,16 +370,7 @@ async fn begin(config: &Config, namespace: Arc<Namespace>) -> Result<(Mount, Ses
         let options = MountOptions { allow_other: fuse.allow_other, read_only: fuse.no_open };
         let (mount, device) = Mount::make(&fuse.mount_point, &options)?;
         let readahead = fuse.kernel_readahead.bytes();
-        let options = SessionOptions {
-            threads: fuse.threads,
-            max_background: fuse.max_background,
-            max_readahead: u32::try_from(readahead).unwrap_or(u32::MAX),
-            async_dio: !fuse.no_open,
-            // Without closes nobody would know when they end.
-            locks: !fuse.no_open,
-            posix_acl: fuse.posix_acl,
-            passthrough: fuse.passthrough && !fuse.direct,
-        };
+        let options = session_options(&fuse);
         let session = Session::start(device, &options, namespace, runtime)?;
         if options.passthrough && !session.agreement().has_passthrough() {
             warn!("this kernel has no passthrough (Linux 6.9 and later): reads go through cv fuse");
@@ -160,6 +379,20 @@ async fn begin(config: &Config, namespace: Arc<Namespace>) -> Result<(Mount, Ses
         Ok((mount, session))
     });
     begun.await.unwrap_or_else(|panicked| Err(FuseError::Thread(std::io::Error::other(panicked))))
+}
+
+/// What is asked of the kernel.
+fn session_options(fuse: &schema::Fuse) -> SessionOptions {
+    SessionOptions {
+        threads: fuse.threads,
+        max_background: fuse.max_background,
+        max_readahead: u32::try_from(fuse.kernel_readahead.bytes()).unwrap_or(u32::MAX),
+        async_dio: !fuse.no_open,
+        // Without closes nobody would know when they end.
+        locks: !fuse.no_open,
+        posix_acl: fuse.posix_acl,
+        passthrough: fuse.passthrough && !fuse.direct,
+    }
 }
 
 /// Lets requests in flight end, answers what is left, takes the mount away and waits for every thread.

@@ -8,6 +8,7 @@ mod bad;
 mod bucket;
 mod cache_attributes;
 mod cache_writes;
+mod client_restart;
 mod coherence;
 mod command_line;
 mod deleted;

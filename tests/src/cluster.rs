@@ -47,6 +47,9 @@ pub struct Options {
     /// A process that ends by itself is started again, as it is outside of tests. Most of them want to see what happens
     /// meanwhile.
     pub restart: bool,
+    /// The death of what serves a mount is not that of the mount (`fuse.keep_mount`), as it is outside of tests. Most of
+    /// them want to see what a death does.
+    pub keep_mount: bool,
 }
 
 impl Default for Options {
@@ -60,6 +63,7 @@ impl Default for Options {
             failpoints: false,
             program: None,
             restart: false,
+            keep_mount: false,
         }
     }
 }
@@ -223,6 +227,7 @@ impl Cluster {
         let program = options.program.unwrap_or_else(cv_path);
         let mut command = cv_command(&program, &["local", "up", "--json", "--restart", restart]);
         command.envs(failpoints.iter().map(|failpoints| (FAILPOINTS_VARIABLE, failpoints)));
+        command.env("CV_FUSE__KEEP_MOUNT", options.keep_mount.to_string());
         command.arg("--dir").arg(&directory).arg("--conf").arg(&conf);
         command.arg("--masters").arg(options.masters.to_string()).arg("--workers").arg(options.workers.to_string());
         command.arg("--mount-point").arg(directory.join("mnt"));

@@ -37,12 +37,8 @@ impl ProcessArgs {
         self.run(all_threads(), Some(Role::Worker), cavern_worker::run)
     }
 
-    pub fn fuse(self) -> Result<(), CliError> {
-        self.run(some_threads(), None, cavern_fuse::run)
-    }
-
     /// Runs a process; one that others connect to is first asked whether they can.
-    fn run<F, E>(
+    pub(super) fn run<F, E>(
         self,
         threads: usize,
         serves_as: Option<Role>,
@@ -52,6 +48,27 @@ impl ProcessArgs {
         F: Future<Output = Result<(), E>>,
         E: Display,
     {
+        let config = self.begin(serves_as)?;
+        self.serve(config, threads, role)
+    }
+
+    /// The same, when it has begun.
+    pub(super) fn serve<F, E>(
+        self,
+        config: Config,
+        threads: usize,
+        role: impl FnOnce(Config, CancellationToken) -> F,
+    ) -> Result<(), CliError>
+    where
+        F: Future<Output = Result<(), E>>,
+        E: Display,
+    {
+        enable_failpoints().map_err(CliError::Usage)?;
+        serve(threads, |stop| role(config, stop))
+    }
+
+    /// What every process begins with: the configuration, and a log.
+    pub(super) fn begin(&self, serves_as: Option<Role>) -> Result<Config, CliError> {
         process::create_privately();
         let loaded = Effective::load(self.conf.as_deref());
         let checked = loaded.and_then(|effective| {
@@ -59,8 +76,7 @@ impl ProcessArgs {
         });
         let config = checked.map_err(|error| CliError::Usage(error.to_string()))?;
         process::init_logging(&config.log).map_err(|error| CliError::Usage(error.to_string()))?;
-        enable_failpoints().map_err(CliError::Usage)?;
-        serve(threads, |stop| role(config, stop))
+        Ok(config)
     }
 }
 
@@ -126,7 +142,7 @@ fn all_threads() -> usize {
 /// Threads for tasks that do little before they hand on to a disk, a socket or a thread of their own: one for two
 /// cores. With more of them each change of the namespace wakes some that then find nothing to do; on two cores a new
 /// file costs the master and the client thirteen changes of threads each with two threads, and eight with one.
-fn some_threads() -> usize {
+pub(super) fn some_threads() -> usize {
     all_threads().div_ceil(2)
 }
 

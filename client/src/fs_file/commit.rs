@@ -4,15 +4,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cavern_conf::Failpoint;
-use cavern_proto::master::CommitContent;
 use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{CommitContent, Extent};
 use futures::future::join;
 use futures::stream::{self, StreamExt as _};
 use rustix::io::Errno;
 
-use super::layout::{CommitBatch, Layout};
+use super::layout::{CommitBatch, Layout, Uncommitted};
 use super::{Contents, FsFile};
 use crate::error::ClientError;
+use crate::metadata::Changed;
 
 /// What is written is known to the master so soon, if nobody closes or syncs it before. Sooner than
 /// `master.persist_delay` usually is, so that a file which is being written does not look as if it had come to rest.
@@ -25,13 +26,18 @@ impl Contents {
     pub(crate) async fn keep_committing(&self) {
         loop {
             tokio::time::sleep(COMMIT_EVERY).await;
-            let commits = self.uncommitted().into_iter().map(async |file| {
-                if let Err(error) = file.commit_in_background().await {
-                    tracing::debug!(inode = file.inode(), "not committed for now: {error}");
-                }
-            });
-            stream::iter(commits).buffer_unordered(COMMITS).collect::<()>().await;
+            self.commit_all().await;
         }
+    }
+
+    /// Commits what has been written to files that stay open.
+    pub(crate) async fn commit_all(&self) {
+        let commits = self.uncommitted().into_iter().map(async |file| {
+            if let Err(error) = file.commit_in_background().await {
+                tracing::debug!(inode = file.inode(), "not committed for now: {error}");
+            }
+        });
+        stream::iter(commits).buffer_unordered(COMMITS).collect::<()>().await;
     }
 }
 
@@ -158,13 +164,24 @@ impl FsFile {
         Failpoint::CommitBegun.pass();
         let result = self.shared.metadata.change(Change::Commit(commit), 0, 0).await;
         Failpoint::CommitAnswered.pass();
+        let done = self.take_in_commit(result, uncommitted, &extents);
+        self.note();
+        done
+    }
+
+    fn take_in_commit(
+        &self,
+        result: Result<Changed, ClientError>,
+        uncommitted: Uncommitted,
+        extents: &[Extent],
+    ) -> Result<(), ClientError> {
         let mut state = self.state.lock();
         let Some(layout) = state.layout.as_mut() else { return result.map(drop) };
         match result {
             Ok(changed) => {
                 let before = layout.version();
                 let attr = changed.attr_of(self.inode);
-                if attr.is_some_and(|attr| layout.committed(&uncommitted, &extents, attr)) {
+                if attr.is_some_and(|attr| layout.committed(&uncommitted, extents, attr)) {
                     self.shared.pages.advance(self.inode, before, layout.version());
                 } else {
                     state.seen = u64::MAX;
@@ -187,5 +204,7 @@ impl FsFile {
         if let Some(layout) = state.layout.as_mut() {
             layout.forget_uncommitted();
         }
+        drop(state);
+        self.note();
     }
 }

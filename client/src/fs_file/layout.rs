@@ -13,6 +13,7 @@ use cavern_proto::block_id::block_length;
 use cavern_proto::master::{Attr, Extent, Origin};
 
 use super::block::{OpenBlock, Replica};
+use crate::journal::{BlockRecord, ContentRecord};
 
 /// One block of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,12 +122,18 @@ pub(super) struct Layout {
     is_committing: bool,
     /// Blocks of that commit that were written to.
     committing_blocks: BTreeSet<u32>,
+    /// What that commit says.
+    in_flight: Uncommitted,
+    /// Grows whenever [`record`](Self::record) may say something else.
+    revision: u64,
     /// Bytes that the file takes, as the master has it.
     allocated: Option<u64>,
     /// When bytes were last written that are not committed; nanoseconds since the epoch.
     written_ns: i64,
     /// Blocks that may not be on the disks of their workers.
     unsynced: BTreeSet<u32>,
+    /// Those of a sync that is under way.
+    syncing: BTreeSet<u32>,
 }
 
 impl Layout {
@@ -153,6 +160,73 @@ impl Layout {
         let (size, version, generation) = (attr.size, attr.version, attr.generation);
         let allocated = attr.allocated;
         Self { size, committed_size: size, version, generation, blocks, origin, allocated, ..Self::default() }
+    }
+
+    /// A number that differs whenever [`record`](Self::record) may.
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// What the master does not know, or disks may not have; `None` for nothing.
+    pub(super) fn record(&self, inode: u64) -> Option<ContentRecord> {
+        if self.is_committed() && self.unsynced.is_empty() && self.syncing.is_empty() {
+            return None;
+        }
+        let (now, sent) = (&self.uncommitted, &self.in_flight);
+        let made: BTreeSet<u32> = now.made.union(&sent.made).copied().collect();
+        let written: BTreeSet<u32> = now.written.union(&sent.written).copied().collect();
+        let block = |index: &u32| {
+            let known = self.blocks.get(index)?;
+            Some(BlockRecord {
+                index: *index,
+                generation: known.generation,
+                workers: known.workers.clone(),
+                joined: known.joined.clone(),
+                is_made: made.contains(index),
+                is_written: written.contains(index),
+                is_urgent: known.is_urgent,
+                is_committed: known.is_committed,
+            })
+        };
+        Some(ContentRecord {
+            inode,
+            size: self.size,
+            grow_to: now.grow_to.max(sent.grow_to),
+            changed: now.changed || sent.changed,
+            written_ns: self.written_ns,
+            generation: self.generation,
+            blocks: made.union(&written).filter_map(block).collect(),
+            unsynced: self.unsynced.union(&self.syncing).copied().collect(),
+        })
+    }
+
+    /// As another process had it; to be laid over what the master has by [`rebase`](Self::rebase).
+    pub(super) fn of_record(record: &ContentRecord) -> Self {
+        let mut layout = Self { size: record.size, generation: record.generation, revision: 1, ..Self::default() };
+        for block in &record.blocks {
+            let BlockRecord { index, generation, is_urgent, is_committed, .. } = *block;
+            let (workers, joined) = (block.workers.clone(), block.joined.clone());
+            let known = LocatedBlock {
+                generation,
+                workers,
+                joined,
+                is_joined: false,
+                is_committed,
+                is_urgent,
+                allocated: None,
+            };
+            layout.blocks.insert(index, known);
+            if block.is_made {
+                layout.uncommitted.made.insert(index);
+            }
+            if block.is_written {
+                layout.uncommitted.written.insert(index);
+            }
+        }
+        (layout.uncommitted.changed, layout.uncommitted.grow_to) = (record.changed, record.grow_to);
+        layout.written_ns = record.written_ns;
+        layout.unsynced = record.unsynced.iter().copied().collect();
+        layout
     }
 
     /// Bytes of the file, with what was written here.
@@ -223,6 +297,7 @@ impl Layout {
         let known = LocatedBlock { generation, workers, joined, is_joined, is_committed, is_urgent, allocated: None };
         self.blocks.insert(index, known);
         self.uncommitted.made.insert(index);
+        self.revision += 1;
     }
 
     /// Writing to a block of this generation goes on without some of its workers.
@@ -236,6 +311,7 @@ impl Layout {
         (known.workers, known.joined) = left.into_iter().unzip();
         (known.is_committed, known.is_urgent) = (false, true);
         self.uncommitted.made.insert(index);
+        self.revision += 1;
     }
 
     /// A block that is being copied is named in the next commit, which gives the copy up; false when there is nothing
@@ -244,6 +320,7 @@ impl Layout {
         let is_copied = self.blocks.get(&index).is_some_and(|known| known.is_joined);
         if is_copied {
             self.uncommitted.made.insert(index);
+            self.revision += 1;
         }
         is_copied
     }
@@ -271,13 +348,14 @@ impl Layout {
 
     /// Bytes of a block were changed; the file reaches at least to `end`.
     pub(super) fn wrote(&mut self, index: u32, end: u64, now_ns: i64) {
-        self.unsynced.insert(index);
-        self.uncommitted.written.insert(index);
+        let is_new = self.unsynced.insert(index) | self.uncommitted.written.insert(index);
+        self.revision += u64::from(is_new);
         self.grew(end, now_ns);
     }
 
     /// The file reaches at least to `end`.
     pub(super) fn grew(&mut self, end: u64, now_ns: i64) {
+        self.revision += u64::from(end > self.uncommitted.grow_to || !self.uncommitted.changed);
         self.size = self.size.max(end);
         self.uncommitted.grow_to = self.uncommitted.grow_to.max(end);
         self.uncommitted.changed = true;
@@ -286,11 +364,21 @@ impl Layout {
 
     /// Takes out the blocks that are to be synced: what is written from now on is for the next sync.
     pub(super) fn begin_sync(&mut self) -> Vec<u32> {
-        std::mem::take(&mut self.unsynced).into_iter().collect()
+        let blocks = std::mem::take(&mut self.unsynced);
+        self.syncing.clone_from(&blocks);
+        blocks.into_iter().collect()
     }
 
     pub(super) fn sync_failed(&mut self, blocks: &[u32]) {
         self.unsynced.extend(blocks);
+        self.syncing.clear();
+        self.revision += 1;
+    }
+
+    /// They are on disks.
+    pub(super) fn synced(&mut self) {
+        self.syncing.clear();
+        self.revision += 1;
     }
 
     /// What is to be sent now, in one commit; `None` when the master knows everything. Of very many blocks the first
@@ -318,6 +406,7 @@ impl Layout {
         let extents = indexes.iter().take(COMMIT_BLOCKS).filter_map(extent).collect();
         self.is_committing = true;
         self.committing_blocks.clone_from(&uncommitted.written);
+        self.in_flight.clone_from(&uncommitted);
         let Uncommitted { grow_to, changed, .. } = uncommitted;
         Some(CommitBatch { grow_to, changed, extents, uncommitted, is_last: indexes.len() <= COMMIT_BLOCKS })
     }
@@ -326,6 +415,8 @@ impl Layout {
     pub(super) fn commit_failed(&mut self, uncommitted: Uncommitted) {
         self.is_committing = false;
         self.committing_blocks.clear();
+        self.in_flight = Uncommitted::default();
+        self.revision += 1;
         self.uncommitted.made.extend(uncommitted.made);
         self.uncommitted.written.extend(uncommitted.written);
         self.uncommitted.changed |= uncommitted.changed;
@@ -337,6 +428,8 @@ impl Layout {
     pub(super) fn committed(&mut self, uncommitted: &Uncommitted, sent: &[Extent], attr: &Attr) -> bool {
         self.is_committing = false;
         self.committing_blocks.clear();
+        self.in_flight = Uncommitted::default();
+        self.revision += 1;
         self.allocated = attr.allocated;
         for extent in sent {
             let known = self.blocks.get_mut(&extent.index).filter(|known| known.generation == extent.generation);
@@ -374,6 +467,7 @@ impl Layout {
             }
         }
         self.uncommitted.made.retain(|index| self.blocks.contains_key(index));
+        self.revision += 1;
         self.uncommitted.grow_to = self.uncommitted.grow_to.min(length);
         self.size = self.size.min(length);
     }
@@ -403,6 +497,7 @@ impl Layout {
         }
         (self.size, self.version, self.generation) = (attr.size, attr.version, attr.generation);
         (self.committed_size, self.allocated) = (attr.size, attr.allocated);
+        self.revision += 1;
         is_next
     }
 
@@ -453,12 +548,15 @@ impl Layout {
         }
         fresh.unsynced = std::mem::take(&mut self.unsynced);
         fresh.unsynced.retain(|index| fresh.blocks.contains_key(index));
+        fresh.syncing = std::mem::take(&mut self.syncing);
+        fresh.revision = self.revision + 1;
         *self = fresh;
         lost
     }
 
     /// Drops what cannot be committed any more.
     pub(super) fn forget_uncommitted(&mut self) {
+        self.revision += 1;
         for index in std::mem::take(&mut self.uncommitted).made {
             if self.blocks.get(&index).is_some_and(|known| !known.is_committed) {
                 self.blocks.remove(&index);
@@ -506,6 +604,44 @@ mod tests {
         assert_eq!((sent.grow_to, made[0].workers.as_slice()), (50, &[7, 8][..]), "and who has what was written");
         assert!(!layout.committed(&sent, &[], &attr(300, 9, 2)), "others have committed as well");
         assert_eq!((layout.size(), layout.version()), (300, 9));
+    }
+
+    #[test]
+    fn another_process_lays_what_was_written_over_what_the_master_has() {
+        let mut layout = Layout::new(&attr(10, 4, 2), vec![extent(0, 1)], None);
+        assert_eq!(layout.record(9), None);
+        layout.wrote(0, 10, 54);
+        layout.made(1, vec![7, 8]);
+        layout.wrote(1, 20, 55);
+        let before = layout.revision();
+        layout.wrote(1, 20, 56);
+        assert_eq!(layout.revision(), before, "it says the same");
+        let record = layout.record(9).unwrap();
+        // What is on its way to the master is not there yet.
+        let (sent, _) = parts(layout.begin_commit().unwrap());
+        assert_eq!(layout.record(9).unwrap().blocks, record.blocks);
+
+        let mut next = Layout::of_record(&record);
+        let as_before = Layout::new(&attr(10, 4, 2), vec![extent(0, 1)], None);
+        assert!(next.rebase(as_before, EventHistory::MayHaveGaps).is_empty());
+        assert_eq!((next.size(), next.block(1).unwrap().workers.as_slice()), (20, &[7, 8][..]));
+        let commit = next.begin_commit().unwrap();
+        let indexes: Vec<_> = commit.extents.iter().map(|extent| extent.index).collect();
+        assert_eq!((commit.grow_to, indexes, next.begin_sync()), (20, vec![0, 1], vec![0, 1]));
+
+        // The commit had been made.
+        let mut next = Layout::of_record(&record);
+        let made = Extent { index: 1, generation: 2, workers: vec![7, 8], ..Extent::default() };
+        let committed = Layout::new(&attr(20, 5, 2), vec![extent(0, 1), made], None);
+        assert!(next.rebase(committed, EventHistory::MayHaveGaps).is_empty());
+        assert_eq!(next.size(), 20);
+
+        assert!(layout.committed(&sent, &[], &attr(20, 5, 2)));
+        assert_eq!(layout.record(9).unwrap().unsynced, [0, 1], "and disks may not have it");
+        layout.begin_sync();
+        assert_eq!(layout.record(9).unwrap().unsynced, [0, 1], "nor while it is being synced");
+        layout.synced();
+        assert_eq!(layout.record(9), None);
     }
 
     #[test]

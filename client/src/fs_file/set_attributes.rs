@@ -35,6 +35,7 @@ impl FsFile {
                 if let Some(layout) = self.state.lock().layout.as_mut() {
                     layout.give_up_beyond(size, self.block_size());
                 }
+                self.note();
                 self.commit_exclusive().await?;
             }
             (committed, _) => committed?,
@@ -68,6 +69,7 @@ impl FsFile {
                 blocks.retain(|index, _| layout.block(*index).is_some());
             }
         }
+        self.note();
         Ok(changed)
     }
 }

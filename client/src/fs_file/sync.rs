@@ -45,7 +45,14 @@ impl FsFile {
         committed?;
         let has_urgent = |layout: &Layout| blocks.iter().any(|index| layout.is_urgent(*index));
         let gave_up = self.state.lock().layout.as_ref().is_some_and(has_urgent);
-        if gave_up { self.commit().await } else { Ok(()) }
+        if gave_up {
+            self.commit().await?;
+        }
+        if let Some(layout) = self.state.lock().layout.as_mut() {
+            layout.synced();
+        }
+        self.note();
+        Ok(())
     }
 
     /// Commits what is being synced, so that it is not dropped before it is.

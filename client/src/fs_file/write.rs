@@ -91,10 +91,12 @@ impl FsFile {
         Failpoint::WritePlaced.pass();
         let now = host::wall_ns();
         // What has changed meanwhile may want the bytes elsewhere, too.
-        self.with_layout(|layout, _| {
+        let written = self.with_layout(|layout, _| {
             let is_all = parts.iter().all(|(span, open)| layout.accepts_at(span.index, open));
             is_all.then(|| parts.iter().for_each(|(span, _)| layout.wrote(span.index, end, now)))
-        })?
+        })?;
+        self.note();
+        written
     }
 
     /// Writes all of `bytes` at `offset`. Bounded by `client.read_timeout`. After an error a part may have been
@@ -129,6 +131,7 @@ impl FsFile {
                 self.zero_behind_end(range.end, deadline).await?;
                 self.zero_range(range.start..range.end.min(size), deadline).await?;
                 self.use_layout(|layout, _| layout.grew(range.end, host::wall_ns())).await?;
+                self.note();
                 self.commit_growth().await
             }
             FileOp::Zero(range) => {
@@ -196,6 +199,7 @@ impl FsFile {
         if grow && range.end > self.written_size().await? {
             self.use_layout(|layout, _| layout.grew(range.end, host::wall_ns())).await?;
         }
+        self.note();
         Ok(())
     }
 
@@ -305,7 +309,10 @@ impl FsFile {
                 (!layout.is_urgent(index)).then_some(WriteOutcome::ReplicasChanged)
             };
             match self.use_layout(look).await? {
-                Some(taken) => return Ok(taken),
+                Some(taken) => {
+                    self.note();
+                    return Ok(taken);
+                }
                 None => self.commit_written().await?,
             }
         }

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::FsFile;
+use super::recovery::NotedPiece;
 use super::write::{FileOp, end_of};
 use crate::error::ClientError;
 use crate::memory::{Charge, MemoryShare};
@@ -50,7 +51,12 @@ struct Piece {
     offset: u64,
     bytes: BytesMut,
     memory: Charge,
+    /// What the journal has of it.
+    noted: Option<NotedPiece>,
 }
+
+/// What is sent next: where it goes, and what the journal has of it until it is there.
+type NextPiece = (u64, Bytes, Option<NotedPiece>);
 
 impl Piece {
     fn end(&self) -> u64 {
@@ -58,7 +64,14 @@ impl Piece {
     }
 
     /// Takes bytes in that follow on, or that lie within.
-    fn take(&mut self, memory: &MemoryShare, block: u32, offset: u64, bytes: &[u8]) -> WriteBehindOutcome {
+    fn take(
+        &mut self,
+        memory: &MemoryShare,
+        block: u32,
+        offset: u64,
+        bytes: &[u8],
+        file: Option<&FsFile>,
+    ) -> WriteBehindOutcome {
         let at = offset.checked_sub(self.offset).and_then(|at| usize::try_from(at).ok());
         let Some(at) = at.filter(|at| *at <= self.bytes.len() && *at + bytes.len() <= PIECE_BYTES) else {
             return WriteBehindOutcome::Full;
@@ -67,6 +80,9 @@ impl Piece {
             return WriteBehindOutcome::Full;
         }
         if !self.pay_for(memory, at + bytes.len()) {
+            return WriteBehindOutcome::Refused;
+        }
+        if file.is_some_and(|file| file.note_more(&mut self.noted, at as u64, bytes).is_err()) {
             return WriteBehindOutcome::Refused;
         }
         let within = (self.bytes.len() - at).min(bytes.len());
@@ -138,20 +154,30 @@ impl WriteBehind {
         }
     }
 
-    /// Takes bytes in; the last answer says whether they want somebody to send them.
-    fn offer(&self, memory: &MemoryShare, block: u32, offset: u64, bytes: &[u8]) -> (WriteBehindOutcome, bool) {
+    /// Takes bytes in; the last answer says whether they want somebody to send them. The journal of the file has them
+    /// then.
+    fn offer(
+        &self,
+        memory: &MemoryShare,
+        block: u32,
+        offset: u64,
+        bytes: &[u8],
+        file: Option<&FsFile>,
+    ) -> (WriteBehindOutcome, bool) {
         let mut queue = self.queue.lock();
         if queue.failure.is_some() {
             return (WriteBehindOutcome::Refused, false);
         }
         let outcome = match &mut queue.gathered {
-            Some(piece) => piece.take(memory, block, offset, bytes),
+            Some(piece) => piece.take(memory, block, offset, bytes, file),
             none => {
-                *none = memory.try_charge(bytes.len() as u64).map(|memory| Piece {
+                let noted = file.map_or(Ok(None), |file| file.note_piece(offset, bytes));
+                *none = noted.ok().zip(memory.try_charge(bytes.len() as u64)).map(|(noted, memory)| Piece {
                     block,
                     offset,
                     bytes: BytesMut::from(bytes),
                     memory,
+                    noted,
                 });
                 if none.is_some() { WriteBehindOutcome::Taken } else { WriteBehindOutcome::Refused }
             }
@@ -164,13 +190,13 @@ impl WriteBehind {
     }
 
     /// The next piece to be sent; `None` ends the sending.
-    fn next(&self) -> Option<(u64, Bytes)> {
+    fn next(&self) -> Option<NextPiece> {
         let mut queue = self.queue.lock();
         let piece = queue.gathered.take();
         queue.under_way = piece.as_ref().map(Piece::end);
         drop(queue);
         self.changed.notify_waiters();
-        piece.map(|piece| (piece.offset, piece.memory.hold(piece.bytes)))
+        piece.map(|piece| (piece.offset, piece.memory.hold(piece.bytes), piece.noted))
     }
 
     fn failed(&self, error: ClientError) {
@@ -201,7 +227,7 @@ impl FsFile {
         if is_fit != Some(true) {
             return WriteBehindOutcome::Refused;
         }
-        let (offer, begins) = self.behind.offer(&self.shared.behind, span.index, offset, bytes);
+        let (offer, begins) = self.behind.offer(&self.shared.behind, span.index, offset, bytes, Some(self));
         if begins {
             let content = Arc::clone(self);
             self.shared.runtime.spawn(async move { content.send_behind().await });
@@ -224,11 +250,15 @@ impl FsFile {
     }
 
     async fn send_behind(&self) {
-        while let Some((offset, bytes)) = self.behind.next() {
+        while let Some((offset, bytes, noted)) = self.behind.next() {
             let length = bytes.len();
             if let Err(error) = self.run_op(FileOp::Write(offset, bytes)).await {
                 tracing::debug!(inode = self.inode, offset, length, "what was written behind fails: {error}");
                 self.behind.failed(error);
+            }
+            // Before anything that is written later: what is in the journal would come after that.
+            if let Some(noted) = noted {
+                noted.forget();
             }
             self.shared.stats.written_behind.inc();
             self.shared.stats.written_behind_bytes.inc_by(length as u64);
@@ -249,7 +279,7 @@ mod tests {
 
     fn piece(memory: &MemoryShare, offset: u64, bytes: &[u8]) -> Piece {
         let memory = memory.try_charge(bytes.len() as u64).unwrap();
-        Piece { block: 0, offset, bytes: BytesMut::from(bytes), memory }
+        Piece { block: 0, offset, bytes: BytesMut::from(bytes), memory, noted: None }
     }
 
     #[test]
@@ -258,14 +288,14 @@ mod tests {
         let (_stats, memory) = memory(2 * PIECE_BYTES as u64);
         let mut gathered = piece(&memory, 100, b"abcd");
         for (offset, bytes) in [(104, b"ef"), (101, b"XY"), (105, b"12")] {
-            assert_eq!(gathered.take(&memory, 0, offset, bytes), Taken);
+            assert_eq!(gathered.take(&memory, 0, offset, bytes, None), Taken);
         }
         assert_eq!((&gathered.bytes[..], gathered.end()), (&b"aXYde12"[..], 107));
         for (block, offset, why) in [(0, 108, "a gap"), (0, 99, "before it"), (1, 107, "another block")] {
-            assert_eq!(gathered.take(&memory, block, offset, b"z"), Full, "{why}");
+            assert_eq!(gathered.take(&memory, block, offset, b"z", None), Full, "{why}");
         }
-        assert_eq!(gathered.take(&memory, 0, 107, &vec![0; PIECE_BYTES - 6]), Full, "too much");
-        assert_eq!(gathered.take(&memory, 0, 107, &vec![0; PIECE_BYTES - 7]), Taken);
+        assert_eq!(gathered.take(&memory, 0, 107, &vec![0; PIECE_BYTES - 6], None), Full, "too much");
+        assert_eq!(gathered.take(&memory, 0, 107, &vec![0; PIECE_BYTES - 7], None), Taken);
         assert_eq!(gathered.bytes.len(), PIECE_BYTES);
     }
 
@@ -273,11 +303,11 @@ mod tests {
     fn a_piece_grows_as_far_as_there_is_memory_for_it() {
         let (stats, memory) = memory(20 << 10);
         let mut gathered = piece(&memory, 0, &[1; 4096]);
-        assert_eq!(gathered.take(&memory, 0, 4096, b"a"), WriteBehindOutcome::Taken);
+        assert_eq!(gathered.take(&memory, 0, 4096, b"a", None), WriteBehindOutcome::Taken);
         assert_eq!(stats.budget_used_bytes.get(), 8 << 10, "for what will follow, too");
-        assert_eq!(gathered.take(&memory, 0, 4097, &[2; 8192]), WriteBehindOutcome::Taken);
+        assert_eq!(gathered.take(&memory, 0, 4097, &[2; 8192], None), WriteBehindOutcome::Taken);
         assert_eq!(stats.budget_used_bytes.get(), 16 << 10);
-        assert_eq!(gathered.take(&memory, 0, 12_289, &[3; 8192]), WriteBehindOutcome::Refused);
+        assert_eq!(gathered.take(&memory, 0, 12_289, &[3; 8192], None), WriteBehindOutcome::Refused);
         assert_eq!(gathered.end(), 12_289, "nothing of it");
         drop(gathered);
         assert_eq!(stats.budget_used_bytes.get(), 0);
@@ -287,24 +317,42 @@ mod tests {
     fn pieces_go_one_after_the_other_and_the_budget_is_kept() {
         let (behind, (stats, memory)) = (WriteBehind::default(), memory(8 << 10));
         assert!(behind.is_drained() && behind.end().is_none());
-        assert_eq!(behind.offer(&memory, 0, 0, b"abcd"), (WriteBehindOutcome::Taken, true), "somebody is to send it");
-        let first = behind.next().unwrap();
-        assert_eq!(first, (0, Bytes::from_static(b"abcd")));
-        assert_eq!(behind.offer(&memory, 0, 4, b"ef"), (WriteBehindOutcome::Taken, false));
-        assert_eq!(behind.offer(&memory, 0, 4, b"gh"), (WriteBehindOutcome::Taken, false), "the same bytes once more");
         assert_eq!(
-            behind.offer(&memory, 0, 0, b"ij"),
+            behind.offer(&memory, 0, 0, b"abcd", None),
+            (WriteBehindOutcome::Taken, true),
+            "somebody is to send it"
+        );
+        let (offset, bytes, _) = behind.next().unwrap();
+        let first = (offset, bytes);
+        assert_eq!(first, (0, Bytes::from_static(b"abcd")));
+        assert_eq!(behind.offer(&memory, 0, 4, b"ef", None), (WriteBehindOutcome::Taken, false));
+        assert_eq!(
+            behind.offer(&memory, 0, 4, b"gh", None),
+            (WriteBehindOutcome::Taken, false),
+            "the same bytes once more"
+        );
+        assert_eq!(
+            behind.offer(&memory, 0, 0, b"ij", None),
             (WriteBehindOutcome::Full, false),
             "what is under way comes first"
         );
         assert_eq!(stats.budget_used_bytes.get(), 8 << 10);
-        assert_eq!(behind.offer(&memory, 0, 6, &[0; 4096]), (WriteBehindOutcome::Refused, false), "beyond the budget");
+        assert_eq!(
+            behind.offer(&memory, 0, 6, &[0; 4096], None),
+            (WriteBehindOutcome::Refused, false),
+            "beyond the budget"
+        );
         drop(first);
         assert_eq!(stats.budget_used_bytes.get(), 4 << 10, "what has been sent is not charged any more");
         assert_eq!((behind.end(), behind.is_empty()), (Some(6), false));
         behind.failed(ClientError::Shutdown);
-        assert_eq!(behind.offer(&memory, 0, 6, b"k"), (WriteBehindOutcome::Refused, false), "a failure comes first");
-        assert_eq!(behind.next().unwrap(), (4, Bytes::from_static(b"gh")));
+        assert_eq!(
+            behind.offer(&memory, 0, 6, b"k", None),
+            (WriteBehindOutcome::Refused, false),
+            "a failure comes first"
+        );
+        let (offset, bytes, _) = behind.next().unwrap();
+        assert_eq!((offset, bytes), (4, Bytes::from_static(b"gh")));
         assert!(behind.next().is_none() && behind.is_empty() && !behind.is_drained());
     }
 
@@ -312,7 +360,7 @@ mod tests {
     async fn whoever_waits_goes_on_when_all_is_there_and_one_hears_of_a_failure() {
         let (behind, (_stats, memory)) = (Arc::new(WriteBehind::default()), memory(8 << 10));
         behind.drain_checked().await.unwrap();
-        assert!(behind.offer(&memory, 0, 0, b"ab").1);
+        assert!(behind.offer(&memory, 0, 0, b"ab", None).1);
         let waiting = tokio::spawn({
             let behind = behind.clone();
             async move { behind.drain_checked().await }

@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use self::sender::Sender;
 use super::{Inner, Metadata, Node};
 use crate::error::ClientError;
+use crate::journal::{ChangeRecord, ChangeSlot, Journal, RequestContext};
 
 /// What the master takes in one call, and what it is given at most.
 const MUTATIONS_MAX: usize = 1000;
@@ -60,23 +61,45 @@ impl Changed {
 pub(super) type Answer = Result<Changed, ClientError>;
 
 /// A change that waits to be answered.
-struct Pending {
-    change: Change,
-    uid: u32,
-    gid: u32,
-    deadline: Instant,
+pub(super) struct Pending {
+    pub(super) change: Change,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) deadline: Instant,
     /// `None`: nobody waits.
-    asker: Option<oneshot::Sender<Answer>>,
-    room: Option<OwnedSemaphorePermit>,
+    pub(super) asker: Option<oneshot::Sender<Answer>>,
+    pub(super) room: Option<OwnedSemaphorePermit>,
+    /// The request of the kernel that it is made for.
+    pub(super) context: Option<Arc<RequestContext>>,
+    /// It is in the journal, under its number.
+    pub(super) slot: Option<ChangeSlot>,
 }
 
 impl Pending {
     /// Sends the answer to the asker; gives it back when the asker no longer waits.
-    fn answer(self, answer: Answer) -> Option<Answer> {
+    fn answer(mut self, answer: Answer) -> Option<Answer> {
+        match (self.context.take(), self.slot.take()) {
+            (Some(context), Some(slot)) => {
+                // One that waits for a lock may do so for days.
+                if matches!(&self.change, Change::SetLock(set) if set.waiter != 0) {
+                    slot.answered();
+                }
+                context.keep(slot);
+            }
+            (None, Some(slot)) => slot.forget(),
+            (_, None) => {}
+        }
         match self.asker {
             Some(asker) => asker.send(answer).err(),
             None => Some(answer),
         }
+    }
+
+    /// Enters the change in the journal before it is sent.
+    fn note(&mut self, journal: &Arc<Journal>, session: u64, seq: u64) {
+        let unique = self.context.as_ref().map_or(0, |context| context.unique());
+        let mutation = numbered(self, seq).encode_to_vec();
+        self.slot = journal.note_change(&ChangeRecord { session, seq, unique, mutation });
     }
 
     fn is_late(&self, now: Instant) -> bool {
@@ -181,6 +204,9 @@ impl Metadata {
 
     async fn change_once(&self, change: Change, owner: (u32, u32)) -> Answer {
         let inner = &self.inner;
+        if let Some(answer) = inner.earlier_answer(&change).await {
+            return answer;
+        }
         let deadline = Instant::now() + inner.master.timeout();
         let room = tokio::time::timeout_at(deadline, inner.changes.room.clone().acquire_owned());
         let room = match room.await {
@@ -230,7 +256,8 @@ impl Inner {
         room: Option<OwnedSemaphorePermit>,
     ) -> oneshot::Receiver<Answer> {
         let (asker, answer) = oneshot::channel();
-        self.changes.push(Pending { change, uid, gid, deadline, asker: Some(asker), room });
+        let context = RequestContext::current();
+        self.changes.push(Pending { change, uid, gid, deadline, asker: Some(asker), room, context, slot: None });
         answer
     }
 
@@ -277,7 +304,7 @@ mod tests {
     use super::*;
 
     fn pending(change: Change) -> Pending {
-        Pending { change, uid: 0, gid: 0, deadline: Instant::now(), asker: None, room: None }
+        Pending { change, uid: 0, gid: 0, deadline: Instant::now(), asker: None, room: None, context: None, slot: None }
     }
 
     #[test]

@@ -106,10 +106,16 @@ impl Drop for Waiter<'_> {
 }
 
 impl Locks {
-    fn place(&self) -> Waiter<'_> {
+    /// Numbers of those who wait are others than those of processes before.
+    pub(super) fn begin_epoch(&self, epoch: u64) {
+        self.waiting.lock().last = epoch << 40;
+    }
+
+    /// A place with a number of its own, or with the one that the same request had in a process before.
+    fn place(&self, earlier: Option<u64>) -> Waiter<'_> {
         let mut waiting = self.waiting.lock();
         waiting.last += 1;
-        let (number, request) = (waiting.last, Arc::new(Request::default()));
+        let (number, request) = (earlier.unwrap_or(waiting.last), Arc::new(Request::default()));
         waiting.requests.insert(number, request.clone());
         drop(waiting);
         Waiter { locks: self, number, request }
@@ -187,7 +193,7 @@ impl Metadata {
         let key = key(inode, kind, &lock);
         self.flush_unlocks_of(key).await?;
         inner.locks.begin(key, lock.r#type(), inner.lease.session())?;
-        let place = inner.locks.place();
+        let place = inner.locks.place(inner.earlier_waiter());
         let set = SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: place.number, wait: true };
         let mut is_queued = false;
         loop {
@@ -239,6 +245,11 @@ impl Metadata {
             tracing::warn!(inode = set.inode, "a lock was got before the changes of others were known");
         }
         Ok(())
+    }
+
+    /// An owner had locked something of a file in the process before this one, whose session that was.
+    pub fn inherit_lock(&self, inode: u64, kind: LockKind, owner: u64, session: u64) {
+        self.inner.locks.owners.lock().insert((inode, kind.into(), owner), session);
     }
 
     /// The first lock of another owner that keeps this one from being had. What this host closed before is unlocked
@@ -401,7 +412,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_told_before_somebody_listens_is_not_missed() {
         let locks = Locks::default();
-        let place = locks.place();
+        let place = locks.place(None);
         locks.granted(place.number, 7);
         assert!(matches!(place.request.event().await, LockEvent::Granted(7)));
         locks.ask_again();

@@ -238,6 +238,14 @@ impl Metadata {
         kept
     }
 
+    /// Keeps an inode that was open in the process before this one.
+    pub(crate) fn keep_inherited(&self, inode: u64) -> OpenInode {
+        let kept = self.register_open(inode);
+        // The session may hold it already, and is to let go of it with the last close.
+        self.inner.open.state.lock().hold(&[inode]);
+        kept
+    }
+
     /// The inodes that are open here.
     pub fn open_inodes(&self) -> Vec<u64> {
         self.inner.open.all().into_iter().map(|(inode, _)| inode).collect()

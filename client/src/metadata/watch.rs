@@ -339,6 +339,9 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.tables.set_cluster_id(&reset.cluster_id);
             inner.tables.everything_changed();
             inner.lease.begin(reset.session);
+            if let Some(journal) = &inner.journal {
+                journal.note_session(reset.session);
+            }
             inner.recent.reset();
             inner.cache.clear();
             inner.directories.clear();
@@ -355,6 +358,9 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             let before = inner.lease.session();
             inner.tables.everything_changed();
             inner.lease.begin(resumed.session);
+            if let Some(journal) = &inner.journal {
+                journal.note_session(resumed.session);
+            }
             // Answers to what was asked before are not kept: nobody watches over them.
             inner.recent.reset();
             if resumed.session != before {

@@ -4,6 +4,7 @@
 //! garbage or nothing costs one of a few slots for a while and no more.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,6 +51,22 @@ impl HttpServer {
             source,
         })?;
         Ok(Self { listener, address })
+    }
+
+    /// The server of a port that was bound before.
+    ///
+    /// # Errors
+    /// The descriptor is no socket that listens.
+    pub fn of(listener: OwnedFd) -> std::io::Result<Self> {
+        let listener = std::net::TcpListener::from(listener);
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        Ok(Self { listener: TcpListener::from_std(listener)?, address })
+    }
+
+    /// The socket, for a process that goes on after this one.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 
     /// Where the server listens, with the true port.

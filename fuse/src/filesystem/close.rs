@@ -15,6 +15,9 @@ impl Inner {
         if self.unopened.is_some() {
             return reply.error(libc::ENOSYS);
         }
+        if self.lost.contains(fh) {
+            return reply.error(libc::EIO);
+        }
         let inode = self.root.to_namespace(kernel_node);
         let handle = self.files.get(fh).filter(|handle| handle.file.is_dirty_for(lock_owner));
         let has_locks = self.ends_locks(inode, fh, lock_owner);
@@ -35,6 +38,9 @@ impl Inner {
     }
 
     pub(super) fn fsync(self: &Arc<Self>, fh: u64, reply: Reply) {
+        if self.lost.contains(fh) {
+            return reply.error(libc::EIO);
+        }
         let Some(handle) = self.files.get(fh).filter(|handle| !handle.file.is_read_only()) else {
             return reply.done();
         };
@@ -55,6 +61,7 @@ impl Inner {
     /// The last descriptor is closed. What a mapping wrote after the last flush is flushed now, before the locks end.
     pub(super) fn release(self: &Arc<Self>, kernel_node: u64, fh: u64, reply: Reply) {
         let handle = self.closed(fh);
+        self.lost.released(fh);
         let locks = self.ending(kernel_node, fh);
         let Some(handle) = handle else { return reply.done() };
         if !handle.file.is_dirty() {

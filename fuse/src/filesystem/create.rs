@@ -10,7 +10,6 @@ use cavern_conf::Failpoint;
 
 use super::Inner;
 use super::changes::refusal;
-use super::open::OpenHandle;
 use crate::kernel::{Caller, Delivery, Reply};
 
 impl Inner {
@@ -79,7 +78,7 @@ impl Inner {
         Failpoint::CreateAnswered.pass();
         let entry = self.entry_of(&node);
         let open_flags = self.open_flags(&node, &file, flags);
-        let number = self.files.insert(Arc::new(OpenHandle::new(file)));
+        let number = self.enter(file, None, &reply);
         if reply.created(&entry, number, open_flags) == Delivery::Refused {
             self.closed(number);
         }

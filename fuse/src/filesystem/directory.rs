@@ -9,11 +9,13 @@ mod cursor;
 use std::ops::Range;
 use std::sync::Arc;
 
+use cavern_client::journal::Slot;
 use cavern_client::{ClientError, Node, OpenInode};
 use parking_lot::Mutex;
 
 use super::Inner;
 use super::attributes::type_bits;
+use crate::inheritance::{HandleRecord, PositionRecord};
 use crate::invalidation::{Listing, ListingStart};
 use crate::kernel::abi::fopen;
 use crate::kernel::directory::{Added, DirectoryEntry};
@@ -44,6 +46,9 @@ pub struct DirectoryHandle {
     /// For the kernel's own cache of the listing.
     begun: ListingStart,
     cursor: Mutex<Cursor>,
+    /// What a process after this one finds of it, and of what its reader was given last.
+    _noted: Option<Slot>,
+    position: Mutex<Option<Slot>>,
 }
 
 /// How far an answer got with what is in memory.
@@ -101,16 +106,31 @@ impl Inner {
         if kept.is_some() {
             self.open_inodes.opened(node, || None);
         }
+        if let Some(earlier) = self.inheritance.superseded(&reply) {
+            self.closed_directory(earlier.number);
+        }
+        let number = self.directories.reserve();
+        let noted = self.inheritance.note_handle(&HandleRecord {
+            number,
+            inode: node.inode,
+            unique: reply.unique(),
+            is_directory: true,
+            is_kept: kept.is_some(),
+            parent: node.parent,
+            backing: None,
+        });
         let cursor = Mutex::new(Cursor::default());
-        let handle = DirectoryHandle { inode: node.inode, parent: node.parent, kept, begun, cursor };
-        let number = self.directories.insert(Arc::new(handle));
+        let position = Mutex::default();
+        let (inode, parent) = (node.inode, node.parent);
+        let handle = DirectoryHandle { inode, parent, kept, begun, cursor, _noted: noted, position };
+        self.directories.insert(number, Arc::new(handle));
         if reply.opened(number, flags) == Delivery::Refused {
             self.closed_directory(number);
         }
     }
 
     pub(super) fn readdir(self: &Arc<Self>, fh: u64, offset: u64, size: u32, form: ReaddirKind, reply: Reply) {
-        let Some(handle) = self.directories.get(fh) else { return reply.error(libc::EBADF) };
+        let Some(handle) = self.directories.get(fh) else { return reply.error(self.lost.errno(fh)) };
         let size = READ_MAX.min(size as usize);
         if offset == 0 {
             // rewinddir(3) must show the directory anew.
@@ -119,7 +139,7 @@ impl Inner {
         let metadata = self.client.metadata();
         loop {
             let fetch = match self.progress(&handle, offset, size, form) {
-                Progress::Answer(answer) => return self.give(&handle, &answer, form, reply),
+                Progress::Answer(answer) => return self.give(&handle, fh, &answer, form, reply),
                 Progress::Needs(fetch) => fetch,
             };
             match metadata.cached_dir_page(handle.inode, &fetch.after, PAGE_ENTRIES) {
@@ -130,7 +150,7 @@ impl Inner {
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
             match this.readdir_waiting(&handle, offset, size, form).await {
-                Ok(answer) => this.give(&handle, &answer, form, reply),
+                Ok(answer) => this.give(&handle, fh, &answer, form, reply),
                 Err(error) => this.failures.answer(reply, "readdir", &error),
             }
         });
@@ -154,7 +174,8 @@ impl Inner {
     }
 
     /// Answers, and has the kernel forget what may have changed before it received the answer.
-    fn give(&self, handle: &DirectoryHandle, answer: &Answer, form: ReaddirKind, reply: Reply) {
+    fn give(&self, handle: &DirectoryHandle, number: u64, answer: &Answer, form: ReaddirKind, reply: Reply) {
+        self.note_position(handle, number, answer);
         reply.bytes(answer.page.as_bytes());
         if form == ReaddirKind::Names || self.invalidations.listings().changes() == answer.changes {
             return;
@@ -166,6 +187,48 @@ impl Inner {
                 self.invalidations.repeat_entry(directory, &node.name);
             }
         }
+    }
+
+    /// Enters what the reader is about to be given: it may go on after any of these names.
+    fn note_position(&self, handle: &DirectoryHandle, number: u64, answer: &Answer) {
+        let mut slot = handle.position.lock();
+        self.inheritance.note_position(&mut slot, || {
+            let mut cursor = handle.cursor.lock();
+            let before = answer.places.start.saturating_sub(1);
+            let names = (before..answer.places.end).map_while(|place| match cursor.position(place) {
+                Position::Entry(node) => Some(node.name.to_vec()),
+                Position::End | Position::Fetch(_) => None,
+            });
+            PositionRecord { number, first: before, names: names.collect() }
+        });
+    }
+
+    /// A directory that a process before this one opened.
+    pub(super) fn inherit_directory(
+        &self,
+        record: &HandleRecord,
+        node: &Arc<Node>,
+        kept: Option<OpenInode>,
+        (noted, position): (Slot, Option<(Slot, PositionRecord)>),
+    ) {
+        if kept.is_some() {
+            self.open_inodes.opened(node, || None);
+        }
+        let (begun, _) = self.invalidations.listings().begin(node.inode);
+        let (slot, cursor) = match position {
+            Some((slot, position)) => (Some(slot), Cursor::after(position.first, position.names)),
+            None => (None, Cursor::default()),
+        };
+        let handle = DirectoryHandle {
+            inode: record.inode,
+            parent: record.parent,
+            kept,
+            begun,
+            cursor: Mutex::new(cursor),
+            _noted: Some(noted),
+            position: Mutex::new(slot),
+        };
+        self.directories.insert(record.number, Arc::new(handle));
     }
 
     /// Builds the answer from the window. An answer that has entries is given even when more would fit, because a

@@ -12,6 +12,9 @@ use crate::kernel::Backing;
 /// Event loops look handles up on every read: a few independent tables keep them out of each other's way.
 const SHARDS: u64 = 16;
 
+/// One process opens fewer files than this has numbers for.
+const EPOCH_BITS: u32 = 40;
+
 /// Handles by number. Numbers are never used twice. Bounded by the open files of the host.
 #[derive(Debug)]
 pub struct Handles<T> {
@@ -26,11 +29,19 @@ impl<T> Default for Handles<T> {
 }
 
 impl<T> Handles<T> {
-    /// Enters a handle and returns its number.
-    pub fn insert(&self, handle: Arc<T>) -> u64 {
-        let number = self.next.fetch_add(1, Relaxed);
+    /// From now on numbers are others than those of processes before.
+    pub fn begin_epoch(&self, epoch: u64) {
+        self.next.store((epoch << EPOCH_BITS) + 1, Relaxed);
+    }
+
+    /// A number for a handle that is about to be entered.
+    pub fn reserve(&self) -> u64 {
+        self.next.fetch_add(1, Relaxed)
+    }
+
+    /// Enters a handle under a number of its own.
+    pub fn insert(&self, number: u64, handle: Arc<T>) {
         self.shard(number).write().insert(number, handle);
-        number
     }
 
     pub fn get(&self, number: u64) -> Option<Arc<T>> {
@@ -81,6 +92,13 @@ impl OpenInodes {
         inode.backing.clone()
     }
 
+    /// A handle that a process before this one gave the kernel, with what it registered.
+    pub fn inherited(&self, node: &Arc<Node>, backing: impl FnOnce() -> Option<Backing>) {
+        let mut inodes = self.inodes.lock();
+        let fresh = || OpenInode { node: Arc::clone(node), handles: 0, backing: backing().map(Arc::new) };
+        inodes.entry(node.inode).or_insert_with(fresh).handles += 1;
+    }
+
     /// A handle is closed (or was never taken by the kernel).
     pub fn closed(&self, inode: u64) {
         let last = {
@@ -105,14 +123,21 @@ mod tests {
     #[test]
     fn numbers_are_never_used_twice() {
         let handles = Handles::default();
-        let first = handles.insert(Arc::new("a"));
-        let second = handles.insert(Arc::new("b"));
+        let insert = |content| {
+            let number = handles.reserve();
+            handles.insert(number, Arc::new(content));
+            number
+        };
+        let first = insert("a");
+        let second = insert("b");
         assert_ne!(first, second);
         assert_eq!(handles.remove(first).as_deref(), Some(&"a"));
         assert_eq!(handles.get(first), None);
-        assert_ne!(handles.insert(Arc::new("c")), first);
+        assert_ne!(insert("c"), first);
         assert_eq!(handles.get(second).as_deref(), Some(&"b"));
         assert_eq!(handles.len(), 2);
         assert_eq!(handles.remove(0), None);
+        handles.begin_epoch(1);
+        assert!(handles.reserve() > 1 << 32);
     }
 }

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Inner;
+use crate::inheritance::LockRecord;
 use crate::kernel::abi::FileLock;
 use crate::kernel::{LockRequest, Reply};
 use descriptions::{Descriptions, Unlock};
@@ -59,6 +60,7 @@ impl Drop for ReleasedLocks {
             metadata.unlock_closed_soon(self.inode, LockKind::Flock, self.handle, None);
         }
         locks.descriptions.released(self.handle, |unlock| self.inner.unlock_soon(self.inode, unlock));
+        self.inner.inheritance.forget_locks_through(self.handle);
     }
 }
 
@@ -129,6 +131,10 @@ impl Inner {
             let inode = node.inode;
             if request.is_flock {
                 this.locks.descriptions.ask_flock(inode, request.fh);
+            }
+            if lock.r#type() != LockType::Unlocked {
+                let (handle, owner, is_flock) = (request.fh, lock.owner, request.is_flock);
+                this.inheritance.note_lock(LockRecord { inode, handle, owner, is_flock, kind: lock.r#type });
             }
             if !node.has_cluster_locks() {
                 return this.lock_object(inode, &request, &lock, wait, reply);
@@ -231,11 +237,32 @@ impl Inner {
     /// that.
     pub(super) fn ends_locks(&self, inode: u64, fh: u64, lock_owner: u64) -> bool {
         self.locks.descriptions.flushed(inode, fh, lock_owner);
+        self.inheritance.forget_locks_of(inode, lock_owner);
         self.client.metadata().may_have_locked(inode, LockKind::Posix, lock_owner)
     }
 
     pub(super) async fn unlock_closed(&self, inode: u64, lock_owner: u64) {
         self.client.metadata().unlock_closed(inode, LockKind::Posix, lock_owner).await;
+    }
+
+    /// A lock that somebody had when the process before died, of the session that had it.
+    pub(super) fn inherit_lock(&self, record: &LockRecord, session: u64, has_cluster_locks: bool) {
+        let LockRecord { inode, handle, owner, is_flock, .. } = *record;
+        let descriptions = &self.locks.descriptions;
+        if is_flock {
+            descriptions.ask_flock(inode, handle);
+        }
+        if !has_cluster_locks {
+            let kind = LockType::try_from(record.kind).unwrap_or(LockType::Shared);
+            self.locks.objects.try_lock(inode, owner, kind);
+            return;
+        }
+        let kind = if is_flock { LockKind::Flock } else { LockKind::Posix };
+        self.client.metadata().inherit_lock(inode, kind, owner, session);
+        if !is_flock {
+            // Whichever bytes: the description is gone with all of them.
+            descriptions.ask(inode, handle, owner, (0, LOCK_TO_END)).answered(true, |_| {});
+        }
     }
 
     /// RELEASE: an open file description is gone, and with it what it had locked.

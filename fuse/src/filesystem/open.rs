@@ -11,11 +11,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use cavern_client::journal::Slot;
 use cavern_client::{Access, ClientError, File, Node, Opened, is_of_this_process};
 use tracing::warn;
 
 use super::Inner;
 use super::failed_reads::FailedReads;
+use crate::inheritance::HandleRecord;
 use crate::kernel::abi::fopen;
 use crate::kernel::{Backing, Caller, Delivery, Reply};
 
@@ -23,11 +25,17 @@ use crate::kernel::{Backing, Caller, Delivery, Reply};
 pub struct OpenHandle {
     pub(super) file: File,
     pub(super) failed: FailedReads,
+    /// What a process after this one finds of it.
+    _noted: Option<Slot>,
 }
 
 impl OpenHandle {
     pub(super) fn new(file: File) -> Self {
-        Self { file, failed: FailedReads::default() }
+        Self::noted(file, None)
+    }
+
+    pub(super) fn noted(file: File, noted: Option<Slot>) -> Self {
+        Self { file, failed: FailedReads::default(), _noted: noted }
     }
 }
 
@@ -118,7 +126,7 @@ impl Inner {
         let backing =
             file.version_node().and_then(|node| self.open_inodes.opened(node, || self.backing_of(&file, &reply)));
         let open_flags = self.open_flags(node, &file, flags);
-        let number = self.files.insert(Arc::new(OpenHandle::new(file)));
+        let number = self.enter(file, backing.as_deref(), &reply);
         let delivery = match backing {
             Some(backing) => {
                 self.passthrough_opens.fetch_add(1, Relaxed);
@@ -166,6 +174,25 @@ impl Inner {
                 None
             }
         }
+    }
+
+    /// Enters an open file; its number is for the kernel.
+    pub(super) fn enter(&self, file: File, backing: Option<&Backing>, reply: &Reply) -> u64 {
+        if let Some(earlier) = self.inheritance.superseded(reply) {
+            drop(self.closed(earlier.number));
+        }
+        let number = self.files.reserve();
+        let noted = self.inheritance.note_handle(&HandleRecord {
+            number,
+            inode: file.inode(),
+            unique: reply.unique(),
+            is_directory: false,
+            is_kept: file.locks_end_with_close(),
+            parent: 0,
+            backing: backing.map(Backing::number),
+        });
+        self.files.insert(number, Arc::new(OpenHandle::noted(file, noted)));
+        number
     }
 
     /// Takes a handle off the table; what is in it is closed when it is dropped.

@@ -32,7 +32,7 @@ impl Inner {
                 handle
             }
         };
-        let Some(handle) = handle else { return reply.error(libc::EBADF) };
+        let Some(handle) = handle else { return reply.error(self.lost.errno(fh)) };
         let ReadArgs { offset, size, is_kept } = read;
         if is_kept && let Some(copies) = handle.file.copies() {
             copies.keep();

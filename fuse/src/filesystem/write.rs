@@ -25,7 +25,7 @@ pub(super) struct WriteArgs {
 impl Inner {
     pub(super) fn write(self: &Arc<Self>, fh: u64, offset: u64, data: &[u8], how: WriteArgs, reply: Reply) {
         let Some(handle) = self.files.get(fh).filter(|handle| !handle.file.is_read_only()) else {
-            return reply.error(libc::EBADF);
+            return reply.error(self.lost.errno(fh));
         };
         // At most what one request holds.
         let size = data.len() as u32;

@@ -86,7 +86,12 @@ pub mod init {
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const PASSTHROUGH: u64 = 1 << 37;
+    /// What a process that died had read can be sent once more.
+    pub const HAS_RESEND: u64 = 1 << 39;
 }
+
+/// In the number of a request that is sent once more.
+pub const UNIQUE_RESEND: u64 = 1 << 63;
 
 /// Flags of the answer to OPEN and OPENDIR.
 pub mod fopen {
@@ -146,6 +151,8 @@ pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
     pub const DELETE: i32 = 6;
+    /// What was read and not answered is sent once more (Linux 6.9 and later).
+    pub const RESEND: i32 = 7;
     /// Every name that the kernel knows is looked up again (Linux 6.16 and later).
     pub const INC_EPOCH: i32 = 8;
 }

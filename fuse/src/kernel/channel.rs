@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -37,6 +37,10 @@ impl Channel {
         let fresh = Self::open_device()?;
         ioctl::clone_device(&fresh, &self.device)?;
         Ok(Arc::new(Self::new(fresh)))
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
     }
 
     /// Waits for the next request and reads it. `ENODEV`: the file system has been unmounted.
@@ -74,8 +78,13 @@ impl Backing {
         Ok(Self { channel: Arc::clone(channel), number })
     }
 
+    /// One that was registered on this connection before.
+    pub(super) fn registered(channel: &Arc<Channel>, number: u32) -> Self {
+        Self { channel: Arc::clone(channel), number }
+    }
+
     /// Its number on the connection.
-    pub(super) fn number(&self) -> u32 {
+    pub fn number(&self) -> u32 {
         self.number
     }
 }

@@ -103,6 +103,26 @@ impl Mount {
         Ok((Self { path, maker, mounted: true }, device))
     }
 
+    /// A mount that a process before this one made.
+    pub fn adopt(path: PathBuf, is_by_root: bool) -> Self {
+        Self { path, maker: if is_by_root { MountedBy::Root } else { MountedBy::Helper }, mounted: true }
+    }
+
+    /// Whether it was made without a helper.
+    pub fn is_by_root(&self) -> bool {
+        self.maker == MountedBy::Root
+    }
+
+    /// `major:minor` of the topmost mount of ours at a place, which names its connection on this host.
+    pub fn device_at(path: &Path) -> Option<String> {
+        mounts_at(path).pop().filter(MountEntry::is_ours).map(|mount| mount.device)
+    }
+
+    /// It is left as it is.
+    pub fn leave(mut self) {
+        self.mounted = false;
+    }
+
     /// The mount point, without symlinks.
     pub fn path(&self) -> &Path {
         &self.path

@@ -54,6 +54,12 @@ impl Notifier {
         known(self.channel.send(0, notify::INVAL_INODE, message.as_bytes(), &[]))
     }
 
+    /// Has the kernel send again whatever a process before this one had read and not answered. `EINVAL` before Linux
+    /// 6.9.
+    pub fn resend(&self) -> Result<(), Errno> {
+        self.channel.send(0, notify::RESEND, &[], &[])
+    }
+
     /// Every name: the next use of each asks again. `EINVAL` before Linux 6.16.
     pub fn every_entry(&self) -> Result<(), Errno> {
         self.channel.send(0, notify::INC_EPOCH, &[], &[])

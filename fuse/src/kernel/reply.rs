@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use cavern_client::RequestContext;
 use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
@@ -25,6 +26,8 @@ pub struct Reply {
     asked: RequestInfo,
     path: Path,
     answered: bool,
+    /// What was asked for in its name is kept until it is answered.
+    context: Option<Arc<RequestContext>>,
 }
 
 /// Whether the kernel has an answer.
@@ -38,7 +41,17 @@ pub enum Delivery {
 
 impl Reply {
     pub(super) fn new(in_flight: &Arc<InFlight>, asked: RequestInfo) -> Self {
-        Self { in_flight: Arc::clone(in_flight), asked, path: Path::Fast, answered: false }
+        Self { in_flight: Arc::clone(in_flight), asked, path: Path::Fast, answered: false, context: None }
+    }
+
+    /// Names the request, also when it is sent once more.
+    pub fn unique(&self) -> u64 {
+        self.asked.unique & !abi::UNIQUE_RESEND
+    }
+
+    /// Whether a process before this one may have done what is asked for.
+    pub fn is_resent(&self) -> bool {
+        self.asked.unique & abi::UNIQUE_RESEND != 0
     }
 
     /// Answers from a task of the runtime. The task is dropped when the asker is killed, when it has waited for
@@ -78,8 +91,10 @@ impl Reply {
         Task: Future<Output = ()> + Send + 'static,
     {
         let (in_flight, unique) = (Arc::clone(&self.in_flight), self.asked.unique);
-        if let Some(reply) = self.admitted(signals) {
-            in_flight.spawn(unique, work(reply));
+        if let Some(mut reply) = self.admitted(signals) {
+            let context = RequestContext::new(reply.unique());
+            reply.context = Some(Arc::clone(&context));
+            in_flight.spawn(unique, context.scope(work(reply)));
         }
     }
 

@@ -3,7 +3,7 @@
 //! without touching another thread.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,7 +17,7 @@ use tracing::{debug, error, warn};
 use zerocopy::IntoBytes;
 
 use super::abi::{self, InitOut, init};
-use super::channel::Channel;
+use super::channel::{Backing, Channel};
 use super::in_flight::{InFlight, RequestInfo};
 use super::notify::Notifier;
 use super::reply::Reply;
@@ -80,6 +80,11 @@ impl Agreement {
     pub fn has_passthrough(&self) -> bool {
         self.flags & init::PASSTHROUGH != 0
     }
+
+    /// Whether what a process that died had read is sent once more when that is asked for (Linux 6.9 and later).
+    pub fn has_resend(&self) -> bool {
+        self.flags & init::HAS_RESEND != 0
+    }
 }
 
 /// Why a session could not begin.
@@ -102,11 +107,37 @@ pub enum SessionError {
 #[derive(Debug)]
 pub struct Session {
     agreement: Agreement,
-    channel: Arc<Channel>,
+    channels: Vec<Arc<Channel>>,
     in_flight: Arc<InFlight>,
     observation: Arc<Observation>,
     ended: CancellationToken,
     loops: Vec<JoinHandle<()>>,
+}
+
+/// A connection that has been greeted by a process before this one.
+#[derive(Debug)]
+pub struct Connection {
+    channels: Vec<Arc<Channel>>,
+    agreement: Agreement,
+}
+
+impl Connection {
+    /// Of all descriptors that belong to it: what was read from one of them is answered on that one only, or sent
+    /// again.
+    pub fn new(devices: Vec<OwnedFd>, agreement: Agreement) -> Result<Self, SessionError> {
+        let channels: Vec<_> = devices.into_iter().map(|device| Arc::new(Channel::new(device))).collect();
+        if channels.is_empty() { Err(SessionError::Garbled) } else { Ok(Self { channels, agreement }) }
+    }
+
+    /// For messages to the kernel before any request is read.
+    pub fn notifier(&self) -> Notifier {
+        Notifier::new(Arc::clone(&self.channels[0]))
+    }
+
+    /// A file that the process before registered with the kernel.
+    pub fn backing(&self, number: u32) -> Backing {
+        Backing::registered(&self.channels[0], number)
+    }
 }
 
 impl Session {
@@ -120,10 +151,21 @@ impl Session {
         let channel = Arc::new(Channel::new(device));
         let agreement = greet(&channel, options)?;
         debug!(minor = agreement.minor, flags = agreement.flags, "the kernel has been greeted");
+        Self::go_on(Connection { channels: vec![channel], agreement }, options, filesystem, runtime)
+    }
+
+    /// Starts the event loops of a connection that has been greeted.
+    pub fn go_on<F: Filesystem>(
+        connection: Connection,
+        options: &SessionOptions,
+        filesystem: Arc<F>,
+        runtime: Handle,
+    ) -> Result<Self, SessionError> {
+        let Connection { channels, agreement } = connection;
         let observation = Arc::new(Observation::default());
         let in_flight = Arc::new(InFlight::new(runtime, Arc::clone(&observation)));
         let mut session =
-            Self { agreement, channel, in_flight, observation, ended: CancellationToken::new(), loops: Vec::new() };
+            Self { agreement, channels, in_flight, observation, ended: CancellationToken::new(), loops: Vec::new() };
         for number in 0..options.threads.max(1) {
             session.start_loop(number, &filesystem)?;
         }
@@ -131,15 +173,14 @@ impl Session {
     }
 
     fn start_loop<F: Filesystem>(&mut self, number: usize, filesystem: &Arc<F>) -> Result<(), SessionError> {
-        let channel = match number {
-            0 => Arc::clone(&self.channel),
-            _ => self.channel.another().unwrap_or_else(|cause| {
-                warn!(%cause, "an event loop shares its descriptor with another");
-                Arc::clone(&self.channel)
-            }),
-        };
+        if number == self.channels.len() {
+            match self.channels[0].another() {
+                Ok(another) => self.channels.push(another),
+                Err(cause) => warn!(%cause, "an event loop shares its descriptor with another"),
+            }
+        }
         let event_loop = EventLoop {
-            channel,
+            channel: Arc::clone(self.channels.get(number).unwrap_or(&self.channels[0])),
             in_flight: Arc::clone(&self.in_flight),
             filesystem: Arc::clone(filesystem),
             ended: self.ended.clone(),
@@ -150,6 +191,11 @@ impl Session {
             .map_err(SessionError::Thread)?;
         self.loops.push(thread);
         Ok(())
+    }
+
+    /// All descriptors of the connection.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.channels.iter().map(|channel| channel.descriptor())
     }
 
     pub fn agreement(&self) -> Agreement {
@@ -171,7 +217,7 @@ impl Session {
 
     /// For messages to the kernel that answer nothing.
     pub fn notifier(&self) -> Notifier {
-        Notifier::new(Arc::clone(&self.channel))
+        Notifier::new(Arc::clone(&self.channels[0]))
     }
 
     /// Waits for the event loops: they end when the file system has been unmounted.
@@ -197,6 +243,7 @@ fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, 
         | init::DIRECT_IO_ALLOW_MMAP
         | init::HANDLE_KILLPRIV_V2
         | init::SETXATTR_EXT
+        | init::HAS_RESEND
         | init::INIT_EXT;
 
     let mut buffer = vec![0; REQUEST_BYTES];
@@ -257,7 +304,9 @@ struct PageAligned {
 
 impl PageAligned {
     fn new(length: usize) -> Self {
-        let bytes = vec![0; length + PAGE];
+        // Not zeros, whose pages would be there when they are used first: the kernel ends a request with an error that
+        // it cannot copy to a process which is being killed.
+        let bytes = vec![1; length + PAGE];
         let start = bytes.as_ptr().align_offset(PAGE).min(PAGE);
         Self { bytes, start }
     }

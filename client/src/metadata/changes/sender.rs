@@ -23,8 +23,10 @@ use tonic::{Status, Streaming};
 
 use super::super::Inner;
 use super::super::recent_invalidations::Mark;
+use super::super::replay::EarlierCall;
 use super::{Pending, numbered};
 use crate::error::ClientError;
+use crate::journal::Journal;
 
 /// Calls under way at a time. Changes gather while all are.
 const AHEAD: usize = 3;
@@ -99,13 +101,29 @@ pub(super) struct Sender {
     session: u64,
     /// Every change up to this number has been answered.
     answered: u64,
+    /// Numbers up to this one were used by a process before.
+    used: u64,
     calls: VecDeque<Call>,
     connection: Option<Connection>,
 }
 
 impl Sender {
     pub(super) fn new(inner: Arc<Inner>) -> Self {
-        Self { inner, session: 0, answered: 0, calls: VecDeque::new(), connection: None }
+        let mut sender = Self { inner, session: 0, answered: 0, used: 0, calls: VecDeque::new(), connection: None };
+        if let Some(journal) = sender.inner.journal.clone() {
+            sender.go_on(&journal);
+        }
+        sender
+    }
+
+    /// Begins with what the process before has left.
+    fn go_on(&mut self, journal: &Arc<Journal>) {
+        (self.session, self.used) = journal.session();
+        let calls = self.inner.earlier_changes(journal);
+        self.answered = calls.first().map_or(self.used, |call| call.first - 1);
+        let mark = self.inner.recent.mark();
+        let call = |EarlierCall { first, changes }| Call { changes, first, mark, is_sent: false, was_sent: true };
+        self.calls = calls.into_iter().map(call).collect();
     }
 
     pub(super) async fn run(mut self) {
@@ -154,7 +172,7 @@ impl Sender {
     }
 
     fn number(&mut self, changes: Vec<Pending>) {
-        let first = self.calls.back().map_or(self.answered, Call::last) + 1;
+        let first = self.calls.back().map_or(self.answered, Call::last).max(self.used) + 1;
         let mark = self.inner.recent.mark();
         self.calls.push_back(Call { changes, first, mark, is_sent: false, was_sent: false });
     }
@@ -229,7 +247,7 @@ impl Sender {
         if session != self.session {
             self.connection = None;
             self.answer_unknown("the session with the master has ended meanwhile");
-            (self.session, self.answered) = (session, 0);
+            (self.session, self.answered, self.used) = (session, 0, 0);
             self.renumber(|changes| changes);
         }
         true
@@ -264,9 +282,19 @@ impl Sender {
             self.inner.lease.changes_in(self.session);
         }
         for call in self.calls.iter_mut().filter(|call| !call.is_sent) {
+            let mut answered = self.answered;
+            if let Some(journal) = &self.inner.journal {
+                journal.note_changes(self.session, call.last());
+                if !call.was_sent {
+                    let numbers = call.first..;
+                    call.changes.iter_mut().zip(numbers).for_each(|(one, seq)| one.note(journal, self.session, seq));
+                }
+                // What the kernel has no answer to, it may ask a process after this one for.
+                answered = answered.min(journal.first_unanswered().unwrap_or(u64::MAX) - 1);
+            }
             let mutations =
                 call.changes.iter().zip(call.first..).map(|(pending, seq)| numbered(pending, seq)).collect();
-            let request = MutateRequest { session: self.session, answered: self.answered, mutations };
+            let request = MutateRequest { session: self.session, answered, mutations };
             // There is room for all calls; a stream that is over says so by its answer.
             if connection.requests.try_send(request).is_err() {
                 break;

@@ -63,6 +63,12 @@ pub struct Fetch {
 }
 
 impl<T: Named> Cursor<T> {
+    /// Where another cursor was that has given these names, the first of them at a place: it can be read on after each.
+    pub fn after(first: u64, names: Vec<Vec<u8>>) -> Self {
+        let pages = (first + 1..).zip(names.into_iter().map(Vec::into_boxed_slice)).collect();
+        Self { unbroken: false, pages, ..Self::default() }
+    }
+
     /// Forgets everything.
     pub fn rewind(&mut self) {
         *self = Self::default();
@@ -175,6 +181,20 @@ mod tests {
         let mut cursor = Cursor::default();
         assert_eq!(read(&mut cursor, &[], 10, 0), None);
         assert!(cursor.read_through());
+    }
+
+    #[test]
+    fn another_cursor_goes_on_after_any_name_that_was_given() {
+        let mut directory: Vec<_> = (0..100).map(name).collect();
+        let given = directory[19..40].to_vec();
+        // What was read before is gone, as with `rm -r`.
+        directory.drain(..35);
+        let mut cursor = Cursor::after(19, given.clone());
+        assert_eq!(read(&mut cursor, &directory, 10, 40), Some(name(40)));
+        assert_eq!(read(&mut cursor, &directory, 10, 41), Some(name(41)));
+        let mut cursor = Cursor::after(19, given);
+        assert_eq!(read(&mut cursor, &directory, 10, 30), Some(name(35)), "after the thirtieth name");
+        assert!(!cursor.read_through());
     }
 
     #[test]

@@ -1,0 +1,158 @@
+//! What was written to files, and is not committed: kept for the process that goes on when this one has died.
+//!
+//! A write is answered when its bytes are at the workers, and the master may not know of them yet. What it does not
+//! know is in the journal before the answer; so are the bytes of what is written behind. The successor lays the record
+//! of a file over what the master has, as any client does when its layout was overtaken by somebody else's change.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use prost::Message;
+
+use super::layout::Layout;
+use super::{Contents, FsFile};
+use crate::error::ClientError;
+use crate::journal::{ContentRecord, PieceRecord, Slot};
+
+/// What the journal has of a file.
+#[derive(Debug, Default)]
+pub(super) struct Noted {
+    slot: Option<Slot>,
+    /// Of the layout.
+    revision: u64,
+}
+
+/// Bytes of a piece in the journal.
+#[derive(Debug)]
+pub(super) struct NotedPiece {
+    slot: Slot,
+    record: PieceRecord,
+}
+
+impl NotedPiece {
+    /// Its bytes are at the workers.
+    pub(super) fn forget(self) {
+        self.slot.forget();
+    }
+}
+
+impl FsFile {
+    /// Brings the journal up to date. To be called whenever what is not committed, or not synced, has changed, and
+    /// before that is answered for.
+    pub(super) fn note(&self) {
+        let Some(journal) = self.shared.metadata.journal() else { return };
+        // Before the state: who is first here has the older record.
+        let mut noted = self.noted.lock();
+        let record = {
+            let state = self.state.lock();
+            let Some(layout) = &state.layout else { return };
+            if layout.revision() == noted.revision {
+                return;
+            }
+            noted.revision = layout.revision();
+            layout.record(self.inode)
+        };
+        let Some(record) = record else {
+            if let Some(slot) = noted.slot.take() {
+                slot.forget();
+            }
+            return;
+        };
+        let record = record.encode_to_vec();
+        match &noted.slot {
+            Some(slot) => _ = slot.set(&record),
+            None => noted.slot = journal.contents.put(&record),
+        }
+    }
+
+    /// Enters bytes that were taken to be written behind; `None` where nobody goes on after this process.
+    ///
+    /// # Errors
+    /// There is no room for them: they are to be written at once.
+    pub(super) fn note_piece(&self, offset: u64, bytes: &[u8]) -> Result<Option<NotedPiece>, ()> {
+        let Some(journal) = self.shared.metadata.journal() else { return Ok(None) };
+        let order = self.shared.pieces.fetch_add(1, Relaxed);
+        let record = PieceRecord { inode: self.inode, offset, length: bytes.len() as u64, order };
+        // An empty piece first: its bytes count when they are there.
+        let slot = journal.pieces.put(&PieceRecord { length: 0, ..record }.encode_to_vec()).ok_or(())?;
+        let piece = NotedPiece { slot, record: PieceRecord { length: 0, ..record } };
+        let mut noted = Some(piece);
+        self.note_more(&mut noted, 0, bytes)?;
+        Ok(noted)
+    }
+
+    /// Enters more bytes of a piece, at a place in it.
+    pub(super) fn note_more(&self, noted: &mut Option<NotedPiece>, at: u64, bytes: &[u8]) -> Result<(), ()> {
+        let (Some(journal), Some(piece)) = (self.shared.metadata.journal(), noted.as_mut()) else { return Ok(()) };
+        journal.write_piece(&piece.slot, at, bytes).map_err(|_no_room| ())?;
+        let length = piece.record.length.max(at + bytes.len() as u64);
+        if length > piece.record.length {
+            piece.record.length = length;
+            if !piece.slot.set(&piece.record.encode_to_vec()) {
+                return Err(());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Contents {
+    /// Opens the files of which the process before had written something, and writes what it had behind. They are to
+    /// stay until whoever had them open has them again; what nobody has open is committed.
+    pub(crate) async fn recover(&self) -> Vec<Arc<FsFile>> {
+        let Some(journal) = self.shared.metadata.journal().cloned() else { return Vec::new() };
+        let mut contents = Vec::new();
+        for (slot, record) in journal.contents.take_all() {
+            let Ok(record) = ContentRecord::decode(&record[..]) else { continue };
+            match self.recover_content(&record, slot).await {
+                Ok(content) => contents.push(content),
+                Err(error) => tracing::warn!(inode = record.inode, "what was written last is lost: {error}"),
+            }
+        }
+        let mut pieces: Vec<_> = journal.pieces.take_all().into_iter().filter_map(decode_piece).collect();
+        pieces.sort_by_key(|(_, record)| record.order);
+        self.shared.pieces.store(pieces.last().map_or(0, |(_, record)| record.order + 1), Relaxed);
+        for (slot, record) in pieces {
+            let written = async {
+                let bytes = journal.read_piece(&slot, usize::try_from(record.length).unwrap_or_default())?;
+                let node = self.shared.metadata.node(record.inode).await?;
+                let content = self.open(&node).await?;
+                if !bytes.is_empty() {
+                    content.write(record.offset, bytes.into()).await?;
+                }
+                Ok::<_, ClientError>(content)
+            };
+            match written.await {
+                Ok(content) => {
+                    slot.forget();
+                    contents.push(content);
+                }
+                Err(error) => {
+                    tracing::warn!(inode = record.inode, offset = record.offset, "written bytes are lost: {error}");
+                }
+            }
+        }
+        contents
+    }
+
+    async fn recover_content(&self, record: &ContentRecord, slot: Slot) -> Result<Arc<FsFile>, ClientError> {
+        let node = self.shared.metadata.node(record.inode).await?;
+        let content = self.open(&node).await?;
+        let layout = Layout::of_record(record);
+        let mut noted = content.noted.lock();
+        let mut state = content.state.lock();
+        (noted.slot, noted.revision) = (Some(slot), layout.revision());
+        // The master is asked before the first look, and what it has is what this is laid over.
+        (state.layout, state.seen, state.gaps) = (Some(layout), u64::MAX, None);
+        drop(state);
+        drop(noted);
+        // Kernels have pages of what they have read.
+        content.copies.keep();
+        Ok(content)
+    }
+}
+
+fn decode_piece((slot, record): (Slot, Vec<u8>)) -> Option<(Slot, PieceRecord)> {
+    let record = PieceRecord::decode(&record[..]).ok()?;
+    Some((slot, record))
+}

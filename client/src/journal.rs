@@ -1,0 +1,312 @@
+//! What outlives this process: records in a file of memory that another process keeps open.
+//!
+//! `cv fuse` may be killed at any time, and its successor goes on where it was. What that one must know is written here
+//! before it is answered for: which handles the kernel has, which changes the master was asked for, what was written
+//! and is not committed, and what was taken to be written behind. Nothing of it touches a disk; it ends with the mount.
+//!
+//! A record has a slot of a table. Slots have room for two versions of their record, and one word that says which of
+//! them counts, so a process that dies in the middle of a write leaves the version before. A slot is free again when
+//! its [`Slot`] is dropped, but not while the journal is frozen: a successor that fails must leave to the next one what
+//! it found.
+
+mod records;
+mod request;
+mod table;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use parking_lot::Mutex;
+use prost::Message;
+
+pub(crate) use records::{BlockRecord, ChangeRecord, ContentRecord, PieceRecord};
+pub use request::RequestContext;
+pub use table::{Slot, Table};
+
+/// The first word of a journal, with the version of its layout.
+const MAGIC: u64 = 0x6361_7665_726e_0001;
+
+// Words of the first page, by their offsets.
+const MAGIC_AT: u64 = 0;
+const EPOCH_AT: u64 = 8;
+const SESSION_AT: u64 = 16;
+const LAST_CHANGE_AT: u64 = 24;
+/// How many slots of each table were ever used: a word for each.
+const USED_AT: u64 = 64;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// Bytes that a record has with its two versions, bytes behind it, and slots. Only what is written to takes memory.
+type Shape = (u64, u64, u32);
+const MOUNT: Shape = (64 * KIB, 0, 1);
+const HANDLES: Shape = (512, 0, 1 << 20);
+const POSITIONS: Shape = (512 * KIB, 0, 1 << 14);
+const LOCKS: Shape = (512, 0, 1 << 18);
+const CHANGES: Shape = (256 * KIB, 0, 1 << 13);
+const CONTENTS: Shape = (256 * KIB, 0, 1 << 16);
+const PIECES: Shape = (4 * KIB, 4 * MIB, 1 << 12);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Journal {
+    file: Arc<File>,
+    /// How many processes have had this journal before.
+    epoch: u64,
+    frozen: Arc<AtomicBool>,
+    /// How the mount was made.
+    pub mount: Arc<Table>,
+    /// Open files and directories.
+    pub handles: Arc<Table>,
+    /// Where readers of directories are.
+    pub positions: Arc<Table>,
+    /// What was locked through which handle.
+    pub locks: Arc<Table>,
+    pub(crate) changes: Arc<Table>,
+    pub(crate) contents: Arc<Table>,
+    pub(crate) pieces: Arc<Table>,
+    /// Numbers of changes whose askers have no answer yet.
+    unanswered: Mutex<BTreeSet<u64>>,
+    /// The session, and the highest number of its changes.
+    last: Mutex<(u64, u64)>,
+}
+
+impl Journal {
+    /// Takes the journal over. One that was never used is begun; any other is frozen until [`Journal::thaw`].
+    ///
+    /// # Errors
+    /// It was written by a version whose journal has another layout.
+    pub fn open(memory: OwnedFd) -> io::Result<Arc<Self>> {
+        let file = Arc::new(File::from(memory));
+        let epoch = if file.metadata()?.len() == 0 {
+            begin(&file)?;
+            0
+        } else {
+            if word(&file, MAGIC_AT)? != MAGIC {
+                return Err(io::Error::other(
+                    "it was written by another version of cv, whose layout is not known here",
+                ));
+            }
+            word(&file, EPOCH_AT)? + 1
+        };
+        set_word(&file, EPOCH_AT, epoch)?;
+        let frozen = Arc::new(AtomicBool::new(epoch > 0));
+        let (mut base, mut used_at) = (4 * KIB, USED_AT);
+        let mut table = |shape: Shape| {
+            let table = Table::open(&file, base, shape, used_at, &frozen);
+            (base, used_at) = (base + table_bytes(shape), used_at + 8);
+            table
+        };
+        // In the order of `bytes`.
+        let (mount, handles, positions, locks) = (table(MOUNT)?, table(HANDLES)?, table(POSITIONS)?, table(LOCKS)?);
+        let (changes, contents, pieces) = (table(CHANGES)?, table(CONTENTS)?, table(PIECES)?);
+        let unanswered = Mutex::default();
+        let last = Mutex::new((word(&file, SESSION_AT)?, word(&file, LAST_CHANGE_AT)?));
+        Ok(Arc::new(Self {
+            file,
+            epoch,
+            frozen,
+            mount,
+            handles,
+            positions,
+            locks,
+            changes,
+            contents,
+            pieces,
+            unanswered,
+            last,
+        }))
+    }
+
+    /// How many processes have had this journal before this one.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// From now on what is let go of is forgotten.
+    pub fn thaw(&self) {
+        self.frozen.store(false, Release);
+    }
+
+    /// From now on nothing is forgotten any more: this process ends, and another one goes on.
+    pub fn freeze(&self) {
+        self.frozen.store(true, Release);
+    }
+
+    /// The last session, at first that of the process before, and the highest number of its changes.
+    pub fn session(&self) -> (u64, u64) {
+        *self.last.lock()
+    }
+
+    /// Numbers up to this one are being used in a session.
+    pub(crate) fn note_changes(&self, session: u64, last: u64) {
+        let mut known = self.last.lock();
+        if known.0 == session && last <= known.1 {
+            return;
+        }
+        *known = (session, last);
+        // Both at once: the numbers of one session mean nothing in another.
+        let mut words = [0; 16];
+        words[..8].copy_from_slice(&session.to_le_bytes());
+        words[8..].copy_from_slice(&last.to_le_bytes());
+        let _ = self.file.write_all_at(&words, SESSION_AT);
+    }
+
+    /// A session begins.
+    pub(crate) fn note_session(&self, session: u64) {
+        self.note_changes(session, 0);
+    }
+
+    /// Enters a change that is about to be sent.
+    pub(crate) fn note_change(self: &Arc<Self>, record: &ChangeRecord) -> Option<ChangeSlot> {
+        let slot = self.changes.put(&record.encode_to_vec())?;
+        Some(self.change_slot(slot, record.seq))
+    }
+
+    pub(crate) fn change_slot(self: &Arc<Self>, slot: Slot, seq: u64) -> ChangeSlot {
+        self.unanswered.lock().insert(seq);
+        ChangeSlot { journal: Arc::clone(self), seq, slot: Some(slot) }
+    }
+
+    /// The first change whose asker has no answer.
+    pub(crate) fn first_unanswered(&self) -> Option<u64> {
+        self.unanswered.lock().first().copied()
+    }
+
+    /// Writes bytes of a piece behind its record.
+    pub(crate) fn write_piece(&self, slot: &Slot, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, slot.behind() + at)
+    }
+
+    /// The bytes of a piece.
+    pub(crate) fn read_piece(&self, slot: &Slot, length: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        self.file.read_exact_at(&mut bytes, slot.behind())?;
+        Ok(bytes)
+    }
+
+    /// Whether something is being forgotten.
+    pub fn is_frozen(&self) -> bool {
+        self.frozen.load(Acquire)
+    }
+}
+
+/// A change that the kernel may ask for again, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct ChangeSlot {
+    journal: Arc<Journal>,
+    seq: u64,
+    slot: Option<Slot>,
+}
+
+impl ChangeSlot {
+    /// Its answer need not be kept by the master any longer.
+    pub(crate) fn answered(&self) {
+        self.journal.unanswered.lock().remove(&self.seq);
+    }
+
+    /// Nobody will ask for it again.
+    pub(crate) fn forget(mut self) {
+        if let Some(slot) = self.slot.take() {
+            slot.forget();
+        }
+    }
+}
+
+impl Drop for ChangeSlot {
+    fn drop(&mut self) {
+        self.answered();
+    }
+}
+
+/// Bytes of the whole file, of which hardly any take memory.
+fn bytes() -> u64 {
+    let tables = [MOUNT, HANDLES, POSITIONS, LOCKS, CHANGES, CONTENTS, PIECES];
+    4 * KIB + tables.into_iter().map(table_bytes).sum::<u64>()
+}
+
+fn table_bytes((record_bytes, bytes_behind, slots): Shape) -> u64 {
+    (record_bytes + bytes_behind) * u64::from(slots)
+}
+
+fn begin(file: &File) -> io::Result<()> {
+    file.set_len(bytes())?;
+    set_word(file, MAGIC_AT, MAGIC)
+}
+
+fn word(file: &File, at: u64) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    file.read_exact_at(&mut bytes, at)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn set_word(file: &File, at: u64, value: u64) -> io::Result<()> {
+    file.write_all_at(&value.to_le_bytes(), at)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    fn memory() -> OwnedFd {
+        memfd_create("journal", MemfdFlags::CLOEXEC).unwrap()
+    }
+
+    #[test]
+    fn a_successor_finds_what_was_not_let_go_of() {
+        let memory = memory();
+        let first = Journal::open(memory.try_clone().unwrap()).unwrap();
+        assert_eq!((first.epoch(), first.is_frozen(), first.session()), (0, false, (0, 0)));
+        let kept = first.handles.put(b"kept").unwrap();
+        drop(first.handles.put(b"let go of").unwrap());
+        kept.set(b"and changed");
+        first.note_session(7);
+        first.note_changes(7, 20);
+        first.note_changes(7, 12);
+        // As kill -9 has it: nothing is dropped.
+        std::mem::forget(kept);
+
+        let second = Journal::open(memory.try_clone().unwrap()).unwrap();
+        assert_eq!((second.epoch(), second.is_frozen(), second.session()), (1, true, (7, 20)));
+        let found = second.handles.take_all();
+        assert_eq!(found.iter().map(|(_, record)| &record[..]).collect::<Vec<_>>(), [b"and changed"]);
+        // It fails.
+        drop(found);
+
+        let third = Journal::open(memory.try_clone().unwrap()).unwrap();
+        let found = third.handles.take_all();
+        assert_eq!((third.epoch(), found.len()), (2, 1));
+        third.thaw();
+        drop(found);
+        assert!(Journal::open(memory).unwrap().handles.take_all().is_empty());
+    }
+
+    #[test]
+    fn another_layout_is_refused() {
+        let memory = memory();
+        drop(Journal::open(memory.try_clone().unwrap()).unwrap());
+        set_word(&File::from(memory.try_clone().unwrap()), MAGIC_AT, MAGIC + 1).unwrap();
+        assert!(Journal::open(memory).unwrap_err().to_string().contains("another version"));
+    }
+
+    #[test]
+    fn a_change_is_kept_until_its_asker_has_the_answer() {
+        let journal = Journal::open(memory()).unwrap();
+        let record = |seq| ChangeRecord { seq, ..ChangeRecord::default() };
+        let slots: Vec<_> = [5, 6].iter().map(|seq| journal.note_change(&record(*seq)).unwrap()).collect();
+        assert_eq!(journal.first_unanswered(), Some(5));
+        slots[0].answered();
+        assert_eq!(journal.first_unanswered(), Some(6));
+        drop(slots);
+        assert_eq!(journal.first_unanswered(), None);
+        assert!(journal.changes.take_all().is_empty());
+    }
+}

@@ -1,0 +1,72 @@
+//! What the client keeps for its successor. New fields may be added: an executable of another version reads them.
+
+/// A change that the master was asked for.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ChangeRecord {
+    #[prost(uint64, tag = "1")]
+    pub session: u64,
+    #[prost(uint64, tag = "2")]
+    pub seq: u64,
+    /// The request of the kernel that it belongs to; 0 for none.
+    #[prost(uint64, tag = "3")]
+    pub unique: u64,
+    /// A `Mutation`, encoded.
+    #[prost(bytes = "vec", tag = "4")]
+    pub mutation: Vec<u8>,
+}
+
+/// What was written to a file and is not committed, or not known to be on disks.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ContentRecord {
+    #[prost(uint64, tag = "1")]
+    pub inode: u64,
+    #[prost(uint64, tag = "2")]
+    pub size: u64,
+    #[prost(uint64, tag = "3")]
+    pub grow_to: u64,
+    #[prost(bool, tag = "4")]
+    pub changed: bool,
+    #[prost(int64, tag = "5")]
+    pub written_ns: i64,
+    #[prost(uint32, tag = "6")]
+    pub generation: u32,
+    #[prost(message, repeated, tag = "7")]
+    pub blocks: Vec<BlockRecord>,
+    #[prost(uint32, repeated, tag = "8")]
+    pub unsynced: Vec<u32>,
+}
+
+/// One of its blocks.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct BlockRecord {
+    #[prost(uint32, tag = "1")]
+    pub index: u32,
+    #[prost(uint32, tag = "2")]
+    pub generation: u32,
+    #[prost(uint64, repeated, tag = "3")]
+    pub workers: Vec<u64>,
+    #[prost(uint32, repeated, tag = "4")]
+    pub joined: Vec<u32>,
+    #[prost(bool, tag = "5")]
+    pub is_made: bool,
+    #[prost(bool, tag = "6")]
+    pub is_written: bool,
+    #[prost(bool, tag = "7")]
+    pub is_urgent: bool,
+    #[prost(bool, tag = "8")]
+    pub is_committed: bool,
+}
+
+/// Bytes that were taken to be written behind; they lie behind the record.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct PieceRecord {
+    #[prost(uint64, tag = "1")]
+    pub inode: u64,
+    #[prost(uint64, tag = "2")]
+    pub offset: u64,
+    #[prost(uint64, tag = "3")]
+    pub length: u64,
+    /// Pieces of a file are written in this order.
+    #[prost(uint64, tag = "4")]
+    pub order: u64,
+}

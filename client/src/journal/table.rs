@@ -1,0 +1,170 @@
+//! Slots of one kind.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use parking_lot::Mutex;
+
+use super::{Shape, set_word, word};
+
+/// Bytes before the two versions of a record.
+const HEAD: u64 = 64;
+/// In the head: the second version counts.
+const SECOND: u64 = 1 << 63;
+
+/// See the module above.
+#[derive(Debug)]
+pub struct Table {
+    file: Arc<File>,
+    base: u64,
+    /// With the record's two versions.
+    record_bytes: u64,
+    slot_bytes: u64,
+    slots: u32,
+    used_at: u64,
+    frozen: Arc<AtomicBool>,
+    /// Nothing could be written: said once.
+    failed: AtomicBool,
+    places: Mutex<Places>,
+}
+
+#[derive(Debug)]
+struct Places {
+    /// The ones that were let go of last come first: few of them are ever touched.
+    free: Vec<u32>,
+    /// Slots that were ever used.
+    used: u32,
+}
+
+/// One record; see the module above.
+#[derive(Debug)]
+pub struct Slot {
+    table: Arc<Table>,
+    number: u32,
+    /// The second version counts.
+    second: AtomicBool,
+}
+
+impl Table {
+    pub(super) fn open(
+        file: &Arc<File>,
+        base: u64,
+        (record_bytes, bytes_behind, slots): Shape,
+        used_at: u64,
+        frozen: &Arc<AtomicBool>,
+    ) -> io::Result<Arc<Self>> {
+        let slot_bytes = record_bytes + bytes_behind;
+        let used = u32::try_from(word(file, used_at)?).unwrap_or(slots).min(slots);
+        let (file, frozen) = (Arc::clone(file), Arc::clone(frozen));
+        let mut free = Vec::new();
+        for number in (0..used).rev() {
+            if word(&file, base + slot_bytes * u64::from(number))? == 0 {
+                free.push(number);
+            }
+        }
+        let places = Mutex::new(Places { free, used });
+        let failed = AtomicBool::new(false);
+        Ok(Arc::new(Self { file, base, record_bytes, slot_bytes, slots, used_at, frozen, failed, places }))
+    }
+
+    /// Enters a record; `None` when there is no room for it.
+    pub fn put(self: &Arc<Self>, record: &[u8]) -> Option<Slot> {
+        let number = self.place()?;
+        let slot = Slot { table: Arc::clone(self), number, second: AtomicBool::new(true) };
+        slot.set(record).then_some(slot)
+    }
+
+    fn place(&self) -> Option<u32> {
+        let mut places = self.places.lock();
+        if let Some(number) = places.free.pop() {
+            return Some(number);
+        }
+        let number = (places.used < self.slots).then_some(places.used)?;
+        set_word(&self.file, self.used_at, u64::from(number) + 1).ok()?;
+        places.used = number + 1;
+        Some(number)
+    }
+
+    /// All records that there are. To be called once, before any is entered.
+    pub fn take_all(self: &Arc<Self>) -> Vec<(Slot, Vec<u8>)> {
+        let used = self.places.lock().used;
+        (0..used).filter_map(|number| self.read(number)).collect()
+    }
+
+    fn read(self: &Arc<Self>, number: u32) -> Option<(Slot, Vec<u8>)> {
+        let head = word(&self.file, self.base + self.slot_bytes * u64::from(number)).ok().filter(|head| *head != 0)?;
+        let second = head & SECOND != 0;
+        let slot = Slot { table: Arc::clone(self), number, second: AtomicBool::new(second) };
+        // One more than its length, so that an empty record is none.
+        let length = usize::try_from((head & !SECOND).saturating_sub(1)).ok()?;
+        let mut record = vec![0; length.min(self.version_bytes() as usize)];
+        self.file.read_exact_at(&mut record, slot.version(second)).ok()?;
+        Some((slot, record))
+    }
+
+    fn version_bytes(&self) -> u64 {
+        (self.record_bytes - HEAD) / 2
+    }
+
+    fn fail(&self, cause: &io::Error) {
+        if !self.failed.swap(true, Relaxed) {
+            tracing::warn!("what a successor of this process must know cannot be kept: {cause}");
+        }
+    }
+}
+
+impl Slot {
+    fn offset(&self) -> u64 {
+        self.table.base + self.table.slot_bytes * u64::from(self.number)
+    }
+
+    /// Where what lies behind the record begins.
+    pub(super) fn behind(&self) -> u64 {
+        self.offset() + self.table.record_bytes
+    }
+
+    fn version(&self, second: bool) -> u64 {
+        self.offset() + HEAD + if second { self.table.version_bytes() } else { 0 }
+    }
+
+    /// Replaces the record; false, and it is as it was, when the new one has no room. Not to be called by two at a
+    /// time.
+    pub fn set(&self, record: &[u8]) -> bool {
+        if record.len() as u64 > self.table.version_bytes() {
+            return false;
+        }
+        let second = !self.second.load(Relaxed);
+        let head = (record.len() as u64 + 1) | if second { SECOND } else { 0 };
+        let file = &self.table.file;
+        let written =
+            file.write_all_at(record, self.version(second)).and_then(|()| set_word(file, self.offset(), head));
+        match written {
+            Ok(()) => self.second.store(second, Relaxed),
+            Err(ref cause) => self.table.fail(cause),
+        }
+        written.is_ok()
+    }
+
+    /// Forgets the record, in a journal that is frozen, too.
+    pub fn forget(self) {
+        self.clear();
+    }
+
+    fn clear(&self) {
+        let _ = set_word(&self.table.file, self.offset(), 0);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if self.table.frozen.load(Acquire) {
+            return;
+        }
+        self.clear();
+        self.table.places.lock().free.push(self.number);
+    }
+}

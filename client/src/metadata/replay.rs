@@ -1,0 +1,145 @@
+//! Changes that the process before had asked for, and that had no answer when it died, or whose answer the kernel has
+//! not got.
+//!
+//! They are sent again under their numbers before anything else. The kernel asks for the same once more; its request
+//! gets the answer that it would have had, instead of a second change. A commit says what is left to be committed, and
+//! a lock that is waited for how things stand: both are asked for anew, when what was asked for before is answered.
+
+use std::collections::{HashMap, VecDeque};
+use std::mem::discriminant;
+use std::sync::Arc;
+
+use cavern_proto::master::Mutation;
+use cavern_proto::master::mutation::Change;
+use futures::FutureExt;
+use futures::future::{Shared, join_all};
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::changes::{Answer, Pending};
+use super::{Inner, Metadata};
+use crate::error::ClientError;
+use crate::journal::{ChangeRecord, Journal, RequestContext};
+
+type Answered = Shared<oneshot::Receiver<Answer>>;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Replayed {
+    /// By the request that they belong to, in their order.
+    requests: Mutex<HashMap<u64, VecDeque<Earlier>>>,
+    all: Mutex<Vec<Answered>>,
+}
+
+/// A change that was asked for by the process before.
+struct Earlier {
+    change: Change,
+    answer: Answered,
+    context: Arc<RequestContext>,
+}
+
+/// Changes with consecutive numbers.
+pub(super) struct EarlierCall {
+    pub first: u64,
+    pub changes: Vec<Pending>,
+}
+
+impl Replayed {
+    /// Takes out what a request had asked for, up to a change of this kind.
+    fn take(&self, unique: u64, change: &Change) -> Option<Earlier> {
+        let mut requests = self.requests.lock();
+        let earlier = requests.get_mut(&unique)?;
+        let found = loop {
+            match earlier.pop_front() {
+                Some(earlier) if discriminant(&earlier.change) == discriminant(change) => break Some(earlier),
+                Some(_another) => {}
+                None => break None,
+            }
+        };
+        if earlier.is_empty() {
+            requests.remove(&unique);
+        }
+        found
+    }
+}
+
+fn is_asked_anew(change: &Change) -> bool {
+    match change {
+        Change::Commit(_) | Change::SetHolds(_) => true,
+        Change::SetLock(set) => set.waiter != 0,
+        _ => false,
+    }
+}
+
+impl Inner {
+    /// What the process before left, to be sent in its session.
+    pub(super) fn earlier_changes(&self, journal: &Arc<Journal>) -> Vec<EarlierCall> {
+        let session = journal.session().0;
+        let decode = |(slot, record): (_, Vec<u8>)| {
+            let record = ChangeRecord::decode(&record[..]).ok().filter(|record| record.session == session)?;
+            let mutation = Mutation::decode(&record.mutation[..]).ok()?;
+            Some((record, mutation.change?, (mutation.uid, mutation.gid), slot))
+        };
+        let mut found: Vec<_> = journal.changes.take_all().into_iter().filter_map(decode).collect();
+        found.sort_by_key(|(record, ..)| record.seq);
+        let deadline = Instant::now() + self.master.timeout();
+        let (mut calls, mut contexts) = (Vec::<EarlierCall>::new(), HashMap::new());
+        for (record, change, (uid, gid), slot) in found {
+            let (asker, answer) = oneshot::channel();
+            let answer = answer.shared();
+            self.replayed.all.lock().push(answer.clone());
+            let mut context = None;
+            if record.unique != 0 {
+                let known = contexts.entry(record.unique).or_insert_with(|| RequestContext::new(record.unique));
+                let earlier = Earlier { change: change.clone(), answer, context: known.clone() };
+                self.replayed.requests.lock().entry(record.unique).or_default().push_back(earlier);
+                context = Some(known.clone());
+            }
+            let slot = Some(journal.change_slot(slot, record.seq));
+            let pending = Pending { change, uid, gid, deadline, asker: Some(asker), room: None, context, slot };
+            match calls.last_mut().filter(|call| call.first + call.changes.len() as u64 == record.seq) {
+                Some(call) => call.changes.push(pending),
+                None => calls.push(EarlierCall { first: record.seq, changes: vec![pending] }),
+            }
+        }
+        calls
+    }
+
+    /// The answer that this change had, if the process before asked for it in the name of the same request.
+    pub(super) async fn earlier_answer(&self, change: &Change) -> Option<Answer> {
+        let context = RequestContext::current()?;
+        let earlier = self.replayed.take(context.unique(), change)?;
+        context.go_on_from(earlier.context);
+        let answer = earlier.answer.await.unwrap_or(Err(ClientError::Shutdown));
+        (!is_asked_anew(change)).then_some(answer)
+    }
+
+    /// The number under which the same request waited for a lock in the process before.
+    pub(super) fn earlier_waiter(&self) -> Option<u64> {
+        let context = RequestContext::current()?;
+        let requests = self.replayed.requests.lock();
+        requests.get(&context.unique())?.iter().find_map(|earlier| match &earlier.change {
+            Change::SetLock(set) if set.waiter != 0 => Some(set.waiter),
+            _ => None,
+        })
+    }
+}
+
+impl Metadata {
+    /// Waits until what the process before had asked for is answered. Bounded by `client.metadata_timeout`.
+    pub(crate) async fn replayed(&self) {
+        let all: Vec<_> = std::mem::take(&mut *self.inner.replayed.all.lock());
+        if !all.is_empty() {
+            tracing::info!(changes = all.len(), "what the process before had asked for is asked for again");
+        }
+        join_all(all).await;
+    }
+
+    /// The kernel has asked again for whatever it had no answer to: what it did not ask for is let go of.
+    pub fn forget_replayed(&self) {
+        let left = std::mem::take(&mut *self.inner.replayed.requests.lock());
+        drop(left);
+    }
+}

@@ -1,0 +1,150 @@
+//! The handles that a process before this one gave the kernel, open again.
+//!
+//! What cannot be had again is lost: its handle gives `EIO` from now on, and the log says why. That is what was written
+//! to a file of a cache-mode mount and was no object yet, and an object that is gone from its bucket.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use cavern_client::journal::Slot;
+use cavern_client::{ClientError, Journal, is_of_this_process};
+use futures::stream::{self, StreamExt as _};
+use parking_lot::Mutex;
+use prost::Message;
+use tracing::warn;
+
+use super::open::OpenHandle;
+use super::{Inner, Namespace};
+use crate::inheritance::{HandleRecord, LockRecord, PositionRecord};
+use crate::kernel::Connection;
+
+/// Handles that are opened at a time.
+const AT_A_TIME: usize = 64;
+
+/// Handles that could not be had again.
+#[derive(Debug, Default)]
+pub struct LostHandles {
+    any: AtomicBool,
+    numbers: Mutex<HashSet<u64>>,
+}
+
+impl LostHandles {
+    fn add(&self, number: u64) {
+        self.numbers.lock().insert(number);
+        self.any.store(true, Relaxed);
+    }
+
+    pub fn contains(&self, number: u64) -> bool {
+        self.any.load(Relaxed) && self.numbers.lock().contains(&number)
+    }
+
+    /// What a request is answered whose handle is not there.
+    pub fn errno(&self, number: u64) -> i32 {
+        if self.contains(number) { libc::EIO } else { libc::EBADF }
+    }
+
+    pub fn released(&self, number: u64) {
+        if self.any.load(Relaxed) {
+            self.numbers.lock().remove(&number);
+        }
+    }
+}
+
+/// What the process before has left of its handles.
+pub struct EarlierHandles {
+    handles: Vec<(Slot, HandleRecord)>,
+    positions: HashMap<u64, (Slot, PositionRecord)>,
+    locks: Vec<(Slot, LockRecord)>,
+    /// Whose locks they are.
+    session: u64,
+}
+
+impl EarlierHandles {
+    pub fn of(journal: &Journal) -> Self {
+        let positions = records::<PositionRecord>(journal.positions.take_all());
+        Self {
+            handles: records(journal.handles.take_all()),
+            positions: positions.into_iter().map(|(slot, record)| (record.number, (slot, record))).collect(),
+            locks: records(journal.locks.take_all()),
+            session: journal.session().0,
+        }
+    }
+
+    /// Inodes of fs-mode mounts that are open.
+    pub fn kept(&self) -> Vec<u64> {
+        self.handles.iter().filter(|(_, record)| record.is_kept).map(|(_, record)| record.inode).collect()
+    }
+}
+
+fn records<R: Message + Default>(found: Vec<(Slot, Vec<u8>)>) -> Vec<(Slot, R)> {
+    found.into_iter().filter_map(|(slot, record)| Some((slot, R::decode(&record[..]).ok()?))).collect()
+}
+
+impl Namespace {
+    /// Opens what was open.
+    pub async fn restore(&self, earlier: EarlierHandles, connection: &Connection) {
+        let inner = &self.inner;
+        let EarlierHandles { handles, mut positions, locks, session } = earlier;
+        let (all, began) = (handles.len(), tokio::time::Instant::now());
+        let opening = handles.into_iter().map(|(slot, record)| {
+            let position = positions.remove(&record.number);
+            async move {
+                inner.inheritance.note_earlier(record);
+                if let Err(error) = inner.restore_handle(&record, slot, position, connection).await {
+                    warn!(inode = record.inode, "what was open gives EIO from now on: {error}");
+                    inner.lost.add(record.number);
+                }
+            }
+        });
+        stream::iter(opening).buffer_unordered(AT_A_TIME).collect::<()>().await;
+        for (slot, record) in locks {
+            let has_cluster_locks = inner.client.node(record.inode).await.map_or(true, |node| node.has_cluster_locks());
+            inner.inherit_lock(&record, session, has_cluster_locks);
+            inner.inheritance.keep_lock(record, Some(slot));
+        }
+        if all > 0 {
+            tracing::info!(handles = all, took_ms = began.elapsed().as_millis() as u64, "what was open is open again");
+        }
+    }
+
+    /// The kernel has asked again for whatever it had no answer to.
+    pub fn forget_earlier(&self) {
+        self.inner.inheritance.forget_earlier();
+        self.inner.client.metadata().forget_replayed();
+    }
+}
+
+impl Inner {
+    async fn restore_handle(
+        self: &Arc<Self>,
+        record: &HandleRecord,
+        slot: Slot,
+        position: Option<(Slot, PositionRecord)>,
+        connection: &Connection,
+    ) -> Result<(), ClientError> {
+        if is_of_this_process(record.inode) {
+            let reason = format!("what was written of inode {} was not in the bucket yet, and is lost", record.inode);
+            return Err(ClientError::Stale(reason));
+        }
+        let node = self.client.node(record.inode).await?;
+        if record.is_directory {
+            let kept = self.client.metadata().keep_directory(&node).await?;
+            self.inherit_directory(record, &node, kept, (slot, position));
+            return Ok(());
+        }
+        let file = match self.client.open_unchecked(&node) {
+            Some(file) => file,
+            None => self.client.open_to_read(&node).await?,
+        };
+        if let Some(copies) = file.copies() {
+            // The kernel has pages of what was read.
+            copies.keep();
+        }
+        if let Some(node) = file.version_node() {
+            self.open_inodes.inherited(node, || record.backing.map(|number| connection.backing(number)));
+        }
+        self.files.insert(record.number, Arc::new(OpenHandle::noted(file, Some(slot))));
+        Ok(())
+    }
+}

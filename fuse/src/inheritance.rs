@@ -1,0 +1,219 @@
+//! What a process that serves a mount leaves to the one after it, in the client's [`Journal`]: how the mount was made,
+//! which handles the kernel has, where readers of directories are, and what was locked through which handle.
+//!
+//! Node ids are the inodes of the namespace, so nothing is to be kept of what the kernel merely knows.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use cavern_client::Journal;
+use cavern_client::journal::Slot;
+use cavern_conf::schema;
+use parking_lot::Mutex;
+use prost::Message;
+
+use crate::kernel::{Agreement, Reply};
+
+/// How the mount was made. The kernel has it so for as long as the mount is there.
+#[derive(Clone, PartialEq, Message)]
+pub struct MountRecord {
+    #[prost(uint32, tag = "1")]
+    pub minor: u32,
+    #[prost(uint64, tag = "2")]
+    pub flags: u64,
+    #[prost(string, tag = "3")]
+    pub mount_point: String,
+    #[prost(bool, tag = "4")]
+    pub is_by_root: bool,
+    #[prost(string, tag = "5")]
+    pub path: String,
+    #[prost(uint64, tag = "6")]
+    pub root: u64,
+    #[prost(bool, tag = "7")]
+    pub no_open: bool,
+    #[prost(bool, tag = "8")]
+    pub posix_acl: bool,
+    #[prost(bool, tag = "9")]
+    pub direct: bool,
+}
+
+impl MountRecord {
+    /// The mount as the process that makes it has it.
+    pub fn new(fuse: &schema::Fuse, agreement: Agreement, mount_point: &str, is_by_root: bool, root: u64) -> Self {
+        Self {
+            minor: agreement.minor,
+            flags: agreement.flags,
+            mount_point: mount_point.to_owned(),
+            is_by_root,
+            path: fuse.path.clone(),
+            root,
+            no_open: fuse.no_open,
+            posix_acl: fuse.posix_acl,
+            direct: fuse.direct,
+        }
+    }
+
+    /// Reads what the process before has left; `None` when it had not mounted yet.
+    pub fn of(journal: &Journal) -> Option<Self> {
+        let (slot, record) = journal.mount.take_all().pop()?;
+        std::mem::forget(slot);
+        Self::decode(&record[..]).ok()
+    }
+
+    pub fn agreement(&self) -> Agreement {
+        Agreement { minor: self.minor, flags: self.flags }
+    }
+
+    /// What a configuration that has changed since says otherwise is as it was when the mount was made.
+    pub fn apply(&self, fuse: &mut schema::Fuse) {
+        let before = (fuse.path.clone(), fuse.no_open, fuse.posix_acl, fuse.direct);
+        fuse.mount_point = PathBuf::from(&self.mount_point);
+        fuse.path.clone_from(&self.path);
+        (fuse.no_open, fuse.posix_acl, fuse.direct) = (self.no_open, self.posix_acl, self.direct);
+        if before != (fuse.path.clone(), fuse.no_open, fuse.posix_acl, fuse.direct) {
+            tracing::warn!(
+                "fuse.path, no_open, posix_acl or direct have changed in the configuration: they are what they were \
+                 until the mount is made anew"
+            );
+        }
+    }
+}
+
+/// An open file or directory.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct HandleRecord {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    #[prost(uint64, tag = "2")]
+    pub inode: u64,
+    /// The request that opened it.
+    #[prost(uint64, tag = "3")]
+    pub unique: u64,
+    #[prost(bool, tag = "4")]
+    pub is_directory: bool,
+    /// It is of an fs-mode mount: the inode stays while it is open.
+    #[prost(bool, tag = "5")]
+    pub is_kept: bool,
+    /// Of a directory.
+    #[prost(uint64, tag = "6")]
+    pub parent: u64,
+    /// What is registered with the kernel for it.
+    #[prost(uint32, optional, tag = "7")]
+    pub backing: Option<u32>,
+}
+
+/// Names that a reader of a directory was given last.
+#[derive(Clone, PartialEq, Message)]
+pub struct PositionRecord {
+    /// Of the directory.
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// Place of the first of the names.
+    #[prost(uint64, tag = "2")]
+    pub first: u64,
+    #[prost(bytes = "vec", repeated, tag = "3")]
+    pub names: Vec<Vec<u8>>,
+}
+
+/// A lock that somebody may have.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct LockRecord {
+    #[prost(uint64, tag = "1")]
+    pub inode: u64,
+    #[prost(uint64, tag = "2")]
+    pub handle: u64,
+    #[prost(uint64, tag = "3")]
+    pub owner: u64,
+    #[prost(bool, tag = "4")]
+    pub is_flock: bool,
+    /// A `LockType`.
+    #[prost(int32, tag = "5")]
+    pub kind: i32,
+}
+
+/// Locks that were asked for through a handle.
+type NotedLocks = Vec<(LockRecord, Option<Slot>)>;
+
+/// The journal as the operations of the mount use it. Without one nothing is kept.
+#[derive(Debug, Default)]
+pub struct Inheritance {
+    journal: Option<Arc<Journal>>,
+    /// Handles that the process before opened, by the request: one that is sent again opens another.
+    opened: Mutex<HashMap<u64, HandleRecord>>,
+    locks: Mutex<HashMap<u64, NotedLocks>>,
+    has_locks: AtomicBool,
+}
+
+impl Inheritance {
+    pub fn new(journal: Option<Arc<Journal>>) -> Self {
+        Self { journal, ..Self::default() }
+    }
+
+    pub fn journal(&self) -> Option<&Arc<Journal>> {
+        self.journal.as_ref()
+    }
+
+    /// Enters a handle before the kernel knows it.
+    pub fn note_handle(&self, record: &HandleRecord) -> Option<Slot> {
+        self.journal.as_ref()?.handles.put(&record.encode_to_vec())
+    }
+
+    /// Enters names that a reader is about to be given.
+    pub fn note_position(&self, slot: &mut Option<Slot>, record: impl FnOnce() -> PositionRecord) {
+        let Some(journal) = &self.journal else { return };
+        let record = record().encode_to_vec();
+        match slot {
+            Some(slot) => _ = slot.set(&record),
+            none => *none = journal.positions.put(&record),
+        }
+    }
+
+    /// Enters a lock that somebody asks for.
+    pub fn note_lock(&self, record: LockRecord) {
+        let Some(journal) = &self.journal else { return };
+        let slot = journal.locks.put(&record.encode_to_vec());
+        self.keep_lock(record, slot);
+    }
+
+    pub(crate) fn keep_lock(&self, record: LockRecord, slot: Option<Slot>) {
+        self.has_locks.store(true, Relaxed);
+        let mut locks = self.locks.lock();
+        let noted = locks.entry(record.handle).or_default();
+        noted.retain(|(known, _)| (known.owner, known.is_flock) != (record.owner, record.is_flock));
+        noted.push((record, slot));
+    }
+
+    /// An owner has no locks of an inode any more.
+    pub fn forget_locks_of(&self, inode: u64, owner: u64) {
+        if self.has_locks.load(Relaxed) {
+            let is_other = |(known, _): &(LockRecord, Option<Slot>)| {
+                (known.inode, known.owner, known.is_flock) != (inode, owner, false)
+            };
+            self.locks.lock().values_mut().for_each(|noted| noted.retain(is_other));
+        }
+    }
+
+    /// A handle is gone, and its locks are.
+    pub fn forget_locks_through(&self, handle: u64) {
+        if self.has_locks.load(Relaxed) {
+            self.locks.lock().remove(&handle);
+        }
+    }
+
+    /// A handle of the process before, which was opened by this request.
+    pub fn note_earlier(&self, record: HandleRecord) {
+        self.opened.lock().insert(record.unique, record);
+    }
+
+    /// A handle that the process before opened for the same request: nobody got it.
+    pub fn superseded(&self, reply: &Reply) -> Option<HandleRecord> {
+        if reply.is_resent() { self.opened.lock().remove(&reply.unique()) } else { None }
+    }
+
+    /// The kernel has asked again for whatever it had no answer to.
+    pub fn forget_earlier(&self) {
+        self.opened.lock().clear();
+    }
+}

@@ -1,0 +1,423 @@
+//! The keeper of a mount: it holds what the mount would be gone without, while the process that serves it comes and
+//! goes.
+//!
+//! `cv fuse` is the keeper. It starts itself once more as the *daemon*, which does all the work, and has the descriptors
+//! of `/dev/fuse`, the HTTP port and the journal from it. When the daemon dies, its requests stay with the kernel,
+//! because the descriptors that they were read from stay open; the next daemon has the kernel send them once more, and
+//! finds in the journal what it needs to answer them as the first one would have. `cv fuse reload` makes use of that:
+//! the daemon brings what was written to the workers, and is replaced by one of the executable that is installed now.
+//!
+//! The keeper itself does nothing that could fail, and is the same for as long as the mount is there. When it dies, its
+//! daemon does too, and the mount is dead.
+
+mod link;
+mod reload;
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use crate::kernel::Mount;
+pub use link::{Kind, Link, Message};
+use reload::{Asked, Reloads};
+pub use reload::{ReloadError, reload};
+
+/// The argument of `cv fuse` that makes it the daemon of a keeper.
+pub const DAEMON_ARGUMENT: &str = "--kept";
+
+/// The executable of this process, also when its file has been replaced.
+const OWN: &str = "/proc/self/exe";
+
+/// How often it is looked whether a daemon is dead that cannot end: one of its threads may wait, in the kernel, for
+/// what only the next daemon can answer.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// The same when it has let go of its end of the link.
+const LOOK_AT_END: Duration = Duration::from_millis(20);
+/// Between a daemon's death and the start of the next: at first, and at most.
+const PAUSE_FIRST: Duration = Duration::from_millis(10);
+const PAUSE_MOST: Duration = Duration::from_secs(1);
+/// A mount whose daemon dies so often within [`OFTEN_WITHIN`] after it had begun to serve is given up.
+const OFTEN: usize = 20;
+const OFTEN_WITHIN: Duration = Duration::from_secs(60);
+/// And so is one that nobody could serve for this long.
+const UNSERVED_MOST: Duration = Duration::from_secs(600);
+/// A daemon that is to be replaced has this long to bring what was written to the workers.
+const REPLACE_WAIT: Duration = Duration::from_secs(30);
+/// And its successor to serve.
+const READY_WAIT: Duration = Duration::from_secs(60);
+
+/// Why a keeper could not begin, or gave up.
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    #[error("the process that serves the mount could not be started: {0}")]
+    Start(#[source] io::Error),
+    #[error("memory for the journal of the mount could not be had: {0}")]
+    Journal(#[source] io::Error),
+    #[error(
+        "{mount_point} is unmounted: the process that serves it died {OFTEN} times within a minute; its log says why"
+    )]
+    DiesOften { mount_point: String },
+    #[error("{mount_point} is unmounted: nobody could serve it for ten minutes; the log says why")]
+    Unserved { mount_point: String },
+}
+
+/// How a keeper ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// As its daemon did: with this exit code.
+    Exit(i32),
+    /// By the signal that ended its daemon, which nobody could go on for.
+    Signal(i32),
+}
+
+/// Which executable a daemon is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Executable {
+    /// The one that is installed now.
+    Installed,
+    /// The keeper's own, which may have been replaced.
+    Own,
+}
+
+/// A daemon.
+struct Daemon {
+    child: Child,
+    pid: Option<Pid>,
+    link: Link,
+    is_ready: bool,
+}
+
+/// What the mount would be gone without.
+#[derive(Default)]
+struct Held {
+    /// The port, and the devices.
+    descriptors: Vec<OwnedFd>,
+    /// `None` before there is one.
+    mount: Option<HeldMount>,
+}
+
+/// A mount, as a daemon tells its keeper of it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct HeldMount {
+    pub path: PathBuf,
+    pub is_by_root: bool,
+}
+
+impl HeldMount {
+    pub fn text(&self) -> String {
+        format!("{}{}", if self.is_by_root { 'r' } else { 'h' }, self.path.display())
+    }
+
+    fn of_text(text: &str) -> Option<Self> {
+        let is_by_root = text.starts_with('r');
+        Some(Self { path: PathBuf::from(text.get(1..)?), is_by_root })
+    }
+}
+
+struct Keeper {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    journal: OwnedFd,
+    held: Held,
+    reloads: Option<Reloads>,
+    executable: Executable,
+    /// Daemons that are dead and have not ended yet.
+    ending: Vec<Child>,
+    deaths: VecDeque<Instant>,
+    pause: Duration,
+    unserved_since: Option<Instant>,
+}
+
+/// What has become of a daemon.
+enum Event {
+    Message(Message),
+    Ended(ExitStatus),
+    Dead,
+    Stop,
+    Reload(Asked),
+}
+
+/// Has daemons serve a mount until `stop`, or until one of them ends by itself. `arguments` are those of this process,
+/// from which a daemon is started. To be called on the main thread: daemons end with the thread that started them.
+///
+/// # Errors
+/// No daemon could be started, or the mount was given up.
+pub async fn keep(arguments: Vec<OsString>, stop: CancellationToken) -> Result<Kept, KeeperError> {
+    let program = std::env::current_exe().map_err(KeeperError::Start)?;
+    let journal =
+        memfd_create("cavern-journal", MemfdFlags::CLOEXEC).map_err(|cause| KeeperError::Journal(cause.into()))?;
+    let keeper = Keeper {
+        program,
+        arguments,
+        journal,
+        held: Held::default(),
+        reloads: None,
+        executable: Executable::Installed,
+        ending: Vec::new(),
+        deaths: VecDeque::new(),
+        pause: PAUSE_FIRST,
+        unserved_since: None,
+    };
+    keeper.run(stop).await
+}
+
+impl Keeper {
+    async fn run(mut self, stop: CancellationToken) -> Result<Kept, KeeperError> {
+        let mut daemon = self.start().await?;
+        let (mut is_stopping, mut asked, mut ready_by) = (false, None::<Asked>, None::<Instant>);
+        loop {
+            let event = tokio::select! {
+                event = daemon.event() => event,
+                () = stop.cancelled(), if !is_stopping => Event::Stop,
+                another = next_reload(self.reloads.as_ref()), if asked.is_none() => Event::Reload(another),
+                () = sleep_until(ready_by.unwrap_or_else(Instant::now)), if ready_by.is_some() => {
+                    warn!("the new process does not serve the mount in time: it is ended");
+                    daemon.signal(Signal::KILL);
+                    ready_by = None;
+                    continue;
+                }
+            };
+            match event {
+                Event::Message(Message { kind: Kind::Keep, text, descriptors }) => self.hold(&text, descriptors),
+                Event::Message(Message { kind: Kind::Ready, .. }) => {
+                    daemon.is_ready = true;
+                    (self.pause, self.unserved_since, ready_by) = (PAUSE_FIRST, None, None);
+                    if let Some(asked) = asked.take() {
+                        asked.answer(self.executable == Executable::Installed, daemon.pid).await;
+                    }
+                }
+                Event::Message(_) => {}
+                Event::Stop => {
+                    is_stopping = true;
+                    daemon.signal(Signal::TERM);
+                }
+                Event::Reload(another) if is_stopping || !daemon.is_ready => {
+                    another.refuse("the mount is not served at the moment: try again").await;
+                }
+                Event::Reload(another) => {
+                    if let Err(reason) = daemon.prepare_to_be_replaced().await {
+                        another.refuse(&reason).await;
+                        continue;
+                    }
+                    info!("the process that serves the mount is replaced");
+                    asked = Some(another);
+                    self.executable = Executable::Installed;
+                    daemon.signal(Signal::KILL);
+                }
+                Event::Ended(_) | Event::Dead => {
+                    if let Some(kept) = self.is_over(&daemon, &event, is_stopping) {
+                        return Ok(kept);
+                    }
+                    if asked.is_some() && !daemon.is_ready {
+                        // The installed executable does not serve the mount: the one that did goes on.
+                        self.executable = Executable::Own;
+                    }
+                    self.died(daemon, &event, asked.is_some())?;
+                    sleep(self.pause).await;
+                    self.pause = (self.pause * 2).min(PAUSE_MOST);
+                    daemon = self.start().await?;
+                    ready_by = asked.is_some().then(|| Instant::now() + READY_WAIT);
+                }
+            }
+        }
+    }
+
+    async fn start(&mut self) -> Result<Daemon, KeeperError> {
+        let started = match self.executable {
+            Executable::Installed => self.spawn(&self.program).or_else(|cause| {
+                let program = self.program.display();
+                warn!(%program, %cause, "the executable cannot be started: the keeper's own is");
+                self.executable = Executable::Own;
+                self.spawn(Path::new(OWN))
+            }),
+            Executable::Own => self.spawn(Path::new(OWN)),
+        };
+        let daemon = started.map_err(KeeperError::Start)?;
+        let mut descriptors = vec![self.journal.as_fd()];
+        descriptors.extend(self.held.descriptors.iter().map(|held| held.as_fd()));
+        // One that is dead already is seen to be so.
+        if let Err(cause) = daemon.link.send(Kind::Begin, "", &descriptors).await {
+            warn!(%cause, "the process that is to serve the mount cannot be given what it needs");
+        }
+        Ok(daemon)
+    }
+
+    fn spawn(&self, program: &Path) -> io::Result<Daemon> {
+        let (link, other) = Link::pair()?;
+        let mut command = Command::new(program);
+        command.args(&self.arguments).arg(DAEMON_ARGUMENT).stdin(Stdio::from(other));
+        let child = command.spawn()?;
+        let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        Ok(Daemon { child, pid, link, is_ready: false })
+    }
+
+    /// Holds what the first daemon has made.
+    fn hold(&mut self, text: &str, descriptors: Vec<OwnedFd>) {
+        let Some(mount) = HeldMount::of_text(text) else { return };
+        match Reloads::listen(&mount.path) {
+            Ok(reloads) => self.reloads = Some(reloads),
+            Err(cause) => warn!(%cause, "cv fuse reload will not find this mount"),
+        }
+        self.held = Held { descriptors, mount: Some(mount) };
+    }
+
+    /// How the keeper ends with this daemon, if it does: it was to, the mount is gone, or there is none yet.
+    fn is_over(&self, daemon: &Daemon, event: &Event, is_stopping: bool) -> Option<Kept> {
+        use std::os::unix::process::ExitStatusExt as _;
+
+        let Event::Ended(status) = event else { return None };
+        let has_mount = self.held.mount.is_some();
+        let ended = match (status.code(), status.signal()) {
+            (Some(code), _) => Kept::Exit(code),
+            (None, signal) => Kept::Signal(signal.unwrap_or(libc::SIGKILL)),
+        };
+        let is_done = ended == Kept::Exit(0) && (daemon.is_ready || !has_mount);
+        if is_stopping && ended != Kept::Exit(0) {
+            self.unmount();
+        }
+        (is_done || is_stopping || !has_mount).then_some(ended)
+    }
+
+    /// Gets ready for another daemon.
+    fn died(&mut self, daemon: Daemon, event: &Event, is_replaced: bool) -> Result<(), KeeperError> {
+        let now = Instant::now();
+        let mount_point = self.held.mount.as_ref().map(|mount| mount.path.display().to_string()).unwrap_or_default();
+        if !is_replaced {
+            let how = match event {
+                Event::Ended(status) => status.to_string(),
+                _ => "a signal, and a thread of it is still in the kernel".to_owned(),
+            };
+            warn!(mount_point, how, "the process that serves the mount has ended: another one goes on");
+            self.executable = Executable::Installed;
+        }
+        self.ending.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
+        if daemon.is_ready && !is_replaced {
+            self.deaths.push_back(now);
+        }
+        self.ending.push(daemon.child);
+        while self.deaths.front().is_some_and(|death| *death + OFTEN_WITHIN < now) {
+            self.deaths.pop_front();
+        }
+        let unserved_since = *self.unserved_since.get_or_insert(now);
+        let error = if self.deaths.len() >= OFTEN {
+            KeeperError::DiesOften { mount_point }
+        } else if unserved_since + UNSERVED_MOST < now {
+            KeeperError::Unserved { mount_point }
+        } else {
+            return Ok(());
+        };
+        self.unmount();
+        Err(error)
+    }
+
+    fn unmount(&self) {
+        if let Some(HeldMount { path, is_by_root }) = &self.held.mount {
+            error!(mount_point = %path.display(), "the mount is taken away");
+            Mount::adopt(path.clone(), *is_by_root).detach();
+        }
+    }
+}
+
+impl Daemon {
+    async fn event(&mut self) -> Event {
+        loop {
+            tokio::select! {
+                // What it has said before it ended comes first.
+                biased;
+                received = self.link.receive() => match received {
+                    Ok(Some(message)) => return Event::Message(message),
+                    // It ends, or has no use for its keeper any more.
+                    Ok(None) => return self.ended().await,
+                    Err(cause) => {
+                        warn!(%cause, "the process that serves the mount cannot be understood: it is ended");
+                        self.signal(Signal::KILL);
+                        return self.ended().await;
+                    }
+                },
+                () = sleep(LOOK_EVERY) => if self.is_dead() {
+                    return self.ended().await;
+                },
+            }
+        }
+    }
+
+    async fn ended(&mut self) -> Event {
+        loop {
+            if let Ok(Ok(status)) = timeout(LOOK_AT_END, self.child.wait()).await {
+                return Event::Ended(status);
+            }
+            if self.is_dead() {
+                // A process that has ended is seen as dead a moment before it can be waited for.
+                return match timeout(LOOK_AT_END, self.child.wait()).await {
+                    Ok(Ok(status)) => Event::Ended(status),
+                    _ => Event::Dead,
+                };
+            }
+        }
+    }
+
+    /// Whether its first thread has ended: none of the others does anything for the mount then.
+    fn is_dead(&self) -> bool {
+        let Some(pid) = self.pid else { return true };
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = self.pid {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Has it bring what was written to where the next one finds it; the reason why it may not be replaced now.
+    async fn prepare_to_be_replaced(&self) -> Result<(), String> {
+        let asked = async {
+            self.link.send(Kind::Replace, "", &[]).await?;
+            loop {
+                match self.link.receive().await? {
+                    Some(Message { kind: Kind::Replace, text, .. }) => return Ok(text),
+                    Some(_) => {}
+                    None => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+                }
+            }
+        };
+        match timeout(REPLACE_WAIT, asked).await {
+            Ok(Ok(reason)) if reason.is_empty() => Ok(()),
+            Ok(Ok(reason)) => Err(reason),
+            Ok(Err(cause)) => Err(format!("the process that serves the mount does not answer: {cause}")),
+            Err(_late) => Err("the process that serves the mount does not answer: look into its log".to_owned()),
+        }
+    }
+}
+
+async fn next_reload(reloads: Option<&Reloads>) -> Asked {
+    match reloads {
+        Some(reloads) => reloads.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_keeper_knows_the_mount_that_it_is_told_of() {
+        for is_by_root in [true, false] {
+            let mount = HeldMount { path: PathBuf::from("/mnt/my data"), is_by_root };
+            assert_eq!(HeldMount::of_text(&mount.text()), Some(mount));
+        }
+        assert_eq!(HeldMount::of_text(""), None);
+    }
+}

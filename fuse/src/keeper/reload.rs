@@ -1,0 +1,132 @@
+//! `cv fuse reload`: finds the keeper of a mount, and has it replace its daemon.
+//!
+//! A keeper listens at an abstract Unix socket that has the name of the mount's device, which is unique on a host. It
+//! answers with one line: `ok` and the daemon's process, or the reason why not.
+
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener as StdListener, UnixStream as StdStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Pid, geteuid};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::{sleep, timeout};
+
+use crate::kernel::Mount;
+
+/// Whoever asks says so at once.
+const ASK_WAIT: Duration = Duration::from_secs(5);
+/// A whole reload takes no longer.
+const ANSWER_WAIT: Duration = Duration::from_secs(240);
+/// After an error of the socket.
+const PAUSE: Duration = Duration::from_millis(100);
+const QUESTION: &[u8] = b"reload\n";
+const YES: &str = "ok ";
+
+/// Why a mount goes on as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    #[error("{} is no mount of cv fuse", .0.display())]
+    NoMount(PathBuf),
+    #[error(
+        "the cv fuse at {} has no keeper ({cause}): it was started with fuse.keep_mount = false, by an earlier version, \
+         or by another user", path.display()
+    )]
+    NoKeeper { path: PathBuf, cause: io::Error },
+    #[error("the cv fuse at {} was not replaced: {reason}", path.display())]
+    Refused { path: PathBuf, reason: String },
+}
+
+fn address(mount_point: &Path) -> io::Result<Option<SocketAddr>> {
+    let Some(device) = Mount::device_at(mount_point) else { return Ok(None) };
+    SocketAddr::from_abstract_name(format!("cavern-fuse/{device}")).map(Some)
+}
+
+/// Has the daemon of a mount replaced by one of the executable that is installed now; gives its process.
+///
+/// # Errors
+/// Nobody keeps the mount, or its keeper says no: everything is as it was then.
+pub async fn reload(mount_point: &Path) -> Result<String, ReloadError> {
+    let path = mount_point.to_owned();
+    let address = address(mount_point).ok().flatten().ok_or_else(|| ReloadError::NoMount(path.clone()))?;
+    let asked = async {
+        let stream = StdStream::connect_addr(&address)?;
+        stream.set_nonblocking(true)?;
+        let mut stream = UnixStream::from_std(stream)?;
+        stream.write_all(QUESTION).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok(answer)
+    };
+    let answer = match timeout(ANSWER_WAIT, asked).await {
+        Ok(answer) => answer.map_err(|cause| ReloadError::NoKeeper { path: path.clone(), cause })?,
+        Err(_late) => "its keeper does not answer; its log says why".to_owned(),
+    };
+    let answer = answer.trim_end();
+    match answer.strip_prefix(YES) {
+        Some(process) => Ok(process.to_owned()),
+        None => Err(ReloadError::Refused { path, reason: answer.to_owned() }),
+    }
+}
+
+/// The keeper's end.
+#[derive(Debug)]
+pub(super) struct Reloads {
+    listener: UnixListener,
+}
+
+/// Somebody who waits for an answer.
+#[derive(Debug)]
+pub(super) struct Asked {
+    stream: UnixStream,
+}
+
+impl Reloads {
+    pub(super) fn listen(mount_point: &Path) -> io::Result<Self> {
+        let address = address(mount_point)?.ok_or_else(|| io::Error::other("the mount is not in the mount table"))?;
+        let listener = StdListener::bind_addr(&address)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener: UnixListener::from_std(listener)? })
+    }
+
+    /// The next who may ask, and does.
+    pub(super) async fn next(&self) -> Asked {
+        loop {
+            let Ok((mut stream, _)) = self.listener.accept().await else {
+                sleep(PAUSE).await;
+                continue;
+            };
+            let own = geteuid().as_raw();
+            if !stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0) {
+                continue;
+            }
+            let mut question = [0; QUESTION.len()];
+            if matches!(timeout(ASK_WAIT, stream.read_exact(&mut question)).await, Ok(Ok(_))) && question == *QUESTION {
+                return Asked { stream };
+            }
+        }
+    }
+}
+
+impl Asked {
+    /// The daemon was replaced, by one of the installed executable, or by one of the keeper's own.
+    pub(super) async fn answer(self, is_installed: bool, daemon: Option<Pid>) {
+        let process = daemon.map_or(0, |pid| pid.as_raw_nonzero().get());
+        if is_installed {
+            return self.say(&format!("{YES}{process}")).await;
+        }
+        let reason = "the installed executable does not serve the mount, its log says why; the one before goes on";
+        self.say(reason).await;
+    }
+
+    pub(super) async fn refuse(self, reason: &str) {
+        self.say(reason).await;
+    }
+
+    async fn say(mut self, line: &str) {
+        // Who asked may be gone.
+        let _ = self.stream.write_all(format!("{line}\n").as_bytes()).await;
+    }
+}
