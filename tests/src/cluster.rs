@@ -48,7 +48,7 @@ pub struct Options {
     /// meanwhile.
     pub restart: bool,
     /// The death of what serves a mount is not that of the mount (`fuse.keep_mount`), as it is outside of tests. Most of
-    /// them want to see what a death does.
+    /// them want to see what a death does; `CAVERN_KEEP_MOUNT` in the environment has all of them run so.
     pub keep_mount: bool,
 }
 
@@ -63,7 +63,7 @@ impl Default for Options {
             failpoints: false,
             program: None,
             restart: false,
-            keep_mount: false,
+            keep_mount: std::env::var_os("CAVERN_KEEP_MOUNT").is_some(),
         }
     }
 }

@@ -10,7 +10,8 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
 
 /// Descriptors of one message at most: more than there are event loops.
 const DESCRIPTORS_MAX: usize = 250;
@@ -56,7 +57,8 @@ pub struct Message {
 /// One end.
 #[derive(Debug)]
 pub struct Link {
-    socket: AsyncFd<OwnedFd>,
+    /// Of packets: as a stream to the runtime only, which waits for it.
+    socket: UnixStream,
 }
 
 impl Link {
@@ -64,22 +66,29 @@ impl Link {
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (own, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        Ok((Self { socket: AsyncFd::register(own)? }, other))
+        Ok((Self::of(own)?, other))
     }
 
     /// The end that this process was started with.
     pub fn of_standard_input() -> io::Result<Self> {
         let socket = io::stdin().as_fd().try_clone_to_owned()?;
-        Ok(Self { socket: AsyncFd::register(socket)? })
+        Self::of(socket)
+    }
+
+    fn of(socket: OwnedFd) -> io::Result<Self> {
+        let socket = std::os::unix::net::UnixStream::from(socket);
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket: UnixStream::from_std(socket)? })
     }
 
     pub async fn send(&self, kind: Kind, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let text = &text.as_bytes()[..text.floor_char_boundary(TEXT_MAX - 1)];
         loop {
-            let mut ready = self.socket.writable().await?;
-            match ready.try_io(|socket| send(socket.as_fd(), kind, text, descriptors)) {
-                Ok(sent) => return sent,
-                Err(_would_block) => {}
+            self.socket.writable().await?;
+            let sent = self.socket.try_io(Interest::WRITABLE, || send(self.socket.as_fd(), kind, text, descriptors));
+            match sent {
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
+                sent => return sent,
             }
         }
     }
@@ -87,11 +96,11 @@ impl Link {
     /// The next message; `None` when the other end is gone. Nothing is lost when this is dropped.
     pub async fn receive(&self) -> io::Result<Option<Message>> {
         loop {
-            let mut ready = self.socket.readable().await?;
-            match ready.try_io(|socket| receive(socket.as_fd())) {
-                Ok(Err(cause)) if cause.raw_os_error() == Some(libc::ECONNRESET) => return Ok(None),
-                Ok(received) => return received,
-                Err(_would_block) => {}
+            self.socket.readable().await?;
+            match self.socket.try_io(Interest::READABLE, || receive(self.socket.as_fd())) {
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
+                Err(cause) if cause.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+                received => return received,
             }
         }
     }
@@ -139,7 +148,7 @@ mod tests {
     #[tokio::test]
     async fn text_and_descriptors_arrive_and_the_end_is_seen() {
         let (own, other) = Link::pair().unwrap();
-        let other = Link { socket: AsyncFd::register(other).unwrap() };
+        let other = Link::of(other).unwrap();
         let (null, zero) = (File::open("/dev/null").unwrap(), File::open("/dev/zero").unwrap());
         own.send(Kind::Begin, "text", &[null.as_fd(), zero.as_fd()]).await.unwrap();
         own.send(Kind::Replace, "", &[]).await.unwrap();
