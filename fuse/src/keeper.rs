@@ -1,8 +1,8 @@
 //! The keeper of a mount: it holds what the mount would be gone without, while the process that serves it comes and
 //! goes.
 //!
-//! `cv fuse` is the keeper. It starts itself once more as the *daemon*, which does all the work, and has the descriptors
-//! of `/dev/fuse`, the HTTP port and the journal from it. When the daemon dies, its requests stay with the kernel,
+//! `cv fuse` is the keeper. It starts itself once more as the *daemon*, which does all the work, and has from it the
+//! descriptors of `/dev/fuse`, the HTTP port and the journal. When the daemon dies, its requests stay with the kernel,
 //! because the descriptors that they were read from stay open; the next daemon has the kernel send them once more, and
 //! finds in the journal what it needs to answer them as the first one would have. `cv fuse reload` makes use of that:
 //! the daemon brings what was written to the workers, and is replaced by one of the executable that is installed now.

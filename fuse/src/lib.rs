@@ -2,8 +2,8 @@
 //!
 //! [`kernel`] speaks the FUSE protocol and knows nothing of what is served; [`filesystem`] has the operations, each as
 //! thin as it can be above `cavern_client`; [`invalidation`] carries what has changed to the kernel's caches; [`run`]
-//! ties them together for the life of a process. [`keeper`] keeps the connection to the kernel when that life ends early,
-//! and [`inheritance`] what the next process must know.
+//! ties them together for the life of a process. [`keeper`] keeps the connection to the kernel when that life ends
+//! early, and [`inheritance`] what the next process must know.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -1,10 +1,10 @@
-//! What serves a mount is killed, or replaced, while the mount is in use: programs wait for a moment, and notice nothing
-//! else.
+//! What serves a mount is killed, or replaced, while the mount is in use: programs wait for a moment, and notice
+//! nothing else.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use cavern_conf::Failpoint;
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{Cluster, Options, eventually, number};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -184,7 +184,7 @@ fn meanwhile(cluster: &Cluster, replace: impl Fn() + Sync, work: impl FnOnce()) 
 fn tree(directory: &Path) -> (PathBuf, BTreeMap<String, Vec<u8>>) {
     let from = directory.join("from");
     let mut expected = BTreeMap::new();
-    for number in 0..1500_usize {
+    for number in 0..usize::try_from(number("CAVERN_FILES", 1500)).unwrap() {
         let length = if number.is_multiple_of(300) { 5_000_000 } else { number * 13 % 40_000 };
         expected.insert(format!("d{}/f{number}", number % 20), content(number, length));
     }
@@ -201,6 +201,10 @@ fn a_copy_in_and_out_survives_deaths_and_replacements() {
     let cluster = up(Options { alone: true, ..Options::default() });
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
     let (from, expected) = tree(cluster.directory());
+    fs::write(cluster.path("fs/open"), content(7, 3_000_000)).unwrap();
+    let open = File::open(cluster.path("fs/open")).unwrap();
+    let mut shell = Command::new("sh");
+    let mut shell = shell.current_dir(cluster.path("fs")).stdin(Stdio::piped()).spawn().unwrap();
     let is_death = AtomicBool::new(false);
     let mount_point = cluster.mount_point().to_str().unwrap();
     let replace = || {
@@ -216,6 +220,12 @@ fn a_copy_in_and_out_survives_deaths_and_replacements() {
         }
     });
     eprintln!("replaced {times} times");
+    let mut read = vec![0; 3_000_000];
+    open.read_exact_at(&mut read, 0).unwrap();
+    assert!(read == content(7, 3_000_000));
+    shell.stdin.take().unwrap().write_all(b"test -e open && rm open\n").unwrap();
+    assert!(shell.wait().unwrap().success());
+    fs::metadata(cluster.path("fs/open")).expect_err("the shell has removed it");
     assert!(times >= 2, "{times}");
 }
 
@@ -276,6 +286,47 @@ fn nothing_is_lost_or_done_twice_wherever_the_daemon_dies() {
 #[test]
 fn nor_is_it_when_blocks_are_written_over_the_network() {
     die_at_each_point(false, 2);
+}
+
+#[test]
+fn a_daemon_that_cannot_end_holds_nobody_up() {
+    let conf = "[master]\npersist_delay = \"10m\"\n[client]\nread_timeout = \"60s\"\nworker_timeout = \"30s\"\n\
+                local_descriptors = false\n";
+    let cluster = up(Options { conf: conf.to_owned(), more_mounts: vec!["other"], ..Options::default() });
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    fs::write(cluster.path("fs/file"), content(3, 500_000)).unwrap();
+    cluster.stop("fuse");
+    cluster.start("fuse");
+    let before = eventually("the mount is served", PATIENCE, || daemon(&cluster));
+    let file = File::open(cluster.path("fs/file")).unwrap();
+    let worker = cluster.status().workers[0].clone();
+    cluster.signal(&worker, Signal::STOP);
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let mut read = vec![0; 500_000];
+            file.read_exact_at(&mut read, 0).map(|()| read)
+        });
+        let other = cluster.at_start.fuse[1].mount_point.join("fs/file");
+        // The kernel is told of this, and waits for the page that is being read.
+        let is_waiting = |thread: fs::DirEntry| {
+            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.contains("(fuse-notify) D").then_some(())
+        };
+        let mut mode = 0o600;
+        eventually("a thread of the daemon waits in the kernel", PATIENCE, || {
+            mode ^= 0o040;
+            fs::set_permissions(&other, Permissions::from_mode(mode)).unwrap();
+            let threads = fs::read_dir(format!("/proc/{before}/task")).unwrap();
+            threads.filter_map(Result::ok).find_map(is_waiting)
+        });
+        replace_by_death(&cluster);
+        cluster.signal(&worker, Signal::CONT);
+        assert!(reading.join().unwrap().unwrap() == content(3, 500_000));
+    });
+    eventually("the one before has ended", PATIENCE, || {
+        (!Path::new(&format!("/proc/{before}")).exists()).then_some(())
+    });
+    assert_eq!(fs::metadata(cluster.path("fs/file")).unwrap().len(), 500_000);
 }
 
 #[test]

@@ -47,8 +47,8 @@ pub struct Options {
     /// A process that ends by itself is started again, as it is outside of tests. Most of them want to see what happens
     /// meanwhile.
     pub restart: bool,
-    /// The death of what serves a mount is not that of the mount (`fuse.keep_mount`), as it is outside of tests. Most of
-    /// them want to see what a death does; `CAVERN_KEEP_MOUNT` in the environment has all of them run so.
+    /// The death of what serves a mount is not that of the mount (`fuse.keep_mount`), as it is outside of tests. Most
+    /// of them want to see what a death does; `CAVERN_KEEP_MOUNT` in the environment has all of them run so.
     pub keep_mount: bool,
 }
 

@@ -7,13 +7,14 @@
 //! the others. So what is noted here of a block's workers only ever becomes less, until the master says otherwise while
 //! nothing can have been missed.
 
+mod record;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use cavern_proto::block_id::block_length;
 use cavern_proto::master::{Attr, Extent, Origin};
 
 use super::block::{OpenBlock, Replica};
-use crate::journal::{BlockRecord, ContentRecord};
 
 /// One block of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,68 +166,6 @@ impl Layout {
     /// A number that differs whenever [`record`](Self::record) may.
     pub(super) fn revision(&self) -> u64 {
         self.revision
-    }
-
-    /// What the master does not know, or disks may not have; `None` for nothing.
-    pub(super) fn record(&self, inode: u64) -> Option<ContentRecord> {
-        if self.is_committed() && self.unsynced.is_empty() && self.syncing.is_empty() {
-            return None;
-        }
-        let (now, sent) = (&self.uncommitted, &self.in_flight);
-        let made: BTreeSet<u32> = now.made.union(&sent.made).copied().collect();
-        let written: BTreeSet<u32> = now.written.union(&sent.written).copied().collect();
-        let block = |index: &u32| {
-            let known = self.blocks.get(index)?;
-            Some(BlockRecord {
-                index: *index,
-                generation: known.generation,
-                workers: known.workers.clone(),
-                joined: known.joined.clone(),
-                is_made: made.contains(index),
-                is_written: written.contains(index),
-                is_urgent: known.is_urgent,
-                is_committed: known.is_committed,
-            })
-        };
-        Some(ContentRecord {
-            inode,
-            size: self.size,
-            grow_to: now.grow_to.max(sent.grow_to),
-            changed: now.changed || sent.changed,
-            written_ns: self.written_ns,
-            generation: self.generation,
-            blocks: made.union(&written).filter_map(block).collect(),
-            unsynced: self.unsynced.union(&self.syncing).copied().collect(),
-        })
-    }
-
-    /// As another process had it; to be laid over what the master has by [`rebase`](Self::rebase).
-    pub(super) fn of_record(record: &ContentRecord) -> Self {
-        let mut layout = Self { size: record.size, generation: record.generation, revision: 1, ..Self::default() };
-        for block in &record.blocks {
-            let BlockRecord { index, generation, is_urgent, is_committed, .. } = *block;
-            let (workers, joined) = (block.workers.clone(), block.joined.clone());
-            let known = LocatedBlock {
-                generation,
-                workers,
-                joined,
-                is_joined: false,
-                is_committed,
-                is_urgent,
-                allocated: None,
-            };
-            layout.blocks.insert(index, known);
-            if block.is_made {
-                layout.uncommitted.made.insert(index);
-            }
-            if block.is_written {
-                layout.uncommitted.written.insert(index);
-            }
-        }
-        (layout.uncommitted.changed, layout.uncommitted.grow_to) = (record.changed, record.grow_to);
-        layout.written_ns = record.written_ns;
-        layout.unsynced = record.unsynced.iter().copied().collect();
-        layout
     }
 
     /// Bytes of the file, with what was written here.
@@ -604,44 +543,6 @@ mod tests {
         assert_eq!((sent.grow_to, made[0].workers.as_slice()), (50, &[7, 8][..]), "and who has what was written");
         assert!(!layout.committed(&sent, &[], &attr(300, 9, 2)), "others have committed as well");
         assert_eq!((layout.size(), layout.version()), (300, 9));
-    }
-
-    #[test]
-    fn another_process_lays_what_was_written_over_what_the_master_has() {
-        let mut layout = Layout::new(&attr(10, 4, 2), vec![extent(0, 1)], None);
-        assert_eq!(layout.record(9), None);
-        layout.wrote(0, 10, 54);
-        layout.made(1, vec![7, 8]);
-        layout.wrote(1, 20, 55);
-        let before = layout.revision();
-        layout.wrote(1, 20, 56);
-        assert_eq!(layout.revision(), before, "it says the same");
-        let record = layout.record(9).unwrap();
-        // What is on its way to the master is not there yet.
-        let (sent, _) = parts(layout.begin_commit().unwrap());
-        assert_eq!(layout.record(9).unwrap().blocks, record.blocks);
-
-        let mut next = Layout::of_record(&record);
-        let as_before = Layout::new(&attr(10, 4, 2), vec![extent(0, 1)], None);
-        assert!(next.rebase(as_before, EventHistory::MayHaveGaps).is_empty());
-        assert_eq!((next.size(), next.block(1).unwrap().workers.as_slice()), (20, &[7, 8][..]));
-        let commit = next.begin_commit().unwrap();
-        let indexes: Vec<_> = commit.extents.iter().map(|extent| extent.index).collect();
-        assert_eq!((commit.grow_to, indexes, next.begin_sync()), (20, vec![0, 1], vec![0, 1]));
-
-        // The commit had been made.
-        let mut next = Layout::of_record(&record);
-        let made = Extent { index: 1, generation: 2, workers: vec![7, 8], ..Extent::default() };
-        let committed = Layout::new(&attr(20, 5, 2), vec![extent(0, 1), made], None);
-        assert!(next.rebase(committed, EventHistory::MayHaveGaps).is_empty());
-        assert_eq!(next.size(), 20);
-
-        assert!(layout.committed(&sent, &[], &attr(20, 5, 2)));
-        assert_eq!(layout.record(9).unwrap().unsynced, [0, 1], "and disks may not have it");
-        layout.begin_sync();
-        assert_eq!(layout.record(9).unwrap().unsynced, [0, 1], "nor while it is being synced");
-        layout.synced();
-        assert_eq!(layout.record(9), None);
     }
 
     #[test]

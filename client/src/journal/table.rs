@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::{Shape, set_word, word};
 
+const PAGE: u64 = 4096;
 /// Bytes before the two versions of a record.
 const HEAD: u64 = 64;
 /// In the head: the second version counts.
@@ -75,7 +76,7 @@ impl Table {
     pub fn put(self: &Arc<Self>, record: &[u8]) -> Option<Slot> {
         let number = self.place()?;
         let slot = Slot { table: Arc::clone(self), number, second: AtomicBool::new(true) };
-        slot.set(record).then_some(slot)
+        slot.begin(record).then_some(slot)
     }
 
     fn place(&self) -> Option<u32> {
@@ -129,6 +130,24 @@ impl Slot {
 
     fn version(&self, second: bool) -> u64 {
         self.offset() + HEAD + if second { self.table.version_bytes() } else { 0 }
+    }
+
+    /// Writes the first record. What lies within one page is written at once, since no signal ends that half-way.
+    fn begin(&self, record: &[u8]) -> bool {
+        let mut bytes = [0; PAGE as usize];
+        let (room, end) = (PAGE - self.offset() % PAGE, HEAD + record.len() as u64);
+        if end > room || record.len() as u64 > self.table.version_bytes() {
+            return self.set(record);
+        }
+        let end = end as usize;
+        bytes[..8].copy_from_slice(&(record.len() as u64 + 1).to_le_bytes());
+        bytes[HEAD as usize..end].copy_from_slice(record);
+        let written = self.table.file.write_all_at(&bytes[..end], self.offset());
+        match written {
+            Ok(()) => self.second.store(false, Relaxed),
+            Err(ref cause) => self.table.fail(cause),
+        }
+        written.is_ok()
     }
 
     /// Replaces the record; false, and it is as it was, when the new one has no room. Not to be called by two at a

@@ -31,8 +31,8 @@ pub enum ReloadError {
     #[error("{} is no mount of cv fuse", .0.display())]
     NoMount(PathBuf),
     #[error(
-        "the cv fuse at {} has no keeper ({cause}): it was started with fuse.keep_mount = false, by an earlier version, \
-         or by another user", path.display()
+        "the cv fuse at {} has no keeper ({cause}): it was started with fuse.keep_mount = false, by an earlier \
+         version, or by another user", path.display()
     )]
     NoKeeper { path: PathBuf, cause: io::Error },
     #[error("the cv fuse at {} was not replaced: {reason}", path.display())]
