@@ -273,8 +273,12 @@ class Bench:
         for role, children in (("master", self.status["masters"]), ("worker", self.status["workers"]),
                                ("fuse", self.status["fuse"])):
             for child in children:
-                status = Path(f"/proc/{child['pid']}/status").read_text()
-                kib = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+                pid = child["pid"]
+                # A FUSE client with the process that keeps its mount.
+                pids = [pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+                statuses = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
+                kib = sum(int(line.split()[1]) for status in statuses for line in status.splitlines()
+                          if line.startswith("VmRSS"))
                 rows.append(f"| {role} | {kib / 1024:.0f} |")
         print("\n**Resident memory after all of the above, MiB**\n\n| process | MiB |\n|---|---:|")
         print("\n".join(rows))
