@@ -194,6 +194,8 @@ fn seeds_are_linearizable() {
         None => 1..=number_from_environment("CAVERN_SIMULATION_SEEDS").unwrap_or(SEEDS),
     };
     for seed in seeds {
+        // The last one that is said is the one that fails, or does not end.
+        println!("seed {seed}");
         check(seed, &run(seed, Faults::All, Flaw::None));
     }
 }
