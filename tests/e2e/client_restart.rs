@@ -290,7 +290,7 @@ fn nor_is_it_when_blocks_are_written_over_the_network() {
 
 #[test]
 fn a_daemon_that_cannot_end_holds_nobody_up() {
-    let conf = "[master]\npersist_delay = \"10m\"\n[client]\nread_timeout = \"60s\"\nworker_timeout = \"30s\"\n\
+    let conf = "[master]\nworker_timeout = \"60s\"\npersist_delay = \"10m\"\n[client]\nread_timeout = \"60s\"\nworker_timeout = \"30s\"\n\
                 local_descriptors = false\n";
     let cluster = up(Options { conf: conf.to_owned(), more_mounts: vec!["other"], ..Options::default() });
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
