@@ -2,9 +2,9 @@
 //! nothing else.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -286,47 +286,6 @@ fn nothing_is_lost_or_done_twice_wherever_the_daemon_dies() {
 #[test]
 fn nor_is_it_when_blocks_are_written_over_the_network() {
     die_at_each_point(false, 2);
-}
-
-#[test]
-fn a_daemon_that_cannot_end_holds_nobody_up() {
-    let conf = "[master]\nworker_timeout = \"60s\"\npersist_delay = \"10m\"\n[client]\nread_timeout = \"60s\"\nworker_timeout = \"30s\"\n\
-                local_descriptors = false\n";
-    let cluster = up(Options { conf: conf.to_owned(), more_mounts: vec!["other"], ..Options::default() });
-    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
-    fs::write(cluster.path("fs/file"), content(3, 500_000)).unwrap();
-    cluster.stop("fuse");
-    cluster.start("fuse");
-    let before = eventually("the mount is served", PATIENCE, || daemon(&cluster));
-    let file = File::open(cluster.path("fs/file")).unwrap();
-    let worker = cluster.status().workers[0].clone();
-    cluster.signal(&worker, Signal::STOP);
-    thread::scope(|scope| {
-        let reading = scope.spawn(|| {
-            let mut read = vec![0; 500_000];
-            file.read_exact_at(&mut read, 0).map(|()| read)
-        });
-        let other = cluster.at_start.fuse[1].mount_point.join("fs/file");
-        // The kernel is told of this, and waits for the page that is being read.
-        let is_waiting = |thread: fs::DirEntry| {
-            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-            stat.contains("(fuse-notify) D").then_some(())
-        };
-        let mut mode = 0o600;
-        eventually("a thread of the daemon waits in the kernel", PATIENCE, || {
-            mode ^= 0o040;
-            fs::set_permissions(&other, Permissions::from_mode(mode)).unwrap();
-            let threads = fs::read_dir(format!("/proc/{before}/task")).unwrap();
-            threads.filter_map(Result::ok).find_map(is_waiting)
-        });
-        replace_by_death(&cluster);
-        cluster.signal(&worker, Signal::CONT);
-        assert!(reading.join().unwrap().unwrap() == content(3, 500_000));
-    });
-    eventually("the one before has ended", PATIENCE, || {
-        (!Path::new(&format!("/proc/{before}")).exists()).then_some(())
-    });
-    assert_eq!(fs::metadata(cluster.path("fs/file")).unwrap().len(), 500_000);
 }
 
 #[test]
