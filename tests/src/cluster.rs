@@ -224,10 +224,12 @@ impl Cluster {
             fs::set_permissions(failpoints, fs::Permissions::from_mode(0o755)).unwrap();
         }
         let restart = if options.restart { "on-failure" } else { "never" };
-        let program = options.program.unwrap_or_else(cv_path);
+        let program = options.program.clone().unwrap_or_else(cv_path);
         let mut command = cv_command(&program, &["local", "up", "--json", "--restart", restart]);
         command.envs(failpoints.iter().map(|failpoints| (FAILPOINTS_VARIABLE, failpoints)));
-        command.env("CV_FUSE__KEEP_MOUNT", options.keep_mount.to_string());
+        if options.program.is_none() {
+            command.env("CV_FUSE__KEEP_MOUNT", options.keep_mount.to_string());
+        }
         command.arg("--dir").arg(&directory).arg("--conf").arg(&conf);
         command.arg("--masters").arg(options.masters.to_string()).arg("--workers").arg(options.workers.to_string());
         command.arg("--mount-point").arg(directory.join("mnt"));

@@ -18,7 +18,9 @@ use crate::schema::{Log, LogFormat};
 /// The library that keeps the master's log; its messages are of this target.
 const CONSENSUS: &str = "openraft";
 /// Whoever proposed something may have gone before the answer, when a lead ends for one: that is no news.
-const CONSENSUS_WARNS: [&str; 2] = ["openraft=warn", "openraft::raft::responder=error"];
+/// Nor is it one that a write was on disk after the vote had changed, as at the first election of a new cluster.
+const CONSENSUS_WARNS: [&str; 3] =
+    ["openraft=warn", "openraft::raft::responder=error", "openraft::core::raft_core=error"];
 
 /// Beginnings of the names of crates that see credentials, as settings, in signatures or in headers.
 const DISCREET: [&str; 6] = ["reqsign", "opendal", "hyper", "h2", "rustls", "s3s"];
