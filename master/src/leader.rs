@@ -43,7 +43,7 @@ impl Leadership {
                 Err(error) => tracing::error!(mount = mount.path, "the mount cannot be used: {error}"),
             }
         }
-        background.spawn(level::keep_raising(services.clone(), database.clone(), stop.clone()));
+        background.spawn(level::keep_raising(services.clone(), stop.clone()));
         background.spawn(upkeep::keep_time(services.clone(), metrics.clone(), stop.clone()));
         background.spawn(upkeep::keep_reaping(services.clone(), database.clone(), stop.clone()));
         background.spawn(expiry::keep_expiring(services.clone(), metrics.expiry.clone(), stop.clone()));

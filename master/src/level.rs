@@ -10,7 +10,6 @@
 //! | 0 | the commands of before there were levels |
 //! | 1 | `RaiseLevel` |
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_proto::raft::Group;
@@ -21,12 +20,25 @@ use tokio_util::sync::CancellationToken;
 use crate::MasterError;
 use crate::group::look;
 use crate::service::Services;
-use crate::state::{Database, Tables};
+use crate::state::{Database, StateReader, Tables};
 
 /// What this version knows. One more with each command that is new, or means something else, and its line above.
 pub const LEVEL: u32 = 1;
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
+
+/// Which commands the masters have agreed on.
+///
+/// # Errors
+/// [`MasterError::NotLeading`] when this master leads no more.
+pub async fn agreed(reader: &StateReader) -> Result<u32, MasterError> {
+    reader.look(|tables| Ok(tables.counters()?.level)).await
+}
+
+/// The same as [`check`] of what a database has.
+pub fn check_state(database: &Database) -> Result<(), MasterError> {
+    check(Tables::new(database).counters()?.level)
+}
 
 /// Refuses a state which has been agreed to have commands that this version does not know.
 ///
@@ -52,10 +64,10 @@ pub fn check_joining(joining: &Group, agreed: u32) -> Result<(), MasterError> {
 }
 
 /// Raises the level when all masters know more than it has; goes on until `stop`, or until there is nothing to raise.
-pub async fn keep_raising(services: Services, database: Arc<Database>, stop: CancellationToken) {
+pub async fn keep_raising(services: Services, stop: CancellationToken) {
     let work = async {
         loop {
-            match raise(&services, &database).await {
+            match raise(&services).await {
                 Ok(true) => return,
                 Ok(false) => {}
                 Err(error) => tracing::debug!("the level of the group is not raised: {error}"),
@@ -67,8 +79,8 @@ pub async fn keep_raising(services: Services, database: Arc<Database>, stop: Can
 }
 
 /// Whether the group has the level of this version by now.
-async fn raise(services: &Services, database: &Database) -> Result<bool, MasterError> {
-    let agreed = Tables::new(database).counters()?.level;
+async fn raise(services: &Services) -> Result<bool, MasterError> {
+    let agreed = agreed(&services.lookups.reader).await?;
     if agreed >= LEVEL {
         return Ok(true);
     }

@@ -14,7 +14,6 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::MasterError;
 use crate::clock::Clock;
 use crate::jobs::{BlockFiller, Jobs};
 use crate::leader::Leadership;
@@ -29,6 +28,7 @@ use crate::service::Services;
 use crate::sessions::{CurrentSessions, WatchHub};
 use crate::state::{Database, StateReader, Tables};
 use crate::workers::Workers;
+use crate::{MasterError, level};
 
 /// The way to the workers.
 pub struct WorkerClients {
@@ -108,7 +108,7 @@ impl Term {
     /// # Errors
     /// [`MasterError::NotLeading`] when the term is over.
     pub async fn level(&self) -> Result<u32, MasterError> {
-        self.services.lookups.reader.look(|tables| Ok(tables.counters()?.level)).await
+        level::agreed(&self.services.lookups.reader).await
     }
 
     pub fn proposer(&self) -> Proposer {

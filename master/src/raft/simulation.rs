@@ -225,25 +225,32 @@ fn a_leader_that_was_restarted_does_not_go_on_in_its_term() {
     }
 }
 
-/// Runs in which a follower is restarted that has promised the leader to elect no other.
-fn restarts_a_follower(flaw: Flaw) -> Result<(), String> {
+/// Runs in which something is done to a group, and nobody may answer reads beside its leader.
+fn with_leases_watched(flaw: Flaw, scenario: impl AsyncFn(&Arc<Group>)) -> Result<(), String> {
     (1..=20).try_for_each(|seed| {
         let run = in_group(seed, flaw, async |group| {
             let watching = tokio::spawn(watch_leases(group.clone()));
-            let first = leader(group).await;
-            let others: Vec<_> = group.masters.iter().filter(|master| master.id != first.id).cloned().collect();
-            let cut = |other: u64| [(first.id, other), (other, first.id)];
-            // One does not hear of the leader, whom the other one acknowledges.
-            group.world.links.lock().cut.extend(cut(others[0].id));
-            sleep(Duration::from_secs(2)).await;
-            group.world.links.lock().cut.extend(cut(others[1].id));
-            others[1].kill(false).await;
-            start_all(group).await;
-            sleep(Duration::from_secs(3)).await;
+            scenario(group).await;
             watching.abort();
             Ok(())
         });
         run.verdict.map_err(|violation| format!("seed {seed}: {violation}\n{}", run.lines.join("\n")))
+    })
+}
+
+/// A follower is restarted that has promised the leader to elect no other.
+fn restarts_a_follower(flaw: Flaw) -> Result<(), String> {
+    with_leases_watched(flaw, async |group| {
+        let first = leader(group).await;
+        let others: Vec<_> = group.masters.iter().filter(|master| master.id != first.id).cloned().collect();
+        let cut = |other: u64| [(first.id, other), (other, first.id)];
+        // One does not hear of the leader, whom the other one acknowledges.
+        group.world.links.lock().cut.extend(cut(others[0].id));
+        sleep(Duration::from_secs(2)).await;
+        group.world.links.lock().cut.extend(cut(others[1].id));
+        others[1].kill(false).await;
+        start_all(group).await;
+        sleep(Duration::from_secs(3)).await;
     })
 }
 
@@ -254,23 +261,17 @@ fn a_master_that_was_restarted_keeps_what_it_has_promised() {
     assert!(violation.contains("all answer reads"), "{violation}");
 }
 
-/// Runs in which a leader gives its lead away, and does not hear what comes of that.
+/// A leader gives its lead away, and does not hear what comes of that.
 fn gives_the_lead_away(flaw: Flaw) -> Result<(), String> {
-    (1..=20).try_for_each(|seed| {
-        let run = in_group(seed, flaw, async |group| {
-            let watching = tokio::spawn(watch_leases(group.clone()));
-            let first = leader(group).await;
-            sleep(Duration::from_secs(1)).await;
-            let giving = first.clone();
-            let giving = tokio::spawn(async move { giving.hand_over().await });
-            let others = (1..=MASTERS).filter(|other| *other != first.id);
-            group.world.links.lock().cut.extend(others.map(|other| (other, first.id)));
-            sleep(Duration::from_secs(3)).await;
-            watching.abort();
-            giving.abort();
-            Ok(())
-        });
-        run.verdict.map_err(|violation| format!("seed {seed}: {violation}\n{}", run.lines.join("\n")))
+    with_leases_watched(flaw, async |group| {
+        let first = leader(group).await;
+        sleep(Duration::from_secs(1)).await;
+        let giving = first.clone();
+        let giving = tokio::spawn(async move { giving.hand_over().await });
+        let others = (1..=MASTERS).filter(|other| *other != first.id);
+        group.world.links.lock().cut.extend(others.map(|other| (other, first.id)));
+        sleep(Duration::from_secs(3)).await;
+        giving.abort();
     })
 }
 

@@ -100,10 +100,10 @@ impl StateMachine {
         if database.get(Family::RaftMeta, INSTALLING_KEY)?.is_some()
             && let Some((_, checkpoint)) = snapshots.current()?
         {
-            copy_state(&database, &checkpoint)?;
+            copy_state(&database, &Database::open_checkpoint(&checkpoint.directory)?)?;
         }
         index_holds(&database)?;
-        level::check(Tables::new(&database).counters()?.level)?;
+        level::check_state(&database)?;
         let progress = read_progress(&database)?;
         Ok(Self { database, snapshots, listener, metrics, progress, ended: None })
     }
@@ -220,19 +220,17 @@ fn install(
     meta: &Meta,
     checkpoint: &Checkpoint,
 ) -> Result<(), MasterError> {
-    let offered = Database::open_checkpoint(&checkpoint.directory)?;
-    level::check(Tables::new(&offered).counters()?.level)?;
-    drop(offered);
+    let source = Database::open_checkpoint(&checkpoint.directory)?;
+    level::check_state(&source)?;
     snapshots.adopt(meta, checkpoint)?;
     let mut mark = WriteBatch::default();
     mark.put_cf(database.family(Family::RaftMeta), INSTALLING_KEY, []);
     database.write_synced(mark)?;
-    copy_state(database, checkpoint)?;
+    copy_state(database, &source)?;
     index_holds(database)
 }
 
-fn copy_state(database: &Database, checkpoint: &Checkpoint) -> Result<(), MasterError> {
-    let source = Database::open_checkpoint(&checkpoint.directory)?;
+fn copy_state(database: &Database, source: &Database) -> Result<(), MasterError> {
     for &family in Family::STATE {
         let target = database.family(family);
         let mut batch = WriteBatch::default();
