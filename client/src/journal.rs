@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::Release;
 
 use parking_lot::Mutex;
 use prost::Message;
@@ -31,6 +31,10 @@ pub use table::{Slot, Table};
 
 /// The first word of a journal, with the version of its layout.
 const MAGIC: u64 = 0x6361_7665_726e_0001;
+
+/// Numbers that the kernel, or the master, may know from an earlier process have its epoch above this many bits: no
+/// process uses up so many.
+pub const EPOCH_BITS: u32 = 40;
 
 // Words of the first page, by their offsets.
 const MAGIC_AT: u64 = 0;
@@ -191,9 +195,9 @@ impl Journal {
         Ok(bytes)
     }
 
-    /// Whether something is being forgotten.
-    pub fn is_frozen(&self) -> bool {
-        self.frozen.load(Acquire)
+    #[cfg(test)]
+    fn is_frozen(&self) -> bool {
+        self.frozen.load(std::sync::atomic::Ordering::Acquire)
     }
 }
 

@@ -45,6 +45,7 @@ pub use file::StagedFile;
 pub use parts::OBJECT_BYTES_MAX;
 
 use crate::error::ClientError;
+use crate::journal::EPOCH_BITS;
 use crate::memory::MemoryShare;
 use crate::metadata::{Metadata, Node};
 use crate::mounts::MountView;
@@ -198,7 +199,7 @@ impl StagedFiles {
 
     /// Inodes are others than those of processes before, which the kernel may know.
     pub(crate) fn begin_epoch(&self, epoch: u64) {
-        self.shared.next_inode.fetch_add(epoch << 40, Ordering::Relaxed);
+        self.shared.next_inode.fetch_add(epoch << EPOCH_BITS, Ordering::Relaxed);
     }
 
     /// Files that are being written.

@@ -509,15 +509,15 @@ impl Layout {
 mod tests {
     use super::*;
 
-    fn attr(size: u64, version: u64, generation: u32) -> Attr {
+    pub(super) fn attr(size: u64, version: u64, generation: u32) -> Attr {
         Attr { size, version, generation, ..Attr::default() }
     }
 
-    fn extent(index: u32, generation: u32) -> Extent {
+    pub(super) fn extent(index: u32, generation: u32) -> Extent {
         Extent { index, generation, workers: vec![1], ..Extent::default() }
     }
 
-    fn parts(batch: CommitBatch) -> (Uncommitted, Vec<Extent>) {
+    pub(super) fn parts(batch: CommitBatch) -> (Uncommitted, Vec<Extent>) {
         (batch.uncommitted, batch.extents)
     }
 

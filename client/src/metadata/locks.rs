@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::changes::Answer;
 use super::{Inner, Metadata};
 use crate::error::ClientError;
+use crate::journal::EPOCH_BITS;
 
 /// The last byte of a lock that reaches to the end of the file, whatever its length.
 pub const LOCK_TO_END: u64 = i64::MAX as u64;
@@ -108,7 +109,7 @@ impl Drop for Waiter<'_> {
 impl Locks {
     /// Numbers of those who wait are others than those of processes before.
     pub(super) fn begin_epoch(&self, epoch: u64) {
-        self.waiting.lock().last = epoch << 40;
+        self.waiting.lock().last = epoch << EPOCH_BITS;
     }
 
     /// A place with a number of its own, or with the one that the same request had in a process before.

@@ -5,15 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use cavern_client::Node;
+use cavern_client::journal::EPOCH_BITS;
 use parking_lot::{Mutex, RwLock};
 
 use crate::kernel::Backing;
 
 /// Event loops look handles up on every read: a few independent tables keep them out of each other's way.
 const SHARDS: u64 = 16;
-
-/// One process opens fewer files than this has numbers for.
-const EPOCH_BITS: u32 = 40;
 
 /// Handles by number. Numbers are never used twice. Bounded by the open files of the host.
 #[derive(Debug)]

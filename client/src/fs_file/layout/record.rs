@@ -71,22 +71,11 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::master::{Attr, Extent};
+    use cavern_proto::master::Extent;
 
-    use super::super::{CommitBatch, EventHistory, Uncommitted};
+    use super::super::EventHistory;
+    use super::super::tests::{attr, extent, parts};
     use super::*;
-
-    fn attr(size: u64, version: u64, generation: u32) -> Attr {
-        Attr { size, version, generation, ..Attr::default() }
-    }
-
-    fn extent(index: u32, generation: u32) -> Extent {
-        Extent { index, generation, workers: vec![1], ..Extent::default() }
-    }
-
-    fn parts(batch: CommitBatch) -> (Uncommitted, Vec<Extent>) {
-        (batch.uncommitted, batch.extents)
-    }
 
     #[test]
     fn another_process_lays_what_was_written_over_what_the_master_has() {
