@@ -27,7 +27,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from bench import CV, run
-from bench_masters import Group
+from bench_masters import Group, Timed
 
 FILES = 1000
 
@@ -114,10 +114,9 @@ class Looking:
         self.process.start()
 
     def go_on(self, call):
+        timed = Timed(self.longest)
         for number in range(1 << 40):
-            begun = time.monotonic()
-            call(number)
-            self.longest.value = max(self.longest.value, time.monotonic() - begun)
+            timed(call, number)
             self.calls.value += 1
 
     def begin(self):
