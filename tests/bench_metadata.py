@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Measures what a master's metadata operations cost, without a kernel and without a client's cache.
+"""Measures what metadata operations cost: calls to a master, and system calls of programs through a mount.
 
 Needs root and the release build of `cv` and `metaload`:
 
     tests/bench_metadata.py --dir /data/bench                        # 1 and 3 masters; 1, 40 and 400 clients
     tests/bench_metadata.py --dir /data/bench --masters 1 --tasks 40 --watchers 1000
 
-Starts a cluster of its own for each number of masters. Every figure stands beside that of an empty gRPC service with
-as many clients, measured just before. Changes are synced before they are answered. With `--watchers` the same is
-measured a second time with so many sessions besides, which have listed the directory above.
+Starts a cluster of its own for each number of masters. Figures of calls stand beside that of an empty gRPC service with
+as many clients, measured just before; those of programs beside the same in a directory of the local disk, which notes
+changes in memory only. The master has changes synced before they are answered. With `--watchers` its calls are measured
+a second time with so many sessions besides, which have listed the directory above.
 """
 
 import argparse
@@ -48,6 +49,23 @@ def table(title, rows):
         print(f"| {name} | {rate:,.0f} | {row['p50_ms']:.2f} | {row['p99_ms']:.2f} | {share:.2f} |", flush=True)
 
 
+def beside_disk(title, mount, disk):
+    print(f"\n**{title}**\n\n| what | per second | p50, ms | p99, ms | local disk | ratio |\n"
+          "|---|---:|---:|---:|---:|---:|")
+    for name, row in mount.items():
+        rate, local = row["per_second"], disk[name]["per_second"]
+        times = f"{row['p50_ms']:.2f} | {row['p99_ms']:.2f}"
+        print(f"| {name} | {rate:,.0f} | {times} | {local:,.0f} | {rate / local:.2f} |", flush=True)
+
+
+def in_directory(directory, *load):
+    directory.mkdir()
+    try:
+        return measure("directory", directory, *load)
+    finally:
+        shutil.rmtree(directory)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True)
@@ -71,6 +89,8 @@ def main():
                     found = measure("master", leader, "/files", "--watchers", watchers, *load)
                     beside = f", {watchers} watch" if watchers else ""
                     table(f"{masters} master(s), {tasks} client(s){beside}", rows | found)
+                disk = in_directory(options.dir / "disk", *load)
+                beside_disk(f"{masters} master(s), {tasks} program(s)", in_directory(group.mount / "load", *load), disk)
         finally:
             group.cv("local", "down", "--dir", directory)
             shutil.rmtree(directory, ignore_errors=True)

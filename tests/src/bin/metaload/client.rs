@@ -21,13 +21,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::Failure;
 use crate::rates::measure;
+use crate::{Failure, LISTED};
 
 /// Connections at most: a host has one for all of its programs.
 const CONNECTIONS: usize = 16;
-/// Files of the directory that is listed.
-const LISTED: usize = 1000;
 /// Clients that begin at a time.
 const BEGIN: usize = 50;
 

@@ -2,8 +2,11 @@
 //! without a kernel and without a cache, so that every operation costs the master what it costs.
 //!
 //! `echo` is the baseline: a gRPC service that does nothing, and the same number of clients that call it.
+//!
+//! `directory` makes the same operations as programs do, in a mount or in a directory of the local disk.
 
 mod client;
+mod directory;
 mod echo;
 mod rates;
 
@@ -12,6 +15,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+
+/// Files of the directory that is listed.
+const LISTED: usize = 1000;
 
 /// Errors of any kind end the program.
 pub type Failure = Box<dyn Error + Send + Sync>;
@@ -45,6 +51,12 @@ enum What {
         #[command(flatten)]
         load: Load,
     },
+    /// Does the same with system calls.
+    Directory {
+        path: PathBuf,
+        #[command(flatten)]
+        load: Load,
+    },
 }
 
 #[derive(clap::Args, Clone, Copy)]
@@ -73,6 +85,7 @@ async fn main() -> Result<(), Failure> {
             let _watching = client::watch(&address, directory, watchers).await?;
             print(&client::run(&address, directory, load.tasks, load.time()).await?)
         }
+        What::Directory { path, load } => print(&directory::run(&path, load.tasks, load.time())?),
     }
 }
 

@@ -1,5 +1,8 @@
 //! How long operations took, and how many there were.
 
+use std::io;
+use std::panic::resume_unwind;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
@@ -28,6 +31,32 @@ pub async fn measure<T: Send>(
     });
     let times: Vec<Duration> = try_join_all(repeated).await?.concat();
     Ok(report(times, start.elapsed()))
+}
+
+/// As [`measure`], with a thread for each task.
+pub fn measure_threads<T: Send>(
+    tasks: &mut [T],
+    time: Duration,
+    operation: impl Fn(&mut T) -> io::Result<bool> + Sync,
+) -> Result<Value, Failure> {
+    let (start, operation) = (Instant::now(), &operation);
+    let repeat = |task: &mut T| {
+        let mut times = Vec::new();
+        while start.elapsed() < time {
+            let begun = Instant::now();
+            if !operation(task)? {
+                break;
+            }
+            times.push(begun.elapsed());
+        }
+        Ok::<_, io::Error>(times)
+    };
+    let times = thread::scope(|scope| {
+        let threads: Vec<_> = tasks.iter_mut().map(|task| scope.spawn(|| repeat(task))).collect();
+        let ended = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        ended.collect::<io::Result<Vec<_>>>()
+    });
+    Ok(report(times?.concat(), start.elapsed()))
 }
 
 fn report(mut times: Vec<Duration>, took: Duration) -> Value {
