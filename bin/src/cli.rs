@@ -8,6 +8,7 @@ mod fuse;
 mod gen_images;
 mod host_path;
 mod job;
+mod leader;
 mod load;
 mod local;
 mod mount;

@@ -33,6 +33,11 @@ pub fn unique_name() -> String {
     format!("{:032x}", random().random::<u128>())
 }
 
+/// 128 bits that nobody else has.
+pub fn random_id() -> [u8; 16] {
+    random().random::<u128>().to_be_bytes()
+}
+
 /// Runs a task on the runtime. For those whose handle is waited for; any other belongs to a `TaskTracker`.
 pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     #[expect(clippy::disallowed_methods, reason = "the one place")]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cavern_conf::process::ProcessError;
-use cavern_proto::NotLeading;
+use cavern_proto::{NotLeading, Unanswered};
 use cavern_ufs::UfsError;
 use thiserror::Error;
 use tonic::{Code, Status};
@@ -140,6 +140,7 @@ impl MasterError {
         let code = match self {
             Self::Shared(shared) => return shared.to_status(),
             Self::NotLeading(answer) => return answer.to_status(),
+            Self::Consensus(_) => return Unanswered::to_status(self.to_string()),
             Self::Ufs(error) => match error {
                 UfsError::Denied { .. } => Code::PermissionDenied,
                 UfsError::NoBucket { .. } | UfsError::Rejected { .. } => Code::FailedPrecondition,
@@ -155,7 +156,7 @@ impl MasterError {
             Self::Refused(_) => Code::FailedPrecondition,
             Self::Overloaded(_) => Code::ResourceExhausted,
             Self::Deadline(_) => Code::DeadlineExceeded,
-            Self::Consensus(_) | Self::Unreachable { .. } => Code::Unavailable,
+            Self::Unreachable { .. } => Code::Unavailable,
             _ => Code::Internal,
         };
         Status::new(code, self.to_string())

@@ -32,6 +32,7 @@ use crate::metrics::JobMetrics;
 use crate::namespace::Lookups;
 use crate::persist::Persistence;
 use crate::raft::Proposer;
+use crate::request::Request;
 use crate::state::Outcome;
 
 /// Jobs that run at a time.
@@ -89,20 +90,20 @@ impl Jobs {
     }
 
     /// Records a job that warms what is below a path, and starts it.
-    pub async fn load(self: &Arc<Self>, path: &str) -> Result<Job, MasterError> {
-        self.submit(JobKind::Load, path, 0).await
+    pub async fn load_once(self: &Arc<Self>, request: &Request, path: &str) -> Result<Job, MasterError> {
+        self.submit(request, JobKind::Load, path, 0).await
     }
 
     /// Records a job that brings what is below a path to the bucket, and starts it.
-    pub async fn export(self: &Arc<Self>, path: &str) -> Result<Job, MasterError> {
-        self.submit(JobKind::Export, path, 0).await
+    pub async fn export_once(self: &Arc<Self>, request: &Request, path: &str) -> Result<Job, MasterError> {
+        self.submit(request, JobKind::Export, path, 0).await
     }
 
     /// Begins a job of the kind and path of one that failed or was cancelled.
-    pub async fn retry(self: &Arc<Self>, id: u64) -> Result<Job, MasterError> {
+    pub async fn retry_once(self: &Arc<Self>, request: &Request, id: u64) -> Result<Job, MasterError> {
         let job = self.get(id).await?;
         match job.state() {
-            JobState::Failed | JobState::Cancelled => self.submit(job.kind(), &job.path, id).await,
+            JobState::Failed | JobState::Cancelled => self.submit(request, job.kind(), &job.path, id).await,
             JobState::Done => Err(MasterError::Refused(format!(
                 "job {id} is done, there is nothing to be tried again: begin another for {}",
                 job.path
@@ -113,7 +114,16 @@ impl Jobs {
         }
     }
 
-    async fn submit(self: &Arc<Self>, kind: JobKind, path: &str, retry_of: u64) -> Result<Job, MasterError> {
+    async fn submit(
+        self: &Arc<Self>,
+        request: &Request,
+        kind: JobKind,
+        path: &str,
+        retry_of: u64,
+    ) -> Result<Job, MasterError> {
+        if let Some(answer) = request.answer(&self.lookups.reader).await? {
+            return self.get(answer.job).await;
+        }
         let mut job = match kind {
             JobKind::Export => self.plan_export(path).await?,
             JobKind::Load | JobKind::Unspecified => {
@@ -126,8 +136,11 @@ impl Jobs {
         }
         job.started_ns = self.lookups.reader.clock().now_ns();
         (job.path, job.state, job.retry_of) = (path.to_owned(), JobState::Running as i32, retry_of);
-        match self.proposer.propose(Command::PutJob(job.clone())).await? {
+        let put = request.command(&self.lookups.reader, Command::PutJob(job.clone())).await?;
+        match self.proposer.propose(put).await? {
             Outcome::Job(id) => job.id = id,
+            // Whoever recorded it has it run.
+            Outcome::Repeated(answer) => return self.get(answer.job).await,
             other => return Err(MasterError::Refused(format!("a job was answered by {other:?}"))),
         }
         self.spawn(job.clone());

@@ -13,7 +13,7 @@
 //! - [`group`]: how a master gets its place among several; [`lead`]: whether it leads.
 //! - [`term`]: all that a leader has, made when it begins to lead and ended with that; [`leader`]: what it does all the
 //!   time.
-//! - [`service`]: the gRPC face of all that.
+//! - [`service`]: the gRPC face of all that; [`request`]: what may be asked for twice, and is done once.
 //!
 //! Reads are served from RocksDB directly. Everything that changes goes through the log and is on disk before it is
 //! answered; whatever depends on a clock, a random number or a bucket is decided before it is proposed.
@@ -36,6 +36,7 @@ mod persist;
 mod raft;
 mod recovery;
 mod repair;
+mod request;
 mod server;
 mod service;
 mod sessions;

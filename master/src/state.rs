@@ -6,7 +6,7 @@
 //! fs-mode mounts, [`intent`] for what the bucket is to learn of that, [`extent`] for where its blocks are, [`origin`]
 //! for content that only the bucket has, [`existing`] for what was in the bucket of such a mount before (and
 //! [`restored`] for what it was there), [`orphans`] for what was taken out of the namespace and is deleted in bounded
-//! steps, [`usage`] for how much there is below directories.
+//! steps, [`usage`] for how much there is below directories, [`requests`] for commands that are asked for again.
 //!
 //! Everything under `apply` is deterministic: no clock, no random number, no hash-map order decides what is written.
 
@@ -25,6 +25,7 @@ mod posix;
 mod reader;
 pub mod records;
 mod registry;
+pub mod requests;
 mod restored;
 pub mod tables;
 pub mod transaction;

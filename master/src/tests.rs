@@ -15,6 +15,7 @@ mod persist;
 mod raft_log;
 mod repair;
 mod replay;
+mod requests;
 mod restart;
 mod sessions;
 mod work;

@@ -48,10 +48,12 @@ pub mod frame;
 mod join;
 mod mount;
 mod not_leading;
+mod unanswered;
 
 pub use block_id::{BlockId, ContentId};
 pub use chunk::{CHUNK_BYTES, ChunkMap};
 pub use not_leading::NotLeading;
+pub use unanswered::Unanswered;
 
 /// What the clients of commands call themselves to the master. They come and go with their commands, which is no news
 /// to its log.

@@ -56,6 +56,7 @@ mod posix;
 mod programs;
 mod quiet_logs;
 mod random_reads;
+mod repeated;
 mod replaced;
 mod running;
 mod s3_clients;

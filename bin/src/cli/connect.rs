@@ -7,6 +7,7 @@ use cavern_net::master::Stubs;
 use cavern_proto::master::{ListWorkersRequest, WorkerState};
 use clap::Args;
 
+use super::leader::Leader;
 use crate::error::CliError;
 use crate::local::{self, Cluster};
 use crate::runtime::block_on;
@@ -65,9 +66,14 @@ impl ClusterArgs {
         (!is_configured && conf.exists()).then_some(conf)
     }
 
-    /// A connection to the first master that answers.
+    /// A connection to the master that leads.
     pub async fn connect(&self) -> Result<Stubs, CliError> {
         Ok(Stubs::connect(&self.config()?).await?)
+    }
+
+    /// The way to the master that leads, whoever that will be.
+    pub async fn leader(&self) -> Result<Leader, CliError> {
+        Leader::connect(self.config()?).await
     }
 }
 

@@ -1,5 +1,6 @@
 //! `cv export`: brings what the bucket of an fs-mode mount lacks to the bucket now.
 
+use bytes::Bytes;
 use cavern_net::master::Stubs;
 use cavern_proto::master::SubmitExportRequest;
 use clap::Args;
@@ -30,8 +31,8 @@ pub struct ExportArgs {
 
 impl ExportArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let submit = async |connection: &mut Stubs, path: String| {
-            connection.cluster.submit_export(SubmitExportRequest { path }).await
+        let submit = async |mut master: Stubs, path: String, request_id: Bytes| {
+            master.cluster.submit_export(SubmitExportRequest { path, request_id }).await
         };
         self.job.run(submit).await
     }

@@ -116,8 +116,8 @@ struct JobArgs {
 
 impl ListArgs {
     async fn run(self) -> Result<(), CliError> {
-        let mut connection = self.cluster.connect().await?;
-        let jobs = connection.cluster.list_jobs(ListJobsRequest {}).await?.into_inner().jobs;
+        let list = async |mut master: Stubs| master.cluster.list_jobs(ListJobsRequest {}).await;
+        let jobs = self.cluster.leader().await?.ask(list).await?.into_inner().jobs;
         let jobs: Vec<_> = jobs.into_iter().map(JobView::from).collect();
         match (self.json, jobs.is_empty()) {
             (true, _) => console::json(&jobs),
@@ -129,31 +129,39 @@ impl ListArgs {
 
 impl JobArgs {
     async fn status(self) -> Result<(), CliError> {
-        let mut connection = self.cluster.connect().await?;
-        let job = JobView::from(connection.cluster.get_job(GetJobRequest { id: self.id }).await?.into_inner());
+        let (job, _) = self.get().await?;
         job.print(self.json)?;
         job.outcome()
     }
 
     async fn wait(self) -> Result<(), CliError> {
         let stop = process::shutdown_on_signals();
-        let mut connection = self.cluster.connect().await?;
-        let job = JobView::from(connection.cluster.get_job(GetJobRequest { id: self.id }).await?.into_inner());
+        let (job, connection) = self.get().await?;
         let Self { cluster, json, .. } = self;
         Watch { cluster, connection, interrupt: Interrupt::LeavesJob, json, stop }.run(job).await
     }
 
     async fn cancel(self) -> Result<(), CliError> {
-        let mut connection = self.cluster.connect().await?;
-        let job = JobView::from(connection.cluster.cancel_job(GetJobRequest { id: self.id }).await?.into_inner());
+        let request = GetJobRequest { id: self.id, ..GetJobRequest::default() };
+        let cancel = async |mut master: Stubs| master.cluster.cancel_job(request.clone()).await;
+        let job = JobView::from(self.cluster.leader().await?.ask(cancel).await?.into_inner());
         job.print(self.json)
+    }
+
+    /// The job as it stands, and who has answered.
+    async fn get(&self) -> Result<(JobView, Stubs), CliError> {
+        let mut leader = self.cluster.leader().await?;
+        let request = GetJobRequest { id: self.id, ..GetJobRequest::default() };
+        let job = leader.ask(async |mut master: Stubs| master.cluster.get_job(request.clone()).await).await?;
+        Ok((job.into_inner().into(), leader.into_stubs()))
     }
 }
 
 impl RetryArgs {
     async fn run(self) -> Result<(), CliError> {
         let JobArgs { id, json, cluster } = self.job;
-        let retry = async |connection: &mut Stubs| connection.cluster.retry_job(GetJobRequest { id }).await;
+        let retry =
+            async |mut master: Stubs, request_id| master.cluster.retry_job(GetJobRequest { id, request_id }).await;
         begin::begin(cluster, self.watch, json, retry).await
     }
 }

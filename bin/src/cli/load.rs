@@ -1,5 +1,6 @@
 //! `cv load`: brings what only the bucket has into the workers' cache.
 
+use bytes::Bytes;
 use cavern_net::master::Stubs;
 use cavern_proto::master::SubmitLoadRequest;
 use clap::Args;
@@ -26,8 +27,8 @@ pub struct LoadArgs {
 
 impl LoadArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let submit = async |connection: &mut Stubs, path: String| {
-            connection.cluster.submit_load(SubmitLoadRequest { path }).await
+        let submit = async |mut master: Stubs, path: String, request_id: Bytes| {
+            master.cluster.submit_load(SubmitLoadRequest { path, request_id }).await
         };
         self.job.run(submit).await
     }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 
 use cavern_conf::{ByteSize, Interval, counted};
+use cavern_net::master::Stubs;
 use cavern_proto::REPLICAS_MAX;
 use cavern_proto::master::{
     AccessMode, AttributePolicy, Consistency, Existing, ListMountsRequest, Mount, MountRequest, MountStatus,
@@ -19,6 +20,7 @@ use serde::Serialize;
 use self::credentials::CredentialArgs;
 use self::update::UpdateArgs;
 use super::connect::ClusterArgs;
+use super::leader::new_request_id;
 use crate::console;
 use crate::error::CliError;
 
@@ -210,8 +212,9 @@ impl MountArgs {
         let check_only = self.check;
         let mount = self.mount(uri, path, write_type)?;
         environment::warn_if_unused(&mount, |name| std::env::var_os(name).is_some());
-        let request = MountRequest { mount: Some(mount), check_only };
-        let reply = self.cluster.connect().await?.cluster.mount(request).await?.into_inner();
+        let request = MountRequest { mount: Some(mount), check_only, request_id: new_request_id() };
+        let mount = async |mut master: Stubs| master.cluster.mount(request.clone()).await;
+        let reply = self.cluster.leader().await?.ask(mount).await?.into_inner();
         let view = MountView::new(&reply.mount.unwrap_or_default(), None);
         if self.json {
             return console::json(&view);
@@ -254,7 +257,8 @@ impl MountArgs {
     }
 
     async fn list(self) -> Result<(), CliError> {
-        let table = self.cluster.connect().await?.cluster.list_mounts(ListMountsRequest {}).await?.into_inner();
+        let list = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
+        let table = self.cluster.leader().await?.ask(list).await?.into_inner();
         let views = MountView::all(&table);
         if self.json { console::json(&views) } else { print(&views) }
     }
@@ -279,9 +283,10 @@ pub struct UmountArgs {
 
 impl UmountArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let mut connection = self.cluster.connect().await?;
-        let reply =
-            connection.cluster.unmount(UnmountRequest { path: self.path, discard: self.discard }).await?.into_inner();
+        let mut leader = self.cluster.leader().await?;
+        let request = UnmountRequest { path: self.path, discard: self.discard, request_id: new_request_id() };
+        let unmount = async |mut master: Stubs| master.cluster.unmount(request.clone()).await;
+        let reply = leader.ask(unmount).await?.into_inner();
         let mount = reply.mount.unwrap_or_default();
         console::line(format_args!("{} is no longer mounted at {}", mount.uri, mount.path))
     }

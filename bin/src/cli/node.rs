@@ -12,6 +12,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::connect::ClusterArgs;
+use super::leader::{Leader, new_request_id};
 use super::report::{WorkerView, print_workers};
 use crate::console::{self, Progress};
 use crate::error::CliError;
@@ -114,8 +115,8 @@ impl NodeCommand {
     pub async fn run(self) -> Result<(), CliError> {
         match self {
             Self::List(args) => {
-                let mut connection = args.cluster.connect().await?;
-                let views: Vec<_> = workers(&mut connection).await?.iter().map(WorkerView::new).collect();
+                let mut leader = args.cluster.leader().await?;
+                let views: Vec<_> = workers(&mut leader).await?.iter().map(WorkerView::new).collect();
                 if args.json { console::json(&views) } else { print_workers(&views) }
             }
             Self::Drain(args) => args.run().await,
@@ -126,10 +127,11 @@ impl NodeCommand {
 
 impl DrainArgs {
     async fn run(self) -> Result<(), CliError> {
-        let mut connection = self.cluster.connect().await?;
-        let worker_id = find(&workers(&mut connection).await?, &self.worker)?;
+        let mut leader = self.cluster.leader().await?;
+        let worker_id = find(&workers(&mut leader).await?, &self.worker)?;
         let request = DrainWorkerRequest { worker_id, undo: self.undo };
-        let mut view = BlocksView::new(worker_id, connection.cluster.drain_worker(request).await?.into_inner());
+        let blocks = leader.ask(async |mut master: Stubs| master.cluster.drain_worker(request).await).await?;
+        let mut view = BlocksView::new(worker_id, blocks.into_inner());
         let mut progress = if self.watch && !self.json { Progress::new()? } else { Progress::hidden() };
         let (whole, mut said) = (view.blocks, Instant::now());
         while self.watch && view.draining && view.blocks > 0 {
@@ -139,8 +141,9 @@ impl DrainArgs {
                 view.say(self.json)?;
             }
             let asked = Instant::now();
-            let blocks = connection.cluster.get_worker_blocks(WorkerBlocksRequest { worker_id }).await?.into_inner();
-            view = BlocksView::new(worker_id, blocks);
+            let request = WorkerBlocksRequest { worker_id };
+            let blocks = leader.ask(async |mut master: Stubs| master.cluster.get_worker_blocks(request).await).await?;
+            view = BlocksView::new(worker_id, blocks.into_inner());
             // Counting many blocks takes the master a while.
             tokio::time::sleep(POLL_PERIOD.max(asked.elapsed() * 5)).await;
         }
@@ -177,10 +180,11 @@ impl BlocksView {
 
 impl RemoveArgs {
     async fn run(self) -> Result<(), CliError> {
-        let mut connection = self.cluster.connect().await?;
-        let worker = find(&workers(&mut connection).await?, &self.worker)?;
-        let request = RemoveWorkerRequest { worker_id: worker, force: self.force };
-        let reply = connection.cluster.remove_worker(request).await?.into_inner();
+        let mut leader = self.cluster.leader().await?;
+        let worker = find(&workers(&mut leader).await?, &self.worker)?;
+        let request = RemoveWorkerRequest { worker_id: worker, force: self.force, request_id: new_request_id() };
+        let remove = async |mut master: Stubs| master.cluster.remove_worker(request.clone()).await;
+        let reply = leader.ask(remove).await?.into_inner();
         let UnavailableFiles { files, blocks, listed, .. } = reply.only_here.unwrap_or_default();
         let paths = listed.into_iter().map(|file| file.path).collect();
         let view = RemovedView { worker, removed: reply.removed, reason: reply.reason, files, blocks, paths };
@@ -212,8 +216,9 @@ impl RemovedView {
     }
 }
 
-async fn workers(connection: &mut Stubs) -> Result<Vec<Worker>, CliError> {
-    Ok(connection.cluster.list_workers(ListWorkersRequest {}).await?.into_inner().workers)
+async fn workers(leader: &mut Leader) -> Result<Vec<Worker>, CliError> {
+    let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
+    Ok(leader.ask(list).await?.into_inner().workers)
 }
 
 /// The worker that is meant by a number, a data address, or the name of a host with one worker.

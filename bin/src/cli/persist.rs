@@ -3,6 +3,7 @@
 mod wait;
 
 use cavern_conf::{Interval, counted};
+use cavern_net::master::Stubs;
 use cavern_proto::master::{PersistStatus, PersistStatusRequest};
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -122,9 +123,9 @@ impl BacklogView {
 
 impl StatusArgs {
     async fn run(self) -> Result<(), CliError> {
-        let mut connection = self.cluster.connect().await?;
         let request = PersistStatusRequest { path: self.path.clone(), up_to_change: 0 };
-        let status = connection.cluster.get_persist_status(request).await?.into_inner();
+        let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
+        let status = self.cluster.leader().await?.ask(ask).await?.into_inner();
         let view = BacklogView::new(&self.path, status);
         if self.json { console::json(&view) } else { console::line(view.line()) }
     }

@@ -14,7 +14,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 pub use self::connection::ask_leader;
-use self::connection::{ELECTION_PATIENCE, ELECTION_POLL, connect, unreachable};
+use self::connection::{Attempt, ELECTION_PATIENCE, ELECTION_POLL, connect, unreachable, until_answered};
 pub use self::survey::{GroupView, MasterRole, MasterView, Survey};
 use super::connect::{ClusterArgs, master_address};
 use crate::console::{self, Progress};
@@ -200,7 +200,7 @@ impl Led {
         self.survey.answer(&self.leader).and_then(Result::ok).cloned().unwrap_or_default()
     }
 
-    async fn transfer(&self, node_id: u64) -> Result<Group, CliError> {
+    async fn transfer(&self, node_id: u64) -> Result<Option<Group>, CliError> {
         let request = TransferLeadRequest { node_id };
         ask_leader(self.leader.clone(), self.wait, async |master| master.transfer_lead(request).await).await
     }
@@ -242,6 +242,11 @@ fn print(view: &GroupView) -> Result<(), CliError> {
 
 impl AddArgs {
     async fn run(self) -> Result<(), CliError> {
+        until_answered(async |_| self.attempt().await).await
+    }
+
+    /// What an earlier attempt has done is found by the address.
+    async fn attempt(&self) -> Result<Option<()>, CliError> {
         let led = Led::find(&self.cluster).await?;
         let given = self.address.as_str();
         let joining = Survey::take(std::slice::from_ref(&self.address), led.wait).await;
@@ -263,7 +268,7 @@ impl AddArgs {
         };
         match member {
             Some(member) if is_of_this && member.votes => {
-                return say(&led.group(), self.json, format!("{} is a member already", member.name()));
+                return say(&led.group(), self.json, format!("{} is a member already", member.name())).map(Some);
             }
             // It was being taken in when something went wrong: the leader goes on with it.
             Some(_) if is_of_this => {}
@@ -293,14 +298,24 @@ impl AddArgs {
         })
         .await?;
         drop(progress);
+        let Some(group) = group else { return Ok(None) };
         let id = group.members.iter().find(|member| member.address == address).map_or(0, |member| member.node_id);
-        say(&group, self.json, format!("{address} is master {id}, and votes"))
+        say(&group, self.json, format!("{address} is master {id}, and votes")).map(Some)
     }
 }
 
 impl RemoveArgs {
     async fn run(self) -> Result<(), CliError> {
+        until_answered(async |which| self.attempt(which).await).await
+    }
+
+    async fn attempt(&self, which: Attempt) -> Result<Option<()>, CliError> {
         let led = Led::find(&self.cluster).await?;
+        if which == Attempt::Again && led.view.member(self.id).is_none() {
+            // Its number is never used again.
+            return say(&led.group(), self.json, format!("master {} is removed: stop it if it still runs", self.id))
+                .map(Some);
+        }
         let name = led.member(self.id)?.name();
         let (voters, answering) = led.view.without(self.id);
         if voters == 0 {
@@ -315,20 +330,34 @@ impl RemoveArgs {
         // A leader that takes itself out would leave the others to an election.
         let mut leader = led.leader.clone();
         if led.view.leader == Some(self.id) {
-            let group = led.transfer(0).await?;
+            let Some(group) = led.transfer(0).await? else { return Ok(None) };
             leader = address_of(&group, group.leader).unwrap_or(leader);
         }
         let group = ask_leader(leader, led.wait, async |master| {
             master.remove_master(RemoveMasterRequest { node_id: self.id }).await
         })
         .await?;
-        say(&group, self.json, format!("{name} is removed: stop it if it still runs"))
+        let Some(group) = group else { return Ok(None) };
+        say(&group, self.json, format!("{name} is removed: stop it if it still runs")).map(Some)
     }
 }
 
 impl TransferArgs {
     async fn run(self) -> Result<(), CliError> {
+        let mut before = None;
+        until_answered(async |which| self.attempt(which, &mut before).await).await
+    }
+
+    /// `before` is who led at the first attempt.
+    async fn attempt(&self, which: Attempt, before: &mut Option<u64>) -> Result<Option<()>, CliError> {
         let led = Led::find(&self.cluster).await?;
+        let led_first = *before.get_or_insert(led.view.leader.unwrap_or_default());
+        if let Some(leads) = led.view.leader.filter(|leads| *leads != led_first)
+            && which == Attempt::Again
+            && self.id.is_none_or(|id| id == leads)
+        {
+            return say(&led.group(), self.json, format!("master {leads} leads")).map(Some);
+        }
         if led.view.voters == 1 {
             return Err(CliError::Failed("the group has one voting master: there is none that could lead".to_owned()));
         }
@@ -354,10 +383,11 @@ impl TransferArgs {
                 &led.group(),
                 self.json,
                 format!("{} leads already", led.member(self.id.unwrap_or_default())?.name()),
-            );
+            )
+            .map(Some);
         }
-        let group = led.transfer(self.id.unwrap_or_default()).await?;
-        say(&group, self.json, format!("master {} leads", group.leader))
+        let Some(group) = led.transfer(self.id.unwrap_or_default()).await? else { return Ok(None) };
+        say(&group, self.json, format!("master {} leads", group.leader)).map(Some)
     }
 }
 

@@ -1,6 +1,7 @@
 //! `cv refresh`.
 
 use cavern_conf::counted;
+use cavern_net::master::Stubs;
 use cavern_proto::master::{RefreshFate, RefreshItem, RefreshProgress, RefreshRequest};
 use clap::Args;
 use serde::Serialize;
@@ -73,14 +74,18 @@ impl Name {
 
 impl RefreshArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let mut connection = self.cluster.connect().await?;
         let request = RefreshRequest { path: self.path.clone(), recursive: !self.shallow, dry_run: self.dry_run };
-        let mut progress = connection.namespace.refresh(request).await?.into_inner();
-        let (mut last, mut names) = (RefreshProgress::default(), Vec::new());
-        while let Some(mut message) = progress.message().await? {
-            names.extend(std::mem::take(&mut message.items).into_iter().map(Name::of));
-            last = message;
-        }
+        // Begun again, it says what was left to do.
+        let refresh = async |mut master: Stubs| {
+            let mut progress = master.namespace.refresh(request.clone()).await?.into_inner();
+            let (mut last, mut names) = (RefreshProgress::default(), Vec::new());
+            while let Some(mut message) = progress.message().await? {
+                names.extend(std::mem::take(&mut message.items).into_iter().map(Name::of));
+                last = message;
+            }
+            Ok((last, names))
+        };
+        let (last, names) = self.cluster.leader().await?.ask(refresh).await?;
         if !last.done {
             return Err(CliError::Failed(format!("the master gave up refreshing {}: see its log", self.path)));
         }

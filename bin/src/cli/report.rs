@@ -1,6 +1,7 @@
 //! `cv report`: what the cluster is doing.
 
 use cavern_conf::counted;
+use cavern_net::master::Stubs;
 use cavern_proto::master::{
     ClusterStatus, ListUnavailableRequest, StatusRequest, UnavailableFiles, Worker, WorkerState, WorkerTable,
 };
@@ -106,10 +107,12 @@ struct DiskView {
 
 impl ReportArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let mut cluster = self.cluster.connect().await?.cluster;
-        let status = cluster.status(StatusRequest {}).await?.into_inner();
         let request = ListUnavailableRequest { limit: UNAVAILABLE_SHOWN, ..ListUnavailableRequest::default() };
-        let mut report = Report::new(status, cluster.list_unavailable(request).await?.into_inner());
+        let ask = async |mut master: Stubs| {
+            let status = master.cluster.status(StatusRequest {}).await?.into_inner();
+            Ok(Report::new(status, master.cluster.list_unavailable(request).await?.into_inner()))
+        };
+        let mut report = self.cluster.leader().await?.ask(ask).await?;
         let config = self.cluster.config()?;
         let group = Survey::take(&config.cluster.masters, config.client.connect_timeout.get()).await.view();
         report.group = (group.masters.len() > 1).then_some(group);

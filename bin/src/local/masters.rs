@@ -65,8 +65,8 @@ pub fn take_in(cluster: &Cluster, number: usize) -> Result<bool, CliError> {
         return Ok(false);
     }
     let request = AddMasterRequest { address: master.grpc.clone() };
-    block_on(ask_leader(leader, CONNECT, async |leader| leader.add_master(request.clone()).await))?;
-    Ok(true)
+    let added = block_on(ask_leader(leader, CONNECT, async |leader| leader.add_master(request.clone()).await))?;
+    Ok(added.is_some())
 }
 
 /// Why a master that runs cannot become ready by itself; `None` for one that can, or does not answer yet.

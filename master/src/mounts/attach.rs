@@ -1,13 +1,14 @@
 //! Attaching buckets to the namespace.
 
 use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Existing, Mount, WriteType};
-use cavern_proto::record::AttachMount;
 use cavern_proto::record::command::Command;
+use cavern_proto::record::{AttachMount, RequestRecord};
 use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX};
 use cavern_ufs::Contents;
 
 use crate::MasterError;
 use crate::namespace::components;
+use crate::request::Request;
 use crate::service::Services;
 use crate::state::Outcome;
 
@@ -22,8 +23,11 @@ const OPTIONS_MAX: usize = 64;
 const OPTION_BYTES_MAX: usize = 8192;
 
 impl Services {
-    /// Verifies a mount request and its bucket, and records it. What is not given gets its default.
-    pub async fn mount_bucket(&self, wanted: Mount, check_only: bool) -> Result<Mount, MasterError> {
+    /// Verifies a mount request and its bucket, and records it, once. What is not given gets its default.
+    pub async fn mount_once(&self, request: &Request, wanted: Mount, check_only: bool) -> Result<Mount, MasterError> {
+        if let Some(answer) = request.answer(&self.lookups.reader).await? {
+            return self.mounted_before(answer);
+        }
         let wanted_existing = wanted.existing();
         let mut mount = complete(wanted)?;
         let ufs = self.mounts.open_ufs(&mount)?;
@@ -38,8 +42,9 @@ impl Services {
         mount.created_ns = self.lookups.reader.clock().now_ns();
         let sealed = self.mounts.seal(mount.clone())?;
         let outcome = loop {
-            let attach = AttachMount { mount: Some(sealed.clone()), mounts_epoch };
-            match self.proposer.propose(Command::AttachMount(attach)).await? {
+            let attach = Command::AttachMount(AttachMount { mount: Some(sealed.clone()), mounts_epoch });
+            let attach = request.command(&self.lookups.reader, attach).await?;
+            match self.proposer.propose(attach).await? {
                 // Each time, another mount has come, gone or changed.
                 Outcome::OutOfDate => mounts_epoch = self.compare_with_others(&mount).await?,
                 outcome => break outcome,
@@ -85,8 +90,21 @@ impl Services {
                     false => format!("{path} already carries {uri}: unmount it first, or choose another path"),
                 }))
             }
+            Outcome::Repeated(answer) => self.mounted_before(*answer),
             Outcome::Refused(reason) => Err(MasterError::Refused(reason)),
             other => Err(MasterError::Refused(format!("a mount was answered by {other:?}"))),
+        }
+    }
+
+    /// The answer to a request that has made a mount.
+    fn mounted_before(&self, answer: RequestRecord) -> Result<Mount, MasterError> {
+        let made =
+            answer.mount.ok_or_else(|| MasterError::Invalid("this request's id is that of another one".into()))?;
+        match self.mounts.get(made.id) {
+            Ok(open) => Ok(open.mount.clone()),
+            // It was detached since.
+            Err(error) if error.is_not_found() => Ok(made),
+            Err(error) => Err(error),
         }
     }
 }

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::attach::{normalized, not_mounted};
 use crate::MasterError;
 use crate::persist::{Backlog, Scope};
+use crate::request::Request;
 use crate::service::Services;
 use crate::state::Outcome;
 
@@ -37,12 +38,20 @@ pub enum DetachPolicy {
 }
 
 impl Services {
-    /// Detaches the bucket at a path, which disappears at once; what was known of it is deleted in the background.
+    /// Detaches the bucket at a path, once. It disappears at once; what was known of it is deleted in the background.
     ///
     /// # Errors
     /// [`MasterError::Refused`] when the bucket lacks changes that are not to be discarded, or files are being written.
-    pub async fn unmount_bucket(&self, path: &str, unwritten: DetachPolicy) -> Result<Mount, MasterError> {
+    pub async fn unmount_once(
+        &self,
+        request: &Request,
+        path: &str,
+        unwritten: DetachPolicy,
+    ) -> Result<Mount, MasterError> {
         let path = normalized(path)?;
+        if let Some(answer) = request.answer(&self.lookups.reader).await? {
+            return Ok(answer.mount.unwrap_or_default());
+        }
         let began = Instant::now();
         loop {
             let looked_up = path.clone();
@@ -55,8 +64,9 @@ impl Services {
                 WriteType::FsMode if !discard => self.drained(&mount, began).await?,
                 _ => 0,
             };
-            let remove = RemoveMount { mount_id: mount.id, change, discard };
-            match self.proposer.propose(Command::RemoveMount(remove)).await? {
+            let remove = Command::RemoveMount(RemoveMount { mount_id: mount.id, change, discard });
+            let remove = request.command(&self.lookups.reader, remove).await?;
+            match self.proposer.propose(remove).await? {
                 Outcome::Mount(removed) => {
                     self.mounts.forget(removed.id);
                     tracing::info!(mount = removed.path, "a bucket is unmounted");
@@ -70,6 +80,7 @@ impl Services {
                     )));
                 }
                 Outcome::OutOfDate => {}
+                Outcome::Repeated(answer) => return Ok(answer.mount.unwrap_or_default()),
                 Outcome::NoSuchMount => return Err(not_mounted(&path)),
                 other => return Err(MasterError::Refused(format!("an unmount was answered by {other:?}"))),
             }

@@ -32,6 +32,7 @@ impl Services {
             let Some(before) = mounts.iter().find(|mount| mount.path == path) else { return Err(not_mounted(&path)) };
             let wanted = changed(before, &request)?;
             if wanted == *before {
+                // As when the request is sent again.
                 return Ok(wanted);
             }
             self.check_options(before, &wanted, &mounts).await?;

@@ -13,13 +13,15 @@ use std::collections::BTreeSet;
 
 use cavern_proto::master::{RemoveWorkerReply, UnavailableFiles, Worker, WorkerBlocks, WorkerState, WriteType};
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{BlockOf, DrainWorker, GiveUpReplicas, RemoveWorker};
+use cavern_proto::record::{BlockOf, DrainWorker, GiveUpReplicas, RemoveWorker, RequestRecord};
+use prost::Message as _;
 
 use super::block::Problem;
 use super::unavailable::{describe, is_in_bucket};
 use super::{AvailabilityMap, PAGE, Repair};
 use crate::MasterError;
-use crate::state::{FileBlock, Tables};
+use crate::request::Request;
+use crate::state::{FileBlock, Outcome, Tables};
 
 /// Files that an answer names.
 const LISTED: usize = 20;
@@ -100,7 +102,15 @@ impl Repair {
     ///
     /// # Errors
     /// [`MasterError::NotFound`] for a worker that is none.
-    pub async fn remove(&self, worker_id: u64, forced: bool) -> Result<RemoveWorkerReply, MasterError> {
+    pub async fn remove_once(
+        &self,
+        request: &Request,
+        worker_id: u64,
+        forced: bool,
+    ) -> Result<RemoveWorkerReply, MasterError> {
+        if let Some(answer) = request.answer(&self.reader).await? {
+            return removed_before(&answer);
+        }
         let draining = self.known(worker_id).await?;
         let availability = self.availability()?;
         let (mut only_here, mut files) = (UnavailableFiles::default(), BTreeSet::new());
@@ -137,10 +147,13 @@ impl Repair {
                 return refused(format!("worker {worker_id} cannot be removed yet: {reason}"), only_here);
             }
         }
-        match self.propose(Command::RemoveWorker(RemoveWorker { worker_id, with_replicas: forced })).await {
-            Ok(()) => Ok(RemoveWorkerReply { removed: true, reason: String::new(), only_here: Some(only_here) }),
-            Err(Problem::Refused(reason)) => refused(reason, only_here),
-            Err(Problem::Failed(reason)) => Err(MasterError::Consensus(reason)),
+        let remove = Command::RemoveWorker(RemoveWorker { worker_id, with_replicas: forced });
+        let reply = RemoveWorkerReply { removed: true, reason: String::new(), only_here: Some(only_here) };
+        let remove = request.command_with(&self.reader, remove, &reply).await?;
+        match self.proposer.propose(remove).await? {
+            Outcome::Repeated(answer) => removed_before(&answer),
+            Outcome::Refused(reason) => refused(reason, reply.only_here.unwrap_or_default()),
+            _ => Ok(reply),
         }
     }
 
@@ -181,6 +194,12 @@ impl Repair {
         });
         read.await
     }
+}
+
+/// The answer to a request that has removed a worker.
+fn removed_before(answer: &RequestRecord) -> Result<RemoveWorkerReply, MasterError> {
+    let reply = RemoveWorkerReply::decode(answer.reply.as_ref());
+    reply.map_err(|_| MasterError::Invalid("this request's id is that of another one".into()))
 }
 
 impl RemovalImpact {

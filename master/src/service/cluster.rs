@@ -15,11 +15,12 @@ use cavern_proto::master::{
 use futures::StreamExt;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Response, Status, Streaming};
 
 use super::{Answers, Services};
 use crate::MasterError;
 use crate::mounts::{DetachPolicy, redact};
+use crate::request::Request;
 use crate::sessions::{self, Before};
 use crate::state::Tables;
 
@@ -38,7 +39,10 @@ const PLACE_MAX: usize = 8192;
 impl Cluster for Services {
     type WatchStream = Answers<WatchEvent>;
 
-    async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
+    async fn watch(
+        &self,
+        request: tonic::Request<Streaming<WatchRequest>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
         let mut incoming = request.into_inner();
         let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await;
         let WatchRequest { client, session: earlier, place, knows_inodes, applied_seq, has_changed, .. } = match first
@@ -97,14 +101,14 @@ impl Cluster for Services {
 
     async fn register_worker(
         &self,
-        request: Request<RegisterWorkerRequest>,
+        request: tonic::Request<RegisterWorkerRequest>,
     ) -> Result<Response<RegisterWorkerReply>, Status> {
         let (worker_id, epoch) = self.workers.register(request.into_inner()).await?;
         let cluster_id = self.cluster_id.to_string();
         Ok(Response::new(RegisterWorkerReply { worker_id, cluster_id, epoch, heartbeat_ms: self.heartbeat_ms }))
     }
 
-    async fn heartbeat(&self, request: Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
+    async fn heartbeat(&self, request: tonic::Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
         let is_known = self.workers.heartbeat(request.into_inner()).await?;
         let counters = self.lookups.reader.read(|tables| tables.counters()).await?;
         Ok(Response::new(HeartbeatReply {
@@ -116,90 +120,99 @@ impl Cluster for Services {
         }))
     }
 
-    async fn list_claims(&self, request: Request<ListClaimsRequest>) -> Result<Response<ClaimList>, Status> {
+    async fn list_claims(&self, request: tonic::Request<ListClaimsRequest>) -> Result<Response<ClaimList>, Status> {
         Ok(Response::new(self.repair.claims(request.into_inner()).await?))
     }
 
-    async fn list_workers(&self, _: Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {
+    async fn list_workers(&self, _: tonic::Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {
         Ok(Response::new(self.workers.table()?))
     }
 
-    async fn mount(&self, request: Request<MountRequest>) -> Result<Response<MountReply>, Status> {
-        let MountRequest { mount, check_only } = request.into_inner();
-        let mount = self.mount_bucket(mount.unwrap_or_default(), check_only).await?;
+    async fn mount(&self, request: tonic::Request<MountRequest>) -> Result<Response<MountReply>, Status> {
+        let MountRequest { mount, check_only, request_id } = request.into_inner();
+        let mount = self.mount_once(&Request::new(request_id)?, mount.unwrap_or_default(), check_only).await?;
         Ok(Response::new(MountReply { mount: Some(mount) }))
     }
 
-    async fn unmount(&self, request: Request<UnmountRequest>) -> Result<Response<UnmountReply>, Status> {
-        let UnmountRequest { path, discard } = request.into_inner();
+    async fn unmount(&self, request: tonic::Request<UnmountRequest>) -> Result<Response<UnmountReply>, Status> {
+        let UnmountRequest { path, discard, request_id } = request.into_inner();
         let unwritten = if discard { DetachPolicy::Discard } else { DetachPolicy::Keep };
-        let mount = self.unmount_bucket(&path, unwritten).await?;
+        let mount = self.unmount_once(&Request::new(request_id)?, &path, unwritten).await?;
         Ok(Response::new(UnmountReply { mount: Some(mount) }))
     }
 
-    async fn update_mount(&self, request: Request<UpdateMountRequest>) -> Result<Response<MountReply>, Status> {
+    async fn update_mount(&self, request: tonic::Request<UpdateMountRequest>) -> Result<Response<MountReply>, Status> {
         let mount = self.update_mount_at(request.into_inner()).await?;
         Ok(Response::new(MountReply { mount: Some(mount) }))
     }
 
-    async fn list_mounts(&self, _: Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
+    async fn list_mounts(&self, _: tonic::Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
         let (epoch, mounts) = self.mounts.table()?;
         Ok(Response::new(MountTable { epoch, mounts, status: self.mounts.status() }))
     }
 
-    async fn submit_load(&self, request: Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
-        Ok(Response::new(self.jobs.load(&request.into_inner().path).await?))
+    async fn submit_load(&self, request: tonic::Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
+        let SubmitLoadRequest { path, request_id } = request.into_inner();
+        Ok(Response::new(self.jobs.load_once(&Request::new(request_id)?, &path).await?))
     }
 
-    async fn submit_export(&self, request: Request<SubmitExportRequest>) -> Result<Response<Job>, Status> {
-        Ok(Response::new(self.jobs.export(&request.into_inner().path).await?))
+    async fn submit_export(&self, request: tonic::Request<SubmitExportRequest>) -> Result<Response<Job>, Status> {
+        let SubmitExportRequest { path, request_id } = request.into_inner();
+        Ok(Response::new(self.jobs.export_once(&Request::new(request_id)?, &path).await?))
     }
 
-    async fn get_job(&self, request: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+    async fn get_job(&self, request: tonic::Request<GetJobRequest>) -> Result<Response<Job>, Status> {
         Ok(Response::new(self.jobs.get(request.into_inner().id).await?))
     }
 
-    async fn list_jobs(&self, _: Request<ListJobsRequest>) -> Result<Response<JobList>, Status> {
+    async fn list_jobs(&self, _: tonic::Request<ListJobsRequest>) -> Result<Response<JobList>, Status> {
         Ok(Response::new(JobList { jobs: self.jobs.list().await? }))
     }
 
-    async fn cancel_job(&self, request: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+    async fn cancel_job(&self, request: tonic::Request<GetJobRequest>) -> Result<Response<Job>, Status> {
         Ok(Response::new(self.jobs.cancel(request.into_inner().id).await?))
     }
 
-    async fn retry_job(&self, request: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
-        Ok(Response::new(self.jobs.retry(request.into_inner().id).await?))
+    async fn retry_job(&self, request: tonic::Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+        let GetJobRequest { id, request_id } = request.into_inner();
+        Ok(Response::new(self.jobs.retry_once(&Request::new(request_id)?, id).await?))
     }
 
     async fn get_persist_status(
         &self,
-        request: Request<PersistStatusRequest>,
+        request: tonic::Request<PersistStatusRequest>,
     ) -> Result<Response<PersistStatus>, Status> {
         let PersistStatusRequest { path, up_to_change } = request.into_inner();
         let up_to = if up_to_change == 0 { u64::MAX } else { up_to_change };
         Ok(Response::new(self.persistence.status(&path, up_to).await?))
     }
 
-    async fn drain_worker(&self, request: Request<DrainWorkerRequest>) -> Result<Response<WorkerBlocks>, Status> {
+    async fn drain_worker(
+        &self,
+        request: tonic::Request<DrainWorkerRequest>,
+    ) -> Result<Response<WorkerBlocks>, Status> {
         let DrainWorkerRequest { worker_id, undo } = request.into_inner();
         Ok(Response::new(self.repair.drain(worker_id, !undo).await?))
     }
 
-    async fn get_worker_blocks(&self, request: Request<WorkerBlocksRequest>) -> Result<Response<WorkerBlocks>, Status> {
+    async fn get_worker_blocks(
+        &self,
+        request: tonic::Request<WorkerBlocksRequest>,
+    ) -> Result<Response<WorkerBlocks>, Status> {
         Ok(Response::new(self.repair.blocks_of(request.into_inner().worker_id).await?))
     }
 
     async fn remove_worker(
         &self,
-        request: Request<RemoveWorkerRequest>,
+        request: tonic::Request<RemoveWorkerRequest>,
     ) -> Result<Response<RemoveWorkerReply>, Status> {
-        let RemoveWorkerRequest { worker_id, force } = request.into_inner();
-        Ok(Response::new(self.repair.remove(worker_id, force).await?))
+        let RemoveWorkerRequest { worker_id, force, request_id } = request.into_inner();
+        Ok(Response::new(self.repair.remove_once(&Request::new(request_id)?, worker_id, force).await?))
     }
 
     async fn list_unavailable(
         &self,
-        request: Request<ListUnavailableRequest>,
+        request: tonic::Request<ListUnavailableRequest>,
     ) -> Result<Response<UnavailableFiles>, Status> {
         let ListUnavailableRequest { limit, inode } = request.into_inner();
         if inode != 0 {
@@ -210,7 +223,7 @@ impl Cluster for Services {
         Ok(Response::new(self.repair.unavailable(limit.min(LISTED_MAX) as usize).await?))
     }
 
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {
+    async fn status(&self, _: tonic::Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {
         let (epoch, mounts) = self.mounts.table()?;
         let shown = |mount: Mount| Mount { options: redact(&mount.options), ..mount };
         let mounts =

@@ -4,13 +4,13 @@
 
 use cavern_proto::master::{FreedContent, Mount, MutationResult, RefreshFate};
 use cavern_proto::record::command::Command as Kind;
-use cavern_proto::record::{Command, InitCluster, PutIndex};
+use cavern_proto::record::{Command, InitCluster, PutIndex, RequestRecord};
 
 use super::namespace::{ListingCounts, apply_listing, create_root};
 use super::orphans::{StepProgress, reap};
 use super::tables::{CLUSTER_KEY, index_key};
 use super::transaction::Transaction;
-use super::{Family, existing, extent, intent, kept, mount, origin, posix, registry, restored, usage};
+use super::{Family, existing, extent, intent, kept, mount, origin, posix, registry, requests, restored, usage};
 use crate::{MasterError, level};
 
 /// What a command did.
@@ -47,6 +47,8 @@ pub enum Outcome {
     Freed(FreedContent),
     /// What others changed, taken in or not.
     TakenIn(RefreshFate),
+    /// It was done before, when it was asked for under the same id.
+    Repeated(Box<RequestRecord>),
     /// The state does not allow it; a sentence for the one who asked.
     Refused(String),
 }
@@ -59,7 +61,7 @@ pub fn apply(transaction: &mut Transaction<'_>, command: Command) -> Result<Outc
     Ok(outcome)
 }
 
-fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<Outcome, MasterError> {
+pub(super) fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<Outcome, MasterError> {
     match command.command {
         // Whatever it does, the masters that know it do it: this one would be another from here on.
         None => Err(MasterError::UnknownCommand),
@@ -102,6 +104,7 @@ fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<
         Some(Kind::GiveUpReplicas(given_up)) => extent::give_up(transaction, &given_up),
         Some(Kind::ReserveMasterId(largest)) => Ok(registry::reserve_master_id(transaction, largest)),
         Some(Kind::RaiseLevel(level)) => raise_level(transaction, level),
+        Some(Kind::Once(once)) => requests::once(transaction, *once),
     }
 }
 

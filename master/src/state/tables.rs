@@ -17,7 +17,8 @@ use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, Extent, Job, Kind, LockKind, Mount, MutationResult};
 use cavern_proto::record::{
-    Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, LockRecord, SessionRecord, WorkerRecord,
+    Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, LockRecord, RequestRecord, SessionRecord,
+    WorkerRecord,
 };
 use prost::Message;
 use rocksdb::{DBPinnableSlice, Direction, ErrorKind, IteratorMode, ReadOptions, ReadTier, Snapshot};
@@ -233,6 +234,16 @@ impl<'a> Tables<'a> {
     pub fn removed_worker(&self, uuid: &[u8]) -> Result<Option<u64>, MasterError> {
         let value = self.get(Family::Meta, &removed_key(uuid))?;
         Ok(value.and_then(|id| leading_id(&id)))
+    }
+
+    /// What became of the request under this id.
+    pub fn request(&self, id: &[u8]) -> Result<Option<RequestRecord>, MasterError> {
+        self.record(Family::Meta, &request_key(id))
+    }
+
+    /// Id of the request of this number.
+    pub fn requested(&self, number: u64) -> Result<Option<Vec<u8>>, MasterError> {
+        Ok(self.get(Family::Meta, &requested_key(number))?.map(|id| id.to_vec()))
     }
 
     pub fn job(&self, id: u64) -> Result<Option<Job>, MasterError> {
@@ -623,6 +634,16 @@ pub fn change_key(mount_id: u32) -> Vec<u8> {
 /// Key in `meta` of a worker that was removed.
 pub fn removed_key(uuid: &[u8]) -> Vec<u8> {
     [b"removed".as_slice(), uuid].concat()
+}
+
+/// Key in `meta` of a request.
+pub fn request_key(id: &[u8]) -> Vec<u8> {
+    [b"request".as_slice(), id].concat()
+}
+
+/// Key in `meta` of the id of a request.
+pub fn requested_key(number: u64) -> Vec<u8> {
+    [b"requested".as_slice(), &number.to_be_bytes()].concat()
 }
 
 /// The first inode id of `orphan` and the like.

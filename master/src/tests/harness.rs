@@ -9,7 +9,7 @@ use bytes::Bytes;
 use cavern_conf::{Config, Interval};
 use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, open_request};
-use cavern_proto::master::{Kind, Mount, Worker, WorkerState, WorkerTable, WriteType};
+use cavern_proto::master::{Job, Kind, Mount, RemoveWorkerReply, Worker, WorkerState, WorkerTable, WriteType};
 use cavern_ufs::MemoryBucket;
 use futures::future::BoxFuture;
 use tempfile::TempDir;
@@ -17,9 +17,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::MasterError;
 use crate::clock::{Clock, Reading};
-use crate::jobs::{BlockFiller, Filled};
+use crate::jobs::{BlockFiller, Filled, Jobs};
 use crate::metrics::MasterMetrics;
+use crate::mounts::DetachPolicy;
 use crate::persist::ObjectWriter;
+use crate::repair::Repair;
+use crate::request::Request;
 use crate::server::Master;
 use crate::service::Services;
 use crate::term::{Term, WorkerClientFactory, WorkerClients};
@@ -94,6 +97,37 @@ impl HostClock {
             let reading = Reading::now();
             Reading { wall_ns: reading.wall_ns + set_by.load(Ordering::Acquire), ..reading }
         })
+    }
+}
+
+/// Requests as they come from callers that know of no ids.
+impl Services {
+    pub async fn mount_bucket(&self, wanted: Mount, check_only: bool) -> Result<Mount, MasterError> {
+        self.mount_once(&Request::default(), wanted, check_only).await
+    }
+
+    pub async fn unmount_bucket(&self, path: &str, unwritten: DetachPolicy) -> Result<Mount, MasterError> {
+        self.unmount_once(&Request::default(), path, unwritten).await
+    }
+}
+
+impl Jobs {
+    pub async fn load(self: &Arc<Self>, path: &str) -> Result<Job, MasterError> {
+        self.load_once(&Request::default(), path).await
+    }
+
+    pub async fn export(self: &Arc<Self>, path: &str) -> Result<Job, MasterError> {
+        self.export_once(&Request::default(), path).await
+    }
+
+    pub async fn retry(self: &Arc<Self>, id: u64) -> Result<Job, MasterError> {
+        self.retry_once(&Request::default(), id).await
+    }
+}
+
+impl Repair {
+    pub async fn remove(&self, worker_id: u64, forced: bool) -> Result<RemoveWorkerReply, MasterError> {
+        self.remove_once(&Request::default(), worker_id, forced).await
     }
 }
 

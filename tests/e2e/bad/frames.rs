@@ -309,14 +309,17 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
         let what = format!("the path {path:.20}");
         let request = ResolveRequest { path: path.clone(), session: 0 };
         master.refused(&what, async { namespace().resolve(request).await });
-        let request = UnmountRequest { path: path.clone(), discard: true };
+        let request = UnmountRequest { path: path.clone(), discard: true, ..UnmountRequest::default() };
         master.refused(&what, async { calls().unmount(request).await });
         let request = RefreshRequest { path: path.clone(), recursive: true, dry_run: false };
         master.refused(&what, async { namespace().refresh(request).await?.into_inner().message().await });
         let request = UsageRequest { path: path.clone() };
         master.refused(&what, async { namespace().usage(request).await?.into_inner().message().await });
-        master.refused(&what, async { calls().submit_load(SubmitLoadRequest { path: path.clone() }).await });
-        master.refused(&what, async { calls().submit_export(SubmitExportRequest { path }).await });
+        master.refused(&what, async {
+            calls().submit_load(SubmitLoadRequest { path: path.clone(), ..Default::default() }).await
+        });
+        master
+            .refused(&what, async { calls().submit_export(SubmitExportRequest { path, ..Default::default() }).await });
     }
     let directories = vec![u64::MAX; 20_000];
     master.refused("many directories", async {
@@ -324,11 +327,14 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
     });
     master.refused("a mount of nothing", async { calls().mount(MountRequest::default()).await });
     let mount = Mount { path: "/x".into(), uri: "s3://b".into(), write_type: 77, ..Mount::default() };
-    let request = MountRequest { mount: Some(mount), check_only: false };
+    let request = MountRequest { mount: Some(mount), ..MountRequest::default() };
     master.refused("an unknown write type", async { calls().mount(request).await });
-    master.refused("a job that is none", async { calls().get_job(GetJobRequest { id: u64::MAX }).await });
-    master.refused("a job to try again", async { calls().retry_job(GetJobRequest { id: u64::MAX }).await });
-    master.refused("a job to cancel", async { calls().cancel_job(GetJobRequest { id: u64::MAX }).await });
+    let job = || GetJobRequest { id: u64::MAX, ..GetJobRequest::default() };
+    master.refused("a job that is none", async { calls().get_job(job()).await });
+    master.refused("a job to try again", async { calls().retry_job(job()).await });
+    master.refused("a job to cancel", async { calls().cancel_job(job()).await });
+    let odd = SubmitLoadRequest { path: "/".into(), request_id: vec![7; 15].into() };
+    master.refused("an id of a request that is none", async { calls().submit_load(odd).await });
     let worker = |uuid: usize, address: &str| RegisterWorkerRequest {
         uuid: vec![1; uuid].into(),
         cluster_id: String::new(),

@@ -10,6 +10,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::cli::connect::ClusterArgs;
+use crate::cli::leader::Leader;
 use crate::console;
 use crate::error::CliError;
 
@@ -86,9 +87,10 @@ struct BucketView {
 }
 
 impl BucketView {
-    async fn of(connection: &mut Stubs, path: &str) -> Result<Self, CliError> {
+    async fn of(leader: &mut Leader, path: &str) -> Result<Self, CliError> {
         let request = PersistStatusRequest { path: path.to_owned(), up_to_change: 0 };
-        let status = connection.cluster.get_persist_status(request).await?.into_inner();
+        let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
+        let status = leader.ask(ask).await?.into_inner();
         Ok(Self {
             persisted: status.files + status.deletions == 0,
             files: status.files,
@@ -175,21 +177,23 @@ pub fn join(directory: &str, name: &[u8]) -> String {
     format!("{}/{}", directory.trim_end_matches('/'), String::from_utf8_lossy(name))
 }
 
-pub async fn resolve(connection: &mut Stubs, path: &str) -> Result<Entry, CliError> {
-    Ok(connection.namespace.resolve(ResolveRequest { path: path.to_owned(), session: 0 }).await?.into_inner())
+pub async fn resolve(leader: &mut Leader, path: &str) -> Result<Entry, CliError> {
+    let request = ResolveRequest { path: path.to_owned(), session: 0 };
+    let resolve = async |mut master: Stubs| master.namespace.resolve(request.clone()).await;
+    Ok(leader.ask(resolve).await?.into_inner())
 }
 
 impl LsArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let mut connection = self.cluster.connect().await?;
-        let entry = resolve(&mut connection, &self.path).await?;
+        let mut leader = self.cluster.leader().await?;
+        let entry = resolve(&mut leader, &self.path).await?;
         let attr = entry.attr.unwrap_or_default();
         if attr.kind() != Kind::Directory {
             return self.print(self.path.clone(), &entry);
         }
         let mut pending = vec![(self.path.clone(), attr.inode)];
         while let Some((directory, inode)) = pending.pop() {
-            let below = self.directory(&mut connection, &directory, inode).await?;
+            let below = self.directory(&mut leader, &directory, inode).await?;
             if self.recursive {
                 pending.extend(below.into_iter().rev());
             }
@@ -198,19 +202,27 @@ impl LsArgs {
     }
 
     /// Prints the entries of one directory as they arrive; answers the directories among them.
-    async fn directory(&self, connection: &mut Stubs, path: &str, inode: u64) -> Result<Vec<(String, u64)>, CliError> {
-        let request = ReadDirRequest { inode, ..ReadDirRequest::default() };
-        let mut pages = connection.namespace.read_dir(request).await?.into_inner();
+    async fn directory(&self, leader: &mut Leader, path: &str, inode: u64) -> Result<Vec<(String, u64)>, CliError> {
+        let mut request = ReadDirRequest { inode, ..ReadDirRequest::default() };
         let mut directories = Vec::new();
-        while let Some(page) = pages.message().await? {
-            for entry in &page.entries {
-                let attr = entry.attr.unwrap_or_default();
-                if self.recursive && attr.kind() == Kind::Directory {
-                    directories.push((join(path, &entry.name), attr.inode));
+        // Another master goes on after the last name.
+        let list = async |mut master: Stubs| {
+            let mut pages = master.namespace.read_dir(request.clone()).await?.into_inner();
+            while let Some(page) = pages.message().await? {
+                for entry in page.entries {
+                    let attr = entry.attr.unwrap_or_default();
+                    if self.recursive && attr.kind() == Kind::Directory {
+                        directories.push((join(path, &entry.name), attr.inode));
+                    }
+                    if let Err(error) = self.print(join(path, &entry.name), &entry) {
+                        return Ok(Err(error));
+                    }
+                    request.after_name = entry.name;
                 }
-                self.print(join(path, &entry.name), entry)?;
             }
-        }
+            Ok(Ok(()))
+        };
+        leader.ask(list).await??;
         Ok(directories)
     }
 
@@ -233,19 +245,20 @@ impl LsArgs {
 
 impl StatArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let mut connection = self.cluster.connect().await?;
-        let mounts = connection.cluster.list_mounts(ListMountsRequest {}).await?.into_inner().mounts;
+        let mut leader = self.cluster.leader().await?;
+        let list = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
+        let mounts = leader.ask(list).await?.into_inner().mounts;
         let is_fs_mode = |id: u32| mounts.iter().any(|mount| mount.id == id && mount.write_type() == WriteType::FsMode);
         for path in &self.paths {
-            let entry = resolve(&mut connection, path).await?;
+            let entry = resolve(&mut leader, path).await?;
             let mut view = EntryView::new(path.clone(), &entry);
             if is_fs_mode(entry.mount_id) {
                 // The namespace is the truth: when the bucket was listed says nothing of the file.
                 view.listing_age_ms = None;
-                view.bucket = Some(BucketView::of(&mut connection, path).await?);
+                view.bucket = Some(BucketView::of(&mut leader, path).await?);
             }
             if view.kind == "file" && view.mount_id.is_some() {
-                view.unavailable = unavailable(&mut connection, view.inode).await?;
+                view.unavailable = unavailable(&mut leader, view.inode).await?;
             }
             if self.json {
                 console::json_line(&view)?;
@@ -276,9 +289,10 @@ impl StatArgs {
 }
 
 /// The blocks of a file that nobody who is there has.
-async fn unavailable(connection: &mut Stubs, inode: u64) -> Result<Vec<UnavailableBlock>, CliError> {
+async fn unavailable(leader: &mut Leader, inode: u64) -> Result<Vec<UnavailableBlock>, CliError> {
     let request = ListUnavailableRequest { inode, ..ListUnavailableRequest::default() };
-    let found = connection.cluster.list_unavailable(request).await?.into_inner();
+    let found = leader.ask(async |mut master: Stubs| master.cluster.list_unavailable(request).await).await?;
+    let found = found.into_inner();
     let block = |extent: Extent| UnavailableBlock { index: extent.index, workers: extent.workers };
     Ok(found.extents.into_iter().map(block).collect())
 }

@@ -2,13 +2,14 @@
 
 use cavern_conf::counted;
 use cavern_net::master::Stubs;
-use cavern_proto::master::{Kind, ListWorkersRequest, ReadDirRequest, UsageProgress, UsageRequest, WorkerState};
+use cavern_proto::master::{Entry, Kind, ListWorkersRequest, ReadDirRequest, UsageProgress, UsageRequest, WorkerState};
 use clap::Args;
 use serde::Serialize;
 
 use super::PathArgs;
 use super::list::{join, resolve};
 use crate::cli::connect::ClusterArgs;
+use crate::cli::leader::Leader;
 use crate::console;
 use crate::error::CliError;
 
@@ -49,12 +50,16 @@ struct DfView {
 }
 
 /// What is below a path, the directory itself included.
-async fn usage(connection: &mut Stubs, path: String) -> Result<UsageView, CliError> {
-    let mut progress = connection.namespace.usage(UsageRequest { path: path.clone() }).await?.into_inner();
-    let mut last = UsageProgress::default();
-    while let Some(message) = progress.message().await? {
-        last = message;
-    }
+async fn usage(leader: &mut Leader, path: String) -> Result<UsageView, CliError> {
+    let count = async |mut master: Stubs| {
+        let mut progress = master.namespace.usage(UsageRequest { path: path.clone() }).await?.into_inner();
+        let mut last = UsageProgress::default();
+        while let Some(message) = progress.message().await? {
+            last = message;
+        }
+        Ok(last)
+    };
+    let last = leader.ask(count).await?;
     if !last.done {
         return Err(CliError::Failed(format!("the master gave up counting {path}: see its log")));
     }
@@ -63,25 +68,29 @@ async fn usage(connection: &mut Stubs, path: String) -> Result<UsageView, CliErr
 
 impl DuArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let mut connection = self.place.cluster.connect().await?;
+        let mut leader = self.place.cluster.leader().await?;
         let path = self.place.path;
         let mut views = Vec::new();
-        let root = resolve(&mut connection, &path).await?.attr.unwrap_or_default();
+        let root = resolve(&mut leader, &path).await?.attr.unwrap_or_default();
         if !self.summary && root.kind() == Kind::Directory {
             let request = ReadDirRequest { inode: root.inode, ..ReadDirRequest::default() };
-            let mut pages = connection.clone().namespace.read_dir(request).await?.into_inner();
-            while let Some(page) = pages.message().await? {
-                for entry in &page.entries {
-                    let attr = entry.attr.unwrap_or_default();
-                    let path = join(&path, &entry.name);
-                    views.push(match attr.kind() {
-                        Kind::Directory => usage(&mut connection, path).await?,
-                        _ => UsageView { path, directories: 0, files: 1, bytes: attr.size },
-                    });
+            let list = async |mut master: Stubs| {
+                let mut pages = master.namespace.read_dir(request.clone()).await?.into_inner();
+                let mut entries = Vec::new();
+                while let Some(page) = pages.message().await? {
+                    let short = |entry: Entry| (join(&path, &entry.name), entry.attr.unwrap_or_default());
+                    entries.extend(page.entries.into_iter().map(short));
                 }
+                Ok(entries)
+            };
+            for (path, attr) in leader.ask(list).await? {
+                views.push(match attr.kind() {
+                    Kind::Directory => usage(&mut leader, path).await?,
+                    _ => UsageView { path, directories: 0, files: 1, bytes: attr.size },
+                });
             }
         }
-        views.push(usage(&mut connection, path).await?);
+        views.push(usage(&mut leader, path).await?);
         if self.place.json {
             return console::json(&views);
         }
@@ -94,7 +103,7 @@ impl DuArgs {
 
 /// `cv fs count`.
 pub async fn count(args: PathArgs) -> Result<(), CliError> {
-    let view = usage(&mut args.cluster.connect().await?, args.path).await?;
+    let view = usage(&mut args.cluster.leader().await?, args.path).await?;
     if args.json {
         return console::json(&view);
     }
@@ -109,7 +118,8 @@ pub async fn count(args: PathArgs) -> Result<(), CliError> {
 
 impl DfArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let table = self.cluster.connect().await?.cluster.list_workers(ListWorkersRequest {}).await?.into_inner();
+        let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
+        let table = self.cluster.leader().await?.ask(list).await?.into_inner();
         let live = table.workers.iter().filter(|worker| worker.state() == WorkerState::Live);
         let views: Vec<_> = live
             .flat_map(|worker| {

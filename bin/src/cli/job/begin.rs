@@ -1,5 +1,6 @@
 //! What the commands that begin a job have in common.
 
+use bytes::Bytes;
 use cavern_conf::process;
 use cavern_net::master::Stubs;
 use cavern_proto::master::Job;
@@ -9,6 +10,7 @@ use tonic::{Response, Status};
 use super::view::JobView;
 use super::watch::{Interrupt, Watch};
 use crate::cli::connect::ClusterArgs;
+use crate::cli::leader::new_request_id;
 use crate::error::CliError;
 
 #[derive(Args)]
@@ -30,24 +32,26 @@ impl BeginArgs {
     /// Begins the job that `submit` asks for, for the path.
     pub async fn run(
         self,
-        submit: impl AsyncFnOnce(&mut Stubs, String) -> Result<Response<Job>, Status>,
+        submit: impl AsyncFn(Stubs, String, Bytes) -> Result<Response<Job>, Status>,
     ) -> Result<(), CliError> {
         let Self { path, watch, json, cluster } = self;
-        begin(cluster, watch, json, async |connection: &mut Stubs| submit(connection, path).await).await
+        let submit = async |master: Stubs, id: Bytes| submit(master, path.clone(), id).await;
+        begin(cluster, watch, json, submit).await
     }
 }
 
-/// Begins a job, and follows it if that is wanted.
+/// Begins a job, once, and follows it if that is wanted.
 pub async fn begin(
     cluster: ClusterArgs,
     watch: bool,
     json: bool,
-    submit: impl AsyncFnOnce(&mut Stubs) -> Result<Response<Job>, Status>,
+    submit: impl AsyncFn(Stubs, Bytes) -> Result<Response<Job>, Status>,
 ) -> Result<(), CliError> {
     // From before there is a job: an interrupt that comes early is not lost.
     let stop = watch.then(process::shutdown_on_signals);
-    let mut connection = cluster.connect().await?;
-    let job = JobView::from(submit(&mut connection).await?.into_inner());
+    let (mut leader, id) = (cluster.leader().await?, new_request_id());
+    let job = JobView::from(leader.ask(async |master: Stubs| submit(master, id.clone()).await).await?.into_inner());
+    let connection = leader.into_stubs();
     match stop {
         Some(stop) => Watch { cluster, connection, interrupt: Interrupt::CancelsJob, json, stop }.run(job).await,
         None => job.print(json),

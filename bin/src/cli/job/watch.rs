@@ -76,21 +76,20 @@ impl Watch {
     async fn ask(&mut self, id: u64) -> Result<Job, CliError> {
         let mut away: Option<Instant> = None;
         loop {
-            let cause =
-                match tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.get_job(GetJobRequest { id })).await
-                {
-                    Ok(Ok(job)) => {
-                        if away.is_some() {
-                            console::remark("a master answers again");
-                        }
-                        return Ok(job.into_inner());
+            let request = GetJobRequest { id, ..GetJobRequest::default() };
+            let cause = match tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.get_job(request)).await {
+                Ok(Ok(job)) => {
+                    if away.is_some() {
+                        console::remark("a master answers again");
                     }
-                    Ok(Err(status)) => match CliError::from(status) {
-                        CliError::Unreachable(cause) => cause,
-                        error => return Err(error),
-                    },
-                    Err(_) => format!("the master does not answer within {} s", ANSWER_TIMEOUT.as_secs()),
-                };
+                    return Ok(job.into_inner());
+                }
+                Ok(Err(status)) => match CliError::from(status) {
+                    CliError::Unreachable(cause) => cause,
+                    error => return Err(error),
+                },
+                Err(_) => format!("the master does not answer within {} s", ANSWER_TIMEOUT.as_secs()),
+            };
             let since = *away.get_or_insert_with(|| {
                 console::remark(format_args!("{cause}; waiting for a master, the job goes on when there is one"));
                 Instant::now()
@@ -114,7 +113,8 @@ impl Watch {
         if self.interrupt == Interrupt::LeavesJob {
             return Err(CliError::Failed(format!("interrupted; job {id} goes on: `cv job cancel {id}` would end it")));
         }
-        let cancelled = tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.cancel_job(GetJobRequest { id }));
+        let request = GetJobRequest { id, ..GetJobRequest::default() };
+        let cancelled = tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.cancel_job(request));
         let cause = match cancelled.await {
             Ok(Ok(job)) => {
                 let job = JobView::from(job.into_inner());

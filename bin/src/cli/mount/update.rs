@@ -1,6 +1,7 @@
 //! `cv mount update`.
 
 use cavern_conf::Interval;
+use cavern_net::master::Stubs;
 use cavern_proto::master::{Consistency, UpdateMountRequest};
 use clap::Args;
 
@@ -105,7 +106,8 @@ impl UpdateArgs {
                 --consistency or --ttl";
             return Err(CliError::Usage(text.to_owned()));
         }
-        let reply = self.cluster.connect().await?.cluster.update_mount(request).await?.into_inner();
+        let update = async |mut master: Stubs| master.cluster.update_mount(request.clone()).await;
+        let reply = self.cluster.leader().await?.ask(update).await?.into_inner();
         let view = MountView::new(&reply.mount.unwrap_or_default(), None);
         if self.json {
             return console::json(&view);

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+use crate::cli::leader::is_unanswered;
 use crate::error::CliError;
 
 /// Between pings, and how long one may stay unanswered: taking a master in may last long, silence must not.
@@ -48,26 +49,59 @@ pub fn unreachable(address: &str, cause: &str) -> CliError {
 }
 
 /// Sends a request to the master that leads, whoever that is by then: one that does not has done nothing of it, and
-/// names the leader. Begins with the one at `first`.
+/// names the leader. Begins with the one at `first`. `None` when no answer came: it may be done.
 pub async fn ask_leader<T>(
     first: String,
     wait: Duration,
     request: impl AsyncFn(&mut RaftClient<Channel>) -> Result<tonic::Response<T>, Status>,
-) -> Result<T, CliError> {
+) -> Result<Option<T>, CliError> {
     let deadline = Instant::now() + ELECTION_PATIENCE;
     let mut address = first;
     loop {
         let mut client = connect(&address, wait).await.map_err(|cause| unreachable(&address, &cause))?;
         let status = match request(&mut client).await {
-            Ok(reply) => return Ok(reply.into_inner()),
+            Ok(reply) => return Ok(Some(reply.into_inner())),
             Err(status) => status,
         };
-        let Some(NotLeading { leader }) = NotLeading::from_status(&status) else { return Err(status.into()) };
+        let Some(NotLeading { leader }) = NotLeading::from_status(&status) else {
+            return if is_unanswered(&status) { Ok(None) } else { Err(status.into()) };
+        };
         if Instant::now() > deadline {
             return Err(status.into());
         }
         // Two that name each other do not agree yet, either.
         tokio::time::sleep(ELECTION_POLL).await;
         address = leader.unwrap_or(address);
+    }
+}
+
+/// What becomes of an attempt at a change of the group, of which the answer may be lost.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Attempt {
+    First,
+    /// An earlier one had no answer: what is found may be its work.
+    Again,
+}
+
+/// Makes attempts until one is answered, or fails; after the first that was not, until the next leader is known, and a
+/// while longer.
+pub async fn until_answered(
+    mut attempt: impl AsyncFnMut(Attempt) -> Result<Option<()>, CliError>,
+) -> Result<(), CliError> {
+    let mut deadline: Option<Instant> = None;
+    loop {
+        let which = if deadline.is_some() { Attempt::Again } else { Attempt::First };
+        let error = match attempt(which).await {
+            Ok(Some(())) => return Ok(()),
+            Ok(None) => CliError::Unreachable(
+                "the connection to the master broke, and it is not known what was done: see `cv raft status`".into(),
+            ),
+            Err(error @ CliError::Unreachable(_)) if which == Attempt::Again => error,
+            Err(error) => return Err(error),
+        };
+        if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + ELECTION_PATIENCE) {
+            return Err(error);
+        }
+        tokio::time::sleep(ELECTION_POLL).await;
     }
 }
