@@ -32,7 +32,7 @@ pub mod transaction;
 pub mod unwritten;
 pub mod usage;
 
-pub use apply::{Outcome, apply};
+pub use apply::{ALL_BEFORE, Outcome, apply};
 pub use database::{Database, Family};
 pub use extent::AT_ONCE;
 pub use origin::{has_content, is_clean};

@@ -190,8 +190,8 @@ fn numbered(pending: &Pending, seq: u64) -> Mutation {
 impl Metadata {
     /// Makes a change, in the name of the user and the group that own what it creates. What is refused is
     /// [`ClientError::Refused`] with the errno. The caches know of the change when this returns. Bounded by
-    /// `client.metadata_timeout`, and longer only while a directory that must be listed first is; a call that is
-    /// dropped may be carried out or not.
+    /// `client.metadata_timeout`, and longer only in a strict mount, by two leases, and while a directory that must be
+    /// listed first is; a call that is dropped may be carried out or not.
     pub async fn change(&self, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
         for _listing in 0..LISTINGS_MAX {
             match self.change_once(change.clone(), (uid, gid)).await {
@@ -207,7 +207,13 @@ impl Metadata {
         if let Some(answer) = inner.earlier_answer(&change).await {
             return answer;
         }
-        let deadline = Instant::now() + inner.master.timeout();
+        let mut patience = inner.master.timeout();
+        if inner.is_of_strict(&change) {
+            // The answer waits for other clients: for a lease of those that an earlier leader had, and for one of those
+            // that do not let go.
+            patience += inner.lease.length() * 2;
+        }
+        let deadline = Instant::now() + patience;
         let room = tokio::time::timeout_at(deadline, inner.changes.room.clone().acquire_owned());
         let room = match room.await {
             Ok(Ok(room)) => room,
@@ -259,6 +265,23 @@ impl Inner {
         let context = RequestContext::current();
         self.changes.push(Pending { change, uid, gid, deadline, asker: Some(asker), room, context, slot: None });
         answer
+    }
+
+    /// Whether a change is known to be of a strict mount.
+    fn is_of_strict(&self, change: &Change) -> bool {
+        let inode = match change {
+            Change::Create(create) => create.parent,
+            Change::Link(link) => link.parent,
+            Change::Remove(remove) => remove.parent,
+            Change::Rename(rename) => rename.parent,
+            Change::SetAttr(set) => set.inode,
+            Change::SetXattr(set) => set.inode,
+            Change::RemoveXattr(remove) => remove.inode,
+            Change::Commit(commit) => commit.inode,
+            _ => return false,
+        };
+        let directory = self.directories.get(inode).map(|directory| directory.is_strict());
+        directory.or_else(|| self.cache.node(inode).map(|node| node.is_strict())).unwrap_or(false)
     }
 
     fn late(&self) -> ClientError {

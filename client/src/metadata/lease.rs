@@ -20,6 +20,8 @@ pub(super) struct SessionLease {
     start: Instant,
     /// Milliseconds since `start` at which the lease ends; 0 before the first event.
     until_ms: AtomicU64,
+    /// Milliseconds that it is extended by.
+    length_ms: AtomicU64,
     applied: watch::Sender<u64>,
     /// Of the last stream; 0 before the first.
     session: AtomicU64,
@@ -35,6 +37,7 @@ impl SessionLease {
         Self {
             start: Instant::now(),
             until_ms: AtomicU64::new(0),
+            length_ms: AtomicU64::new(0),
             applied: watch::Sender::new(0),
             session: AtomicU64::new(0),
             abandoned: Notify::new(),
@@ -47,6 +50,12 @@ impl SessionLease {
     pub(super) fn extend(&self, from: Instant, lease: Duration) {
         let until = from.saturating_duration_since(self.start) + lease;
         self.until_ms.store(until.as_millis() as u64, Ordering::Relaxed);
+        self.length_ms.store(lease.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// How long a lease is, as the master said last.
+    pub(super) fn length(&self) -> Duration {
+        Duration::from_millis(self.length_ms.load(Ordering::Relaxed))
     }
 
     pub(super) fn is_live(&self) -> bool {

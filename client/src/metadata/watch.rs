@@ -176,6 +176,8 @@ async fn follow(
     };
     let mut lease = FIRST_LEASE;
     let (mut has_begun, mut to_pass_on, mut last, mut passed_on, mut acknowledged) = (false, false, 0, 0, 0);
+    // What was missed may have been acknowledged to those who did it: nothing is believed before it is taken in.
+    let mut missed_up_to = 0;
     let mut holding = PendingHolds::new(inner);
     let mut remembering: Option<BoxFuture<'_, ()>> = None;
     let moved = inner.master.moved_from(stubs);
@@ -234,6 +236,7 @@ async fn follow(
                 }
                 Some(Event::Resumed(resumed)) => {
                     holding.everything |= resumed.session != session;
+                    missed_up_to = resumed.missed_up_to;
                     remembering = Some(inner.remember(resumed.session).boxed());
                 }
                 Some(Event::Unlinked(inode)) => {
@@ -245,7 +248,10 @@ async fn follow(
             to_pass_on |= apply(inner, sink, event, &mut lease);
         }
         if let Some(heard) = heard {
-            inner.lease.extend(sent.received(heard), lease);
+            let sent_at = sent.received(heard);
+            if last >= missed_up_to {
+                inner.lease.extend(sent_at, lease);
+            }
             inner.lease.applied(last);
             inner.flush_pending_unlocks();
         }

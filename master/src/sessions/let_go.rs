@@ -56,6 +56,13 @@ impl PendingLetGo {
         Some(answer)
     }
 
+    /// The changes that are waited for, in their order.
+    pub(super) fn pending(&self) -> Vec<u64> {
+        let mut pending: Vec<u64> = self.changes.keys().copied().collect();
+        pending.sort_unstable();
+        pending
+    }
+
     /// Askers that wait.
     #[cfg(test)]
     pub(super) fn asked(&self) -> usize {

@@ -36,7 +36,7 @@ use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics::MasterMetrics;
 use crate::raft::LeaderLease;
-use crate::state::Change;
+use crate::state::{ALL_BEFORE, Change};
 use notify::payload;
 
 /// Events that a session may be behind; about 100 bytes each, which all sessions share.
@@ -254,17 +254,25 @@ impl WatchHub {
                 Change::Unlinked(_) => true,
                 _ => recent.origin != earlier,
             };
-            missed.filter(theirs).map(|recent| event(recent.seq, payload(&recent.change))).collect::<Vec<_>>()
+            missed.filter(theirs).cloned().collect::<Vec<_>>()
         });
+        let is_known = goes_on && state.interest.has(id);
         match &missed {
-            Some(_) if goes_on && state.interest.has(id) => {}
+            Some(_) if is_known => {}
             Some(_) => state.interest.begin_unsettled(id),
             None => state.interest.begin(id),
         }
+        let missed_up_to = missed.as_ref().and_then(|missed| missed.last()).map_or(0, |last| last.seq);
         let first = match &missed {
-            Some(_) => self.resumed_event(id, applied_seq),
+            Some(_) => self.resumed_event(id, applied_seq, missed_up_to),
             None => self.reset_event(id, seq, cluster_id),
         };
+        // Nobody knew that they concern this session when they were made.
+        for recent in missed.iter().flatten().filter(|recent| recent.strict != 0 && !is_known) {
+            state.let_go.add(recent.strict, id, recent.seq);
+        }
+        let missed = missed
+            .map(|missed| missed.iter().map(|recent| event(recent.seq, payload(&recent.change))).collect::<Vec<_>>());
         let mut queue = VecDeque::from([first]);
         queue.extend(missed.filter(|missed| !missed.is_empty()).map(Arc::from));
         state.streams += 1;
@@ -449,9 +457,9 @@ impl WatchHub {
         }
     }
 
-    /// Returns when nobody has anything cached that these changes of strict mounts made untrue: at the latest after one
-    /// lease, since whoever is cut off believes nothing then. Who is there and does not let go, a kernel that is stuck,
-    /// say, is not waited for any longer.
+    /// Returns when nobody has anything cached that these changes of strict mounts made untrue, or any earlier one for
+    /// [`ALL_BEFORE`]: at the latest after one lease, since whoever is cut off believes nothing then. Who is there and
+    /// does not let go, a kernel that is stuck, say, is not waited for any longer.
     pub async fn wait_let_go(&self, changes: &[u64]) {
         if changes.is_empty() {
             return;
@@ -460,6 +468,10 @@ impl WatchHub {
         let unknown_until = self.state.lock().started + self.lease;
         tokio::time::sleep_until(unknown_until).await;
         let deadline = Instant::now() + self.lease;
+        let changes = match changes.contains(&ALL_BEFORE) {
+            true => &self.state.lock().let_go.pending(),
+            false => changes,
+        };
         for change in changes {
             let pending = self.state.lock().let_go.ask(*change);
             let Some(pending) = pending else { continue };
@@ -480,9 +492,9 @@ impl WatchHub {
         u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX)
     }
 
-    fn resumed_event(&self, session: u64, seq: u64) -> Arc<[WatchEvent]> {
+    fn resumed_event(&self, session: u64, seq: u64, missed_up_to: u64) -> Arc<[WatchEvent]> {
         let lease_ms = self.lease_ms();
-        Arc::new([event(seq, Event::Resumed(Resumed { session, lease_ms }))])
+        Arc::new([event(seq, Event::Resumed(Resumed { session, lease_ms, missed_up_to }))])
     }
 
     fn reset_event(&self, session: u64, seq: u64, cluster_id: String) -> Arc<[WatchEvent]> {

@@ -13,6 +13,10 @@ use super::transaction::Transaction;
 use super::{Family, existing, extent, intent, kept, mount, origin, posix, registry, requests, restored, usage};
 use crate::{MasterError, level};
 
+/// Instead of the number of a change: the answer was made before, and waits for all changes of strict mounts that are
+/// waited for.
+pub const ALL_BEFORE: u64 = u64::MAX;
+
 /// What a command did.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
@@ -36,7 +40,8 @@ pub enum Outcome {
     Counted {
         more: bool,
     },
-    /// The result, and the number of the change that its answer waits for (see [`ChangeListener`]), or 0.
+    /// The result, and the number of the change that its answer waits for (see [`ChangeListener`]), or [`ALL_BEFORE`],
+    /// or 0.
     ///
     /// [`ChangeListener`]: crate::raft::ChangeListener
     Mutated(Box<MutationResult>, u64),

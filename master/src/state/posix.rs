@@ -22,6 +22,8 @@ mod results;
 mod ttl;
 mod xattr;
 
+use std::collections::BTreeSet;
+
 use cavern_proto::master::mutation::Change as Kind;
 use cavern_proto::master::{Attr, Consistency, Mutation, MutationResult, WriteType};
 use cavern_proto::record::{InodeRecord, Mutate};
@@ -32,7 +34,7 @@ use super::existing;
 use super::intent::{self, Reach};
 use super::records::{attributes, inode_key, is_directory};
 use super::transaction::{Change, Transaction};
-use super::{Family, Outcome, records};
+use super::{ALL_BEFORE, Family, Outcome, records};
 use crate::MasterError;
 
 pub use external::take_in;
@@ -107,7 +109,8 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
     if let Some(known) = results::find(transaction, mutate.session, mutation.seq)? {
         transaction.origin = mutate.session;
         see_result(transaction, &mutation, &known)?;
-        return Ok(Outcome::Mutated(Box::new(known), 0));
+        let waits_for = if is_of_strict(transaction, &known)? { ALL_BEFORE } else { 0 };
+        return Ok(Outcome::Mutated(Box::new(known), waits_for));
     }
     transaction.origin = mutate.session;
     let mut mutating =
@@ -174,6 +177,24 @@ fn see_result(
         }
     }
     Ok(())
+}
+
+/// Whether a result that a session had already is of a strict mount: the first answer may have been waiting for others
+/// when it was lost, perhaps in another term.
+fn is_of_strict(transaction: &mut Transaction<'_>, result: &MutationResult) -> Result<bool, MasterError> {
+    let parents = transaction.seen.iter().map(|(parent, _)| *parent);
+    let inodes: BTreeSet<u64> = parents.chain(result.attributes.iter().map(|attr| attr.inode)).collect();
+    let mut mounts = BTreeSet::new();
+    for inode in inodes {
+        mounts.extend(transaction.inode(inode)?.map(|record| record.mount_id));
+    }
+    for mount in mounts {
+        let mount = transaction.before().mount(mount)?;
+        if mount.is_some_and(|mount| mount.consistency() == Consistency::Strict) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 impl<'t, 'd> MutationContext<'t, 'd> {

@@ -32,7 +32,9 @@ impl ChangeListener for WatchHub {
             concerned.extend(self.notify_concerned(state, &changes, &together));
         }
         drop(numbered);
-        let number = if changes.are_strict && !concerned.is_empty() { state.seq } else { 0 };
+        // Who was a client of an earlier term, and is not back, may have cached what nobody knows here.
+        let is_unknown = state.started.elapsed() < self.lease;
+        let number = if changes.are_strict && (is_unknown || !concerned.is_empty()) { state.seq } else { 0 };
         if number != 0 {
             concerned.into_iter().for_each(|(session, event)| state.let_go.add(number, session, event));
         }

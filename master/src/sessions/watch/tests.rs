@@ -167,8 +167,9 @@ async fn a_stream_goes_on_where_it_was_and_at_another_master_as_well() {
         let events = next(&mut stream).await;
         assert!(events.windows(2).all(|pair| pair[0].seq < pair[1].seq), "{events:?}");
         assert_eq!(events[0].seq, applied_seq);
+        let missed_up_to = events.last().unwrap().seq;
         let kinds: Vec<_> = events.into_iter().map(|event| event.event.unwrap()).collect();
-        let resumed = Event::Resumed(Resumed { session: id, lease_ms: 60_000 });
+        let resumed = Event::Resumed(Resumed { session: id, lease_ms: 60_000, missed_up_to });
         let foreign = Event::Entry(EntryChanged { parent: 8, name: "n".into(), old_inode: 0, new_inode: 9 });
         assert_eq!(
             kinds,
@@ -352,6 +353,64 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     };
     wait(hub.changed(strict()), &lapse).await;
     assert_eq!(hub.changed(changes(vec![Change::Mounts(1)], own.id())), 0, "nobody waits for other mounts");
+}
+
+/// A client that only reads is recorded nowhere. What it has cached is not known in a new term, and it believes it for
+/// a lease.
+#[tokio::test]
+async fn in_a_new_term_a_strict_change_waits_for_readers_of_the_term_before() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let old = hub_of(lease, &master);
+    let mut reader = old.open("reader", Before::default()).unwrap();
+    next(&mut reader).await;
+    old.see_name(reader.id(), 7, b"n");
+    master.changed(changes(vec![Change::Workers(1)], 0));
+    let seen = Before { session: reader.id(), applied_seq: old.seq(), ..Before::default() };
+    let new = hub_of(lease, &master);
+    let writer = new.open("writer", Before::default()).unwrap();
+    let asked = |hub: &Arc<WatchHub>, change| {
+        let hub = hub.clone();
+        tokio::spawn(async move { hub.wait_let_go(&[change]).await })
+    };
+
+    // It is not back, and nobody else is concerned.
+    let strict = |parent| Changes { are_strict: true, ..changes(vec![entry(parent, false)], writer.id()) };
+    let change = master.changed(strict(7));
+    assert_eq!(change, new.seq());
+    let (answer, again) = (asked(&new, change), asked(&new, ALL_BEFORE));
+    tokio::task::yield_now().await;
+    assert!(!answer.is_finished() && !again.is_finished());
+
+    // It comes back at the last moment: its client believes nothing before it has been told, and its kernel for as long
+    // as it has not let go.
+    let mut back = new.open("reader", seen).unwrap();
+    let events = kinds(&mut back).await;
+    assert!(matches!(events[0], Event::Resumed(Resumed { missed_up_to, .. }) if missed_up_to == change), "{events:?}");
+    assert_eq!(events.len(), 2);
+    new.state.lock().started -= lease;
+    let (answer, again) = (asked(&new, change), asked(&new, ALL_BEFORE));
+    while new.state.lock().let_go.asked() < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!answer.is_finished() && !again.is_finished());
+    new.acknowledge(back.id(), change, change - 1);
+    tokio::task::yield_now().await;
+    assert!(!answer.is_finished());
+    new.acknowledge(back.id(), change, change);
+    for answer in [answer, again] {
+        tokio::time::timeout(lease / 2, answer).await.unwrap().unwrap();
+    }
+    // From now on it is known who knows what.
+    assert_eq!(master.changed(strict(7)), new.seq(), "what it knows is not");
+    new.has_remembered(back.id());
+    new.state.lock().sessions.get_mut(&back.id()).unwrap().settles_at = Some(Instant::now());
+    new.tick();
+    assert_eq!(master.changed(strict(8)), 0);
+    // Of other mounts nobody waits, in a new term neither.
+    let newer = hub_of(lease, &master);
+    assert_eq!(master.changed(changes(vec![entry(7, false)], 0)), 0);
+    newer.wait_let_go(&[]).await;
 }
 
 #[tokio::test]
