@@ -65,6 +65,7 @@ impl Cluster for Services {
         }
         let (answers, stream) = mpsc::channel(EVENTS_AHEAD);
         let (watch, consensus, stop) = (self.watch.clone(), self.consensus.clone(), self.stop.clone());
+        let lease = self.lease.clone();
         self.tasks.spawn(async move {
             let received = AtomicU64::new(1);
             let listen = async {
@@ -76,14 +77,16 @@ impl Cluster for Services {
                     if !watch.acknowledge(id, message.acknowledged_seq, message.let_go_seq) {
                         return;
                     }
-                    received.fetch_add(1, Ordering::Relaxed);
+                    received.fetch_add(1, Ordering::Release);
                 }
             };
             let send_events = async {
+                // The first came before this master was known to lead last: the door has looked.
+                let mut heard = 1;
                 while let Some(events) = session.next().await {
                     for event in events.iter().flat_map(|events| events.iter()) {
-                        let (heard, group_epoch) = (received.load(Ordering::Relaxed), consensus.group_epoch());
-                        let event = WatchEvent { heard, group_epoch, ..event.clone() };
+                        heard = heard_in_lead(heard, &received, || lease.holds());
+                        let event = WatchEvent { heard, group_epoch: consensus.group_epoch(), ..event.clone() };
                         if answers.send(Ok(event)).await.is_err() {
                             return;
                         }
@@ -241,5 +244,32 @@ impl Cluster for Services {
             mounts: Some(mounts),
             jobs: self.jobs.list().await?,
         }))
+    }
+}
+
+/// How many messages of a client a master has heard while it led, of which it says that it has: the client's lease runs
+/// from the last of them. One that leads no more may still apply what it had, and have others told; what it has heard
+/// meanwhile extends nothing, since a later leader waits for the leases from before its term only.
+fn heard_in_lead(before: u64, received: &AtomicU64, leads: impl FnOnce() -> bool) -> u64 {
+    // In this order: these were here when it led.
+    let received = received.load(Ordering::Acquire);
+    if leads() { received } else { before }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_heard_after_the_lead_extends_no_lease() {
+        let received = AtomicU64::new(3);
+        assert_eq!(heard_in_lead(1, &received, || true), 3);
+        assert_eq!(heard_in_lead(3, &AtomicU64::new(9), || false), 3);
+        // One that comes while it is looked at counts the next time.
+        let late = || {
+            received.store(4, Ordering::Release);
+            true
+        };
+        assert_eq!(heard_in_lead(3, &received, late), 3);
     }
 }

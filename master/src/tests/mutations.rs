@@ -7,11 +7,12 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    CreateInode, GetXattrsRequest, Kind, Mount, MutateRequest, Mutation, MutationResult, ReadDirRequest, RemoveName,
-    SetXattr, WatchEvent, WriteType, Xattr,
+    Consistency, CreateInode, GetXattrsRequest, Kind, Mount, MutateRequest, Mutation, MutationResult, ReadDirRequest,
+    RemoveName, SetXattr, WatchEvent, WriteType, Xattr,
 };
 use cavern_proto::record::command::Command;
 use futures::StreamExt;
+use tokio::time::Instant;
 use tonic::{Code, Request, Status};
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket};
@@ -218,4 +219,40 @@ async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of
 
 fn libc_exist() -> i32 {
     rustix::io::Errno::EXIST.raw_os_error()
+}
+
+/// Whoever read in the term before may still believe what it has cached.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_the_first_lease_of_a_term_no_change_of_a_strict_mount_is_answered() {
+    let master = with_short_leases().await;
+    let lease = master.config.master.session_lease.get();
+    let consistency = Consistency::Strict as i32;
+    let strict = Mount { path: "/s".into(), uri: new_bucket().1, consistency, ..mount(&master).await };
+    let strict = Mount { write_type: WriteType::FsMode as i32, id: 0, root_inode: 0, ..strict };
+    let Outcome::Mount(strict) = master.services().proposer.propose(Command::Mount(strict)).await.unwrap() else {
+        panic!("no mount")
+    };
+    let root = strict.root_inode;
+    let stream = master.services().watch.open("writer", Before::default()).unwrap();
+    let session = stream.id();
+    let made = mutate(&master, session, 1, vec![create(root, "a", Kind::File)]).await.unwrap();
+    let began = Instant::now();
+    drop(stream);
+    let master = master.restart().await;
+    let stream = master.services().watch.open("writer", Before::of(session, true)).unwrap();
+    assert_eq!(stream.id(), session);
+    // The answer that it had may have been lost while it waited; and what is new waits as well.
+    let again = async {
+        let again = mutate(&master, session, 1, vec![create(root, "a", Kind::File)]).await.unwrap();
+        assert_eq!(again, made);
+        began.elapsed()
+    };
+    let new = async {
+        mutate(&master, session, 2, vec![create(root, "b", Kind::File)]).await.unwrap();
+        began.elapsed()
+    };
+    let (again, new) = futures::join!(again, new);
+    assert!(again >= lease && new >= lease, "{again:?} {new:?}");
+    drop(stream);
+    master.stop().await;
 }
