@@ -10,6 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ".cavern.master.v1.Mount",
         ".cavern.master.v1.UpdateMountRequest",
         ".cavern.raft.v1.JoinRequest",
+        ".cavern.raft.v1.TakeKeyRequest",
     ]);
     tonic_prost_build::configure().bytes(".cavern").compile_fds_with_config(descriptors, config)?;
     Ok(())

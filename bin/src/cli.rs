@@ -18,6 +18,7 @@ mod process;
 pub mod raft;
 mod refresh;
 mod report;
+mod secrets;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
@@ -95,6 +96,9 @@ enum Command {
     /// The group of masters: show it, add and remove masters, have another one lead.
     #[command(subcommand)]
     Raft(raft::RaftCommand),
+    /// The key that the masters encrypt credentials of buckets with: change it.
+    #[command(subcommand)]
+    Secrets(secrets::SecretsCommand),
     /// Write synthetic JPEG images for tests and demonstrations.
     GenImages(gen_images::GenImagesArgs),
     /// A whole cluster on this host.
@@ -132,6 +136,7 @@ impl Cli {
             Command::Report(args) => block_on(args.run()),
             Command::Node(command) => block_on(command.run()),
             Command::Raft(command) => block_on(command.run()),
+            Command::Secrets(command) => block_on(command.run()),
             Command::GenImages(args) => args.run(),
             Command::Local(command) => command.run(),
             Command::Version => console::line(format_args!("cv {}", env!("CARGO_PKG_VERSION"))),

@@ -45,12 +45,21 @@ pub struct Seat {
     /// One place is given at a time.
     giving: Mutex<()>,
     consensus: OnceLock<Arc<Consensus>>,
+    vault: OnceLock<Arc<Vault>>,
 }
 
 impl Seat {
     pub fn new(database: Arc<Database>, data_dir: PathBuf, address: String) -> Result<Self, MasterError> {
         let place = watch::Sender::new(Identity::read(&database)?);
-        Ok(Self { database, data_dir, address, place, giving: Mutex::default(), consensus: OnceLock::new() })
+        Ok(Self {
+            database,
+            data_dir,
+            address,
+            place,
+            giving: Mutex::default(),
+            consensus: OnceLock::new(),
+            vault: OnceLock::new(),
+        })
     }
 
     pub fn address(&self) -> &str {
@@ -61,6 +70,21 @@ impl Seat {
     pub fn open(&self, consensus: Arc<Consensus>) {
         // It is opened once.
         let _ = self.consensus.set(consensus);
+    }
+
+    /// The keys of the cluster's secrets are there.
+    pub fn hold(&self, vault: Arc<Vault>) {
+        // It is opened once.
+        let _ = self.vault.set(vault);
+    }
+
+    /// The keys of the cluster's secrets.
+    pub fn vault(&self) -> Result<&Arc<Vault>, MasterError> {
+        self.vault.get().ok_or_else(|| MasterError::Consensus("this master is starting".to_owned()))
+    }
+
+    pub fn database(&self) -> &Arc<Database> {
+        &self.database
     }
 
     /// The consensus, once it runs.
@@ -251,12 +275,8 @@ impl Seat {
     /// [`MasterError::Refused`] when it has another, [`MasterError::Unreachable`] when it does not answer.
     pub async fn give_place(&self, cluster_id: &str, node_id: NodeId, address: &str) -> Result<(), MasterError> {
         let data_dir = self.data_dir.clone();
-        let key = blocking(move || {
-            // Made here if this is a new cluster.
-            Vault::open(&data_dir)?;
-            Vault::key(&data_dir)
-        })
-        .await?;
+        // Made here if this is a new cluster.
+        let key = blocking(move || Vault::key_in_use(&data_dir)).await?;
         let request = JoinRequest { cluster_id: cluster_id.to_owned(), node_id, secret_key: key.into() };
         let mut calls = calls(channel(address)?);
         match tokio::time::timeout(LOOK_TIMEOUT, calls.join(request)).await {

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | 0 | the commands of before there were levels |
 //! | 1 | `RaiseLevel` |
-//! | 2 | `Once` |
+//! | 2 | `Once`, `SealSecrets` |
 
 use std::time::Duration;
 

@@ -10,7 +10,8 @@
 //! - [`sessions`]: leases of clients, the stream of events of each, and what they leave behind.
 //! - [`jobs`]: long work that commands ask for: loads and exports.
 //! - [`mounts`]: buckets that are attached, changed and detached; [`workers`]: the worker table.
-//! - [`group`]: how a master gets its place among several; [`lead`]: whether it leads.
+//! - [`group`]: how a master gets its place among several; [`lead`]: whether it leads; [`rotation`]: how the key of the
+//!   cluster's secrets is changed for all of them.
 //! - [`term`]: all that a leader has, made when it begins to lead and ended with that; [`leader`]: what it does all the
 //!   time.
 //! - [`service`]: the gRPC face of all that; [`request`]: what may be asked for twice, and is done once.
@@ -37,6 +38,7 @@ mod raft;
 mod recovery;
 mod repair;
 mod request;
+mod rotation;
 mod server;
 mod service;
 mod sessions;

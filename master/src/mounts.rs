@@ -3,10 +3,11 @@
 //! - [`attach`], [`update`], [`detach`]: how they come, change and go; [`overlap`] refuses two that have keys in
 //!   common.
 //! - [`open`]: their object stores, and how each of them fares.
-//! - [`secrets`]: their credentials at rest.
+//! - [`secrets`]: their credentials at rest; [`keys`]: what these are encrypted with.
 
 mod attach;
 mod detach;
+mod keys;
 mod open;
 mod overlap;
 mod secrets;

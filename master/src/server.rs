@@ -153,7 +153,8 @@ impl Master {
                 metrics.raft.clone(),
             )
             .await?;
-            let consensus = Arc::new(consensus);
+            let (consensus, vault) = (Arc::new(consensus), Arc::new(vault));
+            seat.hold(vault.clone());
             seat.open(consensus.clone());
             Ok((consensus, vault))
         };
@@ -173,7 +174,7 @@ impl Master {
         let context = TermContext {
             config,
             database: database.clone(),
-            vault: Arc::new(vault),
+            vault: vault.clone(),
             clock: Arc::new(clock),
             metrics: metrics.clone(),
             workers,
@@ -181,7 +182,7 @@ impl Master {
         };
         let (own, until) = (lead.clone(), ending.clone());
         let leading = host::spawn(async move { own.run(&context, &until).await });
-        let upkeep = upkeep::keep(consensus.clone(), database, metrics.clone(), high_water, ending.clone());
+        let upkeep = upkeep::keep(consensus.clone(), database, vault, metrics.clone(), high_water, ending.clone());
         let upkeep = host::spawn(upkeep);
         let master = Self { lead, address, consensus, database: closing, server, leading, upkeep, ending };
         if master.is_ready(&stop).await {

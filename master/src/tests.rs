@@ -17,5 +17,6 @@ mod repair;
 mod replay;
 mod requests;
 mod restart;
+mod rotation;
 mod sessions;
 mod work;

@@ -1,5 +1,5 @@
-//! The answer of a master that does not know what becomes of a request: UNAVAILABLE, with a mark. It leads no more, or is
-//! about to stop; what was asked for may be done, now or by the next one. Whoever may ask twice asks the next one.
+//! The answer of a master that does not know what becomes of a request: UNAVAILABLE, with a mark. It leads no more, or
+//! is about to stop; what was asked for may be done, now or by the next one. Whoever may ask twice asks the next one.
 
 use tonic::Status;
 use tonic::metadata::MetadataValue;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use cavern_conf::Failpoint;
 use cavern_tests::{Cluster, Options, eventually};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -217,4 +218,64 @@ fn credentials_of_a_mount_are_on_no_command_line() {
     for option in ["s3.credentials.session_token", "s3.credentials.profile", "s3.anonymous", "--credentials-file"] {
         assert!(help.contains(option), "{option}");
     }
+}
+
+/// The files of a master that hold keys, and what is in them.
+fn keys(cluster: &Cluster, master: usize) -> Vec<(String, Vec<u8>)> {
+    let directory = cluster.directory().join(format!("master{master}"));
+    let names = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names = names.filter(|name| name.starts_with("secret.key"));
+    names.map(|name| (name.clone(), fs::read(directory.join(name)).unwrap())).collect()
+}
+
+#[test]
+fn a_new_key_is_in_use_everywhere_or_nowhere_whoever_dies_meanwhile() {
+    let conf = "[client]\nread_timeout = \"60s\"\nmetadata_timeout = \"60s\"\n".to_owned();
+    let cluster = Cluster::up(Options { masters: 3, conf, failpoints: true, alone: true, ..Options::default() });
+    cluster.seed("bucket", "d/", 5, 1000);
+    cluster.mount("s3://bucket/d", "/d", &[]);
+    cluster.masters_agree();
+    let mut before = keys(&cluster, 0);
+    // Before the log has the command; while the masters take it in; and when all of them have, but for the answer.
+    for point in [Failpoint::LogAppend, Failpoint::CommandApplying, Failpoint::EntryAnswered] {
+        cluster.arm(point, 1);
+        let rotated = cluster.try_cv(&["secrets", "rotate"]);
+        assert!(cluster.has_died_at(point), "{point:?}: {rotated:?}");
+        let died = eventually("the end of a master is known", PATIENCE, || {
+            cluster.status().masters.iter().position(|master| master.state == "crashed")
+        });
+        if rotated.code != 0 {
+            // The next leader was asked, and one was missing there.
+            assert!(point != Failpoint::EntryAnswered && rotated.stderr.contains("cv raft remove"), "{rotated:?}");
+        }
+        cluster.start(&format!("master{died}"));
+        cluster.masters_agree();
+        if rotated.code != 0 {
+            cluster.cv(&["secrets", "rotate"]);
+        }
+        let new = eventually("all have forgotten the old key", PATIENCE, || {
+            let all = [0, 1, 2].map(|master| keys(&cluster, master));
+            (all[0].len() == 1 && all[0] != before && all.iter().all(|keys| *keys == all[0])).then(|| all[0].clone())
+        });
+        before = new;
+        // Each can lead and open the credentials, also after a restart.
+        for master in 0..3 {
+            let name = format!("master{master}");
+            cluster.stop(&name);
+            cluster.start(&name);
+            cluster.masters_agree();
+            if cluster.leader() != master {
+                let id = cluster.groups()[master].as_ref().unwrap().node_id.to_string();
+                cluster.cv(&["raft", "transfer", &id]);
+            }
+            cluster.masters_agree();
+            assert!(cluster.cv(&["refresh", "/d"]).stdout.contains("/d:"), "{point:?}");
+        }
+    }
+    // One that is away is named.
+    let away = (cluster.leader() + 1) % 3;
+    cluster.stop(&format!("master{away}"));
+    let refused = cluster.try_cv(&["secrets", "rotate"]);
+    assert!(refused.code == 1 && refused.stderr.contains("has not got the new key"), "{refused:?}");
+    cluster.start(&format!("master{away}"));
 }

@@ -40,9 +40,9 @@ impl Services {
             return Ok(mount);
         }
         mount.created_ns = self.lookups.reader.clock().now_ns();
-        let sealed = self.mounts.seal(mount.clone())?;
         let outcome = loop {
-            let attach = Command::AttachMount(AttachMount { mount: Some(sealed.clone()), mounts_epoch });
+            let sealed = self.mounts.seal(mount.clone())?;
+            let attach = Command::AttachMount(AttachMount { mount: Some(sealed), mounts_epoch });
             let attach = request.command(&self.lookups.reader, attach).await?;
             match self.proposer.propose(attach).await? {
                 // Each time, another mount has come, gone or changed.

@@ -133,8 +133,10 @@ impl Mounts {
         Ok(Ufs::open(&mount.uri, &mount.options, &self.conf)?)
     }
 
+    /// The mount as it may be proposed. Call it after the epoch of the mount table was read that the command names: if
+    /// the key is changed meanwhile, that is another one.
     pub fn seal(&self, mount: Mount) -> Result<Mount, MasterError> {
-        self.vault.seal(mount)
+        self.vault.seal(&Tables::new(&self.database).secrets()?.key_id, mount)
     }
 
     pub fn unseal(&self, mount: Mount) -> Result<Mount, MasterError> {
@@ -149,7 +151,7 @@ impl Mounts {
         if let Some(open) = self.opened.lock().get(&id) {
             return Ok(open.clone());
         }
-        let mount = self.vault.unseal(self.recorded(id)?)?;
+        let (_, mount) = self.readable(id)?;
         let ufs = self.open_ufs(&mount)?;
         let open = OpenMount { mount, ufs, gate: Arc::default(), health: Arc::default() };
         Ok(self.opened.lock().entry(id).or_insert_with(|| Arc::new(open)).clone())
@@ -160,12 +162,24 @@ impl Mounts {
         recorded.ok_or_else(|| MasterError::NotFound(format!("mount {id} is gone")))
     }
 
+    /// A mount as it is recorded, and with its options in clear.
+    fn readable(&self, id: u32) -> Result<(Mount, Mount), MasterError> {
+        loop {
+            let recorded = self.recorded(id)?;
+            match self.vault.unseal(recorded.clone()) {
+                Ok(mount) => return Ok((recorded, mount)),
+                // It was sealed anew meanwhile, and the old key is forgotten.
+                Err(_) if self.recorded(id)? != recorded => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Opens a mount with the options that it has by now. Who has it open goes on with those that it had.
     pub fn reopen(&self, id: u32) -> Result<(), MasterError> {
         let before = self.get(id)?;
         loop {
-            let recorded = self.recorded(id)?;
-            let mount = self.vault.unseal(recorded.clone())?;
+            let (recorded, mount) = self.readable(id)?;
             let ufs = self.open_ufs(&mount)?;
             let (gate, health) = (before.gate.clone(), before.health.clone());
             self.opened.lock().insert(id, Arc::new(OpenMount { mount, ufs, gate, health }));
@@ -193,9 +207,11 @@ impl Mounts {
         let epoch = tables.counters()?.mounts_epoch;
         let mut mounts = Vec::new();
         for recorded in tables.mounts()? {
-            let path = recorded.path.clone();
-            match self.vault.unseal(recorded) {
+            let (id, path) = (recorded.id, recorded.path.clone());
+            match self.vault.unseal(recorded).or_else(|_| self.readable(id).map(|(_, mount)| mount)) {
                 Ok(mount) => mounts.push(mount),
+                // The epoch is another one by now, and the table is asked for again.
+                Err(error) if error.is_not_found() => {}
                 Err(error) => tracing::error!(mount = path, "the mount cannot be used: {error}"),
             }
         }

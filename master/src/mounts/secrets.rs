@@ -1,55 +1,46 @@
 //! Credentials at rest. Every option value of a mount is encrypted (ChaCha20-Poly1305) before it is proposed, so
-//! neither the log nor the tables nor a snapshot holds it in clear; the key is in `data_dir/secret.key`, readable by
-//! its owner only. The masters of a cluster have the same: it is made with the cluster, and handed over to each that
-//! joins.
+//! neither the log nor the tables nor a snapshot holds it in clear. The key ([`KeyFiles`]) is in files that their owner
+//! alone can read, and all masters of a cluster have it: it is made with the cluster, handed over to each that joins,
+//! and changed for all of them at once ([`crate::rotation`]).
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::fs::{self, OpenOptions};
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cavern_proto::master::Mount;
-use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use parking_lot::{Mutex, RwLock};
+use ring::aead::{Aad, NONCE_LEN, Nonce};
 use ring::rand::{SecureRandom, SystemRandom};
 
+use super::keys::{self, Key, KeyFiles};
 use crate::MasterError;
 
 /// Marks an encrypted value, with the version of the form.
 const MARK: &str = "sealed1:";
-const KEY_BYTES: usize = 32;
-const FILE: &str = "secret.key";
 
-/// The key of a cluster's secrets.
+/// What seals and opens the cluster's secrets.
 pub struct Vault {
-    key: LessSafeKey,
+    /// One change of the files at a time.
+    changing: Mutex<KeyFiles>,
+    /// What they hold. The first is the key in use.
+    keys: RwLock<Vec<Key>>,
+    /// The generation up to which all is forgotten that is of no use any more.
+    settled: AtomicU64,
     random: SystemRandom,
     path: PathBuf,
 }
 
 impl Vault {
-    /// Reads the key, or makes one at the first start.
+    /// Reads the keys, or makes one at the first start. *Blocking*.
     ///
     /// # Errors
     /// [`MasterError::SecretKey`] for a file that is not a key.
     pub fn open(data_dir: &Path) -> Result<Self, MasterError> {
-        let path = data_dir.join(FILE);
-        let random = SystemRandom::new();
-        let fail = |reason: &str| MasterError::SecretKey { path: path.clone(), reason: reason.to_owned() };
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let mut bytes = vec![0; KEY_BYTES];
-                random.fill(&mut bytes).map_err(|_| fail("the system gives no random numbers"))?;
-                write_key(&path, &bytes).map_err(MasterError::io(&path))?;
-                bytes
-            }
-            Err(error) => return Err(MasterError::io(&path)(error)),
-        };
-        let key = UnboundKey::new(&CHACHA20_POLY1305, &bytes);
-        let key = key.map_err(|_| fail(&format!("it has {} bytes and not {KEY_BYTES}", bytes.len())))?;
-        Ok(Self { key: LessSafeKey::new(key), random, path })
+        let files = KeyFiles::open(data_dir)?;
+        let (path, keys) = (files.path(), RwLock::new(files.keys.clone()));
+        let (changing, settled) = (Mutex::new(files), AtomicU64::new(0));
+        Ok(Self { changing, keys, settled, random: SystemRandom::new(), path })
     }
 
     /// Takes the key of a cluster that this master joins. *Blocking*; the key is on disk when this returns.
@@ -57,48 +48,94 @@ impl Vault {
     /// # Errors
     /// [`MasterError::Invalid`] for what is no key.
     pub fn adopt(data_dir: &Path, key: &[u8]) -> Result<(), MasterError> {
-        if key.len() != KEY_BYTES {
-            return Err(MasterError::Invalid(format!("a key of {} bytes and not {KEY_BYTES}", key.len())));
-        }
-        let (path, fresh) = (data_dir.join(FILE), data_dir.join("secret.key.new"));
-        let adopt = || {
-            let _ = fs::remove_file(&fresh);
-            write_key(&fresh, key)?;
-            fs::rename(&fresh, &path)?;
-            fs::File::open(data_dir)?.sync_all()
-        };
-        adopt().map_err(MasterError::io(&path))
+        keys::adopt(data_dir, key)
     }
 
-    /// The key, for a master that joins. *Blocking*.
-    pub fn key(data_dir: &Path) -> Result<Vec<u8>, MasterError> {
-        let path = data_dir.join(FILE);
-        fs::read(&path).map_err(MasterError::io(&path))
+    /// The key in use, for a master that joins. *Blocking*.
+    pub fn key_in_use(data_dir: &Path) -> Result<Vec<u8>, MasterError> {
+        Ok(KeyFiles::open(data_dir)?.keys.first().map(|key| key.bytes().to_vec()).unwrap_or_default())
     }
 
-    /// The mount with its option values encrypted.
-    pub fn seal(&self, mut mount: Mount) -> Result<Mount, MasterError> {
+    /// The key of this id.
+    ///
+    /// # Errors
+    /// [`MasterError::SecretKey`] when it is not here.
+    pub fn key(&self, id: &[u8]) -> Result<Vec<u8>, MasterError> {
+        Ok(self.held(id)?.bytes().to_vec())
+    }
+
+    /// Id and bytes of a key for this generation that nothing is sealed with yet. *Blocking*.
+    pub fn prepare(&self, generation: u64) -> Result<(Vec<u8>, Vec<u8>), MasterError> {
+        self.change(|files| files.prepare(generation)).map(|key| (key.id.to_vec(), key.bytes().to_vec()))
+    }
+
+    /// Takes a key that may be used from this generation on. *Blocking*; the key is on disk when this returns.
+    ///
+    /// # Errors
+    /// [`MasterError::Invalid`] for what is no key.
+    pub fn take(&self, generation: u64, key: &[u8]) -> Result<(), MasterError> {
+        self.change(|files| files.take(generation, key))
+    }
+
+    /// Has the key in use that the state has since this generation, and forgets those before. Says whether there were
+    /// any. *Blocking*.
+    ///
+    /// # Errors
+    /// [`MasterError::SecretKey`] when this key is not here: nothing is forgotten then.
+    pub fn settle(&self, generation: u64, id: &[u8]) -> Result<bool, MasterError> {
+        let is_changed = self.change(|files| files.settle(generation, id))?;
+        self.settled.fetch_max(generation, Ordering::Relaxed);
+        Ok(is_changed)
+    }
+
+    /// The last generation of [`Self::settle`].
+    pub fn settled(&self) -> u64 {
+        self.settled.load(Ordering::Relaxed)
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut KeyFiles) -> Result<T, MasterError>) -> Result<T, MasterError> {
+        let mut files = self.changing.lock();
+        let changed = change(&mut files);
+        // Also after a failure: what is on disk is what is known.
+        *self.keys.write() = files.keys.clone();
+        changed
+    }
+
+    /// The key of an id; of none, the key in use.
+    fn held(&self, id: &[u8]) -> Result<Key, MasterError> {
+        let keys = self.keys.read();
+        let key = if id.is_empty() { keys.first() } else { keys.iter().find(|key| key.id == *id) };
+        key.cloned().ok_or_else(|| MasterError::SecretKey {
+            path: self.path.clone(),
+            reason: "the cluster has another one, which this master was not given".into(),
+        })
+    }
+
+    /// The mount with its option values encrypted with the key of this id, which the state has.
+    pub fn seal(&self, id: &[u8], mut mount: Mount) -> Result<Mount, MasterError> {
+        let key = self.held(id)?;
         for (name, value) in &mut mount.options {
-            *value = self.seal_value(&bound_to(&mount.path, name), value)?;
+            *value = self.seal_value(&key, &bound_to(&mount.path, name), value)?;
         }
         Ok(mount)
     }
 
-    /// The mount with its option values in clear.
+    /// The mount with its option values in clear, whichever key they were encrypted with.
     pub fn unseal(&self, mut mount: Mount) -> Result<Mount, MasterError> {
+        let keys = self.keys.read().clone();
         for (name, value) in &mut mount.options {
-            *value = self.unseal_value(&bound_to(&mount.path, name), value)?;
+            *value = self.unseal_value(&keys, &bound_to(&mount.path, name), value)?;
         }
         Ok(mount)
     }
 
-    fn seal_value(&self, context: &str, value: &str) -> Result<String, MasterError> {
+    fn seal_value(&self, key: &Key, context: &str, value: &str) -> Result<String, MasterError> {
         let fail = || MasterError::SecretKey { path: self.path.clone(), reason: "it cannot encrypt".into() };
         let mut nonce = [0; NONCE_LEN];
         self.random.fill(&mut nonce).map_err(|_| fail())?;
         let mut bytes = value.as_bytes().to_vec();
         let (nonce_used, aad) = (Nonce::assume_unique_for_key(nonce), Aad::from(context));
-        self.key.seal_in_place_append_tag(nonce_used, aad, &mut bytes).map_err(|_| fail())?;
+        key.sealing.seal_in_place_append_tag(nonce_used, aad, &mut bytes).map_err(|_| fail())?;
         let mut text = String::from(MARK);
         for byte in nonce.iter().chain(&bytes) {
             let _ = write!(text, "{byte:02x}");
@@ -106,7 +143,7 @@ impl Vault {
         Ok(text)
     }
 
-    fn unseal_value(&self, context: &str, value: &str) -> Result<String, MasterError> {
+    fn unseal_value(&self, keys: &[Key], context: &str, value: &str) -> Result<String, MasterError> {
         let fail =
             |reason: &str| MasterError::SecretKey { path: self.path.clone(), reason: format!("{reason} ({context})") };
         let hex = value.strip_prefix(MARK).ok_or_else(|| fail("a stored option is not encrypted"))?;
@@ -115,23 +152,20 @@ impl Vault {
             return Err(fail("a stored option is damaged"));
         }
         let sealed = bytes.split_off(NONCE_LEN);
-        let nonce = Nonce::try_assume_unique_for_key(&bytes).map_err(|_| fail("a stored option is damaged"))?;
-        let mut sealed = sealed;
-        let clear = self.key.open_in_place(nonce, Aad::from(context), &mut sealed);
-        let clear = clear.map_err(|_| fail("it is not the key that a stored option was encrypted with"))?;
-        String::from_utf8(clear.to_vec()).map_err(|_| fail("a stored option is damaged"))
+        let open = |key: &Key| {
+            let nonce = Nonce::try_assume_unique_for_key(&bytes).ok()?;
+            let mut sealed = sealed.clone();
+            key.sealing.open_in_place(nonce, Aad::from(context), &mut sealed).ok().map(|clear| clear.to_vec())
+        };
+        let clear = keys.iter().find_map(open);
+        let clear = clear.ok_or_else(|| fail("it is not the key that a stored option was encrypted with"))?;
+        String::from_utf8(clear).map_err(|_| fail("a stored option is damaged"))
     }
 }
 
 /// A value is bound to its place, so that swapping stored values is noticed.
 fn bound_to(path: &str, name: &str) -> String {
     format!("{path}\n{name}")
-}
-
-fn write_key(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
 }
 
 fn decode_hex(text: &str) -> Option<Vec<u8>> {
@@ -156,6 +190,7 @@ pub fn redact(options: &HashMap<String, String>) -> HashMap<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -169,7 +204,7 @@ mod tests {
     #[test]
     fn sealed_values_hide_the_secret_and_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let sealed = Vault::open(dir.path()).unwrap().seal(mount()).unwrap();
+        let sealed = Vault::open(dir.path()).unwrap().seal(&[], mount()).unwrap();
         assert!(!format!("{sealed:?}").contains("hush"));
         let again = Vault::open(dir.path()).unwrap();
         assert_eq!(again.unseal(sealed.clone()).unwrap(), mount());
@@ -192,13 +227,33 @@ mod tests {
     #[test]
     fn a_master_that_joins_reads_what_the_others_have_sealed() {
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let sealed = Vault::open(first.path()).unwrap().seal(mount()).unwrap();
+        let sealed = Vault::open(first.path()).unwrap().seal(&[], mount()).unwrap();
         Vault::open(second.path()).unwrap();
-        Vault::adopt(second.path(), &Vault::key(first.path()).unwrap()).unwrap();
+        Vault::adopt(second.path(), &Vault::key_in_use(first.path()).unwrap()).unwrap();
         assert_eq!(Vault::open(second.path()).unwrap().unseal(sealed).unwrap(), mount());
         let mode = fs::metadata(second.path().join("secret.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert!(matches!(Vault::adopt(second.path(), b"short"), Err(MasterError::Invalid(_))));
+    }
+
+    #[test]
+    fn what_was_sealed_with_any_key_that_is_kept_can_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let vault = Vault::open(dir.path()).unwrap();
+        let old = vault.seal(&[], mount()).unwrap();
+        let (id, key) = vault.prepare(1).unwrap();
+        let new = vault.seal(&id, mount()).unwrap();
+        assert_eq!(vault.key(&id).unwrap(), key);
+        for vault in [&vault, &Vault::open(dir.path()).unwrap()] {
+            assert_eq!(vault.unseal(old.clone()).unwrap(), mount());
+            assert_eq!(vault.unseal(new.clone()).unwrap(), mount());
+        }
+        assert!(vault.settle(1, &id).unwrap());
+        for vault in [&vault, &Vault::open(dir.path()).unwrap()] {
+            assert_eq!(vault.unseal(new.clone()).unwrap(), mount());
+            assert!(vault.unseal(old.clone()).is_err(), "its key is forgotten");
+        }
+        assert!(vault.seal(&[7; 16], mount()).unwrap_err().to_string().contains("was not given"));
     }
 
     #[test]

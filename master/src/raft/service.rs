@@ -5,14 +5,15 @@ use std::sync::Arc;
 use cavern_proto::raft::raft_server::Raft;
 use cavern_proto::raft::{
     AddMasterRequest, AppendReply, AppendRequest, GetGroupRequest, Group, HandOverReply, HandOverRequest, JoinReply,
-    JoinRequest, MakeSnapshotRequest, RemoveMasterRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress,
-    SnapshotReply, TransferLeadRequest, VoteReply, VoteRequest, append_reply, hand_over_reply,
+    JoinRequest, MakeSnapshotRequest, RemoveMasterRequest, RotateSecretsReply, RotateSecretsRequest, SettleKeysReply,
+    SettleKeysRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotReply, TakeKeyReply, TakeKeyRequest,
+    Target, TransferLeadRequest, VoteReply, VoteRequest, append_reply, hand_over_reply,
 };
 use cavern_proto::record::command::Command;
 use futures::StreamExt;
 use openraft::raft::{AppendEntriesResponse, TransferLeaderRequest};
 use tokio::sync::Mutex;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Response, Status, Streaming};
 
 use super::network::convert;
 use super::node::{Consensus, fatal};
@@ -21,8 +22,9 @@ use super::types::Snapshot;
 use crate::blocking::blocking;
 use crate::group::{Seat, look};
 use crate::lead::Lead;
+use crate::request::Request;
 use crate::state::Outcome;
-use crate::{MasterError, level};
+use crate::{MasterError, level, rotation};
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
@@ -70,8 +72,17 @@ impl RaftService {
             }
         };
         self.seat.give_place(&group.cluster_id, node_id, address).await?;
+        let target = Target { cluster_id: group.cluster_id, node_id };
+        rotation::give_to_joining(&term.services, &self.seat, target, address).await?;
         consensus.add(node_id, address).await?;
         Ok(consensus.group())
+    }
+
+    async fn rotate(&self, request: &Request) -> Result<RotateSecretsReply, MasterError> {
+        let _changing = self.changing.lock().await;
+        let consensus = self.running()?;
+        let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
+        rotation::rotate(request, &term.services, consensus, self.seat.vault()?, self.seat.database()).await
     }
 
     async fn take_in(&self, mut pieces: Streaming<SnapshotPiece>) -> Result<SnapshotReply, MasterError> {
@@ -103,7 +114,7 @@ impl RaftService {
 
 #[tonic::async_trait]
 impl Raft for RaftService {
-    async fn append(&self, request: Request<AppendRequest>) -> Result<Response<AppendReply>, Status> {
+    async fn append(&self, request: tonic::Request<AppendRequest>) -> Result<Response<AppendReply>, Status> {
         let request = request.into_inner();
         let consensus = self.seat.consensus_for(request.target.as_ref())?;
         let answer = consensus.raft.append_entries(convert::append_entries(request)?).await.map_err(fatal)?;
@@ -120,7 +131,7 @@ impl Raft for RaftService {
         Ok(Response::new(AppendReply { outcome: Some(outcome) }))
     }
 
-    async fn vote(&self, request: Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
+    async fn vote(&self, request: tonic::Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
         let request = request.into_inner();
         let consensus = self.seat.consensus_for(request.target.as_ref())?;
         consensus.promise.check()?;
@@ -128,7 +139,7 @@ impl Raft for RaftService {
         Ok(Response::new(convert::vote_reply(&answer)))
     }
 
-    async fn pre_vote(&self, request: Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
+    async fn pre_vote(&self, request: tonic::Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
         let request = request.into_inner();
         let consensus = self.seat.consensus_for(request.target.as_ref())?;
         consensus.promise.check()?;
@@ -136,7 +147,7 @@ impl Raft for RaftService {
         Ok(Response::new(convert::vote_reply(&answer)))
     }
 
-    async fn hand_over(&self, request: Request<HandOverRequest>) -> Result<Response<HandOverReply>, Status> {
+    async fn hand_over(&self, request: tonic::Request<HandOverRequest>) -> Result<Response<HandOverReply>, Status> {
         let request = request.into_inner();
         let consensus = self.seat.consensus_for(request.target.as_ref())?;
         let from = convert::vote(&convert::required(request.from, "the ballot")?);
@@ -149,7 +160,10 @@ impl Raft for RaftService {
         Ok(Response::new(HandOverReply { outcome: Some(outcome) }))
     }
 
-    async fn offer_snapshot(&self, request: Request<SnapshotOffer>) -> Result<Response<SnapshotProgress>, Status> {
+    async fn offer_snapshot(
+        &self,
+        request: tonic::Request<SnapshotOffer>,
+    ) -> Result<Response<SnapshotProgress>, Status> {
         let offer = request.into_inner();
         let consensus = self.seat.consensus_for(offer.target.as_ref())?;
         let Ok(_only) = self.incoming.try_lock() else {
@@ -161,28 +175,57 @@ impl Raft for RaftService {
 
     async fn send_snapshot(
         &self,
-        request: Request<Streaming<SnapshotPiece>>,
+        request: tonic::Request<Streaming<SnapshotPiece>>,
     ) -> Result<Response<SnapshotReply>, Status> {
         Ok(Response::new(self.take_in(request.into_inner()).await?))
     }
 
-    async fn get_group(&self, _: Request<GetGroupRequest>) -> Result<Response<Group>, Status> {
+    async fn get_group(&self, _: tonic::Request<GetGroupRequest>) -> Result<Response<Group>, Status> {
         Ok(Response::new(self.seat.group()))
     }
 
-    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+    async fn join(&self, request: tonic::Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
         self.seat.join(request.into_inner()).await?;
         Ok(Response::new(JoinReply {}))
     }
 
-    async fn add_master(&self, request: Request<AddMasterRequest>) -> Result<Response<Group>, Status> {
+    async fn take_key(&self, request: tonic::Request<TakeKeyRequest>) -> Result<Response<TakeKeyReply>, Status> {
+        let TakeKeyRequest { target, generation, key } = request.into_inner();
+        self.seat.consensus_for(target.as_ref())?;
+        let vault = self.seat.vault()?.clone();
+        blocking(move || vault.take(generation, &key)).await?;
+        Ok(Response::new(TakeKeyReply {}))
+    }
+
+    async fn settle_keys(
+        &self,
+        request: tonic::Request<SettleKeysRequest>,
+    ) -> Result<Response<SettleKeysReply>, Status> {
+        let SettleKeysRequest { target, generation } = request.into_inner();
+        self.seat.consensus_for(target.as_ref())?;
+        let settled = rotation::settle_from(self.seat.vault()?, self.seat.database(), generation).await?;
+        Ok(Response::new(SettleKeysReply { settled }))
+    }
+
+    async fn rotate_secrets(
+        &self,
+        request: tonic::Request<RotateSecretsRequest>,
+    ) -> Result<Response<RotateSecretsReply>, Status> {
+        let request = Request::new(request.into_inner().request_id)?;
+        // A caller who is gone must not leave half of it.
+        let service = self.clone();
+        let rotated = self.lead.tasks().spawn(async move { service.rotate(&request).await });
+        Ok(Response::new(rotated.await.map_err(|error| MasterError::Consensus(error.to_string()))??))
+    }
+
+    async fn add_master(&self, request: tonic::Request<AddMasterRequest>) -> Result<Response<Group>, Status> {
         // A caller who is gone must not leave half of it.
         let (service, address) = (self.clone(), request.into_inner().address);
         let added = self.lead.tasks().spawn(async move { service.add(&address).await });
         Ok(Response::new(added.await.map_err(|error| MasterError::Consensus(error.to_string()))??))
     }
 
-    async fn remove_master(&self, request: Request<RemoveMasterRequest>) -> Result<Response<Group>, Status> {
+    async fn remove_master(&self, request: tonic::Request<RemoveMasterRequest>) -> Result<Response<Group>, Status> {
         let _changing = self.changing.lock().await;
         let consensus = self.running()?;
         if consensus.leads().is_none() {
@@ -192,7 +235,7 @@ impl Raft for RaftService {
         Ok(Response::new(consensus.group()))
     }
 
-    async fn transfer_lead(&self, request: Request<TransferLeadRequest>) -> Result<Response<Group>, Status> {
+    async fn transfer_lead(&self, request: tonic::Request<TransferLeadRequest>) -> Result<Response<Group>, Status> {
         let consensus = self.running()?;
         if consensus.leads().is_none() {
             return Err(self.lead.not_leading().into());
@@ -201,7 +244,7 @@ impl Raft for RaftService {
         Ok(Response::new(consensus.group()))
     }
 
-    async fn make_snapshot(&self, _: Request<MakeSnapshotRequest>) -> Result<Response<Group>, Status> {
+    async fn make_snapshot(&self, _: tonic::Request<MakeSnapshotRequest>) -> Result<Response<Group>, Status> {
         let consensus = self.running()?;
         consensus.make_snapshot().await?;
         Ok(Response::new(consensus.group()))

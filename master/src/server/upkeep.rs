@@ -1,4 +1,5 @@
-//! What every master does all the time, whether it leads or not: the high-water mark, and gauges.
+//! What every master does all the time, whether it leads or not: the high-water mark, gauges, and keys that are of no
+//! use any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +8,10 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::MasterMetrics;
+use crate::mounts::Vault;
 use crate::raft::Consensus;
 use crate::recovery::HighWater;
+use crate::rotation;
 use crate::state::{Database, Tables};
 
 /// Period of the mark and of the gauges.
@@ -18,6 +21,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub async fn keep(
     consensus: Arc<Consensus>,
     database: Arc<Database>,
+    vault: Arc<Vault>,
     metrics: MasterMetrics,
     high_water: HighWater,
     stop: CancellationToken,
@@ -25,7 +29,7 @@ pub async fn keep(
     let high_water = Arc::new(Mutex::new(high_water));
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut goes_on = true;
+    let (mut goes_on, mut has_keys) = (true, true);
     while goes_on {
         goes_on = tokio::select! {
             _ = ticks.tick() => true,
@@ -33,6 +37,12 @@ pub async fn keep(
         };
         if let Ok(counters) = Tables::new(&database).counters() {
             metrics.gauges.inodes.set(i64::try_from(counters.inodes).unwrap_or(i64::MAX));
+        }
+        match rotation::settle(&vault, &database).await {
+            Ok(_) => has_keys = true,
+            // Once is enough.
+            Err(error) if std::mem::take(&mut has_keys) => tracing::error!("the key of the cluster's secrets: {error}"),
+            Err(_) => {}
         }
         let applied = consensus.progress().0;
         metrics.gauges.applied_index.set(i64::try_from(applied).unwrap_or(i64::MAX));

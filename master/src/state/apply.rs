@@ -109,6 +109,7 @@ pub(super) fn apply_changes(transaction: &mut Transaction<'_>, command: Command)
         Some(Kind::GiveUpReplicas(given_up)) => extent::give_up(transaction, &given_up),
         Some(Kind::ReserveMasterId(largest)) => Ok(registry::reserve_master_id(transaction, largest)),
         Some(Kind::RaiseLevel(level)) => raise_level(transaction, level),
+        Some(Kind::SealSecrets(seal)) => mount::seal(transaction, seal),
         Some(Kind::Once(once)) => requests::once(transaction, *once),
     }
 }

@@ -4,12 +4,14 @@
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Existing, Kind, Mount, WriteType};
-use cavern_proto::record::{AttachMount, DentryRecord, RemoveMount, UpdateMount};
+use cavern_proto::record::{
+    AttachMount, DentryRecord, RemoveMount, SealSecrets, SealedOptions, SecretsRecord, UpdateMount,
+};
 
 use super::database::Family;
 use super::namespace::{detach, forget_index};
 use super::records::directory_record;
-use super::tables::change_key;
+use super::tables::{SECRETS_KEY, change_key};
 use super::transaction::{Change, Transaction};
 use super::{Outcome, existing, orphans};
 use crate::MasterError;
@@ -96,6 +98,22 @@ pub fn update(transaction: &mut Transaction<'_>, update: UpdateMount) -> Result<
     transaction.put(Family::Mount, &mount.id.to_be_bytes(), &mount);
     changed(transaction);
     Ok(Outcome::Mount(Box::new(mount)))
+}
+
+/// Has the options of all mounts sealed with another key, unless the mount table or the key is another by now.
+pub fn seal(transaction: &mut Transaction<'_>, seal: SealSecrets) -> Result<Outcome, MasterError> {
+    let SealSecrets { mounts_epoch, generation, key_id, sealed } = seal;
+    let is_next = transaction.before().secrets()?.generation + 1 == generation;
+    if transaction.counters.mounts_epoch != mounts_epoch || !is_next {
+        return Ok(Outcome::OutOfDate);
+    }
+    for SealedOptions { mount_id, options } in sealed {
+        let Some(mount) = transaction.before().mount(mount_id)? else { continue };
+        transaction.put(Family::Mount, &mount_id.to_be_bytes(), &Mount { options, ..mount });
+    }
+    transaction.put(Family::Meta, SECRETS_KEY, &SecretsRecord { generation, key_id });
+    changed(transaction);
+    Ok(Outcome::Done)
 }
 
 /// Removes a mount, if nothing was changed in it since the proposer looked whether its bucket lacks something.

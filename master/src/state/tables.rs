@@ -17,8 +17,8 @@ use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, Extent, Job, Kind, LockKind, Mount, MutationResult};
 use cavern_proto::record::{
-    Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, LockRecord, RequestRecord, SessionRecord,
-    WorkerRecord,
+    Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, LockRecord, RequestRecord, SecretsRecord,
+    SessionRecord, WorkerRecord,
 };
 use prost::Message;
 use rocksdb::{DBPinnableSlice, Direction, ErrorKind, IteratorMode, ReadOptions, ReadTier, Snapshot};
@@ -34,6 +34,7 @@ use crate::MasterError;
 
 pub const COUNTERS_KEY: &[u8] = b"counters";
 pub const CLUSTER_KEY: &[u8] = b"cluster";
+pub const SECRETS_KEY: &[u8] = b"secrets";
 
 /// Deepest nesting that a walk to the root follows. There are no loops; this ends walks should there be one.
 pub const DEPTH_MAX: usize = 1 << 16;
@@ -234,6 +235,11 @@ impl<'a> Tables<'a> {
     pub fn removed_worker(&self, uuid: &[u8]) -> Result<Option<u64>, MasterError> {
         let value = self.get(Family::Meta, &removed_key(uuid))?;
         Ok(value.and_then(|id| leading_id(&id)))
+    }
+
+    /// Which key the credentials are sealed with.
+    pub fn secrets(&self) -> Result<SecretsRecord, MasterError> {
+        Ok(self.record(Family::Meta, SECRETS_KEY)?.unwrap_or_default())
     }
 
     /// What became of the request under this id.
