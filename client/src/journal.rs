@@ -167,9 +167,9 @@ impl Journal {
         self.note_changes(session, 0);
     }
 
-    /// Enters a change that is about to be sent.
-    pub(crate) fn note_change(self: &Arc<Self>, record: &ChangeRecord) -> Option<ChangeSlot> {
-        let slot = self.changes.put(&record.encode_to_vec())?;
+    /// Enters a change that is about to be sent, with what is sent of it.
+    pub(crate) fn note_change(self: &Arc<Self>, record: &ChangeRecord, mutation: &impl Message) -> Option<ChangeSlot> {
+        let slot = self.changes.put(&record.encode_with(mutation))?;
         Some(self.change_slot(slot, record.seq))
     }
 
@@ -185,6 +185,7 @@ impl Journal {
 
     /// Writes bytes of a piece behind its record.
     pub(crate) fn write_piece(&self, slot: &Slot, at: u64, bytes: &[u8]) -> io::Result<()> {
+        slot.touched(at + bytes.len() as u64);
         self.file.write_all_at(bytes, slot.behind() + at)
     }
 
@@ -294,6 +295,43 @@ mod tests {
     }
 
     #[test]
+    fn a_full_table_takes_no_more_until_something_is_let_go_of() {
+        let journal = Journal::open(memory()).unwrap();
+        let mount = journal.mount.put(b"the only one").unwrap();
+        assert!(journal.mount.put(b"another").is_none());
+        assert!(!mount.set(&vec![1; MOUNT.0 as usize / 2]), "longer than there is room for");
+        drop(mount);
+        assert!(journal.mount.put(&vec![1; MOUNT.0 as usize / 2]).is_none());
+        let found = |(_, record): (_, Vec<u8>)| record;
+        std::mem::forget(journal.mount.put(b"another").unwrap());
+        assert_eq!(journal.mount.take_all().into_iter().map(found).collect::<Vec<_>>(), [b"another"]);
+        let slots: Vec<_> = (0..PIECES.2).map(|_| journal.pieces.put(b"piece").unwrap()).collect();
+        assert!(journal.pieces.put(b"one too many").is_none());
+        drop(slots);
+        assert!(journal.pieces.put(b"piece").is_some());
+    }
+
+    #[test]
+    fn memory_that_was_used_for_much_is_given_back() {
+        use std::os::unix::fs::MetadataExt as _;
+
+        let journal = Journal::open(memory()).unwrap();
+        let used = || journal.file.metadata().unwrap().blocks() * 512;
+        for _ in 0..2 {
+            let slots: Vec<_> = (0..50).map(|_| journal.pieces.put(b"piece").unwrap()).collect();
+            for slot in &slots {
+                journal.write_piece(slot, 0, &vec![7; MIB as usize]).unwrap();
+            }
+            assert!(used() >= 50 * MIB, "{}", used());
+            slots.into_iter().for_each(Slot::forget);
+            assert!(used() < 18 * MIB, "{}", used());
+            let slots: Vec<_> = (0..50).map(|_| journal.pieces.put(b"piece").unwrap()).collect();
+            journal.write_piece(&slots[49], MIB, b"more").unwrap();
+            assert_eq!(journal.read_piece(&slots[49], MIB as usize).unwrap(), vec![0; MIB as usize]);
+        }
+    }
+
+    #[test]
     fn another_layout_is_refused() {
         let memory = memory();
         drop(Journal::open(memory.try_clone().unwrap()).unwrap());
@@ -305,7 +343,8 @@ mod tests {
     fn a_change_is_kept_until_its_asker_has_the_answer() {
         let journal = Journal::open(memory()).unwrap();
         let record = |seq| ChangeRecord { seq, ..ChangeRecord::default() };
-        let slots: Vec<_> = [5, 6].iter().map(|seq| journal.note_change(&record(*seq)).unwrap()).collect();
+        let slots: Vec<_> =
+            [5, 6].iter().map(|seq| journal.note_change(&record(*seq), &record(*seq)).unwrap()).collect();
         assert_eq!(journal.first_unanswered(), Some(5));
         slots[0].answered();
         assert_eq!(journal.first_unanswered(), Some(6));

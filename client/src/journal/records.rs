@@ -1,7 +1,14 @@
 //! What the client keeps for its successor. New fields may be added: an executable of another version reads them.
 
+use prost::Message;
+
+/// The field of a record that a mutation is.
+const MUTATION_TAG: u32 = 4;
+/// Bytes of a length, or of a field's key, at most.
+const LENGTH_BYTES: usize = 5;
+
 /// A change that the master was asked for.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct ChangeRecord {
     #[prost(uint64, tag = "1")]
     pub session: u64,
@@ -15,8 +22,18 @@ pub(crate) struct ChangeRecord {
     pub mutation: Vec<u8>,
 }
 
+impl ChangeRecord {
+    /// The record with this mutation in place of its own, which is not encoded by itself before.
+    pub fn encode_with(&self, mutation: &impl Message) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.encoded_len() + mutation.encoded_len() + 2 * LENGTH_BYTES);
+        self.encode_raw(&mut bytes);
+        prost::encoding::message::encode(MUTATION_TAG, mutation, &mut bytes);
+        bytes
+    }
+}
+
 /// What was written to a file and is not committed, or not known to be on disks.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct ContentRecord {
     #[prost(uint64, tag = "1")]
     pub inode: u64,
@@ -37,7 +54,7 @@ pub(crate) struct ContentRecord {
 }
 
 /// One of its blocks.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct BlockRecord {
     #[prost(uint32, tag = "1")]
     pub index: u32,
@@ -58,7 +75,7 @@ pub(crate) struct BlockRecord {
 }
 
 /// Bytes that were taken to be written behind; they lie behind the record.
-#[derive(Clone, Copy, PartialEq, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct PieceRecord {
     #[prost(uint64, tag = "1")]
     pub inode: u64,
@@ -69,4 +86,19 @@ pub(crate) struct PieceRecord {
     /// Pieces of a file are written in this order.
     #[prost(uint64, tag = "4")]
     pub order: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::master::Mutation;
+
+    use super::*;
+
+    #[test]
+    fn a_mutation_that_is_encoded_in_its_place_is_read_as_one_of_the_record() {
+        let mutation = Mutation { seq: 300, uid: 7, gid: 0, change: None };
+        let record = ChangeRecord { session: 1 << 60, seq: 300, unique: 5, mutation: Vec::new() };
+        let read = ChangeRecord::decode(&record.encode_with(&mutation)[..]).unwrap();
+        assert_eq!(read, ChangeRecord { mutation: mutation.encode_to_vec(), ..record });
+    }
 }

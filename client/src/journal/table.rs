@@ -1,13 +1,16 @@
 //! Slots of one kind.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, fallocate};
 
 use super::{Shape, set_word, word};
 
@@ -16,6 +19,12 @@ const PAGE: u64 = 4096;
 const HEAD: u64 = 64;
 /// In the head: the second version counts.
 const SECOND: u64 = 1 << 63;
+
+/// Slots up to this one keep what memory they were given. Others keep it only if it is no more than [`LITTLE`].
+const KEPT: u32 = 16;
+const LITTLE: u64 = 32 << 10;
+/// And from this one on nothing.
+const FEW: u32 = 1024;
 
 /// See the module above.
 #[derive(Debug)]
@@ -35,8 +44,8 @@ pub struct Table {
 
 #[derive(Debug)]
 struct Places {
-    /// The ones that were let go of last come first: few of them are ever touched.
-    free: Vec<u32>,
+    /// The first of them is taken, so that few are ever touched.
+    free: BinaryHeap<Reverse<u32>>,
     /// Slots that were ever used.
     used: u32,
 }
@@ -48,6 +57,9 @@ pub struct Slot {
     number: u32,
     /// The second version counts.
     second: AtomicBool,
+    /// Bytes of a version, and of what lies behind, at the most.
+    longest: AtomicU64,
+    is_cleared: bool,
 }
 
 impl Table {
@@ -61,10 +73,10 @@ impl Table {
         let slot_bytes = record_bytes + bytes_behind;
         let used = u32::try_from(word(file, used_at)?).unwrap_or(slots).min(slots);
         let (file, frozen) = (Arc::clone(file), Arc::clone(frozen));
-        let mut free = Vec::new();
-        for number in (0..used).rev() {
+        let mut free = BinaryHeap::new();
+        for number in 0..used {
             if word(&file, base + slot_bytes * u64::from(number))? == 0 {
-                free.push(number);
+                free.push(Reverse(number));
             }
         }
         let places = Mutex::new(Places { free, used });
@@ -75,13 +87,18 @@ impl Table {
     /// Enters a record; `None` when there is no room for it.
     pub fn put(self: &Arc<Self>, record: &[u8]) -> Option<Slot> {
         let number = self.place()?;
-        let slot = Slot { table: Arc::clone(self), number, second: AtomicBool::new(true) };
-        slot.begin(record).then_some(slot)
+        let slot = self.slot(number, true);
+        slot.set(record).then_some(slot)
+    }
+
+    fn slot(self: &Arc<Self>, number: u32, second: bool) -> Slot {
+        let (second, longest) = (AtomicBool::new(second), AtomicU64::new(0));
+        Slot { table: Arc::clone(self), number, second, longest, is_cleared: false }
     }
 
     fn place(&self) -> Option<u32> {
         let mut places = self.places.lock();
-        if let Some(number) = places.free.pop() {
+        if let Some(Reverse(number)) = places.free.pop() {
             return Some(number);
         }
         let number = (places.used < self.slots).then_some(places.used)?;
@@ -99,7 +116,9 @@ impl Table {
     fn read(self: &Arc<Self>, number: u32) -> Option<(Slot, Vec<u8>)> {
         let head = word(&self.file, self.base + self.slot_bytes * u64::from(number)).ok().filter(|head| *head != 0)?;
         let second = head & SECOND != 0;
-        let slot = Slot { table: Arc::clone(self), number, second: AtomicBool::new(second) };
+        let slot = self.slot(number, second);
+        // What the process before had there is not known.
+        slot.touched(u64::MAX);
         // One more than its length, so that an empty record is none.
         let length = usize::try_from((head & !SECOND).saturating_sub(1)).ok()?;
         let mut record = vec![0; length.min(self.version_bytes() as usize)];
@@ -128,49 +147,56 @@ impl Slot {
         self.offset() + self.table.record_bytes
     }
 
-    fn version(&self, second: bool) -> u64 {
-        self.offset() + HEAD + if second { self.table.version_bytes() } else { 0 }
+    /// So many bytes of a version, or of what lies behind, have been used.
+    pub(super) fn touched(&self, bytes: u64) {
+        self.longest.fetch_max(bytes, Relaxed);
     }
 
-    /// Writes the first record. What lies within one page is written at once, since no signal ends that half-way.
-    fn begin(&self, record: &[u8]) -> bool {
-        let mut bytes = [0; PAGE as usize];
-        let (room, end) = (PAGE - self.offset() % PAGE, HEAD + record.len() as u64);
-        if end > room || record.len() as u64 > self.table.version_bytes() {
-            return self.set(record);
-        }
-        let end = end as usize;
-        bytes[..8].copy_from_slice(&(record.len() as u64 + 1).to_le_bytes());
-        bytes[HEAD as usize..end].copy_from_slice(record);
-        let written = self.table.file.write_all_at(&bytes[..end], self.offset());
-        match written {
-            Ok(()) => self.second.store(false, Relaxed),
-            Err(ref cause) => self.table.fail(cause),
-        }
-        written.is_ok()
+    fn version(&self, second: bool) -> u64 {
+        self.offset() + HEAD + if second { self.table.version_bytes() } else { 0 }
     }
 
     /// Replaces the record; false, and it is as it was, when the new one has no room. Not to be called by two at a
     /// time.
     pub fn set(&self, record: &[u8]) -> bool {
-        if record.len() as u64 > self.table.version_bytes() {
+        let length = record.len() as u64;
+        if length > self.table.version_bytes() {
             return false;
         }
-        let second = !self.second.load(Relaxed);
-        let head = (record.len() as u64 + 1) | if second { SECOND } else { 0 };
-        let file = &self.table.file;
-        let written =
-            file.write_all_at(record, self.version(second)).and_then(|()| set_word(file, self.offset(), head));
+        self.touched(length);
+        let written = if HEAD + length <= PAGE - self.offset() % PAGE {
+            self.set_at_once(record).map(|()| false)
+        } else {
+            let second = !self.second.load(Relaxed);
+            self.set_beside(record, second).map(|()| second)
+        };
         match written {
-            Ok(()) => self.second.store(second, Relaxed),
+            Ok(second) => self.second.store(second, Relaxed),
             Err(ref cause) => self.table.fail(cause),
         }
         written.is_ok()
     }
 
+    /// Head and record within one page are written at once, since no signal ends that half-way.
+    fn set_at_once(&self, record: &[u8]) -> io::Result<()> {
+        let mut bytes = [0; PAGE as usize];
+        let end = HEAD as usize + record.len();
+        bytes[..8].copy_from_slice(&(record.len() as u64 + 1).to_le_bytes());
+        bytes[HEAD as usize..end].copy_from_slice(record);
+        self.table.file.write_all_at(&bytes[..end], self.offset())
+    }
+
+    /// Others are written in the place of the version that does not count, which then does.
+    fn set_beside(&self, record: &[u8], second: bool) -> io::Result<()> {
+        let head = (record.len() as u64 + 1) | if second { SECOND } else { 0 };
+        self.table.file.write_all_at(record, self.version(second))?;
+        set_word(&self.table.file, self.offset(), head)
+    }
+
     /// Forgets the record, in a journal that is frozen, too.
-    pub fn forget(self) {
+    pub fn forget(mut self) {
         self.clear();
+        self.is_cleared = true;
     }
 
     fn clear(&self) {
@@ -178,12 +204,29 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
-    fn drop(&mut self) {
-        if self.table.frozen.load(Acquire) {
+impl Slot {
+    /// Gives the memory back that was used for much.
+    fn give_back(&self) {
+        let table = &self.table;
+        let (is_much, is_one_of_many) = (self.longest.load(Relaxed) > LITTLE, self.number >= FEW);
+        if table.slot_bytes < 2 * PAGE || self.number < KEPT || !(is_much || is_one_of_many) {
             return;
         }
-        self.clear();
-        self.table.places.lock().free.push(self.number);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // What cannot be given back stays.
+        let _ = fallocate(&table.file, flags, self.offset(), table.slot_bytes);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if !self.is_cleared {
+            if self.table.frozen.load(Acquire) {
+                return;
+            }
+            self.clear();
+        }
+        self.give_back();
+        self.table.places.lock().free.push(Reverse(self.number));
     }
 }

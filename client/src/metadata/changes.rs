@@ -96,10 +96,10 @@ impl Pending {
     }
 
     /// Enters the change in the journal before it is sent.
-    fn note(&mut self, journal: &Arc<Journal>, session: u64, seq: u64) {
+    fn note(&mut self, journal: &Arc<Journal>, session: u64, mutation: &Mutation) {
         let unique = self.context.as_ref().map_or(0, |context| context.unique());
-        let mutation = numbered(self, seq).encode_to_vec();
-        self.slot = journal.note_change(&ChangeRecord { session, seq, unique, mutation });
+        let record = ChangeRecord { session, seq: mutation.seq, unique, mutation: Vec::new() };
+        self.slot = journal.note_change(&record, mutation);
     }
 
     fn is_late(&self, now: Instant) -> bool {

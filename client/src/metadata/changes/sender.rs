@@ -283,17 +283,17 @@ impl Sender {
         }
         for call in self.calls.iter_mut().filter(|call| !call.is_sent) {
             let mut answered = self.answered;
+            let mutations: Vec<_> =
+                call.changes.iter().zip(call.first..).map(|(pending, seq)| numbered(pending, seq)).collect();
             if let Some(journal) = &self.inner.journal {
                 journal.note_changes(self.session, call.last());
                 if !call.was_sent {
-                    let numbers = call.first..;
-                    call.changes.iter_mut().zip(numbers).for_each(|(one, seq)| one.note(journal, self.session, seq));
+                    let noted = call.changes.iter_mut().zip(&mutations);
+                    noted.for_each(|(one, mutation)| one.note(journal, self.session, mutation));
                 }
                 // What the kernel has no answer to, it may ask a process after this one for.
                 answered = answered.min(journal.first_unanswered().unwrap_or(u64::MAX) - 1);
             }
-            let mutations =
-                call.changes.iter().zip(call.first..).map(|(pending, seq)| numbered(pending, seq)).collect();
             let request = MutateRequest { session: self.session, answered, mutations };
             // There is room for all calls; a stream that is over says so by its answer.
             if connection.requests.try_send(request).is_err() {
