@@ -24,6 +24,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -105,6 +106,8 @@ struct Held {
     descriptors: Vec<OwnedFd>,
     /// `None` before there is one.
     mount: Option<HeldMount>,
+    /// Its number on this host.
+    device: Option<String>,
 }
 
 /// A mount, as a daemon tells its keeper of it.
@@ -132,8 +135,8 @@ struct Keeper {
     held: Held,
     reloads: Option<Reloads>,
     executable: Executable,
-    /// Daemons that are dead and have not ended yet.
-    ending: Vec<Child>,
+    /// Daemons that are dead and have not ended yet: each is waited for.
+    ending: JoinSet<()>,
     deaths: VecDeque<Instant>,
     pause: Duration,
     unserved_since: Option<Instant>,
@@ -164,7 +167,7 @@ pub async fn keep(arguments: Vec<OsString>, stop: CancellationToken) -> Result<K
         held: Held::default(),
         reloads: None,
         executable: Executable::Installed,
-        ending: Vec::new(),
+        ending: JoinSet::new(),
         deaths: VecDeque::new(),
         pause: PAUSE_FIRST,
         unserved_since: None,
@@ -192,6 +195,9 @@ impl Keeper {
                 Event::Message(Message { kind: Kind::Keep, text, descriptors }) => self.hold(&text, descriptors),
                 Event::Message(Message { kind: Kind::Ready, .. }) => {
                     daemon.is_ready = true;
+                    if is_stopping {
+                        daemon.signal(Signal::TERM);
+                    }
                     (self.pause, self.unserved_since, ready_by) = (PAUSE_FIRST, None, None);
                     if let Some(asked) = asked.take() {
                         asked.answer(self.executable == Executable::Installed, daemon.pid).await;
@@ -200,7 +206,10 @@ impl Keeper {
                 Event::Message(_) => {}
                 Event::Stop => {
                     is_stopping = true;
-                    daemon.signal(Signal::TERM);
+                    // One that takes up what another one left must not be ended before it has.
+                    if daemon.is_ready || self.held.mount.is_none() {
+                        daemon.signal(Signal::TERM);
+                    }
                 }
                 Event::Reload(another) if is_stopping || !daemon.is_ready => {
                     another.refuse("the mount is not served at the moment: try again").await;
@@ -218,10 +227,6 @@ impl Keeper {
                 Event::Ended(_) | Event::Dead => {
                     if let Some(kept) = self.is_over(&daemon, &event, is_stopping) {
                         return Ok(kept);
-                    }
-                    if asked.is_some() && !daemon.is_ready {
-                        // The installed executable does not serve the mount: the one that did goes on.
-                        self.executable = Executable::Own;
                     }
                     self.died(daemon, &event, asked.is_some())?;
                     sleep(self.pause).await;
@@ -257,6 +262,8 @@ impl Keeper {
         let (link, other) = Link::pair()?;
         let mut command = Command::new(program);
         command.args(&self.arguments).arg(DAEMON_ARGUMENT).stdin(Stdio::from(other));
+        // An interrupt at the terminal is for the keeper, which passes it on: a second one ends a daemon undrained.
+        command.process_group(0);
         let child = command.spawn()?;
         let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
         Ok(Daemon { child, pid, link, is_ready: false })
@@ -265,11 +272,14 @@ impl Keeper {
     /// Holds what the first daemon has made.
     fn hold(&mut self, text: &str, descriptors: Vec<OwnedFd>) {
         let Some(mount) = HeldMount::of_text(text) else { return };
-        match Reloads::listen(&mount.path) {
-            Ok(reloads) => self.reloads = Some(reloads),
-            Err(cause) => warn!(%cause, "cv fuse reload will not find this mount"),
+        if self.reloads.is_none() {
+            match Reloads::listen(&mount.path) {
+                Ok(reloads) => self.reloads = Some(reloads),
+                Err(cause) => warn!(%cause, "cv fuse reload will not find this mount"),
+            }
         }
-        self.held = Held { descriptors, mount: Some(mount) };
+        let device = self.held.device.take().or_else(|| Mount::device_at(&mount.path));
+        self.held = Held { descriptors, mount: Some(mount), device };
     }
 
     /// How the keeper ends with this daemon, if it does: it was to, the mount is gone, or there is none yet.
@@ -283,10 +293,12 @@ impl Keeper {
             (None, signal) => Kept::Signal(signal.unwrap_or(libc::SIGKILL)),
         };
         let is_done = ended == Kept::Exit(0) && (daemon.is_ready || !has_mount);
-        if is_stopping && ended != Kept::Exit(0) {
+        // After one that was killed, another one brings what was written to the workers before it ends.
+        let cannot_go_on = is_stopping && matches!(ended, Kept::Exit(_));
+        if cannot_go_on && !is_done {
             self.unmount();
         }
-        (is_done || is_stopping || !has_mount).then_some(ended)
+        (is_done || cannot_go_on || !has_mount).then_some(ended)
     }
 
     /// Gets ready for another daemon.
@@ -299,16 +311,26 @@ impl Keeper {
                 _ => "a signal, and a thread of it is still in the kernel".to_owned(),
             };
             warn!(mount_point, how, "the process that serves the mount has ended: another one goes on");
-            self.executable = Executable::Installed;
         }
-        self.ending.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
+        while self.ending.try_join_next().is_some() {}
         if daemon.is_ready && !is_replaced {
             self.deaths.push_back(now);
         }
-        self.ending.push(daemon.child);
         while self.deaths.front().is_some_and(|death| *death + OFTEN_WITHIN < now) {
             self.deaths.pop_front();
         }
+        let dies_often = !is_replaced && self.deaths.len() > OFTEN / 2;
+        self.executable = match self.executable {
+            // It does not serve the mount, or not for long: perhaps the keeper's own does.
+            Executable::Installed if !daemon.is_ready || dies_often => Executable::Own,
+            Executable::Own if is_replaced => Executable::Own,
+            _ => Executable::Installed,
+        };
+        let mut child = daemon.child;
+        self.ending.spawn(async move {
+            // One that cannot be waited for is nobody's concern any more.
+            let _ = child.wait().await;
+        });
         let unserved_since = *self.unserved_since.get_or_insert(now);
         let error = if self.deaths.len() >= OFTEN {
             KeeperError::DiesOften { mount_point }
@@ -323,6 +345,10 @@ impl Keeper {
 
     fn unmount(&self) {
         if let Some(HeldMount { path, is_by_root }) = &self.held.mount {
+            if Mount::device_at(path) != self.held.device {
+                // Somebody has unmounted it, though not for those who have files open, and may have mounted another.
+                return;
+            }
             error!(mount_point = %path.display(), "the mount is taken away");
             Mount::adopt(path.clone(), *is_by_root).detach();
         }

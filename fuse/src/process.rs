@@ -1,13 +1,13 @@
 //! The life of `cv fuse`: connect, mount, serve, unmount.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use cavern_client::{Client, File, Identity, InvalidationSink as _, Journal, Metadata, Predecessor};
-use cavern_conf::process::{HttpServer, Metrics, raise_descriptor_limit, ready};
+use cavern_conf::process::{HttpServer, Metrics, ProcessError, raise_descriptor_limit, ready};
 use cavern_conf::{Config, host, schema};
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -24,7 +24,7 @@ use crate::invalidation::{Inodes, Invalidations, NotifierThread};
 use crate::keeper::{HeldMount, Kind, Link, Message};
 use crate::kernel::abi::ROOT_NODE;
 use crate::kernel::mount::Unmounted;
-use crate::kernel::{Connection, Mount, MountOptions, Session, SessionOptions};
+use crate::kernel::{Agreement, Connection, Mount, MountOptions, Session, SessionOptions};
 use crate::metrics::MountCollector;
 use crate::root::Root;
 
@@ -32,7 +32,10 @@ use crate::root::Root;
 const DRAIN: Duration = Duration::from_secs(2);
 /// The kernel sends what was under way again at once; whoever is not back by then waits for nothing.
 const RESENT_WITHIN: Duration = Duration::from_secs(30);
-/// Between two attempts to unmount: the kernel closes the last files a moment after close(2).
+/// The daemon of a keeper that was killed may have the port for a moment still.
+const PORT_WAIT: Duration = Duration::from_secs(2);
+/// Between two attempts to unmount, since the kernel closes the last files a moment after close(2), and two attempts to
+/// have the port.
 const RETRY: Duration = Duration::from_millis(20);
 
 /// Serves `fuse.path` at `fuse.mount_point` until `stop`, or until somebody unmounts it; unmounts and returns.
@@ -102,7 +105,7 @@ async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -
     };
     let http = match http {
         Some(http) => http,
-        None => HttpServer::bind(&config.fuse.http_listen).await?,
+        None => bind(&config.fuse.http_listen, if journal.is_some() { PORT_WAIT } else { Duration::ZERO }).await?,
     };
     let invalidations = Invalidations::new();
     let began: Began = Arc::default();
@@ -127,6 +130,19 @@ async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -
         client.shutdown().await;
     }
     served
+}
+
+/// Binds the port, if that can be done within a while.
+async fn bind(listen: &str, patience: Duration) -> Result<HttpServer, ProcessError> {
+    let deadline = tokio::time::Instant::now() + patience;
+    loop {
+        match HttpServer::bind(listen).await {
+            Err(ProcessError::AddressInUse { .. }) if tokio::time::Instant::now() < deadline => {
+                tokio::time::sleep(RETRY).await;
+            }
+            bound => return bound,
+        }
+    }
 }
 
 /// The notifier of a mount that was there, and its root.
@@ -171,7 +187,7 @@ impl Process<'_> {
         let namespace = Arc::new(Namespace::with_journal(Arc::clone(client), shown, shared, &config.fuse, journal));
         let is_first = inherited.is_none();
         let (mount, session, written) = match inherited {
-            Some(inherited) => self.go_on(inherited, &namespace).await?,
+            Some(inherited) => self.go_on(inherited, &namespace, &http).await?,
             None => {
                 let (mount, session) = begin(config, Arc::clone(&namespace)).await?;
                 (mount, session, Vec::new())
@@ -184,15 +200,11 @@ impl Process<'_> {
                 .map_err(FuseError::Thread)?,
         };
         if is_first {
-            self.hand_over(&mount, &session, &http, root.to_namespace(ROOT_NODE)).await?;
-        }
-        if let Some(journal) = &self.journal {
-            journal.thaw();
-        }
-        if !is_first {
-            // From now on whatever was under way comes once more.
-            if let Err(cause) = session.notifier().resend() {
-                warn!(%cause, "the kernel does not send again what was under way");
+            self.note_mount(&mount, &session, root.to_namespace(ROOT_NODE))?;
+            let held = HeldMount { path: mount.path().to_owned(), is_by_root: mount.is_by_root() };
+            self.hand_over(&held, session.agreement(), session.descriptors(), &http).await?;
+            if let Some(journal) = &self.journal {
+                journal.thaw();
             }
         }
         let usage = namespace.usage();
@@ -263,26 +275,35 @@ impl Process<'_> {
         &self,
         inherited: Inherited,
         namespace: &Arc<Namespace>,
+        http: &HttpServer,
     ) -> Result<(Mount, Session, Vec<File>), FuseError> {
         let Inherited { mount: record, connection, handles } = inherited;
         let written = self.client.recover().await;
         namespace.restore(handles, &connection).await;
         self.client.recovered();
         // The notifier has clones of its channel, and nothing else of the connection.
-        let connection = Arc::into_inner(connection).ok_or_else(|| nothing_left("who else uses the connection"))?;
+        let mut connection = Arc::into_inner(connection).ok_or_else(|| nothing_left("who else uses the connection"))?;
+        let held = HeldMount { path: PathBuf::from(record.mount_point), is_by_root: record.is_by_root };
         let options = session_options(&self.config.fuse);
-        let filesystem = Arc::clone(namespace);
-        let session = Session::go_on(connection, &options, filesystem, Handle::current())?;
-        Ok((Mount::adopt(PathBuf::from(record.mount_point), record.is_by_root), session, written))
+        // A request that was read from a descriptor of which the keeper has none would end with this process.
+        if connection.widen(options.threads) {
+            self.hand_over(&held, connection.agreement(), connection.descriptors(), http).await?;
+        }
+        if let Some(journal) = &self.journal {
+            journal.thaw();
+        }
+        // Whatever was under way comes once more. Before the first request is read: it would come twice.
+        if let Err(cause) = connection.notifier().resend() {
+            warn!(%cause, "the kernel does not send again what was under way");
+        }
+        let session = Session::go_on(connection, &options, Arc::clone(namespace), Handle::current())?;
+        // Not before: a mount that is dropped is taken away, and another process may do better.
+        Ok((Mount::adopt(held.path, held.is_by_root), session, written))
     }
 
-    /// Leaves to the keeper what the next process needs.
-    async fn hand_over(&self, mount: &Mount, session: &Session, http: &HttpServer, root: u64) -> Result<(), FuseError> {
-        let (Some(link), Some(journal)) = (&self.link, &self.journal) else { return Ok(()) };
-        if !session.agreement().has_resend() {
-            warn!("this kernel sends no request again (Linux 6.9 and later): the mount ends with this process");
-            return Ok(());
-        }
+    /// Leaves to the next process how the mount was made.
+    fn note_mount(&self, mount: &Mount, session: &Session, root: u64) -> Result<(), FuseError> {
+        let Some(journal) = &self.journal else { return Ok(()) };
         let path = mount.path().display().to_string();
         let record = MountRecord::new(&self.config.fuse, session.agreement(), &path, mount.is_by_root(), root);
         match journal.mount.put(&record.encode_to_vec()) {
@@ -290,9 +311,24 @@ impl Process<'_> {
             Some(slot) => std::mem::forget(slot),
             None => return Err(nothing_left("how the mount was made")),
         }
+        Ok(())
+    }
+
+    /// Leaves to the keeper the port and the devices.
+    async fn hand_over<'a>(
+        &self,
+        held: &HeldMount,
+        agreement: Agreement,
+        devices: impl Iterator<Item = BorrowedFd<'a>>,
+        http: &'a HttpServer,
+    ) -> Result<(), FuseError> {
+        let Some(link) = &self.link else { return Ok(()) };
+        if !agreement.has_resend() {
+            warn!("this kernel sends no request again (Linux 6.9 and later): the mount ends with this process");
+            return Ok(());
+        }
         let mut descriptors = vec![http.descriptor()];
-        descriptors.extend(session.descriptors());
-        let held = HeldMount { path: mount.path().to_owned(), is_by_root: mount.is_by_root() };
+        descriptors.extend(devices);
         link.send(Kind::Keep, &held.text(), &descriptors).await.map_err(FuseError::Keeper)
     }
 

@@ -18,33 +18,25 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn up(options: Options) -> Cluster {
+pub fn up(options: Options) -> Cluster {
     let cluster = Cluster::up(Options { keep_mount: true, ..options });
     cluster.s3.create_bucket("bucket");
     cluster
 }
 
-/// The process that serves the first mount: the child of its keeper, with a first thread that lives.
-fn daemon(cluster: &Cluster) -> Option<i32> {
-    let keeper = cluster.status().fuse[0].pid?.to_string();
-    let of_keeper = |entry: fs::DirEntry| {
-        let pid = entry.file_name().to_str()?.parse::<i32>().ok()?;
-        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-        let (state, parent) = (fields.next()?, fields.next()?);
-        (parent == keeper && state != "Z").then_some(pid)
-    };
-    fs::read_dir("/proc").unwrap().filter_map(Result::ok).find_map(of_keeper)
+/// The process that serves the first mount.
+pub fn daemon(cluster: &Cluster) -> Option<i32> {
+    cluster.status().fuse[0].daemon()
 }
 
-fn kill_daemon(cluster: &Cluster) -> i32 {
+pub fn kill_daemon(cluster: &Cluster) -> i32 {
     let pid = eventually("the mount is served", PATIENCE, || daemon(cluster));
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     pid
 }
 
 /// Kills the daemon, and waits until another one serves the mount.
-fn replace_by_death(cluster: &Cluster) {
+pub fn replace_by_death(cluster: &Cluster) {
     let before = kill_daemon(cluster);
     eventually("another process serves the mount", PATIENCE, || daemon(cluster).filter(|pid| *pid != before));
     assert!(cluster.status().mounted);
@@ -58,7 +50,7 @@ fn by_another_way(cluster: &Cluster, path: &str) -> Vec<u8> {
 }
 
 /// Bytes that say where they belong.
-fn content(number: usize, length: usize) -> Vec<u8> {
+pub fn content(number: usize, length: usize) -> Vec<u8> {
     (0..length).map(|at| (number.wrapping_mul(31) ^ at ^ (at >> 8)) as u8).collect()
 }
 

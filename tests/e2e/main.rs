@@ -42,6 +42,7 @@ mod fs_mode_tmpfile;
 mod fs_mode_ttl;
 mod fs_mode_unclaimed;
 mod hosts;
+mod keeper;
 mod loads;
 mod local_cluster;
 mod lock_ends;

@@ -1,4 +1,4 @@
-//! What the kernel knows of a child: its memory and its descriptors.
+//! What the kernel knows of a child: the process that does its work, its memory and its descriptors.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,9 +11,41 @@ pub struct Process {
     pid: i32,
 }
 
+impl Child {
+    /// The daemon of a client whose mount is kept, when there is one that lives.
+    pub fn daemon(&self) -> Option<i32> {
+        let keeper = self.pid?.to_string();
+        let of_keeper = |entry: fs::DirEntry| {
+            let pid = entry.file_name().to_str()?.parse::<i32>().ok()?;
+            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+            let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+            let (state, parent) = (fields.next()?, fields.next()?);
+            if parent != keeper || state == "Z" {
+                return None;
+            }
+            // It is another program, or the keeper once more, for a moment at its start.
+            let arguments = fs::read(entry.path().join("cmdline")).ok()?;
+            arguments.split(|byte| *byte == 0).any(|argument| argument == b"--kept").then_some(pid)
+        };
+        fs::read_dir("/proc").ok()?.filter_map(Result::ok).find_map(of_keeper)
+    }
+
+    /// The process that does the work: the daemon where a mount is kept, and the child itself elsewhere.
+    pub fn server(&self) -> Option<i32> {
+        self.daemon().or(self.pid)
+    }
+}
+
 impl Process {
+    /// The one that does the work.
     #[track_caller]
     pub fn of(child: &Child) -> Self {
+        Self { pid: child.server().expect("the child runs") }
+    }
+
+    /// The one that keeps a mount.
+    #[track_caller]
+    pub fn keeper_of(child: &Child) -> Self {
         Self { pid: child.pid.expect("the child runs") }
     }
 
@@ -45,7 +77,9 @@ impl Process {
     /// Descriptors of files that have been deleted: they keep room on the disk that nobody sees.
     #[track_caller]
     pub fn deleted_files(self) -> usize {
-        self.descriptors().iter().filter(|path| path.to_string_lossy().ends_with(" (deleted)")).count()
+        // Files of memory never had a name.
+        let is_on_disk = |path: &str| path.ends_with(" (deleted)") && !path.starts_with("/memfd:");
+        self.descriptors().iter().filter(|path| is_on_disk(&path.to_string_lossy())).count()
     }
 
     #[track_caller]

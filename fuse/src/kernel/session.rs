@@ -32,6 +32,8 @@ const READ_PAGES: u16 = 256;
 pub const READ_MAX: usize = READ_PAGES as usize * PAGE;
 /// The largest WRITE that the kernel sends.
 const WRITE_MAX: usize = READ_MAX;
+/// Descriptors of a connection at most: what keeps the mount takes no more.
+const CHANNELS_MAX: usize = 240;
 /// Room for one request: the longest is a WRITE. BATCH_FORGET fills whatever room there is.
 const REQUEST_BYTES: usize = WRITE_MAX + PAGE;
 
@@ -129,6 +131,30 @@ impl Connection {
         if channels.is_empty() { Err(SessionError::Garbled) } else { Ok(Self { channels, agreement }) }
     }
 
+    /// Has a descriptor for each event loop; true when there are more of them than before.
+    pub fn widen(&mut self, threads: usize) -> bool {
+        let before = self.channels.len();
+        while self.channels.len() < threads.min(CHANNELS_MAX) {
+            match self.channels[0].another() {
+                Ok(another) => self.channels.push(another),
+                Err(cause) => {
+                    warn!(%cause, "event loops share their descriptors");
+                    break;
+                }
+            }
+        }
+        self.channels.len() > before
+    }
+
+    /// All its descriptors.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.channels.iter().map(|channel| channel.descriptor())
+    }
+
+    pub fn agreement(&self) -> Agreement {
+        self.agreement
+    }
+
     /// For messages to the kernel before any request is read.
     pub fn notifier(&self) -> Notifier {
         Notifier::new(Arc::clone(&self.channels[0]))
@@ -151,10 +177,12 @@ impl Session {
         let channel = Arc::new(Channel::new(device));
         let agreement = greet(&channel, options)?;
         debug!(minor = agreement.minor, flags = agreement.flags, "the kernel has been greeted");
-        Self::go_on(Connection { channels: vec![channel], agreement }, options, filesystem, runtime)
+        let mut connection = Connection { channels: vec![channel], agreement };
+        connection.widen(options.threads);
+        Self::go_on(connection, options, filesystem, runtime)
     }
 
-    /// Starts the event loops of a connection that has been greeted.
+    /// Starts the event loops of a connection that has been greeted, with the descriptors that it has.
     pub fn go_on<F: Filesystem>(
         connection: Connection,
         options: &SessionOptions,
@@ -173,14 +201,8 @@ impl Session {
     }
 
     fn start_loop<F: Filesystem>(&mut self, number: usize, filesystem: &Arc<F>) -> Result<(), SessionError> {
-        if number == self.channels.len() {
-            match self.channels[0].another() {
-                Ok(another) => self.channels.push(another),
-                Err(cause) => warn!(%cause, "an event loop shares its descriptor with another"),
-            }
-        }
         let event_loop = EventLoop {
-            channel: Arc::clone(self.channels.get(number).unwrap_or(&self.channels[0])),
+            channel: Arc::clone(&self.channels[number % self.channels.len()]),
             in_flight: Arc::clone(&self.in_flight),
             filesystem: Arc::clone(filesystem),
             ended: self.ended.clone(),
