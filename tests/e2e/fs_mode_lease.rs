@@ -69,14 +69,14 @@ struct Stopped<'c>(&'c Cluster, &'c Child);
 
 impl<'c> Stopped<'c> {
     fn new(cluster: &'c Cluster, child: &'c Child) -> Self {
-        cluster.signal(child, Signal::STOP);
+        cluster.signal_server(child, Signal::STOP);
         Self(cluster, child)
     }
 }
 
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
-        self.0.signal(self.1, Signal::CONT);
+        self.0.signal_server(self.1, Signal::CONT);
     }
 }
 

@@ -47,8 +47,8 @@ pub struct Options {
     /// A process that ends by itself is started again, as it is outside of tests. Most of them want to see what happens
     /// meanwhile.
     pub restart: bool,
-    /// The death of what serves a mount is not that of the mount (`fuse.keep_mount`), as it is outside of tests. Most
-    /// of them want to see what a death does; `CAVERN_KEEP_MOUNT` in the environment has all of them run so.
+    /// The death of what serves a mount is not that of the mount (`fuse.keep_mount`), as it is outside of tests. With
+    /// `CAVERN_KEEP_MOUNT=0` in the environment it is where a test does not say otherwise.
     pub keep_mount: bool,
 }
 
@@ -63,7 +63,7 @@ impl Default for Options {
             failpoints: false,
             program: None,
             restart: false,
-            keep_mount: std::env::var_os("CAVERN_KEEP_MOUNT").is_some(),
+            keep_mount: std::env::var("CAVERN_KEEP_MOUNT").map_or(true, |keeps| keeps != "0"),
         }
     }
 }
@@ -390,10 +390,17 @@ impl Cluster {
         self.s3 = self.s3.with_secret_key(secret_key);
     }
 
-    /// Any signal for a running child of the status: STOP and CONT, say.
+    /// Any signal for a running child of the status: TERM and KILL, say.
     #[track_caller]
     pub fn signal(&self, child: &Child, signal: Signal) {
         let pid = child.pid.and_then(Pid::from_raw).expect("the child runs");
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// The same for the process that does the work of a child: STOP and CONT, say.
+    #[track_caller]
+    pub fn signal_server(&self, child: &Child, signal: Signal) {
+        let pid = child.server().and_then(Pid::from_raw).expect("the child runs");
         kill_process(pid, signal).unwrap();
     }
 

@@ -78,8 +78,10 @@ fn down_leaves_no_mount_no_process_and_no_socket() {
     cluster.mount("s3://bucket", "/data", &[]);
     let directory = cluster.directory().to_str().unwrap();
     assert_eq!((mounts_below(directory), sockets_below(cluster.directory())), (2, 2));
-    // s3, master, two workers, two clients, each with its keeper.
-    assert_eq!(processes_of(directory).len(), 12, "{:?}", processes_of(directory));
+    // s3, master, two workers, two clients, each with what starts it again when it crashes; and clients with daemons.
+    let status = cluster.status();
+    let expected = 12 + status.fuse.iter().filter_map(Child::daemon).count();
+    assert_eq!(processes_of(directory).len(), expected, "{:?}", processes_of(directory));
 
     // The worst case: one killed, the others not answering, and both mounts in use.
     let _open = fs::File::open(cluster.path("data/0000/000000.bin")).unwrap();
@@ -87,7 +89,7 @@ fn down_leaves_no_mount_no_process_and_no_socket() {
     cluster.kill("fuse1");
     let status = cluster.status();
     for child in [&status.masters[0], &status.workers[0], &status.fuse[0], &status.s3.child] {
-        cluster.signal(child, Signal::STOP);
+        cluster.signal_server(child, Signal::STOP);
     }
     let began = Instant::now();
     let down = cluster.cv(&["local", "down", "--dir", directory]);
