@@ -63,6 +63,9 @@ pub enum ClientError {
     /// The bucket itself failed.
     #[error(transparent)]
     Ufs(Arc<UfsError>),
+    /// While no master answers, the bucket was asked, and did not answer either.
+    #[error("{key}: no master answers, nor did the bucket within {waited_ms} ms")]
+    BucketSilent { key: String, waited_ms: u64 },
     /// The client does not know the mount, or cannot use its options.
     #[error("mount {mount}: {cause}")]
     Mount { mount: u32, cause: String },
@@ -109,6 +112,7 @@ impl ClientError {
             | Self::BlockHeld { .. }
             | Self::Unavailable { .. }
             | Self::Corrupt { .. }
+            | Self::BucketSilent { .. }
             | Self::Mount { .. }
             | Self::Read { .. }
             | Self::Memory { .. }

@@ -6,7 +6,8 @@
 //! `watch` takes the invalidations in, `remember` tells another master what is cached, `listing_refresh` asks for new
 //! listings, `queries` puts the questions to the master. `changes` carries changes to the master, `apply_change` what
 //! they leave in the caches, `open_inodes` keeps what is open here from being deleted, `removals` what is referred to
-//! otherwise, and `locks` waits for locks and remembers who has any.
+//! otherwise, and `locks` waits for locks and remembers who has any. `outage` has the buckets asked while no master
+//! answers.
 
 mod apply_change;
 mod cache;
@@ -20,6 +21,7 @@ mod locks;
 mod name_set;
 mod node;
 mod open_inodes;
+mod outage;
 mod queries;
 mod recent_invalidations;
 mod remember;
@@ -59,6 +61,7 @@ use lease::SessionLease;
 use listing_refresh::SlowBuckets;
 use locks::Locks;
 use open_inodes::OpenInodes;
+use outage::Outage;
 use recent_invalidations::{Mark, RecentInvalidations};
 use removals::ReferencedInodes;
 use replay::Replayed;
@@ -153,6 +156,7 @@ struct Inner {
     /// What the process before had asked for.
     replayed: Replayed,
     slow: SlowBuckets,
+    outage: Outage,
     touch_queue: mpsc::Sender<u64>,
     touch_waiting: Mutex<Option<mpsc::Receiver<u64>>>,
     /// Those are shared that begin at the same mark: an answer that was read before somebody's change is none to that
@@ -161,6 +165,7 @@ struct Inner {
     nodes: SingleFlight<(u64, Mark, RetryPolicy), Result<Arc<Node>, ClientError>>,
     pages: SingleFlight<(NameKey, usize, Mark, RetryPolicy), Result<DirPage, ClientError>>,
     touches: SingleFlight<u64, ()>,
+    bucket_lookups: SingleFlight<NameKey, Result<Arc<Node>, ClientError>>,
 }
 
 impl Metadata {
@@ -196,12 +201,14 @@ impl Metadata {
                 journal,
                 replayed: Replayed::default(),
                 slow: SlowBuckets::default(),
+                outage: Outage::new(&config.client),
                 touch_queue,
                 touch_waiting: Mutex::new(Some(touch_waiting)),
                 lookups: SingleFlight::default(),
                 nodes: SingleFlight::default(),
                 pages: SingleFlight::default(),
                 touches: SingleFlight::default(),
+                bucket_lookups: SingleFlight::default(),
             }),
         }
     }
@@ -225,12 +232,18 @@ impl Metadata {
 
     /// An inode from the cache, without I/O. `None`: ask with `node`.
     pub fn cached_node(&self, inode: u64) -> Option<Arc<Node>> {
+        if let Some(known) = self.outage_node(inode) {
+            return known.ok();
+        }
         let node = self.inner.caching.then(|| self.inner.complete_node(inode)).flatten()?;
         self.inner.usable(node.parent, || Some(node))
     }
 
     /// An inode by id. `Stale` when it has been replaced or deleted.
     pub async fn node(&self, inode: u64) -> Result<Arc<Node>, ClientError> {
+        if let Some(known) = self.outage_node(inode) {
+            return known;
+        }
         let parent = |node: Option<&Arc<Node>>| node.map_or(0, |node| node.parent);
         let cached = || self.inner.complete_node(inode).map(Ok);
         self.cached_or_ask(parent, cached, |patience| self.ask_node(inode, patience)).await
@@ -276,12 +289,20 @@ impl Metadata {
                 continue;
             }
             self.inner.stats.metadata_misses.inc();
+            if let Some(in_bucket) = self.bucket_directory(directory) {
+                return self.bucket_page(in_bucket, after, limit).await;
+            }
             let records =
                 self.inner.caching && self.inner.directories.get(directory).is_none_or(|directory| directory.records());
             let asked = if records { limit.max(LISTING_PAGE) } else { limit };
             let known = self.inner.directories.get(directory);
             let is_cached = known.is_some_and(|known| known.page(&self.inner.cache, after, limit).is_some());
-            let answer = self.ask_dir_page(directory, after, asked, patience_with(is_cached)).await;
+            let answer = tokio::select! {
+                answer = self.ask_dir_page(directory, after, asked, patience_with(is_cached)) => answer,
+                in_bucket = self.bucket_directory_in_outage(directory) => {
+                    return self.bucket_page(in_bucket, after, limit).await;
+                }
+            };
             match answer {
                 // The first answer says how old the listing is.
                 Ok(_)
@@ -328,9 +349,13 @@ impl Metadata {
         inner.trust(node.parent)
     }
 
-    /// The same for the absence of a name below `parent`; zero with `consistency = always` and in strict mounts.
+    /// The same for the absence of a name below `parent`; zero with `consistency = always`, in strict mounts, and while
+    /// it is the bucket that is asked.
     pub fn trust_absence(&self, parent: u64) -> Duration {
         let inner = &self.inner;
+        if self.bucket_directory(parent).is_some() {
+            return Duration::ZERO;
+        }
         let directory = inner.directories.get(parent);
         let asks = directory.is_some_and(|directory| !directory.keeps_absences() || directory.is_strict());
         if asks { Duration::ZERO } else { inner.trust(parent) }
@@ -465,6 +490,7 @@ impl Metadata {
         match inner.freshness(directory).decide() {
             CacheDecision::Ask => return None,
             CacheDecision::RefreshFirst if !any_age => return None,
+            _ if !inner.may_show_listing(directory) => return None,
             how => inner.served(directory, how),
         }
         let (entries, end) = known.page(&inner.cache, after, limit)?;
@@ -512,9 +538,13 @@ impl Inner {
     /// What a name leads to: `Some(None)` for nowhere, `None` when it is not known here.
     fn known(&self, parent: u64, name: &[u8]) -> Option<Option<Arc<Node>>> {
         match self.cache.lookup(parent, name) {
-            Some(Found::Node(node)) => (!node.lacks_attributes()).then_some(Some(node)),
-            Some(Found::Absent(_)) => Some(None),
-            None => self.directories.get(parent).filter(|directory| directory.is_without(name)).map(|_| None),
+            Some(Found::Node(node)) => (!node.lacks_attributes() && self.may_show(&node)).then_some(Some(node)),
+            Some(Found::Absent(_)) => self.may_tell_absence(parent).then_some(None),
+            None => {
+                let known = self.directories.get(parent).filter(|directory| directory.is_without(name))?;
+                drop(known);
+                self.may_tell_absence(parent).then_some(None)
+            }
         }
     }
 

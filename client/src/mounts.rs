@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::schema;
+use cavern_conf::schema::OutageLookups;
 use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Mount, MountTable, WriteType};
@@ -60,6 +61,17 @@ impl MountView {
     /// Absolute namespace path.
     pub fn path(&self) -> &str {
         &self.mount.path
+    }
+
+    /// Whether its names can be asked of the bucket by whoever knows no more than the mount: a `file://` tree may be
+    /// another one on each host, and a bucket that keeps attributes says little in its listings.
+    pub(crate) fn is_asked_without_masters(&self, which: OutageLookups) -> bool {
+        let is_chosen = match which {
+            OutageLookups::Never => false,
+            OutageLookups::ReadOnly => !self.is_fs_mode() && !self.has_writable_bucket(),
+            OutageLookups::CacheMode => !self.is_fs_mode(),
+        };
+        is_chosen && self.mount.uri.starts_with("s3://") && !self.keeps_attributes()
     }
 
     /// Inode of the mount's root directory.

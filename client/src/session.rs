@@ -110,6 +110,8 @@ impl Client {
         // The tables come before the session, so that the first entry finds its mount; the session's events report
         // changes.
         client.tables.fetch().await?;
+        let outages = (client.metadata.clone(), sink.clone(), stop.clone());
+        tasks.spawn(async move { outages.0.follow_outages(outages.1, outages.2).await });
         let watch = (client.metadata.clone(), who, stop.clone());
         tasks.spawn(async move { watch.0.watch(watch.1, sink, watch.2).await });
         let changes = (client.metadata.clone(), stop.clone());
@@ -235,6 +237,12 @@ impl Client {
     /// The same for whoever knows the directory, or else the inode, that the change is made on.
     pub async fn change_on(&self, on: &Arc<Node>, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
         if on.is_in_writable_bucket() {
+            self.metadata.check_change(on)?;
+            if let Change::Rename(rename) = &change
+                && let Some(target) = self.metadata.cached_node(rename.new_parent)
+            {
+                self.metadata.check_change(&target)?;
+            }
             return self.staged.change(on, &change, (uid, gid)).await;
         }
         self.metadata.change(change, uid, gid).await

@@ -80,6 +80,12 @@ stats! {
     watch_resets: Counter = "client_watch_resets",
     /// Times that a stream of events went on where it was, with all that was cached
     watch_resumptions: Counter = "client_watch_resumptions",
+    /// 1 while no master answers, after a time that no election takes
+    outage: Gauge = "client_master_outage",
+    /// Times that this began
+    outages: Counter = "client_master_outages",
+    /// Names and listings that were asked of buckets while no master answered
+    outage_lookups: Counter = "client_outage_lookups",
     /// Calls that the master did not answer
     master_errors: Counter = "client_master_errors",
     /// Files of cache-mode mounts that are being written, or were a moment ago

@@ -140,6 +140,8 @@ pub struct Client {
     pub connect_timeout: Interval,
     /// One metadata call, retries included.
     pub metadata_timeout: Interval,
+    /// Of which mounts names are asked of the bucket while no master answers.
+    pub outage_lookups: OutageLookups,
     /// One read, write or sync of a file, every fallback included; then EIO.
     pub read_timeout: Interval,
     /// One attempt at one worker; then the next source.
@@ -163,6 +165,18 @@ pub struct Client {
     /// Where files of cache-mode mounts lie while they are written, and how much of them at a time.
     pub staging_directory: PathBuf,
     pub staging_size: ByteSize,
+}
+
+/// The mounts whose buckets are asked for names that are not cached while no master answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OutageLookups {
+    /// Those in cache-mode that cannot be written to.
+    ReadOnly,
+    /// All in cache-mode.
+    CacheMode,
+    /// None: such names cannot be looked up then.
+    Never,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -285,6 +299,7 @@ impl Default for Client {
             memory_budget: ByteSize::mib(512),
             connect_timeout: Interval::millis(1000),
             metadata_timeout: Interval::millis(5000),
+            outage_lookups: OutageLookups::ReadOnly,
             read_timeout: Interval::millis(15_000),
             worker_timeout: Interval::millis(5000),
             worker_backoff: Interval::millis(200),

@@ -52,6 +52,7 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     ("[fuse]\ndirect = \"yes\"\n", 2, "fuse.direct", &["expected a boolean", "(default: direct = false)"]),
     ("[fuse]\nthreads.x = 1\n", 2, "fuse.threads", &["map"]),
     ("[log]\nformat = \"xml\"\n", 2, "log.format", &["`text` or `json`"]),
+    ("[client]\noutage_lookups = \"always\"\n", 2, "client.outage_lookups", &["`read-only`, `cache-mode`, `never`"]),
     (
         "[client]\nmemory_budget = 512\n",
         2,

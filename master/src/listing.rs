@@ -31,7 +31,6 @@ mod name_checks;
 mod recover;
 mod stored_attributes;
 mod walk;
-mod window;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -50,13 +49,7 @@ pub use check::Why;
 pub use listing_task::{Flight, Progress};
 pub use walk::{ListPolicy, Walk};
 #[cfg(test)]
-pub use {diff::is_same_version, diff::step as diff_step, window::is_name};
-
-/// The windows of a directory's listing, for the tests of the model.
-#[cfg(test)]
-pub fn windows(prefix: String) -> window::Windows {
-    window::Windows::new(prefix)
-}
+pub use {diff::is_same_version, diff::step as diff_step};
 
 use name_checks::NameChecks;
 

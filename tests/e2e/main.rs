@@ -52,6 +52,7 @@ mod mounting;
 mod no_open;
 mod nodes;
 mod odd_objects;
+mod outages;
 mod persist;
 mod posix;
 mod programs;

@@ -36,6 +36,7 @@ mod shared_store;
 mod store;
 mod ufs;
 mod uri;
+mod window;
 mod write;
 
 pub use attributes::{ObjectAttributes, nanoseconds, seconds};
@@ -48,4 +49,5 @@ pub use object::{ListMode, ListPage, Metadata, ObjectMeta, Precondition};
 pub use s3::changed_options;
 pub use store::ByteStream;
 pub use ufs::{Contents, Lister, Ufs};
+pub use window::{Listed, Window, Windows, is_name, place_cmp};
 pub use write::{MultipartUpload, PARTS_MAX};

@@ -231,8 +231,8 @@ fn refuse_options(options: &HashMap<String, String>, scheme: &str) -> Result<(),
 /// Some stores send empty pages while they look for the next key; none needs this many.
 const EMPTY_PAGES_MAX: u32 = 10_000;
 
-/// A listing in progress.
-#[derive(Debug)]
+/// A listing in progress. A clone goes on from where it was cloned.
+#[derive(Clone, Debug)]
 pub struct Lister {
     ufs: Ufs,
     prefix: String,
@@ -242,7 +242,7 @@ pub struct Lister {
     empty_pages: u32,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Position {
     Start,
     After(String),

@@ -43,6 +43,8 @@ pub const SUSPECT_AFTER: Duration = Duration::from_millis(500);
 /// What a person is told of masters of which none leads, and of one that is silent.
 const NO_LEADER: &str = "no master leads at the moment: a majority of them must be running";
 const NO_ANSWER: &str = "it does not answer";
+/// In how many steps a silence is measured.
+const SILENCE_STEPS: u32 = 16;
 
 /// The masters' services behind one reconnecting channel per master. Cheap to clone.
 #[derive(Clone)]
@@ -253,6 +255,35 @@ impl MasterChannel {
     /// Whether calls fail at once, until a probe finds a master that answers.
     pub fn is_given_up(&self) -> bool {
         self.inner.breaker.open_cause().is_some()
+    }
+
+    /// Completes with the cause when no master has given an answer for `wait`, whoever was asked. That is counted in
+    /// steps, so that the time in which this process was stopped is none of the masters' silence.
+    pub async fn silent_for(&self, wait: Duration) -> String {
+        let breaker = &self.inner.breaker;
+        'suspected: loop {
+            breaker.reaching(Level::Suspect).await;
+            for _ in 0..SILENCE_STEPS {
+                tokio::select! {
+                    () = tokio::time::sleep(wait / SILENCE_STEPS) => {}
+                    () = breaker.healed() => continue 'suspected,
+                }
+            }
+            tokio::select! {
+                cause = breaker.reaching(Level::Silent) => return cause,
+                () = breaker.healed() => {}
+            }
+        }
+    }
+
+    /// Completes when a master has answered, after which nothing is known to be wrong.
+    pub async fn answering(&self) {
+        self.inner.breaker.healed().await;
+    }
+
+    /// `host:port` of each master that is known.
+    pub fn addresses(&self) -> String {
+        self.inner.masters.addresses()
     }
 
     /// `client.metadata_timeout`.

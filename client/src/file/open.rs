@@ -129,6 +129,7 @@ impl Client {
         if !node.can_be_changed() {
             return Err(cannot_be_changed(node));
         }
+        self.metadata().check_change(node)?;
         let file = self.staged().begin(node, Some(thread))?;
         Ok(Opened::Redirected(file.node()))
     }
@@ -143,6 +144,7 @@ impl Client {
             return Err(cannot_be_changed(directory));
         }
         if directory.is_in_writable_bucket() {
+            self.metadata().check_change(directory)?;
             let creation = if new.is_exclusive { Creation::Exclusive } else { Creation::Replacing };
             let file = self.staged().create(directory, new.name, creation, new.thread).await?;
             file.set_new_attributes(new.mode & !new.umask, (new.uid, new.gid));

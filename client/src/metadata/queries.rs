@@ -32,6 +32,22 @@ impl Metadata {
         name: &[u8],
         patience: RetryPolicy,
     ) -> Result<Arc<Node>, ClientError> {
+        if let Some(directory) = self.bucket_directory(parent) {
+            return self.bucket_lookup(directory, name).await;
+        }
+        tokio::select! {
+            answer = self.ask_master_lookup(parent, name, patience) => answer,
+            directory = self.bucket_directory_in_outage(parent) => self.bucket_lookup(directory, name).await,
+        }
+    }
+
+    async fn ask_master_lookup(
+        &self,
+        parent: u64,
+        name: &[u8],
+        patience: RetryPolicy,
+    ) -> Result<Arc<Node>, ClientError> {
+        let parent = self.inode_of_master(parent).await?;
         let (metadata, name): (_, Box<[u8]>) = (self.clone(), name.into());
         let (mark, patience) = (metadata.mark(), self.patience_in(parent, patience));
         let key = ((parent, name.clone()), mark, patience);
@@ -91,15 +107,14 @@ impl Metadata {
 
     /// The node that the name of `node` leads to by now.
     pub(super) async fn ask_current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
-        let mark = self.inner.recent.mark();
-        let answer = self.inner.master.call_patiently("Revalidate", |mut stubs: Stubs| {
-            let (parent, name, session) = (node.parent, node.name_bytes(), self.inner.lease.session());
-            let request = RevalidateRequest { parent, name, written: false, session };
-            async move { stubs.namespace.revalidate(request).await }
-        });
-        let current = match answer.await {
-            Ok(entry) => self.take_in(entry, mark).await,
-            Err(error) => Err(error.into()),
+        let current = match self.bucket_directory(node.parent) {
+            Some(directory) => self.bucket_current(&directory, node).await,
+            None => tokio::select! {
+                current = self.ask_master_current(node) => current,
+                directory = self.bucket_directory_in_outage(node.parent) => {
+                    self.bucket_current(&directory, node).await
+                }
+            },
         };
         let gone = match &current {
             Ok(current) => current.inode != node.inode,
@@ -114,9 +129,21 @@ impl Metadata {
         current
     }
 
+    async fn ask_master_current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
+        let parent = self.inode_of_master(node.parent).await?;
+        let mark = self.inner.recent.mark();
+        let answer = self.inner.master.call_patiently("Revalidate", |mut stubs: Stubs| {
+            let (name, session) = (node.name_bytes(), self.inner.lease.session());
+            let request = RevalidateRequest { parent, name, written: false, session };
+            async move { stubs.namespace.revalidate(request).await }
+        });
+        self.take_in(answer.await?, mark).await
+    }
+
     /// Has the master look what the bucket has under a name that was changed there, and notify all clients; gives what
     /// the name leads to then, `None` for nothing.
     pub(crate) async fn written(&self, parent: u64, name: &[u8]) -> Result<Option<Arc<Node>>, ClientError> {
+        let parent = self.inode_of_master(parent).await?;
         let mark = self.inner.recent.mark();
         let name = bytes::Bytes::copy_from_slice(name);
         let answer = self.inner.master.call_patiently("Revalidate", |mut stubs: Stubs| {
@@ -153,6 +180,7 @@ impl Metadata {
         limit: usize,
         patience: RetryPolicy,
     ) -> Result<DirPage, ClientError> {
+        let directory = self.inode_of_master(directory).await?;
         let (metadata, after): (_, Box<[u8]>) = (self.clone(), after.into());
         let (mark, patience) = (metadata.mark(), self.patience_in(directory, patience));
         let key = ((directory, after.clone()), limit, mark, patience);
@@ -400,6 +428,6 @@ impl Inner {
 }
 
 /// Key prefix of a mount's root.
-fn root_location(mount: &MountView) -> Arc<str> {
+pub(super) fn root_location(mount: &MountView) -> Arc<str> {
     mount.ufs().map_or_else(|_| "".into(), |ufs| ufs.prefix().into())
 }

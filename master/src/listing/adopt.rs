@@ -5,10 +5,10 @@ use cavern_conf::schema::Fuse;
 use cavern_proto::master::Existing;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AdoptListing, TakeInObject};
+use cavern_ufs::{Listed, Window};
 
 use super::Listings;
 use super::diff::listed_entry;
-use super::window::{Listed, Window};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 use crate::persist::PARKED;

@@ -5,11 +5,10 @@
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::ListingGroup;
-use cavern_ufs::{ListMode, UfsError};
+use cavern_ufs::{ListMode, Listed, UfsError, is_name};
 
 use super::Listings;
 use super::diff::listed_entry;
-use super::window::{Listed, is_name};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 use crate::state::records::version;

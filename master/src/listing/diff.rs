@@ -10,8 +10,8 @@ use bytes::Bytes;
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::Kind;
 use cavern_proto::record::{DentryRecord, InodeRecord, ListedEntry};
+use cavern_ufs::{Listed, Window, place_cmp};
 
-use super::window::{Listed, Window, place_cmp};
 use crate::MasterError;
 use crate::state::records::version;
 use crate::state::{EntryVersion, Tables};

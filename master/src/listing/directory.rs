@@ -3,11 +3,10 @@
 use std::pin::pin;
 
 use cavern_proto::record::ListingGroup;
-use cavern_ufs::ListMode;
+use cavern_ufs::{ListMode, Window, Windows};
 use futures::FutureExt;
 
 use super::adopt::WindowTail;
-use super::window::{Window, Windows};
 use super::{Flight, Listings, diff};
 use crate::MasterError;
 use crate::mounts::OpenMount;

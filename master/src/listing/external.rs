@@ -4,12 +4,11 @@
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::ListedEntry;
-use cavern_ufs::{ListMode, Lister};
+use cavern_ufs::{ListMode, Listed, Lister, Window, Windows, is_name};
 
 use super::Listings;
 use super::check::Why;
 use super::diff::{self, listed_entry};
-use super::window::{Listed, Window, Windows, is_name};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 use crate::state::Directory;

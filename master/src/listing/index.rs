@@ -16,11 +16,10 @@ use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{IndexRecord, ListingGroup, PutIndex};
-use cavern_ufs::{ListMode, ListPage};
+use cavern_ufs::{ListMode, ListPage, Listed, is_name};
 
 use super::Listings;
 use super::diff::listed_entry;
-use super::window::{Listed, is_name};
 use crate::MasterError;
 use crate::mounts::OpenMount;
 use crate::state::records::version;

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cavern_proto::master::Mount;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{ApplyListing, Command, InitCluster, ListingGroup};
-use cavern_ufs::{ListPage, ObjectMeta};
+use cavern_ufs::{ListPage, ObjectMeta, Windows, is_name};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::harness::{TestMaster, Tree, new_bucket};
-use crate::listing::{diff_step, is_name, is_same_version, windows};
+use crate::listing::{diff_step, is_same_version};
 use crate::mounts::DetachPolicy;
 use crate::state::{Database, Outcome, Tables, Transaction, apply};
 
@@ -138,7 +138,7 @@ impl Fixture {
 
     /// Lists the root in pages of `size`, as the master does.
     fn list(&self, keys: &BTreeSet<String>, size: usize, version: u64) {
-        let mut windows = windows(String::new());
+        let mut windows = Windows::new(String::new());
         let pages = pages(keys, size, version);
         // Sometimes the last page is known to be the last, sometimes it is found out.
         let is_last = |number: usize| version.is_multiple_of(2) && number + 1 == pages.len();

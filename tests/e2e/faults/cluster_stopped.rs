@@ -54,8 +54,10 @@ fn freeze_bucket(cluster: &Cluster, signal: Signal) {
 fn no_system_call_outlives_its_deadline_and_all_heals() {
     const READ_TIMEOUT: Duration = Duration::from_secs(4);
     const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
-    let (cluster, seeded) =
-        seeded("[client]\nread_timeout = \"4s\"\nworker_timeout = \"1s\"\nmetadata_timeout = \"2s\"\n");
+    let (cluster, seeded) = seeded(
+        "[client]\nread_timeout = \"4s\"\nworker_timeout = \"1s\"\nmetadata_timeout = \"2s\"\n\
+         outage_lookups = \"never\"\n",
+    );
     let tree = shown_at(&cluster.path("data/warm"), "warm/", &seeded);
     let open = File::open(cluster.path("data/cold/large")).unwrap();
 

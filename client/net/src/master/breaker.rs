@@ -85,6 +85,17 @@ impl Breaker {
         }
     }
 
+    /// Completes when nothing is known to be wrong any more.
+    pub(super) async fn healed(&self) {
+        loop {
+            let closed = self.closed.notified();
+            if self.is_healthy() {
+                return;
+            }
+            closed.await;
+        }
+    }
+
     /// Completes when calls may be tried.
     pub(super) async fn closing(&self) {
         loop {
@@ -204,7 +215,7 @@ mod tests {
             futures::join!(breaker.reaching(Level::Open), async { breaker.probe_failed("refused", true) });
         assert_eq!(cause, "refused");
         assert_eq!(breaker.open_cause().as_deref(), Some("refused"));
-        let ((), ()) = futures::join!(breaker.closing(), async { breaker.close() });
+        let ((), (), ()) = futures::join!(breaker.closing(), breaker.healed(), async { breaker.close() });
         breaker.closing().await;
         assert_eq!(breaker.open_cause(), None);
         assert!(breaker.suspect(), "a new probe");

@@ -1,5 +1,5 @@
-//! From a bucket's order to names: turns the pages of a directory's listing into windows that can be compared with the
-//! namespace, exactly and in bounded memory.
+//! From a bucket's order to names: turns the pages of a directory's listing into windows of names, exactly and in
+//! bounded memory.
 //!
 //! A bucket lists a directory in the order of keys, where the directory `a` appears as `a/`: after the object `a-b`,
 //! since `-` sorts before `/`, although the name `a` sorts before the name `a-b`. And a bucket may have both an object
@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use cavern_proto::NAME_MAX;
-use cavern_ufs::{ListPage, ObjectMeta};
+
+use crate::object::{ListPage, ObjectMeta};
 
 /// What a bucket has under a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +25,7 @@ pub enum Listed {
 }
 
 impl Listed {
+    /// A file.
     pub fn of(object: &ObjectMeta) -> Self {
         Self::File { size: object.size, mtime_ns: object.mtime_ns, etag: object.etag.clone() }
     }
@@ -42,7 +44,7 @@ pub struct Window {
 }
 
 /// Cuts one directory's listing into windows.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Windows {
     /// Key prefix of the directory.
     prefix: String,
@@ -56,6 +58,7 @@ pub struct Windows {
 }
 
 impl Windows {
+    /// Of the directory with this key prefix.
     pub fn new(prefix: String) -> Self {
         Self { prefix, position: Vec::new(), held_back: BTreeMap::new(), hidden: 0, exists: false, marker: None }
     }
