@@ -118,6 +118,14 @@ points! {
         SnapshotBuilt = "snapshot-built",
         /// A snapshot is there, and what it stands for is still in the log.
         SnapshotMade = "snapshot-made",
+        /// A snapshot of another master is here and kept, and nothing was done with it.
+        SnapshotAdopted = "snapshot-adopted",
+        /// A database was made of a snapshot, with this master's log, and nothing names it.
+        DatabasePrepared = "database-prepared",
+        /// Its name is in a file that is not in its place yet.
+        DatabaseNamed = "database-named",
+        /// It is the current one on disk, and the earlier one is in use.
+        DatabaseReplaced = "database-replaced",
         /// A part of what lies below a renamed directory has its intents.
         RenameSpread = "rename-spread",
         /// That there may be an object is noted, and no worker was asked to write it.

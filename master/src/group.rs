@@ -27,7 +27,7 @@ use crate::blocking::blocking;
 use crate::level::LEVEL;
 use crate::mounts::Vault;
 use crate::raft::{Consensus, FIRST_NODE, Identity, NodeId, calls, channel, has_log};
-use crate::state::Database;
+use crate::state::CurrentDatabase;
 
 /// Pause between two looks at the others, and the time in which one answers.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
@@ -37,7 +37,7 @@ const REPORT_PERIOD: Duration = Duration::from_secs(10);
 
 /// What is known of this master before it has a place, and where its place is put.
 pub struct Seat {
-    database: Arc<Database>,
+    database: Arc<CurrentDatabase>,
     data_dir: PathBuf,
     /// Where others reach this master.
     address: String,
@@ -49,8 +49,8 @@ pub struct Seat {
 }
 
 impl Seat {
-    pub fn new(database: Arc<Database>, data_dir: PathBuf, address: String) -> Result<Self, MasterError> {
-        let place = watch::Sender::new(Identity::read(&database)?);
+    pub fn new(database: Arc<CurrentDatabase>, data_dir: PathBuf, address: String) -> Result<Self, MasterError> {
+        let place = watch::Sender::new(Identity::read(&database.get())?);
         Ok(Self {
             database,
             data_dir,
@@ -163,7 +163,7 @@ impl Seat {
             if let Some(key) = key {
                 Vault::adopt(&data_dir, &key)?;
             }
-            kept.write(&database)
+            kept.write(&database.get())
         })
         .await?;
         self.place.send_replace(Some(place));
@@ -188,7 +188,7 @@ impl Seat {
         };
         // Later the members are those of the log.
         if let Some(members) = &place.founds
-            && !has_log(&self.database)?
+            && !has_log(&self.database.get())?
         {
             self.give_places(&place.cluster_id, members).await?;
         }

@@ -38,6 +38,8 @@ mod types;
 pub use identity::{FIRST_NODE, Identity};
 pub use leader_lease::LeaderLease;
 pub use log_keeper::LogLimits;
+#[cfg(test)]
+pub use log_store::carry_over;
 pub use log_store::{has_log, purged};
 pub use network::{MESSAGE_MAX, calls, channel};
 pub use node::{Consensus, ConsensusConfig};
@@ -47,6 +49,6 @@ pub use observe::until;
 pub use proposer::Proposer;
 pub use service::RaftService;
 pub use state_machine::{ChangeListener, read_position};
-#[cfg(test)]
-pub use types::LogId;
 pub use types::{LeaderId, NodeId};
+#[cfg(test)]
+pub use types::{LogId, log_id};

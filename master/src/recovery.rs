@@ -21,7 +21,7 @@ use rocksdb::IteratorMode;
 
 use crate::MasterError;
 use crate::raft::{purged, read_position};
-use crate::state::{Database, Family};
+use crate::state::{CurrentDatabase, Database, Family, Lock, current};
 
 const MARK: &str = "high-water";
 
@@ -30,9 +30,9 @@ const MARK: &str = "high-water";
 /// # Errors
 /// [`MasterError::DatabaseMissing`], [`MasterError::DatabaseCut`] and [`MasterError::OpenDatabase`] for one that is not
 /// whole; nothing has been changed then.
-pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<(Database, HighWater), MasterError> {
-    let lock = Database::lock(data_dir)?;
-    let directory = data_dir.join("db");
+pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<(CurrentDatabase, HighWater), MasterError> {
+    let lock = Lock::take(data_dir)?;
+    let directory = current::directory(data_dir)?;
     let mark = HighWater::read(data_dir)?;
     if let Some(evidence) = evidence(data_dir, &directory)? {
         if !directory.join("CURRENT").exists() {
@@ -42,12 +42,12 @@ pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<(Database, HighWater), 
             return Err(MasterError::DatabaseCut { path: directory, reason, mark: mark.path });
         }
     }
-    Ok((Database::open_locked(data_dir, cache_bytes, lock)?, mark))
+    Ok((CurrentDatabase::open(data_dir, cache_bytes, lock)?, mark))
 }
 
 /// What shows that a master has worked here.
 fn evidence(data_dir: &Path, database: &Path) -> Result<Option<PathBuf>, MasterError> {
-    for name in ["secret.key", MARK] {
+    for name in ["secret.key", MARK, current::POINTER] {
         let path = data_dir.join(name);
         if path.exists() {
             return Ok(Some(path));
@@ -65,7 +65,8 @@ fn evidence(data_dir: &Path, database: &Path) -> Result<Option<PathBuf>, MasterE
 
 /// Reads a database as it lies there; the inner error says what is missing.
 fn inspect(directory: &Path, mark: &HighWater) -> Result<Result<(), String>, MasterError> {
-    if let Some((name, bytes)) = &mark.manifest
+    if let Some(Manifest { name, bytes, database }) = &mark.manifest
+        && directory.file_name().is_some_and(|own| *own == **database)
         && let Ok(found) = fs::metadata(directory.join(name))
         && found.len() < *bytes
     {
@@ -96,19 +97,28 @@ fn log_entry(database: &Database, which: IteratorMode<'_>) -> Result<Option<u64>
     entry.map(|(key, _)| key.as_ref().try_into().map(u64::from_be_bytes).map_err(damaged)).transpose()
 }
 
-/// Name and length of the manifest that a database uses now.
-fn manifest(directory: &Path) -> Option<(String, u64)> {
-    let name = fs::read_to_string(directory.join("CURRENT")).ok()?.trim().to_owned();
-    let bytes = fs::metadata(directory.join(&name)).ok()?.len();
-    Some((name, bytes))
+/// The manifest that a database uses now; it only grows.
+#[derive(Clone, PartialEq, Eq)]
+struct Manifest {
+    name: String,
+    bytes: u64,
+    /// Name of the database's directory: another one has manifests of the same names.
+    database: String,
+}
+
+impl Manifest {
+    fn of(directory: &Path) -> Option<Self> {
+        let name = fs::read_to_string(directory.join("CURRENT")).ok()?.trim().to_owned();
+        let bytes = fs::metadata(directory.join(&name)).ok()?.len();
+        Some(Self { name, bytes, database: directory.file_name()?.to_str()?.to_owned() })
+    }
 }
 
 /// The highest log entry that is known to have been applied, and so to be on disk.
 pub struct HighWater {
     path: PathBuf,
     known: u64,
-    /// The manifest, which only grows, and its length.
-    manifest: Option<(String, u64)>,
+    manifest: Option<Manifest>,
 }
 
 impl HighWater {
@@ -123,21 +133,25 @@ impl HighWater {
         // One that is no mark proves nothing, and is written anew.
         let known = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
         let manifest = words.next().zip(words.next().and_then(|word| word.parse().ok()));
-        let manifest = manifest.map(|(name, bytes)| (name.to_owned(), bytes));
+        // An earlier version knew one name only.
+        let database = words.next().unwrap_or("db").to_owned();
+        let manifest = manifest.map(|(name, bytes)| Manifest { name: name.to_owned(), bytes, database });
         Ok(Self { path, known, manifest })
     }
 
-    /// Remembers that everything up to this entry is applied. Blocking, for a moment.
-    pub fn raise(&mut self, applied: u64) {
-        let manifest = self.path.parent().and_then(|data_dir| manifest(&data_dir.join("db")));
+    /// Remembers that everything up to this entry is applied to the database in a directory. Blocking, for a moment.
+    pub fn raise(&mut self, applied: u64, directory: &Path) {
+        let manifest = Manifest::of(directory);
         if applied <= self.known && manifest == self.manifest && self.path.exists() {
             return;
         }
         let known = self.known.max(applied);
-        let (name, bytes) = manifest.clone().unwrap_or_default();
+        let of_manifest =
+            manifest.as_ref().map(|Manifest { name, bytes, database }| format!("{name} {bytes} {database}"));
+        let of_manifest = of_manifest.unwrap_or_default();
         let fresh = self.path.with_extension("new");
         let replaced = fs::File::create(&fresh)
-            .and_then(|mut file| writeln!(file, "{known} {name} {bytes}"))
+            .and_then(|mut file| writeln!(file, "{known} {of_manifest}"))
             .and_then(|()| fs::rename(&fresh, &self.path));
         match replaced {
             Ok(()) => (self.known, self.manifest) = (known, manifest),
@@ -157,12 +171,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (database, mut mark) = open(dir.path(), 1 << 20).unwrap();
         fs::write(dir.path().join("secret.key"), [1; 32]).unwrap();
+        let database = database.get();
         for index in 0..=entries {
             let mut batch = WriteBatch::default();
             batch.put_cf(database.family(Family::RaftLog), index.to_be_bytes(), [7; 100]);
             database.write_synced(batch).unwrap();
         }
-        mark.raise(entries);
+        mark.raise(entries, database.directory());
         dir
     }
 
@@ -221,7 +236,7 @@ mod tests {
         fs::write(dir.path().join(MARK), "19\n").unwrap();
         cut(&file(dir.path(), ".log"), 50);
         let (database, _) = open(dir.path(), 1 << 20).unwrap();
-        assert_eq!(last_entry(&database).unwrap(), 19);
+        assert_eq!(last_entry(&database.get()).unwrap(), 19);
 
         let dir = filled(20);
         cut(&file(dir.path(), ".log"), 300);
@@ -232,7 +247,7 @@ mod tests {
         // The loss can be accepted.
         fs::remove_file(dir.path().join(MARK)).unwrap();
         let (database, _) = open(dir.path(), 1 << 20).unwrap();
-        assert!((10..20).contains(&last_entry(&database).unwrap()));
+        assert!((10..20).contains(&last_entry(&database.get()).unwrap()));
     }
 
     #[test]
@@ -252,14 +267,16 @@ mod tests {
     fn a_manifest_that_was_cut_off_is_noticed_with_and_without_its_length() {
         let dir = filled(5);
         // Another start writes a table, and names it in the manifest.
-        open(dir.path(), 1 << 20).unwrap().1.raise(6);
+        let (database, mut mark) = open(dir.path(), 1 << 20).unwrap();
+        mark.raise(6, database.get().directory());
+        drop(database);
         let path = file(dir.path(), "MANIFEST");
         cut(&path, fs::metadata(&path).unwrap().len() / 2);
         let error = refusal(dir.path());
         assert!(error.to_string().contains("MANIFEST"), "{error}");
 
         let dir = filled(5);
-        let (database, _) = open(dir.path(), 1 << 20).unwrap();
+        let database = open(dir.path(), 1 << 20).unwrap().0.get();
         let mut batch = WriteBatch::default();
         batch.delete_cf(database.family(Family::RaftLog), 0u64.to_be_bytes());
         database.write_synced(batch).unwrap();

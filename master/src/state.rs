@@ -1,8 +1,8 @@
 //! The replicated state: one RocksDB that holds the Raft log and what applying the log makes of it.
 //!
-//! [`database`] opens it, [`reader`] and [`tables`] read it, [`transaction`] collects what one command changes,
-//! [`unwritten`] what those of a log entry do, and [`apply`] turns a command into changes: [`namespace`] for names and
-//! inodes, [`mount`] for the mount table, [`registry`] for workers and jobs, [`posix`] for what programs change in
+//! [`database`] opens it, [`current`] has another one take its place, [`reader`] and [`tables`] read it, [`transaction`]
+//! collects what one command changes, [`unwritten`] what those of a log entry do, and [`apply`] turns a command into
+//! changes: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers and jobs, [`posix`] for what programs change in
 //! fs-mode mounts, [`intent`] for what the bucket is to learn of that, [`extent`] for where its blocks are, [`origin`]
 //! for content that only the bucket has, [`existing`] for what was in the bucket of such a mount before (and
 //! [`restored`] for what it was there), [`orphans`] for what was taken out of the namespace and is deleted in bounded
@@ -12,6 +12,7 @@
 
 mod allocated;
 pub mod apply;
+pub mod current;
 pub mod database;
 mod existing;
 mod extent;
@@ -33,6 +34,7 @@ pub mod unwritten;
 pub mod usage;
 
 pub use apply::{ALL_BEFORE, Outcome, apply};
+pub use current::{CurrentDatabase, Lock};
 pub use database::{Database, Family};
 pub use extent::AT_ONCE;
 pub use origin::{has_content, is_clean};

@@ -26,7 +26,7 @@ use crate::raft::{Consensus, LeaderId, Proposer};
 use crate::repair::{Repair, RepairOptions};
 use crate::service::Services;
 use crate::sessions::{CurrentSessions, WatchHub};
-use crate::state::{Database, StateReader, Tables};
+use crate::state::{CurrentDatabase, Database, StateReader, Tables};
 use crate::workers::Workers;
 use crate::{MasterError, level};
 
@@ -45,7 +45,7 @@ pub trait WorkerClientFactory {
 /// What terms are made of: it outlives them.
 pub struct TermContext {
     pub config: Config,
-    pub database: Arc<Database>,
+    pub database: Arc<CurrentDatabase>,
     pub vault: Arc<Vault>,
     pub clock: Arc<Clock>,
     pub metrics: MasterMetrics,
@@ -78,10 +78,12 @@ impl Term {
         sessions: &Arc<CurrentSessions>,
         stop: &CancellationToken,
     ) -> Result<Self, MasterError> {
-        let TermContext { database, clock, consensus, .. } = context;
+        let TermContext { clock, consensus, .. } = context;
+        // For as long as this master has this lead it takes no snapshot in: it stays the current one.
+        let database = &context.database.get();
         let opened = stop.run_until_cancelled(open_log(database, clock, consensus, lead)).await;
         let (proposer, proposals) = opened.ok_or_else(|| MasterError::Consensus("the master is stopping".into()))??;
-        let (services, pool) = services(context, lead, proposer, sessions)?;
+        let (services, pool) = services(context, database, lead, proposer, sessions)?;
         let leadership = Leadership::new(&services);
         let begun = leadership.begin(database, &context.metrics).await;
         let term = Self { services, running: Mutex::new(Some(Running { leadership, pool, proposals })) };
@@ -165,11 +167,12 @@ fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
 /// Everything that a leader's services speak for, as the tables have it now.
 fn services(
     context: &TermContext,
+    database: &Arc<Database>,
     lead: LeaderId,
     proposer: Proposer,
     sessions: &Arc<CurrentSessions>,
 ) -> Result<(Services, Option<Arc<WorkerPool>>), MasterError> {
-    let TermContext { config, database, vault, clock, metrics, workers: way, consensus } = context;
+    let TermContext { config, vault, clock, metrics, workers: way, consensus, .. } = context;
     let conf = &config.master;
     let cluster_id = Tables::new(database).cluster_id()?;
     let cluster_id = cluster_id.ok_or_else(|| MasterError::Corrupt("the cluster id, which is missing,".into()))?;

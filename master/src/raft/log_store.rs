@@ -7,7 +7,10 @@
 //!
 //! Entries are applied only once they are on disk here, too, whoever else has them: the state is never ahead of the log
 //! that it came from.
+//!
+//! A database that is made of a snapshot of another master gets what this one is to [`carry_over`] of its log.
 
+mod carry_over;
 mod size;
 mod tail;
 #[cfg(test)]
@@ -27,13 +30,14 @@ use parking_lot::Mutex;
 use rocksdb::{Direction, IteratorMode};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
+pub use self::carry_over::carry_over;
 use self::size::LogSize;
 use self::tail::Tail;
 use self::writer::{Done, LogChange, Write, write_loop};
 use super::types::{Entry, LogId, Types, Vote, decode_entry, encode_entry, from_json, to_json};
 use crate::MasterError;
 use crate::metrics::RaftMetrics;
-use crate::state::{Database, Family};
+use crate::state::{CurrentDatabase, Database, Family};
 
 const VOTE_KEY: &[u8] = b"vote";
 const PURGED_KEY: &[u8] = b"purged";
@@ -57,7 +61,7 @@ pub struct LogStore {
 
 /// What the thread shares with everybody else.
 struct Shared {
-    database: Arc<Database>,
+    database: Arc<CurrentDatabase>,
     tail: Mutex<Tail>,
     size: Mutex<LogSize>,
     /// Index of the first entry that is not on disk, or why none will be any more.
@@ -98,7 +102,7 @@ impl Shared {
 impl LogStore {
     /// Starts the writing thread, which ends when the last clone is dropped. `mark_bytes`: see [`size`]. *Blocking*.
     pub fn start(
-        database: Arc<Database>,
+        database: Arc<CurrentDatabase>,
         mark_bytes: u64,
         metrics: RaftMetrics,
     ) -> Result<(Self, JoinHandle<()>), MasterError> {
@@ -113,7 +117,7 @@ impl LogStore {
     #[cfg(test)]
     pub fn start_on(
         host: &Arc<super::simulation::Host>,
-        database: Arc<Database>,
+        database: Arc<CurrentDatabase>,
         mark_bytes: u64,
     ) -> Result<Self, MasterError> {
         let (store, queue) = Self::open(database, mark_bytes)?;
@@ -122,9 +126,10 @@ impl LogStore {
     }
 
     /// The log, and what is to be written to it.
-    fn open(database: Arc<Database>, mark_bytes: u64) -> Result<(Self, mpsc::Receiver<Write>), MasterError> {
-        let size = LogSize::load(&database, purged(&database)?, mark_bytes, host::wall_ns())?;
-        let last = log_state(&database)?.last_log_id;
+    fn open(database: Arc<CurrentDatabase>, mark_bytes: u64) -> Result<(Self, mpsc::Receiver<Write>), MasterError> {
+        let current = database.get();
+        let size = LogSize::load(&current, purged(&current)?, mark_bytes, host::wall_ns())?;
+        let last = log_state(&current)?.last_log_id;
         let next = last.map_or(0, |last| last.index.saturating_add(1));
         let shared = Arc::new(Shared {
             database,
@@ -173,7 +178,7 @@ impl LogStore {
         if start >= end {
             return Ok(entries);
         }
-        let database = &self.shared.database;
+        let database = self.shared.database.get();
         let mode = IteratorMode::From(&start.to_be_bytes(), Direction::Forward);
         for item in database.raw().iterator_cf(database.family(Family::RaftLog), mode) {
             let (_, value) = item?;
@@ -270,7 +275,7 @@ impl RaftLogReader<Types> for LogStore {
     }
 
     async fn read_vote(&mut self) -> io::Result<Option<Vote>> {
-        meta(&self.shared.database, VOTE_KEY).map_err(io::Error::other)
+        meta(&self.shared.database.get(), VOTE_KEY).map_err(io::Error::other)
     }
 }
 
@@ -279,7 +284,7 @@ impl RaftLogStorage<Types> for LogStore {
 
     async fn get_log_state(&mut self) -> io::Result<LogState<Types>> {
         self.until_on_disk(u64::MAX).await?;
-        log_state(&self.shared.database).map_err(io::Error::other)
+        log_state(&self.shared.database.get()).map_err(io::Error::other)
     }
 
     async fn get_log_reader(&mut self) -> Self {

@@ -52,6 +52,7 @@ impl Consensus {
             members: membership.nodes().map(member).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             level: LEVEL,
+            incoming: None,
         }
     }
 

@@ -22,13 +22,13 @@ use super::network::Network;
 use super::observe::{self, Observed};
 use super::proposer::Proposer;
 use super::snapshot::Snapshots;
-use super::state_machine::{ChangeListener, StateMachine, read_position};
+use super::state_machine::{ChangeListener, StateMachine, finish_installation, read_position};
 use super::threads::RaftThreads;
 use super::types::{LeaderId, Node, NodeId, Raft, Types};
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics;
-use crate::state::Database;
+use crate::state::{CurrentDatabase, Database};
 
 /// How long an end waits for the threads.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -72,16 +72,17 @@ struct Running {
 impl Consensus {
     /// Starts the node, which goes on where it was. It leads, or follows whoever does, some time after this.
     pub async fn start(
-        database: Arc<Database>,
+        database: Arc<CurrentDatabase>,
         config: ConsensusConfig<'_>,
         listener: Arc<dyn ChangeListener>,
         metrics: metrics::RaftMetrics,
     ) -> Result<Self, MasterError> {
         let ConsensusConfig { cluster_name, identity, address, snapshots, log: limits } = config;
         let snapshots = Snapshots::open(snapshots.to_owned())?;
+        finish_installation(&database, &snapshots)?;
         let (log, log_thread) = start_log(database.clone(), limits, &metrics)?;
-        let is_alone = is_alone(&database, identity.node_id)?;
-        let promise = if has_log(&database)? && !is_alone { Promise::begin() } else { Promise::default() };
+        let is_alone = is_alone(&database.get(), identity.node_id)?;
+        let promise = if has_log(&database.get())? && !is_alone { Promise::begin() } else { Promise::default() };
         let machine = StateMachine::open(database, snapshots.clone(), listener, metrics.clone())?;
         let raft_config = Config {
             cluster_name: cluster_name.to_owned(),
@@ -234,7 +235,7 @@ fn is_alone(database: &Database, own: NodeId) -> Result<bool, MasterError> {
 }
 
 fn start_log(
-    database: Arc<Database>,
+    database: Arc<CurrentDatabase>,
     limits: LogLimits,
     metrics: &metrics::RaftMetrics,
 ) -> Result<(LogStore, Option<thread::JoinHandle<()>>), MasterError> {

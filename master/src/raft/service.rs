@@ -6,7 +6,7 @@ use cavern_proto::raft::raft_server::Raft;
 use cavern_proto::raft::{
     AddMasterRequest, AppendReply, AppendRequest, GetGroupRequest, Group, HandOverReply, HandOverRequest, JoinReply,
     JoinRequest, MakeSnapshotRequest, RemoveMasterRequest, RotateSecretsReply, RotateSecretsRequest, SettleKeysReply,
-    SettleKeysRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotReply, TakeKeyReply, TakeKeyRequest,
+    SettleKeysRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotReply, SnapshotTransfer, TakeKeyReply, TakeKeyRequest,
     Target, TransferLeadRequest, VoteReply, VoteRequest, append_reply, hand_over_reply,
 };
 use cavern_proto::record::command::Command;
@@ -33,12 +33,43 @@ pub struct RaftService {
     lead: Arc<Lead>,
     /// One snapshot comes at a time, and one change of the group is made at a time.
     incoming: Arc<Mutex<()>>,
+    transfer: Arc<Transfer>,
     changing: Arc<Mutex<()>>,
+}
+
+/// How far a snapshot is that comes from another master, for those who wait for it.
+#[derive(Default)]
+struct Transfer(parking_lot::Mutex<Option<SnapshotTransfer>>);
+
+impl Transfer {
+    fn show(&self, begin: SnapshotTransfer) -> Shown<'_> {
+        *self.0.lock() = Some(begin);
+        Shown(self)
+    }
+
+    fn add(&self, bytes: usize) {
+        if let Some(transfer) = &mut *self.0.lock() {
+            transfer.received = transfer.received.saturating_add(bytes as u64);
+        }
+    }
+
+    fn get(&self) -> Option<SnapshotTransfer> {
+        *self.0.lock()
+    }
+}
+
+/// As long as it comes.
+struct Shown<'t>(&'t Transfer);
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        *self.0.0.lock() = None;
+    }
 }
 
 impl RaftService {
     pub fn new(seat: Arc<Seat>, lead: Arc<Lead>) -> Self {
-        Self { seat, lead, incoming: Arc::default(), changing: Arc::default() }
+        Self { seat, lead, incoming: Arc::default(), transfer: Arc::default(), changing: Arc::default() }
     }
 
     fn running(&self) -> Result<&Arc<Consensus>, MasterError> {
@@ -96,8 +127,10 @@ impl RaftService {
         };
         let snapshots = consensus.snapshots().clone();
         let mut incoming = blocking(move || Incoming::begin(&snapshots, offer)).await?;
+        let _shown = self.transfer.show(incoming.transfer());
         while let Some(piece) = pieces.next().await {
             let piece = piece.map_err(broken)?;
+            self.transfer.add(piece.data.len());
             incoming = blocking(move || {
                 incoming.write(&piece)?;
                 Ok(incoming)
@@ -181,7 +214,7 @@ impl Raft for RaftService {
     }
 
     async fn get_group(&self, _: tonic::Request<GetGroupRequest>) -> Result<Response<Group>, Status> {
-        Ok(Response::new(self.seat.group()))
+        Ok(Response::new(Group { incoming: self.transfer.get(), ..self.seat.group() }))
     }
 
     async fn join(&self, request: tonic::Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {

@@ -15,27 +15,28 @@ use cavern_proto::record::{Command, CommandBatch};
 use futures::{Stream, StreamExt};
 use openraft::storage::{EntryResponder, RaftStateMachine};
 use openraft::{EntryPayload, OptionalSend};
-use rocksdb::{IteratorMode, WriteBatch};
+use rocksdb::WriteBatch;
 use tokio::task;
 use tokio::time::Instant;
 
+use super::log_store::carry_over;
 use super::snapshot::{Builder, Checkpoint, Snapshots};
 use super::types::{Entry, LogId, Meta, Outcomes, Snapshot, StoredMembership, Types, from_json, to_json};
 use crate::blocking::run_blocking;
 use crate::metrics::RaftMetrics;
-use crate::state::{Changes, Database, Family, Outcome, Tables, Transaction, Unwritten, apply, index_holds};
+use crate::state::{
+    Changes, CurrentDatabase, Database, Family, Outcome, Tables, Transaction, Unwritten, apply, index_holds,
+};
 use crate::{MasterError, level};
 
 const APPLIED_KEY: &[u8] = b"applied";
 const MEMBERSHIP_KEY: &[u8] = b"membership";
 /// Index of an entry that is partly applied ‖ number of its commands that are done (u64 each, big-endian).
 const PROGRESS_KEY: &[u8] = b"progress";
-/// In `raft_meta` while a snapshot is being copied into the database.
-const INSTALLING_KEY: &[u8] = b"installing";
+/// In `raft_meta` where an earlier version has copied a part of a snapshot into the database.
+pub const INSTALLING_KEY: &[u8] = b"installing";
 /// Entries that are applied so soon after others were waiting for them.
 const AT_ONCE: Duration = Duration::from_micros(100);
-/// Records copied with one batch when a snapshot is installed.
-const INSTALL_BATCH: usize = 4096;
 
 /// Notified of what each command changed, in applied order, by the applying task, before the proposer gets its outcome.
 /// Must not block.
@@ -49,7 +50,7 @@ pub trait ChangeListener: Send + Sync + 'static {
 
 /// What openraft holds.
 pub struct StateMachine {
-    database: Arc<Database>,
+    database: Arc<CurrentDatabase>,
     snapshots: Snapshots,
     listener: Arc<dyn ChangeListener>,
     metrics: RaftMetrics,
@@ -90,26 +91,23 @@ fn read_progress(database: &Database) -> Result<(u64, u64), MasterError> {
 }
 
 impl StateMachine {
-    /// Finishes what a crash may have interrupted, and finds out where to go on. *Blocking*.
+    /// Finds out where to go on. *Blocking*.
     pub fn open(
-        database: Arc<Database>,
+        database: Arc<CurrentDatabase>,
         snapshots: Snapshots,
         listener: Arc<dyn ChangeListener>,
         metrics: RaftMetrics,
     ) -> Result<Self, MasterError> {
-        if database.get(Family::RaftMeta, INSTALLING_KEY)?.is_some()
-            && let Some((_, checkpoint)) = snapshots.current()?
-        {
-            copy_state(&database, &Database::open_checkpoint(&checkpoint.directory)?)?;
-        }
-        index_holds(&database)?;
-        level::check_state(&database)?;
-        let progress = read_progress(&database)?;
+        let current = database.get();
+        index_holds(&current)?;
+        level::check_state(&current)?;
+        let progress = read_progress(&current)?;
         Ok(Self { database, snapshots, listener, metrics, progress, ended: None })
     }
 
     fn apply_entry(&mut self, entry: Entry) -> Result<Outcomes, MasterError> {
         let timer = Instant::now();
+        let database = self.database.get();
         let position = to_json(&entry.log_id, "a log id")?;
         let mut outcomes = Vec::new();
         let CommandBatch { commands, now_ns } = match entry.payload {
@@ -119,8 +117,8 @@ impl StateMachine {
                 let stored = StoredMembership::new(Some(entry.log_id), membership);
                 let mut batch = WriteBatch::default();
                 let stored = to_json(&stored, "a membership")?;
-                batch.put_cf(self.database.family(Family::Meta), MEMBERSHIP_KEY, stored);
-                self.database.write(batch)?;
+                batch.put_cf(database.family(Family::Meta), MEMBERSHIP_KEY, stored);
+                database.write(batch)?;
                 CommandBatch::default()
             }
         };
@@ -135,7 +133,7 @@ impl StateMachine {
                 continue;
             }
             let timer = Instant::now();
-            let applied = self.apply_command(&mut gathered.writes, command, now_ns);
+            let applied = self.apply_command(&database, &mut gathered.writes, command, now_ns);
             self.metrics.applied_command(timer.elapsed());
             match applied {
                 Ok((outcome, changes)) => {
@@ -145,21 +143,21 @@ impl StateMachine {
                 }
                 // Those before it are done.
                 Err(error) => {
-                    self.write(gathered, (index, number - 1), None, &mut outcomes)?;
+                    self.write(&database, gathered, (index, number - 1), None, &mut outcomes)?;
                     return Err(error);
                 }
             }
             if number == last || gathered.writes.is_due() {
                 is_noted = number == last;
                 let position = is_noted.then_some(position.as_slice());
-                self.write(std::mem::take(&mut gathered), (index, number), position, &mut outcomes)?;
+                self.write(&database, std::mem::take(&mut gathered), (index, number), position, &mut outcomes)?;
             }
         }
         Failpoint::EntryApplied.pass();
         if !is_noted {
             let mut batch = WriteBatch::default();
-            batch.put_cf(self.database.family(Family::Meta), APPLIED_KEY, position);
-            self.database.write(batch)?;
+            batch.put_cf(database.family(Family::Meta), APPLIED_KEY, position);
+            database.write(batch)?;
         }
         self.metrics.applied(timer.elapsed());
         Ok(Outcomes(outcomes))
@@ -168,11 +166,12 @@ impl StateMachine {
     /// One that fails leaves no trace.
     fn apply_command(
         &self,
+        database: &Database,
         unwritten: &mut Unwritten,
         command: Command,
         now_ns: i64,
     ) -> Result<(Outcome, Changes), MasterError> {
-        let mut transaction = Transaction::on(Tables::with(&self.database, unwritten))?;
+        let mut transaction = Transaction::on(Tables::with(database, unwritten))?;
         transaction.counters.now_ns = transaction.counters.now_ns.max(now_ns);
         let outcome = apply(&mut transaction, command)?;
         let (writes, changes) = transaction.finish()?;
@@ -184,6 +183,7 @@ impl StateMachine {
     /// the last of them, `position` that of the entry if they end it.
     fn write(
         &self,
+        database: &Database,
         gathered: Gathered,
         progress: (u64, u64),
         position: Option<&[u8]>,
@@ -192,14 +192,14 @@ impl StateMachine {
         if gathered.changes.is_empty() {
             return Ok(());
         }
-        let mut batch = gathered.writes.into_batch(&self.database);
-        let meta = self.database.family(Family::Meta);
+        let mut batch = gathered.writes.into_batch(database);
+        let meta = database.family(Family::Meta);
         batch.put_cf(meta, PROGRESS_KEY, [progress.0.to_be_bytes(), progress.1.to_be_bytes()].concat());
         if let Some(position) = position {
             batch.put_cf(meta, APPLIED_KEY, position);
         }
         Failpoint::CommandApplying.pass();
-        self.database.write(batch)?;
+        database.write(batch)?;
         Failpoint::CommandApplied.pass();
         for (number, changes) in gathered.changes {
             let change = self.listener.changed(changes);
@@ -213,41 +213,33 @@ impl StateMachine {
     }
 }
 
-/// Replaces the state by that of a snapshot. A crash in between is finished at the next start.
-fn install(
-    database: &Database,
-    snapshots: &Snapshots,
-    meta: &Meta,
-    checkpoint: &Checkpoint,
-) -> Result<(), MasterError> {
-    let source = Database::open_checkpoint(&checkpoint.directory)?;
-    level::check_state(&source)?;
+/// Keeps a snapshot of another master, which is to take the place of the state here.
+fn adopt(snapshots: &Snapshots, meta: &Meta, checkpoint: &Checkpoint) -> Result<(), MasterError> {
+    level::check_state(&Database::open_for_inspection(&checkpoint.directory)?)?;
     snapshots.adopt(meta, checkpoint)?;
-    let mut mark = WriteBatch::default();
-    mark.put_cf(database.family(Family::RaftMeta), INSTALLING_KEY, []);
-    database.write_synced(mark)?;
-    copy_state(database, &source)?;
-    index_holds(database)
+    Failpoint::SnapshotAdopted.pass();
+    Ok(())
 }
 
-fn copy_state(database: &Database, source: &Database) -> Result<(), MasterError> {
-    for &family in Family::STATE {
-        let target = database.family(family);
-        let mut batch = WriteBatch::default();
-        // No key is longer than an id and a name.
-        batch.delete_range_cf(target, [].as_slice(), [0xff; 300].as_slice());
-        for item in source.raw().iterator_cf(source.family(family), IteratorMode::Start) {
-            let (key, value) = item?;
-            batch.put_cf(target, key, value);
-            if batch.len() >= INSTALL_BATCH {
-                database.write(std::mem::take(&mut batch))?;
-            }
-        }
-        database.write(batch)?;
+/// Makes a database of it, which is the next one.
+fn prepare(database: &CurrentDatabase, checkpoint: &Checkpoint) -> Result<Database, MasterError> {
+    let next = database.prepare(&checkpoint.directory)?;
+    index_holds(&next)?;
+    Ok(next)
+}
+
+/// Takes a snapshot in that this master was about to take in when it ended; an earlier version has copied it into the
+/// database, and may have come to a part of it. Before the log is opened. *Blocking*.
+pub fn finish_installation(database: &CurrentDatabase, snapshots: &Snapshots) -> Result<(), MasterError> {
+    let Some((meta, checkpoint)) = snapshots.current()? else { return Ok(()) };
+    let current = database.get();
+    let is_begun = current.get(Family::RaftMeta, INSTALLING_KEY)?.is_some();
+    if is_begun || read_position(&current)?.0 < meta.last_log_id {
+        tracing::info!("taking in a snapshot that this master has kept, but has not come to use");
+        let next = prepare(database, &checkpoint)?;
+        database.replace(next, |from, to| carry_over(from, to, meta.last_log_id))?;
     }
-    let mut unmark = WriteBatch::default();
-    unmark.delete_cf(database.family(Family::RaftMeta), INSTALLING_KEY);
-    database.write_synced(unmark)
+    Ok(())
 }
 
 impl RaftStateMachine<Types> for StateMachine {
@@ -255,7 +247,7 @@ impl RaftStateMachine<Types> for StateMachine {
     type SnapshotBuilder = Builder;
 
     async fn applied_state(&mut self) -> io::Result<Position> {
-        read_position(&self.database).map_err(io::Error::other)
+        read_position(&self.database.get()).map_err(io::Error::other)
     }
 
     async fn apply<S>(&mut self, mut entries: S) -> io::Result<()>
@@ -282,13 +274,25 @@ impl RaftStateMachine<Types> for StateMachine {
     }
 
     async fn install_snapshot(&mut self, meta: &Meta, snapshot: Checkpoint) -> io::Result<()> {
-        let (database, snapshots, own) = (self.database.clone(), self.snapshots.clone(), meta.clone());
-        let installed = run_blocking(move || {
-            install(&database, &snapshots, &own, &snapshot)?;
-            read_progress(&database)
+        let (snapshots, own) = (self.snapshots.clone(), meta.clone());
+        let adopted = run_blocking(move || {
+            adopt(&snapshots, &own, &snapshot)?;
+            Ok::<_, MasterError>(snapshot)
         });
-        // A checkpoint may have been made in the middle of an entry.
-        self.progress = installed.await.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        let snapshot = adopted.await.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        let database = self.database.clone();
+        let prepared = run_blocking(move || prepare(&database, &snapshot)).await;
+        let next = prepared.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        let (database, snapshots, covered) = (self.database.clone(), self.snapshots.clone(), meta.last_log_id);
+        let replaced = run_blocking(move || {
+            // A checkpoint may have been made in the middle of an entry.
+            let progress = read_progress(&next)?;
+            database.replace(next, |from, to| carry_over(from, to, covered))?;
+            // It has its own names for the files.
+            snapshots.forget_incoming()?;
+            Ok::<_, MasterError>(progress)
+        });
+        self.progress = replaced.await.map_err(io::Error::other)?.map_err(io::Error::other)?;
         self.metrics.installed_snapshot();
         self.listener.replaced();
         Ok(())
@@ -309,10 +313,13 @@ mod tests {
     use openraft::RaftSnapshotBuilder;
     use prost::Message as _;
 
+    use std::path::Path;
+
     use super::*;
     use crate::level::LEVEL;
     use crate::metrics::MasterMetrics;
     use crate::raft::types::{Batch, log_id};
+    use crate::state::Lock;
     use crate::state::tables::COUNTERS_KEY;
 
     struct NullListener;
@@ -324,7 +331,7 @@ mod tests {
         fn replaced(&self) {}
     }
 
-    fn open(database: &Arc<Database>, snapshots: &Snapshots) -> StateMachine {
+    fn open(database: &Arc<CurrentDatabase>, snapshots: &Snapshots) -> StateMachine {
         let metrics = MasterMetrics::new().raft;
         StateMachine::open(database.clone(), snapshots.clone(), Arc::new(NullListener), metrics).unwrap()
     }
@@ -335,15 +342,19 @@ mod tests {
         Entry { log_id: log_id(1, 1, index), payload: EntryPayload::Normal(batch) }
     }
 
-    fn write(database: &Database, family: Family, key: &[u8], value: &[u8]) {
-        let mut batch = WriteBatch::default();
+    fn write(database: &CurrentDatabase, family: Family, key: &[u8], value: &[u8]) {
+        let (database, mut batch) = (database.get(), WriteBatch::default());
         batch.put_cf(database.family(family), key, value);
         database.write(batch).unwrap();
     }
 
-    fn empty() -> (tempfile::TempDir, Arc<Database>, Snapshots) {
+    fn open_database(data_dir: &Path) -> Arc<CurrentDatabase> {
+        Arc::new(CurrentDatabase::open(data_dir, 1 << 20, Lock::take(data_dir).unwrap()).unwrap())
+    }
+
+    fn empty() -> (tempfile::TempDir, Arc<CurrentDatabase>, Snapshots) {
         let dir = tempfile::tempdir().unwrap();
-        let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
+        let database = open_database(dir.path());
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
         (dir, database, snapshots)
     }
@@ -375,22 +386,22 @@ mod tests {
             batch.0.commands[2].command = None;
         }
         assert!(matches!(machine.apply_entry(mixed), Err(MasterError::UnknownCommand)));
-        assert_eq!(Tables::new(&database).jobs().unwrap().len(), 3);
-        assert_eq!(read_progress(&database).unwrap(), (2, 2));
+        assert_eq!(Tables::new(&database.get()).jobs().unwrap().len(), 3);
+        assert_eq!(read_progress(&database.get()).unwrap(), (2, 2));
         let mut newer = open(&database, &snapshots);
         assert_eq!(newer.apply_entry(entry(2, 3)).unwrap().0, [Outcome::Done, Outcome::Done, Outcome::Job(4)]);
     }
 
     /// Notes how many jobs there are at each change, and has every second one waited for.
     struct Witness {
-        database: Arc<Database>,
+        database: Arc<CurrentDatabase>,
         seen: parking_lot::Mutex<Vec<(u64, usize)>>,
     }
 
     impl ChangeListener for Witness {
         fn changed(&self, changes: Changes) -> u64 {
             let mut seen = self.seen.lock();
-            seen.push((changes.position, Tables::new(&self.database).jobs().unwrap().len()));
+            seen.push((changes.position, Tables::new(&self.database.get()).jobs().unwrap().len()));
             if seen.len().is_multiple_of(2) { changes.position } else { 0 }
         }
         fn replaced(&self) {}
@@ -439,14 +450,14 @@ mod tests {
             kinds.push(Kind::Listing(ApplyListing { mount_id: 1, groups: vec![group], now_ns: 2 }));
         }
         let commands = kinds.into_iter().map(|kind| Command { command: Some(kind) }).collect();
-        let before = database.raw().latest_sequence_number();
+        let before = database.get().raw().latest_sequence_number();
         let payload = EntryPayload::Normal(Batch(CommandBatch { commands, now_ns: 0 }));
         let outcomes = machine.apply_entry(Entry { log_id: log_id(1, 1, 1), payload }).unwrap().0;
         assert_eq!(outcomes.len(), 12);
-        assert_eq!(Tables::new(&database).counters().unwrap().inodes as usize, 2 + 10 * NAMES);
-        assert_eq!(read_progress(&database).unwrap(), (1, 12));
+        assert_eq!(Tables::new(&database.get()).counters().unwrap().inodes as usize, 2 + 10 * NAMES);
+        assert_eq!(read_progress(&database.get()).unwrap(), (1, 12));
         // Each of the batches has the counters and the progress.
-        let records = database.raw().latest_sequence_number() - before;
+        let records = database.get().raw().latest_sequence_number() - before;
         assert!((20 * NAMES as u64 + 10..20 * NAMES as u64 + 60).contains(&records), "{records} records");
     }
 
@@ -459,7 +470,7 @@ mod tests {
             let batch = Batch(CommandBatch { commands: vec![command], now_ns: 0 });
             Entry { log_id: log_id(1, 1, index), payload: EntryPayload::Normal(batch) }
         };
-        let level = || Tables::new(&database).counters().unwrap().level;
+        let level = || Tables::new(&database.get()).counters().unwrap().level;
         machine.apply_entry(raise(1, LEVEL)).unwrap();
         machine.apply_entry(raise(2, 0)).unwrap();
         assert_eq!(level(), LEVEL, "it never falls");
@@ -470,7 +481,7 @@ mod tests {
         // Nor does it start with a state of theirs, or take one in.
         let counters = Counters { level: LEVEL + 1, ..Counters::default() };
         write(&database, Family::Meta, COUNTERS_KEY, &counters.encode_to_vec());
-        let (meta, theirs) = snapshots.build(&database).unwrap();
+        let (meta, theirs) = snapshots.build(&database.get()).unwrap();
         let (_other, other, own) = empty();
         let mut machine = open(&other, &own);
         machine.apply_entry(raise(1, LEVEL)).unwrap();
@@ -483,19 +494,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_interrupted_installation_is_finished_at_the_next_start() {
+    async fn an_installation_that_an_earlier_version_has_begun_is_finished() {
         let (_dir, database, snapshots) = empty();
         let mut machine = open(&database, &snapshots);
         machine.apply_entry(entry(1, 3)).unwrap();
-        let expected = Tables::new(&database).jobs().unwrap();
+        let expected = Tables::new(&database.get()).jobs().unwrap();
         machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
         machine.apply_entry(entry(2, 1)).unwrap();
         // As a crash between the first and the last family leaves it.
         write(&database, Family::RaftMeta, INSTALLING_KEY, &[]);
+        finish_installation(&database, &snapshots).unwrap();
         let mut again = open(&database, &snapshots);
-        assert_eq!(Tables::new(&database).jobs().unwrap(), expected);
+        assert_eq!(Tables::new(&database.get()).jobs().unwrap(), expected);
         assert_eq!(again.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)));
-        assert!(database.get(Family::RaftMeta, INSTALLING_KEY).unwrap().is_none());
+        assert!(database.get().get(Family::RaftMeta, INSTALLING_KEY).unwrap().is_none());
     }
 
     /// A checkpoint is made beside the loop that applies: it may fall between two commands of an entry.
@@ -505,14 +517,14 @@ mod tests {
         let place = |name: &str| {
             let place = dir.path().join(name);
             std::fs::create_dir(&place).unwrap();
-            let database = Arc::new(Database::open(&place, 1 << 20).unwrap());
+            let database = open_database(&place);
             (database, Snapshots::open(place.join("snapshots")).unwrap())
         };
         let (database, snapshots) = place("leader");
         let mut leader = open(&database, &snapshots);
         leader.apply_entry(entry(1, 1)).unwrap();
         write(&database, Family::Meta, PROGRESS_KEY, &[2u64.to_be_bytes(), 2u64.to_be_bytes()].concat());
-        let (meta, checkpoint) = snapshots.build(&database).unwrap();
+        let (meta, checkpoint) = snapshots.build(&database.get()).unwrap();
         let (database, snapshots) = place("follower");
         let mut follower = open(&database, &snapshots);
         follower.install_snapshot(&meta, checkpoint).await.unwrap();

@@ -11,7 +11,7 @@ use super::snapshot::Snapshots;
 use super::state_machine::{ChangeListener, StateMachine};
 use super::types::Types;
 use crate::metrics::MasterMetrics;
-use crate::state::{Changes, Database};
+use crate::state::{Changes, CurrentDatabase, Lock};
 
 struct NullListener;
 
@@ -27,7 +27,8 @@ struct Builder;
 impl StoreBuilder<Types, LogStore, StateMachine, TempDir> for Builder {
     async fn build(&self) -> Result<(TempDir, LogStore, StateMachine), StorageError<Types>> {
         let dir = tempfile::tempdir().unwrap();
-        let database = Arc::new(Database::open(dir.path(), 1 << 20).unwrap());
+        let database = CurrentDatabase::open(dir.path(), 1 << 20, Lock::take(dir.path()).unwrap()).unwrap();
+        let database = Arc::new(database);
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
         let metrics = MasterMetrics::new().raft;
         let (log, _) = LogStore::start(database.clone(), 1 << 10, metrics.clone()).unwrap();

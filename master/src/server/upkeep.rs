@@ -12,7 +12,7 @@ use crate::mounts::Vault;
 use crate::raft::Consensus;
 use crate::recovery::HighWater;
 use crate::rotation;
-use crate::state::{Database, Tables};
+use crate::state::{CurrentDatabase, Tables};
 
 /// Period of the mark and of the gauges.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -20,7 +20,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Runs until `stop`, and raises the mark once more then.
 pub async fn keep(
     consensus: Arc<Consensus>,
-    database: Arc<Database>,
+    database: Arc<CurrentDatabase>,
     vault: Arc<Vault>,
     metrics: MasterMetrics,
     high_water: HighWater,
@@ -35,7 +35,7 @@ pub async fn keep(
             _ = ticks.tick() => true,
             () = stop.cancelled() => false,
         };
-        if let Ok(counters) = Tables::new(&database).counters() {
+        if let Ok(counters) = Tables::new(&database.get()).counters() {
             metrics.gauges.inodes.set(i64::try_from(counters.inodes).unwrap_or(i64::MAX));
         }
         match rotation::settle(&vault, &database).await {
@@ -44,10 +44,12 @@ pub async fn keep(
             Err(error) if std::mem::take(&mut has_keys) => tracing::error!("the key of the cluster's secrets: {error}"),
             Err(_) => {}
         }
+        // Not the other way round: a later database has all that an earlier one had.
         let applied = consensus.progress().0;
         metrics.gauges.applied_index.set(i64::try_from(applied).unwrap_or(i64::MAX));
-        let mark = high_water.clone();
+        let (mark, database) = (high_water.clone(), database.clone());
         // Without it the next start checks less, that is all.
-        let _ = tokio::task::spawn_blocking(move || mark.lock().raise(applied)).await;
+        let raised = tokio::task::spawn_blocking(move || mark.lock().raise(applied, database.get().directory()));
+        let _ = raised.await;
     }
 }

@@ -1,19 +1,20 @@
-//! The RocksDB of a master: its column families, its options, and the lock that keeps a second process out.
+//! The RocksDB of a master: its column families and its options. Which one it is, [`current`](super::current) knows.
 //!
 //! Log and state share one database, and so one write-ahead log. A state change is written without a sync of its own:
 //! should a crash lose it, the crash loses no log entry before it, and the entry is applied again. A log purge cannot
 //! outlive the state that made it possible, for the same reason.
 
-use std::fs::File;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rocksdb::{
     BlockBasedIndexType, BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType,
-    DBRecoveryMode, Options, WriteBatch, WriteOptions,
+    DBRecoveryMode, DEFAULT_COLUMN_FAMILY_NAME, Options, WriteBatch, WriteOptions,
 };
-use rustix::fs::{FlockOperation, flock};
-use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::current::Lock;
 use crate::MasterError;
 
 /// Column families. `record.proto` says what is in each; `Orphan` holds the inode ids (u64, big-endian) of directories
@@ -93,8 +94,10 @@ impl Family {
         Self::Recovered,
     ];
 
-    /// The families that a snapshot carries: all but the log's own, which come first.
-    pub const STATE: &[Self] = Self::ALL.split_at(2).1;
+    /// Those of the log, which are of one master. The others are its state, which all masters have.
+    pub const LOG: [Self; 2] = [Self::RaftLog, Self::RaftMeta];
+    #[cfg(test)]
+    pub const STATE: &[Self] = Self::ALL.split_at(Self::LOG.len()).1;
 
     fn name(self) -> &'static str {
         match self {
@@ -135,14 +138,31 @@ impl Family {
     }
 }
 
-/// The open database. Dropping it closes it.
+/// An open database. Dropping it closes it.
 pub struct Database {
     db: DB,
-    /// Held for as long as the database is open.
-    _lock: Option<File>,
-    closed: CancellationToken,
-    /// The last field, and so the last to be dropped.
-    _close: DropGuard,
+    /// Dropped when the database is closed.
+    place: Place,
+    /// Held for as long as the database is open; the last to be dropped.
+    _lock: Option<Arc<Lock>>,
+}
+
+/// Where a database is.
+struct Place {
+    directory: PathBuf,
+    /// Another one has taken its place: nobody needs its files.
+    is_retired: AtomicBool,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.is_retired.load(Ordering::Relaxed)
+            && let Err(error) = fs::remove_dir_all(&self.directory)
+        {
+            // The next start removes it.
+            tracing::warn!("cannot remove the earlier database in {}: {error}", self.directory.display());
+        }
+    }
 }
 
 /// Bytes of write-ahead log after which RocksDB flushes the oldest memtable, so that a restart replays little.
@@ -154,42 +174,63 @@ const MEMTABLES_BYTES: usize = 64 << 20;
 const OPEN_FILES: i32 = 1024;
 
 impl Database {
-    /// Takes the lock of a data directory, for as long as the file is kept.
-    ///
-    /// # Errors
-    /// [`MasterError::DataDirInUse`] while another process has it.
-    pub fn lock(data_dir: &Path) -> Result<File, MasterError> {
-        let path = data_dir.join("lock");
-        let lock = File::create(&path).map_err(MasterError::io(&path))?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(lock),
-            Err(_) => Err(MasterError::DataDirInUse(data_dir.to_owned())),
-        }
-    }
-
     /// Opens (or makes) a database without looking at it first.
     #[cfg(test)]
     pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<Self, MasterError> {
-        Self::open_locked(data_dir, cache_bytes, Self::lock(data_dir)?)
+        let lock = Lock::take(data_dir)?;
+        Self::open_in(&super::current::directory(data_dir)?, &cache(cache_bytes), Some(lock))
     }
 
-    /// Opens (or makes) the database in `data_dir/db`; `cache_bytes` bounds RocksDB's block cache. `crate::recovery` is
-    /// the way to it: RocksDB itself takes a damaged database for an older one, or for none.
-    pub fn open_locked(data_dir: &Path, cache_bytes: u64, lock: File) -> Result<Self, MasterError> {
-        let directory = data_dir.join("db");
-        let mut options = recovery_options();
-        options.create_if_missing(true);
-        options.create_missing_column_families(true);
-        options.set_max_total_wal_size(WAL_BYTES);
-        options.set_db_write_buffer_size(MEMTABLES_BYTES);
-        options.set_max_open_files(OPEN_FILES);
-        options.set_keep_log_file_num(4);
-        options.set_max_background_jobs(2);
-        let cache = Cache::new_lru_cache(usize::try_from(cache_bytes).unwrap_or(usize::MAX));
-        let families = Family::ALL.map(|family| descriptor(family, &cache));
-        let db = DB::open_cf_descriptors(&options, &directory, families)
-            .map_err(|source| MasterError::OpenDatabase { path: directory, source })?;
-        Ok(Self::new(db, Some(lock)))
+    /// Opens (or makes) the database in a directory. `crate::recovery` is the way to it: RocksDB itself takes a damaged
+    /// database for an older one, or for none.
+    pub fn open_in(directory: &Path, cache: &Cache, lock: Option<Arc<Lock>>) -> Result<Self, MasterError> {
+        let families =
+            Family::ALL.map(|family| ColumnFamilyDescriptor::new(family.name(), family_options(family, cache)));
+        let db = DB::open_cf_descriptors(&writing_options(), directory, families)
+            .map_err(|source| MasterError::OpenDatabase { path: directory.to_owned(), source })?;
+        Ok(Self::new(db, directory, lock))
+    }
+
+    /// Makes a database of the files of a checkpoint, with all of its state and none of its log: that is of the master
+    /// that has made the checkpoint.
+    pub fn open_without_log(directory: &Path, cache: &Cache, lock: Option<Arc<Lock>>) -> Result<Self, MasterError> {
+        let (options, failed) =
+            (writing_options(), |source| MasterError::OpenDatabase { path: directory.to_owned(), source });
+        let mut families = DB::list_cf(&options, directory).map_err(failed)?;
+        // A master of a later version may have more, which are empty as long as this one belongs to the group.
+        families.retain(|name| name != DEFAULT_COLUMN_FAMILY_NAME && Family::ALL.iter().all(|own| own.name() != name));
+        let own = Family::ALL.map(|family| ColumnFamilyDescriptor::new(family.name(), family_options(family, cache)));
+        let unknown = families.iter().map(|name| ColumnFamilyDescriptor::new(name, Options::default()));
+        let mut db = DB::open_cf_descriptors(&options, directory, own.into_iter().chain(unknown)).map_err(failed)?;
+        for name in &families {
+            db.drop_cf(name)?;
+        }
+        let mut database = Self::new(db, directory, lock);
+        database.drop_log(cache)?;
+        Ok(database)
+    }
+
+    /// Takes the log out of a checkpoint, which nobody else knows yet. *Blocking*.
+    pub fn strip_checkpoint(directory: &Path) -> Result<(), MasterError> {
+        let (cache, options) = (cache(0), writing_options());
+        let families = Family::ALL.map(|family| {
+            let mut options = family_options(family, &cache);
+            // The files stay as the database has them.
+            options.set_disable_auto_compactions(true);
+            ColumnFamilyDescriptor::new(family.name(), options)
+        });
+        let db = DB::open_cf_descriptors(&options, directory, families)
+            .map_err(|source| MasterError::OpenDatabase { path: directory.to_owned(), source })?;
+        Self::new(db, directory, None).drop_log(&cache)
+    }
+
+    /// Whole files go, and no record is touched.
+    fn drop_log(&mut self, cache: &Cache) -> Result<(), MasterError> {
+        for family in Family::LOG {
+            self.db.drop_cf(family.name())?;
+            self.db.create_cf(family.name(), &family_options(family, cache))?;
+        }
+        Ok(())
     }
 
     /// Opens a database as it lies there: nothing is changed.
@@ -208,25 +249,22 @@ impl Database {
             }
         }
         let db = DB::open_cf_for_read_only(&options, directory, names, false).map_err(failed)?;
-        Ok(Self::new(db, None))
+        Ok(Self::new(db, directory, None))
     }
 
-    /// Opens a checkpoint, for reading only.
-    pub fn open_checkpoint(directory: &Path) -> Result<Self, MasterError> {
-        let names = Family::ALL.map(Family::name);
-        let db = DB::open_cf_for_read_only(&recovery_options(), directory, names, false)
-            .map_err(|source| MasterError::OpenDatabase { path: directory.to_owned(), source })?;
-        Ok(Self::new(db, None))
+    fn new(db: DB, directory: &Path, lock: Option<Arc<Lock>>) -> Self {
+        let place = Place { directory: directory.to_owned(), is_retired: AtomicBool::new(false) };
+        Self { db, place, _lock: lock }
     }
 
-    fn new(db: DB, lock: Option<File>) -> Self {
-        let closed = CancellationToken::new();
-        Self { db, _lock: lock, _close: closed.clone().drop_guard(), closed }
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.place.directory
     }
 
-    /// Cancelled when the database is closed and its lock is free.
-    pub fn closed(&self) -> CancellationToken {
-        self.closed.clone()
+    /// Has its files removed when the last who reads it has let go.
+    pub(super) fn retire(&self) {
+        self.place.is_retired.store(true, Ordering::Relaxed);
     }
 
     /// Makes a checkpoint in `directory`, which must not exist: hard links where the file system allows them.
@@ -273,7 +311,24 @@ fn recovery_options() -> Options {
     options
 }
 
-fn descriptor(family: Family, cache: &Cache) -> ColumnFamilyDescriptor {
+/// RocksDB's block cache, which all families share.
+pub fn cache(bytes: u64) -> Cache {
+    Cache::new_lru_cache(usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+fn writing_options() -> Options {
+    let mut options = recovery_options();
+    options.create_if_missing(true);
+    options.create_missing_column_families(true);
+    options.set_max_total_wal_size(WAL_BYTES);
+    options.set_db_write_buffer_size(MEMTABLES_BYTES);
+    options.set_max_open_files(OPEN_FILES);
+    options.set_keep_log_file_num(4);
+    options.set_max_background_jobs(2);
+    options
+}
+
+fn family_options(family: Family, cache: &Cache) -> Options {
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(cache);
     table.set_cache_index_and_filter_blocks(true);
@@ -294,7 +349,7 @@ fn descriptor(family: Family, cache: &Cache) -> ColumnFamilyDescriptor {
         _ => options.set_write_buffer_size(SMALL_MEMTABLE_BYTES),
     }
     options.set_block_based_table_factory(&table);
-    ColumnFamilyDescriptor::new(family.name(), options)
+    options
 }
 
 #[cfg(test)]

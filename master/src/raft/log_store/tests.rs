@@ -13,6 +13,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::metrics::MasterMetrics;
 use crate::raft::types::{Batch, log_id};
+use crate::state::Lock;
 use crate::tests::harness::metric;
 
 const STEP: u64 = 1000;
@@ -70,9 +71,9 @@ struct Tested {
 
 impl Tested {
     fn open(directory: &Path) -> Self {
-        let database = Arc::new(Database::open(directory, 1 << 20).unwrap());
+        let database = CurrentDatabase::open(directory, 1 << 20, Lock::take(directory).unwrap()).unwrap();
         let metrics = MasterMetrics::new();
-        let (store, thread) = LogStore::start(database, STEP, metrics.raft.clone()).unwrap();
+        let (store, thread) = LogStore::start(Arc::new(database), STEP, metrics.raft.clone()).unwrap();
         let (entries, flushes) = (BTreeMap::new(), Vec::new());
         Self { entries, purged: None, next: 0, term: 1, vote: None, flushes, store, thread, metrics }
     }

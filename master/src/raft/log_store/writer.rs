@@ -73,7 +73,10 @@ pub async fn write_on(host: Arc<crate::raft::simulation::Host>, shared: Arc<Shar
         let writes = with_queued(first, &mut queue);
         let result = match &broken {
             Some(error) => Err(error.clone()),
-            None => host.write_synced(&shared.database, batch_of(&shared, &writes)).await.map_err(Arc::new),
+            None => {
+                let database = shared.database.get();
+                host.write_synced(&database, batch_of(&shared, &database, &writes)).await.map_err(Arc::new)
+            }
         };
         broken = result.clone().err();
         answer(&shared, writes, &result);
@@ -110,31 +113,32 @@ fn length(change: &LogChange) -> usize {
     }
 }
 
-fn batch_of(shared: &Shared, writes: &[Write]) -> WriteBatch {
+fn batch_of(shared: &Shared, database: &Database, writes: &[Write]) -> WriteBatch {
     let mut batch = WriteBatch::default();
     let now_ns = host::wall_ns();
     for write in writes {
-        add_to_batch(shared, &mut batch, &write.change, now_ns);
+        add_to_batch(shared, database, &mut batch, &write.change, now_ns);
     }
     batch
 }
 
 fn write_all(shared: &Shared, writes: &[Write], metrics: &RaftMetrics) -> Result<(), MasterError> {
-    let batch = batch_of(shared, writes);
+    let _same = shared.database.lock_writing()?;
+    let database = shared.database.get();
+    let batch = batch_of(shared, &database, writes);
     let timer = tokio::time::Instant::now();
     Failpoint::LogAppend.pass();
     #[cfg(test)]
     if let Some(reason) = *shared.disk.blocking_lock() {
         return Err(MasterError::Consensus(reason.to_owned()));
     }
-    shared.database.write_synced(batch)?;
+    database.write_synced(batch)?;
     Failpoint::LogSynced.pass();
     metrics.log_synced(timer.elapsed());
     Ok(())
 }
 
-fn add_to_batch(shared: &Shared, batch: &mut WriteBatch, change: &LogChange, now_ns: i64) {
-    let database: &Database = &shared.database;
+fn add_to_batch(shared: &Shared, database: &Database, batch: &mut WriteBatch, change: &LogChange, now_ns: i64) {
     let (log, meta) = (database.family(Family::RaftLog), database.family(Family::RaftMeta));
     match change {
         LogChange::Append(entries) => {

@@ -17,7 +17,7 @@ use crate::raft::types::{Snapshot, Vote, to_json};
 /// Pieces read ahead of the connection.
 const AHEAD: usize = 2;
 /// Bytes a second: the leader's disk and network are those of the clients.
-const RATE: u64 = 200 << 20;
+const RATE: u64 = 100 << 20;
 
 /// Returns the other one's vote, when it has installed the snapshot.
 pub async fn send(mut calls: Calls, target: Option<Target>, vote: Vote, snapshot: Snapshot) -> Result<Vote, Status> {

@@ -29,7 +29,7 @@ use crate::raft::{
     ChangeListener, Consensus, ConsensusConfig, Identity, LeaderLease, LogLimits, Proposer, RaftService,
 };
 use crate::state::records::attributes;
-use crate::state::{Changes, Database, Family, Outcome, StateReader, Tables};
+use crate::state::{Changes, CurrentDatabase, Family, Lock, Outcome, StateReader, Tables};
 use crate::term::open_log;
 
 /// Masters of a group.
@@ -68,7 +68,7 @@ pub struct SimulatedMaster {
 struct Life {
     host: Arc<Host>,
     consensus: Arc<Consensus>,
-    database: Arc<Database>,
+    database: Arc<CurrentDatabase>,
     serving: Arc<Mutex<Option<Serving>>>,
 }
 
@@ -107,14 +107,14 @@ impl From<MasterError> for Refusal {
 struct Recorder {
     world: Arc<World>,
     host: Arc<Host>,
-    database: Arc<Database>,
+    database: Arc<CurrentDatabase>,
 }
 
 impl ChangeListener for Recorder {
     fn changed(&self, changes: Changes) -> u64 {
         // The index is what is left of the rest.
         let index = changes.position >> Changes::position(1, 0).trailing_zeros();
-        let bytes = self.database.get(Family::RaftLog, &index.to_be_bytes()).expect("the log can be read");
+        let bytes = self.database.get().get(Family::RaftLog, &index.to_be_bytes()).expect("the log can be read");
         let mut history = self.world.history.lock();
         let Some(bytes) = bytes else {
             history.violations.push(format!("master {} applies entry {index}, which its log lacks", self.host.id));
@@ -254,7 +254,7 @@ impl SimulatedMaster {
     /// Reads what it has applied, whether it leads or not.
     pub fn look<T>(&self, look: impl FnOnce(Tables<'_>) -> Result<T, MasterError>) -> Option<T> {
         let life = self.life()?;
-        Some(look(Tables::new(&life.database)).expect("the tables can be read"))
+        Some(look(Tables::new(&life.database.get())).expect("the tables can be read"))
     }
 }
 
@@ -281,7 +281,7 @@ impl Life {
             };
         }
         if flaw == Flaw::NoLease {
-            return Ok(read(Tables::new(&self.database), &asked)?);
+            return Ok(read(Tables::new(&self.database.get()), &asked)?);
         }
         Ok(serving.reader.read(move |tables| read(tables, &asked)).await?)
     }
@@ -317,14 +317,14 @@ pub fn seen(tables: Tables<'_>, inode: u64) -> Result<Option<Seen>, MasterError>
 
 /// Starts a master on a host.
 async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock, flaw: Flaw) -> Result<Life, MasterError> {
-    let database = Arc::new(Database::open(&directory, 1 << 20)?);
+    let database = Arc::new(CurrentDatabase::open(&directory, 1 << 20, Lock::take(&directory)?)?);
     let (id, clock) = (host.id, Arc::new(clock));
-    let identity = match Identity::read(&database)? {
+    let identity = match Identity::read(&database.get())? {
         Some(known) => known,
         None => {
             let founds = (id == 1).then(|| (1..=MASTERS).map(address).collect());
             let identity = Identity { cluster_id: "simulated".into(), node_id: id, founds };
-            identity.write(&database)?;
+            identity.write(&database.get())?;
             identity
         }
     };
@@ -361,11 +361,11 @@ async fn lead(life: Life, clock: Arc<Clock>) {
     };
     loop {
         let lead = next_lead(&consensus).await;
-        match open_log(&database, &clock, &consensus, lead).await {
+        match open_log(&database.get(), &clock, &consensus, lead).await {
             Ok((proposer, proposals)) => {
                 note(format!("leads in term {}", lead.term));
                 let lease = consensus.lease(lead);
-                let reader = StateReader::new(database.clone(), clock.clone(), lease.clone());
+                let reader = StateReader::new(database.get(), clock.clone(), lease.clone());
                 *serving.lock() = Some(Serving { proposer, reader, lease: lease.clone(), clock: clock.clone() });
                 tokio::select! {
                     biased;

@@ -178,7 +178,7 @@ impl Disk {
 
 /// The file that RocksDB logs to, and its length.
 fn newest_log(directory: &Path) -> Option<(PathBuf, u64)> {
-    let files = std::fs::read_dir(directory.join("db")).ok()?;
+    let files = std::fs::read_dir(crate::state::current::directory(directory).ok()?).ok()?;
     let paths = files.filter_map(|file| Some(file.ok()?.path()));
     let newest = paths.filter(|path| path.extension().is_some_and(|extension| extension == "log")).max()?;
     let length = std::fs::metadata(&newest).ok()?.len();

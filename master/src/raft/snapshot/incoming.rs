@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use cavern_proto::raft::{SnapshotOffer, SnapshotPiece, SnapshotProgress};
+use cavern_proto::raft::{SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotTransfer};
 use prost::Message;
 
 use super::{Checkpoint, Snapshots, read_position, remove_dir};
@@ -17,6 +17,9 @@ use crate::MasterError;
 use crate::raft::types::{Meta, from_json};
 use crate::state::Database;
 
+/// Bytes after which a file goes to the disk. A sync of something else on the same disk may have to wait for what lies
+/// in memory of this one.
+const SYNC_BYTES: u64 = 8 << 20;
 /// Files of a snapshot, at most.
 const FILES_MAX: usize = 100_000;
 
@@ -63,6 +66,12 @@ impl Incoming {
         SnapshotProgress { bytes: self.offer.files.iter().map(|file| length(&file.name).min(file.bytes)).collect() }
     }
 
+    /// How much of it is here, and how much it is.
+    pub fn transfer(&self) -> SnapshotTransfer {
+        let received = self.progress().bytes.into_iter().sum();
+        SnapshotTransfer { received, bytes: self.offer.files.iter().map(|file| file.bytes).sum() }
+    }
+
     /// Takes a piece in. They come in order, file by file. *Blocking*.
     pub fn write(&mut self, piece: &SnapshotPiece) -> Result<(), MasterError> {
         let Some(file) = self.offer.files.get(piece.file as usize) else {
@@ -83,7 +92,12 @@ impl Incoming {
         if !is_next || piece.offset.saturating_add(piece.data.len() as u64) > file.bytes {
             return Err(MasterError::Invalid(format!("a piece of {} that is out of order", file.name)));
         }
-        open.write_all_at(&piece.data, piece.offset).map_err(MasterError::io(&path))
+        open.write_all_at(&piece.data, piece.offset).map_err(MasterError::io(&path))?;
+        let end = piece.offset + piece.data.len() as u64;
+        if end / SYNC_BYTES > piece.offset / SYNC_BYTES {
+            open.sync_data().map_err(MasterError::io(&path))?;
+        }
+        Ok(())
     }
 
     /// The whole checkpoint, on disk. *Blocking*.
@@ -103,7 +117,7 @@ impl Incoming {
             }
         }
         sync_directory(&self.files).map_err(MasterError::io(&self.files))?;
-        let (last, _) = read_position(&Database::open_checkpoint(&self.files)?)?;
+        let (last, _) = read_position(&Database::open_for_inspection(&self.files)?)?;
         if last != self.meta.last_log_id {
             let (found, offered) = (last.map(|id| id.index), self.meta.last_log_id.map(|id| id.index));
             return Err(MasterError::Invalid(format!("a snapshot at entry {found:?}, offered as of {offered:?}")));
