@@ -13,6 +13,7 @@
 //! unless it was stopped on purpose. A recorded pid counts only together with the process's start time and the boot id,
 //! so that a number that has been given to another process is never signalled.
 
+mod advance;
 mod child;
 mod down;
 mod lock;

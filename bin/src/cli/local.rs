@@ -79,7 +79,7 @@ pub struct UpArgs {
     /// What becomes of a child that ends though nobody has stopped it [default: as it was, or on-failure].
     #[arg(long, value_name = "WHEN", value_enum)]
     restart: Option<Restart>,
-    /// Seconds that each child has to become ready.
+    /// Seconds that each child has to become ready; a master that gets on, with what others send it, has longer.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     timeout: u64,
     /// The result as JSON, as `status --json` has it.

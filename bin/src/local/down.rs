@@ -65,30 +65,35 @@ fn end(cluster: &Cluster, name: ChildName, signals: &[Signal], patience: Duratio
 /// Stops FUSE clients, workers, masters and the object store, in this order, and undoes what is still mounted. What the
 /// cluster has stored stays for the next `up`. Goes on after a failure and reports the first.
 pub fn down(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
+    stop_all(cluster, &cluster.children(), patience)
+}
+
+/// The same for these children.
+pub fn stop_all(cluster: &Cluster, children: &[ChildName], patience: Duration) -> Result<(), CliError> {
     let mut outcome = Ok(());
     let mut note = |result: Result<(), CliError>| {
         if outcome.is_ok() {
             outcome = result;
         }
     };
-    let children = cluster.children();
     for role in Role::ALL.into_iter().rev() {
         let names = children.iter().filter(|name| name.role == role);
         // Those of one role end side by side.
         let results: Vec<_> = thread::scope(|scope| {
-            let stops: Vec<_> = names.map(|name| scope.spawn(move || stop(cluster, *name, patience))).collect();
+            let stops: Vec<_> = names.clone().map(|name| scope.spawn(move || stop(cluster, *name, patience))).collect();
             stops.into_iter().map(|stop| stop.join()).collect()
         });
         for result in results {
             note(result.unwrap_or_else(|_| Err(CliError::Failed(format!("stopping a {role} panicked")))));
         }
         if role == Role::Fuse {
-            for fuse in &cluster.fuse {
+            for fuse in names.filter_map(|name| cluster.fuse.get(name.number)) {
                 note(undo_mount(&fuse.mount_point));
             }
         }
     }
-    for worker in &cluster.workers {
+    let workers = children.iter().filter(|name| name.role == Role::Worker);
+    for worker in workers.filter_map(|name| cluster.workers.get(name.number)) {
         // Left behind by a worker that was killed.
         let _ = fs::remove_file(&worker.socket);
     }

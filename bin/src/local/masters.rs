@@ -1,6 +1,7 @@
 //! What several masters of a local cluster need beside being started: one that comes later is taken in by the others,
 //! and one that must wait for others is not waited for.
 
+use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::time::Instant;
 
 use super::record::Cluster;
 use crate::cli::raft::{GroupView, MasterRole, Survey, ask_leader};
-use crate::error::CliError;
+use crate::error::{CliError, Context as _};
 use crate::runtime::block_on;
 
 /// For a connection to a master of this host, and for its answer.
@@ -18,7 +19,8 @@ const ANSWER: Duration = Duration::from_millis(250);
 const CONNECT: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(100);
 
-fn survey(cluster: &Cluster) -> Result<Survey, CliError> {
+/// What each master answers.
+pub fn survey(cluster: &Cluster) -> Result<Survey, CliError> {
     let addresses: Vec<String> = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
     block_on(async { Ok(Survey::take(&addresses, ANSWER).await) })
 }
@@ -53,20 +55,54 @@ pub fn leader(cluster: &Cluster, patience: Duration) -> Result<String, CliError>
     }
 }
 
-/// Has the group take in a master that came later. Says whether it is a member: if not, there is no leader yet, or the
-/// master does not answer.
-pub fn take_in(cluster: &Cluster, number: usize) -> Result<bool, CliError> {
-    let Some(master) = cluster.masters.get(number) else { return Ok(true) };
-    let survey = survey(cluster)?;
-    let view = survey.view();
-    let is_member = view.masters.iter().any(|view| view.address == master.grpc && view.id.is_some() && view.votes);
-    let (Some(leader), false) = (survey.leader_address().map(str::to_owned), is_member) else { return Ok(is_member) };
-    if !matches!(survey.answer(&master.grpc), Some(Ok(_))) {
-        return Ok(false);
+/// Has the group take in a master that came later, while somebody else looks how far that is.
+pub struct TakingIn {
+    number: usize,
+    /// What becomes of the request, while it is under way.
+    asked: Option<Receiver<Result<(), CliError>>>,
+}
+
+impl TakingIn {
+    pub fn of(number: usize) -> Self {
+        Self { number, asked: None }
     }
-    let request = AddMasterRequest { address: master.grpc.clone() };
-    let added = block_on(ask_leader(leader, CONNECT, async |leader| leader.add_master(request.clone()).await))?;
-    Ok(added.is_some())
+
+    /// Says whether the master is a member: if not, the leader is at it, or there is none yet, or the master does not
+    /// answer.
+    ///
+    /// # Errors
+    /// Why the leader does not take it in.
+    pub fn look(&mut self, cluster: &Cluster) -> Result<bool, CliError> {
+        let Some(master) = cluster.masters.get(self.number) else { return Ok(true) };
+        if let Some(asked) = &self.asked {
+            match asked.try_recv() {
+                Err(TryRecvError::Empty) => return Ok(false),
+                // The thread is gone.
+                Err(TryRecvError::Disconnected) => {}
+                Ok(answer) => answer?,
+            }
+            self.asked = None;
+        }
+        let survey = survey(cluster)?;
+        let view = survey.view();
+        let is_member = view.masters.iter().any(|view| view.address == master.grpc && view.id.is_some() && view.votes);
+        let (Some(leader), false) = (survey.leader_address().map(str::to_owned), is_member) else {
+            return Ok(is_member);
+        };
+        if !matches!(survey.answer(&master.grpc), Some(Ok(_))) {
+            return Ok(false);
+        }
+        let request = AddMasterRequest { address: master.grpc.clone() };
+        let (answer, asked) = mpsc::sync_channel(1);
+        let ask = move || {
+            let added = block_on(ask_leader(leader, CONNECT, async |leader| leader.add_master(request.clone()).await));
+            // Nobody listens any more who has given up.
+            let _ = answer.send(added.map(drop));
+        };
+        thread::Builder::new().name("take-in".to_owned()).spawn(ask).context("cannot start a thread")?;
+        self.asked = Some(asked);
+        Ok(false)
+    }
 }
 
 /// Why a master that runs cannot become ready by itself; `None` for one that can, or does not answer yet.

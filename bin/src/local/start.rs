@@ -33,6 +33,16 @@ pub struct Starting<'a> {
     log_start: u64,
 }
 
+/// What a look at a child has shown that is not ready yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// It need not be ready.
+    Enough,
+    /// It is nearer to being so than at the look before: all patience is left.
+    Moves,
+    Waits,
+}
+
 /// Whether a child that did not become ready has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
@@ -108,16 +118,17 @@ fn launch(cluster: &Cluster, name: ChildName) -> Result<Starting<'_>, CliError> 
 impl Starting<'_> {
     /// Waits for the ready line. An error has the last lines of the child's log.
     pub fn wait(self, patience: Duration) -> Result<(), Failure> {
-        self.wait_or(patience, || Ok(false))
+        self.wait_or(patience, || Ok(Look::Waits))
     }
 
-    /// The same, until `is_enough` says that the child need not be ready; it is asked now and then, and may help it on.
+    /// The same, unless `look` says that the child need not be ready; it is asked now and then, and may help it on. Who
+    /// gets on is waited for.
     pub fn wait_or(
         mut self,
         patience: Duration,
-        mut is_enough: impl FnMut() -> Result<bool, CliError>,
+        mut look: impl FnMut() -> Result<Look, CliError>,
     ) -> Result<(), Failure> {
-        let deadline = Instant::now() + patience;
+        let mut deadline = Instant::now() + patience;
         let mut looked = Instant::now();
         let ready = format!("cv {} ready", self.name.role.ready_word());
         let failed = |ended, error| Err(Failure { ended, error });
@@ -141,11 +152,13 @@ impl Starting<'_> {
                 Err(error) => return failed(Ended::No, CliError::Failed(format!("cannot ask for a keeper: {error}"))),
             }
             if looked.elapsed() >= LOOK {
-                match is_enough() {
-                    Ok(true) => return Ok(()),
-                    Ok(false) => looked = Instant::now(),
+                match look() {
+                    Ok(Look::Enough) => return Ok(()),
+                    Ok(Look::Moves) => deadline = Instant::now() + patience,
+                    Ok(Look::Waits) => {}
                     Err(error) => return failed(Ended::No, error),
                 }
+                looked = Instant::now();
             }
             if Instant::now() > deadline {
                 return failed(Ended::No, self.failure(&format!("was not ready within {} s", patience.as_secs())));

@@ -15,19 +15,23 @@ use rand::Rng;
 use rand::distr::Alphanumeric;
 use tokio::time::Instant;
 
+use super::advance::Advance;
+use super::child::State;
 use super::child::{ChildName, Role, write_whole};
-use super::down::{down, stop};
+use super::down::{stop, stop_all};
 use super::lock::{MADE_FIRST, lock};
-use super::masters::{leader, take_in, waits_for};
+use super::masters::{TakingIn, leader, waits_for};
 use super::mounted::is_mounted;
 use super::ports::FreePorts;
 use super::record::{Cluster, Fuse, Master, Restart, S3, Worker, WorkerDir};
-use super::start::{Ended, Starting, ensure};
+use super::start::{Ended, Look, Starting, ensure};
 use crate::cli::connect;
 use crate::console;
 use crate::error::{CliError, Context as _};
 
 const POLL: Duration = Duration::from_millis(5);
+/// Between two looks whether a master is a member.
+const MEMBER_POLL: Duration = Duration::from_millis(50);
 /// Longest path of a Unix socket that the kernel takes, with its final zero byte.
 const SOCKET_PATH_MAX: usize = 108;
 
@@ -49,7 +53,7 @@ pub struct UpOptions {
 
 /// Starts whatever is not running of the cluster in `directory`, making it first if it is new. Returns when every child
 /// is ready, the workers are known to the master and the mounts can be used. After a failure everything is stopped
-/// again.
+/// again that did not run before.
 ///
 /// # Errors
 /// `Usage`, before anything is written, for a directory that holds something, but no cluster.
@@ -73,10 +77,12 @@ pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
         private_folder(&directory.join(folder))?;
     }
     write_conf(&cluster, config)?;
+    let is_running = |name: &ChildName| cluster.state(*name).is_ok_and(|state| matches!(state, State::Running(_)));
+    let (_, begun): (Vec<ChildName>, Vec<ChildName>) = cluster.children().into_iter().partition(is_running);
     let started = start_all(&cluster, options.patience);
     if started.is_err() {
         // The cause of the failure is what the person needs; what goes wrong while tidying is not.
-        let _ = down(&cluster, Duration::from_secs(5));
+        let _ = stop_all(&cluster, &begun, Duration::from_secs(5));
     }
     started.map(|()| cluster)
 }
@@ -94,11 +100,15 @@ pub fn start(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<(
     let _lock = lock(&cluster.directory)?;
     let Some(starting) = ensure(cluster, name)? else { return Ok(()) };
     let mut waits = None;
-    let is_enough = || {
-        waits = if name.role == Role::Master { waits_for(cluster, name.number)? } else { None };
-        Ok(waits.is_some())
+    let mut advance = Advance::of(name);
+    let look = || {
+        if name.role != Role::Master {
+            return Ok(Look::Waits);
+        }
+        waits = waits_for(cluster, name.number)?;
+        if waits.is_some() { Ok(Look::Enough) } else { advance.look(cluster) }
     };
-    let started = starting.wait_or(patience, is_enough);
+    let started = starting.wait_or(patience, look);
     if let (Ok(()), Some(cause)) = (&started, &waits) {
         console::remark(format_args!("{name} runs, but is not ready: {cause}"));
     }
@@ -296,23 +306,34 @@ fn masters_ready(
     for (number, _) in cluster.masters.iter().enumerate().filter(|(_, master)| master.joins) {
         later.push((number, starting.remove(&(Role::Master, number))));
     }
-    starting.into_values().try_for_each(|child| child.wait(patience))?;
+    for ((role, number), child) in starting {
+        let mut advance = Advance::of(ChildName { role, number });
+        child.wait_or(patience, || if role == Role::Master { advance.look(cluster) } else { Ok(Look::Waits) })?;
+    }
     for (number, child) in later {
-        let mut is_member = false;
+        let (mut taking_in, mut is_member) = (TakingIn::of(number), false);
+        let mut advance = Advance::of(ChildName { role: Role::Master, number });
         if let Some(child) = child {
             let help = || {
-                is_member = is_member || take_in(cluster, number)?;
-                Ok(false)
+                is_member = is_member || taking_in.look(cluster)?;
+                advance.look(cluster)
             };
             child.wait_or(patience, help)?;
         }
-        let deadline = Instant::now() + patience;
-        while !is_member && !take_in(cluster, number)? {
+        let mut deadline = Instant::now() + patience;
+        while !is_member && !taking_in.look(cluster)? {
+            if advance.look(cluster)? == Look::Moves {
+                deadline = Instant::now() + patience;
+            }
             if Instant::now() > deadline {
-                let text = format!("master{number} is not taken in by the others after {} s", patience.as_secs());
+                let text = format!(
+                    "master{number} is not taken in by the others, and has not got on for {} s{}",
+                    patience.as_secs(),
+                    advance.remark()
+                );
                 return Err(CliError::Failed(text));
             }
-            thread::sleep(POLL);
+            thread::sleep(MEMBER_POLL);
         }
     }
     Ok(())
