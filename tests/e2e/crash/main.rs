@@ -8,5 +8,4 @@
 mod bucket;
 mod matrix;
 mod model;
-mod snapshots;
 mod workload;
