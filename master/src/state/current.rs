@@ -138,8 +138,8 @@ impl CurrentDatabase {
         Database::open_without_log(&directory, &self.cache, Some(self.lock.clone()))
     }
 
-    /// Has a prepared database take the place of the current one. `keep` gives it what it is to have of that, and has it
-    /// on disk when it returns; nothing is written to the log meanwhile. *Blocking*.
+    /// Has a prepared database take the place of the current one. `keep` gives it what it is to have of that, and has
+    /// it on disk when it returns; nothing is written to the log meanwhile. *Blocking*.
     ///
     /// # Errors
     /// Those of `keep` and of the file system; the current database is the one that it was.
@@ -206,8 +206,8 @@ fn remove_dir(directory: &Path) -> Result<(), MasterError> {
     }
 }
 
-/// The files of a database in another directory, which is new. Tables never change and are the same files; of the others
-/// there are copies.
+/// The files of a database in another directory, which is new. Tables never change and are the same files; of the
+/// others there are copies.
 pub fn link_files(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {

@@ -1,5 +1,5 @@
-//! What of its log a master keeps when a snapshot takes the place of its state: how it voted, who it is, and the entries
-//! behind the snapshot. Those that the snapshot covers are purged.
+//! What of its log a master keeps when a snapshot takes the place of its state: how it voted, who it is, and the
+//! entries behind the snapshot. Those that the snapshot covers are purged.
 
 use rocksdb::{Direction, IteratorMode, WriteBatch};
 
