@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cavern_conf::{Config, schema};
 use cavern_proto::raft::raft_client::RaftClient;
-use cavern_proto::raft::{GetGroupRequest, Group};
+use cavern_proto::raft::{GetGroupRequest, Group, TransferLeadRequest};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -113,6 +113,19 @@ pub fn addresses(members: &[Member]) -> Vec<String> {
 pub async fn leader(members: &[Member]) -> usize {
     eventually(|| async { members.iter().any(|member| member.term().is_some()) }).await;
     members.iter().position(|member| member.term().is_some()).unwrap()
+}
+
+/// Has one of them lead. On a busy machine others may be elected meanwhile: it is tried until it does.
+pub async fn have_lead(members: &[Member], next: usize) {
+    let node_id = members[next].group().await.node_id;
+    eventually(|| async {
+        let leading = members.iter().find(|member| member.term().is_some());
+        if let Some(leading) = leading.filter(|_| members[next].term().is_none()) {
+            let _refused = leading.calls().await.transfer_lead(TransferLeadRequest { node_id }).await;
+        }
+        members[next].term().is_some()
+    })
+    .await;
 }
 
 pub async fn stop(members: Vec<Member>) {

@@ -9,14 +9,13 @@ use cavern_proto::master::{
     DrainWorkerRequest, GetJobRequest, JobState, Mount, MountRequest, RegisterWorkerRequest, RemoveWorkerRequest,
     SubmitExportRequest, SubmitLoadRequest, UnmountRequest, UpdateMountRequest, Worker, WriteType,
 };
-use cavern_proto::raft::TransferLeadRequest;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, Once};
 use tonic::Code;
 use tonic::transport::Channel;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, new_bucket};
-use super::members::{Member, group, leader, stop};
+use super::members::{Member, group, have_lead, leader, stop};
 use crate::level::LEVEL;
 use crate::state::requests::KEPT;
 use crate::state::{Outcome, Tables, Transaction, apply};
@@ -33,9 +32,7 @@ fn id(number: u8) -> Bytes {
 async fn next_leader(members: &[Member]) -> ClusterClient<Channel> {
     let now = leader(members).await;
     let next = (now + 1) % members.len();
-    let request = TransferLeadRequest { node_id: members[next].group().await.node_id };
-    members[now].calls().await.transfer_lead(request).await.unwrap();
-    eventually(|| async { members[next].term().is_some() && members[now].term().is_none() }).await;
+    have_lead(members, next).await;
     cluster(&members[next]).await
 }
 

@@ -5,15 +5,13 @@ use std::fs;
 use bytes::Bytes;
 use cavern_proto::master::Mount;
 use cavern_proto::raft::raft_client::RaftClient;
-use cavern_proto::raft::{
-    AddMasterRequest, JoinRequest, RotateSecretsReply, RotateSecretsRequest, TransferLeadRequest,
-};
+use cavern_proto::raft::{AddMasterRequest, JoinRequest, RotateSecretsReply, RotateSecretsRequest};
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{AttachMount, Command, SealSecrets, SealedOptions};
 use tonic::{Code, Status};
 
 use super::harness::{eventually, mount_request};
-use super::members::{Member, addresses, group, leader, member, stop};
+use super::members::{Member, addresses, group, have_lead, leader, member, stop};
 use crate::level::LEVEL;
 use crate::state::{Database, Outcome, Tables, Transaction, apply};
 
@@ -41,17 +39,19 @@ async fn mount(members: &[Member], path: &str) {
 
 async fn rotate(members: &[Member], id: u8) -> Result<RotateSecretsReply, Status> {
     let request = RotateSecretsRequest { request_id: vec![id; 16].into() };
-    Ok(members[leader(members).await].calls().await.rotate_secrets(request).await?.into_inner())
+    loop {
+        let mut calls = members[leader(members).await].calls().await;
+        match calls.rotate_secrets(request.clone()).await {
+            // It leads no more: the next one is asked the same.
+            Err(status) if status.code() == Code::Unavailable => tokio::task::yield_now().await,
+            answer => return answer.map(tonic::Response::into_inner),
+        }
+    }
 }
 
 /// Has a master lead, and read all secrets.
 async fn can_lead(members: &[Member], next: usize, mounts: usize) {
-    let now = leader(members).await;
-    if now != next {
-        let request = TransferLeadRequest { node_id: members[next].group().await.node_id };
-        members[now].calls().await.transfer_lead(request).await.unwrap();
-    }
-    eventually(|| async { members[next].term().is_some() }).await;
+    have_lead(members, next).await;
     let (_, table) = members[next].term().unwrap().services.mounts.table().unwrap();
     assert_eq!(table.len(), mounts);
     assert!(table.iter().all(|mount| mount.options["s3.credentials.secret"] == SECRET));
