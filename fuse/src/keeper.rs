@@ -196,7 +196,7 @@ impl Keeper {
                 Event::Message(Message { kind: Kind::Ready, .. }) => {
                     daemon.is_ready = true;
                     if is_stopping {
-                        daemon.signal(Signal::TERM);
+                        daemon.stop();
                     }
                     (self.pause, self.unserved_since, ready_by) = (PAUSE_FIRST, None, None);
                     if let Some(asked) = asked.take() {
@@ -208,7 +208,7 @@ impl Keeper {
                     is_stopping = true;
                     // One that takes up what another one left must not be ended before it has.
                     if daemon.is_ready || self.held.mount.is_none() {
-                        daemon.signal(Signal::TERM);
+                        daemon.stop();
                     }
                 }
                 Event::Reload(another) if is_stopping || !daemon.is_ready => {
@@ -404,6 +404,12 @@ impl Daemon {
         if let Some(pid) = self.pid {
             let _ = kill_process(pid, signal);
         }
+    }
+
+    /// Asks it to end, also if somebody has stopped it.
+    fn stop(&self) {
+        self.signal(Signal::TERM);
+        self.signal(Signal::CONT);
     }
 
     /// Has it bring what was written to where the next one finds it; the reason why it may not be replaced now.

@@ -73,8 +73,7 @@ fn terminate(cluster: &Cluster, name: &str, child: impl Fn(&Cluster) -> Child) {
 
 #[test]
 fn down_leaves_no_mount_no_process_and_no_socket() {
-    let (more_mounts, keep_mount) = (vec!["second"], false);
-    let cluster = Cluster::up(Options { alone: true, workers: 2, more_mounts, keep_mount, ..Options::default() });
+    let cluster = Cluster::up(Options { alone: true, workers: 2, more_mounts: vec!["second"], ..Options::default() });
     cluster.seed("bucket", "", 10, 1000);
     cluster.mount("s3://bucket", "/data", &[]);
     let directory = cluster.directory().to_str().unwrap();
