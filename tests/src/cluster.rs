@@ -276,6 +276,8 @@ impl Cluster {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = cv_command(&cv_path(), arguments);
         command.env("CV_CONF", &self.at_start.conf);
+        // For processes that it starts.
+        command.envs(self.failpoints.iter().map(|failpoints| (FAILPOINTS_VARIABLE, failpoints)));
         command
     }
 

@@ -74,21 +74,27 @@ impl TakingIn {
     /// Why the leader does not take it in.
     pub fn look(&mut self, cluster: &Cluster) -> Result<bool, CliError> {
         let Some(master) = cluster.masters.get(self.number) else { return Ok(true) };
+        let mut refused = None;
         if let Some(asked) = &self.asked {
             match asked.try_recv() {
                 Err(TryRecvError::Empty) => return Ok(false),
                 // The thread is gone.
                 Err(TryRecvError::Disconnected) => {}
-                Ok(answer) => answer?,
+                Ok(answer) => refused = answer.err(),
             }
             self.asked = None;
         }
         let survey = survey(cluster)?;
         let view = survey.view();
         let is_member = view.masters.iter().any(|view| view.address == master.grpc && view.id.is_some() && view.votes);
-        let (Some(leader), false) = (survey.leader_address().map(str::to_owned), is_member) else {
-            return Ok(is_member);
-        };
+        // An earlier request has gone on without the one who sent it.
+        if is_member {
+            return Ok(true);
+        }
+        if let Some(error) = refused {
+            return Err(error);
+        }
+        let Some(leader) = survey.leader_address().map(str::to_owned) else { return Ok(false) };
         if !matches!(survey.answer(&master.grpc), Some(Ok(_))) {
             return Ok(false);
         }

@@ -34,8 +34,8 @@ use crate::state::{CurrentDatabase, Database};
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two signs of life of a leader: several in the shortest election timeout.
 const HEARTBEAT: Duration = Duration::from_millis(150);
-/// Entries that a master may lack which is to vote: it has them soon.
-const LAG: u64 = 1000;
+/// Entries that a master may lack which is to vote: it has them soon. Where two vote then, clients wait for that.
+const LAG: u64 = 200;
 
 /// What a node must know at its start.
 pub struct ConsensusConfig<'a> {

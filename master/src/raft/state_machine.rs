@@ -242,6 +242,14 @@ pub fn finish_installation(database: &CurrentDatabase, snapshots: &Snapshots) ->
     Ok(())
 }
 
+/// A simulation has processes die here.
+async fn between_steps(_left: usize) {
+    #[cfg(test)]
+    if let Some(host) = super::simulation::Host::current() {
+        host.between_steps(_left).await;
+    }
+}
+
 impl RaftStateMachine<Types> for StateMachine {
     type SnapshotData = Checkpoint;
     type SnapshotBuilder = Builder;
@@ -280,9 +288,11 @@ impl RaftStateMachine<Types> for StateMachine {
             Ok::<_, MasterError>(snapshot)
         });
         let snapshot = adopted.await.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        between_steps(2).await;
         let database = self.database.clone();
         let prepared = run_blocking(move || prepare(&database, &snapshot)).await;
         let next = prepared.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        between_steps(1).await;
         let (database, snapshots, covered) = (self.database.clone(), self.snapshots.clone(), meta.last_log_id);
         let replaced = run_blocking(move || {
             // A checkpoint may have been made in the middle of an entry.

@@ -8,4 +8,5 @@
 mod bucket;
 mod matrix;
 mod model;
+mod snapshots;
 mod workload;

@@ -17,8 +17,8 @@ use crate::model::{Model, Rest};
 use crate::workload::Workload;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Only a master passes these that takes in a snapshot of another one, and this cluster has one master.
-const OF_SNAPSHOTS: [Failpoint; 4] =
+/// Only a master passes these that takes in a snapshot of another one: see `snapshots`.
+pub const OF_SNAPSHOTS: [Failpoint; 4] =
     [Failpoint::SnapshotAdopted, Failpoint::DatabasePrepared, Failpoint::DatabaseNamed, Failpoint::DatabaseReplaced];
 
 /// At which pass a point is deadly. What happens all the time is let happen for a while, so that there is something to

@@ -56,6 +56,8 @@ pub struct History {
     pub violations: Vec<String>,
     /// Terms that could not begin.
     pub false_starts: usize,
+    /// Snapshots of other masters that were begun to be taken in, and those that have taken the place of a state.
+    pub installations: (usize, usize),
     /// What happened, one line each.
     pub lines: Vec<String>,
 }

@@ -134,7 +134,9 @@ impl ChangeListener for Recorder {
         // A snapshot is on disk when it is taken over.
         self.host.disk.lock().note_synced();
         let line = format!("{:6} master {} has taken over a snapshot", self.world.now_ms(), self.host.id);
-        self.world.history.lock().lines.push(line);
+        let mut history = self.world.history.lock();
+        history.lines.push(line);
+        history.installations.1 += 1;
     }
 }
 
@@ -336,7 +338,8 @@ async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock, flaw: Flaw) ->
         identity,
         address: address(id),
         snapshots: &snapshots,
-        log: LogLimits { snapshot_after: 16 << 10, keep: Duration::ZERO, size_max: 8 << 10 },
+        // Who was away for a moment needs a snapshot.
+        log: LogLimits { snapshot_after: 2 << 10, keep: Duration::ZERO, size_max: 1 << 10 },
     };
     let recorder = Recorder { world: host.world.clone(), host: host.clone(), database: database.clone() };
     let metrics = MasterMetrics::new().raft;

@@ -231,6 +231,15 @@ impl Host {
         }
     }
 
+    /// Between two steps of taking a snapshot in, of which there are so many more.
+    pub async fn between_steps(&self, left: usize) {
+        if left == 2 {
+            self.world.history.lock().installations.0 += 1;
+        }
+        let pause = self.world.chance.lock().millis(0, 300);
+        sleep(pause).await;
+    }
+
     /// A pause of the process, now and then.
     pub async fn stand_still(&self) {
         let pause = {
