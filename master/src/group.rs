@@ -83,7 +83,7 @@ impl Seat {
         self.vault.get().ok_or_else(|| MasterError::Consensus("this master is starting".to_owned()))
     }
 
-    pub fn database(&self) -> &Arc<Database> {
+    pub fn database(&self) -> &Arc<CurrentDatabase> {
         &self.database
     }
 

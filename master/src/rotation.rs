@@ -29,7 +29,7 @@ use crate::mounts::Vault;
 use crate::raft::{Consensus, calls, channel};
 use crate::request::Request;
 use crate::service::Services;
-use crate::state::{Database, Outcome, Tables};
+use crate::state::{CurrentDatabase, Outcome, Tables};
 use crate::{MasterError, level};
 
 /// From which on the log may have [`SealSecrets`].
@@ -49,7 +49,7 @@ pub async fn rotate(
     services: &Services,
     consensus: &Consensus,
     vault: &Arc<Vault>,
-    database: &Arc<Database>,
+    database: &CurrentDatabase,
 ) -> Result<RotateSecretsReply, MasterError> {
     let mut reply = match request.answer(&services.lookups.reader).await? {
         Some(before) => rotated_before(&before.reply)?,
@@ -175,8 +175,8 @@ pub async fn give_to_joining(
 }
 
 /// Forgets what is of no use any more by what is applied here. Answers the generation that is.
-pub async fn settle(vault: &Arc<Vault>, database: &Arc<Database>) -> Result<u64, MasterError> {
-    let SecretsRecord { generation, key_id } = Tables::new(database).secrets()?;
+pub async fn settle(vault: &Arc<Vault>, database: &CurrentDatabase) -> Result<u64, MasterError> {
+    let SecretsRecord { generation, key_id } = Tables::new(&database.get()).secrets()?;
     if generation > 0 && vault.settled() != generation {
         let vault = vault.clone();
         if blocking(move || vault.settle(generation, &key_id)).await? {
@@ -187,7 +187,7 @@ pub async fn settle(vault: &Arc<Vault>, database: &Arc<Database>) -> Result<u64,
 }
 
 /// The same, once that generation is applied. False when it is not for a while.
-pub async fn settle_from(vault: &Arc<Vault>, database: &Arc<Database>, generation: u64) -> Result<bool, MasterError> {
+pub async fn settle_from(vault: &Arc<Vault>, database: &CurrentDatabase, generation: u64) -> Result<bool, MasterError> {
     let began = Instant::now();
     while settle(vault, database).await? < generation {
         if began.elapsed() > ANSWER {

@@ -1,12 +1,12 @@
 //! The replicated state: one RocksDB that holds the Raft log and what applying the log makes of it.
 //!
 //! [`database`] opens it, [`current`] has another one take its place, [`reader`] and [`tables`] read it,
-//! [`transaction`] collects what one command changes, [`unwritten`] what those of a log entry do, and [`apply`] turns
-//! a command into changes: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers
+//! [`transaction`] collects what one command changes, [`unwritten`] what those of a log entry do, and [`apply`] turns a
+//! command into changes: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers
 //! and jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the bucket is to learn of that,
 //! [`extent`] for where its blocks are, [`origin`] for content that only the bucket has, [`existing`] for what was in
-//! the bucket of such a mount before (and [`restored`] for what it was there), [`orphans`] for what was taken out of the
-//! namespace and is deleted in bounded steps, [`usage`] for how much there is below directories, [`requests`] for
+//! the bucket of such a mount before (and [`restored`] for what it was there), [`orphans`] for what was taken out of
+//! the namespace and is deleted in bounded steps, [`usage`] for how much there is below directories, [`requests`] for
 //! commands that are asked for again.
 //!
 //! Everything under `apply` is deterministic: no clock, no random number, no hash-map order decides what is written.

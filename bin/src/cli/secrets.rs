@@ -19,12 +19,12 @@ pub enum SecretsCommand {
   cv secrets rotate --json
 
 The masters keep the credentials of mounts encrypted, with a key that is in the file secret.key of each of them. This \
-makes a new key, gives it to all masters, encrypts all credentials anew and has the old key forgotten, while everything \
-goes on. All masters of the group must answer: start one that does not, or take it out with `cv raft remove`. When \
-it fails, or breaks off, either the old key is in use everywhere or the new one.
+makes a new key, gives it to all masters, encrypts all credentials anew and has the old key forgotten, while \
+everything goes on. All masters of the group must answer: start one that does not, or take it out with \
+`cv raft remove`. When it fails, or breaks off, either the old key is in use everywhere or the new one.
 
-What is in older copies of the masters' directories stays readable for whoever has the old key as well: if somebody may \
-have both, give the buckets other credentials, too (`cv mount update`).")]
+What is in older copies of the masters' directories stays readable for whoever has the old key as well: if somebody \
+may have both, give the buckets other credentials, too (`cv mount update`).")]
     Rotate(RotateArgs),
 }
 
