@@ -361,6 +361,24 @@ impl Metadata {
         if asks { Duration::ZERO } else { inner.trust(parent) }
     }
 
+    /// Whether a kernel may go on with the listing of a directory that it has. When it is due for a new one, that is
+    /// asked for in the background: nobody else may look at the directory.
+    pub fn trusts_listing(&self, directory: u64) -> bool {
+        let inner = &self.inner;
+        let known = inner.directories.get(directory);
+        if known.is_some_and(|known| !known.keeps_absences() || known.is_strict()) {
+            return false;
+        }
+        match inner.freshness(directory).decide() {
+            CacheDecision::Serve | CacheDecision::ServeStale => true,
+            CacheDecision::ServeAndRefresh => {
+                inner.refresh_later(directory);
+                true
+            }
+            CacheDecision::RefreshFirst | CacheDecision::Ask => false,
+        }
+    }
+
     /// Where a process that goes on after this one finds what it must know.
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
         self.inner.journal.as_ref()

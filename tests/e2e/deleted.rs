@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use cavern_tests::{Cluster, Options};
+use cavern_tests::{Cluster, Options, eventually};
 use rustix::io::Errno;
 
 const TTL: Duration = Duration::from_secs(2);
@@ -87,6 +87,19 @@ fn names_follow_the_bucket_within_the_ttl() {
             cluster.s3.put("bucket", key, key);
         }
         thread::sleep(TTL);
+    }
+}
+
+/// Nobody looks at a name: the kernel has the whole listing, and asks for no entry of it.
+#[test]
+fn a_directory_that_is_only_listed_follows_the_bucket_within_the_ttl() {
+    let (cluster, shown) = two_mounts(&["--metadata-ttl", "2s"], &["dir/one"]);
+    let listed = || shown.each_ref().map(|path| names(&path.join("dir")));
+    let mut wanted = vec![OsString::from("one")];
+    for round in 0..3 {
+        wanted.push(format!("two-{round}").into());
+        cluster.s3.put("bucket", &format!("dir/two-{round}"), "two");
+        eventually("the new name is listed", TTL * 5, || (listed() == [wanted.clone(), wanted.clone()]).then_some(()));
     }
 }
 

@@ -96,10 +96,7 @@ impl Inner {
         let mut flags = 0;
         if self.attr_defaults.kernel_cache && !node.is_strict() {
             flags |= fopen::CACHE_DIR;
-            let metadata = self.client.metadata();
-            // The absence of a name can be trusted as long as the listing can.
-            let is_trusted = !metadata.trust_absence(node.inode).is_zero() && !metadata.has_lapsed();
-            if listing == Listing::Current && is_trusted {
+            if listing == Listing::Current && self.client.metadata().trusts_listing(node.inode) {
                 flags |= fopen::KEEP_CACHE;
             }
         }

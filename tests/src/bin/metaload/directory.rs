@@ -25,7 +25,7 @@ impl Program {
     }
 
     fn create(&mut self) -> io::Result<bool> {
-        File::create_new(self.old(self.files))?;
+        File::create_new(self.old_path(self.files))?;
         self.files += 1;
         Ok(true)
     }
@@ -33,7 +33,7 @@ impl Program {
     /// The next file, round and round.
     fn any(&mut self) -> PathBuf {
         self.next = (self.next + 1) % self.files.max(1);
-        self.old(self.next)
+        self.old_path(self.next)
     }
 
     /// The number of the next file, once.
@@ -42,11 +42,11 @@ impl Program {
         (self.next <= self.files).then(|| self.next - 1)
     }
 
-    fn old(&self, number: usize) -> PathBuf {
+    fn old_path(&self, number: usize) -> PathBuf {
         self.directory.join(format!("f{number}"))
     }
 
-    fn new(&self, number: usize) -> PathBuf {
+    fn new_path(&self, number: usize) -> PathBuf {
         self.directory.join(format!("g{number}"))
     }
 }
@@ -72,7 +72,7 @@ pub fn run(directory: &Path, tasks: usize, time: Duration) -> Result<Value, Fail
     restart(&mut programs);
     let rename = measure_threads(&mut programs, time, |program| {
         let Some(number) = program.one() else { return Ok(false) };
-        fs::rename(program.old(number), program.new(number)).map(|()| true)
+        fs::rename(program.old_path(number), program.new_path(number)).map(|()| true)
     })?;
     // Those that were not renamed stay.
     for program in &mut programs {
@@ -81,7 +81,7 @@ pub fn run(directory: &Path, tasks: usize, time: Duration) -> Result<Value, Fail
     restart(&mut programs);
     let unlink = measure_threads(&mut programs, time, |program| {
         let Some(number) = program.one() else { return Ok(false) };
-        fs::remove_file(program.new(number)).map(|()| true)
+        fs::remove_file(program.new_path(number)).map(|()| true)
     })?;
     Ok(json!({
         "create": create, "stat": stat, "open": open, "readdir of 1,000": readdir, "rename": rename, "unlink": unlink,
