@@ -361,9 +361,12 @@ impl Metadata {
         if asks { Duration::ZERO } else { inner.trust(parent) }
     }
 
-    /// Whether a kernel may go on with the listing of a directory that it has. When it is due for a new one, that is
-    /// asked for in the background: nobody else may look at the directory.
+    /// Whether a kernel may go on with the listing of a directory that it has: not while the bucket is asked itself.
+    /// When it is due for a new one, that is asked for in the background: nobody else may look at the directory.
     pub fn trusts_listing(&self, directory: u64) -> bool {
+        if self.bucket_directory(directory).is_some() {
+            return false;
+        }
         let inner = &self.inner;
         let known = inner.directories.get(directory);
         if known.is_some_and(|known| !known.keeps_absences() || known.is_strict()) {
