@@ -56,8 +56,6 @@ pub struct Consensus {
     snapshots: Snapshots,
     metrics: metrics::RaftMetrics,
     threads: RaftThreads,
-    pub(super) log: LogStore,
-    pub(super) limits: LogLimits,
     running: Mutex<Option<Running>>,
     pub(super) given_away: GivenAway,
     pub(super) promise: Promise,
@@ -108,12 +106,11 @@ impl Consensus {
         let raft = threads.spawn(Raft::new(identity.node_id, raft_config, network, log.clone(), machine))?;
         let raft = raft.await.map_err(fatal)?.map_err(fatal)?;
         let stop_keeper = CancellationToken::new();
-        let keeper = log_keeper::keep(raft.clone(), log.clone(), limits, metrics.clone(), stop_keeper.clone());
+        let keeper = log_keeper::keep(raft.clone(), log, limits, metrics.clone(), stop_keeper.clone());
         let running = Running { log: log_thread, keeper: threads.spawn(keeper)?, stop_keeper };
         let running = Mutex::new(Some(running));
         let given_away = GivenAway::default();
-        let node =
-            Self { identity, address, raft, snapshots, metrics, threads, log, limits, running, given_away, promise };
+        let node = Self { identity, address, raft, snapshots, metrics, threads, running, given_away, promise };
         if is_alone {
             // There is nobody to wait for.
             node.raft.trigger().elect(false).await.map_err(fatal)?;
