@@ -349,29 +349,18 @@ impl Metadata {
         inner.trust(node.parent)
     }
 
-    /// The same for the absence of a name below `parent`; zero with `consistency = always`, in strict mounts, and while
-    /// it is the bucket that is asked.
+    /// The same for the absence of a name below `parent`; zero where that is asked each time.
     pub fn trust_absence(&self, parent: u64) -> Duration {
-        let inner = &self.inner;
-        if self.bucket_directory(parent).is_some() {
-            return Duration::ZERO;
-        }
-        let directory = inner.directories.get(parent);
-        let asks = directory.is_some_and(|directory| !directory.keeps_absences() || directory.is_strict());
-        if asks { Duration::ZERO } else { inner.trust(parent) }
+        if self.is_asked_each_time(parent) { Duration::ZERO } else { self.inner.trust(parent) }
     }
 
     /// Whether a kernel may go on with the listing of a directory that it has: not while the bucket is asked itself.
     /// When it is due for a new one, that is asked for in the background: nobody else may look at the directory.
     pub fn trusts_listing(&self, directory: u64) -> bool {
-        if self.bucket_directory(directory).is_some() {
+        if self.is_asked_each_time(directory) {
             return false;
         }
         let inner = &self.inner;
-        let known = inner.directories.get(directory);
-        if known.is_some_and(|known| !known.keeps_absences() || known.is_strict()) {
-            return false;
-        }
         match inner.freshness(directory).decide() {
             CacheDecision::Serve | CacheDecision::ServeStale => true,
             CacheDecision::ServeAndRefresh => {
@@ -380,6 +369,14 @@ impl Metadata {
             }
             CacheDecision::RefreshFirst | CacheDecision::Ask => false,
         }
+    }
+
+    /// Whether kernels are to keep nothing of the names in a directory: with `consistency = always`, in strict mounts,
+    /// and while it is the bucket that is asked.
+    fn is_asked_each_time(&self, directory: u64) -> bool {
+        let known = self.inner.directories.get(directory);
+        self.bucket_directory(directory).is_some()
+            || known.is_some_and(|known| !known.keeps_absences() || known.is_strict())
     }
 
     /// Where a process that goes on after this one finds what it must know.
@@ -562,9 +559,8 @@ impl Inner {
             Some(Found::Node(node)) => (!node.lacks_attributes() && self.may_show(&node)).then_some(Some(node)),
             Some(Found::Absent(_)) => self.may_tell_absence(parent).then_some(None),
             None => {
-                let known = self.directories.get(parent).filter(|directory| directory.is_without(name))?;
-                drop(known);
-                self.may_tell_absence(parent).then_some(None)
+                let is_without = self.directories.get(parent).is_some_and(|directory| directory.is_without(name));
+                (is_without && self.may_tell_absence(parent)).then_some(None)
             }
         }
     }
