@@ -31,7 +31,7 @@ use rocksdb::{Direction, IteratorMode};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
 pub use self::carry_over::carry_over;
-use self::size::LogSize;
+pub use self::size::LogSize;
 use self::tail::Tail;
 use self::writer::{Done, LogChange, Write, write_loop};
 use super::types::{Entry, LogId, Types, Vote, decode_entry, encode_entry, from_json, to_json};
@@ -63,7 +63,7 @@ pub struct LogStore {
 struct Shared {
     database: Arc<CurrentDatabase>,
     tail: Mutex<Tail>,
-    size: Mutex<LogSize>,
+    size: Arc<Mutex<LogSize>>,
     /// Index of the first entry that is not on disk, or why none will be any more.
     on_disk: watch::Sender<Result<u64, Arc<MasterError>>>,
     /// The log has another size.
@@ -134,7 +134,7 @@ impl LogStore {
         let shared = Arc::new(Shared {
             database,
             tail: Mutex::new(Tail::new(next)),
-            size: Mutex::new(size),
+            size: Arc::new(Mutex::new(size)),
             on_disk: watch::Sender::new(Ok(next)),
             written: Notify::new(),
             #[cfg(test)]
@@ -153,6 +153,11 @@ impl LogStore {
     /// Returns when there is more to say about the size of the log than at the last call.
     pub async fn written(&self) {
         self.shared.written.notified().await;
+    }
+
+    /// Its size, for whoever is not to keep the log open.
+    pub fn size(&self) -> Arc<Mutex<LogSize>> {
+        self.shared.size.clone()
     }
 
     /// Bytes of the entries behind this one; for none: of all that are there.

@@ -18,6 +18,10 @@ use crate::level::LEVEL;
 const ALIVE: Duration = Duration::from_secs(2);
 /// For the next leader to lead.
 const HAND_OVER: Duration = Duration::from_secs(3);
+/// Bytes of the log that a master applies which is new in the group; for more it is given a snapshot.
+const REPLAYED_MAX: u64 = 16 << 20;
+/// For the log to be cut.
+const CUT: Duration = Duration::from_secs(5);
 /// For a snapshot to be made.
 const SNAPSHOT: Duration = Duration::from_secs(600);
 
@@ -64,10 +68,41 @@ impl Consensus {
 
     /// Takes a master in that has its place, but nothing else: it learns first, and votes when it has caught up.
     pub async fn add(&self, id: NodeId, address: &str) -> Result<(), MasterError> {
+        self.cut_log_for(id).await?;
         self.raft.add_learner(id, Node::new(address), true).await.map_err(explain)?;
         let voters = ChangeMembers::AddVoterIds(BTreeSet::from([id]));
         self.raft.change_membership(voters, true).await.map_err(explain)?;
         tracing::info!(id, address, "a master joins the group");
+        Ok(())
+    }
+
+    /// Has a master that has nothing be given a snapshot where the log is long: to apply all of that would take many
+    /// times as long. What another master of the group lacks stays in the log.
+    async fn cut_log_for(&self, id: NodeId) -> Result<(), MasterError> {
+        let index = |id: Option<super::types::LogId>| id.map_or(0, |id| id.index);
+        // None while another master leads.
+        let matched = |metrics: &RaftMetrics<Types>, id: &NodeId| {
+            metrics.replication.as_ref().map(|all| index(all.get(id).copied().flatten()))
+        };
+        let mut observed = self.raft.metrics();
+        let has_something = matched(&observed.borrow_watched(), &id) != Some(0);
+        if has_something || self.log_size.lock().bytes_after(None) < self.limits.snapshot_after.min(REPLAYED_MAX) {
+            return Ok(());
+        }
+        self.make_snapshot().await?;
+        let upto = {
+            let metrics = observed.borrow_watched();
+            let members = metrics.membership_config.membership().nodes().map(|(member, _)| member);
+            let others = members.filter(|member| **member != metrics.id && **member != id);
+            let lacking = others.filter_map(|member| matched(&metrics, member)).min();
+            index(metrics.snapshot).min(lacking.unwrap_or(u64::MAX))
+        };
+        if upto > 0 {
+            self.raft.trigger().purge_log(upto).await.map_err(fatal)?;
+            let cut = observe::until(&mut observed, |metrics| index(metrics.purged) >= upto);
+            // It may be in use; then the new master is given what there is.
+            let _is_cut = tokio::time::timeout(CUT, cut).await;
+        }
         Ok(())
     }
 

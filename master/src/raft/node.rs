@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::identity::Identity;
 use super::leader_lease::{self, ELECTION, GivenAway, LeaderLease, Promise};
 use super::log_keeper::{self, LogLimits};
-use super::log_store::{LogStore, has_log};
+use super::log_store::{LogSize, LogStore, has_log};
 use super::network::Network;
 use super::observe::{self, Observed};
 use super::proposer::Proposer;
@@ -56,6 +56,8 @@ pub struct Consensus {
     snapshots: Snapshots,
     metrics: metrics::RaftMetrics,
     threads: RaftThreads,
+    pub(super) log_size: Arc<Mutex<LogSize>>,
+    pub(super) limits: LogLimits,
     running: Mutex<Option<Running>>,
     pub(super) given_away: GivenAway,
     pub(super) promise: Promise,
@@ -105,12 +107,24 @@ impl Consensus {
         let threads = RaftThreads::start()?;
         let raft = threads.spawn(Raft::new(identity.node_id, raft_config, network, log.clone(), machine))?;
         let raft = raft.await.map_err(fatal)?.map_err(fatal)?;
-        let stop_keeper = CancellationToken::new();
+        let (log_size, stop_keeper) = (log.size(), CancellationToken::new());
         let keeper = log_keeper::keep(raft.clone(), log, limits, metrics.clone(), stop_keeper.clone());
         let running = Running { log: log_thread, keeper: threads.spawn(keeper)?, stop_keeper };
         let running = Mutex::new(Some(running));
         let given_away = GivenAway::default();
-        let node = Self { identity, address, raft, snapshots, metrics, threads, running, given_away, promise };
+        let node = Self {
+            identity,
+            address,
+            raft,
+            snapshots,
+            metrics,
+            threads,
+            log_size,
+            limits,
+            running,
+            given_away,
+            promise,
+        };
         if is_alone {
             // There is nobody to wait for.
             node.raft.trigger().elect(false).await.map_err(fatal)?;
