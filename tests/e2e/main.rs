@@ -54,6 +54,7 @@ mod nodes;
 mod odd_objects;
 mod outages;
 mod persist;
+mod plainfs;
 mod posix;
 mod programs;
 mod quiet_logs;

@@ -1,7 +1,10 @@
 //! The baseline of the benchmarks: the least that a FUSE file system over a local directory can be, done properly. It
 //! caches nothing of its own and knows no cluster; what our mount loses against it is what Cavern costs.
 
-mod filesystem;
+mod answer;
+mod handles;
+mod read_only;
+mod writable;
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -9,15 +12,21 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use fuser::{Config, MountOption, SessionACL};
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
-use filesystem::Plain;
+use read_only::ReadOnly;
+use writable::Writable;
 
 #[derive(Parser)]
-#[command(about = "Shows a directory read-only through a minimal FUSE file system, until SIGINT or SIGTERM")]
+#[command(about = "Shows a directory through a minimal FUSE file system, until SIGINT or SIGTERM")]
 struct Options {
     source: PathBuf,
     mount_point: PathBuf,
+    /// May be written; otherwise it is read-only, and nothing in the source may change.
+    #[arg(long)]
+    writable: bool,
     /// Event loops, each with a descriptor of its own.
     #[arg(long, default_value_t = 2)]
     threads: usize,
@@ -31,18 +40,24 @@ struct Options {
 
 fn main() -> io::Result<()> {
     let options = Options::parse();
-    let plain = Plain::new(options.source.canonicalize()?, options.drop_pages)?;
+    let source = options.source.canonicalize()?;
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName("plainfs".to_owned()),
         MountOption::Subtype("plainfs".to_owned()),
-        MountOption::RO,
+        if options.writable { MountOption::RW } else { MountOption::RO },
         MountOption::DefaultPermissions,
     ];
     config.acl = SessionACL::All;
     config.n_threads = Some(options.threads);
     config.clone_fd = true;
-    let session = fuser::Session::new(plain, &options.mount_point, &config)?.spawn()?;
+    let session = if options.writable {
+        rustix::process::umask(Mode::empty());
+        raise_descriptors()?;
+        fuser::Session::new(Writable::new(source, options.drop_pages)?, &options.mount_point, &config)?.spawn()?
+    } else {
+        fuser::Session::new(ReadOnly::new(source, options.drop_pages)?, &options.mount_point, &config)?.spawn()?
+    };
     set_read_ahead(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -58,4 +73,10 @@ fn set_read_ahead(options: &Options) -> io::Result<()> {
     let device = options.mount_point.metadata()?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     std::fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), options.readahead.to_string())
+}
+
+/// As many descriptors as the host allows.
+fn raise_descriptors() -> io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?)
 }

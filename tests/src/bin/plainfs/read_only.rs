@@ -1,42 +1,32 @@
-//! The operations. An inode number is the source's own, but for the root; a file's descriptor stays with the inode
-//! until [`DESCRIPTORS_MAX`] younger ones have come.
+//! The operations of a directory that is only read. An inode number is the source's own, but for the root; a file's
+//! descriptor stays with the inode until [`DESCRIPTORS_MAX`] younger ones have come. So a tree may have more files than
+//! a process may have descriptors.
 
-use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
-    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen,
-    Request,
+    Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, KernelConfig, LockOwner, OpenFlags,
+    ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, Request,
 };
 
-/// Names and attributes are good for this long in the kernel.
-const TIMEOUT: Duration = Duration::from_secs(3600);
+use crate::answer::{TIMEOUT, answer_read, attributes, greet};
+use crate::handles::Handles;
+
 /// Descriptors kept: as many as a Cavern client keeps with its default settings.
 const DESCRIPTORS_MAX: usize = 16_384;
-/// The largest read that the kernel sends.
-const READ_MAX: usize = 1 << 20;
-
-thread_local! {
-    /// One buffer per event loop.
-    static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_MAX]);
-}
 
 type Listing = Vec<(OsString, Arc<Node>)>;
 
-/// A directory of this host, read-only.
-pub struct Plain {
+/// A directory of this host.
+pub struct ReadOnly {
     nodes: RwLock<HashMap<INodeNo, Arc<Node>>>,
-    listings: RwLock<HashMap<FileHandle, Arc<Listing>>>,
-    next_listing: AtomicU64,
+    listings: Handles<Listing>,
     /// Nodes with a descriptor, the oldest first.
     opened: Mutex<VecDeque<Arc<Node>>>,
     drop_pages: bool,
@@ -48,7 +38,7 @@ struct Node {
     file: RwLock<Option<Arc<File>>>,
 }
 
-impl Plain {
+impl ReadOnly {
     /// Shows `source`; `drop_pages`: the kernel forgets a file's pages at each open.
     pub fn new(source: PathBuf, drop_pages: bool) -> io::Result<Self> {
         let mut attr = attributes(&source.metadata()?);
@@ -56,8 +46,7 @@ impl Plain {
         let root = Arc::new(Node { path: source, attr, file: RwLock::default() });
         Ok(Self {
             nodes: RwLock::new(HashMap::from([(INodeNo::ROOT, root)])),
-            listings: RwLock::default(),
-            next_listing: AtomicU64::new(1),
+            listings: Handles::default(),
             opened: Mutex::default(),
             drop_pages,
         })
@@ -100,50 +89,11 @@ impl Plain {
         }
         Ok(file)
     }
-
-    fn listing(&self, fh: FileHandle) -> Arc<Listing> {
-        self.listings.read().unwrap_or_else(PoisonError::into_inner).get(&fh).cloned().unwrap_or_default()
-    }
 }
 
-fn attributes(metadata: &Metadata) -> FileAttr {
-    let kind = if metadata.is_dir() {
-        FileType::Directory
-    } else if metadata.is_symlink() {
-        FileType::Symlink
-    } else {
-        FileType::RegularFile
-    };
-    let mtime = metadata.modified().unwrap_or(UNIX_EPOCH);
-    FileAttr {
-        ino: INodeNo(metadata.ino()),
-        size: metadata.len(),
-        blocks: metadata.blocks(),
-        atime: mtime,
-        mtime,
-        ctime: mtime,
-        crtime: UNIX_EPOCH,
-        kind,
-        // The permission bits only.
-        perm: (metadata.mode() & 0o7777) as u16,
-        nlink: u32::try_from(metadata.nlink()).unwrap_or(u32::MAX),
-        uid: metadata.uid(),
-        gid: metadata.gid(),
-        rdev: 0,
-        blksize: 128 * 1024,
-        flags: 0,
-    }
-}
-
-impl Filesystem for Plain {
+impl Filesystem for ReadOnly {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Kernels without one of these serve without it.
-        for capability in
-            [InitFlags::FUSE_PARALLEL_DIROPS, InitFlags::FUSE_DO_READDIRPLUS, InitFlags::FUSE_READDIRPLUS_AUTO]
-        {
-            let _ = config.add_capabilities(capability);
-        }
-        let _ = config.set_max_background(256);
+        greet(config);
         Ok(())
     }
 
@@ -180,30 +130,22 @@ impl Filesystem for Plain {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        BUFFER.with_borrow_mut(|buffer| {
-            let length = buffer.len().min(size as usize);
-            let read =
-                self.node(ino).and_then(|node| Ok(self.open_file(&node)?.read_at(&mut buffer[..length], offset)?));
-            match read {
-                Ok(length) => reply.data(&buffer[..length]),
-                Err(error) => reply.error(error),
-            }
+        answer_read(reply, size, |buffer| {
+            self.node(ino).and_then(|node| Ok(self.open_file(&node)?.read_at(buffer, offset)?))
         });
     }
 
     fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         match self.node(ino).and_then(|node| Ok(self.list(&node)?)) {
             Ok(entries) => {
-                let fh = FileHandle(self.next_listing.fetch_add(1, Relaxed));
-                self.listings.write().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(entries));
-                reply.opened(fh, FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE);
+                reply.opened(self.listings.add(entries), FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE);
             }
             Err(error) => reply.error(error),
         }
     }
 
     fn readdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let listing = self.listing(fh);
+        let listing = self.listings.get(fh).unwrap_or_default();
         for (place, (name, node)) in (1..).zip(listing.iter()).skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
             if reply.add(node.attr.ino, place, node.attr.kind, name) {
                 break;
@@ -213,7 +155,7 @@ impl Filesystem for Plain {
     }
 
     fn readdirplus(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let listing = self.listing(fh);
+        let listing = self.listings.get(fh).unwrap_or_default();
         for (place, (name, node)) in (1..).zip(listing.iter()).skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
             if reply.add(node.attr.ino, place, name, &TIMEOUT, &node.attr, Generation(0)) {
                 break;
@@ -223,7 +165,7 @@ impl Filesystem for Plain {
     }
 
     fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        self.listings.write().unwrap_or_else(PoisonError::into_inner).remove(&fh);
+        self.listings.remove(fh);
         reply.ok();
     }
 }
