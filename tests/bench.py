@@ -48,6 +48,25 @@ def timed(function, *arguments):
     return time.monotonic() - start
 
 
+def start_plainfs(source, mount, *options):
+    mount.mkdir(exist_ok=True)
+    plainfs = subprocess.Popen([TARGET / "plainfs", source, mount, "--threads", "2", *options])
+    deadline = time.monotonic() + 10
+    while not os.path.ismount(mount):
+        if time.monotonic() > deadline or plainfs.poll() is not None:
+            plainfs.kill()
+            sys.exit("plainfs did not mount within 10 s")
+        time.sleep(0.02)
+    return plainfs
+
+
+def stop_plainfs(plainfs, mount):
+    # It unmounts by itself, unless the mount is in use.
+    plainfs.terminate()
+    plainfs.wait()
+    subprocess.run(["umount", "-l", mount], stderr=subprocess.DEVNULL)
+
+
 class Bench:
     def __init__(self, directory, images, stream_bytes):
         self.directory = directory
@@ -101,20 +120,9 @@ class Bench:
                 "-c", f"s3.credentials.access={s3['access_key']}",
                 "-c", f"s3.credentials.secret={s3['secret_key']}", "-c", "s3.force.path.style=true")
 
-    def start_plain(self):
-        self.plain_mount.mkdir(exist_ok=True)
-        self.plainfs = subprocess.Popen([TARGET / "plainfs", self.source, self.plain_mount, "--threads", "2"])
-        deadline = time.monotonic() + 10
-        while not os.path.ismount(self.plain_mount):
-            if time.monotonic() > deadline:
-                sys.exit("plainfs did not mount within 10 s")
-            time.sleep(0.02)
-
     def down(self):
         if self.plainfs:
-            subprocess.run(["umount", "-l", self.plain_mount])
-            self.plainfs.terminate()
-            self.plainfs.wait()
+            stop_plainfs(self.plainfs, self.plain_mount)
         subprocess.run([CV, "local", "down", "--dir", self.cluster], stdout=subprocess.DEVNULL)
         shutil.rmtree(self.cluster, ignore_errors=True)
 
@@ -309,7 +317,7 @@ def main():
     try:
         seconds = bench.up()
         print(f"From `cv local up` to a usable mount: {seconds:.2f} s")
-        bench.start_plain()
+        bench.plainfs = start_plainfs(bench.source, bench.plain_mount)
         for section in options.sections or sections:
             getattr(bench, f"{section}_section")()
     finally:

@@ -1,145 +1,91 @@
 #!/usr/bin/env python3
-"""Measures writing to fs-mode mounts against the local disk, all in one run, and prints Markdown tables.
+"""Measures writing to fs-mode mounts beside the local disk and a minimal FUSE file system, and prints Markdown tables.
 
-Needs root, fio, rclone and the release build of `cv`:
+Needs root, git, fio, rclone, PostgreSQL, and the release build of `cv` (or that which `CV_BIN` names) and `plainfs`;
+rows whose program is missing are left out, and say so:
 
-    tests/bench_writes.py --dir /data/bench               # everything, some ten minutes
-    tests/bench_writes.py --dir /data/bench ingest names  # only these sections
+    tests/bench_writes.py --dir /data/bench                           # everything
+    tests/bench_writes.py --dir /data/bench --rows tar,cp,ingest      # only these
+    tests/bench_writes.py --dir /data/bench --quick --repetitions 1   # whether all of it works
 
-Starts a cluster of its own with two workers on the disk of `--dir`; the local disk is the same file system. Each
-figure is the median of three rounds, in which ours and the baseline take turns, since the machine's own speed drifts.
+Starts a cluster of its own with two workers on the disk of `--dir`; the local disk is the same file system, and what
+`plainfs` shows is on it, too. In each repetition all take turns, each time another one first, since the machine's own
+speed drifts. A cell is the least, the median and the most of all repetitions; a share compares medians, and below 1 the
+mount is the slower one, whatever the unit.
 """
 
 import argparse
 import json
 import multiprocessing
 import os
-import random
 import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench import Bench as Readings
-from bench import CV, run
+from bench import CV, run, start_plainfs, stop_plainfs
+from write_rows import GIT, MIB, Missing, Row, groups, ingest_into, need, together, write_stream
 
-ROUNDS = 3
-MIB = 1 << 20
-
-
-def together(count, work, *arguments):
-    """Seconds that `count` processes take for `work(number, ...)`, from the moment on in which all are there."""
-    ready, go = multiprocessing.Barrier(count + 1), multiprocessing.Barrier(count + 1)
-
-    def one(number):
-        ready.wait()
-        go.wait()
-        work(number, *arguments)
-
-    processes = [multiprocessing.Process(target=one, args=(number,)) for number in range(count)]
-    for process in processes:
-        process.start()
-    ready.wait()
-    begun = time.monotonic()
-    go.wait()
-    for process in processes:
-        process.join()
-        if process.exitcode != 0:
-            sys.exit("a writer failed")
-    return time.monotonic() - begun
+TICK = 1 / os.sysconf("SC_CLK_TCK")
+DISK, PLAIN, OURS = "local disk", "plainfs", "Cavern"
 
 
-def remove(directory):
-    """With as many at once as wrote it: each name that goes waits for the master's disk."""
-    with multiprocessing.Pool(16) as pool:
-        pool.map(shutil.rmtree, [entry for entry in directory.iterdir() if entry.is_dir()])
-    shutil.rmtree(directory)
+@dataclass(frozen=True)
+class Place:
+    """Where a row is measured; `copies` of what it streams a program writes itself."""
+
+    name: str
+    directory: Path
+    copies: int = 1
 
 
-def write_files(number, directory, files, writers, data, sync):
-    for index in range(number, files, writers):
-        file = os.open(directory / str(index % 100) / f"{index}.jpg", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        os.write(file, data)
-        if sync:
-            os.fsync(file)
-        os.close(file)
+class Cluster:
+    """One with two workers; `/one` keeps one replica of each block, `/two` keeps two."""
 
-
-def write_stream(number, directory, count, size):
-    data = os.urandom(size)
-    file = os.open(directory / f"stream{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    for _ in range(count):
-        os.write(file, data)
-    os.close(file)
-
-
-def write_and_sync(number, path, count):
-    order = random.Random(number)
-    file = os.open(path, os.O_RDWR)
-    for _ in range(count):
-        os.pwrite(file, os.urandom(4096), order.randrange(0, 16384) * 4096)
-        os.fsync(file)
-    os.close(file)
-
-
-def create(number, directory, count):
-    for index in range(count):
-        os.close(os.open(directory / f"p{number}" / f"f{index}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-
-
-def stat(number, directory, count):
-    for index in range(count):
-        os.stat(directory / f"p{number}" / f"f{index}")
-
-
-def rename(number, directory, count):
-    for index in range(count):
-        os.rename(directory / f"p{number}" / f"f{index}", directory / f"p{number}" / f"r{index}")
-
-
-def unlink(number, directory, count):
-    for index in range(count):
-        os.unlink(directory / f"p{number}" / f"r{index}")
-
-
-class Bench:
-    def __init__(self, directory, files, conf=""):
-        self.directory = directory
-        self.conf = conf
-        self.files = files
-        self.local = directory / "local"
-        self.cluster = directory / "cluster"
+    def __init__(self, directory, conf=""):
+        self.directory = directory / "cluster"
         self.mount = directory / "mount"
+        self.conf = conf
 
     def cv(self, *arguments):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CV_")}
         if arguments[:2] != ("local", "up"):
-            environment["CV_CONF"] = str(self.cluster / "cluster.toml")
+            environment["CV_CONF"] = str(self.directory / "cluster.toml")
         return run(CV, *arguments, env=environment)
 
-    def up(self):
+    def __enter__(self):
         self.mount.mkdir(parents=True, exist_ok=True)
-        self.local.mkdir(exist_ok=True)
-        conf = self.directory / "bench.toml"
+        conf = self.mount.parent / "bench.toml"
         conf.write_text(self.conf)
-        self.cv("local", "up", "--dir", self.cluster, "--mount-point", self.mount, "--workers", 2, "--conf", conf)
-        self.s3 = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))["s3"]
-        seed = self.directory / "seed"
-        seed.mkdir(exist_ok=True)
-        (seed / "object").write_text("it makes the bucket\n")
-        self.cv("local", "seed", "--dir", self.cluster, seed, "s3://bench/seed")
-        for name, options in (("one", ()), ("two", ("--replicas", 2))):
-            self.cv("mount", f"s3://bench/{name}", f"/{name}", "--write-type", "fs_mode", *options,
-                    "-c", f"s3.endpoint_url={self.s3['endpoint']}", "-c", "s3.region_name=us-east-1",
-                    "-c", f"s3.credentials.access={self.s3['access_key']}",
-                    "-c", f"s3.credentials.secret={self.s3['secret_key']}")
+        try:
+            self.cv("local", "up", "--dir", self.directory, "--mount-point", self.mount, "--workers", 2, "--conf", conf)
+            self.s3 = self.status()["s3"]
+            seed = self.mount.parent / "seed"
+            seed.mkdir(exist_ok=True)
+            (seed / "object").write_text("it makes the bucket\n")
+            self.cv("local", "seed", "--dir", self.directory, seed, "s3://bench/seed")
+            for name, options in (("one", ()), ("two", ("--replicas", 2))):
+                self.cv("mount", f"s3://bench/{name}", f"/{name}", "--write-type", "fs_mode", *options,
+                        "-c", f"s3.endpoint_url={self.s3['endpoint']}", "-c", "s3.region_name=us-east-1",
+                        "-c", f"s3.credentials.access={self.s3['access_key']}",
+                        "-c", f"s3.credentials.secret={self.s3['secret_key']}")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
 
-    def down(self):
-        subprocess.run([CV, "local", "down", "--dir", self.cluster], stdout=subprocess.DEVNULL)
-        for made in (self.cluster, self.local, self.directory / "seed"):
-            shutil.rmtree(made, ignore_errors=True)
+    def __exit__(self, *_):
+        subprocess.run([CV, "local", "down", "--dir", self.directory], stdout=subprocess.DEVNULL)
+        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.mount.parent / "seed", ignore_errors=True)
+
+    def status(self):
+        return json.loads(self.cv("local", "status", "--dir", self.directory, "--json"))
 
     def settle(self):
         """Nothing of before is in the way: the bucket has it, and so have the disks."""
@@ -147,169 +93,275 @@ class Bench:
             self.cv("export", f"/{name}", "--watch")
         os.sync()
 
-    def turns(self, measure, ours="one"):
-        """Medians of `measure(directory)`: ours, and the local disk's. Each round has directories of its own."""
-        figures = {"ours": [], "local": []}
-        for number in range(ROUNDS):
-            for name, base in (("ours", self.mount / ours), ("local", self.local)):
-                self.settle()
-                directory = base / f"round{number}"
-                directory.mkdir()
-                figures[name].append(measure(directory))
-                remove(directory)
-        return statistics.median(figures["ours"]), statistics.median(figures["local"])
+    def processes(self):
+        """What each part of the cluster consists of; a client's mount is kept by a process above the one that works."""
+        status = self.status()
+        pids = {role: [child["pid"] for child in status[key]]
+                for role, key in (("master", "masters"), ("workers", "workers"), ("client", "fuse"))}
+        for pid in list(pids["client"]):
+            pids["client"] += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return pids
 
-    # ------------------------------------------------------------------------------------ measurements
 
-    def ingest_section(self):
-        data = os.urandom(50_000)
-        rows = []
-        for sync in (False, True):
-            def ingest(directory):
-                for number in range(100):
-                    (directory / str(number)).mkdir()
-                return self.files / together(16, write_files, directory, self.files, 16, data, sync)
+def processor_seconds(pid):
+    """Of all threads, those that have ended included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK
 
-            ours, local = self.turns(ingest)
-            rows.append(("with `fsync` each" if sync else "closed", ours, "local disk", local))
-        self.table(f"{self.files:,} files of 50 KB, 16 writers, files/s", rows)
 
-    def stream_section(self):
-        rows = []
-        for mount, replicas in (("one", 1), ("two", 2)):
-            for streams in (1, 4):
-                def stream(directory):
-                    return streams * 512 / together(streams, write_stream, directory, 512, MIB)
+def remove(directory):
+    """With many at once: each name that goes waits for the master's disk."""
+    with multiprocessing.get_context("fork").Pool(16) as pool:
+        pool.map(shutil.rmtree, [entry for entry in directory.iterdir() if entry.is_dir()])
+    shutil.rmtree(directory)
 
-                ours, local = self.turns(stream, mount)
-                what = f"{streams} stream{'s' if streams > 1 else ''}, {replicas} replica{'s' if replicas > 1 else ''}"
-                rows.append((what, ours, "local disk", local))
-        self.table("Writes of 1 MiB, 512 MiB a stream, MiB/s", rows)
 
-    def network_section(self):
-        """Files whose workers are not asked for descriptors, as if they were on other hosts."""
-        figures = {"64MiB": ([], []), "0B": ([], [])}
-        for number in range(ROUNDS):
-            for behind, (small, large) in figures.items():
-                conf = f'[client]\nlocal_descriptors = false\nwrite_behind = "{behind}"\n'
-                bench = Bench(self.directory / "network", self.files, conf)
-                try:
-                    bench.up()
-                    base = bench.mount / "one"
-                    small.append(20_000 / together(1, write_stream, base, 20_000, 4096))
-                    large.append(512 / together(1, write_stream, base, 512, MIB))
-                finally:
-                    bench.down()
-        rows = []
-        for position, what in enumerate(("writes of 4 KiB a second", "writes of 1 MiB, MiB/s")):
-            ours, baseline = (statistics.median(figures[behind][position]) for behind in ("64MiB", "0B"))
-            rows.append((what, ours, '`write_behind = "0B"`', baseline))
-        self.table("Over the network, one stream", rows)
+class Bench:
+    def __init__(self, directory, repetitions, quick):
+        self.directory = directory
+        self.repetitions = repetitions
+        self.quick = quick
+        self.files = self.scaled(10_000)
+        self.pieces = self.scaled(512)
+        # For what is counted, not timed.
+        self.seconds = 0.1 if quick else 1
+        self.sources = directory / "sources"
+        self.archive = self.sources / "files.tar"
+        self.repository = self.sources / "repository"
+        self.local = directory / "local"
+        self.plain_source = directory / "plain-source"
+        self.plain_mount = directory / "plain"
+        self.cluster = Cluster(directory)
+        self.plainfs = None
+        # Processor time of each part for one file, in milliseconds.
+        self.spent = {}
 
-    def sync_section(self):
-        def sync(directory):
-            path = directory / "database"
-            path.write_bytes(bytes(64 * MIB))
-            return 1000 / together(1, write_and_sync, path, 1000)
+    def scaled(self, size):
+        return size // 10 if self.quick else size
 
-        ours, local = self.turns(sync)
-        self.table("Random writes of 4 KiB, each with `fsync`, a second", [("one process", ours, "local disk", local)])
+    def set_up(self):
+        """What is copied, cloned and extracted, from nothing; and the two places beside the mount."""
+        self.tear_down()
+        for made in (self.sources, self.local, self.plain_source):
+            made.mkdir(parents=True)
+        content = os.urandom(MIB)
+        tree = self.sources / "files"
+        write_tree(tree, self.scaled(3000), lambda number: content[number:number + 3000])
+        with tarfile.open(self.archive, "w") as archive:
+            archive.add(tree, "files")
+        if shutil.which("git"):
+            # Words, as sources are.
+            write_tree(self.repository, self.scaled(1500),
+                       lambda number: "".join(f"line {number * line}\n" for line in range(50 + number % 300)).encode())
+            for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "all"), ("gc", "-q")):
+                run("git", "-C", self.repository, *command, env=GIT)
+        self.plainfs = start_plainfs(self.plain_source, self.plain_mount, "--writable")
 
-    def names_section(self):
-        deeds = {"create": create, "stat": stat, "rename": rename, "unlink": unlink}
-        rows = []
-        for processes, count in ((1, 2000), (40, 200)):
-            figures = {name: ([], []) for name in deeds}
-            for number in range(ROUNDS):
-                for which, base in enumerate((self.mount / "one", self.local)):
-                    self.settle()
-                    directory = base / f"names{number}"
-                    for process in range(processes):
-                        (directory / f"p{process}").mkdir(parents=True)
-                    for name, deed in deeds.items():
-                        seconds = together(processes, deed, directory, count)
-                        figures[name][which].append(processes * count / seconds)
-                    remove(directory)
-            for name, (ours, local) in figures.items():
-                what = f"{name}, {processes} process{'es' if processes > 1 else ''}"
-                rows.append((what, statistics.median(ours), "local disk", statistics.median(local)))
-        self.table("Names, operations/s", rows)
+    def tear_down(self):
+        if self.plainfs:
+            stop_plainfs(self.plainfs, self.plain_mount)
+        for made in (self.sources, self.local, self.plain_source):
+            shutil.rmtree(made, ignore_errors=True)
 
-    def fio_section(self):
-        rows = []
-        for size, form in (("4k", "IOPS"), ("1m", "MiB/s")):
-            for how in ("randread", "randwrite"):
-                def fio(directory):
-                    report = json.loads(run(
-                        "fio", "--name=it", f"--filename={directory / 'file'}", f"--rw={how}", f"--bs={size}",
-                        "--size=256m", "--numjobs=1", "--iodepth=128", "--direct=1", "--ioengine=libaio", "--sync=1",
-                        "--time_based", "--runtime=5", "--output-format=json"))
-                    figures = report["jobs"][0]["read" if how == "randread" else "write"]
-                    return figures["iops"] if form == "IOPS" else figures["bw_bytes"] / MIB
+    @contextmanager
+    def processor_time(self, place, files):
+        """Notes what the processes behind a place use meanwhile, for one of so many files."""
+        behind = {}
+        if place.name == PLAIN:
+            behind = {PLAIN: [self.plainfs.pid]}
+        elif place.name == OURS:
+            behind = self.cluster.processes()
 
-                ours, local = self.turns(fio)
-                rows.append((f"{how}, {size}, {form}", ours, "local disk", local))
-        self.table("`fio -iodepth=128 -direct=1 -ioengine=libaio -sync=1`, one job", rows)
+        def used():
+            return {part: sum(map(processor_seconds, pids)) for part, pids in behind.items()}
 
-    def drain_section(self):
-        """The bucket takes what was written to the mount; rclone writes the same files to another prefix."""
-        count, data = min(self.files, 10_000), os.urandom(50_000)
+        before = used()
+        yield
+        for part, seconds in used().items():
+            self.spent.setdefault(part, []).append((seconds - before[part]) * 1e3 / files)
 
-        def files_in(directory):
-            for number in range(100):
-                (directory / str(number)).mkdir(parents=True)
-            together(16, write_files, directory, count, 16, data, False)
+    # ---------------------------------------------------------------------------------------- taking turns
 
-        source = self.local / "drain"
-        files_in(source)
-        # Nothing drains before all is written.
-        bench = Bench(self.directory / "drain", self.files, '[master]\npersist_delay = "1h"\n')
-        ours, plain = [], []
+    def places(self, replicas):
+        return [Place(DISK, self.local, replicas), Place(PLAIN, self.plain_mount, replicas),
+                Place(OURS, self.cluster.mount / ("two" if replicas == 2 else "one"))]
+
+    def measure(self, group, wanted):
+        """Figures of each wanted row and place, all places in turn; and why a place has none."""
+        places = self.places(group.replicas)
+        last = max(number for number, row in enumerate(group.rows) if row in wanted)
+        figures = {row: {place.name: [] for place in places} for row in wanted}
+        failures = {}
+        for repetition in range(self.repetitions):
+            first = repetition % len(places)
+            for place in places[first:] + places[:first]:
+                if place.name not in failures:
+                    try:
+                        self.cluster.settle()
+                        for row, figure in self.once(group, last, place, repetition):
+                            if row in wanted:
+                                figures[row][place.name].append(figure)
+                    except Missing:
+                        raise
+                    except Exception as error:
+                        failures[place.name] = reason(error)
+        return figures, failures
+
+    def once(self, group, last, place, repetition):
+        """A figure for each row up to the last; in a directory of its own, which is removed."""
+        place = replace(place, directory=place.directory / f"round{repetition}")
+        place.directory.mkdir()
         try:
-            bench.up()
+            with closing(group.measure(self, place)) as measured:
+                return [(row, next(measured)) for row in group.rows[:last + 1]]
+        finally:
+            remove(place.directory)
+
+    # --------------------------------------------------------------- what has another baseline than a place
+
+    def network(self):
+        """Files whose workers are not asked for descriptors, as if they were on other hosts."""
+        baseline = '`write_behind = "0B"`'
+        small, large = (Row("network", "writes of 4 KiB over the network", "/s"),
+                        Row("network", "writes of 1 MiB over the network", "MiB/s"))
+        figures = {row: {baseline: [], OURS: []} for row in (small, large)}
+        for _ in range(self.repetitions):
+            for name, behind in ((OURS, "64MiB"), (baseline, "0B")):
+                conf = f'[client]\nlocal_descriptors = false\nwrite_behind = "{behind}"\n'
+                with Cluster(self.directory / "network", conf) as cluster:
+                    for row, count, size in ((small, self.scaled(20_000), 4096), (large, self.pieces, MIB)):
+                        seconds = together(1, write_stream, cluster.mount / "one", count, size)
+                        figures[row][name].append(count / seconds)
+        return figures, {}
+
+    def drain(self):
+        """The bucket takes what was written to the mount; rclone writes the same files to another prefix."""
+        need("rclone", "rclone")
+        baseline, data = "`rclone copy`, 64 transfers", os.urandom(50_000)
+        row = Row("drain", f"{self.files:,} files of 50 KB to the bucket", "/s")
+        figures = {row: {baseline: [], OURS: []}}
+        source = self.local / "drain"
+        ingest_into(source, self.files, data)
+        # Nothing drains before all is written.
+        with Cluster(self.directory / "drain", '[master]\npersist_delay = "1h"\n') as cluster:
+            s3 = cluster.s3
             environment = dict(os.environ, RCLONE_CONFIG_S_TYPE="s3", RCLONE_CONFIG_S_PROVIDER="Other",
-                               RCLONE_CONFIG_S_ENDPOINT=bench.s3["endpoint"],
-                               RCLONE_CONFIG_S_ACCESS_KEY_ID=bench.s3["access_key"],
-                               RCLONE_CONFIG_S_SECRET_ACCESS_KEY=bench.s3["secret_key"],
-                               RCLONE_CONFIG_S_REGION="us-east-1", RCLONE_CONFIG=os.devnull)
+                               RCLONE_CONFIG_S_ENDPOINT=s3["endpoint"], RCLONE_CONFIG_S_REGION="us-east-1",
+                               RCLONE_CONFIG_S_ACCESS_KEY_ID=s3["access_key"],
+                               RCLONE_CONFIG_S_SECRET_ACCESS_KEY=s3["secret_key"], RCLONE_CONFIG=os.devnull)
             environment.pop("AWS_CA_BUNDLE", None)
-            for number in range(ROUNDS):
-                bench.settle()
-                files_in(bench.mount / "one" / f"drain{number}")
+            for number in range(self.repetitions):
+                cluster.settle()
+                ingest_into(cluster.mount / "one" / f"drain{number}", self.files, data)
                 begun = time.monotonic()
-                bench.cv("export", "/one", "--watch")
-                ours.append(count / (time.monotonic() - begun))
+                cluster.cv("export", "/one", "--watch")
+                figures[row][OURS].append(self.files / (time.monotonic() - begun))
                 begun = time.monotonic()
                 run("rclone", "copy", source, f"S:bench/rclone{number}", "--transfers", 64, "--checkers", 64,
                     "--s3-no-check-bucket", "--no-check-dest", env=environment)
-                plain.append(count / (time.monotonic() - begun))
-        finally:
-            bench.down()
-        rows = [("objects/s", statistics.median(ours), "rclone, 64 transfers", statistics.median(plain))]
-        self.table(f"{count:,} files of 50 KB to the bucket", rows)
+                figures[row][baseline].append(self.files / (time.monotonic() - begun))
+        shutil.rmtree(source)
+        return figures, {}
 
-    @staticmethod
-    def table(title, rows):
-        Readings.table(title, rows, "{:,.0f}")
+
+def write_tree(top, files, content):
+    """A hundred files in each folder."""
+    for number in range(files):
+        folder = top / f"folder{number // 100:02}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"file{number:04}.txt").write_bytes(content(number))
+
+
+def reason(error):
+    """In one line; of a program, what it said last."""
+    said = getattr(error, "stderr", None) or str(error)
+    return f"{type(error).__name__}: {said.strip().splitlines()[-1] if said.strip() else 'no word'}"
+
+
+# ------------------------------------------------------------------------------------------------------- tables
+
+def number(value):
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def spread(values):
+    return " · ".join(map(number, (min(values), statistics.median(values), max(values)))) if values else "–"
+
+
+def share(row, ours, baseline):
+    if not ours or not baseline:
+        return "–"
+    of = statistics.median(ours) / statistics.median(baseline)
+    return number(1 / of if row.is_time else of)
+
+
+class Tables:
+    """Printed as they grow; a heading where the places are others than before."""
+
+    heading = None
+
+    def show(self, figures, failures):
+        for row, places in figures.items():
+            if not any(places.values()):
+                continue
+            *baselines, ours = places.items()
+            heading = "".join(f"| {name} " for name in places)
+            heading += "".join(f"| share of {name} " for name, _ in baselines)
+            if heading != self.heading:
+                print(f"\n| what {heading}|\n|---{'|---:' * (2 * len(baselines) + 1)}|")
+                self.heading = heading
+            cells = ["failed" if name in failures else spread(values) for name, values in places.items()]
+            cells += [share(row, ours[1], values) for _, values in baselines]
+            print(f"| {row.what}, {row.unit} | {' | '.join(cells)} |")
+        sys.stdout.flush()
+        for name, why in failures.items():
+            print(f"bench_writes: {', '.join(row.name for row in figures)}: {name}: {why}", file=sys.stderr)
 
 
 def main():
-    sections = ("ingest", "stream", "network", "sync", "names", "fio", "drain")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, help="on the disk to measure; 12 GB are needed")
-    parser.add_argument("--files", type=int, default=20_000)
-    parser.add_argument("sections", nargs="*", help=f"of {', '.join(sections)}; all when none is named")
+    parser.add_argument("--rows", help="names with commas between them; all when there are none")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the sizes: the figures say little")
     options = parser.parse_args()
-    unknown = set(options.sections) - set(sections)
-    if unknown:
-        parser.error(f"unknown section {', '.join(sorted(unknown))}: choose from {', '.join(sections)}")
-    bench = Bench(options.dir.resolve(), options.files)
+    bench = Bench(options.dir.resolve(), options.repetitions, options.quick)
+    of_turns, others = groups(bench), {"network": bench.network, "drain": bench.drain}
+    names = [row.name for group in of_turns for row in group.rows] + list(others)
+    wanted = set(options.rows.split(",") if options.rows else names)
+    if wanted - set(names):
+        parser.error(f"unknown row {', '.join(sorted(wanted - set(names)))}: choose from {', '.join(names)}")
+    failed, tables = False, Tables()
+
+    def attempt(what, measure, *arguments):
+        """One that fails says why, and the others go on."""
+        nonlocal failed
+        try:
+            figures, failures = measure(*arguments)
+            tables.show(figures, failures)
+            failed |= bool(failures)
+        except Missing as missing:
+            print(f"bench_writes: {what}: left out: {missing}", file=sys.stderr)
+        except Exception as error:
+            failed = True
+            print(f"bench_writes: {what}: {reason(error)}", file=sys.stderr)
+
     try:
-        bench.up()
-        for section in options.sections or sections:
-            getattr(bench, f"{section}_section")()
+        bench.set_up()
+        with bench.cluster:
+            for group in of_turns:
+                rows = [row for row in group.rows if row.name in wanted]
+                if rows:
+                    attempt(", ".join(row.name for row in rows), bench.measure, group, rows)
+        for name in others.keys() & wanted:
+            attempt(name, others[name])
     finally:
-        bench.down()
+        bench.tear_down()
+    if bench.spent:
+        print("\n| processor time for a file of `ingest`, ms | least · median · most |\n|---|---:|")
+        for part, values in bench.spent.items():
+            print(f"| {part} | {spread(values)} |")
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,304 @@
+"""The rows of bench_writes.py: what each of them does in a directory that is its own.
+
+A group of rows is a generator: it is given the benchmark (its sources and sizes) and the place, and yields a figure for
+each of its rows in turn. What a row needs beforehand is done before the clock runs.
+"""
+
+import fcntl
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+from bench import run
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "programs"))
+from cluster import Missing  # noqa: E402: where the programs' tests have it
+from postgres import USER, Postgres  # noqa: E402
+
+MIB = 1 << 20
+WRITERS = 16
+# Nothing of this host's configuration; `git` writes as somebody.
+GIT = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull,
+       **{f"GIT_{who}_{what}": "bench@localhost" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}}
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    what: str
+    unit: str
+
+    @property
+    def is_time(self):
+        return self.unit in ("s", "µs")
+
+
+@dataclass(frozen=True)
+class Group:
+    measure: Callable
+    rows: tuple
+    # Of the mount that is ours; elsewhere a program writes as many files itself.
+    replicas: int = 1
+
+
+def need(program, package):
+    if not shutil.which(program):
+        raise Missing(f"{program} is not installed: apt-get install {package}")
+
+
+def timed(*command, **options):
+    """Seconds that a command takes."""
+    begun = time.monotonic()
+    run(*command, **options)
+    return time.monotonic() - begun
+
+
+def rate(seconds, deed):
+    """How often a second `deed()` was done, in so many seconds."""
+    count, begun = 0, time.monotonic()
+    while True:
+        deed()
+        count += 1
+        passed = time.monotonic() - begun
+        if passed >= seconds:
+            return count / passed
+
+
+def together(count, work, *arguments):
+    """Seconds that `count` processes take for `work(number, ...)`, from the moment on in which all are there."""
+    fork = multiprocessing.get_context("fork")
+    ready, go, errors = fork.Barrier(count + 1), fork.Barrier(count + 1), fork.SimpleQueue()
+
+    def one(number):
+        ready.wait()
+        go.wait()
+        try:
+            work(number, *arguments)
+        except Exception as error:
+            errors.put(f"{type(error).__name__}: {error}")
+
+    processes = [fork.Process(target=one, args=(number,)) for number in range(count)]
+    for process in processes:
+        process.start()
+    ready.wait()
+    begun = time.monotonic()
+    go.wait()
+    for process in processes:
+        process.join()
+    seconds = time.monotonic() - begun
+    if not errors.empty():
+        raise RuntimeError(errors.get())
+    ended = [process.exitcode for process in processes if process.exitcode]
+    if ended:
+        raise RuntimeError(f"a process ended with {ended[0]}")
+    return seconds
+
+
+# ---------------------------------------------------------------------------------- trees, and files of one write
+
+def tree(bench, place):
+    files, copy = place.directory / "files", place.directory / "copy"
+    yield timed("tar", "xf", bench.archive, "-C", place.directory)
+    yield timed("cp", "-r", files, copy)
+    yield timed("rm", "-rf", copy)
+
+
+def git(bench, place):
+    need("git", "git")
+    clone = place.directory / "clone"
+    # A copy of each object, as between file systems: links would be none of the mount's work.
+    yield timed("git", "clone", "-q", "--no-hardlinks", bench.repository, clone, env=GIT)
+    yield timed("git", "-C", clone, "status", "--porcelain", env=GIT)
+
+
+def write_files(number, directory, files, data, sync):
+    for index in range(number, files, WRITERS):
+        file = os.open(directory / str(index % 100) / f"{index}.jpg", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        os.write(file, data)
+        if sync:
+            os.fsync(file)
+        os.close(file)
+
+
+def ingest_into(directory, files, data, sync=False):
+    """Seconds that all writers take."""
+    for number in range(100):
+        (directory / str(number)).mkdir(parents=True)
+    return together(WRITERS, write_files, directory, files, data, sync)
+
+
+def ingest(bench, place):
+    with bench.processor_time(place, bench.files):
+        seconds = ingest_into(place.directory, bench.files, os.urandom(50_000))
+    yield bench.files / seconds
+
+
+def ingest_synced(bench, place):
+    yield bench.files / ingest_into(place.directory, bench.files, os.urandom(50_000), sync=True)
+
+
+# --------------------------------------------------------------------------------------------- writes to one file
+
+def appends(bench, place):
+    path, data = place.directory / "log", b"a" * 100
+
+    def reopen():
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(file, data)
+        os.close(file)
+
+    yield rate(bench.seconds, reopen)
+    file = os.open(place.directory / "kept-open", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        record = b"r" * 512
+        yield rate(bench.seconds, lambda: os.write(file, record))
+    finally:
+        os.close(file)
+
+
+def synced_writes(bench, place):
+    path, order, size = place.directory / "database", random.Random(1), bench.scaled(64) * MIB
+    path.write_bytes(bytes(size))
+    file = os.open(path, os.O_RDWR)
+
+    def write():
+        os.pwrite(file, os.urandom(4096), order.randrange(size // 4096) * 4096)
+        os.fsync(file)
+
+    try:
+        os.fsync(file)
+        yield rate(bench.seconds, write)
+    finally:
+        os.close(file)
+
+
+def write_stream(number, directory, count, size, copies=1):
+    """Each piece to as many files; at the end they are on the disk."""
+    data = os.urandom(size)
+    files = [os.open(directory / f"stream{number}-{copy}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+             for copy in range(copies)]
+    for _ in range(count):
+        for file in files:
+            os.write(file, data)
+    for file in files:
+        os.fsync(file)
+        os.close(file)
+
+
+def streams(bench, place):
+    for count in (1, 4):
+        yield count * bench.pieces / together(count, write_stream, place.directory, bench.pieces, MIB, place.copies)
+
+
+def locks(bench, place):
+    with open(place.directory / "locked", "w") as file:
+        def lock():
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            fcntl.lockf(file, fcntl.LOCK_UN)
+
+        yield 1e6 / rate(bench.seconds, lock)
+
+
+# --------------------------------------------------------------------------------------------------------- names
+
+def create(number, directory, count):
+    for index in range(count):
+        os.close(os.open(directory / f"p{number}" / f"f{index}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+
+
+def stat(number, directory, count):
+    for index in range(count):
+        os.stat(directory / f"p{number}" / f"f{index}")
+
+
+def rename(number, directory, count):
+    for index in range(count):
+        os.rename(directory / f"p{number}" / f"f{index}", directory / f"p{number}" / f"r{index}")
+
+
+def unlink(number, directory, count):
+    for index in range(count):
+        os.unlink(directory / f"p{number}" / f"r{index}")
+
+
+def names(processes, each):
+    def measure(bench, place):
+        for process in range(processes):
+            (place.directory / f"p{process}").mkdir()
+        count = bench.scaled(each)
+        for deed in (create, stat, rename, unlink):
+            yield processes * count / together(processes, deed, place.directory, count)
+
+    rows = tuple(Row(f"{deed.__name__}{processes}",
+                     f"{deed.__name__}, {processes} process{'es' if processes > 1 else ''}", "/s")
+                 for deed in (create, stat, rename, unlink))
+    return Group(measure, rows)
+
+
+# -------------------------------------------------------------------------------------------- programs of others
+
+def pgbench(bench, place):
+    local = bench.sources / "postgres"
+    shutil.rmtree(local, ignore_errors=True)
+    local.mkdir()
+    data = place.directory / "database"
+    data.mkdir()
+    database = Postgres(data, local)
+    database.run("initdb", "-D", data, "-A", "trust", "--no-locale", "-E", "UTF8")
+    database.start()
+    try:
+        database.run("pgbench", "-h", local, "-i", "-q", "-s", 1 if bench.quick else 5, USER)
+        load = database.load("bench", bench.scaled(20))
+        said, _ = load.communicate(timeout=600)
+        if load.returncode != 0:
+            raise RuntimeError(said)
+        yield float(next(line for line in said.splitlines() if line.startswith("tps")).split()[2])
+        database.stop()
+    finally:
+        if database.server.poll() is None:
+            database.kill()
+
+
+def fio(bench, place):
+    need("fio", "fio")
+    for size in ("4k", "1m"):
+        for how in ("randread", "randwrite"):
+            report = json.loads(run(
+                "fio", "--name=it", f"--filename={place.directory / 'file'}", f"--rw={how}", f"--bs={size}",
+                f"--size={bench.scaled(256)}m", "--numjobs=1", "--iodepth=128", "--direct=1", "--ioengine=libaio",
+                "--sync=1", "--time_based", f"--runtime={1 if bench.quick else 5}", "--output-format=json"))
+            figures = report["jobs"][0]["read" if how == "randread" else "write"]
+            yield figures["iops"] if size == "4k" else figures["bw_bytes"] / MIB
+
+
+def groups(bench):
+    """All that take turns on the local disk, on plainfs and on the mount."""
+    files, small, pieces = f"{bench.files:,} files of 50 KB, {WRITERS} writers", bench.scaled(3000), bench.pieces
+    return (
+        Group(tree, (Row("tar", f"`tar x` of {small:,} files of 3 KB", "s"), Row("cp", "`cp -r` of them", "s"),
+                     Row("rm", "`rm -rf` of them", "s"))),
+        Group(git, (Row("clone", f"`git clone` of {bench.scaled(1500):,} files", "s"),
+                    Row("status", "`git status` there", "s"))),
+        Group(ingest, (Row("ingest", files, "/s"),)),
+        Group(ingest_synced, (Row("ingest-synced", "the same, with `fsync` each", "/s"),)),
+        Group(appends, (Row("reopen", "open, append 100 bytes, close", "/s"),
+                        Row("append", "append 512 bytes to an open file", "/s"))),
+        Group(synced_writes, (Row("sync", "random write of 4 KiB, `fsync`", "/s"),)),
+        Group(streams, (Row("stream", f"{pieces} × 1 MiB, `fsync`", "MiB/s"),
+                        Row("streams", "the same, 4 at once", "MiB/s"))),
+        Group(streams, (Row("replicas", f"{pieces} × 1 MiB, `fsync`, two replicas or two local files", "MiB/s"),
+                        Row("replicas4", "the same, 4 at once", "MiB/s")), replicas=2),
+        names(1, 2000),
+        names(40, 200),
+        Group(locks, (Row("lock", "lock and unlock (`fcntl`)", "µs"),)),
+        Group(pgbench, (Row("pgbench", f"pgbench, 4 clients, scale {1 if bench.quick else 5}", "tps"),)),
+        Group(fio, tuple(Row(f"fio-{how}-{size}", f"fio, random {how}s of {size}", "/s" if size == "4K" else "MiB/s")
+                         for size in ("4K", "1M") for how in ("read", "write"))),
+    )
