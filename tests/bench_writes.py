@@ -353,8 +353,9 @@ def main():
                 rows = [row for row in group.rows if row.name in wanted]
                 if rows:
                     attempt(", ".join(row.name for row in rows), bench.measure, group, rows)
-        for name in others.keys() & wanted:
-            attempt(name, others[name])
+        for name, measure in others.items():
+            if name in wanted:
+                attempt(name, measure)
     finally:
         bench.tear_down()
     if bench.spent:
