@@ -24,12 +24,13 @@ struct Plain {
 impl Plain {
     fn up() -> Self {
         let directory = TempDir::new().unwrap();
-        let program = std::env::current_exe().unwrap().parent().and_then(Path::parent).unwrap().join("plainfs");
+        let program = env!("CARGO_BIN_EXE_plainfs");
         let (source, mount) = (directory.path().join("source"), directory.path().join("mount"));
         fs::create_dir(&source).unwrap();
         fs::create_dir(&mount).unwrap();
         let outside = mount.metadata().unwrap().dev();
-        let server = Command::new(program).arg("--writable").args([&source, &mount]).spawn().unwrap();
+        let server = Command::new(program).arg("--writable").args([&source, &mount]).spawn();
+        let server = server.unwrap_or_else(|error| panic!("{program} does not start: {error}"));
         let plain = Self { directory, server };
         eventually("it is mounted", PATIENCE, || (mount.metadata().ok()?.dev() != outside).then_some(()));
         plain
