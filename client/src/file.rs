@@ -210,7 +210,7 @@ impl File {
     pub fn is_dirty_for(&self, closer: u64) -> bool {
         match &self.backing {
             Backing::Object(_) => false,
-            Backing::FsFile(file) => !file.is_committed(),
+            Backing::FsFile(file) => !file.is_committed() || file.has_loss(),
             Backing::Staged(file) => file.is_flushed_by(closer),
         }
     }
@@ -218,11 +218,11 @@ impl File {
     /// Brings what was written to where others see it: it is what a close is answered with.
     ///
     /// # Errors
-    /// Of an fs-mode file, those of [`FsFile::commit`]; of a staged one, what the bucket said.
+    /// Of an fs-mode file, those of [`FsFile::flush`]; of a staged one, what the bucket said.
     pub async fn flush(&self) -> Result<Effects, ClientError> {
         match &self.backing {
             Backing::Object(_) => Ok(Effects::default()),
-            Backing::FsFile(file) => file.commit().await.map(|()| Effects::default()),
+            Backing::FsFile(file) => file.flush().await.map(|()| Effects::default()),
             Backing::Staged(file) => file.commit().await,
         }
     }

@@ -280,6 +280,20 @@ impl FsFile {
         is_settled && self.behind.is_drained()
     }
 
+    /// Whether something that was answered about the file is lost, and nobody was told.
+    pub fn has_loss(&self) -> bool {
+        self.shared.metadata.has_loss(self.inode)
+    }
+
+    /// As [`commit`](Self::commit), for a close: that is told what is lost, too.
+    ///
+    /// # Errors
+    /// Those of [`commit`](Self::commit), and [`Metadata::take_loss`].
+    pub async fn flush(&self) -> Result<(), ClientError> {
+        self.commit().await?;
+        self.shared.metadata.take_loss(self.inode)
+    }
+
     /// Whether a kernel may keep the pages that it has when it opens the file, known by this node.
     pub fn keeps_pages(&self, node: &Node) -> bool {
         let committed = self.with_layout(|layout, _| layout.version());

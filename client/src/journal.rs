@@ -19,8 +19,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use parking_lot::Mutex;
 use prost::Message;
@@ -167,15 +167,20 @@ impl Journal {
         self.note_changes(session, 0);
     }
 
-    /// Enters a change that is about to be sent, with what is sent of it.
-    pub(crate) fn note_change(self: &Arc<Self>, record: &ChangeRecord, mutation: &impl Message) -> Option<ChangeSlot> {
+    /// Enters a change that is about to be sent, or answered before it is, with what is sent of it.
+    pub(crate) fn note_change(
+        self: &Arc<Self>,
+        record: &ChangeRecord,
+        mutation: &impl Message,
+    ) -> Option<Arc<ChangeSlot>> {
         let slot = self.changes.put(&record.encode_with(mutation))?;
         Some(self.change_slot(slot, record.seq))
     }
 
-    pub(crate) fn change_slot(self: &Arc<Self>, slot: Slot, seq: u64) -> ChangeSlot {
-        self.unanswered.lock().insert(seq);
-        ChangeSlot { journal: Arc::clone(self), seq, slot: Some(slot) }
+    pub(crate) fn change_slot(self: &Arc<Self>, slot: Slot, seq: u64) -> Arc<ChangeSlot> {
+        let slot = ChangeSlot { journal: Arc::clone(self), seq: AtomicU64::new(0), slot: Some(slot) };
+        slot.has_number(seq);
+        Arc::new(slot)
     }
 
     /// The first change whose asker has no answer.
@@ -206,14 +211,32 @@ impl Journal {
 #[derive(Debug)]
 pub(crate) struct ChangeSlot {
     journal: Arc<Journal>,
-    seq: u64,
+    /// 0 before it is sent.
+    seq: AtomicU64,
     slot: Option<Slot>,
 }
 
 impl ChangeSlot {
+    /// It is about to be sent under another number than the one before, if there was one.
+    pub(crate) fn renumber(&self, record: &ChangeRecord, mutation: &impl Message) {
+        if let Some(slot) = &self.slot {
+            slot.set(&record.encode_with(mutation));
+        }
+        self.has_number(record.seq);
+    }
+
+    fn has_number(&self, seq: u64) {
+        let before = self.seq.swap(seq, Relaxed);
+        let mut unanswered = self.journal.unanswered.lock();
+        unanswered.remove(&before);
+        if seq != 0 {
+            unanswered.insert(seq);
+        }
+    }
+
     /// Its answer need not be kept by the master any longer.
     pub(crate) fn answered(&self) {
-        self.journal.unanswered.lock().remove(&self.seq);
+        self.journal.unanswered.lock().remove(&self.seq.load(Relaxed));
     }
 
     /// Nobody will ask for it again.

@@ -5,15 +5,16 @@
 //! is cached may be used, `recent_invalidations` keeps answers that an invalidation has overtaken out of the cache,
 //! `watch` takes the invalidations in, `remember` tells another master what is cached, `listing_refresh` asks for new
 //! listings, `queries` puts the questions to the master. `changes` carries changes to the master, `apply_change` what
-//! they leave in the caches, `open_inodes` keeps what is open here from being deleted, `removals` what is referred to
-//! otherwise, and `locks` waits for locks and remembers who has any. `outage` has the buckets asked while no master
-//! answers.
+//! they leave in the caches, `held` answers them where nobody else can know better, `open_inodes` keeps what is open
+//! here from being deleted, `removals` what is referred to otherwise, and `locks` waits for locks and remembers who has
+//! any. `outage` has the buckets asked while no master answers.
 
 mod apply_change;
 mod cache;
 mod changes;
 mod directory;
 mod freshness;
+mod held;
 mod lease;
 mod listing_budget;
 mod listing_refresh;
@@ -57,6 +58,7 @@ use cache::{Cache, Found};
 use changes::ChangeQueue;
 use directory::Directories;
 use freshness::{CacheDecision, Freshness, LeaseState};
+use held::HeldDirectories;
 use lease::SessionLease;
 use listing_refresh::SlowBuckets;
 use locks::Locks;
@@ -147,6 +149,9 @@ struct Inner {
     directories: Directories,
     recent: RecentInvalidations,
     changes: ChangeQueue,
+    held: Arc<HeldDirectories>,
+    /// Whether directories that are made here are to be held.
+    holds_directories: bool,
     open: OpenInodes,
     referred: ReferencedInodes,
     locks: Locks,
@@ -194,6 +199,10 @@ impl Metadata {
                 directories: Directories::new(entries),
                 recent: RecentInvalidations::default(),
                 changes: ChangeQueue::default(),
+                held: Arc::default(),
+                holds_directories: config.client.hold_directories
+                    && config.fuse.client_metadata_cache
+                    && journal.is_some(),
                 open: OpenInodes::default(),
                 referred: ReferencedInodes::default(),
                 locks,

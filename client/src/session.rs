@@ -118,6 +118,8 @@ impl Client {
         tasks.spawn(async move { changes.0.send_changes(changes.1).await });
         let closed = (client.metadata.clone(), stop.clone());
         tasks.spawn(async move { closed.0.let_go(closed.1).await });
+        let idle = (client.metadata.clone(), stop.clone());
+        tasks.spawn(async move { idle.0.let_go_of_idle(idle.1).await });
         let fresh = (client.metadata.clone(), stop.clone());
         tasks.spawn(async move { fresh.0.keep_fresh(fresh.1).await });
         let current = (client.tables.clone(), client.metadata.clone(), stop.clone());
@@ -164,6 +166,8 @@ impl Client {
         }
         // What cannot be committed now is by the next.
         self.contents.commit_all().await;
+        // So is what cannot be made.
+        let _made = self.metadata.make_answered().await;
         Ok(())
     }
 
@@ -304,6 +308,7 @@ impl Client {
 
     /// Stops every task and connection. Calls in flight fail; so do later ones that need the network.
     pub async fn shutdown(&self) {
+        let _made = self.metadata.make_answered().await;
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;

@@ -74,6 +74,12 @@ stats! {
     metadata_stale_served: Counter = "client_metadata_stale_served",
     /// Inodes in the metadata cache
     metadata_entries: Gauge = "client_metadata_entries",
+    /// Changes of held directories that were answered before the master had them
+    answered_changes: Counter = "client_answered_changes",
+    /// Of these, attributes that the master left otherwise
+    mispredicted_changes: Counter = "client_mispredicted_changes",
+    /// Of these, those that were not made, since the session had ended
+    lost_changes: Counter = "client_lost_changes",
     /// Invalidations taken in
     invalidations: Counter = "client_invalidations",
     /// Times that everything cached was forgotten

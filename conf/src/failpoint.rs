@@ -54,6 +54,8 @@ macro_rules! points {
 
 points! {
     "fuse": {
+        /// A change of a held directory is in the journal, and neither answered nor in the queue.
+        AnswerNoted = "answer-noted",
         /// A block has room at its workers, and the layout does not know it yet.
         BlockReserved = "block-reserved",
         /// The bytes are at every worker, and the write is not answered.

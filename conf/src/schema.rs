@@ -142,6 +142,8 @@ pub struct Client {
     pub metadata_timeout: Interval,
     /// Of which mounts names are asked of the bucket while no master answers.
     pub outage_lookups: OutageLookups,
+    /// Whether `cv fuse` answers changes in directories that it made before the master has them.
+    pub hold_directories: bool,
     /// One read, write or sync of a file, every fallback included; then EIO.
     pub read_timeout: Interval,
     /// One attempt at one worker; then the next source.
@@ -300,6 +302,7 @@ impl Default for Client {
             connect_timeout: Interval::millis(1000),
             metadata_timeout: Interval::millis(5000),
             outage_lookups: OutageLookups::ReadOnly,
+            hold_directories: true,
             read_timeout: Interval::millis(15_000),
             worker_timeout: Interval::millis(5000),
             worker_backoff: Interval::millis(200),

@@ -234,9 +234,8 @@ impl Filesystem for Namespace {
             Operation::Flush { fh, lock_owner } => inner.flush(node, fh, lock_owner, reply),
             Operation::Getlk(request) => inner.getlk(node, request, reply),
             Operation::Setlk { request, wait } => inner.setlk(node, request, wait, reply),
-            Operation::Fsync { fh } => inner.fsync(fh, reply),
-            // A change of names is on disk when it is answered.
-            Operation::Fsyncdir => reply.done(),
+            Operation::Fsync { fh } => inner.fsync(node, fh, reply),
+            Operation::Fsyncdir => inner.settle(node, reply),
             Operation::Fallocate { fh, offset, length, mode } => inner.fallocate(fh, offset, length, mode, reply),
             Operation::Lseek { fh, offset, whence } => inner.lseek(fh, offset, whence, reply),
             Operation::CopyFileRange(range) => inner.copy_file_range(range, reply),

@@ -45,6 +45,7 @@ impl Leadership {
         }
         background.spawn(level::keep_raising(services.clone(), stop.clone()));
         background.spawn(upkeep::keep_time(services.clone(), metrics.clone(), stop.clone()));
+        background.spawn(upkeep::keep_ending_sessions(services.clone(), stop.clone()));
         background.spawn(upkeep::keep_reaping(services.clone(), database.clone(), stop.clone()));
         background.spawn(expiry::keep_expiring(services.clone(), metrics.expiry.clone(), stop.clone()));
         Ok(())

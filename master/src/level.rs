@@ -10,6 +10,7 @@
 //! | 0 | the commands of before there were levels |
 //! | 1 | `RaiseLevel` |
 //! | 2 | `Once`, `SealSecrets` |
+//! | 3 | directories that a session holds: the fields of mutations that say so, and their records |
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use crate::service::Services;
 use crate::state::{Database, StateReader, Tables};
 
 /// What this version knows. One more with each command that is new, or means something else, and its line above.
-pub const LEVEL: u32 = 2;
+pub const LEVEL: u32 = 3;
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
 
@@ -119,7 +120,7 @@ mod tests {
     fn whoever_knows_less_is_refused_with_what_to_do() {
         assert!(check(LEVEL).is_ok());
         let refused = check(LEVEL + 1).unwrap_err().to_string();
-        assert!(refused.contains("level 3") && refused.contains("upgrade this master"), "{refused}");
+        assert!(refused.contains("level 4") && refused.contains("upgrade this master"), "{refused}");
         assert!(check_joining(&group(3), 3).is_ok());
         let refused = check_joining(&group(2), 3).unwrap_err().to_string();
         assert!(

@@ -1,6 +1,7 @@
 //! The namespace as clients see it: names and inodes ([`lookup`]), directories page by page ([`pages`]), what is below
 //! a path ([`usage`]), and a path brought up to date with its bucket ([`refresh`]).
 
+mod let_go;
 mod lookup;
 mod pages;
 mod refresh;

@@ -1,6 +1,7 @@
 //! Sessions of clients: their leases, the events that they are sent, and what they leave behind.
 //!
 //! - [`current`]: whom the state machine notifies: the sessions of the term.
+//! - [`held`], [`recall`]: the directories that sessions hold, and how they are made to let go of them.
 //! - [`watch`]: who has a session, for how long, and the stream of events of each.
 //! - [`interest`]: what each session can have seen, so that it is notified of nothing else.
 //! - [`let_go`]: who has to let go of something before a change of a strict mount is answered.
@@ -8,9 +9,11 @@
 //! - [`reaper`]: the ends of sessions in the log, and the inodes that only they kept.
 
 mod current;
+mod held;
 mod interest;
 mod let_go;
 mod reaper;
+mod recall;
 mod recent;
 mod watch;
 
@@ -18,6 +21,7 @@ pub use current::CurrentSessions;
 #[cfg(test)]
 pub use reaper::END_STEP;
 pub use reaper::{end, end_lapsed, reap_unlinked};
+pub use recall::Recalls;
 #[cfg(test)]
 pub use watch::SessionStream;
 pub use watch::{Before, WatchHub};

@@ -4,10 +4,10 @@
 //! [`transaction`] collects what one command changes, [`unwritten`] what those of a log entry do, and [`apply`] turns a
 //! command into changes: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers
 //! and jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the bucket is to learn of that,
-//! [`extent`] for where its blocks are, [`origin`] for content that only the bucket has, [`existing`] for what was in
-//! the bucket of such a mount before (and [`restored`] for what it was there), [`orphans`] for what was taken out of
-//! the namespace and is deleted in bounded steps, [`usage`] for how much there is below directories, [`requests`] for
-//! commands that are asked for again.
+//! [`extent`] for where its blocks are, [`held`] for directories whose changes a session answers itself, [`origin`] for
+//! content that only the bucket has, [`existing`] for what was in the bucket of such a mount before (and [`restored`]
+//! for what it was there), [`orphans`] for what was taken out of the namespace and is deleted in bounded steps,
+//! [`usage`] for how much there is below directories, [`requests`] for commands that are asked for again.
 //!
 //! Everything under `apply` is deterministic: no clock, no random number, no hash-map order decides what is written.
 
@@ -17,6 +17,7 @@ pub mod current;
 pub mod database;
 mod existing;
 mod extent;
+pub mod held;
 mod intent;
 mod kept;
 mod mount;
@@ -38,6 +39,7 @@ pub use apply::{ALL_BEFORE, Outcome, apply};
 pub use current::{CurrentDatabase, Lock};
 pub use database::{Database, Family};
 pub use extent::AT_ONCE;
+pub use held::{HeldChange, HeldDirectory};
 pub use origin::{has_content, is_clean};
 pub use orphans::StepProgress;
 pub use posix::{blocking_lock, index_holds, take_in};

@@ -25,7 +25,7 @@ use crate::persist::{Fenced, ObjectWriter, PersistOptions, Persistence};
 use crate::raft::{Consensus, LeaderId, Proposer};
 use crate::repair::{Repair, RepairOptions};
 use crate::service::Services;
-use crate::sessions::{CurrentSessions, WatchHub};
+use crate::sessions::{CurrentSessions, Recalls, WatchHub};
 use crate::state::{CurrentDatabase, Database, StateReader, Tables};
 use crate::workers::Workers;
 use crate::{MasterError, level};
@@ -207,6 +207,7 @@ fn services(
         listings,
         mounts: mounts.clone(),
         watch: watch.clone(),
+        recalls: Arc::new(Recalls::new(watch.clone())),
         refresh_wait: conf.refresh_wait.get(),
     };
     let WorkerClients { filler, writer, pool } = way.make(config, workers.clone(), &cluster_id, lead.term);

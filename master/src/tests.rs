@@ -5,6 +5,7 @@ mod clock;
 mod coherence;
 mod group;
 pub mod harness;
+mod held;
 mod jobs;
 mod locks;
 mod members;

@@ -47,6 +47,7 @@ impl FsFile {
         let gave_up = self.state.lock().layout.as_ref().is_some_and(has_urgent);
         if gave_up {
             self.commit().await?;
+            self.shared.metadata.settle(self.inode).await?;
         }
         if let Some(layout) = self.state.lock().layout.as_mut() {
             layout.synced();
@@ -55,9 +56,11 @@ impl FsFile {
         Ok(())
     }
 
-    /// Commits what is being synced, so that it is not dropped before it is.
+    /// Commits what is being synced, so that it is not dropped before it is; what was answered here is in the master's
+    /// log then, too: the names that lead to the file are.
     async fn commit_synced(&self, blocks: &[u32]) -> Result<(), ClientError> {
-        if blocks.is_empty() || self.is_committed() { self.commit().await } else { self.commit_and_hold().await }
+        if blocks.is_empty() || self.is_committed() { self.commit().await } else { self.commit_and_hold().await }?;
+        self.shared.metadata.settle(self.inode).await
     }
 
     async fn sync_blocks(&self, blocks: &[u32], deadline: Instant) -> Result<(), ClientError> {

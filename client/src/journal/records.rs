@@ -20,6 +20,9 @@ pub(crate) struct ChangeRecord {
     /// A `Mutation`, encoded.
     #[prost(bytes = "vec", tag = "4")]
     pub mutation: Vec<u8>,
+    /// Of a change that was answered before it was sent (`seq` 0): they are sent in this order.
+    #[prost(uint64, tag = "5")]
+    pub order: u64,
 }
 
 impl ChangeRecord {
@@ -96,8 +99,8 @@ mod tests {
 
     #[test]
     fn a_mutation_that_is_encoded_in_its_place_is_read_as_one_of_the_record() {
-        let mutation = Mutation { seq: 300, uid: 7, gid: 0, change: None };
-        let record = ChangeRecord { session: 1 << 60, seq: 300, unique: 5, mutation: Vec::new() };
+        let mutation = Mutation { seq: 300, uid: 7, made_ns: 9, ..Mutation::default() };
+        let record = ChangeRecord { session: 1 << 60, seq: 300, unique: 5, order: 8, ..ChangeRecord::default() };
         let read = ChangeRecord::decode(&record.encode_with(&mutation)[..]).unwrap();
         assert_eq!(read, ChangeRecord { mutation: mutation.encode_to_vec(), ..record });
     }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tokio::task::futures::TaskLocalFuture;
 
 use super::ChangeSlot;
 
@@ -15,7 +16,7 @@ tokio::task_local! {
 #[derive(Debug)]
 pub struct RequestContext {
     unique: u64,
-    kept: Mutex<Vec<ChangeSlot>>,
+    kept: Mutex<Vec<Arc<ChangeSlot>>>,
     /// The same request, of a process before.
     earlier: Mutex<Option<Arc<RequestContext>>>,
 }
@@ -27,7 +28,7 @@ impl RequestContext {
     }
 
     /// Runs a task for this request.
-    pub fn scope<F: Future>(self: Arc<Self>, task: F) -> impl Future<Output = F::Output> {
+    pub fn scope<F: Future>(self: Arc<Self>, task: F) -> TaskLocalFuture<Arc<Self>, F> {
         REQUEST.scope(self, task)
     }
 
@@ -41,7 +42,7 @@ impl RequestContext {
     }
 
     /// A change that was made for it.
-    pub(crate) fn keep(&self, slot: ChangeSlot) {
+    pub(crate) fn keep(&self, slot: Arc<ChangeSlot>) {
         self.kept.lock().push(slot);
     }
 

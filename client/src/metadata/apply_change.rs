@@ -76,6 +76,17 @@ impl Inner {
         nodes.into_iter().find(|node| node.inode == result.inode)
     }
 
+    /// Of a change that was answered and is not made, nothing is known.
+    pub(super) fn forget_change(&self, change: &Change, result: &MutationResult) {
+        for place in dentry_updates(change, result) {
+            self.forget_entry(place.parent, &place.name, place.inode);
+        }
+        for attr in &result.attributes {
+            self.recent.inode(attr.inode);
+            self.cache.forget_inode(attr.inode);
+        }
+    }
+
     /// The node of an inode at a name that it has got.
     fn node_at(&self, change: &Change, attr: &Attr, place: &DentryUpdate, mark: Mark) -> Option<Arc<Node>> {
         let mount = self.directories.get(place.parent)?.mount.clone()?;

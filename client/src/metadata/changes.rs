@@ -13,18 +13,22 @@ mod sender;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cavern_net::NetError;
 use cavern_net::master::Stubs;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{Attr, Kind, MakeListedRequest, MutateReply, Mutation, MutationResult, Naming};
+use cavern_proto::master::{
+    Attr, Kind, MakeListedRequest, MutateReply, Mutation, MutationResult, Naming, RecallRequest,
+};
 use parking_lot::Mutex;
 use prost::Message;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::sender::Sender;
+use super::held::Subject;
 use super::{Inner, Metadata, Node};
 use crate::error::ClientError;
 use crate::journal::{ChangeRecord, ChangeSlot, Journal, RequestContext};
@@ -37,6 +41,11 @@ const CALL_BYTES_MAX: usize = 512 << 10;
 const LISTINGS_MAX: usize = 16;
 /// Changes that wait at a time; who comes later waits for room.
 const WAITING_MAX: usize = 4096;
+
+/// What was answered before it is sent gathers for so long, unless somebody waits,
+const GATHER: Duration = Duration::from_millis(10);
+/// or so many have.
+const GATHERED_MAX: usize = 256;
 
 /// A change that was made.
 #[derive(Clone, Debug)]
@@ -52,6 +61,12 @@ pub struct Changed {
 }
 
 impl Changed {
+    pub(super) fn new(result: MutationResult, node: Option<Arc<Node>>, session: u64, event_seq: u64) -> Self {
+        let directories = result.attributes.iter().filter(|attr| attr.kind() == Kind::Directory);
+        let listings = directories.map(|attr| attr.inode).collect();
+        Self { result, node, session, event_seq, listings }
+    }
+
     /// What an inode's attributes are now, if the change was about them.
     pub fn attr_of(&self, inode: u64) -> Option<&Attr> {
         self.result.attributes.iter().find(|attr| attr.inode == inode)
@@ -69,13 +84,50 @@ pub(super) struct Pending {
     /// `None`: nobody waits.
     pub(super) asker: Option<oneshot::Sender<Answer>>,
     pub(super) room: Option<OwnedSemaphorePermit>,
-    /// The request of the kernel that it is made for.
+    /// The request of the kernel that it is made for, which waits for the answer,
     pub(super) context: Option<Arc<RequestContext>>,
-    /// It is in the journal, under its number.
-    pub(super) slot: Option<ChangeSlot>,
+    /// or has it; 0 for none.
+    pub(super) unique: u64,
+    /// It is in the journal.
+    pub(super) slot: Option<Arc<ChangeSlot>>,
+    /// It is sent until it is answered, though nobody waits.
+    pub(super) is_owed: bool,
+    /// See `Mutation.made_ns`.
+    pub(super) made_ns: i64,
+    /// It had its answer here already, before it was sent.
+    pub(super) is_answered: bool,
+    /// That answer, unless a process before gave it.
+    pub(super) predicted: Option<Box<MutationResult>>,
+    /// What it is about, as long as it is not made.
+    pub(super) subject: Option<Subject>,
 }
 
 impl Pending {
+    /// A change for which somebody waits, or nobody.
+    pub(super) fn new(change: Change, (uid, gid): (u32, u32), deadline: Instant) -> Self {
+        Self {
+            change,
+            uid,
+            gid,
+            deadline,
+            asker: None,
+            room: None,
+            context: None,
+            unique: 0,
+            slot: None,
+            is_owed: false,
+            made_ns: 0,
+            is_answered: false,
+            predicted: None,
+            subject: None,
+        }
+    }
+
+    /// A change that must reach the master, though nobody waits for it.
+    pub(super) fn owed(change: Change) -> Self {
+        Self { is_owed: true, ..Self::new(change, (0, 0), Instant::now()) }
+    }
+
     /// Sends the answer to the asker; gives it back when the asker no longer waits.
     fn answer(mut self, answer: Answer) -> Option<Answer> {
         match (self.context.take(), self.slot.take()) {
@@ -86,8 +138,12 @@ impl Pending {
                 }
                 context.keep(slot);
             }
-            (None, Some(slot)) => slot.forget(),
+            // The request may have kept it, and be on its way to be answered.
+            (None, Some(slot)) => drop(Arc::into_inner(slot).map(ChangeSlot::forget)),
             (_, None) => {}
+        }
+        if let (true, Some(subject), Err(error)) = (self.is_answered, &self.subject, &answer) {
+            subject.lose(&error.to_string());
         }
         match self.asker {
             Some(asker) => asker.send(answer).err(),
@@ -97,13 +153,21 @@ impl Pending {
 
     /// Enters the change in the journal before it is sent.
     fn note(&mut self, journal: &Arc<Journal>, session: u64, mutation: &Mutation) {
-        let unique = self.context.as_ref().map_or(0, |context| context.unique());
-        let record = ChangeRecord { session, seq: mutation.seq, unique, mutation: Vec::new() };
-        self.slot = journal.note_change(&record, mutation);
+        let unique = self.context.as_ref().map_or(self.unique, |context| context.unique());
+        let record = ChangeRecord { session, seq: mutation.seq, unique, ..ChangeRecord::default() };
+        match &self.slot {
+            Some(slot) => slot.renumber(&record, mutation),
+            None => self.slot = journal.note_change(&record, mutation),
+        }
     }
 
     fn is_late(&self, now: Instant) -> bool {
         self.asker.is_some() && self.deadline <= now
+    }
+
+    /// Whether it need not be made any more.
+    fn is_over(&self, now: Instant) -> bool {
+        self.is_late(now) && !self.is_owed
     }
 }
 
@@ -117,7 +181,28 @@ pub(super) struct ChangeQueue {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Pending>,
+    /// Somebody waits for what is in the queue.
+    is_urgent: bool,
+    /// When the first of what is in the queue came, if nobody waits for it.
+    since: Option<Instant>,
     closed: bool,
+}
+
+impl State {
+    fn push(&mut self, pending: Pending) {
+        if pending.predicted.is_none() || pending.asker.is_some() {
+            self.is_urgent = true;
+        }
+        self.since.get_or_insert_with(Instant::now);
+        self.waiting.push_back(pending);
+    }
+
+    /// When what is in the queue is to be sent; `None` for nothing.
+    fn due(&self) -> Option<Instant> {
+        let since = self.since.filter(|_| !self.waiting.is_empty())?;
+        let is_due = self.is_urgent || self.waiting.len() >= GATHERED_MAX;
+        Some(if is_due { since } else { since + GATHER })
+    }
 }
 
 impl Default for ChangeQueue {
@@ -127,21 +212,59 @@ impl Default for ChangeQueue {
 }
 
 impl ChangeQueue {
-    fn push(&self, pending: Pending) {
+    /// Room for one more change, if there is some at once.
+    pub(super) fn room(&self) -> Result<OwnedSemaphorePermit, TryAcquireError> {
+        self.room.clone().try_acquire_owned()
+    }
+
+    pub(super) fn push(&self, pending: Pending) {
+        if let Err(pending) = self.try_push(pending) {
+            let _gone = pending.answer(Err(ClientError::Shutdown));
+        }
+    }
+
+    /// The same; gives the change back when none is taken any more.
+    pub(super) fn try_push(&self, pending: Pending) -> Result<(), Box<Pending>> {
         let mut state = self.state.lock();
         if state.closed {
-            drop(state);
-            let _gone = pending.answer(Err(ClientError::Shutdown));
-            return;
+            return Err(Box::new(pending));
         }
-        state.waiting.push_back(pending);
+        state.push(pending);
+        // Whoever sends them has looked at the first, and comes back when that is due.
+        let is_news = state.is_urgent || state.waiting.len() == 1 || state.waiting.len() >= GATHERED_MAX;
+        drop(state);
+        if is_news {
+            self.filled.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Puts changes before all others.
+    fn push_front(&self, changes: Vec<Pending>) {
+        let mut state = self.state.lock();
+        let later = std::mem::take(&mut state.waiting);
+        changes.into_iter().chain(later).for_each(|pending| state.push(pending));
+    }
+
+    /// Somebody waits for all that is in the queue.
+    pub(super) fn hurry(&self) {
+        let mut state = self.state.lock();
+        state.is_urgent = !state.waiting.is_empty();
         drop(state);
         self.filled.notify_one();
     }
 
-    /// What goes into one call.
+    /// When what is in the queue is to be sent.
+    fn due(&self) -> Option<Instant> {
+        self.state.lock().due()
+    }
+
+    /// What goes into one call, when it is due.
     fn take(&self) -> Vec<Pending> {
         let mut state = self.state.lock();
+        if state.due().is_none_or(|due| due > Instant::now()) {
+            return Vec::new();
+        }
         let (mut taken, mut bytes) = (0, 0);
         for pending in state.waiting.iter().take(MUTATIONS_MAX) {
             bytes += numbered(pending, u64::MAX).encoded_len() + 8;
@@ -151,24 +274,31 @@ impl ChangeQueue {
             }
             taken += 1;
         }
-        state.waiting.drain(..taken).collect()
+        let taken = state.waiting.drain(..taken).collect();
+        if state.waiting.is_empty() {
+            (state.is_urgent, state.since) = (false, None);
+        }
+        taken
     }
 
-    /// Takes out what has waited too long.
-    fn take_late(&self, now: Instant) -> Vec<Pending> {
+    /// Takes out what has waited too long; what is owed stays, without those who waited.
+    fn take_late(&self, now: Instant) -> (Vec<Pending>, Vec<oneshot::Sender<Answer>>) {
         let mut state = self.state.lock();
         if !state.waiting.iter().any(|pending| pending.is_late(now)) {
-            return Vec::new();
+            return (Vec::new(), Vec::new());
         }
-        let (late, rest): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut state.waiting).into_iter().partition(|pending| pending.is_late(now));
+        let (late, mut rest): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut state.waiting).into_iter().partition(|pending| pending.is_over(now));
+        let askers = rest.iter_mut().filter(|pending| pending.is_late(now)).filter_map(|pending| pending.asker.take());
+        let askers = askers.collect();
         state.waiting = rest;
-        late.into()
+        (late.into(), askers)
     }
 
     /// Of the first. Those of the others are hardly earlier.
     fn deadline(&self) -> Option<Instant> {
-        self.state.lock().waiting.front().map(|pending| pending.deadline)
+        let state = self.state.lock();
+        state.waiting.iter().find(|pending| pending.asker.is_some()).map(|pending| pending.deadline)
     }
 
     fn close(&self) {
@@ -183,8 +313,9 @@ impl ChangeQueue {
     }
 }
 
-fn numbered(pending: &Pending, seq: u64) -> Mutation {
-    Mutation { seq, uid: pending.uid, gid: pending.gid, change: Some(pending.change.clone()) }
+pub(super) fn numbered(pending: &Pending, seq: u64) -> Mutation {
+    let (uid, gid, made_ns, is_answered) = (pending.uid, pending.gid, pending.made_ns, pending.is_answered);
+    Mutation { seq, uid, gid, made_ns, is_answered, change: Some(pending.change.clone()) }
 }
 
 impl Metadata {
@@ -196,6 +327,7 @@ impl Metadata {
         for _listing in 0..LISTINGS_MAX {
             match self.change_once(change.clone(), (uid, gid)).await {
                 Err(ClientError::Unlisted { directory, below }) => self.list_first(directory, below).await?,
+                Err(ClientError::HeldElsewhere { directory }) => self.recall_first(directory, &change).await?,
                 answer => return answer,
             }
         }
@@ -207,6 +339,11 @@ impl Metadata {
         if let Some(answer) = inner.earlier_answer(&change).await {
             return answer;
         }
+        let context = RequestContext::current();
+        let change = match inner.answer_at_once(change, owner, context.as_ref()) {
+            Ok(changed) => return Ok(changed),
+            Err(change) => inner.asking_to_hold(change),
+        };
         let mut patience = inner.master.timeout();
         if inner.is_of_strict(&change) {
             // The answer waits for other clients: for a lease of those that an earlier leader had, and for one of those
@@ -245,6 +382,14 @@ impl Metadata {
         }
     }
 
+    /// Waits until nobody else holds a directory, or any in its mount where the change is about all of it.
+    async fn recall_first(&self, inode: u64, change: &Change) -> Result<(), ClientError> {
+        let whole_mount = matches!(change, Change::SetQuota(_) | Change::SetTtl(_));
+        let request = RecallRequest { inode, whole_mount, session: self.inner.lease.session() };
+        let ask = |mut stubs: Stubs| async move { stubs.namespace.recall(request).await };
+        Ok(self.inner.master.call_patiently("Recall", ask).await.map(drop)?)
+    }
+
     /// Sends what changes until `stop`.
     pub(crate) async fn send_changes(&self, stop: CancellationToken) {
         let sending = Sender::new(self.inner.clone()).run();
@@ -257,13 +402,15 @@ impl Inner {
     pub(super) fn push_change(
         &self,
         change: Change,
-        (uid, gid): (u32, u32),
+        owner: (u32, u32),
         deadline: Instant,
         room: Option<OwnedSemaphorePermit>,
     ) -> oneshot::Receiver<Answer> {
         let (asker, answer) = oneshot::channel();
-        let context = RequestContext::current();
-        self.changes.push(Pending { change, uid, gid, deadline, asker: Some(asker), room, context, slot: None });
+        let (asker, context) = (Some(asker), RequestContext::current());
+        // Before it has its place: what is answered here from now on is about something else.
+        let subject = Some(self.held.ask(self.subject_of(&change)));
+        self.changes.push(Pending { asker, room, context, subject, ..Pending::new(change, owner, deadline) });
         answer
     }
 
@@ -284,7 +431,7 @@ impl Inner {
         directory.or_else(|| self.cache.node(inode).map(|node| node.is_strict())).unwrap_or(false)
     }
 
-    fn late(&self) -> ClientError {
+    pub(super) fn late(&self) -> ClientError {
         ClientError::Net(NetError::MasterDeadline {
             call: "Mutate",
             waited_ms: self.master.timeout().as_millis() as u64,
@@ -300,13 +447,17 @@ impl Inner {
         session: u64,
     ) {
         for (pending, result) in batch.into_iter().zip(reply.results) {
+            self.follow_result(&pending, &result, session);
             let answer = if result.errno == 0 {
-                let node = self.take_in_change(&pending.change, &result, mark);
-                let directories = result.attributes.iter().filter(|attr| attr.kind() == Kind::Directory);
-                let listings = directories.map(|attr| attr.inode).collect();
-                Ok(Changed { result, node, session, event_seq: reply.event_seq, listings })
+                let node = match &pending.predicted {
+                    Some(_) => None,
+                    None => self.take_in_change(&pending.change, &result, mark),
+                };
+                Ok(Changed::new(result, node, session, reply.event_seq))
             } else if result.unlisted != 0 {
                 Err(ClientError::Unlisted { directory: result.unlisted, below: result.unlisted_below })
+            } else if result.held_elsewhere != 0 {
+                Err(ClientError::HeldElsewhere { directory: result.held_elsewhere })
             } else {
                 Err(ClientError::Refused { errno: result.errno, reason: result.reason })
             };
@@ -318,6 +469,23 @@ impl Inner {
         }
         self.stats.metadata_entries.set(self.cache.len() as i64);
     }
+
+    /// What of a result concerns which directories are held.
+    fn follow_result(&self, pending: &Pending, result: &MutationResult, session: u64) {
+        if pending.predicted.is_some() {
+            return self.was_made(pending, result);
+        }
+        match &pending.change {
+            Change::Create(_) if result.held => {
+                self.held.begin(result.inode, session);
+                self.reserve_inodes();
+            }
+            Change::ReserveInodes(count) if result.errno == 0 => self.held.numbers(result.inode, *count, session),
+            Change::ReserveInodes(_) => self.held.no_numbers(),
+            Change::LetGoDirectories(let_go) => self.has_let_go(let_go),
+            _ => {}
+        }
+    }
 }
 
 #[cfg(test)]
@@ -327,7 +495,7 @@ mod tests {
     use super::*;
 
     fn pending(change: Change) -> Pending {
-        Pending { change, uid: 0, gid: 0, deadline: Instant::now(), asker: None, room: None, context: None, slot: None }
+        Pending::new(change, (0, 0), Instant::now())
     }
 
     #[test]

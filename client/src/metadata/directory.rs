@@ -199,6 +199,11 @@ impl Directory {
         self.keeps_absences() && self.state.lock().names.as_ref().is_some_and(|names| !names.may_have(name))
     }
 
+    /// Whether nothing is in it, as far as is known here.
+    pub(super) fn is_known_empty(&self) -> bool {
+        self.state.lock().names.as_ref().is_some_and(NameSet::is_empty)
+    }
+
     /// Somebody else has had a name lead somewhere, or nowhere. What is no longer there may come again by a change of
     /// our own that is older than the event: it stays among the names that there may be.
     pub(super) fn foreign_change(&self, name: &[u8], is_there: bool) {

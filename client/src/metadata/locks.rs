@@ -257,6 +257,7 @@ impl Metadata {
     /// before the question.
     pub async fn find_lock(&self, inode: u64, kind: LockKind, lock: Lock) -> Result<Option<Lock>, ClientError> {
         self.inner.unlocks_made(inode, kind).await;
+        self.inner.settled(inode).await?;
         let session = self.inner.lease.session();
         let request = GetLockRequest { inode, kind: kind.into(), lock: Some(Lock { session, ..lock }) };
         let answer = self

@@ -30,6 +30,10 @@ impl NameSet {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.hashes.is_empty()
+    }
+
     pub(super) fn may_have(&self, name: &[u8]) -> bool {
         self.hashes.contains(&self.hasher.hash_one(name))
     }

@@ -158,6 +158,31 @@ impl Node {
         }
     }
 
+    /// Its attributes, as the master says them.
+    pub(crate) fn attr(&self) -> Attr {
+        let posix = self.posix.as_deref();
+        Attr {
+            inode: self.inode,
+            kind: self.kind.into(),
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            size: self.size,
+            mtime_ns: self.mtime_ns,
+            ctime_ns: self.ctime_ns,
+            nlink: self.nlink,
+            atime_ns: posix.map_or(self.mtime_ns, |posix| posix.atime_ns),
+            rdev: posix.map_or(0, |posix| posix.rdev),
+            version: posix.map_or(0, |posix| posix.version),
+            generation: posix.map_or(0, |posix| posix.generation),
+            has_xattrs: posix.is_some_and(|posix| posix.has_xattrs),
+            own: self.own.into(),
+            has_capability: posix.is_some_and(|posix| posix.has_capability),
+            allocated: posix.and_then(|posix| posix.allocated),
+            btime_ns: posix.and_then(|posix| posix.btime_ns),
+        }
+    }
+
     /// What it has as an inode of an fs-mode mount; `None` for any other.
     pub fn posix(&self) -> Option<&Posix> {
         self.posix.as_deref()

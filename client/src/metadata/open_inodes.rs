@@ -317,6 +317,8 @@ impl Inner {
 
     /// Finds out what must be held of all that is open, and has it held; bounded as `hold_all`.
     pub(super) async fn reclaim_holds(&self) {
+        // What is not there then is lost, and the session with it.
+        let _late = self.all_settled().await;
         for asked in self.open.all().chunks(CHECKED) {
             let of = |in_any_case: bool| {
                 asked.iter().filter(move |(_, held)| *held == in_any_case).map(|(inode, _)| *inode).collect()

@@ -48,6 +48,7 @@ impl Metadata {
         patience: RetryPolicy,
     ) -> Result<Arc<Node>, ClientError> {
         let parent = self.inode_of_master(parent).await?;
+        self.inner.settled(parent).await?;
         let (metadata, name): (_, Box<[u8]>) = (self.clone(), name.into());
         let (mark, patience) = (metadata.mark(), self.patience_in(parent, patience));
         let key = ((parent, name.clone()), mark, patience);
@@ -73,6 +74,7 @@ impl Metadata {
     }
 
     pub(super) async fn ask_node(&self, inode: u64, patience: RetryPolicy) -> Result<Arc<Node>, ClientError> {
+        self.inner.settled(inode).await?;
         let (metadata, mark, patience) = (self.clone(), self.mark(), self.patience_in(inode, patience));
         let asked = async move {
             let ask = |mut stubs: Stubs| {
@@ -97,6 +99,7 @@ impl Metadata {
     }
 
     pub(super) async fn ask_path(&self, path: &str) -> Result<Arc<Node>, ClientError> {
+        self.inner.all_settled().await?;
         let mark = self.inner.recent.mark();
         let answer = self.inner.master.call_patiently("Resolve", |mut stubs: Stubs| {
             let request = ResolveRequest { path: path.to_owned(), session: self.inner.lease.session() };
@@ -181,6 +184,7 @@ impl Metadata {
         patience: RetryPolicy,
     ) -> Result<DirPage, ClientError> {
         let directory = self.inode_of_master(directory).await?;
+        self.inner.settled(directory).await?;
         let (metadata, after): (_, Box<[u8]>) = (self.clone(), after.into());
         let (mark, patience) = (metadata.mark(), self.patience_in(directory, patience));
         let key = ((directory, after.clone()), limit, mark, patience);
@@ -339,6 +343,7 @@ impl Metadata {
 
     /// Which blocks a file of an fs-mode mount has, and its attributes of the same moment. `Stale` when it is gone.
     pub async fn layout(&self, inode: u64) -> Result<Layout, ClientError> {
+        self.inner.settled(inode).await?;
         let answer = self.inner.master.call_patiently("GetLayout", |mut stubs: Stubs| {
             let request = GetLayoutRequest { inode, session: self.inner.lease.session() };
             async move { stubs.namespace.get_layout(request).await }
@@ -355,6 +360,7 @@ impl Metadata {
         if inodes.is_empty() {
             return Ok(Vec::new());
         }
+        self.inner.all_settled().await?;
         self.free_content_as(0, inodes).await
     }
 
@@ -375,8 +381,10 @@ impl Metadata {
 
     /// Every extended attribute of an inode of an fs-mode mount. `Stale` when it is gone.
     pub async fn xattrs(&self, inode: u64) -> Result<Vec<Xattr>, ClientError> {
-        let answer = self.inner.master.call_patiently("GetXattrs", |mut stubs: Stubs| async move {
-            stubs.namespace.get_xattrs(GetXattrsRequest { inode }).await
+        self.inner.settled(inode).await?;
+        let answer = self.inner.master.call_patiently("GetXattrs", |mut stubs: Stubs| {
+            let request = GetXattrsRequest { inode, session: self.inner.lease.session() };
+            async move { stubs.namespace.get_xattrs(request).await }
         });
         match answer.await.map_err(ClientError::from) {
             Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),

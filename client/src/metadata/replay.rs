@@ -75,18 +75,20 @@ fn is_asked_anew(change: &Change) -> bool {
 
 impl Inner {
     /// What the process before left, to be sent in its session.
-    pub(super) fn earlier_changes(&self, journal: &Arc<Journal>) -> Vec<EarlierCall> {
+    /// That was under numbers; behind it, what was answered and not sent.
+    pub(super) fn earlier_changes(&self, journal: &Arc<Journal>) -> (Vec<EarlierCall>, Vec<Pending>) {
         let session = journal.session().0;
         let decode = |(slot, record): (_, Vec<u8>)| {
             let record = ChangeRecord::decode(&record[..]).ok().filter(|record| record.session == session)?;
             let mutation = Mutation::decode(&record.mutation[..]).ok()?;
-            Some((record, mutation.change?, (mutation.uid, mutation.gid), slot))
+            Some((record, mutation, slot))
         };
         let mut found: Vec<_> = journal.changes.take_all().into_iter().filter_map(decode).collect();
-        found.sort_by_key(|(record, ..)| record.seq);
+        found.sort_by_key(|(record, ..)| (record.seq == 0, record.seq, record.order));
         let deadline = Instant::now() + self.master.timeout();
-        let (mut calls, mut contexts) = (Vec::<EarlierCall>::new(), HashMap::new());
-        for (record, change, (uid, gid), slot) in found {
+        let (mut calls, mut unsent, mut contexts) = (Vec::<EarlierCall>::new(), Vec::new(), HashMap::new());
+        for (record, mutation, slot) in found {
+            let Some(change) = mutation.change else { continue };
             let (asker, answer) = oneshot::channel();
             let answer = answer.shared();
             self.replayed.all.lock().push(answer.clone());
@@ -97,14 +99,33 @@ impl Inner {
                 self.replayed.requests.lock().entry(record.unique).or_default().push_back(earlier);
                 context = Some(known.clone());
             }
-            let slot = Some(journal.change_slot(slot, record.seq));
-            let pending = Pending { change, uid, gid, deadline, asker: Some(asker), room: None, context, slot };
+            let (asker, slot) = (Some(asker), Some(journal.change_slot(slot, record.seq)));
+            let (made_ns, unique) = (mutation.made_ns, record.unique);
+            // Whoever asked for it counts on what was answered.
+            let (is_answered, is_owed) = (mutation.is_answered, mutation.is_answered);
+            let subject = Some(self.held.ask(self.subject_of(&change)));
+            let owner = (mutation.uid, mutation.gid);
+            let pending = Pending {
+                asker,
+                context,
+                slot,
+                made_ns,
+                unique,
+                is_answered,
+                is_owed,
+                subject,
+                ..Pending::new(change, owner, deadline)
+            };
+            if record.seq == 0 {
+                unsent.push(pending);
+                continue;
+            }
             match calls.last_mut().filter(|call| call.first + call.changes.len() as u64 == record.seq) {
                 Some(call) => call.changes.push(pending),
                 None => calls.push(EarlierCall { first: record.seq, changes: vec![pending] }),
             }
         }
-        calls
+        (calls, unsent)
     }
 
     /// The answer that this change had, if the process before asked for it in the name of the same request.

@@ -345,6 +345,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.tables.set_cluster_id(&reset.cluster_id);
             inner.tables.everything_changed();
             inner.lease.begin(reset.session);
+            inner.held.end();
             if let Some(journal) = &inner.journal {
                 journal.note_session(reset.session);
             }
@@ -371,6 +372,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.recent.reset();
             if resumed.session != before {
                 inner.open.all_changed(resumed.session);
+                inner.held.end();
             }
             if inner.lease.resume(resumed.session) {
                 inner.locks.ask_again();
@@ -414,6 +416,10 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
         Some(Event::Unlinked(inode)) => {
             inner.recent.inode(inode);
             inner.cache.forget_inode(inode);
+            false
+        }
+        Some(Event::Recall(directory)) => {
+            inner.recalled(directory);
             false
         }
         Some(Event::LockGranted(waiter)) => {

@@ -358,6 +358,10 @@ impl Namespace for Service {
         Ok(Response::new(MakeListedReply { done: true, entries: 0 }))
     }
 
+    async fn recall(&self, _: Request<RecallRequest>) -> Result<Response<RecallReply>, Status> {
+        Ok(Response::new(RecallReply {}))
+    }
+
     async fn get_ttls(&self, _: Request<GetTtlsRequest>) -> Result<Response<Ttls>, Status> {
         Ok(Response::new(Ttls::default()))
     }

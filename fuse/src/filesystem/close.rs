@@ -37,17 +37,30 @@ impl Inner {
         });
     }
 
-    pub(super) fn fsync(self: &Arc<Self>, fh: u64, reply: Reply) {
+    pub(super) fn fsync(self: &Arc<Self>, kernel_node: u64, fh: u64, reply: Reply) {
         if self.lost.contains(fh) {
             return reply.error(libc::EIO);
         }
         let Some(handle) = self.files.get(fh).filter(|handle| !handle.file.is_read_only()) else {
-            return reply.done();
+            return self.settle(kernel_node, reply);
         };
         let this = Arc::clone(self);
         reply.run_uninterruptible(move |reply| async move {
             let synced = handle.file.sync().await.map(|effects| this.take_in(effects));
             this.answer_flushed("fsync", synced, reply);
+        });
+    }
+
+    /// fsync(2) of a directory, or of what was not written to through this handle: its names are in the master's log.
+    pub(super) fn settle(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
+        let inode = self.root.to_namespace(kernel_node);
+        if !self.client.metadata().is_unsettled(inode) {
+            return reply.done();
+        }
+        let this = Arc::clone(self);
+        reply.run_uninterruptible(move |reply| async move {
+            let settled = this.client.metadata().settle(inode).await;
+            this.answer_flushed("fsync", settled, reply);
         });
     }
 

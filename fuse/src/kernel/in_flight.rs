@@ -15,8 +15,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -134,6 +136,20 @@ impl InFlight {
     /// Runs the task of a registered request.
     pub fn spawn(&self, unique: u64, task: impl Future<Output = ()> + Send + 'static) {
         self.own(unique, self.tasks.spawn_on(task, &self.runtime).abort_handle());
+    }
+
+    /// The same, but up to where it first has to wait here and now: mostly it has nothing to wait for, and another
+    /// thread would have to be woken.
+    pub fn begin(&self, unique: u64, task: impl Future<Output = ()> + Send + 'static) {
+        let mut task = Box::pin(task);
+        let _runtime = self.runtime.enter();
+        // Whoever polls it next is told when it can go on.
+        let mut nobody = Context::from_waker(Waker::noop());
+        match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut nobody))) {
+            Ok(Poll::Pending) => self.spawn(unique, task),
+            // A panic has been told, and the request answered, as its task was dropped.
+            Ok(Poll::Ready(())) | Err(_) => {}
+        }
     }
 
     /// Runs what blocks for a registered request. Once begun it cannot be ended early.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use cavern_client::RequestContext;
 use rustix::io::Errno;
+use tokio::task::futures::TaskLocalFuture;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 use zerocopy::{Immutable, IntoBytes};
@@ -18,6 +19,9 @@ use super::channel::Backing;
 use super::in_flight::{Admission, InFlight, InterruptPolicy, RequestInfo};
 use super::request::CopyCount;
 use super::request_stats::{Path, RequestKind};
+
+/// A task with the request that it works for.
+type Scoped<Task> = TaskLocalFuture<Arc<RequestContext>, Task>;
 
 /// How one request will be answered.
 #[derive(Debug)]
@@ -62,16 +66,17 @@ impl Reply {
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
     {
-        self.spawn(InterruptPolicy::End, work);
+        self.run(InterruptPolicy::End, InFlight::spawn, work);
     }
 
-    /// As `defer`, for what must not be given up half-way: a signal does not end it, so `work` must have a deadline.
+    /// As `defer`, for what must not be given up half-way: a signal does not end it, so `work` must have a deadline. Up
+    /// to where it first waits it runs on the thread of the caller.
     pub fn run_uninterruptible<Work, Task>(self, work: Work)
     where
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
     {
-        self.spawn(InterruptPolicy::Wait, work);
+        self.run(InterruptPolicy::Wait, InFlight::begin, work);
     }
 
     /// As `run_uninterruptible`, for what may take for ever: a signal is passed on, after which `work` must come to its
@@ -82,10 +87,11 @@ impl Reply {
         Task: Future<Output = ()> + Send + 'static,
     {
         let interrupted = CancellationToken::new();
-        self.spawn(InterruptPolicy::NotifyTask(interrupted.clone()), |reply| work(reply, interrupted));
+        let policy = InterruptPolicy::NotifyTask(interrupted.clone());
+        self.run(policy, InFlight::spawn, |reply| work(reply, interrupted));
     }
 
-    fn spawn<Work, Task>(self, signals: InterruptPolicy, work: Work)
+    fn run<Work, Task>(self, signals: InterruptPolicy, run: impl FnOnce(&InFlight, u64, Scoped<Task>), work: Work)
     where
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
@@ -94,7 +100,7 @@ impl Reply {
         if let Some(mut reply) = self.admitted(signals) {
             let context = RequestContext::new(reply.unique());
             reply.context = Some(Arc::clone(&context));
-            in_flight.spawn(unique, context.scope(work(reply)));
+            run(&in_flight, unique, context.scope(work(reply)));
         }
     }
 

@@ -262,6 +262,10 @@ impl Namespace for Master {
         Ok(Response::new(wire::MakeListedReply { done: true, entries: 0 }))
     }
 
+    async fn recall(&self, _: Request<wire::RecallRequest>) -> Result<Response<wire::RecallReply>, Status> {
+        Ok(Response::new(wire::RecallReply {}))
+    }
+
     async fn get_ttls(&self, _: Request<wire::GetTtlsRequest>) -> Result<Response<wire::Ttls>, Status> {
         Ok(Response::new(wire::Ttls::default()))
     }

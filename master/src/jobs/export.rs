@@ -24,6 +24,8 @@ impl Jobs {
     pub(super) async fn plan_export(&self, path: &str) -> Result<Job, MasterError> {
         let scope = self.persistence.scope(path).await?;
         self.check_exportable(path, &scope).await?;
+        // What sessions have answered for is exported as well.
+        self.lookups.recall_mount_of(scope.inode).await?;
         let (inode, mount_id) = (scope.inode, scope.mount_id);
         let (backlog, up_to_change) = self.persistence.backlog(scope).await?;
         Ok(Job {

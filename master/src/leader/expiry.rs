@@ -133,10 +133,14 @@ async fn sweep(
         for together in due.chunks(TOGETHER) {
             let proposed = services.proposer.propose_all(together.iter().map(Due::command));
             for (outcome, due) in proposed.await?.into_iter().zip(together) {
-                let (is_done, done) = match outcome {
+                let (is_done, done) = match &outcome {
                     Outcome::Freed(freed) => (freed.fate() == FreeFate::Freed, &metrics.freed),
-                    outcome => (matches!(outcome, Outcome::Done), &metrics.removed),
+                    _ => (matches!(outcome, Outcome::Done), &metrics.removed),
                 };
+                if let Outcome::Held(directory) = outcome {
+                    // By the next turn it will have been let go of.
+                    services.lookups.recalls.ask(directory);
+                }
                 if is_done {
                     done.inc();
                 } else {

@@ -40,6 +40,24 @@ pub async fn keep_time(services: Services, metrics: MasterMetrics, stop: Cancell
     }
 }
 
+/// Ends the sessions whose lease is over. Others may be waiting for what they hold, so nothing else is done in between.
+pub async fn keep_ending_sessions(services: Services, stop: CancellationToken) {
+    let mut ticks = tokio::time::interval(TICK.min(services.watch.lease() / 4));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = stop.cancelled() => return,
+        }
+        tokio::select! {
+            ended = sessions::end_lapsed(&services) => if let Err(error) = ended {
+                tracing::warn!("sessions that are over are not ended: {error}");
+            },
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
 /// Deletes what was taken out of the namespace, and counts what quotas need to know.
 pub async fn keep_reaping(services: Services, database: Arc<Database>, stop: CancellationToken) {
     let mut ticks = tokio::time::interval(TICK);
@@ -50,7 +68,7 @@ pub async fn keep_reaping(services: Services, database: Arc<Database>, stop: Can
             () = stop.cancelled() => return,
         }
         tokio::select! {
-            tidied = tidy(&services) => if let Err(error) = tidied {
+            reaped = sessions::reap_unlinked(&services) => if let Err(error) = reaped {
                 tracing::warn!("what sessions left behind is not cleaned up: {error}");
             },
             () = stop.cancelled() => return,
@@ -71,11 +89,6 @@ pub async fn keep_reaping(services: Services, database: Arc<Database>, stop: Can
             }
         }
     }
-}
-
-async fn tidy(services: &Services) -> Result<(), MasterError> {
-    sessions::end_lapsed(services).await?;
-    sessions::reap_unlinked(services).await
 }
 
 /// Deletes what was taken out of the namespace, step by step, until nothing is left.

@@ -60,6 +60,11 @@ impl Services {
                 return Err(not_mounted(&path));
             };
             let discard = unwritten == DetachPolicy::Discard;
+            // What sessions have answered for is made before that, unless it is to be lost.
+            match self.lookups.recalls.recall_mount(mount.id).await {
+                Err(error) if discard => tracing::warn!(mount = path, "what is held is lost: {error}"),
+                recalled => recalled?,
+            }
             let change = match mount.write_type() {
                 WriteType::FsMode if !discard => self.drained(&mount, began).await?,
                 _ => 0,

@@ -36,6 +36,7 @@ impl Services {
                 return Ok(wanted);
             }
             self.check_options(before, &wanted, &mounts).await?;
+            self.lookups.recalls.recall_mount(before.id).await?;
             let update = UpdateMount { mount: Some(self.mounts.seal(wanted.clone())?), mounts_epoch };
             match self.proposer.propose(Command::UpdateMount(update)).await? {
                 Outcome::Mount(_) => {

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::MasterError;
 use crate::listing::{ListPolicy, Listings, Progress, Started, Walk, Why};
 use crate::mounts::{Mounts, OpenMount};
-use crate::sessions::WatchHub;
+use crate::sessions::{Recalls, WatchHub};
 use crate::state::{Directory, StateReader, Tables, Whereabouts};
 
 /// Longest path, in bytes, and its deepest nesting.
@@ -33,6 +33,7 @@ pub struct Lookups {
     pub listings: Listings,
     pub mounts: Arc<Mounts>,
     pub watch: Arc<WatchHub>,
+    pub recalls: Arc<Recalls>,
     pub refresh_wait: Duration,
     /// The session that asks, and is notified of what it was answered when that changes; 0 for whoever keeps nothing.
     pub asker: u64,
@@ -80,7 +81,7 @@ impl Lookups {
 
     /// The entry of a name in a directory.
     pub async fn lookup(&self, parent: u64, name: &Bytes) -> Result<Entry, MasterError> {
-        self.looked_at(self.lookup_listed(parent, name).await?).await
+        self.entry_let_go(parent, || async { self.looked_at(self.lookup_listed(parent, name).await?).await }).await
     }
 
     /// The same, with attributes that the bucket keeps only if it has been asked for them.
@@ -203,7 +204,7 @@ impl Lookups {
     /// # Errors
     /// [`MasterError::NotFound`] when it was replaced or deleted.
     pub async fn get_inode(&self, inode: u64) -> Result<Entry, MasterError> {
-        self.looked_at(self.known_inode(inode).await?).await
+        self.entry_let_go(inode, || async { self.looked_at(self.known_inode(inode).await?).await }).await
     }
 
     async fn known_inode(&self, inode: u64) -> Result<Entry, MasterError> {
@@ -255,14 +256,17 @@ impl Lookups {
     /// Asks the bucket about a name now, and answers its entry then.
     pub async fn revalidate(&self, parent: u64, name: &Bytes, why: Why) -> Result<Entry, MasterError> {
         check_name(name)?;
-        self.watch.see_name(self.asker, parent, name);
-        self.listings.check_name(parent, name, why).await?;
-        let entry = self.absent_or_entry(parent, name).await?;
-        match why {
-            // Times of objects are too coarse to show whether what is kept with one has changed.
-            Why::Written => self.look_at(entry).await,
-            Why::Unknown => self.looked_at(entry).await,
-        }
+        let revalidate = || async {
+            self.watch.see_name(self.asker, parent, name);
+            self.listings.check_name(parent, name, why).await?;
+            let entry = self.absent_or_entry(parent, name).await?;
+            match why {
+                // Times of objects are too coarse to show whether what is kept with one has changed.
+                Why::Written => self.look_at(entry).await,
+                Why::Unknown => self.looked_at(entry).await,
+            }
+        };
+        self.entry_let_go(parent, revalidate).await
     }
 
     /// An entry with the attributes that the bucket keeps. While the bucket does not answer, it says that they are not

@@ -9,6 +9,7 @@ use tonic::Status;
 use super::{Lookups, PAGE_ENTRIES};
 use crate::MasterError;
 use crate::state::Directory;
+use crate::state::tables::Listed;
 
 /// While a directory's first listing runs, an empty page is sent so often: the asker knows that it goes on.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -30,8 +31,15 @@ impl Lookups {
         loop {
             // Before the read: what changes after it has a greater number.
             let event_seq = self.watch.last_queued_seq(request.session);
-            let (from, count) = (after.clone(), left.min(PAGE_ENTRIES));
-            let (page, end) = self.reader.read(move |tables| tables.page(inode, from.as_deref(), count)).await?;
+            let (from, count) = (&after, left.min(PAGE_ENTRIES));
+            let read = || {
+                let from = from.clone();
+                self.reader.read(move |tables| tables.page(inode, from.as_deref(), count))
+            };
+            let places = |(page, _): &(Vec<Listed>, bool)| {
+                page.iter().flat_map(|(_, inode, record)| [*inode, record.parent]).collect()
+            };
+            let (page, end) = self.when_let_go(inode, read, places).await?;
             after = page.last().map(|(name, _, _)| name.clone()).or(after);
             left -= page.len();
             let entries = page.into_iter();

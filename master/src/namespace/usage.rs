@@ -21,6 +21,7 @@ impl Lookups {
         if attr.kind() != Kind::Directory {
             return Ok(UsageProgress { files: 1, bytes: attr.size, ..UsageProgress::default() });
         }
+        self.recall_mount_of(attr.inode).await?;
         let mut progress = UsageProgress::default();
         let mut walk = Walk::new(self.listings.clone(), attr.inode, ListPolicy::Known, true);
         let mut last_report = tokio::time::Instant::now();

@@ -41,6 +41,15 @@ const AT_ONCE: Duration = Duration::from_micros(100);
 /// Notified of what each command changed, in applied order, by the applying task, before the proposer gets its outcome.
 /// Must not block.
 pub trait ChangeListener: Send + Sync + 'static {
+    /// The state is this one: at the start, and when another has taken its place.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    fn begin_with(&self, _state: Tables<'_>) -> Result<(), MasterError> {
+        Ok(())
+    }
+    /// What a command changes is about to be written: nobody has read it yet.
+    fn will_hold(&self, _changes: &Changes) {}
     /// Gives the number of the change that the answer must wait for, which is one of a strict mount that concerns
     /// somebody; else 0.
     fn changed(&self, changes: Changes) -> u64;
@@ -102,6 +111,7 @@ impl StateMachine {
         index_holds(&current)?;
         level::check_state(&current)?;
         let progress = read_progress(&current)?;
+        listener.begin_with(Tables::new(&current))?;
         Ok(Self { database, snapshots, listener, metrics, progress, ended: None })
     }
 
@@ -192,16 +202,18 @@ impl StateMachine {
         if gathered.changes.is_empty() {
             return Ok(());
         }
-        let mut batch = gathered.writes.into_batch(database);
+        let Gathered { writes, changes } = gathered;
+        let mut batch = writes.into_batch(database);
         let meta = database.family(Family::Meta);
         batch.put_cf(meta, PROGRESS_KEY, [progress.0.to_be_bytes(), progress.1.to_be_bytes()].concat());
         if let Some(position) = position {
             batch.put_cf(meta, APPLIED_KEY, position);
         }
+        changes.iter().for_each(|(_, changes)| self.listener.will_hold(changes));
         Failpoint::CommandApplying.pass();
         database.write(batch)?;
         Failpoint::CommandApplied.pass();
-        for (number, changes) in gathered.changes {
+        for (number, changes) in changes {
             let change = self.listener.changed(changes);
             if change != 0
                 && let Some(Outcome::Mutated(_, waits_for)) = outcomes.get_mut(number)
@@ -304,6 +316,7 @@ impl RaftStateMachine<Types> for StateMachine {
         });
         self.progress = replaced.await.map_err(io::Error::other)?.map_err(io::Error::other)?;
         self.metrics.installed_snapshot();
+        self.listener.begin_with(Tables::new(&self.database.get())).map_err(io::Error::other)?;
         self.listener.replaced();
         Ok(())
     }
@@ -316,7 +329,9 @@ impl RaftStateMachine<Types> for StateMachine {
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::master::{Job, Mount, Mutation};
+    use cavern_proto::ROOT_INODE;
+    use cavern_proto::master::mutation::Change;
+    use cavern_proto::master::{CreateInode, Job, Kind as EntryKind, Mount, Mutation, WriteType};
     use cavern_proto::record::command::Command as Kind;
     use cavern_proto::record::{ApplyListing, Command, Counters, InitCluster, ListedEntry, ListingGroup, Mutate};
 
@@ -329,6 +344,7 @@ mod tests {
     use crate::level::LEVEL;
     use crate::metrics::MasterMetrics;
     use crate::raft::types::{Batch, log_id};
+    use crate::sessions::CurrentSessions;
     use crate::state::Lock;
     use crate::state::tables::COUNTERS_KEY;
 
@@ -501,6 +517,42 @@ mod tests {
         let metrics = MasterMetrics::new().raft;
         let refused = StateMachine::open(database, snapshots, Arc::new(NullListener), metrics).err();
         assert!(matches!(refused, Some(MasterError::NewerLevel { .. })), "{refused:?}");
+    }
+
+    #[tokio::test]
+    async fn what_sessions_hold_is_known_after_a_start_and_with_a_snapshot() {
+        let open = |database: &Arc<CurrentDatabase>, snapshots: &Snapshots| {
+            let (sessions, metrics) = (Arc::new(CurrentSessions::default()), MasterMetrics::new().raft);
+            let machine = StateMachine::open(database.clone(), snapshots.clone(), sessions.clone(), metrics);
+            (machine.unwrap(), sessions.held())
+        };
+        let (_dir, database, snapshots) = empty();
+        let (mut machine, held) = open(&database, &snapshots);
+        let kind = EntryKind::Directory as i32;
+        let create =
+            CreateInode { parent: ROOT_INODE + 1, name: "d".into(), kind, hold: true, ..CreateInode::default() };
+        let mutation = Some(Mutation { seq: 1, change: Some(Change::Create(create)), ..Mutation::default() });
+        let (path, uri, write_type) = ("/m".to_owned(), "memory://m".to_owned(), WriteType::FsMode as i32);
+        let kinds = [
+            Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }),
+            Kind::RaiseLevel(LEVEL),
+            Kind::Mount(Mount { path, uri, write_type, ..Mount::default() }),
+            Kind::Mutate(Mutate { session: 7, mutation, ..Mutate::default() }),
+        ];
+        let commands = kinds.into_iter().map(|kind| Command { command: Some(kind) }).collect();
+        let payload = EntryPayload::Normal(Batch(CommandBatch { commands, now_ns: 0 }));
+        let outcomes = machine.apply_entry(Entry { log_id: log_id(1, 1, 1), payload }).unwrap().0;
+        let Some(Outcome::Mutated(made, _)) = outcomes.last() else { panic!("{outcomes:?}") };
+        assert!(made.held, "{made:?}");
+        assert_eq!(held.holder(made.inode), Some(7));
+        assert_eq!(open(&database, &snapshots).1.holder(made.inode), Some(7), "after a start");
+
+        let (meta, theirs) = snapshots.build(&database.get()).unwrap();
+        let (_other, other, own) = empty();
+        let (mut machine, held) = open(&other, &own);
+        assert!(held.is_empty());
+        machine.install_snapshot(&meta, theirs).await.unwrap();
+        assert_eq!(held.holder(made.inode), Some(7), "with a snapshot");
     }
 
     #[tokio::test]

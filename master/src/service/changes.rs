@@ -1,6 +1,7 @@
 //! Changes of fs-mode mounts: a stream for each client, applied and answered in the order in which they were sent.
 
-use cavern_proto::master::{MutateReply, MutateRequest};
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{MutateReply, MutateRequest, Mutation};
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
 use futures::StreamExt;
@@ -71,8 +72,10 @@ impl Services {
         }
         self.persistence.clients_changed(mutations.len());
         let now_ns = self.lookups.reader.clock().now_ns();
+        let allow_holding = self.lookups.recalls.allow_holding();
         let commands = mutations
             .into_iter()
+            .map(|mutation| if allow_holding { mutation } else { without_holding(mutation) })
             .map(|mutation| Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation) }));
         let made = self.proposer.begin_all(commands.collect()).await?;
         let watch = self.watch.clone();
@@ -90,4 +93,12 @@ impl Services {
             Ok(MutateReply { results, event_seq: watch.last_queued_seq(session) })
         })
     }
+}
+
+/// A mutation after which its session does not hold what it has made, unless it has answered that it does.
+fn without_holding(mut mutation: Mutation) -> Mutation {
+    if let Some(Change::Create(create)) = &mut mutation.change {
+        create.hold &= mutation.is_answered;
+    }
+    mutation
 }

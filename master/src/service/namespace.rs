@@ -2,11 +2,11 @@
 
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
-    CheckHoldsReply, CheckHoldsRequest, Entry, FreeContentReply, FreeContentRequest, GetInodeRequest, GetLayoutRequest,
-    GetLockReply, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Layout, LookupRequest,
-    MakeListedReply, MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest,
-    RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest, RevalidateRequest, TouchReply,
-    TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
+    CheckHoldsReply, CheckHoldsRequest, Entry, Extent, FreeContentReply, FreeContentRequest, GetInodeRequest,
+    GetLayoutRequest, GetLockReply, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Layout,
+    LookupRequest, MakeListedReply, MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest,
+    RecallReply, RecallRequest, RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest,
+    RevalidateRequest, TouchReply, TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{FreeOwnContent, InodeRecord};
@@ -18,9 +18,10 @@ use super::changes::CALLS_AHEAD;
 use super::{Answers, Services};
 use crate::MasterError;
 use crate::listing::Why;
+use crate::namespace::Lookups;
 use crate::persist::RefreshMode;
 use crate::state::records::attributes;
-use crate::state::{Outcome, Tables, blocking_lock};
+use crate::state::{Directory, Outcome, Tables, blocking_lock};
 
 /// Pages that wait for a slow reader.
 const PAGES_AHEAD: usize = 2;
@@ -59,11 +60,14 @@ impl Namespace for Services {
         self.watch.see_directory(request.session, request.inode);
         // Before the stream begins: an inode that is gone is the answer to the call itself.
         let inode = request.inode;
-        let directory = self.lookups.reader.read(move |tables| tables.directory(inode)).await?;
+        let lookups = self.lookups.asked_by(request.session);
+        let read = || lookups.reader.read(move |tables| tables.directory(inode));
+        let place = |found: &Option<Directory>| found.iter().map(|directory| directory.record.parent).collect();
+        let directory = lookups.when_let_go(inode, read, place).await?;
         let directory = directory.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?;
         self.tasks.spawn(async move {
             let result = tokio::select! {
-                result = services.lookups.send_pages(request, directory, &answers) => result,
+                result = lookups.send_pages(request, directory, &answers) => result,
                 () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
                 () = answers.closed() => return,
             };
@@ -133,35 +137,27 @@ impl Namespace for Services {
     }
 
     async fn get_xattrs(&self, request: Request<GetXattrsRequest>) -> Result<Response<Xattrs>, Status> {
-        let GetXattrsRequest { inode } = request.into_inner();
-        let xattrs = self.lookups.reader.read(move |tables| {
-            let Some(record) = tables.inode(inode)? else { return Ok(None) };
-            Ok(Some(if record.has_xattrs { tables.xattrs(inode)? } else { Vec::new() }))
-        });
-        let xattrs = xattrs.await?.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?;
+        let GetXattrsRequest { inode, session } = request.into_inner();
+        let lookups = self.lookups.asked_by(session);
+        let read = || {
+            lookups.reader.read(move |tables| {
+                let Some(record) = tables.inode(inode)? else { return Ok(None) };
+                let xattrs = if record.has_xattrs { tables.xattrs(inode)? } else { Vec::new() };
+                Ok(Some((record.parent, xattrs)))
+            })
+        };
+        let place = |found: &Option<(u64, Vec<_>)>| found.iter().map(|(parent, _)| *parent).collect();
+        let found = lookups.when_let_go(inode, read, place).await?;
+        let (_, xattrs) = found.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?;
         let xattrs = xattrs.into_iter().map(|(name, value)| Xattr { name, value }).collect();
         Ok(Response::new(Xattrs { xattrs }))
     }
 
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
         let GetLayoutRequest { inode, session } = request.into_inner();
-        let gone = || MasterError::NotFound(format!("inode {inode} is no longer there"));
         let lookups = self.lookups.asked_by(session);
-        let seen = lookups.see_inode_with(inode, move |tables, record| {
-            Ok((block_size(tables, record)?, tables.few_extents(inode, record, FEW_EXTENTS)?))
-        });
-        let (record, (size, extents)) = seen.await?.ok_or_else(gone)?;
-        let (record, block_size, extents) = match extents {
-            Some(extents) => (record, size, extents),
-            None => {
-                let all = self.lookups.reader.read(move |tables| {
-                    let Some(record) = tables.inode(inode)? else { return Ok(None) };
-                    let (size, extents) = (block_size(tables, &record)?, tables.extents(inode, 0)?);
-                    Ok(Some((record, size, extents)))
-                });
-                all.await?.ok_or_else(gone)?
-            }
-        };
+        let place = |(record, ..): &(InodeRecord, u64, Vec<Extent>)| vec![record.parent];
+        let (record, block_size, extents) = lookups.when_let_go(inode, || layout(&lookups, inode), place).await?;
         let attr = Some(attributes(inode, &record));
         Ok(Response::new(Layout { attr, block_size, extents, origin: record.origin }))
     }
@@ -185,11 +181,17 @@ impl Namespace for Services {
     }
 
     async fn get_lock(&self, request: Request<GetLockRequest>) -> Result<Response<GetLockReply>, Status> {
-        let request = request.into_inner();
-        let lock = self.lookups.reader.read(move |tables| {
-            blocking_lock(tables, request.inode, request.kind(), &request.lock.unwrap_or_default())
-        });
-        Ok(Response::new(GetLockReply { lock: lock.await? }))
+        let GetLockRequest { inode, lock, .. } = request.get_ref();
+        let (inode, kind, lock) = (*inode, request.get_ref().kind(), lock.unwrap_or_default());
+        let lookups = self.lookups.asked_by(lock.session);
+        let read = || {
+            lookups.reader.read(move |tables| {
+                let parent = tables.inode(inode)?.map_or(0, |record| record.parent);
+                Ok((parent, blocking_lock(tables, inode, kind, &lock)?))
+            })
+        };
+        let (_, lock) = lookups.when_let_go(inode, read, |(parent, _)| vec![*parent]).await?;
+        Ok(Response::new(GetLockReply { lock }))
     }
 
     async fn check_holds(&self, request: Request<CheckHoldsRequest>) -> Result<Response<CheckHoldsReply>, Status> {
@@ -222,6 +224,19 @@ impl Namespace for Services {
     async fn make_listed(&self, request: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {
         let MakeListedRequest { inode, recursive } = request.into_inner();
         Ok(Response::new(self.lookups.make_listed(inode, recursive).await?))
+    }
+
+    async fn recall(&self, request: Request<RecallRequest>) -> Result<Response<RecallReply>, Status> {
+        let RecallRequest { inode, whole_mount, session } = request.into_inner();
+        if whole_mount {
+            let mount_id =
+                self.lookups.reader.read(move |tables| Ok(tables.inode(inode)?.map(|record| record.mount_id)));
+            let mount_id = mount_id.await?.ok_or_else(|| MasterError::gone(inode))?;
+            self.lookups.recalls.recall_mount(mount_id).await?;
+        } else {
+            self.lookups.recalls.recall(inode, session).await?;
+        }
+        Ok(Response::new(RecallReply {}))
     }
 
     async fn get_ttls(&self, request: Request<GetTtlsRequest>) -> Result<Response<Ttls>, Status> {
@@ -262,6 +277,7 @@ impl Services {
         answers: &mpsc::Sender<Result<RefreshProgress, Status>>,
     ) -> Result<RefreshProgress, MasterError> {
         if let Some((directory, name)) = self.lookups.fs_mode_target(path).await? {
+            self.lookups.recall_mount_of(directory).await?;
             let run = if dry_run { RefreshMode::DryRun } else { RefreshMode::Apply };
             let progress = self.persistence.refresh(directory, name.clone(), recursive, run, answers).await?;
             if name.is_some() && progress.added + progress.pending + progress.conflicts == 0 {
@@ -278,6 +294,24 @@ impl Services {
         }
         self.lookups.refresh(path, recursive, answers).await
     }
+}
+
+/// A file as it is, with all of its blocks.
+async fn layout(lookups: &Lookups, inode: u64) -> Result<(InodeRecord, u64, Vec<Extent>), MasterError> {
+    let gone = || MasterError::NotFound(format!("inode {inode} is no longer there"));
+    let seen = lookups.see_inode_with(inode, move |tables, record| {
+        Ok((block_size(tables, record)?, tables.few_extents(inode, record, FEW_EXTENTS)?))
+    });
+    let (record, (size, extents)) = seen.await?.ok_or_else(gone)?;
+    if let Some(extents) = extents {
+        return Ok((record, size, extents));
+    }
+    let all = lookups.reader.read(move |tables| {
+        let Some(record) = tables.inode(inode)? else { return Ok(None) };
+        let (size, extents) = (block_size(tables, &record)?, tables.extents(inode, 0)?);
+        Ok(Some((record, size, extents)))
+    });
+    all.await?.ok_or_else(gone)
 }
 
 fn block_size(tables: Tables<'_>, record: &InodeRecord) -> Result<u64, MasterError> {

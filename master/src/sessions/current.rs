@@ -1,18 +1,23 @@
 //! Whom the state machine notifies of changes: the sessions of the term, while there is one. On every master the last
-//! changes are remembered, for sessions that go on when it comes to lead.
+//! changes are remembered, for sessions that go on when it comes to lead, and the directories that sessions hold.
 
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
 use super::WatchHub;
+use super::held::HeldDirectories;
 use super::recent::RecentChanges;
+use crate::MasterError;
 use crate::raft::ChangeListener;
-use crate::state::Changes;
+use crate::state::{Changes, Tables};
 
 /// See the module.
 #[derive(Default)]
-pub struct CurrentSessions(Mutex<Current>);
+pub struct CurrentSessions {
+    current: Mutex<Current>,
+    held: Arc<HeldDirectories>,
+}
 
 #[derive(Default)]
 struct Current {
@@ -26,7 +31,7 @@ pub(super) struct Remembered<'a>(MutexGuard<'a, Current>);
 impl CurrentSessions {
     /// From now on these sessions are notified; the changes before are those that the masters remember.
     pub fn set(&self, hub: Option<Arc<WatchHub>>) {
-        let mut current = self.0.lock();
+        let mut current = self.current.lock();
         if let Some(hub) = &hub {
             hub.begin_after(current.recent.last());
         }
@@ -34,7 +39,12 @@ impl CurrentSessions {
     }
 
     pub(super) fn remembered(&self) -> Remembered<'_> {
-        Remembered(self.0.lock())
+        Remembered(self.current.lock())
+    }
+
+    /// The directories that sessions hold.
+    pub fn held(&self) -> Arc<HeldDirectories> {
+        self.held.clone()
     }
 }
 
@@ -45,14 +55,33 @@ impl Remembered<'_> {
 }
 
 impl ChangeListener for CurrentSessions {
+    fn begin_with(&self, tables: Tables<'_>) -> Result<(), MasterError> {
+        self.held.replace(tables.all_held()?);
+        Ok(())
+    }
+
+    fn will_hold(&self, changes: &Changes) {
+        if !changes.held.is_empty() {
+            self.held.hold(&changes.held);
+        }
+    }
+
     fn changed(&self, changes: Changes) -> u64 {
-        let mut current = self.0.lock();
-        current.recent.add(&changes);
-        current.hub.as_ref().map_or(0, |hub| hub.changed(changes))
+        let held = if changes.held.is_empty() { Vec::new() } else { changes.held.clone() };
+        let number = {
+            let mut current = self.current.lock();
+            current.recent.add(&changes);
+            current.hub.as_ref().map_or(0, |hub| hub.changed(changes))
+        };
+        // Whoever waits for that reads what the sessions have been told of.
+        if !held.is_empty() {
+            self.held.let_go(&held);
+        }
+        number
     }
 
     fn replaced(&self) {
-        let mut current = self.0.lock();
+        let mut current = self.current.lock();
         current.recent.clear();
         if let Some(hub) = &current.hub {
             hub.replaced();

@@ -29,6 +29,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::current::CurrentSessions;
+use super::held::HeldDirectories;
 use super::interest::Interest;
 use super::let_go::PendingLetGo;
 use super::recent::Recent;
@@ -175,6 +176,11 @@ impl WatchHub {
     /// After which a session that has sent no message is over.
     pub fn lease(&self) -> Duration {
         self.lease
+    }
+
+    /// The directories that sessions hold.
+    pub fn held(&self) -> Arc<HeldDirectories> {
+        self.changes.held()
     }
 
     /// Number of the last event.

@@ -54,6 +54,8 @@ pub enum Outcome {
     TakenIn(RefreshFate),
     /// It was done before, when it was asked for under the same id.
     Repeated(Box<RequestRecord>),
+    /// A session holds this directory, which must be recalled first.
+    Held(u64),
     /// The state does not allow it; a sentence for the one who asked.
     Refused(String),
 }

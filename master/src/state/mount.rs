@@ -13,8 +13,11 @@ use super::namespace::{detach, forget_index};
 use super::records::directory_record;
 use super::tables::{SECRETS_KEY, change_key};
 use super::transaction::{Change, Transaction};
-use super::{Outcome, existing, orphans};
+use super::{Outcome, existing, held, orphans};
 use crate::MasterError;
+
+/// Directories of a mount that are held still when it goes: what is in them goes with it.
+const HELD_MAX: usize = 1000;
 
 /// Records a mount under a new id and makes its root directory. The path is absolute and normalized (the proposer has
 /// seen to it).
@@ -123,6 +126,14 @@ pub fn remove(transaction: &mut Transaction<'_>, remove: &RemoveMount) -> Result
     let is_truth = mount.write_type() == WriteType::FsMode;
     if is_truth && !remove.discard && tables.last_change(mount.id)? > remove.change {
         return Ok(Outcome::OutOfDate);
+    }
+    if transaction.counters.held > 0 {
+        let held = tables.held_in(mount.id, HELD_MAX + 1)?;
+        // They have been made since the proposer had all of them recalled.
+        if !held.is_empty() && !remove.discard || held.len() > HELD_MAX {
+            return Ok(Outcome::OutOfDate);
+        }
+        held::let_go(transaction, &held)?;
     }
     take_out(transaction, mount)
 }

@@ -12,6 +12,7 @@ mod attributes;
 mod content;
 mod create;
 mod external;
+mod held;
 mod hold;
 mod link;
 mod lock;
@@ -26,7 +27,7 @@ use std::collections::BTreeSet;
 
 use cavern_proto::master::mutation::Change as Kind;
 use cavern_proto::master::{Attr, Consistency, Mutation, MutationResult, WriteType};
-use cavern_proto::record::{InodeRecord, Mutate};
+use cavern_proto::record::{InodeRange, InodeRecord, Mutate};
 use cavern_proto::{NAME_MAX, ROOT_INODE};
 use rustix::io::Errno;
 
@@ -61,6 +62,10 @@ enum MutationError {
         directory: u64,
         below: bool,
     },
+    /// Another session holds this directory, and may have answered for changes in it.
+    Held {
+        directory: u64,
+    },
     Storage(MasterError),
 }
 
@@ -84,7 +89,13 @@ struct EntriesChange {
 /// One mutation under way.
 struct MutationContext<'t, 'd> {
     transaction: &'t mut Transaction<'d>,
+    /// The session that asks; 0 for the master itself.
+    session: u64,
+    /// It holds what this is about, and has answered for the change.
+    is_answered: bool,
     now_ns: i64,
+    /// What the times of inodes become.
+    made_ns: i64,
     /// Owner of what is created.
     uid: u32,
     gid: u32,
@@ -101,6 +112,10 @@ struct MutationContext<'t, 'd> {
     moved: Vec<u64>,
     /// Inodes that were to be held and are no longer there.
     gone: Vec<u64>,
+    /// The session holds the directory that it has made.
+    held: bool,
+    /// Numbers that it has reserved.
+    reserved: Option<InodeRange>,
 }
 
 /// Applies a mutation, or finds the result that it had when it was applied.
@@ -113,30 +128,22 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         return Ok(Outcome::Mutated(Box::new(known), waits_for));
     }
     transaction.origin = mutate.session;
-    let mut mutating =
-        MutationContext { uid: mutation.uid, gid: mutation.gid, ..MutationContext::new(transaction, mutate.now_ns) };
-    let done = match mutation.change {
-        None => refuse(Errno::NOSYS, "a change of a kind that this master does not know"),
-        Some(Kind::Create(create)) => mutating.create(create, mutate.session),
-        Some(Kind::Link(link)) => mutating.link(&link),
-        Some(Kind::Remove(remove)) => mutating.remove(&remove),
-        Some(Kind::Rename(rename)) => mutating.rename(&rename),
-        Some(Kind::SetAttr(set)) => mutating.set_attributes(&set),
-        Some(Kind::SetXattr(set)) => mutating.set_xattr(&set),
-        Some(Kind::RemoveXattr(remove)) => mutating.remove_xattr(&remove),
-        Some(Kind::Commit(commit)) => mutating.commit(&commit),
-        Some(Kind::Hold(inode)) => mutating.hold(inode, mutate.session),
-        Some(Kind::LetGo(inode)) => Ok(mutating.release(inode, mutate.session)),
-        Some(Kind::SetHolds(set)) => mutating.set_holds(&set, mutate.session),
-        Some(Kind::SetLock(set)) => mutating.set_lock(set, mutate.session),
-        Some(Kind::SetQuota(set)) => mutating.set_quota(&set),
-        Some(Kind::SetTtl(set)) => mutating.set_ttl(&set),
+    let (mutation, now_ns) = (held::as_of_level(mutation, transaction.counters.level), mutate.now_ns);
+    let mut mutating = MutationContext {
+        session: mutate.session,
+        is_answered: mutation.is_answered,
+        made_ns: if mutation.made_ns == 0 { now_ns } else { mutation.made_ns },
+        uid: mutation.uid,
+        gid: mutation.gid,
+        ..MutationContext::new(transaction, now_ns)
     };
+    let seq = mutation.seq;
+    let done = mutating.check_session().and_then(|()| mutating.make(mutation));
     let result = match done {
         Ok(inode) => {
             mutating.note_intents()?;
-            let (attributes, gone) = (mutating.attributes(), mutating.gone);
-            MutationResult { inode, attributes, gone, ..MutationResult::default() }
+            let (attributes, gone) = (mutating.attributes(), std::mem::take(&mut mutating.gone));
+            MutationResult { inode, attributes, gone, held: mutating.held, ..MutationResult::default() }
         }
         Err(MutationError::Refused(Refusal { errno, reason })) => {
             MutationResult { errno: errno.raw_os_error(), reason, ..MutationResult::default() }
@@ -148,9 +155,19 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
             unlisted_below: below,
             ..MutationResult::default()
         },
+        Err(MutationError::Held { directory }) => MutationResult {
+            errno: Errno::AGAIN.raw_os_error(),
+            reason: format!(
+                "another client answers for changes in {}: have it let go first",
+                mutating.shown(directory)?
+            ),
+            held_elsewhere: directory,
+            ..MutationResult::default()
+        },
         Err(MutationError::Storage(error)) => return Err(error),
     };
-    results::keep(transaction, mutate.session, mutate.answered, mutation.seq, &result)?;
+    let reserved = mutating.reserved.take();
+    results::keep(transaction, mutate.session, mutate.answered, seq, (&result, reserved))?;
     Ok(Outcome::Mutated(Box::new(result), 0))
 }
 
@@ -201,7 +218,10 @@ impl<'t, 'd> MutationContext<'t, 'd> {
     fn new(transaction: &'t mut Transaction<'d>, now_ns: i64) -> Self {
         Self {
             transaction,
+            session: 0,
+            is_answered: false,
             now_ns,
+            made_ns: now_ns,
             uid: 0,
             gid: 0,
             mount: 0,
@@ -211,11 +231,40 @@ impl<'t, 'd> MutationContext<'t, 'd> {
             touched: Vec::new(),
             moved: Vec::new(),
             gone: Vec::new(),
+            held: false,
+            reserved: None,
         }
     }
 }
 
 impl MutationContext<'_, '_> {
+    /// Makes a change; gives the inode that it is about.
+    fn make(&mut self, mutation: Mutation) -> Result<u64, MutationError> {
+        if mutation.made_ns < 0 {
+            return refuse(Errno::INVAL, format!("a change that was made at {} ns", mutation.made_ns));
+        }
+        let session = self.session;
+        match mutation.change {
+            None => refuse(Errno::NOSYS, "a change of a kind that this master does not know"),
+            Some(Kind::Create(create)) => self.create(create, session),
+            Some(Kind::Link(link)) => self.link(&link),
+            Some(Kind::Remove(remove)) => self.remove(&remove),
+            Some(Kind::Rename(rename)) => self.rename(&rename),
+            Some(Kind::SetAttr(set)) => self.set_attributes(&set),
+            Some(Kind::SetXattr(set)) => self.set_xattr(&set),
+            Some(Kind::RemoveXattr(remove)) => self.remove_xattr(&remove),
+            Some(Kind::Commit(commit)) => self.commit(&commit),
+            Some(Kind::Hold(inode)) => self.hold(inode, session),
+            Some(Kind::LetGo(inode)) => Ok(self.release(inode, session)),
+            Some(Kind::SetHolds(set)) => self.set_holds(&set, session),
+            Some(Kind::SetLock(set)) => self.set_lock(set, session),
+            Some(Kind::SetQuota(set)) => self.set_quota(&set),
+            Some(Kind::SetTtl(set)) => self.set_ttl(&set),
+            Some(Kind::ReserveInodes(count)) => self.reserve(count),
+            Some(Kind::LetGoDirectories(asked)) => self.let_go_directories(&asked),
+        }
+    }
+
     /// What a refusal calls an inode: its path, by the first of its names, or its number where it has none.
     fn shown(&mut self, inode: u64) -> Result<String, MasterError> {
         Ok(match existing::path(self.transaction, inode, ROOT_INODE)? {
@@ -227,6 +276,7 @@ impl MutationContext<'_, '_> {
     /// A directory in which names may be changed.
     fn directory(&mut self, inode: u64) -> Result<InodeRecord, MutationError> {
         let record = self.inode(inode)?;
+        self.check_own_directory(inode, &record)?;
         if !is_directory(&record) {
             return refuse(Errno::NOTDIR, format!("{} is not a directory", self.shown(inode)?));
         }
@@ -256,8 +306,15 @@ impl MutationContext<'_, '_> {
         }
     }
 
-    /// An inode of an fs-mode mount.
+    /// An inode of an fs-mode mount, which may be changed now.
     fn inode(&mut self, inode: u64) -> Result<InodeRecord, MutationError> {
+        let record = self.known_inode(inode)?;
+        self.check_holder(inode, &record)?;
+        Ok(record)
+    }
+
+    /// An inode of an fs-mode mount, whoever holds its directory.
+    fn known_inode(&mut self, inode: u64) -> Result<InodeRecord, MutationError> {
         let Some(record) = self.transaction.inode(inode)? else {
             return refuse(Errno::STALE, format!("inode {inode} is no longer there"));
         };
@@ -312,8 +369,8 @@ impl MutationContext<'_, '_> {
 
     /// A directory whose entries changed: its times, and how many there are.
     fn directory_changed(&mut self, inode: u64, mut record: InodeRecord, change: EntriesChange) {
-        record.mtime_ns = self.now_ns;
-        record.ctime_ns = self.now_ns;
+        record.mtime_ns = self.made_ns;
+        record.ctime_ns = self.made_ns;
         record.nlink = records::links(&record).saturating_add_signed(change.directories);
         records::count_entries(&mut record, change.names);
         self.put(inode, record);
@@ -323,8 +380,11 @@ impl MutationContext<'_, '_> {
     fn unlink(&mut self, inode: u64, mut record: InodeRecord) -> Result<(), MasterError> {
         quota::drop_quota(self.transaction, inode)?;
         ttl::drop_ttl(self.transaction, inode, &record);
+        if is_directory(&record) {
+            super::held::forget(self.transaction, record.mount_id, inode)?;
+        }
         record.unlinked = true;
-        record.ctime_ns = self.now_ns;
+        record.ctime_ns = self.made_ns;
         self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);
         self.put(inode, record);
         self.transaction.changes.push(Change::Unlinked(inode));

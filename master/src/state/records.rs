@@ -101,6 +101,11 @@ pub fn unlisted_key(mount_id: u32, path: &[u8]) -> Vec<u8> {
     [mount_id.to_be_bytes().as_slice(), path].concat()
 }
 
+/// What keys in `meta` begin with that are about directories which sessions hold.
+const HELD: &[u8] = b"held";
+const HELD_BY: &[u8] = b"of-session";
+const HELD_COUNT: &[u8] = b"session-holds";
+
 /// Key of a session's hold of an inode: inode ‖ session.
 pub fn hold_key(inode: u64, session: u64) -> [u8; 16] {
     let mut key = [0; 16];
@@ -117,6 +122,32 @@ pub fn hold_session_key(session: u64, inode: u64) -> [u8; 16] {
 /// The inode of such a key.
 pub fn held_by_session(key: &[u8]) -> Option<u64> {
     leading_id(key.get(8..)?)
+}
+
+/// Key in `meta` of a directory that a session holds: mount ‖ directory.
+pub fn held_key(mount_id: u32, directory: u64) -> Vec<u8> {
+    [HELD, &mount_id.to_be_bytes(), &directory.to_be_bytes()].concat()
+}
+
+/// The mount and the directory of such a key.
+pub fn parse_held_key(key: &[u8]) -> Option<(u32, u64)> {
+    let (mount_id, directory) = key.strip_prefix(HELD)?.split_first_chunk::<4>()?;
+    Some((u32::from_be_bytes(*mount_id), leading_id(directory)?))
+}
+
+/// Key in `meta` of the same among what a session holds: session ‖ directory.
+pub fn held_by_key(session: u64, directory: u64) -> Vec<u8> {
+    [HELD_BY, &session.to_be_bytes(), &directory.to_be_bytes()].concat()
+}
+
+/// The directory of such a key.
+pub fn parse_held_by_key(key: &[u8]) -> Option<u64> {
+    leading_id(key.strip_prefix(HELD_BY)?.get(8..)?)
+}
+
+/// Key in `meta` of how many directories a session holds.
+pub fn held_count_key(session: u64) -> Vec<u8> {
+    [HELD_COUNT, &session.to_be_bytes()].concat()
 }
 
 /// Key of the locks of one kind of a file: inode ‖ kind.

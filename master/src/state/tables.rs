@@ -2,6 +2,7 @@
 //! the disk, so async callers run them on the blocking pool where they read more than a handful of records.
 
 mod bucket;
+mod held;
 mod replica;
 mod ttl;
 mod unlisted;

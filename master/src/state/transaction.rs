@@ -8,6 +8,7 @@ use bytes::Bytes;
 use cavern_proto::record::{Counters, DentryRecord, InodeRecord};
 use prost::Message;
 
+use super::held::HeldChange;
 use super::records::{dentry_key, inode_key, is_directory, links};
 use super::tables::{COUNTERS_KEY, Tables};
 use super::unwritten::{Write, Writes};
@@ -55,6 +56,8 @@ pub struct Changes {
     pub are_strict: bool,
     /// Where the inodes are that they are about, and that were deleted.
     pub inodes: HashMap<u64, Whereabouts>,
+    /// Directories that a session holds from now on, or no longer. They have no numbers: clients are not told of them.
+    pub held: Vec<HeldChange>,
 }
 
 /// Where an inode can be found after a transaction.
@@ -114,6 +117,8 @@ pub struct Transaction<'a> {
     pub is_strict: bool,
     /// See [`Changes`].
     pub seen: Vec<(u64, Bytes)>,
+    /// See [`Changes`].
+    pub held: Vec<HeldChange>,
 }
 
 impl<'a> Transaction<'a> {
@@ -134,6 +139,7 @@ impl<'a> Transaction<'a> {
             origin: 0,
             is_strict: false,
             seen: Vec::new(),
+            held: Vec::new(),
         })
     }
 
@@ -152,9 +158,14 @@ impl<'a> Transaction<'a> {
     /// Stores an inode under a new id, which it returns.
     pub fn create_inode(&mut self, record: InodeRecord) -> u64 {
         self.counters.inode += 1;
-        self.counters.inodes += 1;
-        self.put_inode(self.counters.inode, record);
+        self.create_inode_as(self.counters.inode, record);
         self.counters.inode
+    }
+
+    /// The same under an id that was taken from the counter before, and that no inode has.
+    pub fn create_inode_as(&mut self, inode: u64, record: InodeRecord) {
+        self.counters.inodes += 1;
+        self.put_inode(inode, record);
     }
 
     pub fn put_inode(&mut self, inode: u64, record: InodeRecord) {
@@ -253,6 +264,7 @@ impl<'a> Transaction<'a> {
                 list: self.changes,
                 are_strict: self.is_strict,
                 inodes,
+                held: self.held,
             },
         ))
     }

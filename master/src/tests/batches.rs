@@ -103,7 +103,8 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
             let session = 7 + u64::from(e % 2);
             // Now and then one that was sent before.
             let seq = if d.is_multiple_of(16) { number.saturating_sub(2) } else { number } + 1;
-            let mutation = Some(Mutation { seq, uid: 1, gid: 2, change: Some(mutation(kind, chosen)) });
+            let mutation =
+                Some(Mutation { seq, uid: 1, gid: 2, change: Some(mutation(kind, chosen)), ..Mutation::default() });
             Kind::Mutate(Mutate { session, answered: number.saturating_sub(3), now_ns, mutation })
         }
         21 => Kind::ReapUnlinked(inode(a)),
@@ -293,7 +294,8 @@ fn create(number: u64, parent: u64) -> Kind {
         kind: InodeKind::File as i32,
         ..CreateInode::default()
     };
-    let mutation = Mutation { seq: number + 1, uid: 0, gid: 0, change: Some(Change::Create(create)) };
+    let mutation =
+        Mutation { seq: number + 1, uid: 0, gid: 0, change: Some(Change::Create(create)), ..Mutation::default() };
     Kind::Mutate(Mutate { session: 7, answered: number, now_ns: 9, mutation: Some(mutation) })
 }
 
@@ -318,7 +320,8 @@ fn what_many_commands_change_is_written_once() {
     let below = |name: &str, number| {
         let kind = InodeKind::Directory as i32;
         let create = CreateInode { parent: ROOTS[0], name: name.to_owned().into(), kind, ..CreateInode::default() };
-        let mutation = Mutation { seq: number, uid: 0, gid: 0, change: Some(Change::Create(create)) };
+        let mutation =
+            Mutation { seq: number, uid: 0, gid: 0, change: Some(Change::Create(create)), ..Mutation::default() };
         Kind::Mutate(Mutate { session: 8, answered: 0, now_ns: 9, mutation: Some(mutation) })
     };
     run(vec![below("d", 1)]);

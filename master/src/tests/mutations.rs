@@ -42,7 +42,9 @@ pub(super) async fn mutate(
     changes: Vec<Change>,
 ) -> Result<Vec<MutationResult>, Status> {
     let numbered = changes.into_iter().zip(first..);
-    let mutations = numbered.map(|(change, seq)| Mutation { seq, uid: 1, gid: 2, change: Some(change) }).collect();
+    let mutations = numbered
+        .map(|(change, seq)| Mutation { seq, uid: 1, gid: 2, change: Some(change), ..Mutation::default() })
+        .collect();
     let request = MutateRequest { session, mutations, answered: first - 1 };
     Ok(master.services().begin_changes(request).await?.await?.results)
 }
@@ -115,7 +117,10 @@ async fn extended_attributes_are_read_as_they_were_set() {
     let xattrs = |inode| {
         let services = master.services().clone();
         async move {
-            services.get_xattrs(Request::new(GetXattrsRequest { inode })).await.map(|xattrs| xattrs.into_inner().xattrs)
+            services
+                .get_xattrs(Request::new(GetXattrsRequest { inode, session: 0 }))
+                .await
+                .map(|xattrs| xattrs.into_inner().xattrs)
         }
     };
     let inode = mutate(&master, session.id(), 1, vec![create(root, "f", Kind::File)]).await.unwrap()[0].inode;

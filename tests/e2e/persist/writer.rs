@@ -70,7 +70,7 @@ impl Writer {
     #[track_caller]
     fn change(&mut self, change: Change) -> u64 {
         self.seq += 1;
-        let mutation = Mutation { seq: self.seq, uid: 1000, gid: 100, change: Some(change) };
+        let mutation = Mutation { seq: self.seq, uid: 1000, gid: 100, change: Some(change), ..Mutation::default() };
         let request =
             MutateRequest { session: self.session, mutations: vec![mutation], answered: self.seq.saturating_sub(1) };
         let reply = self.runtime.block_on(async {

@@ -119,7 +119,9 @@ impl Sender {
     /// Begins with what the process before has left.
     fn go_on(&mut self, journal: &Arc<Journal>) {
         (self.session, self.used) = journal.session();
-        let calls = self.inner.earlier_changes(journal);
+        let (calls, unsent) = self.inner.earlier_changes(journal);
+        self.inner.changes.push_front(unsent);
+        self.inner.let_go_of_inherited();
         self.answered = calls.first().map_or(self.used, |call| call.first - 1);
         let mark = self.inner.recent.mark();
         let call = |EarlierCall { first, changes }| Call { changes, first, mark, is_sent: false, was_sent: true };
@@ -140,6 +142,7 @@ impl Sender {
                 self.send();
             }
             let deadline = self.deadline();
+            let due = inner.changes.due().filter(|_| self.calls.len() < AHEAD);
             let stubs = self.connection.as_ref().map(|connection| connection.stubs.clone());
             let suspect_at = self.connection.as_ref().and_then(|connection| connection.suspect_at);
             tokio::select! {
@@ -154,6 +157,7 @@ impl Sender {
                 }
                 () = sleep_until(suspect_at.unwrap_or_else(Instant::now)), if suspect_at.is_some() => self.suspect(),
                 () = inner.changes.filled.notified() => {}
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {}
                 () = sleep(PAUSE), if !is_ready && !self.calls.is_empty() => {}
             }
@@ -198,9 +202,12 @@ impl Sender {
         if self.deadline().is_none_or(|deadline| deadline > now) {
             return;
         }
-        let mut late = self.inner.changes.take_late(now);
+        let (mut late, askers) = self.inner.changes.take_late(now);
+        for asker in askers {
+            let _gone = asker.send(Err(self.inner.late()));
+        }
         self.renumber(|changes| {
-            let (of_call, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(|pending| pending.is_late(now));
+            let (of_call, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(|pending| pending.is_over(now));
             late.extend(of_call);
             rest
         });
@@ -228,6 +235,7 @@ impl Sender {
     /// change.
     fn give_up(&mut self, cause: &str) {
         self.inner.lease.abandon();
+        self.inner.held.end();
         self.connection = None;
         self.answer_unknown(cause);
     }
@@ -357,7 +365,8 @@ impl Sender {
             // Now it is known that they were not made, and an asker that was answered before (`OutcomeUnknown`) does
             // not count on them.
             Verdict::NotMade => {
-                self.renumber(|changes| changes.into_iter().filter(|pending| pending.asker.is_some()).collect())
+                let is_due = |pending: &Pending| pending.asker.is_some() || pending.is_owed;
+                self.renumber(|changes| changes.into_iter().filter(is_due).collect())
             }
             Verdict::Unknown => {}
         }

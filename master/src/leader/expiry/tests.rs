@@ -61,7 +61,7 @@ impl Fixture {
     /// Makes a change so many seconds ago.
     fn change(&mut self, age: i64, change: Change) -> u64 {
         self.seq += 1;
-        let mutation = Mutation { seq: self.seq, uid: 0, gid: 0, change: Some(change) };
+        let mutation = Mutation { seq: self.seq, uid: 0, gid: 0, change: Some(change), ..Mutation::default() };
         let (answered, now_ns) = (self.seq - 1, NOW - age * SECOND);
         let mutate = Mutate { session: 7, answered, now_ns, mutation: Some(mutation) };
         let Outcome::Mutated(result, _) = self.run(Kinds::Mutate(mutate)) else { panic!("no result") };

@@ -183,6 +183,26 @@ impl WatchHub {
         others
     }
 
+    /// Asks a session to let go of a directory, or of all (0), with an event that has the number of the last one, as a
+    /// tick has, and is sent after all that wait to be. Whether it has a stream on which to be asked.
+    pub fn send_recall(&self, session: u64, directory: u64) -> bool {
+        let mut state = self.state.lock();
+        if !state.sessions.contains_key(&session) {
+            return false;
+        }
+        let recall: Arc<[WatchEvent]> = Arc::new([event(state.seq, Event::Recall(directory))]);
+        self.push(&mut state, session, &recall);
+        true
+    }
+
+    /// What a person may call a session.
+    pub fn describe(&self, session: u64) -> String {
+        match self.state.lock().sessions.get(&session) {
+            Some(known) => format!("the client {} (session {session})", known.client),
+            None => format!("a client that is cut off (session {session})"),
+        }
+    }
+
     /// Puts events in the queue of a session. One that is too far behind is to forget everything instead.
     fn push(&self, state: &mut State, id: u64, events: &Arc<[WatchEvent]>) {
         let Some(session) = state.sessions.get_mut(&id) else { return };

@@ -15,7 +15,7 @@ const GROUP_EXECUTES: u32 = 0o0010;
 impl MutationContext<'_, '_> {
     pub(super) fn set_attributes(&mut self, set: &SetAttr) -> Result<u64, MutationError> {
         let mut record = self.inode(set.inode)?;
-        let now_ns = self.now_ns;
+        let now_ns = self.made_ns;
         let time = |time: Time| if time.now { now_ns } else { time.ns };
         // Another owner keeps none, whoever gives the file away.
         let is_given_away = set.uid.is_some() || set.gid.is_some();

@@ -114,8 +114,8 @@ impl MutationContext<'_, '_> {
 
     fn content_changed(&self, record: &mut InodeRecord) {
         record.version += 1;
-        record.mtime_ns = self.now_ns;
-        record.ctime_ns = self.now_ns;
+        record.mtime_ns = self.made_ns;
+        record.ctime_ns = self.made_ns;
     }
 }
 

@@ -22,6 +22,7 @@ impl MutationContext<'_, '_> {
         if is_named && self.transaction.dentry(create.parent, &create.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
         }
+        let number = self.check_number(create.inode)?;
         self.check_quotas(create.parent, UsageDelta { bytes: 0, inodes: 1 })?;
         let (mut permissions, lists) = match kind {
             Kind::Symlink => (0o777, Vec::new()),
@@ -41,10 +42,10 @@ impl MutationContext<'_, '_> {
             uid: self.uid,
             gid,
             size: create.target.len() as u64,
-            atime_ns: Some(self.now_ns),
-            mtime_ns: self.now_ns,
-            ctime_ns: self.now_ns,
-            btime_ns: Some(self.now_ns),
+            atime_ns: Some(self.made_ns),
+            mtime_ns: self.made_ns,
+            ctime_ns: self.made_ns,
+            btime_ns: Some(self.made_ns),
             allocated: (kind == Kind::File).then_some(0),
             parent: create.parent,
             name: create.name.clone(),
@@ -59,9 +60,16 @@ impl MutationContext<'_, '_> {
             linkable: create.naming() == Naming::Nameless,
             ..InodeRecord::default()
         };
-        let inode = self.transaction.create_inode(record.clone());
+        let inode = match number {
+            0 => self.transaction.create_inode(record.clone()),
+            number => {
+                self.transaction.create_inode_as(number, record.clone());
+                number
+            }
+        };
         self.put_acls(inode, &lists);
         self.touch(inode, record);
+        self.hold_made(&create, inode, directory.mount_id)?;
         if is_named {
             self.transaction.put_dentry(create.parent, &create.name, DentryRecord { inode, kind: create.kind });
             self.name_changed(create.parent, &create.name, 0, inode);

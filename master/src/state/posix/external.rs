@@ -33,6 +33,9 @@ pub fn take_in(transaction: &mut Transaction<'_>, taken: &TakeInObject) -> Resul
     if path.as_ref().is_none_or(|path| *path != taken.path) || known.map_or(0, |known| known.inode) != taken.inode {
         return Ok(RefreshFate::Nothing);
     }
+    if is_held(transaction, taken.directory, &directory, taken.inode)? {
+        return Ok(RefreshFate::Pending);
+    }
     let Ok(name) = std::str::from_utf8(&taken.name) else { return Ok(RefreshFate::Nothing) };
     let key = format!("{}{name}", taken.key_prefix);
     let mut taking = ExternalChange { transaction, taken, directory, path: path.unwrap_or_default(), key };
@@ -45,6 +48,24 @@ pub fn take_in(transaction: &mut Transaction<'_>, taken: &TakeInObject) -> Resul
         },
         (Some(known), there) => taking.compare(known, there.as_ref()),
     }
+}
+
+/// Whether a session may have answered for other changes of a directory, or of what a name in it leads to.
+fn is_held(
+    transaction: &mut Transaction<'_>,
+    directory: u64,
+    record: &InodeRecord,
+    known: u64,
+) -> Result<bool, MasterError> {
+    if transaction.counters.held == 0 {
+        return Ok(false);
+    }
+    let tables = transaction.before();
+    if tables.held_around(directory, record, |_| true)?.is_some() {
+        return Ok(true);
+    }
+    let Some(record) = transaction.inode(known)? else { return Ok(false) };
+    Ok(tables.held_around(known, &record, |_| true)?.is_some())
 }
 
 struct ExternalChange<'t, 'd> {

@@ -11,7 +11,7 @@ use crate::MasterError;
 use crate::state::extent::{self, DropProgress};
 use crate::state::orphans::StepProgress;
 use crate::state::records::{hold_key, hold_session_key, inode_key, leading_id, xattr_key};
-use crate::state::{Database, Family, Tables, Transaction, intent, origin, usage};
+use crate::state::{Database, Family, Tables, Transaction, held, intent, origin, usage};
 
 /// Inodes of one [`SetHolds`].
 const HOLDS_MAX: usize = 1000;
@@ -20,7 +20,9 @@ impl MutationContext<'_, '_> {
     /// An inode that is only open need not be held while it has a name: all sessions that may have it open then are
     /// notified of its removal. Who writes to blocks that are known here holds it, lest they be dropped.
     pub(super) fn hold(&mut self, inode: u64, session: u64) -> Result<u64, MutationError> {
-        self.inode(inode)?;
+        let record = self.known_inode(inode)?;
+        // Whoever holds its directory: nothing is changed by this.
+        self.check_own(inode, &record)?;
         self.put_hold(inode, session);
         Ok(inode)
     }
@@ -89,6 +91,7 @@ pub fn forget_content(
     if extent::drop_blocks_step(transaction, inode, mount_id)? == DropProgress::Some {
         return Ok(DropProgress::Some);
     }
+    held::forget(transaction, mount_id, inode)?;
     if let Some(mut record) = transaction.inode(inode)? {
         origin::set(transaction, inode, &mut record, None)?;
         drop_ttl(transaction, inode, &record);

@@ -40,7 +40,7 @@ impl MutationContext<'_, '_> {
             self.give_another_name(link, &mut record)?;
         }
         self.transaction.put_dentry(link.parent, &link.name, DentryRecord { inode: link.inode, kind: record.kind });
-        record.ctime_ns = self.now_ns;
+        record.ctime_ns = self.made_ns;
         self.put(link.inode, record);
         self.name_changed(link.parent, &link.name, 0, link.inode);
         self.directory_changed(link.parent, directory, EntriesChange { names: 1, directories: 0 });
@@ -94,7 +94,7 @@ impl MutationContext<'_, '_> {
         }
         (record.parent, record.name) = (other_parent, other_name);
         record.nlink = count - 1;
-        record.ctime_ns = self.now_ns;
+        record.ctime_ns = self.made_ns;
         self.put(inode, record);
         Ok(())
     }

@@ -21,6 +21,7 @@ impl MutationContext<'_, '_> {
     /// Sets a quota, changes it, or ends it. With the first one counting begins.
     pub(super) fn set_quota(&mut self, set: &SetQuota) -> Result<u64, MutationError> {
         self.directory(set.inode)?;
+        self.check_nothing_held()?;
         let known = self.transaction.before().quota(set.inode)?;
         let mut quota = known.unwrap_or_default();
         quota.max_bytes = set.max_bytes.unwrap_or(quota.max_bytes);
@@ -51,6 +52,10 @@ impl MutationContext<'_, '_> {
         end: &HashSet<u64>,
     ) -> Result<(), MutationError> {
         if self.transaction.counters.quotas == 0 || growth.bytes <= 0 && growth.inodes <= 0 {
+            return Ok(());
+        }
+        // It has been answered: where a directory was held, there was no quota when it was made.
+        if self.is_answered {
             return Ok(());
         }
         for at in self.above(directory)?.into_iter().take_while(|at| !end.contains(at)) {
@@ -120,7 +125,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A directory and those above it in its mount, nearest first.
-    fn above(&mut self, directory: u64) -> Result<Vec<u64>, MasterError> {
+    pub(super) fn above(&mut self, directory: u64) -> Result<Vec<u64>, MasterError> {
         let (mut above, mut at) = (Vec::new(), directory);
         for _ in 0..DEPTH_MAX {
             match self.transaction.inode(at)? {

@@ -105,7 +105,7 @@ impl MutationContext<'_, '_> {
             (rename.parent, &rename.name),
             (rename.new_parent, &rename.new_name),
         );
-        moved.ctime_ns = self.now_ns;
+        moved.ctime_ns = self.made_ns;
         self.put(dentry.inode, moved);
         self.moved.extend(moves_directory.then_some(dentry.inode));
         self.name_changed(rename.parent, &rename.name, dentry.inode, 0);
@@ -139,8 +139,8 @@ impl MutationContext<'_, '_> {
         let change = i32::from(is_directory(&other)) - i32::from(is_directory(&moved));
         self.moved.extend(is_directory(&moved).then_some(dentry.inode));
         self.moved.extend(is_directory(&other).then_some(target.inode));
-        moved.ctime_ns = self.now_ns;
-        other.ctime_ns = self.now_ns;
+        moved.ctime_ns = self.made_ns;
+        other.ctime_ns = self.made_ns;
         self.put(dentry.inode, moved);
         self.put(target.inode, other);
         self.name_changed(here.0, here.1, dentry.inode, target.inode);

@@ -1,15 +1,16 @@
 //! The results that sessions may ask for again.
 
 use cavern_proto::master::MutationResult;
-use cavern_proto::record::{EndSessionStep, SessionRecord};
+use cavern_proto::record::{EndSessionStep, InodeRange, SessionRecord};
 use rustix::io::Errno;
 
+use super::held::with_range;
 use super::{hold, lock};
 use crate::MasterError;
 use crate::state::orphans::StepProgress;
 use crate::state::records::result_key;
 use crate::state::transaction::Transaction;
-use crate::state::{Family, Outcome};
+use crate::state::{Family, Outcome, held};
 
 /// Results forgotten with one mutation at most.
 const FORGET_MAX: u64 = 1000;
@@ -36,24 +37,27 @@ pub(super) fn find(
     }))
 }
 
-/// Keeps a result, and forgets those that the session has.
+/// Keeps a result, and what was reserved with it; forgets the results that the session has.
 pub(super) fn keep(
     transaction: &mut Transaction<'_>,
     session: u64,
     answered: u64,
     seq: u64,
-    result: &MutationResult,
+    (result, reserved): (&MutationResult, Option<InodeRange>),
 ) -> Result<(), MasterError> {
     // Never beyond what is being answered: a wrong number must not make retries fail.
     let answered = answered.min(seq.saturating_sub(1));
     let before = transaction.before().session(session)?;
-    let known = before.unwrap_or_default();
-    let forgotten = known.answered;
-    if before.is_none() || answered > forgotten {
+    let (is_new, mut record) = (before.is_none(), before.unwrap_or_default());
+    let forgotten = record.answered;
+    if is_new || answered > forgotten || reserved.is_some() {
         // The rest goes with later mutations.
-        let answered = answered.min(forgotten + FORGET_MAX);
-        (forgotten + 1..=answered).for_each(|seq| transaction.delete(Family::Result, &result_key(session, seq)));
-        transaction.put(Family::Session, &session.to_be_bytes(), &SessionRecord { answered, ..known });
+        record.answered = answered.min(forgotten + FORGET_MAX).max(forgotten);
+        (forgotten + 1..=record.answered).for_each(|seq| transaction.delete(Family::Result, &result_key(session, seq)));
+        if let Some(range) = reserved {
+            record.reserved = with_range(record.reserved, range);
+        }
+        transaction.put(Family::Session, &session.to_be_bytes(), &record);
     }
     transaction.put(Family::Result, &result_key(session, seq), result);
     Ok(())
@@ -62,18 +66,23 @@ pub(super) fn keep(
 /// Forgets a session, its results, what it holds and what it has locked, at once: as logs of earlier versions have it.
 pub fn end_session(transaction: &mut Transaction<'_>, session: u64) -> Result<Outcome, MasterError> {
     transaction.delete(Family::Session, &session.to_be_bytes());
+    held::release_some(transaction, session, usize::MAX)?;
     forget_some(transaction, session, usize::MAX)?;
     hold::release_some(transaction, session, usize::MAX)?;
     lock::release_some(transaction, session, usize::MAX)?;
     Ok(Outcome::Done)
 }
 
-/// Does a part of the same. Locks come first, since others wait for them. The session's record goes last: as long as it
-/// is there, a master that starts goes on with this, and lets nobody take the session up again.
+/// Does a part of the same. Directories come first, and locks, since others wait for them. The session's record goes
+/// last: as long as it is there, a master that starts goes on with this, and lets nobody take the session up again.
 pub fn end_session_step(transaction: &mut Transaction<'_>, step: &EndSessionStep) -> Result<Outcome, MasterError> {
     let EndSessionStep { session, limit, mut part } = *step;
     let (mut left, mut held) = ((limit as usize).max(LOCKS_COST), 0);
-    while part < PARTS {
+    // From the first step on, nothing is taken any more that the session has answered for.
+    let released = held::release_some(transaction, session, left)?;
+    let has_directories = released > 0 && released == left;
+    left -= released;
+    while part < PARTS && !has_directories {
         let cost = if part == 0 { LOCKS_COST } else { 1 };
         let most = left / cost;
         let taken = match part {

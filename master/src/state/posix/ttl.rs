@@ -13,6 +13,7 @@ impl MutationContext<'_, '_> {
     /// Sets the rule of a directory, or ends it.
     pub(super) fn set_ttl(&mut self, set: &SetTtl) -> Result<u64, MutationError> {
         self.directory(set.inode)?;
+        self.check_nothing_held()?;
         let Ok(action) = TtlAction::try_from(set.action) else {
             return refuse(Errno::INVAL, "an action that this master does not know");
         };
@@ -54,6 +55,7 @@ pub fn expire(transaction: &mut Transaction<'_>, expire: &Expire) -> Result<Outc
         Err(MutationError::Unlisted { .. }) => {
             Ok(Outcome::Refused("not all names of its directory are known yet".into()))
         }
+        Err(MutationError::Held { directory }) => Ok(Outcome::Held(directory)),
         Err(MutationError::Storage(error)) => Err(error),
     }
 }

@@ -94,7 +94,7 @@ impl MutationContext<'_, '_> {
         if name == CAPABILITY {
             record.has_capability = value.is_some();
         }
-        record.ctime_ns = self.now_ns;
+        record.ctime_ns = self.made_ns;
         self.put(inode, record);
         Ok(inode)
     }

@@ -100,7 +100,7 @@ impl Fixture {
     pub async fn try_change(&mut self, change: Change) -> MutationResult {
         self.seq += 1;
         let services = self.master().services();
-        let mutation = Mutation { seq: self.seq, uid: 1, gid: 2, change: Some(change) };
+        let mutation = Mutation { seq: self.seq, uid: 1, gid: 2, change: Some(change), ..Mutation::default() };
         let now_ns = services.lookups.reader.clock().now_ns();
         let mutate = Mutate { session: 1, answered: self.seq - 1, now_ns, mutation: Some(mutation) };
         match services.proposer.propose(Command::Mutate(mutate)).await.unwrap() {

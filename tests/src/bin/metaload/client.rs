@@ -124,7 +124,7 @@ impl Client {
 
     async fn change(&mut self, change: Change) -> Result<u64, Failure> {
         self.seq += 1;
-        let mutation = Mutation { seq: self.seq, uid: 0, gid: 0, change: Some(change) };
+        let mutation = Mutation { seq: self.seq, uid: 0, gid: 0, change: Some(change), ..Mutation::default() };
         let call = MutateRequest { session: self.session.id, mutations: vec![mutation], answered: self.seq - 1 };
         self.changes.send(call).await?;
         let reply = self.results.message().await?.ok_or("the stream of changes has ended")?;

@@ -1,0 +1,134 @@
+//! The directories that sessions hold, as the state has them, in memory on every master: as long as there are none,
+//! nothing costs more than a look at a counter.
+//!
+//! A directory is here before it is in the tables, and until they say that it was let go of. So whoever reads the
+//! tables and finds a directory that is held finds it here as well.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+
+use crate::state::{HeldChange, HeldDirectory};
+
+/// See the module.
+#[derive(Default)]
+pub struct HeldDirectories {
+    holders: Mutex<HashMap<u64, HeldDirectory>>,
+    /// How many they are.
+    count: AtomicUsize,
+    /// Grows whenever some have been let go of.
+    moment: AtomicU64,
+    let_go: Notify,
+}
+
+impl HeldDirectories {
+    /// They are these, and no others.
+    pub(super) fn replace(&self, held: Vec<HeldDirectory>) {
+        let mut holders = self.holders.lock();
+        *holders = held.into_iter().map(|held| (held.directory, held)).collect();
+        self.count.store(holders.len(), Ordering::Release);
+        drop(holders);
+        self.were_let_go();
+    }
+
+    /// Before the tables show what these changes make.
+    pub(super) fn hold(&self, changes: &[HeldChange]) {
+        let held = changes.iter().filter_map(|change| match change {
+            HeldChange::Held(held) => Some((held.directory, *held)),
+            HeldChange::LetGo(_) => None,
+        });
+        let mut holders = self.holders.lock();
+        holders.extend(held);
+        self.count.store(holders.len(), Ordering::Release);
+    }
+
+    /// When the tables show it.
+    pub(super) fn let_go(&self, changes: &[HeldChange]) {
+        let mut holders = self.holders.lock();
+        let mut some = false;
+        for change in changes {
+            if let HeldChange::LetGo(held) = change {
+                some |= holders.remove(&held.directory).is_some();
+            }
+        }
+        self.count.store(holders.len(), Ordering::Release);
+        drop(holders);
+        if some {
+            self.were_let_go();
+        }
+    }
+
+    fn were_let_go(&self) {
+        self.moment.fetch_add(1, Ordering::AcqRel);
+        self.let_go.notify_waiters();
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// Is another one when some have been let go of.
+    pub fn moment(&self) -> u64 {
+        self.moment.load(Ordering::Acquire)
+    }
+
+    /// Whoever holds a directory.
+    pub fn holder(&self, directory: u64) -> Option<u64> {
+        if self.is_empty() {
+            return None;
+        }
+        self.holders.lock().get(&directory).map(|held| held.session)
+    }
+
+    /// Whoever holds one, if it is not this session; all are others for session 0.
+    pub fn other_holder(&self, directory: u64, session: u64) -> Option<u64> {
+        self.holder(directory).filter(|holder| session == 0 || *holder != session)
+    }
+
+    /// The sessions that hold directories of a mount.
+    pub fn holders_in(&self, mount_id: u32) -> HashSet<u64> {
+        if self.is_empty() {
+            return HashSet::new();
+        }
+        let holders = self.holders.lock();
+        holders.values().filter(|held| held.mount_id == mount_id).map(|held| held.session).collect()
+    }
+
+    /// Is notified when some have been let go of; to be enabled before one looks.
+    pub(super) fn next_let_go(&self) -> Notified<'_> {
+        self.let_go.notified()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_is_known_until_it_is_let_go_of() {
+        let held = HeldDirectories::default();
+        let of = |directory, session| HeldDirectory { mount_id: 3, directory, session };
+        assert!(held.is_empty() && held.holder(7).is_none());
+        let moment = held.moment();
+        let changes = [HeldChange::Held(of(7, 1)), HeldChange::Held(of(8, 2))];
+        held.hold(&changes);
+        held.let_go(&changes);
+        assert_eq!((held.holder(7), held.holder(8), held.holder(9)), (Some(1), Some(2), None));
+        assert_eq!(
+            (held.other_holder(7, 1), held.other_holder(7, 2), held.other_holder(7, 0)),
+            (None, Some(1), Some(1))
+        );
+        assert_eq!((held.holders_in(3), held.holders_in(4)), (HashSet::from([1, 2]), HashSet::new()));
+        assert_eq!(held.moment(), moment, "nothing was let go of");
+        held.let_go(&[HeldChange::LetGo(of(7, 1))]);
+        assert_ne!(held.moment(), moment);
+        assert_eq!((held.holder(7), held.holders_in(3)), (None, HashSet::from([2])));
+        held.replace(vec![of(9, 5)]);
+        assert_eq!((held.holder(8), held.holder(9)), (None, Some(5)));
+        held.replace(Vec::new());
+        assert!(held.is_empty());
+    }
+}

@@ -1,0 +1,333 @@
+//! Directories that a mount has made, and holds: what is changed there is answered before the master has it, whoever
+//! else looks sees all of it, and no death of a process takes any of it away.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use cavern_conf::Failpoint;
+use cavern_tests::{Child, Cluster, Options, eventually};
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use rustix::process::Signal;
+
+use crate::client_restart::kill_daemon;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Two mounts of a bucket, whose daemons have successors.
+struct Mounts {
+    cluster: Cluster,
+    here: PathBuf,
+    there: PathBuf,
+}
+
+impl Mounts {
+    fn up(options: Options) -> Self {
+        let conf = format!("[client]\nmetadata_timeout = \"60s\"\n{}", options.conf);
+        let cluster = Cluster::up(Options { keep_mount: true, more_mounts: vec!["second"], conf, ..options });
+        cluster.s3.create_bucket("bucket");
+        cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+        let (here, there) = (cluster.path("fs"), cluster.at_start.fuse[1].mount_point.join("fs"));
+        Self { cluster, here, there }
+    }
+
+    /// Changes that the first mount has answered before the master had them.
+    fn answered(&self) -> u64 {
+        self.counter("cavern_client_answered_changes_total")
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        self.cluster.status().fuse[0].metric(name).unwrap_or(0)
+    }
+
+    /// A directory that the first mount has made, and in which it answers.
+    fn held(&self, name: &str) -> PathBuf {
+        let directory = self.here.join(name);
+        fs::create_dir(&directory).unwrap();
+        let before = self.answered();
+        eventually("changes are answered here", PATIENCE, || {
+            let probe = directory.join("probe");
+            File::create(&probe).unwrap();
+            fs::remove_file(&probe).unwrap();
+            (self.answered() > before).then_some(())
+        });
+        directory
+    }
+
+    fn stop_master(&self) -> Stopped<'_> {
+        Stopped::new(&self.cluster, &self.cluster.at_start.masters[0])
+    }
+}
+
+/// A process that goes on with the end of this.
+struct Stopped<'c>(&'c Cluster, &'c Child);
+
+impl<'c> Stopped<'c> {
+    fn new(cluster: &'c Cluster, child: &'c Child) -> Self {
+        cluster.signal(child, Signal::STOP);
+        Self(cluster, child)
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.signal(self.1, Signal::CONT);
+    }
+}
+
+/// What is below a directory: of each path its kind and permissions, and its content or where it leads.
+fn tree(directory: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+    let mut found = BTreeMap::new();
+    let mut waiting = vec![directory.to_owned()];
+    while let Some(next) = waiting.pop() {
+        for entry in fs::read_dir(&next).unwrap() {
+            let path = entry.unwrap().path();
+            let metadata = fs::symlink_metadata(&path).unwrap();
+            let content = match metadata.file_type() {
+                kind if kind.is_symlink() => fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes(),
+                kind if kind.is_file() => fs::read(&path).unwrap(),
+                _ => {
+                    waiting.push(path.clone());
+                    Vec::new()
+                }
+            };
+            found.insert(path.strip_prefix(directory).unwrap().to_owned(), (metadata.mode(), content));
+        }
+    }
+    found
+}
+
+/// Every kind of change that is answered at once; what is there afterwards.
+fn change_all(directory: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+    let at = |name: &str| directory.join(name);
+    fs::create_dir(at("sub")).unwrap();
+    fs::create_dir(at("empty")).unwrap();
+    for name in ["plain", "renamed", "replaces", "replaced", "moved", "gone", "sub/below"] {
+        File::create(at(name)).unwrap();
+    }
+    symlink("sub/below", at("link")).unwrap();
+    fs::set_permissions(at("plain"), fs::Permissions::from_mode(0o640)).unwrap();
+    fs::rename(at("renamed"), at("new-name")).unwrap();
+    fs::set_permissions(at("replaces"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::rename(at("replaces"), at("replaced")).unwrap();
+    fs::rename(at("moved"), at("sub/moved")).unwrap();
+    fs::remove_file(at("gone")).unwrap();
+    fs::remove_dir(at("empty")).unwrap();
+    let file = |mode: u32| (0o100_000 | mode, Vec::new());
+    let expected = [
+        ("sub", (0o040_755, Vec::new())),
+        ("plain", file(0o640)),
+        ("new-name", file(0o644)),
+        ("replaced", file(0o600)),
+        ("sub/below", file(0o644)),
+        ("sub/moved", file(0o644)),
+        ("link", (0o120_777, b"sub/below".to_vec())),
+    ];
+    expected.into_iter().map(|(name, found)| (PathBuf::from(name), found)).collect()
+}
+
+#[test]
+fn changes_in_a_directory_that_was_made_here_wait_for_no_master_and_fsync_does() {
+    let mounts = Mounts::up(Options::default());
+    let held = mounts.held("held");
+    let stopped = mounts.stop_master();
+    let expected = change_all(&held);
+    for (path, (mode, _)) in &expected {
+        assert_eq!(fs::symlink_metadata(held.join(path)).unwrap().mode(), *mode, "{}", path.display());
+    }
+    assert!(!held.join("gone").exists());
+    let synced = {
+        let path = held.join("plain");
+        thread::spawn(move || File::open(path).unwrap().sync_all())
+    };
+    let directory_synced = {
+        let path = held.clone();
+        thread::spawn(move || File::open(path).unwrap().sync_all())
+    };
+    thread::sleep(Duration::from_millis(300));
+    assert!(!synced.is_finished() && !directory_synced.is_finished(), "the master has nothing in its log");
+    drop(stopped);
+    synced.join().unwrap().unwrap();
+    directory_synced.join().unwrap().unwrap();
+    assert_eq!(tree(&mounts.there.join("held")), expected);
+    assert_eq!(tree(&held), expected);
+    let [lost, mispredicted] = ["lost", "mispredicted"];
+    for name in [lost, mispredicted] {
+        assert_eq!(mounts.counter(&format!("cavern_client_{name}_changes_total")), 0, "{name}");
+    }
+}
+
+#[test]
+fn whoever_looks_sees_all_that_was_answered_and_changes_it() {
+    let mounts = Mounts::up(Options::default());
+    let mut random = StdRng::seed_from_u64(3);
+    for round in 0..20 {
+        let name = format!("round-{round}");
+        let (here, there) = (mounts.held(&name), mounts.there.join(&name));
+        let mut expected = BTreeMap::new();
+        for number in 0..random.random_range(1..40) {
+            let (file, content) = (format!("{number}"), format!("content of {number}").repeat(number));
+            fs::write(here.join(&file), &content).unwrap();
+            expected.insert(PathBuf::from(file), (0o100_644, content.into_bytes()));
+        }
+        match round % 4 {
+            0 => assert_eq!(tree(&there), expected),
+            1 => {
+                fs::write(there.join("other"), "theirs").unwrap();
+                expected.insert("other".into(), (0o100_644, b"theirs".to_vec()));
+            }
+            2 => {
+                fs::rename(there.join("0"), there.join("1")).unwrap();
+                let moved = expected.remove(Path::new("0")).unwrap();
+                expected.insert("1".into(), moved);
+            }
+            _ => {
+                fs::remove_file(there.join("0")).unwrap();
+                expected.remove(Path::new("0"));
+            }
+        }
+        fs::write(here.join("last"), "ours").unwrap();
+        expected.insert("last".into(), (0o100_644, b"ours".to_vec()));
+        assert_eq!(tree(&there), expected, "round {round}");
+        assert_eq!(tree(&here), expected, "round {round}");
+    }
+}
+
+#[test]
+fn a_listing_shows_directories_with_what_was_just_made_in_them() {
+    let mounts = Mounts::up(Options::default());
+    let held = mounts.held("held");
+    for number in 0..50 {
+        let directory = held.join(format!("{number}"));
+        fs::create_dir(&directory).unwrap();
+        fs::create_dir(directory.join("below")).unwrap();
+        // With the attributes of the entries, which the kernel keeps.
+        assert_eq!(fs::read_dir(&held).unwrap().count(), number + 1);
+        assert_eq!(fs::metadata(&directory).unwrap().nlink(), 3, "{number}");
+    }
+}
+
+#[test]
+fn the_death_of_the_daemon_takes_nothing_away_that_was_answered() {
+    let mounts = Mounts::up(Options::default());
+    let held = mounts.held("held");
+    let kept = File::options().append(true).create(true).open(held.join("kept")).unwrap();
+    let stopped = mounts.stop_master();
+    let mut expected = change_all(&held);
+    expected.insert("kept".into(), (0o100_644, b"and written".to_vec()));
+    kill_daemon(&mounts.cluster);
+    drop(stopped);
+    (&kept).write_all(b"and written").unwrap();
+    drop(kept);
+    assert_eq!(tree(&mounts.there.join("held")), expected);
+    assert_eq!(tree(&held), expected);
+    // Its successor holds what it makes itself.
+    let next = mounts.held("next");
+    let expected = change_all(&next);
+    assert_eq!(tree(&mounts.there.join("next")), expected);
+}
+
+#[test]
+fn a_daemon_that_dies_before_it_answers_has_made_each_change_once() {
+    let mounts = Mounts::up(Options { failpoints: true, ..Options::default() });
+    for pass in [1, 5, 9, 14] {
+        let held = mounts.held(&format!("held-{pass}"));
+        mounts.cluster.arm(Failpoint::AnswerNoted, pass);
+        let expected = change_all(&held);
+        eventually("the daemon has died", PATIENCE, || {
+            mounts.cluster.has_died_at(Failpoint::AnswerNoted).then_some(())
+        });
+        assert_eq!(tree(&mounts.there.join(format!("held-{pass}"))), expected, "pass {pass}");
+        assert_eq!(tree(&held), expected, "pass {pass}");
+    }
+}
+
+#[test]
+fn a_tree_that_is_unpacked_is_the_one_that_was_packed() {
+    let mounts = Mounts::up(Options::default());
+    let source = mounts.cluster.directory().join("source");
+    for number in 0..300 {
+        let directory = source.join(format!("{}", number / 20));
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join(format!("file-{number}"));
+        fs::write(&path, vec![number as u8; number * 37]).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600 | (number as u32 % 64))).unwrap();
+    }
+    let run = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let archive = mounts.cluster.directory().join("archive.tar");
+    run("tar", &["-C", &text(&source), "-cf", &text(&archive), "."]);
+    let expected = tree(&source);
+    let held = mounts.held("held");
+    run("tar", &["-C", &text(&held), "-xpf", &text(&archive)]);
+    run("cp", &["-a", &text(&held), &text(&mounts.here.join("copy"))]);
+    for name in ["held", "copy"] {
+        assert_eq!(tree(&mounts.there.join(name)), expected, "{name}");
+        let times = |directory: &Path| -> BTreeMap<_, _> {
+            let found = expected.keys().map(|path| (path, fs::metadata(directory.join(path)).unwrap()));
+            found.map(|(path, metadata)| (path.clone(), metadata.mtime())).collect()
+        };
+        assert_eq!(times(&mounts.here.join(name)), times(&source), "{name}");
+        assert_eq!(times(&mounts.there.join(name)), times(&source), "{name}");
+    }
+    run("rm", &["-r", &text(&mounts.here.join("copy"))]);
+    eventually("it is gone there, too", PATIENCE, || (!mounts.there.join("copy").exists()).then_some(()));
+    assert_eq!(mounts.counter("cavern_client_lost_changes_total"), 0);
+    assert_eq!(mounts.counter("cavern_client_mispredicted_changes_total"), 0);
+}
+
+#[test]
+fn a_client_that_is_away_for_too_long_is_told_what_is_lost_and_others_go_on() {
+    let mounts = Mounts::up(Options { conf: "[master]\nsession_lease = \"2s\"\n".to_owned(), ..Options::default() });
+    let held = mounts.held("held");
+    let file = File::create(held.join("open")).unwrap();
+    file.sync_all().unwrap();
+    let daemon = &mounts.cluster.at_start.fuse[0];
+    {
+        let stopped = mounts.stop_master();
+        // What is on its way to the master is made when that goes on: the rest is not sent yet.
+        for number in 0..20 {
+            File::create(held.join(format!("{number}"))).unwrap();
+            thread::sleep(Duration::from_millis(15));
+        }
+        fs::set_permissions(held.join("open"), fs::Permissions::from_mode(0o600)).unwrap();
+        mounts.cluster.signal_server(daemon, Signal::STOP);
+        drop(stopped);
+    }
+    // Once the session of the other one is over.
+    let there = mounts.there.join("held");
+    let seen = fs::read_dir(&there).unwrap().count();
+    fs::write(there.join("theirs"), "theirs").unwrap();
+    fs::set_permissions(there.join("open"), fs::Permissions::from_mode(0o400)).unwrap();
+    mounts.cluster.signal_server(daemon, Signal::CONT);
+    let told = file.sync_all().expect_err("what was answered is lost");
+    assert_eq!(told.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    file.sync_all().expect("it is told once");
+    // And nothing of the other's work is.
+    assert_eq!(fs::metadata(there.join("open")).unwrap().mode() & 0o777, 0o400);
+    assert_eq!(fs::metadata(held.join("open")).unwrap().mode() & 0o777, 0o400);
+    assert_eq!(fs::read_dir(&there).unwrap().count(), seen + 1);
+    assert_eq!(tree(&held), tree(&there));
+    assert_eq!(fs::read(held.join("theirs")).unwrap(), b"theirs");
+}
+
+#[test]
+fn a_quota_holds_for_what_is_made_after_it() {
+    let mounts = Mounts::up(Options::default());
+    let held = mounts.held("held");
+    File::create(held.join("first")).unwrap();
+    mounts.cluster.cv(&["fs", "quota", "set", "/fs/held", "--inodes", "3"]);
+    let made: Vec<_> = (0..5).map(|number| File::create(held.join(format!("{number}")))).collect();
+    let errors: Vec<_> = made.iter().filter_map(|made| made.as_ref().err()?.raw_os_error()).collect();
+    assert!(!errors.is_empty() && errors.iter().all(|errno| *errno == rustix::io::Errno::DQUOT.raw_os_error()));
+    assert_eq!(tree(&held), tree(&mounts.there.join("held")));
+}
