@@ -223,12 +223,19 @@ fn a_copy_in_and_out_survives_deaths_and_replacements() {
 
 /// What programs do while the daemon dies at a point: everything is answered as if nothing had happened.
 fn work_through(cluster: &Cluster, point: Failpoint, round: usize) {
-    let path = |name: &str| cluster.path("fs").join(format!("{name}-{round}"));
     cluster.arm(point, 3);
     let mut number = 0;
     eventually(&format!("the daemon dies at {}", point.name()), PATIENCE, || {
         number += 1;
-        let (made, moved) = (path(&format!("made{number}")), path(&format!("moved{number}")));
+        // In turn in a directory that the mount holds, and in one that it does not.
+        let directory = match number % 2 {
+            0 => format!("directory-{round}-{number}"),
+            _ => String::new(),
+        };
+        let place = cluster.path("fs").join(&directory);
+        fs::create_dir_all(&place).unwrap();
+        let path = |name: &str| place.join(format!("{name}{number}-{round}"));
+        let (made, moved) = (path("made"), path("moved"));
         let mut file = OpenOptions::new().create_new(true).read(true).write(true).mode(0o644).open(&made).unwrap();
         file.write_all(&content(number, 150_000)).unwrap();
         file.write_all_at(&content(number + 1, 1000), 2_300_000).unwrap();
@@ -245,10 +252,17 @@ fn work_through(cluster: &Cluster, point: Failpoint, round: usize) {
         expected.extend(&content(number + 1, 1000)[..500]);
         expected.resize(2_400_000, 0);
         assert!(fs::read(&moved).unwrap() == expected, "{} with {}", moved.display(), point.name());
-        assert!(by_another_way(cluster, &format!("/fs/moved{number}-{round}")) == expected, "{}", point.name());
+        assert!(
+            by_another_way(cluster, &format!("/fs/{directory}/moved{number}-{round}")) == expected,
+            "{}",
+            point.name()
+        );
         fs::create_dir(&made).unwrap();
         fs::remove_dir(&made).unwrap();
         fs::remove_file(&moved).unwrap();
+        if !directory.is_empty() {
+            fs::remove_dir(&place).unwrap();
+        }
         cluster.has_died_at(point).then_some(())
     });
 }
