@@ -11,12 +11,12 @@ use std::thread;
 use std::time::Duration;
 
 use cavern_conf::Failpoint;
-use cavern_tests::{Child, Cluster, Options, eventually};
+use cavern_tests::{Cluster, Options, eventually};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use rustix::process::Signal;
 
 use crate::client_restart::kill_daemon;
+use crate::fs_mode_lease::Stopped;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -62,22 +62,6 @@ impl Mounts {
 
     fn stop_master(&self) -> Stopped<'_> {
         Stopped::new(&self.cluster, &self.cluster.at_start.masters[0])
-    }
-}
-
-/// A process that goes on with the end of this.
-struct Stopped<'c>(&'c Cluster, &'c Child);
-
-impl<'c> Stopped<'c> {
-    fn new(cluster: &'c Cluster, child: &'c Child) -> Self {
-        cluster.signal(child, Signal::STOP);
-        Self(cluster, child)
-    }
-}
-
-impl Drop for Stopped<'_> {
-    fn drop(&mut self) {
-        self.0.signal(self.1, Signal::CONT);
     }
 }
 
@@ -157,8 +141,7 @@ fn changes_in_a_directory_that_was_made_here_wait_for_no_master_and_fsync_does()
     directory_synced.join().unwrap().unwrap();
     assert_eq!(tree(&mounts.there.join("held")), expected);
     assert_eq!(tree(&held), expected);
-    let [lost, mispredicted] = ["lost", "mispredicted"];
-    for name in [lost, mispredicted] {
+    for name in ["lost", "mispredicted"] {
         assert_eq!(mounts.counter(&format!("cavern_client_{name}_changes_total")), 0, "{name}");
     }
 }
@@ -291,8 +274,7 @@ fn a_client_that_is_away_for_too_long_is_told_what_is_lost_and_others_go_on() {
     let held = mounts.held("held");
     let file = File::create(held.join("open")).unwrap();
     file.sync_all().unwrap();
-    let daemon = &mounts.cluster.at_start.fuse[0];
-    {
+    let away = {
         let stopped = mounts.stop_master();
         // What is on its way to the master is made when that goes on: the rest is not sent yet.
         for number in 0..20 {
@@ -300,15 +282,16 @@ fn a_client_that_is_away_for_too_long_is_told_what_is_lost_and_others_go_on() {
             thread::sleep(Duration::from_millis(15));
         }
         fs::set_permissions(held.join("open"), fs::Permissions::from_mode(0o600)).unwrap();
-        mounts.cluster.signal_server(daemon, Signal::STOP);
+        let away = Stopped::new(&mounts.cluster, &mounts.cluster.at_start.fuse[0]);
         drop(stopped);
-    }
+        away
+    };
     // Once the session of the other one is over.
     let there = mounts.there.join("held");
     let seen = fs::read_dir(&there).unwrap().count();
     fs::write(there.join("theirs"), "theirs").unwrap();
     fs::set_permissions(there.join("open"), fs::Permissions::from_mode(0o400)).unwrap();
-    mounts.cluster.signal_server(daemon, Signal::CONT);
+    drop(away);
     let told = file.sync_all().expect_err("what was answered is lost");
     assert_eq!(told.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
     file.sync_all().expect("it is told once");

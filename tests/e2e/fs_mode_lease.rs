@@ -65,10 +65,10 @@ fn a_client_that_was_stopped_for_longer_than_its_lease_believes_nothing_of_befor
 
 /// A process of the cluster that goes on with the end of this, however it comes: whoever waits for it would wait for
 /// ever.
-struct Stopped<'c>(&'c Cluster, &'c Child);
+pub struct Stopped<'c>(&'c Cluster, &'c Child);
 
 impl<'c> Stopped<'c> {
-    fn new(cluster: &'c Cluster, child: &'c Child) -> Self {
+    pub fn new(cluster: &'c Cluster, child: &'c Child) -> Self {
         cluster.signal_server(child, Signal::STOP);
         Self(cluster, child)
     }

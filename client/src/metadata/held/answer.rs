@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use cavern_conf::{Failpoint, host};
-use cavern_proto::NAME_MAX;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Attr, CreateInode, Kind, MutationResult, Naming, RemoveName, RenameMode, RenameName};
 use tokio::time::Instant;
 
 use super::super::cache::Found;
 use super::super::changes::{Changed, Pending, numbered};
-use super::super::{Inner, Node};
+use super::super::{Inner, Node, check_name};
 use super::{HELD_MAX, State, predict};
 use crate::journal::{ChangeRecord, EPOCH_BITS, RequestContext};
 
@@ -134,12 +133,13 @@ impl Inner {
         if !self.is_free(create.parent, &create.name) {
             return None;
         }
-        // Looked at first: a number is used once.
-        predict::created(create, owner, &directory.attr(), now_ns)?;
-        let create = CreateInode { inode: state.numbers.take()?, hold: is_directory, ..create.clone() };
-        let made = predict::created(&create, owner, &directory.attr(), now_ns)?;
-        let parent = predict::directory_changed(&directory.attr(), i32::from(is_directory), now_ns);
-        let inode = create.inode;
+        let above = directory.attr();
+        let made = predict::created(create, owner, &above, now_ns)?;
+        // Last of all: a number is used once.
+        let inode = state.numbers.take()?;
+        let made = Attr { inode, ..made };
+        let create = CreateInode { inode, hold: is_directory, ..create.clone() };
+        let parent = predict::directory_changed(&above, i32::from(is_directory), now_ns);
         let mut prediction = Prediction::new(Change::Create(create), inode, vec![made, parent], &[directory.parent]);
         prediction.result.held = is_directory;
         Some(prediction)
@@ -215,9 +215,7 @@ impl Inner {
 
     /// Whether a name is known to lead nowhere, and can be one.
     fn is_free(&self, directory: u64, name: &[u8]) -> bool {
-        let can_be = (1..=NAME_MAX).contains(&name.len()) && name != b"." && name != b"..";
-        let is_plain = can_be && !name.contains(&b'/') && !name.contains(&0);
-        is_plain && self.directories.get(directory).is_some_and(|directory| directory.is_without(name))
+        check_name(name).is_ok() && self.directories.get(directory).is_some_and(|directory| directory.is_without(name))
     }
 
     /// The master has answered a change that was answered here: mostly as was predicted, and all that is known here is

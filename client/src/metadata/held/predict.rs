@@ -10,7 +10,7 @@ const GROUP_EXECUTES: u32 = 0o0010;
 /// Longest target of a symlink.
 const TARGET_MAX: usize = 4095;
 
-/// What is made in a directory without access lists, under a name that is free.
+/// What is made in a directory without access lists, under a name that is free; its number is for the caller to give.
 pub(super) fn created(create: &CreateInode, owner: (u32, u32), directory: &Attr, now_ns: i64) -> Option<Attr> {
     let kind = create.kind();
     let target = create.target.len();
@@ -29,7 +29,6 @@ pub(super) fn created(create: &CreateInode, owner: (u32, u32), directory: &Attr,
         mode |= if kind == Kind::Directory { SET_GROUP_ID } else { 0 };
     }
     Some(Attr {
-        inode: create.inode,
         kind: create.kind,
         mode,
         uid,
