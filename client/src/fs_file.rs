@@ -13,6 +13,7 @@ mod block;
 mod blocks;
 mod commit;
 mod copy;
+mod grants;
 mod group_commit;
 mod layout;
 mod origin;
@@ -44,6 +45,7 @@ use crate::mounts::MountView;
 use crate::read::Files;
 use crate::stats::Stats;
 use block::OpenBlock;
+use grants::BlockGrants;
 use group_commit::Rounds;
 use layout::{EventHistory, Layout};
 use origin::OpenOrigin;
@@ -78,6 +80,7 @@ struct Shared {
     /// By inode.
     open: Mutex<HashMap<u64, Weak<FsFile>>>,
     pages: PageVersions,
+    grants: BlockGrants,
     /// How many pieces were written behind.
     pieces: AtomicU64,
 }
@@ -99,6 +102,8 @@ pub struct FsFile {
     gate: RwLock<()>,
     behind: WriteBehind,
     copies: Copies,
+    /// Its first block, as long as it does not need one.
+    granted: Mutex<Option<OpenBlock>>,
     opening: tokio::sync::Mutex<()>,
     committing: tokio::sync::Mutex<()>,
     syncs: Rounds,
@@ -149,6 +154,7 @@ impl Contents {
             worker_timeout: conf.worker_timeout.get(),
             open: Mutex::default(),
             pages: PageVersions::default(),
+            grants: BlockGrants::default(),
             pieces: AtomicU64::new(0),
         };
         Self { shared: Arc::new(shared) }
@@ -189,7 +195,12 @@ impl Contents {
             Some(kept) => kept,
             None => self.shared.metadata.keep_open(node).await?,
         };
-        self.enter(node, kept, Some(Layout::new(attr, Vec::new(), None)))
+        let content = self.enter(node, kept, Some(Layout::new(attr, Vec::new(), None)))?;
+        if let Some(granted) = self.shared.grants.take(node.inode, content.mount.id()) {
+            *content.granted.lock() = Some(granted);
+        }
+        self.prepare_blocks(&content.mount);
+        Ok(content)
     }
 
     /// The same of a file that was made without a name: it is gone with the last who has it open, unless it gets a
@@ -223,6 +234,7 @@ impl Contents {
             gate: RwLock::new(()),
             behind: WriteBehind::default(),
             copies: Copies::default(),
+            granted: Mutex::default(),
             opening: tokio::sync::Mutex::new(()),
             committing: tokio::sync::Mutex::new(()),
             syncs: Rounds::default(),
@@ -234,6 +246,9 @@ impl Contents {
 
 impl Drop for FsFile {
     fn drop(&mut self) {
+        if self.granted.get_mut().is_some() {
+            self.shared.grants.unused(self.mount.id());
+        }
         let mut open = self.shared.open.lock();
         // Another may have taken its place since its last owner let go of it.
         if open.get(&self.inode).is_some_and(|content| content.strong_count() == 0) {

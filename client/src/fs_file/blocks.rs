@@ -1,5 +1,6 @@
 //! Opening blocks at their workers, to read and to write, and what becomes of a replica that fails.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::Failpoint;
-use cavern_net::{NetError, Route};
+use cavern_net::{NetError, Route, WorkerPool};
 use cavern_proto::chunk::{chunk_count, chunk_range, chunks_touching};
 use cavern_proto::data::{BlockRef, ReserveRequest, Status, WriteRequest, open_request};
 use cavern_proto::{ChunkMap, ContentId};
@@ -18,6 +19,7 @@ use super::FsFile;
 use super::block::{OpenBlock, Replica, ReportedAllocation, wire_range};
 use super::layout::LocatedBlock;
 use crate::error::ClientError;
+use crate::mounts::MountView;
 use crate::read::fetch::{check_status, only_item};
 
 /// Chunks that are reserved ahead of a writer: so many times as many as are reserved already, up to 32 MiB.
@@ -51,8 +53,7 @@ fn no_space(error: &ClientError) -> bool {
 
 impl FsFile {
     pub(super) fn name_of(&self, index: u32, generation: u32) -> BlockRef {
-        let cluster = self.shared.pool.cluster_id();
-        BlockRef::of_inode(&cluster, self.inode, generation, index, self.block_size(), self.mount.id())
+        block_name(&self.shared.pool, &self.mount, (self.inode, generation, index))
     }
 
     /// A block to read from; `None` for a hole.
@@ -177,6 +178,9 @@ impl FsFile {
             return Ok(open);
         }
         let _one = self.opening.lock().await;
+        if let Some(granted) = self.use_layout(|layout, blocks| self.use_granted(layout, blocks, index, bytes)).await? {
+            return Ok(granted);
+        }
         let (known, open, generation) = self
             .use_layout(|layout, blocks| {
                 (layout.block(index).cloned(), blocks.get(&index).cloned(), layout.generation())
@@ -202,7 +206,13 @@ impl FsFile {
                     made => made,
                 }?
             }
-            None => (self.make(index, generation, bytes, written).await?, Vec::new()),
+            None => {
+                let made = self.make(index, generation, bytes, written).await?;
+                if index == 0 && generation == 0 {
+                    self.shared.grants.used(self.mount.id());
+                }
+                (made, Vec::new())
+            }
         };
         if let Some(before) = known_reserved {
             let mut now = made.reserved.lock();
@@ -226,6 +236,25 @@ impl FsFile {
         })
         .await?;
         Ok(made)
+    }
+
+    /// The block that was asked for before the file was made, if this is the first that is written to it, and fits.
+    pub(super) fn use_granted(
+        &self,
+        layout: &mut super::Layout,
+        blocks: &mut HashMap<u32, Arc<OpenBlock>>,
+        index: u32,
+        bytes: &Range<u32>,
+    ) -> Option<Arc<OpenBlock>> {
+        if index != 0 || layout.generation() != 0 || layout.block(0).is_some() || layout.origin().is_some() {
+            return None;
+        }
+        let granted = Arc::new(self.granted.lock().take_if(|granted| granted.has_room(bytes))?);
+        layout.made(0, granted.workers());
+        blocks.insert(0, granted.clone());
+        self.shared.grants.used(self.mount.id());
+        Failpoint::BlockReserved.pass();
+        Some(granted)
     }
 
     /// A multiple of what a writer has reserved already, so that a stream asks ever more rarely.
@@ -379,9 +408,7 @@ impl FsFile {
     }
 
     async fn reserve_as(&self, worker: u64, request: ReserveRequest, wait: Duration) -> Result<Replica, ClientError> {
-        let reserved = self.shared.pool.reserve(worker, request, wait).await?;
-        let file = reserved.descriptor.map(|descriptor| Arc::new(File::from(descriptor)));
-        Ok(Replica { worker, joined: 0, incarnation: reserved.incarnation, file, allocated: reserved.allocated })
+        reserve(&self.shared.pool, worker, request, wait).await
     }
 
     fn remember(&self, index: u32, open: &Arc<OpenBlock>) {
@@ -423,11 +450,32 @@ impl FsFile {
     }
 }
 
-fn reservation(name: &BlockRef, bytes: &Range<u32>) -> ReserveRequest {
+/// How workers call a block of an inode, of this generation, with this index.
+pub(super) fn block_name(
+    pool: &WorkerPool,
+    mount: &MountView,
+    (inode, generation, index): (u64, u32, u32),
+) -> BlockRef {
+    BlockRef::of_inode(&pool.cluster_id(), inode, generation, index, mount.block_size(), mount.id())
+}
+
+/// Makes room in a block at a worker.
+pub(super) async fn reserve(
+    pool: &WorkerPool,
+    worker: u64,
+    request: ReserveRequest,
+    wait: Duration,
+) -> Result<Replica, ClientError> {
+    let reserved = pool.reserve(worker, request, wait).await?;
+    let file = reserved.descriptor.map(|descriptor| Arc::new(File::from(descriptor)));
+    Ok(Replica { worker, joined: 0, incarnation: reserved.incarnation, file, allocated: reserved.allocated })
+}
+
+pub(super) fn reservation(name: &BlockRef, bytes: &Range<u32>) -> ReserveRequest {
     ReserveRequest { block: Some(name.clone()), ranges: vec![wire_range(bytes)], ..ReserveRequest::default() }
 }
 
-fn writable(name: BlockRef, generation: u32, replicas: Vec<Replica>, bytes: &Range<u32>) -> OpenBlock {
+pub(super) fn writable(name: BlockRef, generation: u32, replicas: Vec<Replica>, bytes: &Range<u32>) -> OpenBlock {
     let mut reserved = ChunkMap::new();
     for chunk in chunks_touching(bytes.start, bytes.len() as u32) {
         reserved.insert(chunk);

@@ -73,6 +73,10 @@ impl FsFile {
             if offset > layout.size() || self.is_exposed(layout) {
                 return None;
             }
+            let first = spans(offset..end, self.block_size(), u64::MAX).next();
+            if let Some(first) = first.filter(|first| !blocks.contains_key(&first.index)) {
+                self.use_granted(layout, blocks, first.index, &first.bytes);
+            }
             let part = |span: Span| {
                 let open = blocks.get(&span.index).filter(|open| open.is_local() && open.has_room(&span.bytes))?;
                 layout.accepts_at(span.index, open).then(|| (span, open.clone()))

@@ -14,7 +14,7 @@
 mod answer;
 mod predict;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,8 +34,9 @@ use crate::error::ClientError;
 
 /// Directories held at most; the master has room for some more.
 const HELD_MAX: usize = 50_000;
-/// Numbers for inodes that are asked for at once. When half of them are used up, the next ones are.
-const NUMBERS: u32 = 4096;
+/// Numbers for inodes that are asked for at once. When half of them are used up, the next ones are. The master takes
+/// those of the last four times: enough for any that waits to be offered to a file.
+const NUMBERS: u32 = 16_384;
 /// A directory in which nothing was changed for so long is let go of.
 const IDLE: Duration = Duration::from_secs(60);
 /// When one is recalled, so are those that have been idle for this long: whoever looks into one looks into others.
@@ -67,6 +68,8 @@ struct State {
     /// Recalled before the answer that says that they are held.
     recalled: HashSet<u64>,
     numbers: Numbers,
+    /// Numbers that files of a mount are to have before others.
+    of_files: HashMap<u32, VecDeque<u64>>,
     /// What the changes are about that were answered and are not made, and how many there are of each.
     answered: HashMap<u64, u32>,
     /// The same of those that were asked for and have no answer.
@@ -197,7 +200,17 @@ impl State {
             self.directories.clear();
             self.recalled.clear();
             self.numbers = Numbers::default();
+            self.of_files.clear();
         }
+    }
+
+    /// The number of what is made next.
+    fn number_for(&mut self, kind: Kind, mount: u32) -> Option<u64> {
+        let of_file = match kind {
+            Kind::File => self.of_files.get_mut(&mount).and_then(VecDeque::pop_front),
+            _ => None,
+        };
+        of_file.or_else(|| self.numbers.take())
     }
 
     /// Whether all that is known here of these is as it will be: nothing about them was asked for without an answer.
@@ -281,6 +294,26 @@ impl Metadata {
         match self.inner.held.take_loss(inode) {
             Some(cause) => Err(ClientError::OutcomeUnknown { cause }),
             None => Ok(()),
+        }
+    }
+
+    /// Numbers for files that are going to be made here, and the session whose they are; fewer where none are made.
+    pub(crate) fn take_numbers(&self, count: u32) -> (u64, Vec<u64>) {
+        let inner = &self.inner;
+        let mut state = inner.held.state.lock();
+        if !inner.held.any.load(Ordering::Acquire) {
+            return (state.session, Vec::new());
+        }
+        let numbers = (0..count).map_while(|_| state.numbers.take()).collect();
+        inner.reserve_more(&mut state);
+        (state.session, numbers)
+    }
+
+    /// The next file that is made in a mount is to have this number, or one that was offered before.
+    pub(crate) fn offer_file_number(&self, session: u64, mount: u32, number: u64) {
+        let mut state = self.inner.held.state.lock();
+        if state.session == session {
+            state.of_files.entry(mount).or_default().push_back(number);
         }
     }
 
@@ -438,10 +471,13 @@ mod tests {
         assert_eq!(taken[0], 11);
         assert!(state.numbers.are_short());
         drop(state);
-        held.numbers(100_000, NUMBERS, 1);
+        held.numbers(1_000_000, NUMBERS, 1);
         let mut state = held.state.lock();
         let rest: Vec<u64> = std::iter::from_fn(|| state.numbers.take()).collect();
-        assert_eq!((rest.len(), *rest.last().unwrap()), (NUMBERS as usize / 2 - 1 + NUMBERS as usize, 100_000 + 4095));
+        assert_eq!(
+            (rest.len(), *rest.last().unwrap()),
+            (NUMBERS as usize / 2 - 1 + NUMBERS as usize, 1_000_000 + 16_383)
+        );
         drop(state);
         held.numbers(1, NUMBERS, 1);
         held.begin(5, 2);

@@ -136,7 +136,7 @@ impl Inner {
         let above = directory.attr();
         let made = predict::created(create, owner, &above, now_ns)?;
         // Last of all: a number is used once.
-        let inode = state.numbers.take()?;
+        let inode = state.number_for(create.kind(), directory.mount.as_ref()?.id())?;
         let made = Attr { inode, ..made };
         let create = CreateInode { inode, hold: is_directory, ..create.clone() };
         let parent = predict::directory_changed(&above, i32::from(is_directory), now_ns);

@@ -1,0 +1,180 @@
+//! Blocks for files that are about to be made here.
+//!
+//! Whoever fills a directory that this session holds makes one file after the other, each with a first block. That block
+//! is asked for before the file is there: under the number that the file is going to have, so that the first bytes of
+//! the file go to the worker's disk on the thread that was asked to write them, without a question. Only at workers of
+//! this host, and only for files of one replica. Numbers whose blocks are there are given to files before others
+//! ([`Metadata::offer_file_number`]).
+//!
+//! How many are asked for follows from how many are used: files that stay empty need none. What is not used in time is
+//! asked for once more when somebody writes, and the worker frees what no file has.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_net::Route;
+use cavern_proto::ContentId;
+use futures::stream::{self, StreamExt as _};
+use parking_lot::Mutex;
+
+use super::block::OpenBlock;
+use super::blocks::{block_name, reservation, reserve, writable};
+use super::{Contents, Shared};
+use crate::mounts::MountView;
+
+/// Blocks of one mount that are asked for ahead, at most.
+const AHEAD_MAX: u32 = 32;
+/// How many more are asked for when one was used, and how many less when one was not.
+const USED: u32 = 2;
+const UNUSED: u32 = 8;
+/// Questions at a time.
+const AT_A_TIME: usize = 4;
+/// Bytes for which a first block has room.
+const ROOM: u32 = 128 << 10;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct BlockGrants {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By the numbers of files that are not made yet.
+    blocks: HashMap<u64, OpenBlock>,
+    mounts: HashMap<u32, Demand>,
+}
+
+/// What a mount needs.
+#[derive(Debug, Default)]
+struct Demand {
+    ahead: u32,
+    /// Blocks that are there, or asked for.
+    on_hand: u32,
+    is_asking: bool,
+}
+
+impl BlockGrants {
+    /// The block of a file that has just been made.
+    pub(super) fn take(&self, inode: u64, mount: u32) -> Option<OpenBlock> {
+        let mut state = self.state.lock();
+        let block = state.blocks.remove(&inode)?;
+        let demand = state.mounts.entry(mount).or_default();
+        demand.on_hand = demand.on_hand.saturating_sub(1);
+        Some(block)
+    }
+
+    /// A new file got its first block, from here or not.
+    pub(super) fn used(&self, mount: u32) {
+        let mut state = self.state.lock();
+        let demand = state.mounts.entry(mount).or_default();
+        demand.ahead = (demand.ahead + USED).min(AHEAD_MAX);
+    }
+
+    /// A new file has not needed the block that it had.
+    pub(super) fn unused(&self, mount: u32) {
+        let mut state = self.state.lock();
+        let demand = state.mounts.entry(mount).or_default();
+        demand.ahead = demand.ahead.saturating_sub(UNUSED);
+    }
+
+    /// How many blocks are to be asked for now, if that is worth the while; whoever gets a number asks, and says so.
+    fn begin_asking(&self, mount: u32) -> Option<u32> {
+        let mut state = self.state.lock();
+        // What is too old to be used makes room, and is not missed by anybody.
+        let before = state.blocks.len();
+        state.blocks.retain(|_, block| block.is_reserved());
+        let lapsed = u32::try_from(before - state.blocks.len()).unwrap_or(u32::MAX);
+        let demand = state.mounts.entry(mount).or_default();
+        demand.on_hand = demand.on_hand.saturating_sub(lapsed);
+        let lacking = demand.ahead.saturating_sub(demand.on_hand);
+        if demand.is_asking || lacking == 0 || demand.on_hand > demand.ahead / 2 {
+            return None;
+        }
+        demand.is_asking = true;
+        demand.on_hand += lacking;
+        Some(lacking)
+    }
+
+    fn answered(&self, mount: u32, inode: u64, block: Option<OpenBlock>) {
+        let mut state = self.state.lock();
+        match block {
+            Some(block) => drop(state.blocks.insert(inode, block)),
+            None => {
+                let demand = state.mounts.entry(mount).or_default();
+                demand.on_hand = demand.on_hand.saturating_sub(1);
+            }
+        }
+    }
+
+    fn end_asking(&self, mount: u32, surplus: u32) {
+        let mut state = self.state.lock();
+        let demand = state.mounts.entry(mount).or_default();
+        demand.is_asking = false;
+        demand.on_hand = demand.on_hand.saturating_sub(surplus);
+    }
+}
+
+impl Contents {
+    /// Sees to it that files which are about to be made in a mount find their blocks.
+    pub(super) fn prepare_blocks(&self, mount: &Arc<MountView>) {
+        if mount.replicas() != 1 {
+            return;
+        }
+        let Some(count) = self.shared.grants.begin_asking(mount.id()) else { return };
+        let (shared, mount) = (self.shared.clone(), mount.clone());
+        self.shared.runtime.spawn(async move { shared.ask_for_blocks(&mount, count).await });
+    }
+}
+
+impl Shared {
+    async fn ask_for_blocks(&self, mount: &Arc<MountView>, count: u32) {
+        let (session, numbers) = self.metadata.take_numbers(count);
+        let lacking = count.saturating_sub(u32::try_from(numbers.len()).unwrap_or(u32::MAX));
+        let asked = numbers.into_iter().map(async |number| {
+            let block = self.ask_for_block(mount, number).await;
+            self.grants.answered(mount.id(), number, block);
+            // A file can have it in any case.
+            self.metadata.offer_file_number(session, mount.id(), number);
+        });
+        stream::iter(asked).buffer_unordered(AT_A_TIME).collect::<()>().await;
+        self.grants.end_asking(mount.id(), lacking);
+    }
+
+    async fn ask_for_block(&self, mount: &Arc<MountView>, inode: u64) -> Option<OpenBlock> {
+        let name = block_name(&self.pool, mount, (inode, 0, 0));
+        let content = ContentId::from_slice(&name.content_id)?;
+        let worker = self.pool.placement().ranked(content, 0).into_iter().next()?;
+        if self.pool.known_route(worker) != Route::Local || self.pool.rests(worker) {
+            return None;
+        }
+        let bytes = 0..ROOM.min(u32::try_from(mount.block_size()).unwrap_or(u32::MAX));
+        let wait: Duration = self.worker_timeout;
+        let replica = reserve(&self.pool, worker, reservation(&name, &bytes), wait).await.ok()?;
+        replica.file.is_some().then(|| writable(name, 0, vec![replica], &bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_are_asked_for_as_are_used() {
+        let grants = BlockGrants::default();
+        assert_eq!(grants.begin_asking(1), None, "nobody has made a file yet");
+        (0..5).for_each(|_| grants.used(1));
+        assert_eq!(grants.begin_asking(1), Some(10));
+        assert_eq!((grants.begin_asking(1), grants.begin_asking(2)), (None, None), "they are being asked for");
+        (0..4).for_each(|number| grants.answered(1, number, None));
+        grants.end_asking(1, 6);
+        assert_eq!(grants.begin_asking(1), Some(10), "none was had");
+        grants.end_asking(1, 10);
+        (0..100).for_each(|_| grants.used(1));
+        assert_eq!(grants.begin_asking(1), Some(AHEAD_MAX));
+        grants.end_asking(1, AHEAD_MAX);
+        (0..4).for_each(|_| grants.unused(1));
+        assert_eq!(grants.begin_asking(1), None, "files that stay empty need none");
+    }
+}
