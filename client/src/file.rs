@@ -24,7 +24,7 @@ use staged_handle::StagedHandle;
 
 use crate::cached_copies::Copies;
 use crate::error::ClientError;
-use crate::fs_file::{FsFile, Seek, WriteBehindOutcome};
+use crate::fs_file::{FsFile, LocalSync, Seek, WriteBehindOutcome};
 use crate::metadata::Node;
 use crate::read::{DiskRead, OpenFile};
 
@@ -190,7 +190,8 @@ impl File {
         match &self.backing {
             Backing::FsFile(file) => {
                 file.write(offset, bytes).await?;
-                file.sync().await
+                let Some(sync) = file.local_sync() else { return file.sync().await };
+                tokio::task::spawn_blocking(|| sync.run()).await.map_err(|_stopped| ClientError::Shutdown)?
             }
             Backing::Object(_) | Backing::Staged(_) => self.write(offset, bytes, writer).await,
         }
@@ -224,6 +225,15 @@ impl File {
             Backing::Object(_) => Ok(Effects::default()),
             Backing::FsFile(file) => file.flush().await.map(|()| Effects::default()),
             Backing::Staged(file) => file.commit().await,
+        }
+    }
+
+    /// The same of bytes that need nothing else to be durable than disks of this host: to be run on a thread that may
+    /// block. `None`: use `sync`.
+    pub fn local_sync(&self) -> Option<LocalSync> {
+        match &self.backing {
+            Backing::FsFile(file) => file.local_sync(),
+            Backing::Object(_) | Backing::Staged(_) => None,
         }
     }
 

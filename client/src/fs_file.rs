@@ -52,6 +52,7 @@ use origin::OpenOrigin;
 use page_versions::PageVersions;
 pub use read::Seek;
 use recovery::Noted;
+pub use sync::LocalSync;
 use write_behind::WriteBehind;
 pub(crate) use write_behind::WriteBehindOutcome;
 
@@ -91,6 +92,8 @@ pub struct FsFile {
     shared: Arc<Shared>,
     kept: OpenInode,
     inode: u64,
+    /// It was there before it was opened.
+    was_there: bool,
     mount: Arc<MountView>,
     state: Mutex<State>,
     noted: Mutex<Noted>,
@@ -117,6 +120,8 @@ struct State {
     seen: u64,
     /// The gaps in the events of the inode by then.
     gaps: Option<u64>,
+    /// See `Layout.ends_marked` of the master.
+    ends_marked: bool,
     blocks: HashMap<u32, Arc<OpenBlock>>,
     origin: Option<OpenOrigin>,
     /// Why something that was written is lost; returned once.
@@ -216,7 +221,7 @@ impl Contents {
         }
         let mount = node.mount.clone().filter(|mount| mount.is_fs_mode());
         let mount = mount.ok_or_else(|| ClientError::Invalid(format!("{node} is no file of an fs-mode mount")))?;
-        let (seen, gaps) = (kept.changes(), kept.gaps());
+        let (seen, gaps, was_there) = (kept.changes(), kept.gaps(), layout.is_none());
         let mut open = self.shared.open.lock();
         // Another may have been faster.
         if let Some(content) = open.get(&node.inode).and_then(Weak::upgrade) {
@@ -226,6 +231,7 @@ impl Contents {
             shared: self.shared.clone(),
             kept,
             inode: node.inode,
+            was_there,
             mount,
             state: Mutex::new(State { layout, seen, gaps, ..State::default() }),
             noted: Mutex::default(),
@@ -304,9 +310,19 @@ impl FsFile {
     ///
     /// # Errors
     /// Those of [`commit`](Self::commit), and [`Metadata::take_loss`].
-    pub async fn flush(&self) -> Result<(), ClientError> {
+    pub async fn flush(self: &Arc<Self>) -> Result<(), ClientError> {
         self.commit().await?;
+        self.stay_open();
         self.shared.metadata.take_loss(self.inode)
+    }
+
+    /// What was written through an open like any other stays open for a while; if the process after this one finds it,
+    /// that is, and lets go of it.
+    fn stay_open(self: &Arc<Self>) {
+        let is_noted = || self.state.lock().layout.as_ref().is_some_and(|layout| !layout.is_settled());
+        if self.was_there && self.is_held() && self.shared.metadata.journal().is_some() && is_noted() {
+            self.shared.metadata.stay_open(self.inode, self.clone());
+        }
     }
 
     /// Whether a kernel may keep the pages that it has when it opens the file, known by this node.
@@ -376,7 +392,8 @@ impl FsFile {
         let fresh = Layout::new(&answer.attr.unwrap_or_default(), answer.extents, answer.origin);
         let history =
             if gaps.is_some() && gaps == state.gaps { EventHistory::Complete } else { EventHistory::MayHaveGaps };
-        let State { layout, blocks, origin, lost: loss, .. } = &mut *state;
+        let State { layout, blocks, origin, lost: loss, ends_marked, .. } = &mut *state;
+        *ends_marked = answer.ends_marked;
         let layout = layout.get_or_insert_with(Layout::default);
         let lost = layout.rebase(fresh, history);
         if !layout.origin().zip(origin.as_ref()).is_some_and(|(now, open)| open.is(now)) {

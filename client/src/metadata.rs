@@ -28,6 +28,7 @@ mod recent_invalidations;
 mod remember;
 mod removals;
 mod replay;
+mod staying;
 mod watch;
 
 use std::sync::Arc;
@@ -67,6 +68,7 @@ use outage::Outage;
 use recent_invalidations::{Mark, RecentInvalidations};
 use removals::ReferencedInodes;
 use replay::Replayed;
+use staying::StayingFiles;
 
 /// Entries asked for at once when a listing is recorded, so that a large directory takes few round trips.
 const LISTING_PAGE: usize = 4096;
@@ -153,6 +155,7 @@ struct Inner {
     /// Whether directories that are made here are to be held.
     holds_directories: bool,
     open: OpenInodes,
+    staying: StayingFiles,
     referred: ReferencedInodes,
     locks: Locks,
     lease: SessionLease,
@@ -204,6 +207,7 @@ impl Metadata {
                     && config.fuse.client_metadata_cache
                     && journal.is_some(),
                 open: OpenInodes::default(),
+                staying: StayingFiles::default(),
                 referred: ReferencedInodes::default(),
                 locks,
                 lease,

@@ -8,7 +8,7 @@ use cavern_conf::schema;
 use cavern_conf::schema::OutageLookups;
 use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
-use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Mount, MountTable, WriteType};
+use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Mount, MountTable, Names, WriteType};
 use cavern_ufs::Ufs;
 use parking_lot::RwLock;
 
@@ -113,6 +113,11 @@ impl MountView {
     /// wait for them.
     pub fn is_strict(&self) -> bool {
         self.mount.consistency() == Consistency::Strict
+    }
+
+    /// Whether no change of a name is answered before the masters have it on disk.
+    pub fn has_synced_names(&self) -> bool {
+        self.mount.names() == Names::Synced
     }
 
     /// How long a listing is fresh; `None` when it is trusted until a refresh.

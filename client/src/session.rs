@@ -308,6 +308,7 @@ impl Client {
 
     /// Stops every task and connection. Calls in flight fail; so do later ones that need the network.
     pub async fn shutdown(&self) {
+        self.metadata.end_stays(Duration::ZERO);
         let _made = self.metadata.make_answered().await;
         self.stop.cancel();
         self.tasks.close();

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -14,8 +14,10 @@ use cavern_conf::Failpoint;
 use cavern_tests::{Cluster, Options, eventually};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::client_restart::kill_daemon;
+use crate::bucket::Bucket;
+use crate::client_restart::{daemon, kill_daemon};
 use crate::fs_mode_lease::Stopped;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -313,4 +315,147 @@ fn a_quota_holds_for_what_is_made_after_it() {
     let errors: Vec<_> = made.iter().filter_map(|made| made.as_ref().err()?.raw_os_error()).collect();
     assert!(!errors.is_empty() && errors.iter().all(|errno| *errno == rustix::io::Errno::DQUOT.raw_os_error()));
     assert_eq!(tree(&held), tree(&mounts.there.join("held")));
+}
+
+/// Opens a file once more, and appends to it.
+fn append(path: &Path, bytes: &[u8]) {
+    File::options().append(true).open(path).unwrap().write_all(bytes).unwrap();
+}
+
+#[test]
+fn a_file_is_appended_to_and_its_bytes_are_synced_without_the_master() {
+    let mounts = Mounts::up(Options::default());
+    let held = mounts.held("held");
+    let log = held.join("log");
+    fs::write(&log, [b'-'; 10_000]).unwrap();
+    append(&log, b"first");
+    let file = File::options().read(true).write(true).open(&log).unwrap();
+    file.sync_all().unwrap();
+    let mut expected = [b'-'; 10_000].to_vec();
+    expected.extend(b"first");
+
+    let stopped = mounts.stop_master();
+    for number in 0..50_u64 {
+        let bytes = format!("over {number}");
+        file.write_all_at(bytes.as_bytes(), number * 100).unwrap();
+        expected[(number * 100) as usize..][..bytes.len()].copy_from_slice(bytes.as_bytes());
+        match number % 2 {
+            0 => file.sync_data().unwrap(),
+            _ => file.sync_all().unwrap(),
+        }
+    }
+    for number in 0..50 {
+        append(&log, format!("line {number}\n").as_bytes());
+        expected.extend(format!("line {number}\n").as_bytes());
+        assert_eq!(fs::metadata(&log).unwrap().len(), expected.len() as u64);
+    }
+    let longer = {
+        let file = file.try_clone().unwrap();
+        thread::spawn(move || file.sync_data())
+    };
+    thread::sleep(Duration::from_millis(300));
+    assert!(!longer.is_finished(), "the master does not know how long it is");
+    drop(stopped);
+    longer.join().unwrap().unwrap();
+    assert!(fs::read(mounts.there.join("held/log")).unwrap() == expected);
+    assert!(fs::read(&log).unwrap() == expected);
+    for name in ["lost", "mispredicted"] {
+        assert_eq!(mounts.counter(&format!("cavern_client_{name}_changes_total")), 0, "{name}");
+    }
+}
+
+#[test]
+fn a_file_that_stays_open_for_its_next_writer_goes_when_it_is_removed() {
+    let mounts = Mounts::up(Options::default());
+    let held = mounts.held("held");
+    let log = held.join("log");
+    fs::write(&log, [b'-'; 300_000]).unwrap();
+    append(&log, b"more");
+    let used = || mounts.cluster.cv(&["fs", "du", "/fs/held"]).stdout;
+    fs::remove_file(&log).unwrap();
+    append_new(&log);
+    assert_eq!(fs::read(&log).unwrap(), b"new");
+    fs::rename(&log, held.join("renamed")).unwrap();
+    append(&held.join("renamed"), b"er");
+    assert_eq!(fs::read(mounts.there.join("held/renamed")).unwrap(), b"newer");
+    let used = used();
+    assert!(!used.contains("300"), "{used}");
+}
+
+fn append_new(path: &Path) {
+    File::options().append(true).create_new(true).open(path).unwrap().write_all(b"new").unwrap();
+}
+
+#[test]
+fn what_was_synced_without_the_master_outlives_its_client_and_gets_to_the_bucket() {
+    let conf = "[master]\nsession_lease = \"2s\"\npersist_delay = \"100ms\"\n".to_owned();
+    let mounts = Mounts::up(Options { conf, ..Options::default() });
+    let held = mounts.held("held");
+    let path = held.join("file");
+    fs::write(&path, [b'-'; 100_000]).unwrap();
+    append(&path, b"end");
+    let file = File::options().write(true).open(&path).unwrap();
+    file.sync_all().unwrap();
+    let mut expected = [b'-'; 100_000].to_vec();
+    expected.extend(b"end");
+    let bucket = Bucket::of(&mounts.cluster, "bucket");
+    // Nobody waits for the bucket: that would end the directory's being held.
+    let bucket_has = |expected: &[u8]| {
+        let objects = bucket.objects_below("fs/held/");
+        objects.get("fs/held/file").is_some_and(|object| object == expected).then_some(())
+    };
+    eventually("the bucket has it", PATIENCE, || bucket_has(&expected));
+    let before = fs::metadata(&path).unwrap().modified().unwrap();
+
+    let keeper = &mounts.cluster.at_start.fuse[0];
+    let daemon = daemon(&mounts.cluster).unwrap();
+    let stopped = mounts.stop_master();
+    file.write_all_at(b"synced", 50_000).unwrap();
+    file.sync_all().unwrap();
+    expected[50_000..50_006].copy_from_slice(b"synced");
+    mounts.cluster.signal(keeper, Signal::KILL);
+    kill_process(Pid::from_raw(daemon).unwrap(), Signal::KILL).unwrap();
+    drop(stopped);
+    assert!(fs::read(mounts.there.join("held/file")).unwrap() == expected);
+    assert!(fs::metadata(mounts.there.join("held/file")).unwrap().modified().unwrap() > before);
+    eventually("the bucket has that, too", PATIENCE, || bucket_has(&expected));
+}
+
+#[test]
+fn who_waits_for_the_bucket_waits_for_what_was_answered() {
+    let mounts = Mounts::up(Options { conf: "[master]\npersist_delay = \"0s\"\n".to_owned(), ..Options::default() });
+    let held = mounts.held("held");
+    let stopped = mounts.stop_master();
+    // More than is on its way at a time.
+    let names: Vec<_> = (0..1500).map(|number| format!("{number:04}")).collect();
+    for name in &names {
+        File::create(held.join(name)).unwrap();
+    }
+    let mut waiting = mounts.cluster.command(&["persist", "wait", "/fs/held"]).spawn().unwrap();
+    drop(stopped);
+    assert!(waiting.wait().unwrap().success());
+    for name in [&names[0], &names[1499]] {
+        assert_eq!(mounts.cluster.s3.get("bucket", &format!("fs/held/{name}")).len(), 0, "{name}");
+    }
+}
+
+#[test]
+fn with_synced_names_nothing_is_answered_before_the_master_has_it() {
+    let mounts = Mounts::up(Options::default());
+    mounts.held("held");
+    mounts.cluster.mount_fs_mode("s3://bucket/synced", "/synced", &["--names", "synced"]);
+    let answered = mounts.answered();
+    let expected = change_all(&mounts.cluster.path("synced"));
+    assert_eq!(mounts.answered(), answered);
+    assert_eq!(tree(&mounts.cluster.path("synced")), expected);
+    let listed = mounts.cluster.cv(&["mount", "--json"]).stdout;
+    let listed: Vec<serde_json::Value> = serde_json::from_str(&listed).unwrap();
+    let names: Vec<_> =
+        listed.iter().map(|mount| [&mount["path"], &mount["names"]].map(|text| text.as_str())).collect();
+    assert_eq!(names, [[Some("/fs"), Some("held")], [Some("/synced"), Some("synced")]]);
+    let mut refused = mounts.cluster.command(&["mount", "s3://bucket/c", "/c", "--write-type", "cache-mode"]);
+    let refused = refused.args(["--names", "synced"]).output().unwrap();
+    assert!(!refused.status.success());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("only the names of an fs-mode mount"), "{said}");
 }

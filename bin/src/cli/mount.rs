@@ -12,7 +12,7 @@ use cavern_net::master::Stubs;
 use cavern_proto::REPLICAS_MAX;
 use cavern_proto::master::{
     AccessMode, AttributePolicy, Consistency, Existing, ListMountsRequest, Mount, MountRequest, MountStatus,
-    MountTable, UnmountRequest, WriteType,
+    MountTable, Names, UnmountRequest, WriteType,
 };
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
@@ -103,6 +103,9 @@ pub struct MountArgs {
     /// When the bucket is asked again; in fs-mode, whether changes wait for other clients.
     #[arg(long, value_enum, default_value_t = ConsistencyArg::Ttl)]
     consistency: ConsistencyArg,
+    /// In fs-mode: when a change of a name is answered.
+    #[arg(long, value_enum, requires = "uri")]
+    names: Option<NamesArg>,
     /// In fs-mode: give the objects of the prefix back what their metadata say they were, as Cavern has written them:
     /// owners, permissions, times, links, attributes. This is done anyway, at the price of a HEAD for each object.
     #[arg(long, requires = "uri", conflicts_with = "no_recover")]
@@ -165,6 +168,15 @@ enum ConsistencyArg {
     Never,
     /// In fs-mode: no change returns before all clients have let go of what it made untrue.
     Strict,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum NamesArg {
+    /// In directories that the client has made, and nobody else looks into, at once; elsewhere, when the masters have
+    /// it on disk.
+    Held,
+    /// When the masters have it on disk, everywhere.
+    Synced,
 }
 
 impl From<ConsistencyArg> for Consistency {
@@ -252,6 +264,10 @@ impl MountArgs {
                 (_, true) => Existing::Indexed.into(),
                 _ => Existing::None.into(),
             },
+            names: match self.names {
+                None | Some(NamesArg::Held) => Names::Held.into(),
+                Some(NamesArg::Synced) => Names::Synced.into(),
+            },
             ..Mount::default()
         })
     }
@@ -302,6 +318,7 @@ pub struct MountView {
     pub access_mode: &'static str,
     pub attributes: &'static str,
     pub consistency: &'static str,
+    pub names: &'static str,
     pub metadata_ttl_ms: u64,
     pub ttl_ms: u64,
     pub block_size: u64,
@@ -345,6 +362,10 @@ impl MountView {
                 Consistency::Never => "never",
                 Consistency::Strict => "strict",
                 Consistency::Ttl | Consistency::Unspecified => "ttl",
+            },
+            names: match (mount.names(), mount.write_type()) {
+                (Names::Held, WriteType::FsMode) => "held",
+                _ => "synced",
             },
             metadata_ttl_ms: mount.metadata_ttl_ms,
             ttl_ms: mount.ttl_ms,

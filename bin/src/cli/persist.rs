@@ -123,7 +123,7 @@ impl BacklogView {
 
 impl StatusArgs {
     async fn run(self) -> Result<(), CliError> {
-        let request = PersistStatusRequest { path: self.path.clone(), up_to_change: 0 };
+        let request = PersistStatusRequest { path: self.path.clone(), ..PersistStatusRequest::default() };
         let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
         let status = self.cluster.leader().await?.ask(ask).await?.into_inner();
         let view = BacklogView::new(&self.path, status);

@@ -5,7 +5,7 @@ use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::{RESERVATION, chunks_touching};
@@ -29,6 +29,8 @@ pub(super) struct OpenBlock {
     pub since: Instant,
     /// Bytes that it takes at a worker, as one of them reported last.
     pub reported: ReportedAllocation,
+    /// It has been synced by its workers, so its name is on their disks.
+    pub is_named: AtomicBool,
 }
 
 /// How many bytes a block takes, as far as a worker has reported that.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -87,7 +88,8 @@ impl FsFile {
         let generation = known.generation;
         let since = Instant::now();
         let reported = ReportedAllocation::new(None);
-        let open = Arc::new(OpenBlock { name, generation, replicas, is_writable: false, reserved, since, reported });
+        let (is_writable, is_named) = (false, AtomicBool::new(false));
+        let open = Arc::new(OpenBlock { name, generation, replicas, is_writable, reserved, since, reported, is_named });
         self.remember(index, &open);
         Ok(Some(open))
     }
@@ -445,6 +447,7 @@ impl FsFile {
             reserved: Mutex::new(open.reserved.lock().clone()),
             since: open.since,
             reported: ReportedAllocation::new(open.reported.get()),
+            is_named: AtomicBool::new(open.is_named.load(Ordering::Relaxed)),
         };
         blocks.insert(index, Arc::new(fewer));
     }
@@ -482,5 +485,6 @@ pub(super) fn writable(name: BlockRef, generation: u32, replicas: Vec<Replica>, 
     }
     let (reserved, since) = (Mutex::new(reserved), Instant::now());
     let reported = ReportedAllocation::new(replicas.iter().find_map(|replica| replica.allocated));
-    OpenBlock { name, generation, replicas, is_writable: true, reserved, since, reported }
+    let (is_writable, is_named) = (true, AtomicBool::new(false));
+    OpenBlock { name, generation, replicas, is_writable, reserved, since, reported, is_named }
 }

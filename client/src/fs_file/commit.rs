@@ -22,15 +22,16 @@ const COMMIT_EVERY: Duration = Duration::from_secs(3);
 const COMMITS: usize = 64;
 
 impl Contents {
-    /// Commits what has been written to files that stay open, every [`COMMIT_EVERY`].
+    /// Commits what has been written to files that are open, every [`COMMIT_EVERY`]; closes those that stayed open.
     pub(crate) async fn keep_committing(&self) {
         loop {
             tokio::time::sleep(COMMIT_EVERY).await;
             self.commit_all().await;
+            self.shared.metadata.end_stays(COMMIT_EVERY);
         }
     }
 
-    /// Commits what has been written to files that stay open.
+    /// Commits what has been written to files that are open.
     pub(crate) async fn commit_all(&self) {
         let commits = self.uncommitted().into_iter().map(async |file| {
             if let Err(error) = file.commit_in_background().await {

@@ -1,10 +1,10 @@
 //! Blocks for files that are about to be made here.
 //!
-//! Whoever fills a directory that this session holds makes one file after the other, each with a first block. That block
-//! is asked for before the file is there: under the number that the file is going to have, so that the first bytes of
-//! the file go to the worker's disk on the thread that was asked to write them, without a question. Only at workers of
-//! this host, and only for files of one replica. Numbers whose blocks are there are given to files before others
-//! ([`Metadata::offer_file_number`]).
+//! Whoever fills a directory that this session holds makes one file after the other, each with a first block. That
+//! block is asked for before the file is there: under the number that the file is going to have, so that the first
+//! bytes of the file go to the worker's disk on the thread that was asked to write them, without a question. Only at
+//! workers of this host, and only for files of one replica. Numbers whose blocks are there are given to files before
+//! others ([`Metadata::offer_file_number`]).
 //!
 //! How many are asked for follows from how many are used: files that stay empty need none. What is not used in time is
 //! asked for once more when somebody writes, and the worker frees what no file has.

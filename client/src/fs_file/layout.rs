@@ -308,6 +308,22 @@ impl Layout {
         blocks.into_iter().collect()
     }
 
+    /// Blocks that disks may not have.
+    pub(super) fn to_be_synced(&self) -> impl Iterator<Item = u32> {
+        self.unsynced.union(&self.syncing).copied()
+    }
+
+    /// Whether the master knows all blocks, and that the file has this length, if not what was written to them.
+    pub(super) fn is_overwritten(&self) -> bool {
+        self.growth() == 0 && self.uncommitted.made.is_empty() && self.in_flight.made.is_empty()
+    }
+
+    /// They could not be synced by whoever had not begun a sync of the file.
+    pub(super) fn must_be_synced(&mut self, blocks: &[u32]) {
+        self.unsynced.extend(blocks);
+        self.revision += 1;
+    }
+
     pub(super) fn sync_failed(&mut self, blocks: &[u32]) {
         self.unsynced.extend(blocks);
         self.syncing.clear();

@@ -138,6 +138,8 @@ impl Contents {
     async fn recover_content(&self, record: &ContentRecord, slot: Slot) -> Result<Arc<FsFile>, ClientError> {
         let node = self.shared.metadata.node(record.inode).await?;
         let content = self.open(&node).await?;
+        // The process before may have had the master hold it: that ends when it is closed here.
+        drop(self.shared.metadata.keep_inherited(record.inode));
         let layout = Layout::of_record(record);
         let mut noted = content.noted.lock();
         let mut state = content.state.lock();

@@ -1,6 +1,8 @@
 //! Making what was written durable at the workers.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use cavern_conf::Failpoint;
 use cavern_proto::data::BlockRef;
@@ -8,6 +10,7 @@ use futures::future::{join, join_all};
 use tokio::time::Instant;
 
 use super::FsFile;
+use super::block::OpenBlock;
 use super::blocks::is_worker_failure;
 use super::layout::{Layout, LocatedBlock};
 use super::read::{PAUSE, is_transient};
@@ -21,7 +24,85 @@ enum RetryPolicy {
     UntilDeadline,
 }
 
+/// What an fsync(2) of a file takes whose bytes alone are to be brought to disks of this host: no question to a worker,
+/// and none to the master, which gets to know of the bytes with what else this session has answered.
+pub struct LocalSync {
+    content: Arc<FsFile>,
+    blocks: Vec<(u32, Arc<OpenBlock>)>,
+}
+
+impl LocalSync {
+    /// Returns when everything that was written before is durable. *Blocking*.
+    ///
+    /// # Errors
+    /// Those of [`FsFile::sync`], which is tried when a disk fails.
+    pub fn run(self) -> Result<(), ClientError> {
+        Failpoint::SyncBegun.pass();
+        let failed: Vec<_> = self.blocks.iter().filter(|(_, open)| !is_synced_here(open)).collect();
+        let content = &self.content;
+        content.shared.runtime.block_on(async {
+            if failed.is_empty() {
+                Failpoint::SyncedAtWorkers.pass();
+                content.commit_written().await?;
+                return content.shared.metadata.settle_names(content.inode).await;
+            }
+            for (_, open) in &failed {
+                content.tell_of_failed_sync(open).await;
+            }
+            let indexes: Vec<u32> = failed.iter().map(|(index, _)| *index).collect();
+            if let Some(layout) = content.state.lock().layout.as_mut() {
+                layout.must_be_synced(&indexes);
+            }
+            content.sync().await
+        })
+    }
+}
+
+/// Whether the bytes of a block are on the disks of this host by now, in the files that its workers have.
+fn is_synced_here(open: &OpenBlock) -> bool {
+    open.replicas.iter().all(|replica| {
+        let Some(file) = &replica.file else { return false };
+        rustix::fs::fdatasync(&**file).is_ok() && rustix::fs::fstat(&**file).is_ok_and(|stat| stat.st_nlink > 0)
+    })
+}
+
 impl FsFile {
+    /// A sync that asks nobody; `None` where it has to: use [`sync`](Self::sync). That is so unless the file is held
+    /// and as long as the master knows, all workers of its blocks are on this host and have synced them once, and the
+    /// session holds its directory. Whatever becomes of the session, the master then counts the file as changed.
+    pub fn local_sync(self: &Arc<Self>) -> Option<LocalSync> {
+        let metadata = &self.shared.metadata;
+        if !self.behind.is_drained() || !self.is_held() || !metadata.holds_place_of(self.inode) {
+            return None;
+        }
+        let mut state = self.state.lock();
+        let super::State { layout, seen, blocks, ends_marked, lost, .. } = &mut *state;
+        let is_known = *ends_marked && lost.is_none() && *seen == self.kept.changes();
+        let layout = layout.as_ref().filter(|layout| is_known && layout.is_overwritten())?;
+        let here = |index: u32| {
+            let open = blocks.get(&index).filter(|open| open.is_local() && open.is_named.load(Relaxed))?;
+            layout.accepts_at(index, open).then(|| (index, open.clone()))
+        };
+        let blocks = layout.to_be_synced().map(here).collect::<Option<Vec<_>>>()?;
+        Some(LocalSync { content: self.clone(), blocks })
+    }
+
+    /// A worker cannot know that what it has in its page cache never got to its disk.
+    async fn tell_of_failed_sync(&self, open: &OpenBlock) {
+        for replica in &open.replicas {
+            let (pool, wait) = (&self.shared.pool, self.shared.worker_timeout);
+            let told = pool.sync_failed(replica.worker, vec![open.name.clone()], wait).await;
+            if let Err(error) = told {
+                tracing::error!(
+                    inode = self.inode,
+                    worker = replica.worker,
+                    "a worker does not know that a block of \
+                    its could not be synced: {error}"
+                );
+            }
+        }
+    }
+
     /// Returns when everything that was written before is on the disks of its workers, and known to the master. Those
     /// who ask while a sync is under way share the next one. Each is bounded by `client.read_timeout`.
     pub async fn sync(&self) -> Result<(), ClientError> {
@@ -60,7 +141,11 @@ impl FsFile {
     /// log then, too: the names that lead to the file are.
     async fn commit_synced(&self, blocks: &[u32]) -> Result<(), ClientError> {
         if blocks.is_empty() || self.is_committed() { self.commit().await } else { self.commit_and_hold().await }?;
-        self.shared.metadata.settle(self.inode).await
+        let is_marked = self.is_held() && self.state.lock().ends_marked;
+        match is_marked {
+            true => self.shared.metadata.settle_names(self.inode).await,
+            false => self.shared.metadata.settle(self.inode).await,
+        }
     }
 
     async fn sync_blocks(&self, blocks: &[u32], deadline: Instant) -> Result<(), ClientError> {
@@ -89,6 +174,9 @@ impl FsFile {
         let failed: HashMap<u64, ClientError> =
             join_all(syncs).await.into_iter().filter_map(|(worker, result)| Some((worker, result.err()?))).collect();
         for (index, known) in known {
+            if failed.is_empty() {
+                self.note_named(index, &known);
+            }
             let lost: Vec<u64> = known.workers.iter().copied().filter(|worker| failed.contains_key(worker)).collect();
             let Some(error) = lost.first().and_then(|worker| failed.get(worker)) else { continue };
             if !is_worker_failure(error) {
@@ -102,6 +190,15 @@ impl FsFile {
             self.sync_any(index, &known, error.clone(), deadline).await?;
         }
         Ok(())
+    }
+
+    /// All workers of a block have synced it.
+    fn note_named(&self, index: u32, known: &LocatedBlock) {
+        let state = self.state.lock();
+        let open = state.blocks.get(&index).filter(|open| known.is_at(open.generation, &open.replicas));
+        if let Some(open) = open {
+            open.is_named.store(true, Relaxed);
+        }
     }
 
     /// Syncs a block at whichever of its workers answers first again.

@@ -44,6 +44,7 @@ impl Inner {
             self.cache.forget_inode(attr.inode);
             if attr.nlink == 0 {
                 self.directories.forget(attr.inode);
+                self.staying.end(attr.inode);
                 continue;
             }
             let place = dentry_updates.iter().find(|place| place.inode == attr.inode);

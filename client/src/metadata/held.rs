@@ -77,6 +77,8 @@ struct State {
     /// Changes that were answered, ever, and those of them that are made or lost. They become so in their order.
     begun: u64,
     done: u64,
+    /// How many had begun with the last of them that was about more than the bytes of a file that the session holds.
+    named: u64,
     /// Why something that was answered is lost, by what it was about.
     losses: HashMap<u64, String>,
 }
@@ -118,10 +120,13 @@ impl HeldDirectories {
         Subject { held: self.clone(), inodes, is_answered: false }
     }
 
-    /// The same of one that is being answered.
-    fn answer(self: &Arc<Self>, state: &mut State, inodes: Vec<u64>) -> Subject {
+    /// The same of one that is being answered; whether it is about bytes alone.
+    fn answer(self: &Arc<Self>, state: &mut State, inodes: Vec<u64>, is_overwrite: bool) -> Subject {
         inodes.iter().for_each(|inode| *state.answered.entry(*inode).or_default() += 1);
         state.begun += 1;
+        if !is_overwrite {
+            state.named = state.begun;
+        }
         self.unmade.fetch_add(1, Ordering::Release);
         Subject { held: self.clone(), inodes, is_answered: true }
     }
@@ -180,6 +185,10 @@ impl HeldDirectories {
     /// the session is over.
     async fn all_made(&self) {
         let begun = self.state.lock().begun;
+        self.made_up_to(begun).await;
+    }
+
+    async fn made_up_to(&self, begun: u64) {
         loop {
             let made = self.made.notified();
             tokio::pin!(made);
@@ -269,6 +278,34 @@ impl Metadata {
     pub async fn settle(&self, inode: u64) -> Result<(), ClientError> {
         self.make_answered().await?;
         self.take_loss(inode)
+    }
+
+    /// The same, but for the bytes of files of which the session's end says that they may have changed.
+    ///
+    /// # Errors
+    /// Those of [`Self::settle`].
+    pub(crate) async fn settle_names(&self, inode: u64) -> Result<(), ClientError> {
+        let (inner, held) = (&self.inner, &self.inner.held);
+        let named = {
+            let state = held.state.lock();
+            (state.done < state.named).then_some(state.named)
+        };
+        if let Some(named) = named {
+            inner.changes.hurry();
+            let made = tokio::time::timeout(inner.master.timeout(), held.made_up_to(named));
+            made.await.map_err(|_elapsed| inner.late())?;
+        }
+        self.take_loss(inode)
+    }
+
+    /// Whether what is committed of a file is answered here, as far as can be said.
+    pub(crate) fn holds_place_of(&self, inode: u64) -> bool {
+        let inner = &self.inner;
+        inner.held.any.load(Ordering::Acquire)
+            && inner
+                .cache
+                .node(inode)
+                .is_some_and(|node| inner.held.state.lock().directories.contains_key(&node.parent))
     }
 
     /// Has the master make what was answered here by now. Bounded by `client.metadata_timeout`.
@@ -448,7 +485,8 @@ impl Inner {
     /// finish what is answered there.
     pub(super) fn asking_to_hold(&self, mut change: Change) -> Change {
         if let (Change::Create(create), true) = (&mut change, self.holds_directories) {
-            create.hold = create.kind() == Kind::Directory;
+            let mount = self.directories.get(create.parent).and_then(|directory| directory.mount.clone());
+            create.hold = create.kind() == Kind::Directory && mount.is_none_or(|mount| !mount.has_synced_names());
         }
         change
     }
@@ -505,7 +543,7 @@ mod tests {
         drop((asked, anything));
         assert!(held.state.lock().is_certain(&[5]) && held.state.lock().asked.is_empty());
         held.all_made().await;
-        let [first, second] = [vec![5], vec![5, 6]].map(|inodes| held.answer(&mut held.state.lock(), inodes));
+        let [first, second] = [vec![5], vec![5, 6]].map(|inodes| held.answer(&mut held.state.lock(), inodes, false));
         assert!(held.is_unsettled(5) && !held.is_unsettled(7) && !first.is_last_of(5) && second.is_last_of(6));
         let waiting = {
             let held = held.clone();
@@ -520,5 +558,24 @@ mod tests {
         assert!(!held.has_unmade());
         assert_eq!((held.take_loss(6), held.take_loss(5).as_deref()), (None, Some("the session is over")));
         assert_eq!(held.take_loss(5), None, "it is said once");
+    }
+
+    #[test]
+    fn what_is_about_bytes_alone_need_not_be_waited_for() {
+        let held = Arc::new(HeldDirectories::default());
+        let answer = |is_overwrite| held.answer(&mut held.state.lock(), vec![5], is_overwrite);
+        let [named, bytes] = [answer(false), answer(true)];
+        let waited_for = || {
+            let state = held.state.lock();
+            (state.done < state.named).then_some(state.named)
+        };
+        assert_eq!(waited_for(), Some(1));
+        drop(named);
+        assert_eq!(waited_for(), None);
+        drop(bytes);
+        let later = [answer(true), answer(false)];
+        assert_eq!(waited_for(), Some(4), "in the order of all");
+        drop(later);
+        assert_eq!(waited_for(), None);
     }
 }

@@ -240,6 +240,7 @@ async fn follow(
                     remembering = Some(inner.remember(resumed.session).boxed());
                 }
                 Some(Event::Unlinked(inode)) => {
+                    inner.staying.end(*inode);
                     holding.unlinked.push(*inode);
                     removed.add(*inode, event.seq, Instant::now());
                 }

@@ -45,6 +45,9 @@ impl Inner {
             return self.settle(kernel_node, reply);
         };
         let this = Arc::clone(self);
+        if let Some(sync) = handle.file.local_sync() {
+            return reply.defer_blocking(move |reply| this.answer_flushed("fsync", sync.run(), reply));
+        }
         reply.run_uninterruptible(move |reply| async move {
             let synced = handle.file.sync().await.map(|effects| this.take_in(effects));
             this.answer_flushed("fsync", synced, reply);

@@ -1,16 +1,16 @@
 //! Attaching buckets to the namespace.
 
-use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Existing, Mount, WriteType};
+use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Existing, Mount, Names, WriteType};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AttachMount, RequestRecord};
 use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX};
 use cavern_ufs::Contents;
 
-use crate::MasterError;
 use crate::namespace::components;
 use crate::request::Request;
 use crate::service::Services;
 use crate::state::Outcome;
+use crate::{MasterError, level};
 
 const BLOCK_SIZE_DEFAULT: u64 = 64 << 20;
 const BLOCK_SIZE_MIN: u64 = 1 << 20;
@@ -35,6 +35,11 @@ impl Services {
         let contents = ufs.check().await?;
         if mount.write_type() != WriteType::FsMode || contents != Contents::Objects {
             mount.existing = Existing::None as i32;
+        }
+        let is_known = mount.names() == Names::Held || level::agreed(&self.lookups.reader).await? >= level::MOUNT_NAMES;
+        if !is_known {
+            let reason = "not every master knows --names synced yet: upgrade them all first";
+            return Err(MasterError::Refused(reason.into()));
         }
         if check_only {
             return Ok(mount);
@@ -175,6 +180,15 @@ pub(super) fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
         (_, WriteType::FsMode) => mount.existing = Existing::Recovered as i32,
         _ => mount.existing = Existing::None as i32,
     }
+    match Names::try_from(mount.names) {
+        Ok(Names::Synced) if mount.write_type() != WriteType::FsMode => {
+            return invalid(
+                "only the names of an fs-mode mount can be synced: in cache-mode the bucket has them".into(),
+            );
+        }
+        Ok(_) => {}
+        Err(_) => return invalid("names are neither held nor synced".into()),
+    }
     if mount.options.len() > OPTIONS_MAX
         || mount.options.iter().any(|(name, value)| name.len() + value.len() > OPTION_BYTES_MAX)
     {
@@ -237,7 +251,7 @@ mod tests {
 
     #[test]
     fn impossible_requests_are_refused() {
-        let broken: [fn(&mut Mount); 17] = [
+        let broken: [fn(&mut Mount); 19] = [
             |mount| (mount.write_type, mount.uri) = (WriteType::FsMode as i32, "file:///d".into()),
             |mount| (mount.access_mode, mount.uri) = (AccessMode::ReadWrite as i32, "file:///d".into()),
             |mount| (mount.access_mode, mount.write_type) = (AccessMode::ReadOnly as i32, WriteType::FsMode as i32),
@@ -254,6 +268,8 @@ mod tests {
             |mount| mount.block_size = (1 << 20) + 1,
             |mount| mount.replicas = 9,
             |mount| mount.consistency = 77,
+            |mount| mount.names = 77,
+            |mount| mount.names = Names::Synced as i32,
             |mount| mount.metadata_ttl_ms = u64::MAX,
         ];
         for (number, change) in broken.into_iter().enumerate() {

@@ -60,7 +60,7 @@ impl Cluster for Services {
         if !place.is_empty() && place.len() <= PLACE_MAX {
             // What the one before had locked is free before the new one asks for it.
             if let Some(over) = self.watch.supersede_client(&place, id).await {
-                sessions::end(&self.proposer, over).await?;
+                sessions::end(&self.proposer, &self.lookups.reader, over).await?;
             }
         }
         let (answers, stream) = mpsc::channel(EVENTS_AHEAD);
@@ -185,7 +185,11 @@ impl Cluster for Services {
         &self,
         request: tonic::Request<PersistStatusRequest>,
     ) -> Result<Response<PersistStatus>, Status> {
-        let PersistStatusRequest { path, up_to_change } = request.into_inner();
+        let PersistStatusRequest { path, up_to_change, settle } = request.into_inner();
+        if settle {
+            let scope = self.persistence.scope(&path).await?;
+            self.lookups.recall_mount_of(scope.inode).await?;
+        }
         let up_to = if up_to_change == 0 { u64::MAX } else { up_to_change };
         Ok(Response::new(self.persistence.status(&path, up_to).await?))
     }

@@ -16,12 +16,12 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::changes::CALLS_AHEAD;
 use super::{Answers, Services};
-use crate::MasterError;
 use crate::listing::Why;
 use crate::namespace::Lookups;
 use crate::persist::RefreshMode;
 use crate::state::records::attributes;
 use crate::state::{Directory, Outcome, Tables, blocking_lock};
+use crate::{MasterError, level};
 
 /// Pages that wait for a slow reader.
 const PAGES_AHEAD: usize = 2;
@@ -156,10 +156,9 @@ impl Namespace for Services {
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
         let GetLayoutRequest { inode, session } = request.into_inner();
         let lookups = self.lookups.asked_by(session);
-        let place = |(record, ..): &(InodeRecord, u64, Vec<Extent>)| vec![record.parent];
-        let (record, block_size, extents) = lookups.when_let_go(inode, || layout(&lookups, inode), place).await?;
-        let attr = Some(attributes(inode, &record));
-        Ok(Response::new(Layout { attr, block_size, extents, origin: record.origin }))
+        let place = |(record, _): &(InodeRecord, Layout)| vec![record.parent];
+        let (_, layout) = lookups.when_let_go(inode, || layout(&lookups, inode), place).await?;
+        Ok(Response::new(layout))
     }
 
     async fn free_content(&self, request: Request<FreeContentRequest>) -> Result<Response<FreeContentReply>, Status> {
@@ -297,23 +296,35 @@ impl Services {
 }
 
 /// A file as it is, with all of its blocks.
-async fn layout(lookups: &Lookups, inode: u64) -> Result<(InodeRecord, u64, Vec<Extent>), MasterError> {
+async fn layout(lookups: &Lookups, inode: u64) -> Result<(InodeRecord, Layout), MasterError> {
     let gone = || MasterError::NotFound(format!("inode {inode} is no longer there"));
     let seen = lookups.see_inode_with(inode, move |tables, record| {
-        Ok((block_size(tables, record)?, tables.few_extents(inode, record, FEW_EXTENTS)?))
+        let extents = tables.few_extents(inode, record, FEW_EXTENTS)?;
+        extents.map(|extents| layout_of(tables, inode, record, extents)).transpose()
     });
-    let (record, (size, extents)) = seen.await?.ok_or_else(gone)?;
-    if let Some(extents) = extents {
-        return Ok((record, size, extents));
+    let (record, layout) = seen.await?.ok_or_else(gone)?;
+    if let Some(layout) = layout {
+        return Ok((record, layout));
     }
     let all = lookups.reader.read(move |tables| {
         let Some(record) = tables.inode(inode)? else { return Ok(None) };
-        let (size, extents) = (block_size(tables, &record)?, tables.extents(inode, 0)?);
-        Ok(Some((record, size, extents)))
+        let layout = layout_of(tables, inode, &record, tables.extents(inode, 0)?)?;
+        Ok(Some((record, layout)))
     });
     all.await?.ok_or_else(gone)
 }
 
-fn block_size(tables: Tables<'_>, record: &InodeRecord) -> Result<u64, MasterError> {
-    Ok(tables.mount(record.mount_id)?.map_or(0, |mount| mount.block_size))
+fn layout_of(
+    tables: Tables<'_>,
+    inode: u64,
+    record: &InodeRecord,
+    extents: Vec<Extent>,
+) -> Result<Layout, MasterError> {
+    Ok(Layout {
+        attr: Some(attributes(inode, record)),
+        block_size: tables.mount(record.mount_id)?.map_or(0, |mount| mount.block_size),
+        extents,
+        origin: record.origin.clone(),
+        ends_marked: tables.counters()?.level >= level::ENDS_MARKED,
+    })
 }

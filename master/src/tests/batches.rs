@@ -144,7 +144,12 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
                 others: vec![1, 2, 3],
             }),
         },
-        32 => Kind::EndSessionStep(EndSessionStep { session: 7 + u64::from(e % 2), limit: 32, part: 0 }),
+        32 => Kind::EndSessionStep(EndSessionStep {
+            session: 7 + u64::from(e % 2),
+            limit: 32,
+            part: 0,
+            now_ns: i64::from(e % 3),
+        }),
         33 => match b % 6 {
             0 => Kind::WorkerState(SetWorkerState { worker_id: 1, state: i32::from(a % 3) }),
             1 => Kind::PutJob(Job { id: u64::from(a % 3), state: i32::from(c % 4), ..Job::default() }),

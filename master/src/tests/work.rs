@@ -485,7 +485,7 @@ fn a_session_with_fifteen_thousand_holds_and_locks_ends_in_short_commands() {
         let kind = LockKind::Flock as i32;
         bench.done("lock", Change::SetLock(SetLock { inode: file, kind, lock: Some(lock), ..SetLock::default() }));
     }
-    let mut step = EndSessionStep { session: 7, limit: END_STEP, part: 0 };
+    let mut step = EndSessionStep { session: 7, limit: END_STEP, part: 0, now_ns: 0 };
     while let Outcome::StepProgress(StepProgress { more: true, next, .. }) =
         bench.run("session ends", Kind::EndSessionStep(step))
     {

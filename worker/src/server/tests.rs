@@ -637,7 +637,7 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
             // With some of what it announces, or more.
             let mut frames = encode_frame(FrameKind::Write, 3, &write, announced % 600);
             frames.extend_from_slice(&payload);
-            let sync = SyncRequest { blocks: block.iter().cloned().collect() };
+            let sync = SyncRequest { blocks: block.iter().cloned().collect(), failed: Vec::new() };
             frames.extend(encode_frame(
                 FrameKind::Reserve,
                 4,

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use cavern_proto::bounded::MAX_ITEMS;
 use cavern_proto::chunk::CHUNK_BYTES;
 use cavern_proto::data::{
-    Range as WireRange, ReserveReply, ReserveRequest, Status, SyncReply, SyncRequest, WriteReply, WriteRequest,
+    BlockRef, Range as WireRange, ReserveReply, ReserveRequest, Status, SyncReply, SyncRequest, WriteReply,
+    WriteRequest,
 };
 use tokio::time::Instant;
 
@@ -225,11 +226,15 @@ impl Service {
     }
 
     async fn try_sync(&self, request: SyncRequest) -> Result<(), Refusal> {
-        if request.blocks.len() > MAX_ITEMS {
-            return Err(Refusal::bad_request(format!("{} blocks in one request", request.blocks.len())));
+        let blocks = request.blocks.len() + request.failed.len();
+        if blocks > MAX_ITEMS {
+            return Err(Refusal::bad_request(format!("{blocks} blocks in one request")));
         }
-        let targets: Vec<DataTarget> =
-            request.blocks.into_iter().map(BlockSource::parse_data).collect::<Result<_, _>>()?;
+        let parse = |blocks: Vec<BlockRef>| -> Result<Vec<DataTarget>, Refusal> {
+            blocks.into_iter().map(BlockSource::parse_data).collect()
+        };
+        let (targets, failed) = (parse(request.blocks)?, parse(request.failed)?);
+        failed.iter().try_for_each(|target| self.store.sync_failed_elsewhere(target))?;
         let share = targets.len().div_ceil(SYNCS_AT_A_TIME).max(1);
         let syncs = targets.chunks(share).map(|targets| {
             let (store, targets) = (self.store.clone(), targets.to_vec());

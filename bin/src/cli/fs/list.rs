@@ -88,7 +88,7 @@ struct BucketView {
 
 impl BucketView {
     async fn of(leader: &mut Leader, path: &str) -> Result<Self, CliError> {
-        let request = PersistStatusRequest { path: path.to_owned(), up_to_change: 0 };
+        let request = PersistStatusRequest { path: path.to_owned(), ..PersistStatusRequest::default() };
         let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
         let status = leader.ask(ask).await?.into_inner();
         Ok(Self {

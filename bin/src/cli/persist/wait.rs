@@ -16,6 +16,8 @@ const POLL_PERIOD: Duration = Duration::from_millis(200);
 const LINE_PERIOD: Duration = Duration::from_secs(2);
 /// How long a master may take to answer one question.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same of the first, before which clients are waited for: for some of their leases.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long no master may answer.
 const MASTER_PATIENCE: Duration = Duration::from_secs(300);
 
@@ -73,15 +75,18 @@ impl Wait {
     async fn ask(&mut self, up_to_change: u64) -> Result<PersistStatus, CliError> {
         let mut away: Option<Instant> = None;
         loop {
-            let request = PersistStatusRequest { path: self.path.clone(), up_to_change };
-            let answer = tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.get_persist_status(request));
+            // Clients bring what they have answered, and one that is cut off is waited for.
+            let settle = up_to_change == 0;
+            let patience = if settle { SETTLE_TIMEOUT } else { ANSWER_TIMEOUT };
+            let request = PersistStatusRequest { path: self.path.clone(), up_to_change, settle };
+            let answer = tokio::time::timeout(patience, self.connection.cluster.get_persist_status(request));
             let cause = match answer.await {
                 Ok(Ok(status)) => return Ok(status.into_inner()),
                 Ok(Err(status)) => match CliError::from(status) {
                     CliError::Unreachable(cause) => cause,
                     error => return Err(error),
                 },
-                Err(_) => format!("the master does not answer within {} s", ANSWER_TIMEOUT.as_secs()),
+                Err(_) => format!("the master does not answer within {} s", patience.as_secs()),
             };
             let since = *away.get_or_insert_with(|| {
                 console::remark(format_args!("{cause}; waiting for a master, persistence goes on when there is one"));

@@ -341,7 +341,23 @@ impl WorkerPool {
     /// Returns when everything that was written to these blocks before, through descriptors too, is on the worker's
     /// disk.
     pub async fn sync(&self, worker: u64, blocks: Vec<data::BlockRef>, deadline: Duration) -> Result<(), NetError> {
-        let request = data::SyncRequest { blocks };
+        self.send_sync(worker, data::SyncRequest { blocks, failed: Vec::new() }, deadline).await
+    }
+
+    /// Tells the worker that blocks could not be synced through descriptors of its own.
+    ///
+    /// # Errors
+    /// Those of [`Self::sync`].
+    pub async fn sync_failed(
+        &self,
+        worker: u64,
+        failed: Vec<data::BlockRef>,
+        deadline: Duration,
+    ) -> Result<(), NetError> {
+        self.send_sync(worker, data::SyncRequest { blocks: Vec::new(), failed }, deadline).await
+    }
+
+    async fn send_sync(&self, worker: u64, request: data::SyncRequest, deadline: Duration) -> Result<(), NetError> {
         let reply: data::SyncReply =
             self.control(worker, FrameKind::Sync, &request, FrameKind::SyncReply, deadline).await?;
         self.link(worker)?.check(reply.status(), reply.message)

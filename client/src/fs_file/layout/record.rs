@@ -6,9 +6,14 @@ use super::{Layout, LocatedBlock};
 use crate::journal::{BlockRecord, ContentRecord};
 
 impl Layout {
+    /// Whether the master knows everything, and disks have it.
+    pub(in crate::fs_file) fn is_settled(&self) -> bool {
+        self.is_committed() && self.unsynced.is_empty() && self.syncing.is_empty()
+    }
+
     /// What the master does not know, or disks may not have; `None` for nothing.
     pub(in crate::fs_file) fn record(&self, inode: u64) -> Option<ContentRecord> {
-        if self.is_committed() && self.unsynced.is_empty() && self.syncing.is_empty() {
+        if self.is_settled() {
             return None;
         }
         let (now, sent) = (&self.uncommitted, &self.in_flight);

@@ -21,6 +21,8 @@ struct Prediction {
     result: MutationResult,
     /// The inodes that it is about, and the directories that these are in: whoever lists one is told of its entries.
     subject: Vec<u64>,
+    /// It says that bytes of a file are others, and nothing else.
+    is_overwrite: bool,
 }
 
 impl Prediction {
@@ -29,7 +31,8 @@ impl Prediction {
             attributes.iter().map(|attr| attr.inode).chain(directories.iter().copied()).collect();
         subject.sort_unstable();
         subject.dedup();
-        Self { change, result: MutationResult { inode, attributes, ..MutationResult::default() }, subject }
+        let result = MutationResult { inode, attributes, ..MutationResult::default() };
+        Self { change, result, subject, is_overwrite: false }
     }
 }
 
@@ -68,7 +71,7 @@ impl Inner {
         // Before anybody can say what the master makes of it.
         let node = self.take_in_change(&pending.change, &result, self.recent.mark());
         self.follow_held(state, &pending.change, &predicted.subject, result.inode);
-        pending.subject = Some(self.held.answer(state, predicted.subject));
+        pending.subject = Some(self.held.answer(state, predicted.subject, predicted.is_overwrite));
         if let Err(refused) = self.changes.try_push(pending) {
             // Its end takes the lock as well.
             drop(guard);
@@ -111,8 +114,12 @@ impl Inner {
             Change::Commit(commit) => {
                 let node = self.held_inode(state, commit.inode)?;
                 let block_size = node.mount.as_ref()?.block_size();
-                let attr = predict::committed(&node.attr(), commit, block_size, now_ns)?;
-                Some(Prediction::new(change.clone(), node.inode, vec![attr], &[node.parent]))
+                let before = node.attr();
+                let attr = predict::committed(&before, commit, block_size, now_ns)?;
+                // A block that is new takes something.
+                let is_overwrite = (attr.size, attr.allocated) == (before.size, before.allocated);
+                let prediction = Prediction::new(change.clone(), node.inode, vec![attr], &[node.parent]);
+                Some(Prediction { is_overwrite, ..prediction })
             }
             _ => None,
         }

@@ -2,7 +2,7 @@
 //! its name does at the master, for the plain case; whatever is not plain is not predicted.
 
 use cavern_proto::block_id::block_length;
-use cavern_proto::master::{Attr, CommitContent, CreateInode, Kind, OwnAttributes, SetAttr, Time};
+use cavern_proto::master::{Attr, CommitContent, CreateInode, Extent, Kind, OwnAttributes, SetAttr, Time};
 
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
@@ -84,18 +84,82 @@ pub(super) fn attributes_set(attr: &Attr, set: &SetAttr, now_ns: i64) -> Option<
     Some(changed)
 }
 
-/// The first content of a file of which the master knows no block, and nobody but this client has changed any.
+/// Content of a file that nobody but this client has changed since: its first, of which the master knows no block, or
+/// what is written later to the only one.
 pub(super) fn committed(attr: &Attr, commit: &CommitContent, block_size: u64, now_ns: i64) -> Option<Attr> {
-    let is_untouched = (attr.version, attr.generation, attr.size, attr.allocated) == (0, 0, 0, Some(0));
-    let changes = commit.grow_to > 0 || commit.changed || !commit.made.is_empty();
-    let is_first = commit.made.iter().all(|made| made.generation == 0 && made.joined.is_empty());
-    if !is_untouched || !changes || !is_first || attr.kind() != Kind::File {
+    let size = attr.size.max(commit.grow_to);
+    let changes = commit.grow_to > attr.size || commit.changed || !commit.made.is_empty();
+    let is_plain = commit.made.iter().all(|made| made.generation == attr.generation && made.joined.is_empty());
+    if !changes || !is_plain || attr.kind() != Kind::File {
         return None;
     }
-    let taken = commit.made.iter().map(|made| {
-        let reported = made.allocated.map(|bytes| bytes.min(block_size));
-        reported.unwrap_or_else(|| u64::from(block_length(commit.grow_to, block_size, made.index)))
-    });
-    let allocated = Some(taken.sum());
-    Some(Attr { size: commit.grow_to, version: 1, mtime_ns: now_ns, ctime_ns: now_ns, allocated, ..*attr })
+    let reported = |made: &Extent| made.allocated.map(|bytes| bytes.min(block_size));
+    let is_first = (attr.version, attr.generation, attr.size, attr.allocated) == (0, 0, 0, Some(0));
+    let allocated = match commit.made.as_slice() {
+        made if is_first => {
+            let length = |made: &Extent| u64::from(block_length(size, block_size, made.index));
+            Some(made.iter().map(|made| reported(made).unwrap_or_else(|| length(made))).sum())
+        }
+        // Of several blocks it is not known here how much each of them took before.
+        _ if size > block_size || attr.allocated.is_none() => return None,
+        [] => attr.allocated,
+        [made] if made.index == 0 => Some(reported(made)?),
+        _ => return None,
+    };
+    let version = attr.version + 1;
+    Some(Attr { size, version, mtime_ns: now_ns, ctime_ns: now_ns, allocated, ..*attr })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: u64 = 1 << 20;
+
+    fn file(size: u64, version: u64, allocated: u64) -> Attr {
+        Attr { kind: Kind::File.into(), size, version, allocated: Some(allocated), nlink: 1, ..Attr::default() }
+    }
+
+    fn wrote(grow_to: u64, blocks: &[(u32, u32, Option<u64>)]) -> CommitContent {
+        let made = blocks.iter().map(|&(index, generation, allocated)| Extent {
+            index,
+            generation,
+            workers: vec![1],
+            allocated,
+            ..Extent::default()
+        });
+        CommitContent { inode: 1, grow_to, changed: true, made: made.collect() }
+    }
+
+    #[test]
+    fn first_content_may_be_of_several_blocks_and_later_content_of_one() {
+        let first =
+            committed(&file(0, 0, 0), &wrote(BLOCK + 9, &[(0, 0, None), (1, 0, Some(4096))]), BLOCK, 7).unwrap();
+        assert_eq!((first.size, first.version, first.allocated), (BLOCK + 9, 1, Some(BLOCK + 4096)));
+        assert_eq!((first.mtime_ns, first.ctime_ns), (7, 7));
+        let later = committed(&file(100, 4, 4096), &wrote(200, &[(0, 0, Some(8192))]), BLOCK, 8).unwrap();
+        assert_eq!((later.size, later.version, later.allocated), (200, 5, Some(8192)));
+        let within = committed(&file(100, 4, 4096), &wrote(50, &[(0, 0, Some(4096))]), BLOCK, 8).unwrap();
+        assert_eq!((within.size, within.version, within.allocated), (100, 5, Some(4096)), "it does not become shorter");
+        let hole = committed(&file(100, 4, 4096), &wrote(300, &[]), BLOCK, 8).unwrap();
+        assert_eq!((hole.size, hole.allocated), (300, Some(4096)));
+    }
+
+    #[test]
+    fn what_is_not_plain_is_not_predicted() {
+        let known = file(100, 4, 4096);
+        let refused = [
+            (known, wrote(BLOCK + 1, &[(0, 0, Some(4096))]), "several blocks"),
+            (known, wrote(200, &[(1, 0, Some(4096))]), "a block behind the end"),
+            (known, wrote(200, &[(0, 3, Some(4096))]), "a block of another generation"),
+            (known, wrote(200, &[(0, 0, None)]), "nobody says what it takes"),
+            (Attr { allocated: None, ..known }, wrote(200, &[(0, 0, Some(1))]), "nor what it took"),
+            (Attr { kind: Kind::Directory.into(), ..known }, wrote(200, &[]), "no file"),
+        ];
+        for (attr, commit, why) in refused {
+            assert_eq!(committed(&attr, &commit, BLOCK, 8), None, "{why}");
+        }
+        let nothing = CommitContent { inode: 1, grow_to: 100, ..CommitContent::default() };
+        assert_eq!(committed(&known, &nothing, BLOCK, 8), None, "nothing is changed");
+    }
 }

@@ -1,6 +1,7 @@
 //! Inodes that somebody holds: without a name they stay, and their blocks are not dropped.
 
-use cavern_proto::master::SetHolds;
+use cavern_proto::master::{Kind, SetHolds};
+use cavern_proto::record::InodeRecord;
 use rocksdb::WriteBatch;
 use rustix::io::Errno;
 
@@ -9,8 +10,10 @@ use super::ttl::drop_ttl;
 use super::{MutationContext, MutationError, Outcome, refuse};
 use crate::MasterError;
 use crate::state::extent::{self, DropProgress};
+use crate::state::intent::Reach;
 use crate::state::orphans::StepProgress;
 use crate::state::records::{hold_key, hold_session_key, inode_key, leading_id, xattr_key};
+use crate::state::transaction::Change;
 use crate::state::{Database, Family, Tables, Transaction, held, intent, origin, usage};
 
 /// Inodes of one [`SetHolds`].
@@ -104,17 +107,35 @@ pub fn forget_content(
     Ok(DropProgress::All)
 }
 
-/// Lets go of what a session holds, of so many inodes at most; of how many there were.
+/// Lets go of what a session holds that is over, of so many inodes at most; of how many there were. From `now_ns` on,
+/// unless that is 0, its files count as changed.
 pub(super) fn release_some(
     transaction: &mut Transaction<'_>,
     session: u64,
     limit: usize,
+    now_ns: i64,
 ) -> Result<usize, MasterError> {
     let held = transaction.before().held_by(session, limit)?;
     for inode in &held {
         release(transaction, *inode, session);
+        if now_ns != 0 {
+            mark_changed(transaction, *inode, now_ns)?;
+        }
     }
     Ok(held.len())
+}
+
+/// A file counts as changed, though nobody says what was written to it, nor when: caches have no bytes of it any more,
+/// and the bucket gets it once more.
+fn mark_changed(transaction: &mut Transaction<'_>, inode: u64, now_ns: i64) -> Result<(), MasterError> {
+    let is_content = |record: &InodeRecord| record.kind() == Kind::File && !record.unlinked && record.size > 0;
+    let Some(mut record) = transaction.inode(inode)?.filter(is_content) else { return Ok(()) };
+    record.version += 1;
+    (record.mtime_ns, record.ctime_ns) = (now_ns, now_ns);
+    intent::note(transaction, inode, record.mount_id, Reach::Itself, now_ns)?;
+    transaction.put_inode(inode, record);
+    transaction.changes.push(Change::Inode(inode));
+    Ok(())
 }
 
 /// Makes the index of holds by session, where an earlier version has left none.

@@ -68,7 +68,7 @@ pub fn end_session(transaction: &mut Transaction<'_>, session: u64) -> Result<Ou
     transaction.delete(Family::Session, &session.to_be_bytes());
     held::release_some(transaction, session, usize::MAX)?;
     forget_some(transaction, session, usize::MAX)?;
-    hold::release_some(transaction, session, usize::MAX)?;
+    hold::release_some(transaction, session, usize::MAX, 0)?;
     lock::release_some(transaction, session, usize::MAX)?;
     Ok(Outcome::Done)
 }
@@ -76,7 +76,7 @@ pub fn end_session(transaction: &mut Transaction<'_>, session: u64) -> Result<Ou
 /// Does a part of the same. Directories come first, and locks, since others wait for them. The session's record goes
 /// last: as long as it is there, a master that starts goes on with this, and lets nobody take the session up again.
 pub fn end_session_step(transaction: &mut Transaction<'_>, step: &EndSessionStep) -> Result<Outcome, MasterError> {
-    let EndSessionStep { session, limit, mut part } = *step;
+    let EndSessionStep { session, limit, mut part, now_ns } = *step;
     let (mut left, mut held) = ((limit as usize).max(LOCKS_COST), 0);
     // From the first step on, nothing is taken any more that the session has answered for.
     let released = held::release_some(transaction, session, left)?;
@@ -87,7 +87,7 @@ pub fn end_session_step(transaction: &mut Transaction<'_>, step: &EndSessionStep
         let most = left / cost;
         let taken = match part {
             0 => lock::release_some(transaction, session, most)?,
-            1 => hold::release_some(transaction, session, most)?,
+            1 => hold::release_some(transaction, session, most, now_ns)?,
             _ => forget_some(transaction, session, most)?,
         };
         left -= taken * cost;

@@ -455,7 +455,10 @@ fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() 
     index_holds(&bench.database).unwrap();
     assert_eq!(tables.held_by(7, usize::MAX).unwrap(), held);
 
-    let step = || match run(&bench.database, Kind::EndSessionStep(EndSessionStep { session: 7, limit: 32, part: 0 })) {
+    let step = || match run(
+        &bench.database,
+        Kind::EndSessionStep(EndSessionStep { session: 7, limit: 32, part: 0, now_ns: 0 }),
+    ) {
         Outcome::StepProgress(reaped) => reaped,
         other => panic!("{other:?}"),
     };
@@ -468,6 +471,41 @@ fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() 
     assert!(steps >= 4, "{steps}");
     assert!(tables.session(7).unwrap().is_none() && tables.result(7, bench.seq).unwrap().is_none());
     assert!(!tables.is_held(inodes[5]).unwrap());
+}
+
+#[test]
+fn what_a_session_held_counts_as_changed_when_it_ends() {
+    let mut bench = Fixture::new();
+    let mut make = |name: &'static str, size| {
+        let kind = InodeKind::File as i32;
+        let create = CreateInode { parent: bench.root, name: name.into(), kind, ..CreateInode::default() };
+        let inode = bench.change(Change::Create(create)).inode;
+        let commit = CommitContent { inode, grow_to: size, ..CommitContent::default() };
+        bench.change(Change::Commit(commit));
+        inode
+    };
+    let (held, empty, not_held, removed) = (make("held", 10), make("empty", 0), make("other", 10), make("gone", 10));
+    let set = SetHolds { hold: vec![held, empty, removed], let_go: Vec::new() };
+    assert_eq!(bench.change(Change::SetHolds(set)).errno, 0);
+    bench.change(Change::Remove(RemoveName { parent: bench.root, name: "gone".into(), directory: false }));
+    let state = |bench: &Fixture| {
+        [held, empty, not_held, removed].map(|inode| Tables::new(&bench.database).inode(inode).unwrap().unwrap())
+    };
+    let intent = |bench: &Fixture| Tables::new(&bench.database).intent(held).unwrap().unwrap().change;
+    let (before, noted) = (state(&bench), intent(&bench));
+    run(&bench.database, Kind::EndSessionStep(EndSessionStep { session: 8, limit: 256, part: 0, now_ns: 77 }));
+    assert_eq!((state(&bench), intent(&bench)), (before.clone(), noted), "another session");
+    run(&bench.database, Kind::EndSessionStep(EndSessionStep { session: 7, limit: 256, part: 0, now_ns: 99 }));
+    let after = state(&bench);
+    let expected = InodeRecord { version: before[0].version + 1, mtime_ns: 99, ctime_ns: 99, ..before[0].clone() };
+    assert_eq!(after[0], expected);
+    assert_eq!(after[1..], before[1..]);
+    assert!(intent(&bench) > noted, "the bucket gets it once more");
+
+    let set = SetHolds { hold: vec![held], let_go: Vec::new() };
+    bench.change(Change::SetHolds(set));
+    run(&bench.database, Kind::EndSessionStep(EndSessionStep { session: 7, limit: 256, part: 0, now_ns: 0 }));
+    assert_eq!(state(&bench)[0], after[0], "in older logs it stays as it is");
 }
 
 #[test]

@@ -41,7 +41,12 @@ async fn reserve(client: &mut Client, block: BlockRef, ranges: Vec<Range>) -> Re
 }
 
 async fn sync(client: &mut Client, blocks: Vec<BlockRef>) -> SyncReply {
-    client.send(FrameKind::Sync, &SyncRequest { blocks }).await;
+    client.send(FrameKind::Sync, &SyncRequest { blocks, failed: Vec::new() }).await;
+    client.receive().await.unwrap().decode(FrameKind::SyncReply)
+}
+
+async fn sync_failed(client: &mut Client, failed: Vec<BlockRef>) -> SyncReply {
+    client.send(FrameKind::Sync, &SyncRequest { blocks: Vec::new(), failed }).await;
     client.receive().await.unwrap().decode(FrameKind::SyncReply)
 }
 
@@ -268,4 +273,19 @@ async fn a_write_waits_for_memory_and_is_refused_when_there_is_none_in_time() {
     assert_eq!(write(&mut client, write_of(block(2, 0), 0), &bytes).await.status(), Status::Ok);
     assert_eq!(bench.memory.available_permits(), 64 << 10, "all memory was given back");
     bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_could_not_sync_is_synced_no_more() {
+    let bench = Fixture::new("failed-syncs").await;
+    let mut client = bench.unix().await;
+    let (one, other) = (block(1, 0), block(2, 0));
+    for block in [&one, &other] {
+        assert_eq!(write(&mut client, write_of(block.clone(), 0), b"data").await.status(), Status::Ok);
+    }
+    assert_eq!(sync_failed(&mut client, vec![one.clone()]).await.status(), Status::Ok);
+    let refused = sync(&mut client, vec![one]).await;
+    assert!(refused.status() == Status::IoError && refused.message.contains("earlier sync"), "{refused:?}");
+    assert_eq!(sync(&mut client, vec![other]).await.status(), Status::Ok);
+    assert_eq!(sync_failed(&mut client, vec![block(9, 0)]).await.status(), Status::NoSuchBlock);
 }

@@ -34,10 +34,7 @@ impl Store {
                 return Err(StoreError::Io { action: "syncing a data block", source });
             }
             if let Err(source) = rustix::fs::fdatasync(block.descriptor()) {
-                data.fail_syncs();
-                tracing::error!(block = %block.id(), file = %block.path().display(), error = %source,
-                    "a block of an fs-mode file could not be synced: what was written to it may be lost on this disk");
-                return Err(self.disk_failed(block, "syncing a data block", source.into()));
+                return Err(self.note_failed_sync(block, data, source.into()));
             }
             Failpoint::BlockSynced.pass();
             if !data.name_synced.load(Ordering::Acquire) {
@@ -62,5 +59,24 @@ impl Store {
             data.name_synced.store(true, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// A client could not sync a block through the descriptor that it has of it: from now on it cannot be synced.
+    ///
+    /// # Errors
+    /// It is not here.
+    pub fn sync_failed_elsewhere(&self, target: &DataTarget) -> Result<(), StoreError> {
+        let block = self.find_data(target, Touch::None)?;
+        let Some(data) = block.data() else { return Err(StoreError::NoSuchBlock) };
+        let error = io::Error::other("a client could not sync it");
+        self.note_failed_sync(&block, data, error);
+        Ok(())
+    }
+
+    fn note_failed_sync(&self, block: &Block, data: &DataState, source: io::Error) -> StoreError {
+        data.fail_syncs();
+        tracing::error!(block = %block.id(), file = %block.path().display(), error = %source,
+            "a block of an fs-mode file could not be synced: what was written to it may be lost on this disk");
+        self.disk_failed(block, "syncing a data block", source)
     }
 }

@@ -442,3 +442,17 @@ fn a_sync_that_failed_once_fails_for_good() {
     let error = store.sync_data(&[target(1)]).unwrap_err();
     assert!(error.to_string().contains("earlier sync"), "{error}");
 }
+
+#[test]
+fn a_sync_that_failed_at_a_client_fails_here_from_then_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 16 * MIB);
+    for number in [1, 2] {
+        store.write_data(&target(number), 0, b"data", &[]).unwrap();
+    }
+    store.sync_failed_elsewhere(&target(1)).unwrap();
+    let error = store.sync_data(&[target(1)]).unwrap_err();
+    assert!(error.to_string().contains("earlier sync"), "{error}");
+    store.sync_data(&[target(2)]).unwrap();
+    assert!(matches!(store.sync_failed_elsewhere(&target(3)), Err(StoreError::NoSuchBlock)));
+}

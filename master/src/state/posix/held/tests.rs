@@ -325,7 +325,7 @@ fn what_a_session_has_answered_for_counts_as_long_as_it_holds_the_directory() {
     }
     let still = bench.answered(HOLDER, create(inner, "still", Kind::File));
     assert_eq!(still.errno, 0, "{}", still.reason);
-    bench.run(Kinds::EndSessionStep(EndSessionStep { session: HOLDER, limit: 256, part: 0 }));
+    bench.run(Kinds::EndSessionStep(EndSessionStep { session: HOLDER, limit: 256, part: 0, now_ns: 0 }));
     assert_eq!(bench.holder(inner), None);
     let late = bench.refused("after the end", |bench| bench.answered(HOLDER, create(inner, "late", Kind::File)));
     assert_eq!(late.errno, STALE);
@@ -336,7 +336,7 @@ fn from_the_first_step_of_its_end_a_session_changes_nothing_any_more() {
     const DIRECTORIES: usize = 20;
     let mut bench = Fixture::new();
     let held: Vec<u64> = (0..DIRECTORIES).map(|number| bench.held(&number.to_string())).collect();
-    let step = |part| Kinds::EndSessionStep(EndSessionStep { session: HOLDER, limit: 16, part });
+    let step = |part| Kinds::EndSessionStep(EndSessionStep { session: HOLDER, limit: 16, part, now_ns: 0 });
     let Outcome::StepProgress(progress) = bench.run(step(0)) else { panic!("no progress") };
     assert!(progress.more);
     assert_eq!((bench.holder(held[0]), bench.holder(held[DIRECTORIES - 1])), (None, Some(HOLDER)));
@@ -408,7 +408,7 @@ fn what_a_session_makes_has_a_number_that_it_has_reserved() {
         bench.done(HOLDER, numbered(root, &format!("of {number}"), first + 65_535));
     }
     let other = bench.done(OTHER, Change::ReserveInodes(1));
-    bench.run(Kinds::EndSessionStep(EndSessionStep { session: OTHER, limit: 256, part: 0 }));
+    bench.run(Kinds::EndSessionStep(EndSessionStep { session: OTHER, limit: 256, part: 0, now_ns: 0 }));
     assert_eq!(bench.change(OTHER, numbered(root, "late", other)).errno, INVALID, "they go with the session");
 }
 
@@ -546,7 +546,7 @@ fn before_all_masters_know_of_it_nothing_is_held() {
         let all = LetGoDirectories { directories: Vec::new(), all: true };
         let let_go = bench.mutate(HOLDER, unknown(Change::LetGoDirectories(all)));
         let file = bench.mutate(OTHER, mutation(create(made.inode, "f", Kind::File)));
-        bench.run(Kinds::EndSessionStep(EndSessionStep { session: OTHER, limit: 16, part: 0 }));
+        bench.run(Kinds::EndSessionStep(EndSessionStep { session: OTHER, limit: 16, part: 0, now_ns: 0 }));
         ([made, reserved, let_go, file], bench.dump_of(|_| true))
     };
     // As a master of the level before has it, which does not see what is new.

@@ -1,0 +1,115 @@
+//! Files that stay open for a while when the last program has closed them.
+//!
+//! Whoever opens a file that was there, writes to it and closes it, as one does with a log, mostly does so again. What
+//! is known of the file by then, its blocks, and the master's promise to drop none of them, need not be asked for again
+//! if it has stayed open. It is as open as any that a program has open, and is closed when nobody comes back in time,
+//! when many others stay, and when it loses its last name.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::Metadata;
+
+/// Files that stay open at most; the one that was closed first makes room.
+const STAYING_MAX: usize = 64;
+
+/// What keeps a file open.
+type Content = Arc<dyn Any + Send + Sync>;
+
+/// Those that stay, in the order in which they were closed last.
+#[derive(Default)]
+pub(super) struct StayingFiles {
+    files: Mutex<VecDeque<Staying>>,
+    /// How many there are: mostly none, which is to cost nothing.
+    count: AtomicUsize,
+}
+
+struct Staying {
+    inode: u64,
+    since: Instant,
+    content: Content,
+}
+
+impl StayingFiles {
+    fn stay(&self, inode: u64, content: Content) {
+        let staying = Staying { inode, since: Instant::now(), content };
+        let mut files = self.files.lock();
+        let before = files.iter().position(|file| file.inode == inode).and_then(|place| files.remove(place));
+        let surplus = (files.len() == STAYING_MAX).then(|| files.pop_front());
+        files.push_back(staying);
+        self.count.store(files.len(), Ordering::Release);
+        drop(files);
+        // Closing it may take other locks.
+        drop((before, surplus));
+    }
+
+    /// A file has no name any more.
+    pub(super) fn end(&self, inode: u64) {
+        if self.count.load(Ordering::Acquire) > 0 {
+            self.end_those(|file| file.inode == inode);
+        }
+    }
+
+    fn end_those(&self, is_over: impl Fn(&Staying) -> bool) {
+        let mut files = self.files.lock();
+        let (over, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut *files).into_iter().partition(is_over);
+        self.count.store(rest.len(), Ordering::Release);
+        *files = rest;
+        drop(files);
+        over.into_iter().for_each(|file| drop(file.content));
+    }
+}
+
+impl Metadata {
+    /// Keeps a file open that is being closed, unless it has lost its name.
+    pub(crate) fn stay_open(&self, inode: u64, content: Content) {
+        let inner = &self.inner;
+        inner.staying.stay(inode, content);
+        // After it has its place: who removes it from now on finds it there.
+        if inner.cache.node(inode).is_none_or(|node| node.is_removed()) {
+            inner.staying.end(inode);
+        }
+    }
+
+    /// Closes those that were closed so long ago.
+    pub(crate) fn end_stays(&self, after: Duration) {
+        let now = Instant::now();
+        self.inner.staying.end_those(|file| now.saturating_duration_since(file.since) >= after);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_to_be_closed_stay_until_they_are_removed_or_nobody_comes_back() {
+        let staying = StayingFiles::default();
+        let content = |number: u64| -> Arc<u64> { Arc::new(number) };
+        let all: Vec<_> = (0..STAYING_MAX as u64 + 1).map(content).collect();
+        for (number, content) in all[..STAYING_MAX].iter().enumerate() {
+            staying.stay(number as u64, content.clone());
+        }
+        staying.stay(0, all[0].clone());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        staying.stay(STAYING_MAX as u64, all[STAYING_MAX].clone());
+        let stays = |number: usize| Arc::strong_count(&all[number]) == 2;
+        assert_eq!(
+            [stays(0), stays(1), stays(2), stays(STAYING_MAX)],
+            [true, false, true, true],
+            "the oldest has gone"
+        );
+        staying.end(2);
+        staying.end(2);
+        assert!(!stays(2) && stays(3));
+        let now = Instant::now();
+        staying.end_those(|file| now - file.since >= Duration::from_secs(1));
+        assert_eq!((stays(0), stays(STAYING_MAX)), (false, true));
+    }
+}
