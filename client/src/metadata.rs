@@ -524,7 +524,12 @@ impl Metadata {
             _ if !inner.may_show_listing(directory) => return None,
             how => inner.served(directory, how),
         }
-        let (entries, end) = known.page(&inner.cache, after, limit)?;
+        let mut page = known.page(&inner.cache, after, limit);
+        if page.is_none() && after.is_empty() {
+            known.list_known(&inner.cache);
+            page = known.page(&inner.cache, after, limit);
+        }
+        let (entries, end) = page?;
         Some(DirPage { entries, end })
     }
 }

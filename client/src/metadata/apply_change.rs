@@ -33,7 +33,7 @@ impl Inner {
             self.recent.own_entry(place.parent, &place.name, place.inode);
             self.cache.forget_name(place.parent, &place.name);
             if let Some(directory) = self.directories.get(place.parent) {
-                directory.own_change(&place.name, place.inode != 0);
+                directory.own_change(&place.name, place.inode);
             }
         }
         let mut nodes = Vec::with_capacity(result.attributes.len());

@@ -188,7 +188,7 @@ impl Directory {
         if after.is_empty() {
             state.listed = Some(NameSet::new(self.budget.clone()));
         }
-        state.listed.take_if(|listed| !nodes.iter().all(|node| listed.add(&node.name)));
+        state.listed.take_if(|listed| !nodes.iter().all(|node| listed.add(&node.name, node.inode)));
         if complete {
             state.names = state.listed.take();
         }
@@ -209,8 +209,9 @@ impl Directory {
     pub(super) fn foreign_change(&self, name: &[u8], is_there: bool) {
         let mut state = self.state.lock();
         self.changed(&mut state);
-        if is_there {
-            state.names.take_if(|names| !names.add(name));
+        match &mut state.names {
+            Some(names) if !is_there => names.doubt(name),
+            names => drop(names.take_if(|names| !names.add(name, 0))),
         }
     }
 
@@ -226,14 +227,34 @@ impl Directory {
         state.names = None;
     }
 
-    /// A change of our own: the name leads somewhere now, or nowhere.
-    pub(super) fn own_change(&self, name: &[u8], is_there: bool) {
+    /// A change of our own: the name leads to this inode now, or nowhere (0).
+    pub(super) fn own_change(&self, name: &[u8], inode: u64) {
         let mut state = self.state.lock();
         self.changed(&mut state);
         match &mut state.names {
-            Some(names) if !is_there => names.remove(name),
-            names => drop(names.take_if(|names| !names.add(name))),
+            Some(names) if inode == 0 => names.remove(name),
+            names => drop(names.take_if(|names| !names.add(name, inode))),
         }
+    }
+
+    /// Makes the listing out of the names that are known, if these are all and what they lead to is cached: nobody need
+    /// be asked for what was made here.
+    pub(super) fn list_known(&self, cache: &Cache) {
+        let (epoch, nodes) = {
+            let state = self.state.lock();
+            let Some(names) = state.names.as_ref().filter(|_| !state.complete && !state.too_large) else { return };
+            let node = |inode| {
+                let node = cache.node(inode).filter(|node| node.parent == self.inode && !node.lacks_attributes())?;
+                names.has(&node.name, inode).then_some(node)
+            };
+            let Some(nodes) = names.all().and_then(|inodes| inodes.map(node).collect::<Option<Vec<_>>>()) else {
+                return;
+            };
+            (ListingEpoch(state.epoch), nodes)
+        };
+        let mut nodes = nodes;
+        nodes.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        self.record(epoch, b"", &nodes, true);
     }
 
     fn changed(&self, state: &mut State) {
@@ -312,8 +333,8 @@ mod tests {
         assert_eq!(absent("bc"), [false, false], "nobody knows what comes after a");
         directory.record(directory.listing_epoch(), b"a", &nodes[1..], true);
         assert_eq!(absent("abc"), [false, false, true]);
-        directory.own_change(b"c", true);
-        directory.own_change(b"a", false);
+        directory.own_change(b"c", 12);
+        directory.own_change(b"a", 0);
         assert_eq!(absent("abcd"), [true, false, false, true]);
         assert_eq!(page(&directory, &cache, "", 9), None, "the listing is another one now");
         directory.foreign_change(b"f", true);
@@ -322,8 +343,42 @@ mod tests {
         directory.drop_pages();
         assert!(directory.is_without(b"d"));
         directory.forget_listing();
-        directory.own_change(b"e", true);
+        directory.own_change(b"e", 14);
         assert_eq!(absent("abcd"), [false; 4]);
+    }
+
+    #[test]
+    fn a_directory_of_which_all_names_are_known_is_listed_without_a_question() {
+        let (directories, cache) = (Directories::new(100), Cache::new(100));
+        let directory = directories.ensure(1, None, "");
+        let listed = |after: &str| {
+            directory.list_known(&cache);
+            page(&directory, &cache, after, 9)
+        };
+        assert_eq!(listed(""), None, "nobody knows what is in it");
+        directory.record(directory.listing_epoch(), b"", &[], true);
+        for (inode, name) in [(12, "c"), (10, "a"), (11, "b")] {
+            cache.insert(&[node(inode, 1, name)]);
+            directory.own_change(name.as_bytes(), inode);
+        }
+        assert_eq!((listed(""), listed("a")), (Some((3, true)), Some((2, true))));
+        let nodes = directory.page(&cache, b"", 2).unwrap().0;
+        assert_eq!(nodes.iter().map(|node| node.inode).collect::<Vec<_>>(), [10, 11], "in the order of names");
+        directory.own_change(b"b", 0);
+        assert_eq!(listed(""), Some((2, true)));
+        cache.forget_inode(12);
+        directory.drop_pages();
+        assert_eq!(listed(""), None, "one is not cached");
+        cache.insert(&[node(12, 1, "d")]);
+        assert_eq!(listed(""), None, "it has another name");
+        cache.insert(&[node(12, 1, "c")]);
+        assert_eq!(listed(""), Some((2, true)));
+        directory.foreign_change(b"x", true);
+        assert_eq!(listed(""), None, "somebody else has made something");
+        directory.own_change(b"x", 0);
+        assert_eq!(listed(""), Some((2, true)));
+        directory.foreign_change(b"a", false);
+        assert_eq!(listed(""), None, "or has removed something");
     }
 
     #[test]
@@ -332,10 +387,10 @@ mod tests {
         let directory = directories.ensure(1, None, "");
         directory.record(directory.listing_epoch(), b"", &[], true);
         for name in [b"a", b"b", b"c", b"d", b"d"] {
-            directory.own_change(name, true);
+            directory.own_change(name, 10);
         }
         assert!(directory.is_without(b"x"));
-        directory.own_change(b"e", true);
+        directory.own_change(b"e", 14);
         assert!(!directory.is_without(b"x"), "one did not fit");
         assert_eq!(directory.budget.used(), 0);
     }
