@@ -34,6 +34,7 @@ use cavern_conf::{host, schema};
 use cavern_net::WorkerPool;
 use cavern_proto::master::Attr;
 use parking_lot::Mutex;
+use quick_cache::sync::Cache;
 use tokio::runtime::Handle;
 use tokio::sync::RwLock;
 
@@ -55,6 +56,9 @@ use recovery::Noted;
 pub use sync::LocalSync;
 use write_behind::WriteBehind;
 pub(crate) use write_behind::WriteBehindOutcome;
+
+/// Closed files of which is remembered that they are on disks.
+const ON_DISKS_OF: usize = 100_000;
 
 /// As much as ext4 has it.
 pub const FILE_BYTES_MAX: u64 = 1 << 44;
@@ -81,6 +85,8 @@ struct Shared {
     /// By inode.
     open: Mutex<HashMap<u64, Weak<FsFile>>>,
     pages: PageVersions,
+    /// Of closed files, by inode: the version of the content that is on disks.
+    on_disks: Cache<u64, u64>,
     grants: BlockGrants,
     /// How many pieces were written behind.
     pieces: AtomicU64,
@@ -159,6 +165,7 @@ impl Contents {
             worker_timeout: conf.worker_timeout.get(),
             open: Mutex::default(),
             pages: PageVersions::default(),
+            on_disks: Cache::new(ON_DISKS_OF),
             grants: BlockGrants::default(),
             pieces: AtomicU64::new(0),
         };
@@ -200,7 +207,7 @@ impl Contents {
             Some(kept) => kept,
             None => self.shared.metadata.keep_open(node).await?,
         };
-        let content = self.enter(node, kept, Some(Layout::new(attr, Vec::new(), None)))?;
+        let content = self.enter(node, kept, Some(Layout::without_blocks(attr)))?;
         if let Some(granted) = self.shared.grants.take(node.inode, content.mount.id()) {
             *content.granted.lock() = Some(granted);
         }
@@ -212,7 +219,7 @@ impl Contents {
     /// name.
     pub fn open_nameless(&self, node: &Node, attr: &Attr) -> Result<Arc<FsFile>, ClientError> {
         let kept = self.shared.metadata.keep_nameless(node.inode);
-        self.enter(node, kept, Some(Layout::new(attr, Vec::new(), None)))
+        self.enter(node, kept, Some(Layout::without_blocks(attr)))
     }
 
     fn enter(&self, node: &Node, kept: OpenInode, layout: Option<Layout>) -> Result<Arc<FsFile>, ClientError> {
@@ -254,6 +261,11 @@ impl Drop for FsFile {
     fn drop(&mut self) {
         if self.granted.get_mut().is_some() {
             self.shared.grants.unused(self.mount.id());
+        }
+        match self.state.get_mut().layout.as_ref().map(Layout::version_on_disks) {
+            Some(Some(version)) => self.shared.on_disks.insert(self.inode, version),
+            Some(None) => drop(self.shared.on_disks.remove(&self.inode)),
+            None => {}
         }
         let mut open = self.shared.open.lock();
         // Another may have taken its place since its last owner let go of it.
@@ -394,8 +406,12 @@ impl FsFile {
             if gaps.is_some() && gaps == state.gaps { EventHistory::Complete } else { EventHistory::MayHaveGaps };
         let State { layout, blocks, origin, lost: loss, ends_marked, .. } = &mut *state;
         *ends_marked = answer.ends_marked;
+        let is_first = layout.is_none();
         let layout = layout.get_or_insert_with(Layout::default);
         let lost = layout.rebase(fresh, history);
+        if is_first && self.shared.on_disks.get(&self.inode) == Some(layout.version()) {
+            layout.is_on_disks();
+        }
         if !layout.origin().zip(origin.as_ref()).is_some_and(|(now, open)| open.is(now)) {
             *origin = None;
         }

@@ -56,6 +56,18 @@ points! {
     "fuse": {
         /// A change of a held directory is in the journal, and neither answered nor in the queue.
         AnswerNoted = "answer-noted",
+        /// Such a change is in the queue, and the kernel does not know.
+        AnswerQueued = "answer-queued",
+        /// A call with changes that had been answered is on its way, and the master has not answered it.
+        AnswersSent = "answers-sent",
+        /// The master has made them, and nothing here knows.
+        AnswersMade = "answers-made",
+        /// Somebody wants to look into a held directory, and that it is let go of is in the queue.
+        LetGoQueued = "let-go-queued",
+        /// What the process before had left is found, and nothing of it is sent.
+        ReplayBegun = "replay-begun",
+        /// A block is there for a file that is not made yet.
+        BlockGranted = "block-granted",
         /// A block has room at its workers, and the layout does not know it yet.
         BlockReserved = "block-reserved",
         /// The bytes are at every worker, and the write is not answered.
@@ -140,6 +152,12 @@ points! {
         DeletionBegun = "deletion-begun",
         /// An object is gone, and is noted as still to be deleted.
         ObjectDeleted = "object-deleted",
+        /// A session was asked to let go of a directory.
+        RecallSent = "recall-sent",
+        /// It has let go in the state, and nobody who waits for that knows.
+        DirectoryLetGo = "directory-let-go",
+        /// A part of what a session leaves behind is gone, and the rest is not.
+        SessionEnding = "session-ending",
         /// A worker has freed blocks, and they are noted as still to be freed.
         GarbageFreed = "garbage-freed",
     }

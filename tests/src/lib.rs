@@ -26,6 +26,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
 mod cluster;
+mod disk;
 mod environment;
 mod http;
 mod masters;
@@ -36,6 +37,7 @@ mod s3;
 mod wait;
 
 pub use cluster::{COUNTED, Child, Cluster, Finished, Options, Status, cv_path};
+pub use disk::Disk;
 pub use environment::number;
 pub use http::{HttpAnswer, http_get, http_request};
 pub use masters::{ask_masters, leading_master, masters_agree};

@@ -2,7 +2,8 @@
 //!
 //! An object is written whole from one version of its file, or not at all. Clients of this host write through
 //! descriptors without a word to the worker, so the blocks' files are asked when they were last written to, before the
-//! first byte is read and after the last; the object is made only if none has been touched in between. A small object
+//! first byte is read and after the last; the object is made only if none has been touched in between. What the bucket
+//! gets the disk has: a loss of power would leave the file with other bytes otherwise. A small object
 //! is read, checked and sent in one request. The parts of a large one are read and sent several at a time, within the
 //! memory budget, and the check comes before the parts become an object.
 //!
@@ -155,6 +156,7 @@ impl Uploads {
             return Ok(etag);
         }
         let source = Source::open(&self.parts, ufs, plan, blocks).await?;
+        source.sync().await?;
         if plan.length <= PART_BYTES {
             let (bytes, _memory) = self.read(&source, 0, plan.length).await?;
             source.check_untouched().await?;

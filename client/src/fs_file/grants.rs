@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::Failpoint;
 use cavern_net::Route;
 use cavern_proto::ContentId;
 use futures::stream::{self, StreamExt as _};
@@ -100,7 +101,10 @@ impl BlockGrants {
     fn answered(&self, mount: u32, inode: u64, block: Option<OpenBlock>) {
         let mut state = self.state.lock();
         match block {
-            Some(block) => drop(state.blocks.insert(inode, block)),
+            Some(block) => {
+                state.blocks.insert(inode, block);
+                Failpoint::BlockGranted.pass();
+            }
             None => {
                 let demand = state.mounts.entry(mount).or_default();
                 demand.on_hand = demand.on_hand.saturating_sub(1);

@@ -8,6 +8,7 @@
 //! nothing can have been missed.
 
 mod record;
+mod unsynced;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -135,6 +136,8 @@ pub(super) struct Layout {
     unsynced: BTreeSet<u32>,
     /// Those of a sync that is under way.
     syncing: BTreeSet<u32>,
+    /// These are all: nothing was written before the file was opened here, or by somebody else, that disks may not have.
+    is_tracked: bool,
 }
 
 impl Layout {
@@ -301,39 +304,9 @@ impl Layout {
         self.written_ns = now_ns;
     }
 
-    /// Takes out the blocks that are to be synced: what is written from now on is for the next sync.
-    pub(super) fn begin_sync(&mut self) -> Vec<u32> {
-        let blocks = std::mem::take(&mut self.unsynced);
-        self.syncing.clone_from(&blocks);
-        blocks.into_iter().collect()
-    }
-
-    /// Blocks that disks may not have.
-    pub(super) fn to_be_synced(&self) -> impl Iterator<Item = u32> {
-        self.unsynced.union(&self.syncing).copied()
-    }
-
     /// Whether the master knows all blocks, and that the file has this length, if not what was written to them.
     pub(super) fn is_overwritten(&self) -> bool {
         self.growth() == 0 && self.uncommitted.made.is_empty() && self.in_flight.made.is_empty()
-    }
-
-    /// They could not be synced by whoever had not begun a sync of the file.
-    pub(super) fn must_be_synced(&mut self, blocks: &[u32]) {
-        self.unsynced.extend(blocks);
-        self.revision += 1;
-    }
-
-    pub(super) fn sync_failed(&mut self, blocks: &[u32]) {
-        self.unsynced.extend(blocks);
-        self.syncing.clear();
-        self.revision += 1;
-    }
-
-    /// They are on disks.
-    pub(super) fn synced(&mut self) {
-        self.syncing.clear();
-        self.revision += 1;
     }
 
     /// What is to be sent now, in one commit; `None` when the master knows everything. Of very many blocks the first
@@ -405,6 +378,7 @@ impl Layout {
             }
         }
         let is_next = attr.version == self.version + 1;
+        self.is_tracked &= is_next;
         self.version = attr.version;
         self.size = self.size.max(attr.size);
         self.committed_size = attr.size;
@@ -452,6 +426,7 @@ impl Layout {
         }
         (self.size, self.version, self.generation) = (attr.size, attr.version, attr.generation);
         (self.committed_size, self.allocated) = (attr.size, attr.allocated);
+        self.is_tracked &= is_next;
         self.revision += 1;
         is_next
     }
@@ -504,6 +479,7 @@ impl Layout {
         fresh.unsynced = std::mem::take(&mut self.unsynced);
         fresh.unsynced.retain(|index| fresh.blocks.contains_key(index));
         fresh.syncing = std::mem::take(&mut self.syncing);
+        fresh.is_tracked = self.is_tracked && fresh.version == self.version;
         fresh.revision = self.revision + 1;
         *self = fresh;
         lost
@@ -559,18 +535,6 @@ mod tests {
         assert_eq!((sent.grow_to, made[0].workers.as_slice()), (50, &[7, 8][..]), "and who has what was written");
         assert!(!layout.committed(&sent, &[], &attr(300, 9, 2)), "others have committed as well");
         assert_eq!((layout.size(), layout.version()), (300, 9));
-    }
-
-    #[test]
-    fn a_block_that_is_written_while_it_is_synced_is_synced_again() {
-        let mut layout = Layout::new(&attr(0, 0, 1), vec![], None);
-        layout.wrote(3, 10, 1);
-        let syncing = layout.begin_sync();
-        layout.wrote(3, 10, 2);
-        assert_eq!(syncing, [3]);
-        let syncing = layout.begin_sync();
-        layout.sync_failed(&syncing);
-        assert_eq!((syncing, layout.begin_sync(), layout.begin_sync()), (vec![3], vec![3], vec![]));
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl FsFile {
                 }
                 // Nothing of it is left.
                 None if size == 0 => {
-                    *layout = Some(Layout::new(attr, Vec::new(), None));
+                    *layout = Some(Layout::without_blocks(attr));
                     *seen = self.kept.changes();
                     self.shared.pages.forget(self.inode);
                 }

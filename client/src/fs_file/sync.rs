@@ -83,7 +83,7 @@ impl FsFile {
             let open = blocks.get(&index).filter(|open| open.is_local() && open.is_named.load(Relaxed))?;
             layout.accepts_at(index, open).then(|| (index, open.clone()))
         };
-        let blocks = layout.to_be_synced().map(here).collect::<Option<Vec<_>>>()?;
+        let blocks = layout.to_be_synced()?.map(here).collect::<Option<Vec<_>>>()?;
         Some(LocalSync { content: self.clone(), blocks })
     }
 
@@ -93,18 +93,14 @@ impl FsFile {
             let (pool, wait) = (&self.shared.pool, self.shared.worker_timeout);
             let told = pool.sync_failed(replica.worker, vec![open.name.clone()], wait).await;
             if let Err(error) = told {
-                tracing::error!(
-                    inode = self.inode,
-                    worker = replica.worker,
-                    "a worker does not know that a block of \
-                    its could not be synced: {error}"
-                );
+                let (inode, worker) = (self.inode, replica.worker);
+                tracing::error!(inode, worker, "a worker does not know that a block could not be synced: {error}");
             }
         }
     }
 
-    /// Returns when everything that was written before is on the disks of its workers, and known to the master. Those
-    /// who ask while a sync is under way share the next one. Each is bounded by `client.read_timeout`.
+    /// Returns when everything that was written before, by whomever, is on the disks of its workers, and known to the
+    /// master. Those who ask while a sync is under way share the next one. Each is bounded by `client.read_timeout`.
     pub async fn sync(&self) -> Result<(), ClientError> {
         self.syncs.join_round(self.sync_all()).await
     }
@@ -112,7 +108,7 @@ impl FsFile {
     async fn sync_all(&self) -> Result<(), ClientError> {
         self.behind.drain_checked().await?;
         let deadline = Instant::now() + self.shared.timeout;
-        let blocks = self.state.lock().layout.as_mut().map_or_else(Vec::new, |layout| layout.begin_sync());
+        let blocks = self.use_layout(|layout, _| layout.begin_sync()).await?;
         Failpoint::SyncBegun.pass();
         // The disks of the workers and of the master work at the same time.
         let (committed, synced) = join(self.commit_synced(&blocks), self.sync_blocks(&blocks, deadline)).await;

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use cavern_conf::Failpoint;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Kind, LetGoDirectories};
 use parking_lot::Mutex;
@@ -433,6 +434,7 @@ impl Inner {
 
     fn push_let_go(&self, let_go: LetGoDirectories) {
         self.changes.push(Pending::owed(Change::LetGoDirectories(let_go)));
+        Failpoint::LetGoQueued.pass();
     }
 
     /// The session has let go of them, and knows of every directory that it made before whether it holds it.

@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use cavern_conf::Failpoint;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -57,6 +58,7 @@ impl HeldDirectories {
         self.count.store(holders.len(), Ordering::Release);
         drop(holders);
         if some {
+            Failpoint::DirectoryLetGo.pass();
             self.were_let_go();
         }
     }

@@ -1,6 +1,7 @@
 //! What sessions leave behind: results and held inodes of those that are over, and inodes without names that nobody
 //! holds.
 
+use cavern_conf::Failpoint;
 use cavern_proto::record::EndSessionStep;
 use cavern_proto::record::command::Command;
 
@@ -33,6 +34,7 @@ pub async fn end(proposer: &Proposer, reader: &StateReader, session: u64) -> Res
     while let Outcome::StepProgress(StepProgress { more: true, next, .. }) =
         proposer.propose(Command::EndSessionStep(step)).await?
     {
+        Failpoint::SessionEnding.pass();
         step.part = next as u32;
     }
     Ok(())

@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::Failpoint;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -134,6 +135,7 @@ impl Recalls {
         for holder in holders {
             if !asked.sent.contains_key(holder) && self.hub.send_recall(holder.0, holder.1) {
                 due.insert(*holder);
+                Failpoint::RecallSent.pass();
             }
         }
         asked.sent.extend(due.into_iter().map(|holder| (holder, now)));

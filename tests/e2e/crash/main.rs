@@ -8,5 +8,7 @@
 mod bucket;
 mod matrix;
 mod model;
+mod power;
+mod powerless;
 mod snapshots;
 mod workload;

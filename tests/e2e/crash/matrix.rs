@@ -189,7 +189,7 @@ fn die_at(cluster: &Cluster, point: Failpoint, mut workload: Workload) -> Worklo
 
 /// A process that is started from another thread would have the files of this one for a moment; closing them flushes,
 /// and that would have to wait for the very process that is to be started.
-fn keep_files_to_this_thread() {
+pub fn keep_files_to_this_thread() {
     // SAFETY: no descriptor of another thread is used by this one, and none of its own leaves it.
     #[expect(unsafe_code, reason = "descriptors of other threads are other ones from here on")]
     unsafe {

@@ -132,7 +132,7 @@ impl Model {
     }
 }
 
-fn walk(top: &Path, below: &str, found: &mut (BTreeSet<String>, BTreeMap<String, Vec<u8>>)) {
+pub fn walk(top: &Path, below: &str, found: &mut (BTreeSet<String>, BTreeMap<String, Vec<u8>>)) {
     for entry in fs::read_dir(top.join(below)).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         let name = if below.is_empty() { name } else { format!("{below}/{name}") };

@@ -10,7 +10,7 @@ use crate::store::{Draft, Store, StoreError};
 
 impl Fills {
     /// Makes a data block with the first `bytes` bytes of the same block of an object, if it is not here yet. It
-    /// appears with all of them, or not at all.
+    /// appears with all of them, or not at all, and they are on disk when this returns.
     ///
     /// # Errors
     /// Two blocks that do not fit together; another object is there by now; no room; or the bucket or the disk failed.
@@ -33,7 +33,8 @@ impl Fills {
             at += length;
         }
         let store = self.store.clone();
-        blocking(move || store.publish_draft(&draft)).await
+        // Once it is written to, the bucket does not stand in for it any more.
+        blocking(move || store.publish_draft_on_disk(&draft)).await
     }
 }
 

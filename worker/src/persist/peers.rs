@@ -65,6 +65,11 @@ impl Peers {
         Ok(reply.items)
     }
 
+    /// Returns when blocks of a worker are on its disk.
+    pub(super) async fn sync(&self, worker: u64, blocks: Vec<BlockRef>) -> Result<(), Refusal> {
+        self.pool.sync(worker, blocks, READ_TIMEOUT).await.map_err(unreachable)
+    }
+
     /// A range of a block of a worker, of at most [`READ_BYTES`].
     pub(super) async fn read(&self, worker: u64, block: BlockRef, range: Range) -> Result<Bytes, Refusal> {
         let items = vec![read_request::Item { block: Some(block), range: Some(range) }];

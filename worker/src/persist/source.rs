@@ -109,6 +109,27 @@ impl<'a> Source<'a> {
         if self.look().await? == self.stamps { Ok(()) } else { Err(changed()) }
     }
 
+    /// Returns when the blocks are on the disks of their workers: no loss of power takes from the file what the bucket
+    /// has got of it.
+    pub(super) async fn sync(&self) -> Result<(), Refusal> {
+        let mut elsewhere: BTreeMap<u64, Vec<BlockRef>> = BTreeMap::new();
+        let mut here = Vec::new();
+        for (block, place) in self.blocks.values() {
+            match place {
+                BlockLocation::Local(target) => here.push(*target),
+                BlockLocation::Remote(worker) => elsewhere.entry(*worker).or_default().push(block.block.clone()),
+            }
+        }
+        let store = self.parts.store.clone();
+        blocking(move || Ok(store.sync_data(&here)?)).await?;
+        for (worker, blocks) in elsewhere {
+            for blocks in blocks.chunks(QUERY_BLOCKS) {
+                self.parts.peers.sync(worker, blocks.to_vec()).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// The stamps of all blocks, in the order of their indexes.
     async fn look(&self) -> Result<Vec<Stamp>, Refusal> {
         let mut stamps = BTreeMap::new();

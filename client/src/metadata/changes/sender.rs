@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::Failpoint;
 use cavern_net::NetError;
 use cavern_net::master::{SUSPECT_AFTER, Stubs};
 use cavern_proto::master::{MutateReply, MutateRequest};
@@ -79,6 +80,11 @@ impl Call {
         self.first + self.changes.len() as u64 - 1
     }
 
+    /// Whether some had their answer before.
+    fn has_answered(&self) -> bool {
+        self.changes.iter().any(|pending| pending.is_answered)
+    }
+
     /// Of those who still wait.
     fn deadline(&self) -> Option<Instant> {
         self.changes.iter().filter(|pending| pending.asker.is_some()).map(|pending| pending.deadline).min()
@@ -126,6 +132,9 @@ impl Sender {
         let mark = self.inner.recent.mark();
         let call = |EarlierCall { first, changes }| Call { changes, first, mark, is_sent: false, was_sent: true };
         self.calls = calls.into_iter().map(call).collect();
+        if journal.epoch() > 0 {
+            Failpoint::ReplayBegun.pass();
+        }
     }
 
     pub(super) async fn run(mut self) {
@@ -308,6 +317,9 @@ impl Sender {
                 break;
             }
             call.is_sent = true;
+            if call.has_answered() {
+                Failpoint::AnswersSent.pass();
+            }
             connection.suspect_at.get_or_insert_with(|| Instant::now() + SUSPECT_AFTER);
         }
     }
@@ -326,6 +338,9 @@ impl Sender {
         let Some(call) = self.calls.pop_front_if(|call| call.is_sent) else {
             return Err(Status::internal("an answer to nothing"));
         };
+        if call.has_answered() {
+            Failpoint::AnswersMade.pass();
+        }
         let owes_more = self.calls.front().is_some_and(|call| call.is_sent);
         if let Some(connection) = &mut self.connection {
             self.inner.master.note_answer(&connection.stubs);

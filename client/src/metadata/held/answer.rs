@@ -78,6 +78,7 @@ impl Inner {
             drop(refused);
             return Err(change);
         }
+        Failpoint::AnswerQueued.pass();
         self.reserve_more(state);
         if let Some(context) = context {
             context.keep(slot);

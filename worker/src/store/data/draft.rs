@@ -98,6 +98,18 @@ impl Store {
         Err(StoreError::NoSpace)
     }
 
+    /// The same; its bytes and its name are on disk when this returns. *Blocking*.
+    ///
+    /// # Errors
+    /// As [`Self::publish_draft`].
+    pub fn publish_draft_on_disk(&self, draft: &Draft) -> Result<(), StoreError> {
+        // Before it can be found by anybody.
+        draft.file.sync_data().map_err(|error| self.draft_failed(draft.place.directory, error))?;
+        self.publish_draft(draft)?;
+        let BlockPlace { id, length, mount_id, .. } = draft.place;
+        self.sync_data(&[DataTarget { id, length, mount_id }])
+    }
+
     fn draft_failed(&self, directory: usize, source: io::Error) -> StoreError {
         if is_out_of_space(&source) {
             self.directory_out_of_space(directory);
