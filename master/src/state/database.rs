@@ -301,12 +301,14 @@ impl Database {
     }
 }
 
-/// What every opening has in common. An acknowledged write must not be rolled back: only the torn end of a log is
-/// forgiven, and a log that is missing or shorter than when it was closed is not. A database that tracks its logs must
-/// be opened so for reading too: RocksDB would try to end the tracking, and crash.
+/// What every opening has in common. A log is read up to the first record that is not whole: behind the last sync a loss
+/// of power may leave any of the pages that were being written, and zeros for others. That nothing acknowledged is
+/// behind that record is shown elsewhere (`crate::recovery`). A log that is missing, or shorter than when it was synced
+/// and closed, is not forgiven. A database that tracks its logs must be opened so for reading too: RocksDB would try to
+/// end the tracking, and crash.
 fn recovery_options() -> Options {
     let mut options = Options::default();
-    options.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
+    options.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
     options.set_track_and_verify_wals_in_manifest(true);
     options
 }

@@ -180,8 +180,7 @@ impl Programs {
     }
 
     fn step(&mut self) -> io::Result<()> {
-        let (files, directories) =
-            (self.history.now().names.files.len(), self.history.now().names.directories.len());
+        let (files, directories) = (self.history.now().names.files.len(), self.history.now().names.directories.len());
         match self.random.random_range(0..20) {
             _ if directories < 4 => self.make_directory(),
             _ if files > FILES_MAX => self.remove(),
@@ -203,12 +202,7 @@ impl Programs {
     // ------------------------------------------------------------------------------------------- names
 
     /// Makes a change of the names, which is about these.
-    fn change(
-        &mut self,
-        about: &[&str],
-        after: Names,
-        change: impl FnOnce(&Path) -> io::Result<()>,
-    ) -> io::Result<()> {
+    fn change(&mut self, about: &[&str], after: Names, change: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
         let moment = Moment { names: after, ..self.history.now().clone() };
         self.history.moments.push(moment);
         change(&self.history.top)?;
