@@ -309,6 +309,7 @@ impl Client {
     /// Stops every task and connection. Calls in flight fail; so do later ones that need the network.
     pub async fn shutdown(&self) {
         self.metadata.end_stays(Duration::ZERO);
+        self.contents.return_blocks(Duration::ZERO).await;
         let _made = self.metadata.make_answered().await;
         self.stop.cancel();
         self.tasks.close();

@@ -22,12 +22,14 @@ const COMMIT_EVERY: Duration = Duration::from_secs(3);
 const COMMITS: usize = 64;
 
 impl Contents {
-    /// Commits what has been written to files that are open, every [`COMMIT_EVERY`]; closes those that stayed open.
+    /// Commits what has been written to files that are open, every [`COMMIT_EVERY`]; closes those that stayed open, and
+    /// gives back blocks that nobody has needed.
     pub(crate) async fn keep_committing(&self) {
         loop {
             tokio::time::sleep(COMMIT_EVERY).await;
             self.commit_all().await;
             self.shared.metadata.end_stays(COMMIT_EVERY);
+            self.return_blocks(COMMIT_EVERY).await;
         }
     }
 

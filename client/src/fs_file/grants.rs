@@ -6,8 +6,8 @@
 //! workers of this host, and only for files of one replica. Numbers whose blocks are there are given to files before
 //! others ([`Metadata::offer_file_number`]).
 //!
-//! How many are asked for follows from how many are used: files that stay empty need none. What is not used in time is
-//! asked for once more when somebody writes, and the worker frees what no file has.
+//! How many are asked for follows from how many are used: files that stay empty need none. What is not used for some
+//! seconds goes back to the worker, which also frees by itself what no file has in the end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,8 +16,10 @@ use std::time::Duration;
 use cavern_conf::Failpoint;
 use cavern_net::Route;
 use cavern_proto::ContentId;
+use cavern_proto::data::BlockRef;
 use futures::stream::{self, StreamExt as _};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::block::OpenBlock;
 use super::blocks::{block_name, reservation, reserve, writable};
@@ -44,6 +46,8 @@ pub(super) struct BlockGrants {
 struct State {
     /// By the numbers of files that are not made yet.
     blocks: HashMap<u64, OpenBlock>,
+    /// Blocks that nobody needs any more.
+    left: Vec<OpenBlock>,
     mounts: HashMap<u32, Demand>,
 }
 
@@ -54,6 +58,8 @@ struct Demand {
     /// Blocks that are there, or asked for.
     on_hand: u32,
     is_asking: bool,
+    /// When the last of its files was made that had a block, or needed one.
+    used_at: Option<Instant>,
 }
 
 impl BlockGrants {
@@ -71,11 +77,13 @@ impl BlockGrants {
         let mut state = self.state.lock();
         let demand = state.mounts.entry(mount).or_default();
         demand.ahead = (demand.ahead + USED).min(AHEAD_MAX);
+        demand.used_at = Some(Instant::now());
     }
 
     /// A new file has not needed the block that it had.
-    pub(super) fn unused(&self, mount: u32) {
+    pub(super) fn unused(&self, mount: u32, block: OpenBlock) {
         let mut state = self.state.lock();
+        state.left.push(block);
         let demand = state.mounts.entry(mount).or_default();
         demand.ahead = demand.ahead.saturating_sub(UNUSED);
     }
@@ -84,11 +92,11 @@ impl BlockGrants {
     fn begin_asking(&self, mount: u32) -> Option<u32> {
         let mut state = self.state.lock();
         // What is too old to be used makes room, and is not missed by anybody.
-        let before = state.blocks.len();
-        state.blocks.retain(|_, block| block.is_reserved());
-        let lapsed = u32::try_from(before - state.blocks.len()).unwrap_or(u32::MAX);
+        let lapsed: Vec<_> = state.blocks.extract_if(|_, block| !block.is_reserved()).map(|(_, block)| block).collect();
+        let count = u32::try_from(lapsed.len()).unwrap_or(u32::MAX);
+        state.left.extend(lapsed);
         let demand = state.mounts.entry(mount).or_default();
-        demand.on_hand = demand.on_hand.saturating_sub(lapsed);
+        demand.on_hand = demand.on_hand.saturating_sub(count);
         let lacking = demand.ahead.saturating_sub(demand.on_hand);
         if demand.is_asking || lacking == 0 || demand.on_hand > demand.ahead / 2 {
             return None;
@@ -112,6 +120,26 @@ impl BlockGrants {
         }
     }
 
+    /// What is to go back to the workers: blocks that nobody needs any more, and those of mounts in which no file has
+    /// needed one for so long. Nothing is asked for there until one does.
+    fn take_idle(&self, after: Duration) -> Vec<OpenBlock> {
+        let mut state = self.state.lock();
+        let State { blocks, left, mounts } = &mut *state;
+        let mut taken = std::mem::take(left);
+        if blocks.is_empty() {
+            return taken;
+        }
+        let now = Instant::now();
+        let is_idle = |demand: &Demand| demand.used_at.is_none_or(|used| now.saturating_duration_since(used) >= after);
+        let idle: Vec<u32> =
+            mounts.iter().filter(|(_, demand)| !demand.is_asking && is_idle(demand)).map(|(mount, _)| *mount).collect();
+        for mount in &idle {
+            mounts.remove(mount);
+        }
+        taken.extend(blocks.extract_if(|_, block| idle.contains(&block.name.mount_id)).map(|(_, block)| block));
+        taken
+    }
+
     fn end_asking(&self, mount: u32, surplus: u32) {
         let mut state = self.state.lock();
         let demand = state.mounts.entry(mount).or_default();
@@ -129,6 +157,23 @@ impl Contents {
         let Some(count) = self.shared.grants.begin_asking(mount.id()) else { return };
         let (shared, mount) = (self.shared.clone(), mount.clone());
         self.shared.runtime.spawn(async move { shared.ask_for_blocks(&mount, count).await });
+    }
+}
+
+impl Contents {
+    /// Gives workers back the blocks of mounts in which no file has needed one for so long.
+    pub(crate) async fn return_blocks(&self, after: Duration) {
+        let mut at_workers: HashMap<u64, Vec<BlockRef>> = HashMap::new();
+        for block in self.shared.grants.take_idle(after) {
+            for worker in block.workers() {
+                at_workers.entry(worker).or_default().push(block.name.clone());
+            }
+        }
+        for (worker, blocks) in at_workers {
+            if let Err(error) = self.shared.pool.free(worker, blocks).await {
+                tracing::debug!(worker, "blocks that no file has are freed later, by the worker itself: {error}");
+            }
+        }
     }
 }
 
@@ -178,7 +223,40 @@ mod tests {
         (0..100).for_each(|_| grants.used(1));
         assert_eq!(grants.begin_asking(1), Some(AHEAD_MAX));
         grants.end_asking(1, AHEAD_MAX);
-        (0..4).for_each(|_| grants.unused(1));
+        (0..4).for_each(|_| grants.unused(1, block(9, 1)));
         assert_eq!(grants.begin_asking(1), None, "files that stay empty need none");
+    }
+
+    fn block(inode: u64, mount_id: u32) -> OpenBlock {
+        let name = BlockRef::of_inode("cluster", inode, 0, 0, 1 << 20, mount_id);
+        writable(name, 0, Vec::new(), &(0..ROOM))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_needs_goes_back_to_the_workers() {
+        let grants = BlockGrants::default();
+        let mounts_of = |after| {
+            let mut mounts: Vec<u32> = grants.take_idle(after).iter().map(|block| block.name.mount_id).collect();
+            mounts.sort_unstable();
+            mounts
+        };
+        let idle = Duration::from_secs(3);
+        for mount in [1, 2] {
+            grants.used(mount);
+            assert_eq!(grants.begin_asking(mount), Some(USED));
+            (0..2).for_each(|number| grants.answered(mount, u64::from(mount) * 10 + number, Some(block(1, mount))));
+        }
+        grants.end_asking(1, 0);
+        assert!(mounts_of(idle).is_empty());
+        grants.unused(1, block(2, 1));
+        assert_eq!(mounts_of(idle), [1], "of a file that stayed empty");
+        tokio::time::advance(idle).await;
+        assert!(grants.take(10, 1).is_some());
+        assert_eq!(mounts_of(idle), [1], "of the other mount more are being asked for");
+        grants.end_asking(2, 0);
+        grants.used(2);
+        assert!(mounts_of(idle).is_empty());
+        assert_eq!(mounts_of(Duration::ZERO), [2, 2]);
+        assert!(grants.take(20, 2).is_none() && grants.begin_asking(1).is_none());
     }
 }

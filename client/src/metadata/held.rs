@@ -387,6 +387,7 @@ impl Inner {
     /// Somebody else wants to know what is in a directory (0: in any): it is let go of, after all that was answered
     /// there.
     pub(super) fn recalled(&self, directory: u64) {
+        self.end_stays();
         if directory == 0 {
             return self.let_go_of(|_, _| true);
         }

@@ -349,6 +349,12 @@ impl Inner {
         }
     }
 
+    /// Has the master let go of what left before any change that comes later. [`Metadata::let_go`] sees to it that it
+    /// does.
+    pub(super) fn release_closed(&self) {
+        drop(self.push_release());
+    }
+
     /// Asks the master to let go of some of what left; `None` when there is nothing.
     fn push_release(&self) -> Option<(Vec<ClosedHold>, oneshot::Receiver<Answer>)> {
         let state = self.open.state.lock();

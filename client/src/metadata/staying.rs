@@ -2,8 +2,9 @@
 //!
 //! Whoever opens a file that was there, writes to it and closes it, as one does with a log, mostly does so again. What
 //! is known of the file by then, its blocks, and the master's promise to drop none of them, need not be asked for again
-//! if it has stayed open. It is as open as any that a program has open, and is closed when nobody comes back in time,
-//! when many others stay, and when it loses its last name.
+//! if it has stayed open. Only in directories that the session holds: what stays is let go of before these are. It is as
+//! open as any that a program has open, and is closed when nobody comes back in time, when many others stay, and when it
+//! loses its last name.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::Metadata;
+use super::{Inner, Metadata};
 
 /// Files that stay open at most; the one that was closed first makes room.
 const STAYING_MAX: usize = 64;
@@ -56,6 +57,15 @@ impl StayingFiles {
         }
     }
 
+    /// Nothing stays; whether anything did.
+    fn end_all(&self) -> bool {
+        let any = self.count.load(Ordering::Acquire) > 0;
+        if any {
+            self.end_those(|_| true);
+        }
+        any
+    }
+
     fn end_those(&self, is_over: impl Fn(&Staying) -> bool) {
         let mut files = self.files.lock();
         let (over, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut *files).into_iter().partition(is_over);
@@ -67,12 +77,16 @@ impl StayingFiles {
 }
 
 impl Metadata {
-    /// Keeps a file open that is being closed, unless it has lost its name.
+    /// Keeps a file open that is being closed, if it has its name, and that in a directory that is held.
     pub(crate) fn stay_open(&self, inode: u64, content: Content) {
+        if !self.holds_place_of(inode) {
+            return;
+        }
         let inner = &self.inner;
         inner.staying.stay(inode, content);
-        // After it has its place: who removes it from now on finds it there.
-        if inner.cache.node(inode).is_none_or(|node| node.is_removed()) {
+        // After it has its place: who removes it from now on, or lets go of the directory, finds it there.
+        let is_removed = inner.cache.node(inode).is_none_or(|node| node.is_removed());
+        if is_removed || !self.holds_place_of(inode) {
             inner.staying.end(inode);
         }
     }
@@ -81,6 +95,15 @@ impl Metadata {
     pub(crate) fn end_stays(&self, after: Duration) {
         let now = Instant::now();
         self.inner.staying.end_those(|file| now.saturating_duration_since(file.since) >= after);
+    }
+}
+
+impl Inner {
+    /// Closes all that stay, and lets go of what was held for them: before others see what is in their directories.
+    pub(super) fn end_stays(&self) {
+        if self.staying.end_all() {
+            self.release_closed();
+        }
     }
 }
 
@@ -111,5 +134,6 @@ mod tests {
         let now = Instant::now();
         staying.end_those(|file| now - file.since >= Duration::from_secs(1));
         assert_eq!((stays(0), stays(STAYING_MAX)), (false, true));
+        assert!(staying.end_all() && !staying.end_all() && !stays(STAYING_MAX));
     }
 }
