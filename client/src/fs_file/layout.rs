@@ -561,7 +561,7 @@ mod tests {
             (sent.grow_to, made, layout.size(), layout.block(3)),
             (22, vec![extent(1, 1), extent(2, 1)], 22, None)
         );
-        assert_eq!(layout.begin_sync(), [1, 2]);
+        assert_eq!(layout.begin_sync(), [0, 1, 2], "and what was there before");
         assert!(layout.committed(&sent, &[], &attr(22, 2, 1)));
         assert_eq!(layout.growth(), 0);
     }
