@@ -418,6 +418,13 @@ impl Cluster {
         fs::rename(whole, armed).unwrap();
     }
 
+    /// Nobody dies there any more, unless somebody has.
+    #[track_caller]
+    pub fn disarm(&self, point: Failpoint) {
+        // Whoever has died has taken it away.
+        let _ = fs::remove_file(self.failpoint(point));
+    }
+
     /// Whether a process has died at a point that was armed.
     #[track_caller]
     pub fn has_died_at(&self, point: Failpoint) -> bool {

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::bucket::{Bucket, assert_same};
 use crate::matrix::keep_files_to_this_thread;
-use crate::powerless::{History, Programs};
+use crate::powerless::{History, Loss, Programs};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// What the programs are given until the power fails, in milliseconds.
@@ -90,11 +90,7 @@ fn a_host_that_loses_its_power_keeps_what_was_synced_and_the_order_of_the_rest()
     // Nobody holds one that was made so.
     cluster.cv(&["fs", "mkdir", "/fs/plain"]);
     let bucket = Bucket::of(cluster, "bucket");
-    let mut programs = Programs {
-        history: History::new(cluster.path("fs"), &["plain"]),
-        random: StdRng::seed_from_u64(seed),
-        given: 0,
-    };
+    let mut programs = Programs::new(History::new(cluster.path("fs"), &["plain"]), seed);
     for round in 0..number("CAVERN_POWER_ROUNDS", 6) {
         let began = Instant::now();
         let when = format!("seed {seed}, round {round}");
@@ -116,7 +112,7 @@ fn a_host_that_loses_its_power_keeps_what_was_synced_and_the_order_of_the_rest()
         programs = left;
         assert!(result.is_err(), "{when}: the power failed, and nobody noticed");
         let back = began.elapsed();
-        let (steps, kept) = programs.history.check(&when);
+        let (steps, kept) = programs.history.check(&when, Loss::Power);
         cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
         // What the client of before had open without a name is kept until its session is over.
         let objects = eventually("nothing is kept for who is gone", PATIENCE, || {

@@ -51,7 +51,11 @@ impl Contents {
     }
 
     /// Why this cannot be what is found, when the master had been told of so many versions.
-    fn why_not(&self, found: &[u8], reported: usize) -> Option<String> {
+    fn why_not(&self, found: &[u8], reported: usize, loss: Loss) -> Option<String> {
+        if loss == Loss::Nothing {
+            let is_last = self.last() == found;
+            return (!is_last).then(|| format!("{} bytes, and other ones than were written last", found.len()));
+        }
         let possible = &self.versions[self.superseded..];
         let reported = reported.max(self.superseded + 1);
         if !self.versions[reported - 1..].iter().any(|version| version.len() == found.len()) {
@@ -61,12 +65,24 @@ impl Contents {
         let at = |version: &Vec<u8>, at: usize| version.get(at).copied().unwrap_or(0);
         let is_wrong = |(place, byte): &(usize, &u8)| {
             let is_certain = possible.iter().all(|version| at(version, *place) == at(&possible[0], *place));
-            !(possible.iter().any(|version| at(version, *place) == **byte) || **byte == 0 && !is_certain)
+            let may_be_missing = loss == Loss::Power && !is_certain;
+            !(possible.iter().any(|version| at(version, *place) == **byte) || **byte == 0 && may_be_missing)
         };
         let (place, byte) = found.iter().enumerate().find(is_wrong)?;
         let wrong = found.iter().enumerate().filter(is_wrong).count();
         Some(format!("{wrong} of {} bytes are wrong, the first at {place}: {byte}", found.len()))
     }
+}
+
+/// What was lost with whoever died.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Loss {
+    /// There is a successor, or the one who died had nothing to lose.
+    Nothing,
+    /// The client, with what it had answered and not sent.
+    Client,
+    /// The host, with what was not on its disk.
+    Power,
 }
 
 /// What has happened since what is certain.
@@ -110,7 +126,7 @@ impl History {
     /// Looks at every name and byte, and takes what there is for certain. Says how many moments there were, and the
     /// number of the one that is found.
     #[track_caller]
-    pub fn check(&mut self, when: &str) -> (usize, usize) {
+    pub fn check(&mut self, when: &str, loss: Loss) -> (usize, usize) {
         let mut found = (BTreeSet::new(), BTreeMap::new());
         walk(&self.top, "", &mut found);
         let (directories, contents) = found;
@@ -129,7 +145,7 @@ impl History {
             names.files.iter().find_map(|(name, file)| {
                 let reported = moment.reported.get(file).copied().unwrap_or(0);
                 let file = &self.files[*file];
-                Some(format!("{name}: {}; {:?}", file.why_not(&contents[name], reported)?, file.steps))
+                Some(format!("{name}: {}; {:?}", file.why_not(&contents[name], reported, loss)?, file.steps))
             })
         };
         let reasons: Vec<Option<String>> = self.moments.iter().map(why_not).collect();
@@ -165,14 +181,27 @@ impl History {
 /// One program, which does all of that.
 pub struct Programs {
     pub history: History,
-    pub random: StdRng,
+    random: StdRng,
     /// Names that were given.
-    pub given: usize,
+    given: usize,
+    /// How many of twelve files that are written are synced.
+    synced: u32,
 }
 
 impl Programs {
+    pub fn new(history: History, seed: u64) -> Self {
+        Self { history, random: StdRng::seed_from_u64(seed), given: 0, synced: 0 }
+    }
+
     /// Works until it is stopped, or something fails.
     pub fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
+        self.synced = self.random.random_range(1..8);
+        // Those of before nobody may hold any more.
+        self.remove_trees()?;
+        for _ in 0..2 {
+            let name = self.new_name("d");
+            self.make_directory_at(name)?;
+        }
         while !stop.load(Ordering::Relaxed) {
             self.step()?;
         }
@@ -238,9 +267,37 @@ impl Programs {
     fn make_directory(&mut self) -> io::Result<()> {
         let name = self.new_name("d");
         let name = if self.random.random() { name } else { format!("{}/{name}", self.some_directory()) };
+        self.make_directory_at(name)
+    }
+
+    fn make_directory_at(&mut self, name: String) -> io::Result<()> {
         let mut after = self.history.now().names.clone();
         after.directories.insert(name.clone());
         self.change(&[&name], after, |top| fs::create_dir(top.join(&name)))
+    }
+
+    /// Leaves few directories, beside those that nobody holds.
+    fn remove_trees(&mut self) -> io::Result<()> {
+        while self.history.now().names.directories.len() > DIRECTORIES_MAX / 2 {
+            let top = self.some_directory();
+            if self.history.not_held.contains(&top) {
+                continue;
+            }
+            let is_below = |name: &&String| name.strip_prefix(&top).is_some_and(|rest| rest.starts_with('/'));
+            let Names { files, directories } = &self.history.now().names;
+            let files: Vec<String> = files.keys().filter(is_below).cloned().collect();
+            let directories: Vec<String> = directories.iter().filter(is_below).cloned().collect();
+            for name in files {
+                self.remove_at(&name)?;
+            }
+            // What is below comes behind.
+            for name in directories.into_iter().rev().chain([top]) {
+                let mut after = self.history.now().names.clone();
+                after.directories.remove(&name);
+                self.change(&[&name], after, |top| fs::remove_dir(top.join(&name)))?;
+            }
+        }
+        Ok(())
     }
 
     fn rename_directory(&mut self) -> io::Result<()> {
@@ -281,9 +338,13 @@ impl Programs {
 
     fn remove(&mut self) -> io::Result<()> {
         let (name, _) = self.some_file();
+        self.remove_at(&name)
+    }
+
+    fn remove_at(&mut self, name: &str) -> io::Result<()> {
         let mut after = self.history.now().names.clone();
-        after.files.remove(&name);
-        self.change(&[&name], after, |top| fs::remove_file(top.join(&name)))
+        after.files.remove(name);
+        self.change(&[name], after, |top| fs::remove_file(top.join(name)))
     }
 
     fn sync_directory(&mut self) -> io::Result<()> {
@@ -337,11 +398,10 @@ impl Programs {
 
     /// Syncs it, or does not, and closes it.
     fn finish(&mut self, name: &str, handle: File, file: usize) -> io::Result<()> {
-        match self.random.random_range(0..6) {
-            0 | 1 => handle.sync_all()?,
-            2 => handle.sync_data()?,
-            _ => return self.close(name, handle, file),
+        if self.random.random_range(0..12) >= self.synced {
+            return self.close(name, handle, file);
         }
+        if self.random.random() { handle.sync_all()? } else { handle.sync_data()? }
         self.history.is_synced(file);
         self.close(name, handle, file)
     }
