@@ -6,8 +6,8 @@
 //! this holds:
 //!
 //! - where a master has worked before (its key is there, a high-water mark, or a table file), there is a database;
-//! - the database opens for reading: its table files are there and have the lengths that the manifest says. Its log ends
-//!   at the first record that is not whole, which is what a crash leaves behind the last sync;
+//! - the database opens for reading: its table files are there and have the lengths that the manifest says. Its log
+//!   ends at the first record that is not whole, which is what a crash leaves behind the last sync;
 //! - its log has no hole at the begin: where nothing was purged, it begins with the first entry;
 //! - it has every log entry up to the *high-water mark*, and a manifest no shorter than that says. The mark is a small
 //!   file beside the database, written once a second and at the end, always after the entry is on disk. It is not

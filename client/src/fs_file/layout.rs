@@ -136,7 +136,7 @@ pub(super) struct Layout {
     unsynced: BTreeSet<u32>,
     /// Those of a sync that is under way.
     syncing: BTreeSet<u32>,
-    /// These are all: nothing was written before the file was opened here, or by somebody else, that disks may not have.
+    /// These are all: nothing that was written before the file was opened here, or by somebody else, may be on no disk.
     is_tracked: bool,
 }
 

@@ -301,8 +301,8 @@ impl Database {
     }
 }
 
-/// What every opening has in common. A log is read up to the first record that is not whole: behind the last sync a loss
-/// of power may leave any of the pages that were being written, and zeros for others. That nothing acknowledged is
+/// What every opening has in common. A log is read up to the first record that is not whole: behind the last sync a
+/// loss of power may leave any of the pages that were being written, and zeros for others. That nothing acknowledged is
 /// behind that record is shown elsewhere (`crate::recovery`). A log that is missing, or shorter than when it was synced
 /// and closed, is not forgiven. A database that tracks its logs must be opened so for reading too: RocksDB would try to
 /// end the tracking, and crash.

@@ -144,7 +144,8 @@ fn a_daemon_dies_at_each_of_its_points_and_nobody_notices() {
                 // Somebody else looks into whatever there is.
                 look(&mounts.there);
             }
-            (point == Failpoint::ReplayBegun || cluster.has_died_at(point) || working.thread.is_finished()).then_some(())
+            (point == Failpoint::ReplayBegun || cluster.has_died_at(point) || working.thread.is_finished())
+                .then_some(())
         });
         eventually("another one serves the mount", PATIENCE, || {
             cluster.status().fuse[0].daemon().filter(|daemon| Some(*daemon) != before)

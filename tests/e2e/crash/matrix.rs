@@ -21,8 +21,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub const OF_SNAPSHOTS: [Failpoint; 4] =
     [Failpoint::SnapshotAdopted, Failpoint::DatabasePrepared, Failpoint::DatabaseNamed, Failpoint::DatabaseReplaced];
 
-/// Only a client passes this that has a successor: see the end-to-end tests of held directories.
-const OF_KEPT_MOUNTS: Failpoint = Failpoint::AnswerNoted;
+/// Whoever holds no directory, and has nobody look into one, does not pass these: see `held`.
+const OF_HELD_DIRECTORIES: [Failpoint; 10] = [
+    Failpoint::AnswerNoted,
+    Failpoint::AnswerQueued,
+    Failpoint::AnswersSent,
+    Failpoint::AnswersMade,
+    Failpoint::LetGoQueued,
+    Failpoint::ReplayBegun,
+    Failpoint::BlockGranted,
+    Failpoint::RecallSent,
+    Failpoint::DirectoryLetGo,
+    Failpoint::SessionEnding,
+];
 
 /// At which pass a point is deadly. What happens all the time is let happen for a while, so that there is something to
 /// lose.
@@ -112,8 +123,8 @@ fn die_at_all_of(role: &str, storage: Storage) {
         large: false,
         given: 0,
     };
-    let is_tried =
-        |point: &Failpoint| point.role() == role && !OF_SNAPSHOTS.contains(point) && *point != OF_KEPT_MOUNTS;
+    let is_elsewhere = |point| OF_SNAPSHOTS.contains(point) || OF_HELD_DIRECTORIES.contains(point);
+    let is_tried = |point: &Failpoint| point.role() == role && !is_elsewhere(point);
     let mut points: Vec<Failpoint> = Failpoint::ALL.iter().copied().filter(is_tried).collect();
     assert!(points.len() > 9, "{points:?}");
     // A worker that was away is asked to free blocks only after a while.

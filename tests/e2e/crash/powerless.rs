@@ -401,7 +401,11 @@ impl Programs {
         if self.random.random_range(0..12) >= self.synced {
             return self.close(name, handle, file);
         }
-        if self.random.random() { handle.sync_all()? } else { handle.sync_data()? }
+        if self.random.random() {
+            handle.sync_all()?
+        } else {
+            handle.sync_data()?
+        }
         self.history.is_synced(file);
         self.close(name, handle, file)
     }
