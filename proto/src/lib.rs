@@ -1,5 +1,5 @@
 //! Everything that crosses a wire or a restart: the gRPC services of the master, the framed data plane of the
-//! workers, and the records in RocksDB. No behaviour lives here beyond encoding and decoding.
+//! workers, and the records in RocksDB. Behaviour lives here only where two crates must agree on it to the letter.
 
 /// The master's services and messages (`proto/master.proto`).
 pub mod master {
@@ -46,6 +46,7 @@ pub mod bounded;
 pub mod chunk;
 pub mod frame;
 mod join;
+pub mod locks;
 mod mount;
 mod not_leading;
 mod unanswered;

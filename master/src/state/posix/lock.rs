@@ -3,11 +3,10 @@
 //! A request that must wait is refused with `EAGAIN` and recorded; when nothing stands in its way any more it is
 //! granted, in the same change that removed the last obstacle, and its session is notified.
 
-mod rules;
-
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use cavern_proto::locks::{LAST_BYTE, LockOwner, conflicts, grant, owner, place};
 use cavern_proto::master::{Kind, Lock, LockKind, LockType, SetLock};
 use cavern_proto::record::{LockRecord, WaitingLock};
 use rustix::io::Errno;
@@ -18,7 +17,6 @@ use crate::state::Family;
 use crate::state::records::{lock_key, lock_session_key};
 use crate::state::tables::Tables;
 use crate::state::transaction::{Change, Transaction};
-use rules::{LAST_BYTE, LockOwner, conflicts, grant, owner, place};
 
 /// Locks of one kind on one file, held or waited for: their record is written anew with each change.
 const LOCKS_MAX: usize = 4096;

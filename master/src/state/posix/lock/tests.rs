@@ -1,120 +1,14 @@
-//! Locks against a model in which every byte of a file knows who has it, and the ways in which they end.
+//! Who waits for locks, and the ways in which they end.
 
-use std::collections::BTreeMap;
-
+use super::*;
+use crate::state::{Database, Outcome, apply};
 use cavern_proto::master::mutation::Change as Asked;
 use cavern_proto::master::{CreateInode, Mount, Mutation, MutationResult, WriteType};
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, InitCluster, Mutate};
-use proptest::prelude::*;
-
-use super::*;
-use crate::state::{Database, Outcome, apply};
-
-const BYTES: u64 = 12;
 
 fn lock(owner: u64, r#type: LockType, start: u64, end: u64) -> Lock {
     Lock { session: 7, owner, pid: 1, r#type: r#type.into(), start, end }
-}
-
-fn lock_type() -> impl Strategy<Value = LockType> {
-    prop_oneof![Just(LockType::Unlocked), Just(LockType::Shared), Just(LockType::Exclusive)]
-}
-
-fn request() -> impl Strategy<Value = Lock> {
-    (1u64..4, lock_type(), 0..BYTES, 0..BYTES).prop_map(|(owner, kind, one, other)| {
-        let (start, end) = (one.min(other), one.max(other));
-        lock(owner, kind, start, end)
-    })
-}
-
-/// By byte and owner: the type of the lock.
-type Model = BTreeMap<(u64, u64), LockType>;
-
-fn model_conflicts(model: &Model, want: &Lock) -> bool {
-    model.iter().any(|((byte, owner), held)| {
-        (want.start..=want.end).contains(byte)
-            && *owner != want.owner
-            && (*held == LockType::Exclusive || want.r#type() == LockType::Exclusive)
-    })
-}
-
-fn model_place(model: &mut Model, lock: &Lock) {
-    for byte in lock.start..=lock.end {
-        match lock.r#type() {
-            LockType::Unlocked => model.remove(&(byte, lock.owner)),
-            held => model.insert((byte, lock.owner), held),
-        };
-    }
-}
-
-fn bytes(held: &[Lock]) -> Model {
-    let mut model = Model::new();
-    for lock in held {
-        for byte in lock.start..=lock.end {
-            assert_eq!(model.insert((byte, lock.owner), lock.r#type()), None, "two locks of one owner on one byte");
-        }
-    }
-    model
-}
-
-proptest! {
-    #[test]
-    fn ranges_are_those_of_a_file_whose_bytes_are_locked_one_by_one(
-        requests in prop::collection::vec(request(), 1..60),
-    ) {
-        let (mut held, mut model) = (Vec::new(), Model::new());
-        for want in requests {
-            let refused = want.r#type() != LockType::Unlocked && conflicts(&held, &want).next().is_some();
-            prop_assert_eq!(refused, want.r#type() != LockType::Unlocked && model_conflicts(&model, &want));
-            if refused {
-                continue;
-            }
-            place(&mut held, want);
-            model_place(&mut model, &want);
-            prop_assert_eq!(bytes(&held), model.clone());
-            // Joined as far as can be, and in order.
-            let touching = held.iter().any(|one| held.iter().any(|other| {
-                owner(one) == owner(other) && one.r#type == other.r#type && one.end + 1 == other.start
-            }));
-            prop_assert!(!touching && held.is_sorted_by_key(|lock| (lock.start, owner(lock))), "{held:?}");
-        }
-    }
-
-    #[test]
-    fn nobody_waits_for_nothing_and_the_first_to_come_is_the_first_to_go(
-        requests in prop::collection::vec((request(), any::<bool>()), 1..60)
-    ) {
-        let (mut record, mut number) = (LockRecord::default(), 0);
-        for (want, waits) in requests {
-            if want.r#type() == LockType::Unlocked || conflicts(&record.held, &want).next().is_none() {
-                place(&mut record.held, want);
-            } else if waits {
-                number += 1;
-                record.waiting.push(WaitingLock { waiter: number, lock: Some(want) });
-            }
-            let before = record.clone();
-            let granted = grant(&mut record);
-            prop_assert_eq!(granted.len() + record.waiting.len(), before.waiting.len());
-            for waiting in &record.waiting {
-                let wanted = waiting.lock.unwrap();
-                prop_assert!(conflicts(&record.held, &wanted).next().is_some(), "{waiting:?}");
-                // Who came later has not overtaken somebody who could have had the lock.
-                let overtaken = conflicts(&before.held, &wanted).next().is_none()
-                    && granted.iter().any(|granted| granted.waiter > waiting.waiter);
-                let other = granted.iter().any(|granted| {
-                    let lock: Vec<_> = granted.lock.into_iter().collect();
-                    granted.waiter < waiting.waiter && conflicts(&lock, &wanted).next().is_some()
-                });
-                prop_assert!(!overtaken || other, "{waiting:?} in {before:?}");
-            }
-            let model = bytes(&record.held);
-            for ((byte, owner), held) in &model {
-                let alone = model.keys().filter(|(other, _)| other == byte).count() == 1;
-                prop_assert!(alone || *held == LockType::Shared, "byte {byte} of owner {owner} is locked twice");
-            }
-        }
-    }
 }
 
 /// A state with two files, and sessions that change it.
