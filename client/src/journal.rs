@@ -239,6 +239,13 @@ impl ChangeSlot {
         self.journal.unanswered.lock().remove(&self.seq.load(Relaxed));
     }
 
+    /// It is undone, while it may be kept by a request that has not got its answer: no successor is to make it.
+    pub(crate) fn erase(&self) {
+        if let Some(slot) = &self.slot {
+            slot.erase();
+        }
+    }
+
     /// Nobody will ask for it again.
     pub(crate) fn forget(mut self) {
         if let Some(slot) = self.slot.take() {
@@ -360,6 +367,17 @@ mod tests {
         drop(Journal::open(memory.try_clone().unwrap()).unwrap());
         set_word(&File::from(memory.try_clone().unwrap()), MAGIC_AT, MAGIC + 1).unwrap();
         assert!(Journal::open(memory).unwrap_err().to_string().contains("another version"));
+    }
+
+    #[test]
+    fn a_change_that_is_undone_is_made_by_no_successor_though_its_request_keeps_it() {
+        let memory = memory();
+        let first = Journal::open(memory.try_clone().unwrap()).unwrap();
+        let record = ChangeRecord { order: 1, ..ChangeRecord::default() };
+        let [kept, undone] = [(); 2].map(|()| first.note_change(&record, &record).unwrap());
+        undone.erase();
+        std::mem::forget((kept, undone));
+        assert_eq!(Journal::open(memory).unwrap().changes.take_all().len(), 1);
     }
 
     #[test]

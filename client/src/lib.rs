@@ -39,7 +39,7 @@ pub use fs_file::{Seek, UncommittedAttr};
 pub use identity::Identity;
 pub use journal::{Journal, RequestContext};
 pub use metadata::{
-    CachedLookup, Changed, DirPage, InvalidationSink, LOCK_TO_END, Metadata, NoSink, Node, OpenInode, Posix,
+    AnsweredBy, CachedLookup, Changed, DirPage, InvalidationSink, LOCK_TO_END, Metadata, NoSink, Node, OpenInode, Posix,
 };
 pub use mounts::{MountView, Mounts, ObjectVersion};
 pub use read::DiskRead;

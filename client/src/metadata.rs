@@ -44,7 +44,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use changes::Changed;
-pub use locks::LOCK_TO_END;
+pub use locks::{AnsweredBy, LOCK_TO_END};
 pub use node::{Node, Posix};
 pub use open_inodes::OpenInode;
 

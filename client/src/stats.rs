@@ -76,6 +76,8 @@ stats! {
     metadata_entries: Gauge = "client_metadata_entries",
     /// Changes of held directories that were answered before the master had them
     answered_changes: Counter = "client_answered_changes",
+    /// Of these, locks that were unlocked before they were sent
+    undone_changes: Counter = "client_undone_changes",
     /// Of these, attributes that the master left otherwise
     mispredicted_changes: Counter = "client_mispredicted_changes",
     /// Of these, those that were not made, since the session had ended

@@ -38,7 +38,7 @@ async fn started(name: &str) -> (FakeMaster, Arc<Client>) {
 
 async fn set(client: &Client, r#type: LockType) -> Result<(), i32> {
     let set = client.metadata().set_lock(FILE, LockKind::Posix, lock(r#type)).await;
-    set.map_err(|error| error.errno())
+    set.map(drop).map_err(|error| error.errno())
 }
 
 /// Waits for the lock that somebody else has, and is known to do so.
@@ -50,7 +50,7 @@ async fn waiting(
     master.mutations(|mutations| mutations.lock = Some(foreign()));
     let (client, give_up) = (client.clone(), give_up.clone());
     let waiter = tokio::spawn(async move {
-        client.metadata().wait_for_lock(FILE, LockKind::Posix, lock(LockType::Shared), &give_up).await
+        client.metadata().wait_for_lock(FILE, LockKind::Posix, lock(LockType::Shared), &give_up).await.map(drop)
     });
     until("it waits", || master.mutations(|mutations| !mutations.waiting.is_empty())).await;
     (master.mutations(|mutations| *mutations.waiting.first().unwrap()), waiter)

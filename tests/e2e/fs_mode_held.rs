@@ -23,14 +23,14 @@ use crate::fs_mode_lease::Stopped;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two mounts of a bucket, whose daemons have successors.
-struct Mounts {
-    cluster: Cluster,
-    here: PathBuf,
-    there: PathBuf,
+pub struct Mounts {
+    pub cluster: Cluster,
+    pub here: PathBuf,
+    pub there: PathBuf,
 }
 
 impl Mounts {
-    fn up(options: Options) -> Self {
+    pub fn up(options: Options) -> Self {
         let conf = format!("[client]\nmetadata_timeout = \"60s\"\n{}", options.conf);
         let cluster = Cluster::up(Options { keep_mount: true, more_mounts: vec!["second"], conf, ..options });
         cluster.s3.create_bucket("bucket");
@@ -40,16 +40,16 @@ impl Mounts {
     }
 
     /// Changes that the first mount has answered before the master had them.
-    fn answered(&self) -> u64 {
+    pub fn answered(&self) -> u64 {
         self.counter("cavern_client_answered_changes_total")
     }
 
-    fn counter(&self, name: &str) -> u64 {
+    pub fn counter(&self, name: &str) -> u64 {
         self.cluster.status().fuse[0].metric(name).unwrap_or(0)
     }
 
     /// A directory that the first mount has made, and in which it answers.
-    fn held(&self, name: &str) -> PathBuf {
+    pub fn held(&self, name: &str) -> PathBuf {
         let directory = self.here.join(name);
         fs::create_dir(&directory).unwrap();
         let before = self.answered();
@@ -62,7 +62,7 @@ impl Mounts {
         directory
     }
 
-    fn stop_master(&self) -> Stopped<'_> {
+    pub fn stop_master(&self) -> Stopped<'_> {
         Stopped::new(&self.cluster, &self.cluster.at_start.masters[0])
     }
 }
@@ -231,6 +231,21 @@ fn a_daemon_that_dies_before_it_answers_has_made_each_change_once() {
         assert_eq!(tree(&mounts.there.join(format!("held-{pass}"))), expected, "pass {pass}");
         assert_eq!(tree(&held), expected, "pass {pass}");
     }
+}
+
+#[test]
+fn what_a_daemon_was_making_when_it_died_is_not_held_by_the_next() {
+    let mounts = Mounts::up(Options { failpoints: true, ..Options::default() });
+    let sub = mounts.held("held").join("sub");
+    mounts.cluster.arm(Failpoint::AnswerNoted, 1);
+    fs::create_dir(&sub).unwrap();
+    eventually("the daemon has died", PATIENCE, || mounts.cluster.has_died_at(Failpoint::AnswerNoted).then_some(()));
+    for number in 0..200 {
+        File::create(sub.join(format!("{number}"))).unwrap();
+    }
+    File::open(&sub).unwrap().sync_all().unwrap();
+    assert_eq!(fs::read_dir(mounts.there.join("held/sub")).unwrap().count(), 200);
+    assert_eq!(mounts.counter("cavern_client_lost_changes_total"), 0);
 }
 
 #[test]

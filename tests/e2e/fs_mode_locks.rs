@@ -14,10 +14,10 @@ use rustix::process::{Pid, Signal, kill_process};
 const PATIENCE: Duration = Duration::from_secs(20);
 const A_WHILE: Duration = Duration::from_millis(400);
 
-const SHARED: i32 = 1;
-const EXCLUSIVE: i32 = 2;
-const AT_ONCE: i32 = 4;
-const UNLOCK: i32 = 8;
+pub const SHARED: i32 = 1;
+pub const EXCLUSIVE: i32 = 2;
+pub const AT_ONCE: i32 = 4;
+pub const UNLOCK: i32 = 8;
 
 /// Numbers of the calls flock(2) and fcntl(2), as `/proc/PID/syscall` has them.
 #[cfg(target_arch = "x86_64")]
@@ -25,7 +25,7 @@ const LOCKING: [u32; 2] = [73, 72];
 #[cfg(target_arch = "aarch64")]
 const LOCKING: [u32; 2] = [32, 25];
 
-const EAGAIN: &str = "errno 11";
+pub const EAGAIN: &str = "errno 11";
 
 /// Carries out one command of a line, and says how it went.
 const LOCKER: &str = r#"
@@ -49,6 +49,10 @@ for line in sys.stdin:
             asked = struct.pack("hhqqi", int(rest[0]), 0, 0, 0, 0)
             kind, _, start, length, pid = struct.unpack("hhqqi", fcntl.fcntl(files[name], fcntl.F_GETLK, asked))
             done = "nothing" if kind == fcntl.F_UNLCK else f"{kind} {start} {length} {pid}"
+        elif command == "pairs":
+            for _ in range(int(rest[0])):
+                fcntl.lockf(files[name], fcntl.LOCK_EX, 10, 5)
+                fcntl.lockf(files[name], fcntl.LOCK_UN, 10, 5)
         elif command == "count":
             for _ in range(int(rest[0])):
                 fcntl.lockf(files[name], fcntl.LOCK_EX)
@@ -61,15 +65,15 @@ for line in sys.stdin:
 "#;
 
 /// A process that locks files.
-struct Locker {
-    child: Child,
+pub struct Locker {
+    pub child: Child,
     commands: ChildStdin,
     answers: Receiver<String>,
 }
 
 impl Locker {
     /// Has the file open, under the name `f`.
-    fn with(path: &Path) -> Self {
+    pub fn with(path: &Path) -> Self {
         let mut child = Command::new("python3")
             .args(["-c", LOCKER])
             .stdin(Stdio::piped())
@@ -91,25 +95,25 @@ impl Locker {
         locker
     }
 
-    fn send(&mut self, command: &str) {
+    pub fn send(&mut self, command: &str) {
         writeln!(self.commands, "{command}").unwrap();
     }
 
-    fn answer(&self) -> String {
+    pub fn answer(&self) -> String {
         self.answers.recv_timeout(PATIENCE).expect("an answer")
     }
 
-    fn ask(&mut self, command: &str) -> String {
+    pub fn ask(&mut self, command: &str) -> String {
         self.send(command);
         self.answer()
     }
 
-    fn flock(&mut self, operation: i32) -> String {
+    pub fn flock(&mut self, operation: i32) -> String {
         self.ask(&format!("flock f {operation}"))
     }
 
     /// Asks for a lock that somebody else has, and waits.
-    fn wait(&mut self, command: &str) {
+    pub fn wait(&mut self, command: &str) {
         self.send(command);
         let syscall = format!("/proc/{}/syscall", self.child.id());
         eventually("the process is in the call", PATIENCE, || {

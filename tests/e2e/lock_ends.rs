@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 
 use cavern_tests::{Cluster, Options};
 
+use crate::fs_mode_held::Mounts;
+
 /// What all scenes have in common: `look` asks in another process, which has inherited nothing.
 const STAGE: &str = r#"
 import ctypes, errno, fcntl, mmap, os, struct, sys
@@ -283,6 +285,19 @@ fn locks_of_files_end_when_they_end_locally() {
         std::fs::write(file, "content").unwrap();
     }
     compare(SCENES, &here, &there);
+}
+
+#[test]
+fn locks_that_are_answered_here_end_when_they_end_locally() {
+    let mounts = Mounts::up(Options::default());
+    let local = tempfile::tempdir().unwrap();
+    let (here, there) = (local.path().join("file"), mounts.held("held").join("file"));
+    for file in [&here, &there] {
+        std::fs::write(file, "content").unwrap();
+    }
+    compare(SCENES, &here, &there);
+    assert!(mounts.counter("cavern_client_undone_changes_total") > 0, "locks and unlocks are answered here");
+    assert_eq!(mounts.counter("cavern_client_lost_changes_total"), 0);
 }
 
 #[test]

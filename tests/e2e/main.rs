@@ -26,6 +26,7 @@ mod fs_mode_copy;
 mod fs_mode_existing;
 mod fs_mode_handles;
 mod fs_mode_held;
+mod fs_mode_held_locks;
 mod fs_mode_lease;
 mod fs_mode_locks;
 mod fs_mode_names;

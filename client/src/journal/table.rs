@@ -199,6 +199,11 @@ impl Slot {
         self.is_cleared = true;
     }
 
+    /// The slot has no record any more, and stays taken.
+    pub fn erase(&self) {
+        self.clear();
+    }
+
     fn clear(&self) {
         let _ = set_word(&self.table.file, self.offset(), 0);
     }

@@ -17,9 +17,11 @@ use std::time::Duration;
 
 use cavern_net::NetError;
 use cavern_net::master::Stubs;
+use cavern_proto::locks::overlap;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    Attr, Kind, MakeListedRequest, MutateReply, Mutation, MutationResult, Naming, RecallRequest,
+    Attr, CreateInode, Kind, LockType, MakeListedRequest, MutateReply, Mutation, MutationResult, Naming, RecallRequest,
+    SetLock,
 };
 use parking_lot::Mutex;
 use prost::Message;
@@ -28,7 +30,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::sender::Sender;
-use super::held::Subject;
+use super::held::{AskedLock, Asking, Gain, Subject};
 use super::{Inner, Metadata, Node};
 use crate::error::ClientError;
 use crate::journal::{ChangeRecord, ChangeSlot, Journal, RequestContext};
@@ -46,6 +48,8 @@ const WAITING_MAX: usize = 4096;
 const GATHER: Duration = Duration::from_millis(10);
 /// or so many have.
 const GATHERED_MAX: usize = 256;
+/// Changes that are looked at for locks which an unlock makes useless.
+const LOOKED_AT: usize = 64;
 
 /// A change that was made.
 #[derive(Clone, Debug)]
@@ -56,6 +60,8 @@ pub struct Changed {
     /// The session that made it, and the last event that it had been sent by then.
     pub session: u64,
     pub event_seq: u64,
+    /// The master does not have it yet, and nobody else can know of it.
+    pub answered_here: bool,
     /// Directories whose listings look otherwise now.
     pub listings: Vec<u64>,
 }
@@ -64,7 +70,7 @@ impl Changed {
     pub(super) fn new(result: MutationResult, node: Option<Arc<Node>>, session: u64, event_seq: u64) -> Self {
         let directories = result.attributes.iter().filter(|attr| attr.kind() == Kind::Directory);
         let listings = directories.map(|attr| attr.inode).collect();
-        Self { result, node, session, event_seq, listings }
+        Self { result, node, session, event_seq, answered_here: false, listings }
     }
 
     /// What an inode's attributes are now, if the change was about them.
@@ -94,12 +100,18 @@ pub(super) struct Pending {
     pub(super) is_owed: bool,
     /// See `Mutation.made_ns`.
     pub(super) made_ns: i64,
+    /// A process before has asked for it.
+    pub(super) is_inherited: bool,
     /// It had its answer here already, before it was sent.
     pub(super) is_answered: bool,
     /// That answer, unless a process before gave it.
     pub(super) predicted: Option<Box<MutationResult>>,
     /// What it is about, as long as it is not made.
     pub(super) subject: Option<Subject>,
+    /// What an owner gains by a lock that was answered here.
+    pub(super) gain: Option<Gain>,
+    /// A lock that is asked for, until it has been entered what the master says.
+    pub(super) asked_lock: Option<AskedLock>,
 }
 
 impl Pending {
@@ -117,15 +129,26 @@ impl Pending {
             slot: None,
             is_owed: false,
             made_ns: 0,
+            is_inherited: false,
             is_answered: false,
             predicted: None,
             subject: None,
+            gain: None,
+            asked_lock: None,
         }
     }
 
     /// A change that must reach the master, though nobody waits for it.
     pub(super) fn owed(change: Change) -> Self {
         Self { is_owed: true, ..Self::new(change, (0, 0), Instant::now()) }
+    }
+
+    /// The lock that it is about.
+    pub(super) fn lock(&self) -> Option<&SetLock> {
+        match &self.change {
+            Change::SetLock(set) => Some(set),
+            _ => None,
+        }
     }
 
     /// Sends the answer to the asker; gives it back when the asker no longer waits.
@@ -142,6 +165,8 @@ impl Pending {
             (None, Some(slot)) => drop(Arc::into_inner(slot).map(ChangeSlot::forget)),
             (_, None) => {}
         }
+        // What whoever waits asks for next is certain again.
+        drop(self.asked_lock.take());
         if let (true, Some(subject), Err(error)) = (self.is_answered, &self.subject, &answer) {
             subject.lose(&error.to_string());
         }
@@ -183,7 +208,8 @@ struct State {
     waiting: VecDeque<Pending>,
     /// Somebody waits for what is in the queue.
     is_urgent: bool,
-    /// When the first of what is in the queue came, if nobody waits for it.
+    /// When the first of what is in the queue came, if nobody waits for it. It may have been taken back: whoever sends
+    /// comes to look nevertheless, and need not be told of those that come until then.
     since: Option<Instant>,
     closed: bool,
 }
@@ -199,7 +225,7 @@ impl State {
 
     /// When what is in the queue is to be sent; `None` for nothing.
     fn due(&self) -> Option<Instant> {
-        let since = self.since.filter(|_| !self.waiting.is_empty())?;
+        let since = self.since?;
         let is_due = self.is_urgent || self.waiting.len() >= GATHERED_MAX;
         Some(if is_due { since } else { since + GATHER })
     }
@@ -229,9 +255,10 @@ impl ChangeQueue {
         if state.closed {
             return Err(Box::new(pending));
         }
+        let is_first = state.since.is_none();
         state.push(pending);
         // Whoever sends them has looked at the first, and comes back when that is due.
-        let is_news = state.is_urgent || state.waiting.len() == 1 || state.waiting.len() >= GATHERED_MAX;
+        let is_news = state.is_urgent || is_first || state.waiting.len() >= GATHERED_MAX;
         drop(state);
         if is_news {
             self.filled.notify_one();
@@ -244,6 +271,30 @@ impl ChangeQueue {
         let mut state = self.state.lock();
         let later = std::mem::take(&mut state.waiting);
         changes.into_iter().chain(later).for_each(|pending| state.push(pending));
+    }
+
+    /// Takes out the locks that an unlock makes useless: their owner has what it had before, or less, without them, and
+    /// nobody else can have asked for anything that it has without them only. From the last one back to where that is
+    /// not known any more.
+    pub(super) fn take_back(&self, unlock: &SetLock) -> Vec<Pending> {
+        let mut state = self.state.lock();
+        let (mut taken, wanted) = (Vec::new(), unlock.lock.unwrap_or_default());
+        let last = state.waiting.len();
+        for at in (last.saturating_sub(LOOKED_AT)..last).rev() {
+            let Some(set) = state.waiting[at].lock() else { continue };
+            let lock = set.lock.unwrap_or_default();
+            let is_own = (set.inode, set.kind, lock.owner) == (unlock.inode, unlock.kind, wanted.owner);
+            if !is_own || !overlap(&lock, &wanted) || lock.r#type() == LockType::Unlocked {
+                continue;
+            }
+            let is_within = wanted.start <= lock.start && lock.end <= wanted.end;
+            if !is_within || !matches!(state.waiting[at].gain, Some(Gain::All | Gain::More)) {
+                break;
+            }
+            taken.extend(state.waiting.remove(at));
+        }
+        state.is_urgent &= !state.waiting.is_empty();
+        taken
     }
 
     /// Somebody waits for all that is in the queue.
@@ -341,7 +392,7 @@ impl Metadata {
         }
         let context = RequestContext::current();
         let change = match inner.answer_at_once(change, owner, context.as_ref()) {
-            Ok(changed) => return Ok(changed),
+            Ok(answer) => return answer,
             Err(change) => inner.asking_to_hold(change),
         };
         let mut patience = inner.master.timeout();
@@ -409,8 +460,14 @@ impl Inner {
         let (asker, answer) = oneshot::channel();
         let (asker, context) = (Some(asker), RequestContext::current());
         // Before it has its place: what is answered here from now on is about something else.
-        let subject = Some(self.held.ask(self.subject_of(&change)));
-        self.changes.push(Pending { asker, room, context, subject, ..Pending::new(change, owner, deadline) });
+        let subject = Some(self.ask(&change));
+        let asked_lock = match &change {
+            // Of one that waits, whoever waits has said so.
+            Change::SetLock(set) if set.waiter == 0 => self.held.ask_lock(set, Asking::Once),
+            _ => None,
+        };
+        let pending = Pending { asker, room, context, subject, asked_lock, ..Pending::new(change, owner, deadline) };
+        self.changes.push(pending);
         answer
     }
 
@@ -476,10 +533,19 @@ impl Inner {
             return self.was_made(pending, result);
         }
         match &pending.change {
-            Change::Create(_) if result.held => {
+            // What a process before has made is let go of with all that it held.
+            Change::Create(_) if result.held && !pending.is_inherited => {
                 self.held.begin(result.inode, session);
                 self.reserve_inodes();
             }
+            Change::Create(create) if result.errno == 0 && is_named_file(create) => {
+                self.held.was_created(create.parent, result.inode, session);
+            }
+            Change::Rename(_) | Change::Link(_) => {
+                let moved = result.attributes.iter().filter(|attr| attr.kind() != Kind::Directory);
+                moved.for_each(|attr| self.held.strayed(attr.inode));
+            }
+            Change::SetLock(set) => self.held.lock_answered(set, result),
             Change::ReserveInodes(count) if result.errno == 0 => self.held.numbers(result.inode, *count, session),
             Change::ReserveInodes(_) => self.held.no_numbers(),
             Change::LetGoDirectories(let_go) => self.has_let_go(let_go),
@@ -488,9 +554,14 @@ impl Inner {
     }
 }
 
+fn is_named_file(create: &CreateInode) -> bool {
+    create.kind() == Kind::File && create.naming() == Naming::Named
+}
+
 #[cfg(test)]
 mod tests {
-    use cavern_proto::master::{RemoveXattr, SetXattr};
+    use cavern_proto::master::{Lock, LockKind, RemoveXattr, SetXattr};
+    use futures::FutureExt;
 
     use super::*;
 
@@ -513,6 +584,68 @@ mod tests {
         let huge = SetXattr { value: vec![0; 1 << 20].into(), ..SetXattr::default() };
         queue.push(pending(Change::SetXattr(huge)));
         assert_eq!((queue.take().len(), queue.take().len()), (1, 0));
+    }
+
+    fn lock(owner: u64, r#type: LockType, start: u64, end: u64) -> SetLock {
+        let lock = Lock { owner, r#type: r#type.into(), start, end, ..Lock::default() };
+        SetLock { inode: 5, kind: LockKind::Posix.into(), lock: Some(lock), ..SetLock::default() }
+    }
+
+    #[test]
+    fn an_unlock_takes_back_what_nobody_needs_without_it() {
+        let queue = ChangeQueue::default();
+        let push = |set: SetLock, gain: Gain| {
+            let predicted = Some(Box::default());
+            queue.push(Pending { gain: Some(gain), predicted, ..pending(Change::SetLock(set)) });
+        };
+        let taken = |unlock: SetLock| -> Vec<(u64, u64)> {
+            let taken = queue.take_back(&unlock);
+            taken.iter().filter_map(|one| one.lock()?.lock).map(|lock| (lock.start, lock.end)).collect()
+        };
+        let unlock = |owner, start, end| lock(owner, LockType::Unlocked, start, end);
+        push(lock(1, LockType::Shared, 0, 4), Gain::All);
+        push(lock(2, LockType::Shared, 0, 4), Gain::All);
+        push(lock(1, LockType::Exclusive, 10, 19), Gain::All);
+        push(lock(1, LockType::Exclusive, 5, 9), Gain::More);
+        assert_eq!(taken(SetLock { kind: LockKind::Flock.into(), ..unlock(1, 0, 99) }), []);
+        assert_eq!(taken(SetLock { inode: 6, ..unlock(1, 0, 99) }), []);
+        assert_eq!(taken(unlock(1, 10, 15)), [], "the rest is needed");
+        assert_eq!(taken(unlock(1, 10, 19)), [(10, 19)]);
+        assert_eq!(taken(unlock(1, 0, 30)), [(5, 9), (0, 4)]);
+        // What gives something up lets others have it: what was before stays as well.
+        push(lock(2, LockType::Exclusive, 0, 4), Gain::More);
+        push(lock(2, LockType::Shared, 0, 2), Gain::Other);
+        push(lock(2, LockType::Exclusive, 6, 8), Gain::All);
+        assert_eq!(taken(unlock(2, 0, 99)), [(6, 8)]);
+        assert_eq!(queue.state.lock().waiting.len(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_after_something_that_was_taken_back_is_sent_in_time() {
+        let queue = ChangeQueue::default();
+        let push = || {
+            let predicted = Some(Box::default());
+            let set = lock(1, LockType::Exclusive, 0, 9);
+            queue.push(Pending { gain: Some(Gain::All), predicted, ..pending(Change::SetLock(set)) });
+        };
+        let is_told = || queue.filled.notified().now_or_never().is_some();
+        push();
+        assert!(is_told(), "whoever sends waits for that");
+        let due = queue.due().unwrap();
+        assert_eq!(queue.take_back(&lock(1, LockType::Unlocked, 0, 9)).len(), 1);
+        tokio::time::advance(GATHER / 2).await;
+        push();
+        assert!(!is_told() && queue.due() == Some(due), "it comes back by itself");
+        assert_eq!(queue.take().len(), 0);
+        tokio::time::advance(GATHER / 2).await;
+        assert_eq!((queue.take().len(), queue.due()), (1, None));
+        push();
+        assert!(is_told());
+        queue.take_back(&lock(1, LockType::Unlocked, 0, 9));
+        tokio::time::advance(GATHER).await;
+        assert_eq!((queue.take().len(), queue.due()), (0, None));
+        push();
+        assert!(is_told(), "it has looked, and found nothing");
     }
 
     #[tokio::test]

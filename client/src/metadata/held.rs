@@ -12,9 +12,11 @@
 //! the next fsync(2) or close(2) of whatever it was about.
 
 mod answer;
+mod answer_lock;
+mod known_locks;
 mod predict;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,6 +34,9 @@ use super::cache::Found;
 use super::changes::Pending;
 use super::{Inner, Metadata};
 use crate::error::ClientError;
+pub(super) use answer_lock::AskedLock;
+use known_locks::KnownLocks;
+pub(super) use known_locks::{Asking, Gain};
 
 /// Directories held at most; the master has room for some more.
 const HELD_MAX: usize = 50_000;
@@ -75,9 +80,13 @@ struct State {
     answered: HashMap<u64, u32>,
     /// The same of those that were asked for and have no answer.
     asked: HashMap<u64, u32>,
-    /// Changes that were answered, ever, and those of them that are made or lost. They become so in their order.
+    /// Of these, those that take names from what is there, or give it others.
+    moving: HashMap<u64, u32>,
+    /// Locks of what is in the directories.
+    locks: KnownLocks,
+    /// Changes that were answered, ever, and those of them that are neither made nor lost nor undone.
     begun: u64,
-    done: u64,
+    unmade: BTreeSet<u64>,
     /// How many had begun with the last of them that was about more than the bytes of a file that the session holds.
     named: u64,
     /// Why something that was answered is lost, by what it was about.
@@ -110,26 +119,34 @@ impl Numbers {
 pub(super) struct Subject {
     held: Arc<HeldDirectories>,
     inodes: Vec<u64>,
-    is_answered: bool,
+    /// Which of all that were answered; `None` for one that is asked for.
+    number: Option<u64>,
+    /// It takes names from what is there, or gives it others.
+    is_moving: bool,
 }
 
 impl HeldDirectories {
     /// A change is about to be asked for: nothing that it is about is answered here before its answer.
-    pub(super) fn ask(self: &Arc<Self>, inodes: Vec<u64>) -> Subject {
+    pub(super) fn ask(self: &Arc<Self>, inodes: Vec<u64>, is_moving: bool) -> Subject {
         let mut state = self.state.lock();
         inodes.iter().for_each(|inode| *state.asked.entry(*inode).or_default() += 1);
-        Subject { held: self.clone(), inodes, is_answered: false }
+        if is_moving {
+            inodes.iter().for_each(|inode| *state.moving.entry(*inode).or_default() += 1);
+        }
+        Subject { held: self.clone(), inodes, number: None, is_moving }
     }
 
-    /// The same of one that is being answered; whether it is about bytes alone.
+    /// The same of one that is being answered; whether it is about bytes or locks alone.
     fn answer(self: &Arc<Self>, state: &mut State, inodes: Vec<u64>, is_overwrite: bool) -> Subject {
         inodes.iter().for_each(|inode| *state.answered.entry(*inode).or_default() += 1);
+        let number = state.begun;
         state.begun += 1;
+        state.unmade.insert(number);
         if !is_overwrite {
             state.named = state.begun;
         }
         self.unmade.fetch_add(1, Ordering::Release);
-        Subject { held: self.clone(), inodes, is_answered: true }
+        Subject { held: self.clone(), inodes, number: Some(number), is_moving: false }
     }
 
     /// The master says that the session holds a directory that it has made.
@@ -148,6 +165,7 @@ impl HeldDirectories {
         state.follow(session);
         let numbers = &mut state.numbers;
         (numbers.next, numbers.are_asked_for) = (first..first + u64::from(count), false);
+        state.locks.numbers(first, count);
     }
 
     /// They were not given.
@@ -182,8 +200,8 @@ impl HeldDirectories {
         loss
     }
 
-    /// Completes when everything that was answered by now is made or lost. Not bounded: what was answered is sent until
-    /// the session is over.
+    /// Completes when everything that was answered by now is made, lost or undone. Not bounded: what was answered is
+    /// sent until the session is over.
     async fn all_made(&self) {
         let begun = self.state.lock().begun;
         self.made_up_to(begun).await;
@@ -194,7 +212,7 @@ impl HeldDirectories {
             let made = self.made.notified();
             tokio::pin!(made);
             made.as_mut().enable();
-            if self.state.lock().done >= begun {
+            if !self.state.lock().has_unmade(begun) {
                 return;
             }
             made.await;
@@ -211,6 +229,7 @@ impl State {
             self.recalled.clear();
             self.numbers = Numbers::default();
             self.of_files.clear();
+            self.locks.clear();
         }
     }
 
@@ -228,6 +247,22 @@ impl State {
         // 0: about anything.
         self.asked.is_empty()
             || !self.asked.contains_key(&0) && inodes.iter().all(|inode| !self.asked.contains_key(inode))
+    }
+
+    /// Whether any of so many that have begun is not made.
+    fn has_unmade(&self, begun: u64) -> bool {
+        self.unmade.first().is_some_and(|first| *first < begun)
+    }
+
+    /// How many are waited for until all are made that are about more than bytes; `None` when they are.
+    fn named_unmade(&self) -> Option<u64> {
+        self.has_unmade(self.named).then_some(self.named)
+    }
+
+    /// Whether these are where they are known to be, and will be.
+    fn is_in_place(&self, inodes: &[u64]) -> bool {
+        self.moving.is_empty()
+            || !self.moving.contains_key(&0) && inodes.iter().all(|inode| !self.moving.contains_key(inode))
     }
 }
 
@@ -252,20 +287,26 @@ impl Subject {
 impl Drop for Subject {
     fn drop(&mut self) {
         let mut state = self.held.state.lock();
-        let counts = if self.is_answered { &mut state.answered } else { &mut state.asked };
-        for inode in &self.inodes {
-            if let Some(count) = counts.get_mut(inode) {
-                *count -= 1;
-                if *count == 0 {
-                    counts.remove(inode);
-                }
-            }
+        less(if self.number.is_some() { &mut state.answered } else { &mut state.asked }, &self.inodes);
+        if self.is_moving {
+            less(&mut state.moving, &self.inodes);
         }
-        if self.is_answered {
-            state.done += 1;
+        if let Some(number) = self.number {
+            state.unmade.remove(&number);
             drop(state);
             self.held.unmade.fetch_sub(1, Ordering::Release);
             self.held.made.notify_waiters();
+        }
+    }
+}
+
+fn less(counts: &mut HashMap<u64, u32>, inodes: &[u64]) {
+    for inode in inodes {
+        if let Some(count) = counts.get_mut(inode) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(inode);
+            }
         }
     }
 }
@@ -287,10 +328,7 @@ impl Metadata {
     /// Those of [`Self::settle`].
     pub(crate) async fn settle_names(&self, inode: u64) -> Result<(), ClientError> {
         let (inner, held) = (&self.inner, &self.inner.held);
-        let named = {
-            let state = held.state.lock();
-            (state.done < state.named).then_some(state.named)
-        };
+        let named = held.state.lock().named_unmade();
         if let Some(named) = named {
             inner.changes.hurry();
             let made = tokio::time::timeout(inner.master.timeout(), held.made_up_to(named));
@@ -448,7 +486,7 @@ impl Inner {
 
     /// What a change that is asked for is about: directories whose names it changes, and inodes with the directory that
     /// each is in. 0 for what is not known.
-    pub(super) fn subject_of(&self, change: &Change) -> Vec<u64> {
+    fn subject_of(&self, change: &Change) -> Vec<u64> {
         let with_place = |inode: u64| {
             let parent = self.cache.node(inode).map_or(0, |node| node.parent);
             [inode, parent]
@@ -482,6 +520,12 @@ impl Inner {
             | Change::ReserveInodes(_)
             | Change::LetGoDirectories(_) => Vec::new(),
         }
+    }
+
+    /// A change is asked for: what it is about.
+    pub(super) fn ask(&self, change: &Change) -> Subject {
+        let is_moving = matches!(change, Change::Link(_) | Change::Remove(_) | Change::Rename(_));
+        self.held.ask(self.subject_of(change), is_moving)
     }
 
     /// A change as it is asked for: whoever makes a directory wants to hold it, if there is a successor who could
@@ -539,11 +583,14 @@ mod tests {
     #[tokio::test]
     async fn what_is_answered_is_waited_for_and_what_is_asked_for_makes_the_rest_uncertain() {
         let held = Arc::new(HeldDirectories::default());
-        let asked = held.ask(vec![5, 6]);
+        let asked = held.ask(vec![5, 6], false);
         assert!(held.state.lock().is_certain(&[7]) && !held.state.lock().is_certain(&[7, 6]));
-        let anything = held.ask(vec![0]);
-        assert!(!held.state.lock().is_certain(&[7]));
-        drop((asked, anything));
+        let anything = held.ask(vec![0], false);
+        assert!(!held.state.lock().is_certain(&[7]) && held.state.lock().is_in_place(&[5, 7]));
+        let moving = held.ask(vec![7], true);
+        assert!(!held.state.lock().is_in_place(&[5, 7]) && held.state.lock().is_in_place(&[5]));
+        drop((asked, anything, moving));
+        assert!(held.state.lock().moving.is_empty());
         assert!(held.state.lock().is_certain(&[5]) && held.state.lock().asked.is_empty());
         held.all_made().await;
         let [first, second] = [vec![5], vec![5, 6]].map(|inodes| held.answer(&mut held.state.lock(), inodes, false));
@@ -554,6 +601,10 @@ mod tests {
         };
         first.lose("the session is over");
         drop(first);
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        // One that came later is over before: it was undone.
+        drop(held.answer(&mut held.state.lock(), Vec::new(), true));
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
         drop(second);
@@ -568,10 +619,7 @@ mod tests {
         let held = Arc::new(HeldDirectories::default());
         let answer = |is_overwrite| held.answer(&mut held.state.lock(), vec![5], is_overwrite);
         let [named, bytes] = [answer(false), answer(true)];
-        let waited_for = || {
-            let state = held.state.lock();
-            (state.done < state.named).then_some(state.named)
-        };
+        let waited_for = || held.state.lock().named_unmade();
         assert_eq!(waited_for(), Some(1));
         drop(named);
         assert_eq!(waited_for(), None);

@@ -7,11 +7,15 @@
 //! Locks end with the session. An owner that had one gets `EIO` when it locks or unlocks that file, until it has
 //! unlocked or closed it. What a closed file leaves locked is unlocked sooner or later: with the first attempt, or when
 //! events of the master arrive again, but never after the same owner has locked anything of that file anew.
+//!
+//! Where nobody but this session can have a lock, requests that need not wait are answered here, as other changes are
+//! (`held`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use cavern_net::master::Stubs;
+use cavern_proto::locks::LAST_BYTE;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{GetLockRequest, Lock, LockKind, LockType, SetLock};
 use futures::FutureExt;
@@ -22,13 +26,22 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::changes::Answer;
+use super::changes::{Answer, Changed};
+use super::held::Asking;
 use super::{Inner, Metadata};
 use crate::error::ClientError;
-use crate::journal::EPOCH_BITS;
+use crate::journal::{EPOCH_BITS, RequestContext};
 
 /// The last byte of a lock that reaches to the end of the file, whatever its length.
-pub const LOCK_TO_END: u64 = i64::MAX as u64;
+pub const LOCK_TO_END: u64 = LAST_BYTE;
+
+/// Who has answered a request for a lock, or an unlock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnsweredBy {
+    /// No other host can have locked the file before, or changed anything under a lock of it.
+    Us,
+    Master,
+}
 
 /// An owner and a file that it has locked.
 type Key = (u64, i32, u64);
@@ -150,6 +163,14 @@ impl Locks {
         Ok(())
     }
 
+    /// What an owner had locked is lost, though the session is not.
+    pub(super) fn lost(&self, set: &SetLock) {
+        let owner = set.lock.unwrap_or_default().owner;
+        if let Some(session) = self.owners.lock().get_mut(&(set.inode, set.kind, owner)) {
+            *session = u64::MAX;
+        }
+    }
+
     /// The owner has locked something, or unlocked all that it had.
     fn made(&self, key: Key, lock: &Lock, session: u64) -> Result<(), ClientError> {
         let mut owners = self.owners.lock();
@@ -173,7 +194,7 @@ impl Locks {
 impl Metadata {
     /// Locks bytes of a file of an fs-mode mount for an owner of this host, or unlocks them. `EAGAIN` when they are
     /// locked by somebody else, `LocksLost` when the owner's locks of the file ended with an earlier session.
-    pub async fn set_lock(&self, inode: u64, kind: LockKind, lock: Lock) -> Result<(), ClientError> {
+    pub async fn set_lock(&self, inode: u64, kind: LockKind, lock: Lock) -> Result<AnsweredBy, ClientError> {
         let inner = &self.inner;
         let key = key(inode, kind, &lock);
         self.flush_unlocks_of(key).await?;
@@ -189,13 +210,34 @@ impl Metadata {
         kind: LockKind,
         lock: Lock,
         give_up: &CancellationToken,
-    ) -> Result<(), ClientError> {
+    ) -> Result<AnsweredBy, ClientError> {
         let inner = &self.inner;
         let key = key(inode, kind, &lock);
         self.flush_unlocks_of(key).await?;
         inner.locks.begin(key, lock.r#type(), inner.lease.session())?;
-        let place = inner.locks.place(inner.earlier_waiter());
-        let set = SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: place.number, wait: true };
+        let set = SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false };
+        let earlier = inner.earlier_waiter();
+        if let (None, Some(Ok(made))) = (earlier, inner.answer_lock_at_once(set)) {
+            return self.lock_made(&set, &made).await;
+        }
+        // Until it has been told what became of it, nothing is certain of the locks of this file.
+        let asked = inner.held.ask_lock(&set, Asking::Waiting);
+        let made = self.wait_in_line(set, inner.locks.place(earlier), give_up).await;
+        if let Some(asked) = asked {
+            asked.end();
+        }
+        made
+    }
+
+    /// Waits for a lock at the master, at a place of its own.
+    async fn wait_in_line(
+        &self,
+        set: SetLock,
+        place: Waiter<'_>,
+        give_up: &CancellationToken,
+    ) -> Result<AnsweredBy, ClientError> {
+        let (inner, lock) = (&self.inner, set.lock.unwrap_or_default());
+        let set = SetLock { waiter: place.number, wait: true, ..set };
         let mut is_queued = false;
         loop {
             match self.send_lock(set).await {
@@ -218,7 +260,9 @@ impl Metadata {
             };
             match event {
                 LockEvent::Granted(session) if session == inner.lease.session() => {
-                    return inner.locks.made(key, &lock, session);
+                    inner.held.lock_granted(&set);
+                    inner.locks.made(key(set.inode, set.kind(), &lock), &lock, session)?;
+                    return Ok(AnsweredBy::Master);
                 }
                 LockEvent::Granted(_) | LockEvent::Resend => {}
             }
@@ -236,16 +280,23 @@ impl Metadata {
         }
     }
 
-    async fn send_lock(&self, set: SetLock) -> Result<(), ClientError> {
-        let lock = set.lock.unwrap_or_default();
+    async fn send_lock(&self, set: SetLock) -> Result<AnsweredBy, ClientError> {
         let made = self.change(Change::SetLock(set), 0, 0).await?;
+        self.lock_made(&set, &made).await
+    }
+
+    async fn lock_made(&self, set: &SetLock, made: &Changed) -> Result<AnsweredBy, ClientError> {
+        let lock = set.lock.unwrap_or_default();
         self.inner.locks.made(key(set.inode, set.kind(), &lock), &lock, made.session)?;
+        if made.answered_here {
+            return Ok(AnsweredBy::Us);
+        }
         // What others did before they unlocked is known here when we have locked. (A grant that is waited for is an
         // event itself.)
         if lock.r#type() != LockType::Unlocked && !self.inner.lease.catch_up(made.event_seq).await {
             tracing::warn!(inode = set.inode, "a lock was got before the changes of others were known");
         }
-        Ok(())
+        Ok(AnsweredBy::Master)
     }
 
     /// An owner had locked something of a file in the process before this one, whose session that was.
@@ -253,11 +304,19 @@ impl Metadata {
         self.inner.locks.owners.lock().insert((inode, kind.into(), owner), session);
     }
 
+    /// The same as [`Self::find_lock`] where the master need not be asked.
+    pub fn find_known_lock(&self, inode: u64, kind: LockKind, lock: &Lock) -> Option<Option<Lock>> {
+        self.inner.known_lock_in_way(inode, kind, lock)
+    }
+
     /// The first lock of another owner that keeps this one from being had. What this host closed before is unlocked
     /// before the question.
     pub async fn find_lock(&self, inode: u64, kind: LockKind, lock: Lock) -> Result<Option<Lock>, ClientError> {
+        if let Some(known) = self.find_known_lock(inode, kind, &lock) {
+            return Ok(known);
+        }
         self.inner.unlocks_made(inode, kind).await;
-        self.inner.settled(inode).await?;
+        self.inner.all_settled().await?;
         let session = self.inner.lease.session();
         let request = GetLockRequest { inode, kind: kind.into(), lock: Some(Lock { session, ..lock }) };
         let answer = self
@@ -291,6 +350,9 @@ impl Metadata {
             Some(bytes) => Some(self.inner.owed(inode, kind, owner, bytes)),
         };
         if let Some(mut owed) = owed {
+            if self.inner.answer_lock_at_once(owed.unlock).is_some() {
+                return;
+            }
             let mut all = self.inner.locks.owed.lock();
             self.inner.send_unlock(&mut owed);
             all.push(owed);
@@ -319,6 +381,11 @@ impl Metadata {
 }
 
 impl Inner {
+    /// Makes what need not wait, if that can be answered here.
+    fn answer_lock_at_once(&self, set: SetLock) -> Option<Answer> {
+        self.answer_at_once(Change::SetLock(set), (0, 0), RequestContext::current().as_ref()).ok()
+    }
+
     /// Waits for the answers to the unlocks that are on their way.
     async fn unlocks_made(&self, inode: u64, kind: LockKind) {
         let of_inode = |owed: &&PendingUnlock| (owed.unlock.inode, owed.unlock.kind) == (inode, kind.into());
@@ -331,7 +398,7 @@ impl Inner {
 
     /// A request that waits has come to its end. If the master may not know, and grant a lock that nobody takes, the
     /// session must go.
-    fn no_longer_waiting(&self, answer: &Result<(), ClientError>) {
+    fn no_longer_waiting<T>(&self, answer: &Result<T, ClientError>) {
         if answer.as_ref().is_err_and(is_unanswered) {
             self.lease.abandon();
         }

@@ -103,7 +103,7 @@ impl Inner {
             let (made_ns, unique) = (mutation.made_ns, record.unique);
             // Whoever asked for it counts on what was answered.
             let (is_answered, is_owed) = (mutation.is_answered, mutation.is_answered);
-            let subject = Some(self.held.ask(self.subject_of(&change)));
+            let subject = Some(self.ask(&change));
             let owner = (mutation.uid, mutation.gid);
             let pending = Pending {
                 asker,
@@ -113,6 +113,7 @@ impl Inner {
                 unique,
                 is_answered,
                 is_owed,
+                is_inherited: true,
                 subject,
                 ..Pending::new(change, owner, deadline)
             };

@@ -207,7 +207,7 @@ pub(super) async fn is_empty(ufs: &Ufs, prefix: &str) -> Result<bool, ClientErro
 pub(super) fn changed(node: Option<Arc<Node>>) -> Changed {
     let inode = node.as_ref().map_or(0, |node| node.inode);
     let result = MutationResult { inode, ..MutationResult::default() };
-    Changed { result, node, session: 0, event_seq: 0, listings: Vec::new() }
+    Changed { result, node, session: 0, event_seq: 0, answered_here: false, listings: Vec::new() }
 }
 
 pub(super) fn refuse<T>(errno: Errno, reason: String) -> Result<T, ClientError> {

@@ -16,7 +16,7 @@ impl Inner {
             return reply.error(libc::EOPNOTSUPP);
         }
         let this = Arc::clone(self);
-        reply.run_until_interrupted(move |reply, interrupted| async move {
+        reply.defer_until_interrupted(move |reply, interrupted| async move {
             match to.file.copy_from(&from.file, range.from, range.to, range.length, &interrupted).await {
                 Ok(copied) => reply.copied(copied, range.count),
                 Err(error) => this.failures.answer(reply, "copy_file_range", &error),

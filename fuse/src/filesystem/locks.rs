@@ -16,7 +16,7 @@ mod local;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{ClientError, InvalidationSink, LOCK_TO_END};
+use cavern_client::{AnsweredBy, ClientError, InvalidationSink, LOCK_TO_END};
 use cavern_proto::master::{Lock, LockKind, LockType};
 use rustix::io::Errno;
 use tokio::time::Instant;
@@ -104,6 +104,11 @@ impl Inner {
                 return reply.lock(found(None, request.lock));
             }
             let (this, inode) = (Arc::clone(this), node.inode);
+            let known = this.client.metadata().find_known_lock(inode, kind_of(&request), &lock);
+            if known == Some(None) {
+                return reply.lock(found(None, request.lock));
+            }
+            // It may be of what is closed already.
             reply.defer(move |reply| async move {
                 match this.find_lock(inode, &request, lock).await {
                     Ok(lock) => reply.lock(found(lock.as_ref(), request.lock)),
@@ -171,13 +176,19 @@ impl Inner {
         if let Some(asked) = asked {
             asked.answered(made.is_ok(), |unlock| self.unlock_soon(inode, unlock));
         }
-        if made.is_ok() {
+        if made? == AnsweredBy::Master {
             self.forget_what_changed().await;
         }
-        made
+        Ok(())
     }
 
-    async fn lock_at_once(&self, inode: u64, handle: u64, kind: LockKind, lock: Lock) -> Result<(), ClientError> {
+    async fn lock_at_once(
+        &self,
+        inode: u64,
+        handle: u64,
+        kind: LockKind,
+        lock: Lock,
+    ) -> Result<AnsweredBy, ClientError> {
         let (mut look, deadline) = (self.locks.descriptions.look(), Instant::now() + RELEASE_LAG);
         loop {
             match self.client.metadata().set_lock(inode, kind, lock).await {

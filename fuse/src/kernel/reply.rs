@@ -88,6 +88,17 @@ impl Reply {
     {
         let interrupted = CancellationToken::new();
         let policy = InterruptPolicy::NotifyTask(interrupted.clone());
+        self.run(policy, InFlight::begin, |reply| work(reply, interrupted));
+    }
+
+    /// The same of what takes long before it first waits: all of it runs elsewhere.
+    pub fn defer_until_interrupted<Work, Task>(self, work: Work)
+    where
+        Work: FnOnce(Self, CancellationToken) -> Task,
+        Task: Future<Output = ()> + Send + 'static,
+    {
+        let interrupted = CancellationToken::new();
+        let policy = InterruptPolicy::NotifyTask(interrupted.clone());
         self.run(policy, InFlight::spawn, |reply| work(reply, interrupted));
     }
 

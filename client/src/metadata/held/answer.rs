@@ -6,11 +6,13 @@ use std::sync::atomic::Ordering;
 use cavern_conf::{Failpoint, host};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Attr, CreateInode, Kind, MutationResult, Naming, RemoveName, RenameMode, RenameName};
+use parking_lot::MutexGuard;
 use tokio::time::Instant;
 
 use super::super::cache::Found;
-use super::super::changes::{Changed, Pending, numbered};
+use super::super::changes::{Answer, Changed, Pending, numbered};
 use super::super::{Inner, Node, check_name};
+use super::answer_lock::LockAnswer;
 use super::{HELD_MAX, State, predict};
 use crate::journal::{ChangeRecord, EPOCH_BITS, RequestContext};
 
@@ -21,7 +23,7 @@ struct Prediction {
     result: MutationResult,
     /// The inodes that it is about, and the directories that these are in: whoever lists one is told of its entries.
     subject: Vec<u64>,
-    /// It says that bytes of a file are others, and nothing else.
+    /// It says that bytes of a file are others, or who has locked some, and nothing else: no sync waits for it.
     is_overwrite: bool,
 }
 
@@ -38,30 +40,41 @@ impl Prediction {
 
 impl Inner {
     /// Answers a change, if all that it is about is held here and its result is certain; else gives it back, to be
-    /// asked for. No I/O but to the journal, no wait.
+    /// asked for. Only a lock may be refused. No I/O but to the journal, no wait.
     pub(in super::super) fn answer_at_once(
         &self,
         change: Change,
         (uid, gid): (u32, u32),
         context: Option<&Arc<RequestContext>>,
-    ) -> Result<Changed, Change> {
-        if !self.held.any.load(Ordering::Acquire) || !self.caching || !self.lease.is_live() {
+    ) -> Result<Answer, Change> {
+        // Mostly so.
+        if !self.held.any.load(Ordering::Acquire) {
             return Err(change);
         }
         let Some(journal) = &self.journal else { return Err(change) };
         let Ok(room) = self.changes.room() else { return Err(change) };
+        // Dropped when the state is not locked any more.
+        let mut undone = Vec::new();
         // One after the other: each is predicted from what the ones before have left.
-        let mut guard = self.held.state.lock();
+        let Some((mut guard, session)) = self.state_that_holds() else { return Err(change) };
         let state = &mut *guard;
-        let session = state.session;
-        if session != self.lease.session() {
-            return Err(change);
+        let mut gain = None;
+        if let Change::SetLock(set) = &change {
+            match self.answer_lock(state, set, &mut undone) {
+                Some(LockAnswer::Made(gained)) => gain = gained,
+                Some(LockAnswer::Now(answer)) => {
+                    self.stats.answered_changes.inc_by(u64::from(answer.is_ok()));
+                    return Ok(*answer);
+                }
+                None => return Err(change),
+            }
         }
         let made_ns = host::wall_ns();
         let Some(predicted) = self.predict(state, &change, (uid, gid), made_ns) else { return Err(change) };
         let unique = context.map_or(0, |context| context.unique());
         let mut pending = Pending { uid, gid, made_ns, room: Some(room), unique, ..Pending::owed(predicted.change) };
         (pending.is_answered, pending.predicted) = (true, Some(Box::new(predicted.result.clone())));
+        pending.gain = gain;
         let order = (journal.epoch() << EPOCH_BITS) + state.begun;
         let record = ChangeRecord { session, unique, order, ..ChangeRecord::default() };
         let Some(slot) = journal.note_change(&record, &numbered(&pending, 0)) else { return Err(change) };
@@ -84,7 +97,17 @@ impl Inner {
             context.keep(slot);
         }
         self.stats.answered_changes.inc();
-        Ok(Changed::new(result, node, session, 0))
+        Ok(Ok(Changed { answered_here: true, ..Changed::new(result, node, session, 0) }))
+    }
+
+    /// What is held, and the session that holds it: nothing while the lease does not live.
+    pub(super) fn state_that_holds(&self) -> Option<(MutexGuard<'_, State>, u64)> {
+        if !self.held.any.load(Ordering::Acquire) || !self.caching || !self.lease.is_live() {
+            return None;
+        }
+        let state = self.held.state.lock();
+        let session = state.session;
+        (session == self.lease.session()).then_some((state, session))
     }
 
     /// What of the change concerns which directories are held.
@@ -98,6 +121,7 @@ impl Inner {
         match change {
             Change::Create(create) if create.kind() == Kind::Directory => drop(state.directories.insert(inode, now)),
             Change::Remove(remove) if remove.directory => drop(state.directories.remove(&inode)),
+            Change::SetLock(set) => state.locks.enter(set),
             _ => {}
         }
     }
@@ -121,6 +145,11 @@ impl Inner {
                 let is_overwrite = (attr.size, attr.allocated) == (before.size, before.allocated);
                 let prediction = Prediction::new(change.clone(), node.inode, vec![attr], &[node.parent]);
                 Some(Prediction { is_overwrite, ..prediction })
+            }
+            // Of which it is known that it is made.
+            Change::SetLock(set) => {
+                let prediction = Prediction::new(change.clone(), set.inode, Vec::new(), &[]);
+                Some(Prediction { is_overwrite: true, ..prediction })
             }
             _ => None,
         }
@@ -233,6 +262,10 @@ impl Inner {
         if result.errno != 0 {
             tracing::warn!("what was answered is not made: {}", result.reason);
             self.stats.lost_changes.inc();
+            if let Change::SetLock(set) = &pending.change {
+                self.held.strayed(set.inode);
+                self.locks.lost(set);
+            }
             return self.forget_change(&pending.change, predicted);
         }
         for attr in &result.attributes {

@@ -247,8 +247,9 @@ impl Descriptions {
                 state.inodes.remove(&handle.inode);
             }
         }
-        drop(state);
+        // Before anybody finds it gone: whoever has met with its locks asks again for one reason or the other.
         self.released.send_modify(|released| *released += 1);
+        drop(state);
     }
 
     /// To be taken before one asks for a lock.
@@ -280,13 +281,13 @@ impl ReleaseWatch<'_> {
         if tokio::time::Instant::now() >= deadline {
             return false;
         }
-        let has_changed = self.released.has_changed().unwrap_or(false);
-        if has_changed {
+        // In this order: what is not closing any more has been released.
+        let is_closing = self.descriptions.has_closing(inode, asking);
+        if self.released.has_changed().unwrap_or(false) {
             self.released.mark_unchanged();
             return true;
         }
-        self.descriptions.has_closing(inode, asking)
-            && matches!(tokio::time::timeout_at(deadline, self.released.changed()).await, Ok(Ok(())))
+        is_closing && matches!(tokio::time::timeout_at(deadline, self.released.changed()).await, Ok(Ok(())))
     }
 }
 

@@ -332,6 +332,29 @@ fn what_a_session_has_answered_for_counts_as_long_as_it_holds_the_directory() {
 }
 
 #[test]
+fn a_lock_that_was_answered_counts_as_long_and_an_unlock_takes_only_what_is_its_own() {
+    let mut bench = Fixture::new();
+    let d = bench.held("d");
+    let file = bench.answered(HOLDER, create(d, "f", Kind::File)).inode;
+    let set = |r#type: LockType, start: u64| {
+        let lock = Lock { r#type: r#type.into(), start, end: start, owner: 1, ..Lock::default() };
+        Change::SetLock(SetLock { inode: file, kind: LockKind::Posix.into(), lock: Some(lock), ..SetLock::default() })
+    };
+    for start in [1, 3] {
+        assert_eq!(bench.answered(HOLDER, set(LockType::Exclusive, start)).errno, 0);
+    }
+    bench.done(HOLDER, let_go(&[d]));
+    bench.done(OTHER, set(LockType::Exclusive, 5));
+    let late = bench.refused("a lock", |bench| bench.answered(HOLDER, set(LockType::Exclusive, 7)));
+    assert_eq!(late.errno, STALE, "{}", late.reason);
+    for start in [1, 5] {
+        assert_eq!(bench.answered(HOLDER, set(LockType::Unlocked, start)).errno, 0);
+    }
+    let held = bench.tables().locks(file, LockKind::Posix).unwrap().held;
+    assert_eq!(held.iter().map(|lock| (lock.session, lock.start)).collect::<Vec<_>>(), [(HOLDER, 3), (OTHER, 5)]);
+}
+
+#[test]
 fn from_the_first_step_of_its_end_a_session_changes_nothing_any_more() {
     const DIRECTORIES: usize = 20;
     let mut bench = Fixture::new();
