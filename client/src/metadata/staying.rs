@@ -1,10 +1,10 @@
 //! Files that stay open for a while when the last program has closed them.
 //!
 //! Whoever opens a file that was there, writes to it and closes it, as one does with a log, mostly does so again. What
-//! is known of the file by then, its blocks, and the master's promise to drop none of them, need not be asked for again
-//! if it has stayed open. Only in directories that the session holds: what stays is let go of before these are. It is as
-//! open as any that a program has open, and is closed when nobody comes back in time, when many others stay, and when it
-//! loses its last name.
+//! is known of the file by then, its blocks, and the master's promise to drop none of them, need not be asked for
+//! again if it has stayed open. Only in directories that the session holds: what stays is let go of before these are.
+//! It is as open as any that a program has open, and is closed when nobody comes back in time, when many others stay,
+//! and when it loses its last name.
 
 use std::any::Any;
 use std::collections::VecDeque;
