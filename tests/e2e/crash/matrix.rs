@@ -123,7 +123,7 @@ fn die_at_all_of(role: &str, storage: Storage) {
         large: false,
         given: 0,
     };
-    let is_elsewhere = |point| OF_SNAPSHOTS.contains(point) || OF_HELD_DIRECTORIES.contains(point);
+    let is_elsewhere = |point: &Failpoint| OF_SNAPSHOTS.contains(point) || OF_HELD_DIRECTORIES.contains(point);
     let is_tried = |point: &Failpoint| point.role() == role && !is_elsewhere(point);
     let mut points: Vec<Failpoint> = Failpoint::ALL.iter().copied().filter(is_tried).collect();
     assert!(points.len() > 9, "{points:?}");

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use rand::rngs::StdRng;
-use rand::{Rng as _, RngCore as _};
+use rand::{Rng as _, RngCore as _, SeedableRng as _};
 
 use crate::bucket::Objects;
 use crate::model::{Names, walk};
