@@ -259,8 +259,8 @@ impl Contents {
 
 impl Drop for FsFile {
     fn drop(&mut self) {
-        if let Some(block) = self.granted.get_mut().take() {
-            self.shared.grants.unused(self.mount.id(), block);
+        if self.granted.get_mut().is_some() {
+            self.shared.grants.unused(self.mount.id());
         }
         match self.state.get_mut().layout.as_ref().map(Layout::version_on_disks) {
             Some(Some(version)) => self.shared.on_disks.insert(self.inode, version),

@@ -35,7 +35,7 @@ impl Contents {
 
     /// Commits what has been written to files that are open.
     pub(crate) async fn commit_all(&self) {
-        let commits = self.uncommitted().into_iter().map(async |file| {
+        let commits = self.uncommitted().into_iter().map(|file| async move {
             if let Err(error) = file.commit_in_background().await {
                 tracing::debug!(inode = file.inode(), "not committed for now: {error}");
             }

@@ -7,9 +7,9 @@
 //! others ([`Metadata::offer_file_number`]).
 //!
 //! How many are asked for follows from how many are used: files that stay empty need none. What is not used for some
-//! seconds goes back to the worker, which also frees by itself what no file has in the end.
+//! seconds goes back to the worker, if its number has gone to no file; the worker frees by itself what no file has.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,8 +46,8 @@ pub(super) struct BlockGrants {
 struct State {
     /// By the numbers of files that are not made yet.
     blocks: HashMap<u64, OpenBlock>,
-    /// Blocks that nobody needs any more.
-    left: Vec<OpenBlock>,
+    /// Those that are too old to be used.
+    lapsed: Vec<(u64, OpenBlock)>,
     mounts: HashMap<u32, Demand>,
 }
 
@@ -81,9 +81,8 @@ impl BlockGrants {
     }
 
     /// A new file has not needed the block that it had.
-    pub(super) fn unused(&self, mount: u32, block: OpenBlock) {
+    pub(super) fn unused(&self, mount: u32) {
         let mut state = self.state.lock();
-        state.left.push(block);
         let demand = state.mounts.entry(mount).or_default();
         demand.ahead = demand.ahead.saturating_sub(UNUSED);
     }
@@ -92,9 +91,9 @@ impl BlockGrants {
     fn begin_asking(&self, mount: u32) -> Option<u32> {
         let mut state = self.state.lock();
         // What is too old to be used makes room, and is not missed by anybody.
-        let lapsed: Vec<_> = state.blocks.extract_if(|_, block| !block.is_reserved()).map(|(_, block)| block).collect();
+        let lapsed: Vec<_> = state.blocks.extract_if(|_, block| !block.is_reserved()).collect();
         let count = u32::try_from(lapsed.len()).unwrap_or(u32::MAX);
-        state.left.extend(lapsed);
+        state.lapsed.extend(lapsed);
         let demand = state.mounts.entry(mount).or_default();
         demand.on_hand = demand.on_hand.saturating_sub(count);
         let lacking = demand.ahead.saturating_sub(demand.on_hand);
@@ -120,12 +119,13 @@ impl BlockGrants {
         }
     }
 
-    /// What is to go back to the workers: blocks that nobody needs any more, and those of mounts in which no file has
-    /// needed one for so long. Nothing is asked for there until one does.
-    fn take_idle(&self, after: Duration) -> Vec<OpenBlock> {
+    /// Blocks that may go back to the workers, with the numbers of the files that they were for: those that have
+    /// lapsed, and those of mounts in which no file has needed one for so long. Nothing is asked for there until one
+    /// does.
+    fn take_idle(&self, after: Duration) -> Vec<(u64, OpenBlock)> {
         let mut state = self.state.lock();
-        let State { blocks, left, mounts } = &mut *state;
-        let mut taken = std::mem::take(left);
+        let State { blocks, lapsed, mounts } = &mut *state;
+        let mut taken = std::mem::take(lapsed);
         if blocks.is_empty() {
             return taken;
         }
@@ -136,7 +136,7 @@ impl BlockGrants {
         for mount in &idle {
             mounts.remove(mount);
         }
-        taken.extend(blocks.extract_if(|_, block| idle.contains(&block.name.mount_id)).map(|(_, block)| block));
+        taken.extend(blocks.extract_if(|_, block| idle.contains(&block.name.mount_id)));
         taken
     }
 
@@ -161,10 +161,17 @@ impl Contents {
 }
 
 impl Contents {
-    /// Gives workers back the blocks of mounts in which no file has needed one for so long.
+    /// Gives workers back the blocks of mounts in which no file has needed one for so long. A block is named by the
+    /// number of its file: only one whose number no file has, nor ever will have, can go.
     pub(crate) async fn return_blocks(&self, after: Duration) {
+        let idle = self.shared.grants.take_idle(after);
+        if idle.is_empty() {
+            return;
+        }
+        let numbers: HashSet<u64> = idle.iter().map(|(number, _)| *number).collect();
+        let withdrawn = self.shared.metadata.withdraw_file_numbers(&numbers);
         let mut at_workers: HashMap<u64, Vec<BlockRef>> = HashMap::new();
-        for block in self.shared.grants.take_idle(after) {
+        for (_, block) in idle.iter().filter(|(number, _)| withdrawn.contains(number)) {
             for worker in block.workers() {
                 at_workers.entry(worker).or_default().push(block.name.clone());
             }
@@ -223,7 +230,7 @@ mod tests {
         (0..100).for_each(|_| grants.used(1));
         assert_eq!(grants.begin_asking(1), Some(AHEAD_MAX));
         grants.end_asking(1, AHEAD_MAX);
-        (0..4).for_each(|_| grants.unused(1, block(9, 1)));
+        (0..4).for_each(|_| grants.unused(1));
         assert_eq!(grants.begin_asking(1), None, "files that stay empty need none");
     }
 
@@ -236,7 +243,7 @@ mod tests {
     async fn what_nobody_needs_goes_back_to_the_workers() {
         let grants = BlockGrants::default();
         let mounts_of = |after| {
-            let mut mounts: Vec<u32> = grants.take_idle(after).iter().map(|block| block.name.mount_id).collect();
+            let mut mounts: Vec<u32> = grants.take_idle(after).iter().map(|(_, block)| block.name.mount_id).collect();
             mounts.sort_unstable();
             mounts
         };
@@ -248,8 +255,6 @@ mod tests {
         }
         grants.end_asking(1, 0);
         assert!(mounts_of(idle).is_empty());
-        grants.unused(1, block(2, 1));
-        assert_eq!(mounts_of(idle), [1], "of a file that stayed empty");
         tokio::time::advance(idle).await;
         assert!(grants.take(10, 1).is_some());
         assert_eq!(mounts_of(idle), [1], "of the other mount more are being asked for");

@@ -400,6 +400,16 @@ impl Metadata {
         }
     }
 
+    /// Takes back the offer of these numbers; gives those that no file has, nor ever will have.
+    pub(crate) fn withdraw_file_numbers(&self, numbers: &HashSet<u64>) -> HashSet<u64> {
+        let mut state = self.inner.held.state.lock();
+        let mut withdrawn = HashSet::new();
+        for offered in state.of_files.values_mut() {
+            offered.retain(|number| !numbers.contains(number) || !withdrawn.insert(*number));
+        }
+        withdrawn
+    }
+
     /// Lets go of directories in which nothing is changed any more, until `stop`.
     pub(crate) async fn let_go_of_idle(&self, stop: CancellationToken) {
         let work = async {

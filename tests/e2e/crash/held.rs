@@ -117,7 +117,6 @@ impl Working {
 }
 
 #[test]
-#[ignore = "a write after the death of a daemon may find its block freed (NO_SUCH_BLOCK), and fails"]
 fn a_daemon_dies_at_each_of_its_points_and_nobody_notices() {
     let mounts = Mounts::up();
     let cluster = &mounts.cluster;
