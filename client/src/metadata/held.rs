@@ -632,7 +632,8 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
         // One that came later is over before: it was undone.
-        drop(held.answer(&mut held.state.lock(), Vec::new(), true));
+        let undone = held.answer(&mut held.state.lock(), Vec::new(), true);
+        drop(undone);
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
         drop(second);
