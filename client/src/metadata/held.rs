@@ -73,6 +73,8 @@ struct State {
     directories: HashMap<u64, Instant>,
     /// Recalled before the answer that says that they are held.
     recalled: HashSet<u64>,
+    /// How often all are being let go of: what was asked for before is not held, though the answer says so.
+    letting_go: u32,
     numbers: Numbers,
     /// Numbers that files of a mount are to have before others.
     of_files: HashMap<u32, VecDeque<u64>>,
@@ -157,7 +159,8 @@ impl HeldDirectories {
     pub(super) fn begin(&self, directory: u64, session: u64) {
         let mut state = self.state.lock();
         state.follow(session);
-        if !state.recalled.remove(&directory) && state.directories.len() < HELD_MAX {
+        let is_let_go = state.recalled.remove(&directory) || state.letting_go > 0;
+        if !is_let_go && state.directories.len() < HELD_MAX {
             state.directories.insert(directory, Instant::now());
             self.any.store(true, Ordering::Release);
         }
@@ -228,6 +231,9 @@ impl State {
     /// What belongs to another session is nobody's any more.
     fn follow(&mut self, session: u64) {
         if self.session != session {
+            if self.session != 0 {
+                self.letting_go = 0;
+            }
             self.session = session;
             self.directories.clear();
             self.recalled.clear();
@@ -444,7 +450,7 @@ impl Inner {
     pub(super) fn recalled(&self, directory: u64) {
         self.end_stays();
         if directory == 0 {
-            return self.let_go_of(|_, _| true);
+            return self.let_go_of_all();
         }
         let now = Instant::now();
         let is_held = self.held.state.lock().directories.contains_key(&directory);
@@ -470,8 +476,13 @@ impl Inner {
         }
     }
 
-    /// Lets go of what the process before had held: it is not known here what is in it.
-    pub(super) fn let_go_of_inherited(&self) {
+    /// Lets go of everything, whether it is known here or not: the process before may have held it, or the one that led
+    /// before may have said so.
+    pub(super) fn let_go_of_all(&self) {
+        let mut state = self.held.state.lock();
+        state.directories.clear();
+        self.held.any.store(false, Ordering::Release);
+        state.letting_go += 1;
         self.push_let_go(LetGoDirectories { directories: Vec::new(), all: true });
     }
 
@@ -496,6 +507,9 @@ impl Inner {
     /// The session has let go of them, and knows of every directory that it made before whether it holds it.
     pub(super) fn has_let_go(&self, let_go: &LetGoDirectories) {
         let mut state = self.held.state.lock();
+        if let_go.all {
+            state.letting_go = state.letting_go.saturating_sub(1);
+        }
         for directory in &let_go.directories {
             state.recalled.remove(directory);
         }
@@ -595,6 +609,24 @@ mod tests {
         held.numbers(1, NUMBERS, 1);
         held.begin(5, 2);
         assert!(held.state.lock().numbers.take().is_none(), "those of another session");
+    }
+
+    #[test]
+    fn what_was_asked_for_before_all_was_let_go_of_is_not_held() {
+        let held = HeldDirectories::default();
+        held.state.lock().letting_go = 1;
+        held.begin(5, 1);
+        assert!(held.state.lock().directories.is_empty(), "the first session goes on from a process before");
+        held.state.lock().letting_go = 0;
+        held.begin(6, 1);
+        assert!(held.state.lock().directories.contains_key(&6));
+        held.state.lock().letting_go = 1;
+        held.begin(7, 2);
+        assert_eq!(
+            held.state.lock().directories.keys().collect::<Vec<_>>(),
+            [&7],
+            "another session lets go of nothing"
+        );
     }
 
     #[test]

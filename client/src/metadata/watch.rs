@@ -345,8 +345,13 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             *lease = Duration::from_millis(u64::from(reset.lease_ms)).max(Duration::from_millis(100));
             inner.tables.set_cluster_id(&reset.cluster_id);
             inner.tables.everything_changed();
+            let before = inner.lease.session();
             inner.lease.begin(reset.session);
-            inner.held.end();
+            match before == reset.session {
+                // What is cached of them goes, and the master has it that they are held.
+                true => inner.let_go_of_all(),
+                false => inner.held.end(),
+            }
             if let Some(journal) = &inner.journal {
                 journal.note_session(reset.session);
             }

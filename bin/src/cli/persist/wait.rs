@@ -36,7 +36,8 @@ impl Wait {
     pub async fn run(mut self, timeout: Option<Duration>) -> Result<(), CliError> {
         let began = Instant::now();
         let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
-        let first = self.ask(0).await?;
+        let settling = timeout.map_or(SETTLE_TIMEOUT, |timeout| timeout.min(SETTLE_TIMEOUT));
+        let first = self.ask(0, settling).await?;
         // What is changed from here on is not waited for.
         let up_to = first.change;
         let mut view = BacklogView::new(&self.path, first);
@@ -60,7 +61,7 @@ impl Wait {
                 )));
             }
             tokio::time::sleep(POLL_PERIOD).await;
-            let status = self.ask(up_to).await?;
+            let status = self.ask(up_to, ANSWER_TIMEOUT).await?;
             view = BacklogView::new(&self.path, status);
         }
         drop(progress);
@@ -72,12 +73,11 @@ impl Wait {
     }
 
     /// The backlog of changes up to a number, from the first master that answers within [`MASTER_PATIENCE`].
-    async fn ask(&mut self, up_to_change: u64) -> Result<PersistStatus, CliError> {
+    async fn ask(&mut self, up_to_change: u64, patience: Duration) -> Result<PersistStatus, CliError> {
         let mut away: Option<Instant> = None;
         loop {
             // Clients bring what they have answered, and one that is cut off is waited for.
             let settle = up_to_change == 0;
-            let patience = if settle { SETTLE_TIMEOUT } else { ANSWER_TIMEOUT };
             let request = PersistStatusRequest { path: self.path.clone(), up_to_change, settle };
             let answer = tokio::time::timeout(patience, self.connection.cluster.get_persist_status(request));
             let cause = match answer.await {

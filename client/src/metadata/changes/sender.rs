@@ -127,7 +127,7 @@ impl Sender {
         (self.session, self.used) = journal.session();
         let (calls, unsent) = self.inner.earlier_changes(journal);
         self.inner.changes.push_front(unsent);
-        self.inner.let_go_of_inherited();
+        self.inner.let_go_of_all();
         self.answered = calls.first().map_or(self.used, |call| call.first - 1);
         let mark = self.inner.recent.mark();
         let call = |EarlierCall { first, changes }| Call { changes, first, mark, is_sent: false, was_sent: true };
