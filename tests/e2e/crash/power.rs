@@ -78,7 +78,6 @@ fn end_all(status: &Status) {
 }
 
 #[test]
-#[ignore = "a file that was not synced may be left without its block, and reading it fails: seed 11"]
 fn a_host_that_loses_its_power_keeps_what_was_synced_and_the_order_of_the_rest() {
     let seed = number("CAVERN_SEED", 7);
     let mut random = StdRng::seed_from_u64(seed);
