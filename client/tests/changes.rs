@@ -104,7 +104,9 @@ async fn a_change_leaves_the_caches_as_the_master_has_it() {
     metadata.change(Change::Rename(rename), 0, 0).await.unwrap();
     assert_eq!((cached(&client, "a"), cached(&client, "b")), (Some(0), Some(node.inode)));
     assert!(metadata.cached_node(replaced).is_none());
-    assert!(metadata.cached_dir_page(MOUNT_ROOT, b"", 10).is_none());
+    let listed = metadata.cached_dir_page(MOUNT_ROOT, b"", 10).unwrap();
+    let listed: Vec<_> = listed.entries.iter().map(|entry| (&*entry.name, entry.inode)).collect();
+    assert_eq!(listed, [(&b"b"[..], node.inode)]);
 
     let remove = RemoveName { parent: MOUNT_ROOT, name: "b".into(), directory: true };
     metadata.change(Change::Remove(remove.clone()), 0, 0).await.unwrap();

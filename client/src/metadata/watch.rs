@@ -347,10 +347,11 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.tables.everything_changed();
             let before = inner.lease.session();
             inner.lease.begin(reset.session);
-            match before == reset.session {
+            if before == reset.session && inner.holds_directories {
                 // What is cached of them goes, and the master has it that they are held.
-                true => inner.let_go_of_all(),
-                false => inner.held.end(),
+                inner.let_go_of_all();
+            } else {
+                inner.held.end();
             }
             if let Some(journal) = &inner.journal {
                 journal.note_session(reset.session);
