@@ -151,16 +151,16 @@ impl BlockGrants {
 impl Contents {
     /// Sees to it that files which are about to be made in a mount find their blocks.
     pub(super) fn prepare_blocks(&self, mount: &Arc<MountView>) {
-        if mount.replicas() != 1 {
+        let pool = &self.shared.pool;
+        let has_local = || pool.placement().workers().iter().any(|worker| pool.known_route(worker.id) == Route::Local);
+        if mount.replicas() != 1 || !has_local() {
             return;
         }
         let Some(count) = self.shared.grants.begin_asking(mount.id()) else { return };
         let (shared, mount) = (self.shared.clone(), mount.clone());
         self.shared.runtime.spawn(async move { shared.ask_for_blocks(&mount, count).await });
     }
-}
 
-impl Contents {
     /// Gives workers back the blocks of mounts in which no file has needed one for so long. A block is named by the
     /// number of its file: only one whose number no file has, nor ever will have, can go.
     pub(crate) async fn return_blocks(&self, after: Duration) {
@@ -190,9 +190,13 @@ impl Shared {
         let lacking = count.saturating_sub(u32::try_from(numbers.len()).unwrap_or(u32::MAX));
         let asked = numbers.into_iter().map(async |number| {
             let block = self.ask_for_block(mount, number).await;
+            let has_block = block.is_some();
             self.grants.answered(mount.id(), number, block);
-            // A file can have it in any case.
-            self.metadata.offer_file_number(session, mount.id(), number);
+            // One without a block is given up: the master takes numbers for a while only, and nobody would take back
+            // what has been offered for longer.
+            if has_block {
+                self.metadata.offer_file_number(session, mount.id(), number);
+            }
         });
         stream::iter(asked).buffer_unordered(AT_A_TIME).collect::<()>().await;
         self.grants.end_asking(mount.id(), lacking);
