@@ -474,3 +474,17 @@ fn with_synced_names_nothing_is_answered_before_the_master_has_it() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(said.contains("only the names of an fs-mode mount"), "{said}");
 }
+
+#[test]
+fn thousands_of_files_are_made_where_every_worker_is_asked_over_the_network() {
+    let mounts = Mounts::up(Options { conf: "local_descriptors = false\n".to_owned(), ..Options::default() });
+    let held = mounts.held("held");
+    for number in 0..4000 {
+        fs::write(held.join(format!("{number}")), b"x").unwrap();
+    }
+    File::open(&held).unwrap().sync_all().unwrap();
+    assert_eq!(fs::read_dir(mounts.there.join("held")).unwrap().count(), 4000);
+    for name in ["lost", "mispredicted"] {
+        assert_eq!(mounts.counter(&format!("cavern_client_{name}_changes_total")), 0, "{name}");
+    }
+}
