@@ -110,12 +110,13 @@ impl Client {
         // The tables come before the session, so that the first entry finds its mount; the session's events report
         // changes.
         client.tables.fetch().await?;
+        // Before there is a session: whoever has waited for one finds what the process before had asked for.
+        let sending = client.metadata.send_changes(stop.clone());
         let outages = (client.metadata.clone(), sink.clone(), stop.clone());
         tasks.spawn(async move { outages.0.follow_outages(outages.1, outages.2).await });
         let watch = (client.metadata.clone(), who, stop.clone());
         tasks.spawn(async move { watch.0.watch(watch.1, sink, watch.2).await });
-        let changes = (client.metadata.clone(), stop.clone());
-        tasks.spawn(async move { changes.0.send_changes(changes.1).await });
+        tasks.spawn(sending);
         let closed = (client.metadata.clone(), stop.clone());
         tasks.spawn(async move { closed.0.let_go(closed.1).await });
         let idle = (client.metadata.clone(), stop.clone());

@@ -441,11 +441,15 @@ impl Metadata {
         Ok(self.inner.master.call_patiently("Recall", ask).await.map(drop)?)
     }
 
-    /// Sends what changes until `stop`.
-    pub(crate) async fn send_changes(&self, stop: CancellationToken) {
-        let sending = Sender::new(self.inner.clone()).run();
-        let _stopped = stop.run_until_cancelled(sending).await;
-        self.inner.changes.close();
+    /// Sends what changes until `stop`. What the process before has left comes first: [`Self::replayed`] knows of it
+    /// when this has been called, and before anything is sent.
+    pub(crate) fn send_changes(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
+        let inner = self.inner.clone();
+        let sending = Sender::new(inner.clone()).run();
+        async move {
+            let _stopped = stop.run_until_cancelled(sending).await;
+            inner.changes.close();
+        }
     }
 }
 

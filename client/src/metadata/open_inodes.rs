@@ -317,8 +317,9 @@ impl Inner {
 
     /// Finds out what must be held of all that is open, and has it held; bounded as `hold_all`.
     pub(super) async fn reclaim_holds(&self) {
-        // What is not there then is lost, and the session with it.
+        // What is not there then is lost, and the session with it. Nor is there yet what a process before has made.
         let _late = self.all_settled().await;
+        self.earlier_answered().await;
         for asked in self.open.all().chunks(CHECKED) {
             let of = |in_any_case: bool| {
                 asked.iter().filter(move |(_, held)| *held == in_any_case).map(|(inode, _)| *inode).collect()

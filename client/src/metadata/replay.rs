@@ -138,6 +138,12 @@ impl Inner {
         (!is_asked_anew(change)).then_some(answer)
     }
 
+    /// Completes when what the process before had asked for is answered, or nobody waits for that any more.
+    pub(super) async fn earlier_answered(&self) {
+        let all = self.replayed.all.lock().clone();
+        join_all(all).await;
+    }
+
     /// The number under which the same request waited for a lock in the process before.
     pub(super) fn earlier_waiter(&self) -> Option<u64> {
         let context = RequestContext::current()?;
@@ -152,16 +158,51 @@ impl Inner {
 impl Metadata {
     /// Waits until what the process before had asked for is answered. Bounded by `client.metadata_timeout`.
     pub(crate) async fn replayed(&self) {
-        let all: Vec<_> = std::mem::take(&mut *self.inner.replayed.all.lock());
-        if !all.is_empty() {
-            tracing::info!(changes = all.len(), "what the process before had asked for is asked for again");
+        let count = self.inner.replayed.all.lock().len();
+        if count > 0 {
+            tracing::info!(changes = count, "what the process before had asked for is asked for again");
         }
-        join_all(all).await;
+        self.inner.earlier_answered().await;
     }
 
     /// The kernel has asked again for whatever it had no answer to: what it did not ask for is let go of.
     pub fn forget_replayed(&self) {
         let left = std::mem::take(&mut *self.inner.replayed.requests.lock());
         drop(left);
+        self.inner.replayed.all.lock().clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::forget;
+
+    use cavern_conf::Config;
+    use cavern_net::WorkerPool;
+    use cavern_net::master::MasterChannel;
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::stats::Stats;
+    use crate::tables::Tables;
+
+    #[tokio::test]
+    async fn what_was_asked_for_before_is_waited_for_before_anything_is_sent() {
+        let memory = memfd_create("journal", MemfdFlags::CLOEXEC).unwrap();
+        let before = Journal::open(memory.try_clone().unwrap()).unwrap();
+        before.note_session(7);
+        let record = ChangeRecord { session: 7, order: 1, ..ChangeRecord::default() };
+        let mutation = Mutation { is_answered: true, change: Some(Change::Hold(1)), ..Mutation::default() };
+        // As kill -9 has it.
+        forget(before.note_change(&record, &mutation).unwrap());
+
+        let (config, stats) = (Config::default(), Arc::new(Stats::default()));
+        let master = MasterChannel::new(&config).unwrap();
+        let tables = Arc::new(Tables::new(master.clone(), WorkerPool::new(&config.client, "test"), &config.ufs));
+        let journal = Some(Journal::open(memory).unwrap());
+        let metadata = Metadata::new(master, tables, stats, &config, journal);
+        let _not_polled = metadata.send_changes(CancellationToken::new());
+        assert!(metadata.replayed().now_or_never().is_none(), "nobody has answered it");
     }
 }
