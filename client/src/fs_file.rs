@@ -4,13 +4,14 @@
 //! at once, through a descriptor where the worker is on this host, else behind the writer (`write_behind`); new blocks,
 //! and a new length, are committed to the master when a file is flushed, synced, or given other attributes, and every
 //! few seconds while it stays open ([`commit`](FsFile::commit)). `layout` knows the file without I/O, `block` one block
-//! at its workers, `blocks` opens them, `origin` is about what no block has, `read`, `write`, `copy` and
+//! at its workers, `blocks` opens them, `closed` is what stays known when nobody has the file open, `origin` is about what no block has, `read`, `write`, `copy` and
 //! `set_attributes` do what their names say.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 
 mod block;
 mod blocks;
+mod closed;
 mod commit;
 mod copy;
 mod grants;
@@ -46,6 +47,8 @@ use crate::mounts::MountView;
 use crate::read::Files;
 use crate::stats::Stats;
 use block::OpenBlock;
+use blocks::block_name;
+use closed::{ClosedFiles, Reopened};
 use grants::BlockGrants;
 use group_commit::Rounds;
 use layout::{EventHistory, Layout};
@@ -87,6 +90,7 @@ struct Shared {
     pages: PageVersions,
     /// Of closed files, by inode: the version of the content that is on disks.
     on_disks: Cache<u64, u64>,
+    closed: Arc<ClosedFiles>,
     grants: BlockGrants,
     /// How many pieces were written behind.
     pieces: AtomicU64,
@@ -154,6 +158,9 @@ impl Contents {
         conf: &schema::Client,
     ) -> Self {
         let behind = files.memory().share(conf.write_behind.bytes());
+        let closed = Arc::new(ClosedFiles::new(files.block_files()));
+        let known = closed.clone();
+        metadata.on_changed_contents(move |changed| known.changed(changed));
         let shared = Shared {
             metadata,
             pool,
@@ -166,6 +173,7 @@ impl Contents {
             open: Mutex::default(),
             pages: PageVersions::default(),
             on_disks: Cache::new(ON_DISKS_OF),
+            closed,
             grants: BlockGrants::default(),
             pieces: AtomicU64::new(0),
         };
@@ -234,13 +242,22 @@ impl Contents {
         if let Some(content) = open.get(&node.inode).and_then(Weak::upgrade) {
             return Ok(content);
         }
+        let mut state = State { layout, seen, gaps, ..State::default() };
+        // After the changes of the inode are counted: see `content_changed`.
+        if was_there && kept.is_watched() {
+            let name = |index, generation| block_name(&self.shared.pool, &mount, (node.inode, generation, index));
+            if let Some(Reopened { layout, ends_marked, blocks }) = self.shared.closed.take(node.inode, name) {
+                (state.layout, state.ends_marked) = (Some(layout), ends_marked);
+                state.blocks = blocks.into_iter().map(|(index, block)| (index, Arc::new(block))).collect();
+            }
+        }
         let content = Arc::new(FsFile {
             shared: self.shared.clone(),
             kept,
             inode: node.inode,
             was_there,
             mount,
-            state: Mutex::new(State { layout, seen, gaps, ..State::default() }),
+            state: Mutex::new(state),
             noted: Mutex::default(),
             held: AtomicBool::new(false),
             committed_unheld: AtomicBool::new(false),
@@ -253,6 +270,7 @@ impl Contents {
             syncs: Rounds::default(),
         });
         open.insert(node.inode, Arc::downgrade(&content));
+        self.shared.closed.others_open(open.len());
         Ok(content)
     }
 }
@@ -267,11 +285,7 @@ impl Drop for FsFile {
             Some(None) => drop(self.shared.on_disks.remove(&self.inode)),
             None => {}
         }
-        let mut open = self.shared.open.lock();
-        // Another may have taken its place since its last owner let go of it.
-        if open.get(&self.inode).is_some_and(|content| content.strong_count() == 0) {
-            open.remove(&self.inode);
-        }
+        self.leave();
     }
 }
 
@@ -391,6 +405,7 @@ impl FsFile {
     async fn load_layout(&self) -> Result<(), ClientError> {
         // What changes while the master answers is asked again.
         let (seen, gaps) = (self.kept.changes(), self.kept.gaps());
+        self.shared.stats.layout_misses.inc();
         let answer = self.shared.metadata.layout(self.inode).await;
         let mut state = self.state.lock();
         let answer = match answer {

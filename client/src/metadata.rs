@@ -11,6 +11,7 @@
 
 mod apply_change;
 mod cache;
+mod changed_contents;
 mod changes;
 mod directory;
 mod freshness;
@@ -43,6 +44,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use changed_contents::ChangedContents;
 pub use changes::Changed;
 pub use locks::{AnsweredBy, LOCK_TO_END};
 pub use node::{Node, Posix};
@@ -56,6 +58,7 @@ use crate::single_flight::SingleFlight;
 use crate::stats::Stats;
 use crate::tables::Tables;
 use cache::{Cache, Found};
+use changed_contents::ContentListener;
 use changes::ChangeQueue;
 use directory::Directories;
 use freshness::{CacheDecision, Freshness, LeaseState};
@@ -156,6 +159,7 @@ struct Inner {
     holds_directories: bool,
     open: OpenInodes,
     staying: StayingFiles,
+    content_listener: ContentListener,
     referred: ReferencedInodes,
     locks: Locks,
     lease: SessionLease,
@@ -208,6 +212,7 @@ impl Metadata {
                     && journal.is_some(),
                 open: OpenInodes::default(),
                 staying: StayingFiles::default(),
+                content_listener: ContentListener::default(),
                 referred: ReferencedInodes::default(),
                 locks,
                 lease,

@@ -2,9 +2,10 @@
 //!
 //! `file` is the handle and the order of the steps, `source_fallback` the choice of the source, `fetch` one attempt at
 //! one source, `outage_wait` the wait for a bucket that cannot be reached. `descriptor_cache` and `buffers` hold what
-//! was obtained, `close_queue` lets go of what was evicted, `readahead` decides what to ask for early, `hedge` when to
+//! was obtained, `block_files` has descriptors of others there, `close_queue` lets go of what was evicted, `readahead` decides what to ask for early, `hedge` when to
 //! ask twice; `disk_read` is a read that waits for a disk of this host on its own thread.
 
+mod block_files;
 mod buffers;
 mod close_queue;
 mod descriptor_cache;
@@ -42,6 +43,7 @@ use failure_log::FailureLog;
 use hedge::Hedge;
 use outage_wait::OutageWaiters;
 
+pub(crate) use block_files::BlockFiles;
 pub use disk_read::DiskRead;
 pub use file::OpenFile;
 
@@ -147,6 +149,11 @@ impl Files {
     /// The memory budget of the process, for what is read and for all else.
     pub(crate) fn memory(&self) -> &Arc<MemoryBudget> {
         &self.core.memory
+    }
+
+    /// Where files of blocks are kept open that are opened otherwise than here.
+    pub(crate) fn block_files(&self) -> BlockFiles {
+        BlockFiles::new(self.core.descriptors.clone(), self.core.closing.clone())
     }
 
     /// Opens a file for reading. A small file (up to 1 MiB) is made present at once, so that a version that is gone

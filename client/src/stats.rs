@@ -30,6 +30,8 @@ stats! {
     buffer_bytes: Counter = "client_buffer_bytes",
     /// Requests to a worker on this host for a descriptor or a fill, for reads that waited
     local_opens: Counter = "client_local_opens",
+    /// Times that the master was asked where the bytes of a file of an fs-mode mount are
+    layout_misses: Counter = "client_layout_misses",
     /// Requests to a worker on this host to fill chunks, for reads that waited
     local_fills: Counter = "client_local_fills",
     /// Requests to workers over the network, for reads that waited

@@ -20,6 +20,7 @@ mod fs_changes;
 mod fs_commands;
 mod fs_mode_acls;
 mod fs_mode_behind;
+mod fs_mode_closed;
 mod fs_mode_content;
 mod fs_mode_copied_blocks;
 mod fs_mode_copy;

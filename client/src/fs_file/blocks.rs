@@ -84,12 +84,7 @@ impl FsFile {
             let none = || ClientError::Invalid(format!("block {index} of inode {} has no worker", self.inode));
             return Err(self.unavailable_if_lost(index, failure.unwrap_or_else(none)));
         }
-        let reserved = Mutex::new(ChunkMap::new());
-        let generation = known.generation;
-        let since = Instant::now();
-        let reported = ReportedAllocation::new(None);
-        let (is_writable, is_named) = (false, AtomicBool::new(false));
-        let open = Arc::new(OpenBlock { name, generation, replicas, is_writable, reserved, since, reported, is_named });
+        let open = Arc::new(OpenBlock::to_read(name, known.generation, replicas));
         self.remember(index, &open);
         Ok(Some(open))
     }
@@ -143,6 +138,7 @@ impl FsFile {
         if self.shared.pool.route(worker).await? == Route::Remote {
             return Ok(Replica { worker, joined: 0, incarnation: 0, file: None, allocated: None });
         }
+        self.shared.stats.local_opens.inc();
         let item = open_request::Item { block: Some(name.clone()), want: Vec::new() };
         let (reply, files) = self.shared.pool.open(worker, vec![item], self.shared.worker_timeout).await?;
         let item = only_item(reply.items, worker)?;

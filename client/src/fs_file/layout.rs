@@ -7,6 +7,7 @@
 //! the others. So what is noted here of a block's workers only ever becomes less, until the master says otherwise while
 //! nothing can have been missed.
 
+mod known;
 mod record;
 mod unsynced;
 
@@ -16,6 +17,7 @@ use cavern_proto::block_id::block_length;
 use cavern_proto::master::{Attr, Extent, Origin};
 
 use super::block::{OpenBlock, Replica};
+pub(super) use known::KnownLayout;
 
 /// One block of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Attr, Entry, Kind, MutationResult, Naming, RenameMode};
 
+use super::changed_contents::ChangedContents;
 use super::recent_invalidations::Mark;
 use super::{Inner, Node};
 
@@ -45,6 +46,7 @@ impl Inner {
             if attr.nlink == 0 {
                 self.directories.forget(attr.inode);
                 self.staying.end(attr.inode);
+                self.forget_contents(ChangedContents::Of(attr.inode));
                 continue;
             }
             let place = dentry_updates.iter().find(|place| place.inode == attr.inode);
@@ -85,6 +87,7 @@ impl Inner {
         for attr in &result.attributes {
             self.recent.inode(attr.inode);
             self.cache.forget_inode(attr.inode);
+            self.forget_contents(ChangedContents::Of(attr.inode));
         }
     }
 

@@ -185,6 +185,11 @@ impl OpenInode {
         self.inner.lease.is_live().then_some(gaps)
     }
 
+    /// Whether every change by others shows in [`Self::changes`] in time.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.inner.lease.is_live()
+    }
+
     /// Has the master keep the inode's blocks where they are, until it is closed here for the last time.
     pub(crate) async fn hold(&self) -> Result<(), ClientError> {
         self.inner.hold(&[self.inode]).await

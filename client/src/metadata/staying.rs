@@ -85,8 +85,7 @@ impl Metadata {
         let inner = &self.inner;
         inner.staying.stay(inode, content);
         // After it has its place: who removes it from now on, or lets go of the directory, finds it there.
-        let is_removed = inner.cache.node(inode).is_none_or(|node| node.is_removed());
-        if is_removed || !self.holds_place_of(inode) {
+        if !self.has_name(inode) || !self.holds_place_of(inode) {
             inner.staying.end(inode);
         }
     }

@@ -22,6 +22,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
+use super::changed_contents::ChangedContents;
 use super::lease::SentMessages;
 use super::removals::PendingRemovals;
 use super::{Inner, InvalidationSink};
@@ -241,6 +242,7 @@ async fn follow(
                 }
                 Some(Event::Unlinked(inode)) => {
                     inner.staying.end(*inode);
+                    inner.forget_contents(ChangedContents::Of(*inode));
                     holding.unlinked.push(*inode);
                     removed.add(*inode, event.seq, Instant::now());
                 }
@@ -360,6 +362,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.cache.clear();
             inner.directories.clear();
             inner.open.all_changed(reset.session);
+            inner.forget_contents(ChangedContents::All);
             inner.lease.restart(reset.session, event.seq);
             inner.locks.ask_again();
             inner.stats.watch_resets.inc();
@@ -381,6 +384,8 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
                 inner.open.all_changed(resumed.session);
                 inner.held.end();
             }
+            // The master is told what is cached and open here, and not what was.
+            inner.forget_contents(ChangedContents::All);
             if inner.lease.resume(resumed.session) {
                 inner.locks.ask_again();
             }
@@ -398,7 +403,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
         Some(Event::InodeChanged(inode)) => {
             inner.recent.inode(inode);
             inner.cache.forget_inode(inode);
-            inner.open.changed(inode);
+            inner.content_changed(inode);
             if let Some(directory) = inner.directories.get(inode) {
                 directory.drop_pages();
             }
@@ -409,7 +414,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
         // Nothing that the kernel has is another by that. It must not be waited for either: it may have pages of a
         // write that waits for this.
         Some(Event::LayoutChanged(inode)) => {
-            inner.open.changed(inode);
+            inner.content_changed(inode);
             false
         }
         Some(Event::WorkersEpoch(epoch)) => {

@@ -63,6 +63,11 @@ impl Descriptor {
         descriptor
     }
 
+    /// Of a block all of which is there, however long it is.
+    pub(super) fn complete(file: OwnedFd, worker: u64, incarnation: u64) -> Self {
+        Self::new(file, worker, incarnation, 0, &ChunkMap::new())
+    }
+
     /// More chunks are present.
     pub(super) fn add(&self, present: &ChunkMap) {
         let chunks = chunk_count(self.length);
@@ -147,12 +152,18 @@ impl Descriptor {
 #[derive(Debug)]
 pub(super) struct DescriptorCache {
     descriptors: Cache<BlockId, Arc<Descriptor>>,
+    capacity: usize,
     stats: Arc<Stats>,
 }
 
 impl DescriptorCache {
     pub(super) fn new(capacity: usize, stats: Arc<Stats>) -> Self {
-        Self { descriptors: Cache::new(capacity.max(1)), stats }
+        Self { descriptors: Cache::new(capacity.max(1)), capacity, stats }
+    }
+
+    /// There is room for so many fewer than otherwise.
+    pub(super) fn leave_room(&self, descriptors: usize) {
+        self.descriptors.set_capacity(self.capacity.saturating_sub(descriptors).max(1) as u64);
     }
 
     pub(super) fn get(&self, block: &BlockId) -> Option<Arc<Descriptor>> {
@@ -167,6 +178,12 @@ impl DescriptorCache {
     /// Forgets this very descriptor: reading from it failed.
     pub(super) fn remove(&self, block: &BlockId, descriptor: &Arc<Descriptor>) {
         self.descriptors.remove_if(block, |cached| Arc::ptr_eq(cached, descriptor));
+    }
+
+    /// Takes out that incarnation of the block, unless somebody reads from it.
+    pub(super) fn take(&self, block: &BlockId, incarnation: u64) -> Option<OwnedFd> {
+        let (_, taken) = self.descriptors.remove_if(block, |cached| cached.incarnation == incarnation)?;
+        Arc::into_inner(taken).map(|descriptor| descriptor.file)
     }
 
     /// Whether that incarnation of the block is here; counts as no use.

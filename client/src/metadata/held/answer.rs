@@ -10,6 +10,7 @@ use parking_lot::MutexGuard;
 use tokio::time::Instant;
 
 use super::super::cache::Found;
+use super::super::changed_contents::ChangedContents;
 use super::super::changes::{Answer, Changed, Pending, numbered};
 use super::super::{Inner, Node, check_name};
 use super::answer_lock::LockAnswer;
@@ -274,6 +275,7 @@ impl Inner {
             }
             self.stats.mispredicted_changes.inc();
             tracing::debug!(?attr, ?predicted, "a change was answered otherwise than the master makes it");
+            self.forget_contents(ChangedContents::Of(attr.inode));
             // Unless there is something newer.
             if let Some(known) = self.cache.node(attr.inode).filter(|_| subject.is_last_of(attr.inode)) {
                 self.recent.own_inode(attr.inode);

@@ -1,0 +1,91 @@
+//! What stays known of a file's content when nobody has it open, as small as it can be.
+
+use cavern_proto::master::Origin;
+
+use super::{Layout, LocatedBlock};
+
+/// Of files with more blocks nothing stays known: they are read for so long that a question does not matter.
+const BLOCKS_MAX: usize = 16;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::fs_file) struct KnownLayout {
+    size: u64,
+    version: u64,
+    generation: u32,
+    allocated: Option<u64>,
+    origin: Option<Box<Origin>>,
+    blocks: Box<[(u32, LocatedBlock)]>,
+    is_on_disks: bool,
+}
+
+impl Layout {
+    /// What is known, if it is all that the master knows as well.
+    pub(in crate::fs_file) fn known(&self) -> Option<KnownLayout> {
+        let is_settled = |known: &LocatedBlock| known.is_committed && known.is_open_to_writes();
+        if !self.is_committed() || self.blocks.len() > BLOCKS_MAX || !self.blocks.values().all(is_settled) {
+            return None;
+        }
+        Some(KnownLayout {
+            size: self.size,
+            version: self.version,
+            generation: self.generation,
+            allocated: self.allocated,
+            origin: self.origin.clone().map(Box::new),
+            blocks: self.blocks.iter().map(|(index, known)| (*index, known.clone())).collect(),
+            is_on_disks: self.version_on_disks().is_some(),
+        })
+    }
+}
+
+impl From<KnownLayout> for Layout {
+    fn from(known: KnownLayout) -> Self {
+        let KnownLayout { size, version, generation, allocated, origin, blocks, is_on_disks } = known;
+        Self {
+            size,
+            committed_size: size,
+            version,
+            generation,
+            allocated,
+            origin: origin.map(|origin| *origin),
+            blocks: blocks.into_iter().collect(),
+            is_tracked: is_on_disks,
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{attr, extent, parts};
+    use super::*;
+
+    #[test]
+    fn a_layout_that_is_known_is_the_same_when_the_file_is_opened_again() {
+        let origin = Origin { key: "k".into(), etag: "e".into(), length: 20, valid: 20, version: 2 };
+        let layout = Layout::new(&attr(35, 4, 1), vec![extent(0, 1), extent(3, 1)], Some(origin));
+        let again = Layout::from(layout.known().unwrap());
+        assert_eq!(format!("{again:?}"), format!("{layout:?}"));
+        let mut synced = layout;
+        synced.begin_sync();
+        synced.synced();
+        assert_eq!(Layout::from(synced.known().unwrap()).version_on_disks(), Some(4));
+    }
+
+    #[test]
+    fn what_the_master_does_not_know_is_not_known_when_the_file_is_closed() {
+        let mut layout = Layout::without_blocks(&attr(0, 1, 1));
+        layout.made(0, vec![1]);
+        layout.wrote(0, 10, 1);
+        assert_eq!(layout.known(), None);
+        let (sent, _) = parts(layout.begin_commit().unwrap());
+        assert_eq!(layout.known(), None, "it is under way");
+        assert!(layout.committed(&sent, &[], &attr(10, 2, 1)));
+        assert!(layout.known().is_some_and(|known| !known.is_on_disks));
+        layout.gave_up(0, 1, &[]);
+        let copied = Layout::new(&attr(10, 2, 1), Vec::new(), None);
+        assert!(copied.known().is_some());
+        let many = (0..=BLOCKS_MAX as u32).map(|index| extent(index, 1)).collect();
+        assert_eq!(Layout::new(&attr(10, 2, 1), many, None).known(), None);
+    }
+}
