@@ -172,6 +172,14 @@ impl Client {
         Ok(())
     }
 
+    /// Has the master know all that was written and answered, by a process that is about to end without a successor.
+    /// Nothing is answered before the master has it from now on. Not bounded.
+    pub async fn leave(&self) {
+        self.metadata.answer_no_more();
+        self.contents.commit_all().await;
+        let _made = self.metadata.make_answered().await;
+    }
+
     /// Commits files of which the process before had written something, and that nobody has open here, until `stop`.
     pub async fn settle(&self, written: Vec<File>, stop: CancellationToken) {
         let settled = async {

@@ -1,5 +1,6 @@
 //! The life of `cv fuse`: connect, mount, serve, unmount.
 
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use cavern_conf::process::{HttpServer, Metrics, ProcessError, raise_descriptor_l
 use cavern_conf::{Config, host, schema};
 use parking_lot::Mutex;
 use prost::Message as _;
-use rustix::process::Signal;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{PidfdFlags, Signal, getpid, kill_process};
 use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
@@ -32,6 +34,8 @@ use crate::root::Root;
 const DRAIN: Duration = Duration::from_secs(2);
 /// The kernel sends what was under way again at once; whoever is not back by then waits for nothing.
 const RESENT_WITHIN: Duration = Duration::from_secs(30);
+/// For the master to make what was answered, when the keeper is dead.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The daemon of a keeper that was killed may have the port for a moment still.
 const PORT_WAIT: Duration = Duration::from_secs(2);
 /// Between two attempts to unmount, since the kernel closes the last files a moment after close(2), and two attempts to
@@ -52,9 +56,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), FuseErro
 /// # Errors
 /// Those of [`run`]; and what the one before has left cannot be read.
 pub async fn run_kept(config: Config, stop: CancellationToken) -> Result<(), FuseError> {
-    // The keeper's death is ours.
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|cause| FuseError::Keeper(cause.into()))?;
+    // The keeper's death is ours at once, until `outlive_keeper`.
+    let keeper = die_with_parent(Some(Signal::KILL)).and_then(|()| parent()).map_err(FuseError::Keeper)?;
     let link = Link::of_standard_input().map_err(FuseError::Keeper)?;
     let begin = link.receive().await.map_err(FuseError::Keeper)?;
     let Some(Message { kind: Kind::Begin, descriptors, .. }) = begin else {
@@ -63,8 +66,8 @@ pub async fn run_kept(config: Config, stop: CancellationToken) -> Result<(), Fus
     let mut descriptors = descriptors.into_iter();
     let memory = descriptors.next().ok_or_else(|| FuseError::Keeper(std::io::Error::other("it has no journal")))?;
     let journal = Journal::open(memory).map_err(FuseError::Journal)?;
-    let served = live(config, stop, Some(Kept { link, journal: journal.clone(), descriptors: descriptors.collect() }));
-    let served = served.await;
+    let kept = Kept { keeper, link, journal: journal.clone(), descriptors: descriptors.collect() };
+    let served = live(config, stop, Some(kept)).await;
     // Whatever is let go of from here on is for the next.
     journal.freeze();
     served
@@ -72,6 +75,7 @@ pub async fn run_kept(config: Config, stop: CancellationToken) -> Result<(), Fus
 
 /// What the daemon of a keeper has.
 struct Kept {
+    keeper: OwnedFd,
     link: Link,
     journal: Arc<Journal>,
     /// The port and the devices, if there is a mount.
@@ -88,9 +92,9 @@ struct Inherited {
 async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -> Result<(), FuseError> {
     fit_descriptor_cache(&mut config);
     let (mut http, mut inherited) = (None, None);
-    let (link, journal) = match kept {
-        None => (None, None),
-        Some(Kept { link, journal, descriptors }) => {
+    let (keeper, link, journal) = match kept {
+        None => (None, None, None),
+        Some(Kept { keeper, link, journal, descriptors }) => {
             let mut descriptors = descriptors.into_iter();
             if let Some(port) = descriptors.next() {
                 let mount = MountRecord::of(&journal).ok_or_else(|| nothing_left("how the mount was made"))?;
@@ -100,7 +104,7 @@ async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -
                 let handles = EarlierHandles::of(&journal);
                 inherited = Some(Inherited { mount, connection, handles });
             }
-            (Some(link), Some(journal))
+            (Some(keeper), Some(link), Some(journal))
         }
     };
     let http = match http {
@@ -123,6 +127,9 @@ async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -
     let sink = Arc::clone(&invalidations) as _;
     let goes_on = predecessor.is_some();
     let client = Client::connect_with(&config, identity(&config), sink, journal.clone(), predecessor).await?;
+    if let Some(keeper) = keeper {
+        outlive_keeper(keeper, &client).map_err(FuseError::Thread)?;
+    }
     let process = Process { config: &config, client: &client, invalidations, link, journal, began };
     let served = process.serve(http, inherited, stop).await;
     // The session is left to the next process, if this one could not go on with it.
@@ -130,6 +137,35 @@ async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -
         client.shutdown().await;
     }
     served
+}
+
+fn die_with_parent(signal: Option<Signal>) -> io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(signal)?)
+}
+
+/// Can be read when the parent is dead.
+fn parent() -> io::Result<OwnedFd> {
+    let parent = rustix::process::getppid().ok_or_else(|| io::Error::other("it is gone"))?;
+    Ok(rustix::process::pidfd_open(parent, PidfdFlags::empty())?)
+}
+
+/// Has this process die soon after its keeper. What was answered is made first: nobody could tell a successor of it.
+/// The mount is left as it is, dead: nobody is to take for it what lies below.
+fn outlive_keeper(keeper: OwnedFd, client: &Arc<Client>) -> io::Result<()> {
+    let (client, runtime) = (Arc::downgrade(client), Handle::current());
+    let wait = move || {
+        while poll(&mut [PollFd::new(&keeper, PollFlags::IN)], None).is_err() {}
+        warn!("the keeper is gone: what was answered is made, and this process ends");
+        if let Some(client) = client.upgrade() {
+            let made = runtime.block_on(async { tokio::time::timeout(LAST_WORDS, client.leave()).await });
+            if made.is_err() {
+                warn!("what was answered last may be lost: the master does not answer");
+            }
+        }
+        let _ = kill_process(getpid(), Signal::KILL);
+    };
+    std::thread::Builder::new().name("keeper-watch".to_owned()).spawn(wait)?;
+    die_with_parent(None)
 }
 
 /// Binds the port, if that can be done within a while.
@@ -349,7 +385,7 @@ impl Process<'_> {
                 self.say(Kind::Replace, &reason).await;
             }
             Ok(Some(_)) => {}
-            // The signal of its death is on its way.
+            // See `outlive_keeper`.
             Ok(None) | Err(_) => std::future::pending().await,
         }
     }

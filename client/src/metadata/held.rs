@@ -360,6 +360,11 @@ impl Metadata {
                 .is_some_and(|node| inner.held.state.lock().directories.contains_key(&node.parent))
     }
 
+    /// From now on changes are answered when the master has made them.
+    pub(crate) fn answer_no_more(&self) {
+        self.inner.let_go_of_all();
+    }
+
     /// Has the master make what was answered here by now. Bounded by `client.metadata_timeout`.
     pub(crate) async fn make_answered(&self) -> Result<(), ClientError> {
         self.inner.all_settled().await
