@@ -11,7 +11,9 @@ import os
 import random
 import shutil
 import sys
+import tarfile
 import time
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
@@ -266,6 +268,73 @@ def pgbench(bench, place):
             database.kill()
 
 
+def made_once(path, make):
+    """What takes no part in a measurement is made before the first."""
+    if not path.exists():
+        make(path)
+    return path
+
+
+def source_text(number, size):
+    """Code of about so many bytes, none like another, that compiles."""
+    lines = [f"value_{number}_{line} = {(number * 7919 + line) % 100_003}" for line in range(size // 26)]
+    return "\n".join(lines) + "\n"
+
+
+def make_wheel(modules):
+    def make(path):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+            record = []
+
+            def add(name, text):
+                wheel.writestr(name, text)
+                record.append(f"{name},,")
+
+            for number in range(modules):
+                add(f"large/part{number % 40}/module{number}.py", source_text(number, 6000))
+            info = "large-1.0.dist-info"
+            add(f"{info}/METADATA", "Metadata-Version: 2.1\nName: large\nVersion: 1.0\n")
+            add(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "\n".join([*record, f"{info}/RECORD,,"]) + "\n")
+
+    return make
+
+
+def pip(bench, place):
+    need("pip", "python3-pip")
+    wheel = made_once(bench.sources / "large-1.0-py3-none-any.whl", make_wheel(bench.scaled(2000)))
+    yield timed("pip", "install", "--quiet", "--no-index", "--no-deps", "--disable-pip-version-check",
+                "--root-user-action=ignore", "--target", place.directory / "installed", wheel)
+
+
+def make_packages(packages, files):
+    def make(directory):
+        for package in range(packages):
+            tree = directory / f"p{package}" / "package"
+            (tree / "lib").mkdir(parents=True)
+            (tree / "package.json").write_text(json.dumps({"name": f"p{package}", "version": "1.0.0"}))
+            for number in range(files):
+                (tree / "lib" / f"m{number}.js").write_text(source_text(package * files + number, 3000))
+            with tarfile.open(directory / f"p{package}.tgz", "w:gz") as archive:
+                archive.add(tree, "package")
+            shutil.rmtree(tree.parent)
+
+    return make
+
+
+def npm(bench, place):
+    need("npm", "npm")
+    count = bench.scaled(50)
+    packages = made_once(bench.sources / "packages", make_packages(count, 40))
+    project = {"name": "small", "version": "1.0.0",
+               "dependencies": {f"p{number}": f"file:{packages}/p{number}.tgz" for number in range(count)}}
+    (place.directory / "package.json").write_text(json.dumps(project))
+    # Its cache is nowhere that is measured.
+    environment = {**os.environ, "npm_config_cache": str(bench.sources / "npm")}
+    yield timed("npm", "install", "--offline", "--no-audit", "--no-fund", "--loglevel", "error", cwd=place.directory,
+                env=environment)
+
+
 def fio(bench, place):
     need("fio", "fio")
     for size in ("4k", "1m"):
@@ -286,6 +355,8 @@ def groups(bench):
                      Row("rm", "`rm -rf` of them", "s"))),
         Group(git, (Row("clone", f"`git clone` of {bench.scaled(1500):,} files", "s"),
                     Row("status", "`git status` there", "s"))),
+        Group(pip, (Row("pip", f"`pip install` of a wheel of {bench.scaled(2000):,} modules", "s"),)),
+        Group(npm, (Row("npm", f"`npm install` of {bench.scaled(50)} packages of 40 files", "s"),)),
         Group(ingest, (Row("ingest", files, "/s"),)),
         Group(ingest_synced, (Row("ingest-synced", "the same, with `fsync` each", "/s"),)),
         Group(appends, (Row("reopen", "open, append 100 bytes, close", "/s"),
