@@ -9,7 +9,6 @@
 //! of the master again, by id.
 
 mod attributes;
-mod blocking_turns;
 mod changes;
 mod close;
 mod copy;
@@ -53,7 +52,6 @@ use crate::inheritance::Inheritance;
 use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
 use crate::root::Root;
-use blocking_turns::BlockingTurns;
 use directory::DirectoryHandle;
 use error_reply::Failures;
 use estale_retry::EstaleRetries;
@@ -88,7 +86,6 @@ struct Inner {
     /// What a process after this one must know.
     inheritance: Inheritance,
     lost: LostHandles,
-    blocking_turns: BlockingTurns,
     /// `fuse.posix_acl`: access lists can be set, and the kernel heeds them.
     posix_acl: bool,
     /// `fuse.direct`: no pages are kept.
@@ -145,7 +142,6 @@ impl Namespace {
             generations,
             inheritance: Inheritance::new(journal),
             lost: LostHandles::default(),
-            blocking_turns: BlockingTurns::new(conf.threads),
             posix_acl: conf.posix_acl,
             direct: conf.direct,
             passthrough: AtomicBool::new(conf.passthrough && !conf.direct),

@@ -138,8 +138,6 @@ pub(super) struct Layout {
     unsynced: BTreeSet<u32>,
     /// Those of a sync that is under way.
     syncing: BTreeSet<u32>,
-    /// How often something was written since the last sync.
-    writes: u32,
     /// These are all: nothing that was written before the file was opened here, or by somebody else, may be on no disk.
     is_tracked: bool,
 }
@@ -294,7 +292,6 @@ impl Layout {
 
     /// Bytes of a block were changed; the file reaches at least to `end`.
     pub(super) fn wrote(&mut self, index: u32, end: u64, now_ns: i64) {
-        self.writes = self.writes.saturating_add(1);
         let is_new = self.unsynced.insert(index) | self.uncommitted.written.insert(index);
         self.revision += u64::from(is_new);
         self.grew(end, now_ns);

@@ -29,62 +29,32 @@ enum RetryPolicy {
 pub struct LocalSync {
     content: Arc<FsFile>,
     blocks: Vec<(u32, Arc<OpenBlock>)>,
-    /// Since the one before.
-    writes: u32,
 }
-
-/// A [`LocalSync`] of which the disks have done their part.
-pub struct DisksSynced {
-    content: Arc<FsFile>,
-    failed: Vec<(u32, Arc<OpenBlock>)>,
-}
-
-/// A sync of so many writes at most takes not much longer than one of the disk's own.
-const SHORT_WRITES: u32 = 16;
 
 impl LocalSync {
-    /// Whether the disks have little to do.
-    pub fn is_short(&self) -> bool {
-        self.writes <= SHORT_WRITES
-    }
-
-    /// Brings what was written before to the disks. *Blocking*.
-    pub fn run_on_disks(self) -> DisksSynced {
-        Failpoint::SyncBegun.pass();
-        let failed = self.blocks.into_iter().filter(|(_, open)| !is_synced_here(open)).collect();
-        DisksSynced { content: self.content, failed }
-    }
-
     /// Returns when everything that was written before is durable. *Blocking*.
     ///
     /// # Errors
-    /// Those of [`DisksSynced::finish`].
+    /// Those of [`FsFile::sync`], which is tried when a disk fails.
     pub fn run(self) -> Result<(), ClientError> {
-        let runtime = self.content.shared.runtime.clone();
-        runtime.block_on(self.run_on_disks().finish())
-    }
-}
-
-impl DisksSynced {
-    /// Returns when everything that was written before the sync is durable: mostly at once.
-    ///
-    /// # Errors
-    /// Those of [`FsFile::sync`], which is tried when a disk has failed.
-    pub async fn finish(self) -> Result<(), ClientError> {
+        Failpoint::SyncBegun.pass();
+        let failed: Vec<_> = self.blocks.iter().filter(|(_, open)| !is_synced_here(open)).collect();
         let content = &self.content;
-        if self.failed.is_empty() {
-            Failpoint::SyncedAtWorkers.pass();
-            content.commit_written().await?;
-            return content.shared.metadata.settle_names(content.inode).await;
-        }
-        for (_, open) in &self.failed {
-            content.tell_of_failed_sync(open).await;
-        }
-        let indexes: Vec<u32> = self.failed.iter().map(|(index, _)| *index).collect();
-        if let Some(layout) = content.state.lock().layout.as_mut() {
-            layout.must_be_synced(&indexes);
-        }
-        content.sync().await
+        content.shared.runtime.block_on(async {
+            if failed.is_empty() {
+                Failpoint::SyncedAtWorkers.pass();
+                content.commit_written().await?;
+                return content.shared.metadata.settle_names(content.inode).await;
+            }
+            for (_, open) in &failed {
+                content.tell_of_failed_sync(open).await;
+            }
+            let indexes: Vec<u32> = failed.iter().map(|(index, _)| *index).collect();
+            if let Some(layout) = content.state.lock().layout.as_mut() {
+                layout.must_be_synced(&indexes);
+            }
+            content.sync().await
+        })
     }
 }
 
@@ -108,13 +78,13 @@ impl FsFile {
         let mut state = self.state.lock();
         let super::State { layout, seen, blocks, ends_marked, lost, .. } = &mut *state;
         let is_known = *ends_marked && lost.is_none() && *seen == self.kept.changes();
-        let layout = layout.as_mut().filter(|layout| is_known && layout.is_overwritten())?;
+        let layout = layout.as_ref().filter(|layout| is_known && layout.is_overwritten())?;
         let here = |index: u32| {
             let open = blocks.get(&index).filter(|open| open.is_local() && open.is_named.load(Relaxed))?;
             layout.accepts_at(index, open).then(|| (index, open.clone()))
         };
         let blocks = layout.to_be_synced()?.map(here).collect::<Option<Vec<_>>>()?;
-        Some(LocalSync { content: self.clone(), blocks, writes: layout.take_writes() })
+        Some(LocalSync { content: self.clone(), blocks })
     }
 
     /// A worker cannot know that what it has in its page cache never got to its disk.

@@ -46,15 +46,7 @@ impl Inner {
         };
         let this = Arc::clone(self);
         if let Some(sync) = handle.file.local_sync() {
-            let Some(turn) = sync.is_short().then(|| self.blocking_turns.take()).flatten() else {
-                return reply.defer_blocking(move |reply| this.answer_flushed("fsync", sync.run(), reply));
-            };
-            // To wake another thread, and to be woken by it, takes as long as the disk does.
-            let synced = sync.run_on_disks();
-            drop(turn);
-            return reply.run_uninterruptible(move |reply| async move {
-                this.answer_flushed("fsync", synced.finish().await, reply);
-            });
+            return reply.defer_blocking(move |reply| this.answer_flushed("fsync", sync.run(), reply));
         }
         reply.run_uninterruptible(move |reply| async move {
             let synced = handle.file.sync().await.map(|effects| this.take_in(effects));

@@ -16,7 +16,6 @@ impl Layout {
 
     /// Takes out the blocks that are to be synced: what is written from now on is for the next sync.
     pub(in crate::fs_file) fn begin_sync(&mut self) -> Vec<u32> {
-        self.writes = 0;
         let mut blocks = std::mem::take(&mut self.unsynced);
         if !self.is_tracked {
             blocks.extend(self.blocks.keys());
@@ -30,11 +29,6 @@ impl Layout {
     /// Those blocks, as long as they are known.
     pub(in crate::fs_file) fn to_be_synced(&self) -> Option<impl Iterator<Item = u32>> {
         self.is_tracked.then(|| self.unsynced.union(&self.syncing).copied())
-    }
-
-    /// How often something was written since this was asked last, or a sync began.
-    pub(in crate::fs_file) fn take_writes(&mut self) -> u32 {
-        std::mem::take(&mut self.writes)
     }
 
     /// They could not be synced by whoever had not begun a sync of the file.
