@@ -165,19 +165,23 @@ impl Client {
                 "{staged} files of cache-mode mounts are being written: try again when they are closed"
             ));
         }
-        // What cannot be committed now is by the next.
+        self.hand_in().await;
+        Ok(())
+    }
+
+    /// Has the master know what was written and answered, as far as that can be had now.
+    async fn hand_in(&self) {
+        // What cannot be committed now is by the next process, if there is one.
         self.contents.commit_all().await;
         // So is what cannot be made.
         let _made = self.metadata.make_answered().await;
-        Ok(())
     }
 
     /// Has the master know all that was written and answered, by a process that is about to end without a successor.
     /// Nothing is answered before the master has it from now on. Not bounded.
     pub async fn leave(&self) {
         self.metadata.answer_no_more();
-        self.contents.commit_all().await;
-        let _made = self.metadata.make_answered().await;
+        self.hand_in().await;
     }
 
     /// Commits files of which the process before had written something, and that nobody has open here, until `stop`.

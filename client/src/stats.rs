@@ -19,6 +19,14 @@ macro_rules! stats {
     };
 }
 
+impl Stats {
+    /// A read was answered from a descriptor of a local block.
+    pub(crate) fn read_by_descriptor(&self, bytes: usize) {
+        self.descriptor_reads.inc();
+        self.descriptor_bytes.inc_by(bytes as u64);
+    }
+}
+
 stats! {
     /// Reads answered from an open descriptor of a local block
     descriptor_reads: Counter = "client_descriptor_reads",

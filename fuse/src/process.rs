@@ -61,10 +61,10 @@ pub async fn run_kept(config: Config, stop: CancellationToken) -> Result<(), Fus
     let link = Link::of_standard_input().map_err(FuseError::Keeper)?;
     let begin = link.receive().await.map_err(FuseError::Keeper)?;
     let Some(Message { kind: Kind::Begin, descriptors, .. }) = begin else {
-        return Err(FuseError::Keeper(std::io::Error::other("it is gone")));
+        return Err(FuseError::Keeper(io::Error::other("it is gone")));
     };
     let mut descriptors = descriptors.into_iter();
-    let memory = descriptors.next().ok_or_else(|| FuseError::Keeper(std::io::Error::other("it has no journal")))?;
+    let memory = descriptors.next().ok_or_else(|| FuseError::Keeper(io::Error::other("it has no journal")))?;
     let journal = Journal::open(memory).map_err(FuseError::Journal)?;
     let kept = Kept { keeper, link, journal: journal.clone(), descriptors: descriptors.collect() };
     let served = live(config, stop, Some(kept)).await;
@@ -182,14 +182,14 @@ async fn bind(listen: &str, patience: Duration) -> Result<HttpServer, ProcessErr
 }
 
 /// The notifier of a mount that was there, and its root.
-type Began = Arc<Mutex<Option<std::io::Result<(Arc<Root>, NotifierThread)>>>>;
+type Began = Arc<Mutex<Option<io::Result<(Arc<Root>, NotifierThread)>>>>;
 
 fn root_of(mount: &MountRecord) -> Arc<Root> {
     Arc::new(Root::new(&mount.path, mount.root))
 }
 
 fn nothing_left(what: &str) -> FuseError {
-    FuseError::Journal(std::io::Error::other(format!("it does not say {what}")))
+    FuseError::Journal(io::Error::other(format!("it does not say {what}")))
 }
 
 /// A process that serves a mount.
@@ -450,7 +450,7 @@ async fn begin(config: &Config, namespace: Arc<Namespace>) -> Result<(Mount, Ses
         mount.set_read_ahead(if fuse.direct { 0 } else { readahead });
         Ok((mount, session))
     });
-    begun.await.unwrap_or_else(|panicked| Err(FuseError::Thread(std::io::Error::other(panicked))))
+    begun.await.unwrap_or_else(|panicked| Err(FuseError::Thread(io::Error::other(panicked))))
 }
 
 /// What is asked of the kernel.

@@ -74,6 +74,13 @@ pub(super) fn wire_range(bytes: &Range<u32>) -> data::Range {
 }
 
 impl OpenBlock {
+    /// One that may be read and not written.
+    pub(super) fn to_read(name: BlockRef, generation: u32, replicas: Vec<Replica>) -> Self {
+        let (reserved, since) = (Mutex::new(ChunkMap::new()), Instant::now());
+        let (reported, is_named) = (ReportedAllocation::new(None), AtomicBool::new(false));
+        Self { name, generation, replicas, is_writable: false, reserved, since, reported, is_named }
+    }
+
     /// Whether room that was made counts still, which it does longer for the workers.
     pub(super) fn is_reserved(&self) -> bool {
         self.is_writable && self.since.elapsed() < RESERVATION / 2
@@ -134,9 +141,8 @@ fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u32>> {
     }
 }
 
-/// Reads up to `length` bytes; *blocking*.
-pub(super) fn read_blocking(file: &File, offset: u32, length: usize) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; length];
-    file.read_exact_at(&mut bytes, u64::from(offset))?;
-    Ok(bytes)
+/// Fills a buffer, and gives it back; *blocking*.
+pub(super) fn read_blocking(file: &File, offset: u32, mut buffer: Vec<u8>) -> io::Result<Vec<u8>> {
+    file.read_exact_at(&mut buffer, u64::from(offset))?;
+    Ok(buffer)
 }

@@ -479,8 +479,7 @@ pub(super) fn writable(name: BlockRef, generation: u32, replicas: Vec<Replica>, 
     for chunk in chunks_touching(bytes.start, bytes.len() as u32) {
         reserved.insert(chunk);
     }
-    let (reserved, since) = (Mutex::new(reserved), Instant::now());
     let reported = ReportedAllocation::new(replicas.iter().find_map(|replica| replica.allocated));
-    let (is_writable, is_named) = (true, AtomicBool::new(false));
-    OpenBlock { name, generation, replicas, is_writable, reserved, since, reported, is_named }
+    let reserved = Mutex::new(reserved);
+    OpenBlock { is_writable: true, reserved, reported, ..OpenBlock::to_read(name, generation, replicas) }
 }

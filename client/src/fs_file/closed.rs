@@ -8,16 +8,13 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
+use cavern_proto::BlockId;
 use cavern_proto::data::BlockRef;
-use cavern_proto::{BlockId, ChunkMap};
-use parking_lot::Mutex;
 use quick_cache::sync::Cache;
-use tokio::time::Instant;
 
 use super::FsFile;
-use super::block::{OpenBlock, Replica, ReportedAllocation};
+use super::block::{OpenBlock, Replica};
 use super::layout::{KnownLayout, Layout};
 use crate::metadata::ChangedContents;
 use crate::read::BlockFiles;
@@ -39,7 +36,12 @@ pub(super) struct ClosedFile {
     layout: KnownLayout,
     /// See `State`.
     ends_marked: bool,
-    /// Those of its blocks of which a file of this host was open.
+    blocks: LocalBlocks,
+}
+
+/// Those of its blocks of which a file of this host was open.
+#[derive(Debug)]
+struct LocalBlocks {
     blocks: Vec<LocalBlock>,
     descriptors: BlockFiles,
 }
@@ -58,7 +60,7 @@ pub(super) struct Reopened {
     pub blocks: Vec<(u32, OpenBlock)>,
 }
 
-impl Drop for ClosedFile {
+impl Drop for LocalBlocks {
     fn drop(&mut self) {
         if !self.blocks.is_empty() {
             self.descriptors.let_go(self.blocks.iter().map(|local| (local.block, local.incarnation)));
@@ -93,15 +95,15 @@ impl ClosedFiles {
             });
             blocks.extend(local);
         }
-        Arc::new(ClosedFile { layout, ends_marked, blocks, descriptors: self.descriptors.clone() })
+        let blocks = LocalBlocks { blocks, descriptors: self.descriptors.clone() };
+        Arc::new(ClosedFile { layout, ends_marked, blocks })
     }
 
     /// Takes out what is known of a file that is being opened. `name`: of one of its blocks, by index and generation.
     pub(super) fn take(&self, inode: u64, name: impl Fn(u32, u32) -> BlockRef) -> Option<Reopened> {
         let (_, closed) = self.files.remove(&inode)?;
-        let mut closed = Arc::into_inner(closed)?;
-        let locals = std::mem::take(&mut closed.blocks);
-        let (layout, ends_marked) = (Layout::from(closed.layout.clone()), closed.ends_marked);
+        let ClosedFile { layout, ends_marked, blocks: mut local } = Arc::into_inner(closed)?;
+        let layout = Layout::from(layout);
         let open = |local: LocalBlock| {
             let index = local.block.index;
             let known = layout.block(index)?;
@@ -115,7 +117,8 @@ impl ClosedFiles {
             let replicas = known.replicas().map(replica).collect();
             Some((index, OpenBlock::to_read(name(index, known.generation), known.generation, replicas)))
         };
-        let blocks = locals.into_iter().filter_map(open).collect();
+        // They are nobody's to be closed from here on.
+        let blocks = std::mem::take(&mut local.blocks).into_iter().filter_map(open).collect();
         Some(Reopened { layout, ends_marked, blocks })
     }
 
@@ -124,15 +127,6 @@ impl ClosedFiles {
         if count.is_multiple_of(ROOM_STEP) {
             self.descriptors.others_have(count);
         }
-    }
-}
-
-impl OpenBlock {
-    /// One that may be read and not written.
-    pub(super) fn to_read(name: BlockRef, generation: u32, replicas: Vec<Replica>) -> Self {
-        let (reserved, since) = (Mutex::new(ChunkMap::new()), Instant::now());
-        let (reported, is_named) = (ReportedAllocation::new(None), AtomicBool::new(false));
-        Self { name, generation, replicas, is_writable: false, reserved, since, reported, is_named }
     }
 }
 

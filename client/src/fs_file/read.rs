@@ -73,8 +73,7 @@ impl FsFile {
             }
         }
         if described > 0 {
-            self.shared.stats.descriptor_reads.inc();
-            self.shared.stats.descriptor_bytes.inc_by(described as u64);
+            self.shared.stats.read_by_descriptor(described);
         }
         Some(done)
     }
@@ -135,16 +134,14 @@ impl FsFile {
         if let Some(file) = open.file().cloned() {
             let mut buffer = vec![0; span.length()];
             if open.read_now(span.bytes.start, &mut buffer) {
-                stats.descriptor_reads.inc();
-                stats.descriptor_bytes.inc_by(buffer.len() as u64);
+                stats.read_by_descriptor(buffer.len());
                 return Ok(charge.hold(buffer));
             }
-            let (offset, length) = (span.bytes.start, span.length());
-            let read = tokio::task::spawn_blocking(move || read_blocking(&file, offset, length)).await;
+            let offset = span.bytes.start;
+            let read = tokio::task::spawn_blocking(move || read_blocking(&file, offset, buffer)).await;
             match read {
                 Ok(Ok(bytes)) => {
-                    stats.descriptor_reads.inc();
-                    stats.descriptor_bytes.inc_by(bytes.len() as u64);
+                    stats.read_by_descriptor(bytes.len());
                     return Ok(charge.hold(bytes));
                 }
                 Ok(Err(error)) => {

@@ -45,4 +45,11 @@ impl Inner {
         self.open.changed(inode);
         self.forget_contents(ChangedContents::Of(inode));
     }
+
+    /// A stream of events begins: that may be so of all.
+    pub(super) fn all_contents_changed(&self, session: u64) {
+        self.forget_contents(ChangedContents::All);
+        self.open.all_changed(session);
+        self.forget_contents(ChangedContents::All);
+    }
 }

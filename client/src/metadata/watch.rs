@@ -361,8 +361,7 @@ fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &
             inner.recent.reset();
             inner.cache.clear();
             inner.directories.clear();
-            inner.open.all_changed(reset.session);
-            inner.forget_contents(ChangedContents::All);
+            inner.all_contents_changed(reset.session);
             inner.lease.restart(reset.session, event.seq);
             inner.locks.ask_again();
             inner.stats.watch_resets.inc();

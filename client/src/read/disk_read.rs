@@ -46,8 +46,7 @@ impl DiskRead {
         drop(slot);
         match read {
             Some(bytes) => {
-                core.stats.descriptor_reads.inc();
-                core.stats.descriptor_bytes.inc_by(bytes.len() as u64);
+                core.stats.read_by_descriptor(bytes.len());
                 Ok(memory.hold(bytes))
             }
             // A failed disk: there is another way, which has its own memory.

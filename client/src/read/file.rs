@@ -236,8 +236,7 @@ impl File {
         if let Some(descriptor) = self.descriptor(object, span) {
             let read = descriptor.read_now(u64::from(span.bytes.start), buffer);
             if read {
-                stats.descriptor_reads.inc();
-                stats.descriptor_bytes.inc_by(buffer.len() as u64);
+                stats.read_by_descriptor(buffer.len());
             }
             return read;
         }
@@ -437,8 +436,7 @@ impl File {
                 }
             };
         }
-        core.stats.descriptor_reads.inc();
-        core.stats.descriptor_bytes.inc_by(length as u64);
+        core.stats.read_by_descriptor(length);
         Ok(charge.hold(buffer))
     }
 
