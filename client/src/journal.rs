@@ -225,6 +225,11 @@ impl ChangeSlot {
         self.has_number(record.seq);
     }
 
+    /// It has become another change before it is sent; false, and it is as it was, when that has no room.
+    pub(crate) fn rewrite(&self, record: &ChangeRecord, mutation: &impl Message) -> bool {
+        self.slot.as_ref().is_some_and(|slot| slot.set(&record.encode_with(mutation)))
+    }
+
     fn has_number(&self, seq: u64) {
         let before = self.seq.swap(seq, Relaxed);
         let mut unanswered = self.journal.unanswered.lock();

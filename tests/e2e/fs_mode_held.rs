@@ -203,9 +203,14 @@ fn the_death_of_the_daemon_takes_nothing_away_that_was_answered() {
     let mounts = Mounts::up(Options::default());
     let held = mounts.held("held");
     let kept = File::options().append(true).create(true).open(held.join("kept")).unwrap();
+    append_new(&held.join("grown"));
+    append(&held.join("grown"), b"more ");
     let stopped = mounts.stop_master();
     let mut expected = change_all(&held);
     expected.insert("kept".into(), (0o100_644, b"and written".to_vec()));
+    // Its commits are one.
+    (0..5).for_each(|_| append(&held.join("grown"), b"more "));
+    expected.insert("grown".into(), (0o100_644, b"newmore more more more more more ".to_vec()));
     kill_daemon(&mounts.cluster);
     drop(stopped);
     (&kept).write_all(b"and written").unwrap();
@@ -370,6 +375,8 @@ fn a_file_is_appended_to_and_its_bytes_are_synced_without_the_master() {
     };
     thread::sleep(Duration::from_millis(300));
     assert!(!longer.is_finished(), "the master does not know how long it is");
+    let merged = mounts.counter("cavern_client_merged_changes_total");
+    assert!(merged >= 90, "{merged} of a hundred commits became part of another one");
     drop(stopped);
     longer.join().unwrap().unwrap();
     assert!(fs::read(mounts.there.join("held/log")).unwrap() == expected);

@@ -379,7 +379,8 @@ impl Layout {
                 known.is_joined = false;
             }
         }
-        let is_next = attr.version == self.version + 1;
+        // The same: it has become part of the commit before.
+        let is_next = [self.version, self.version + 1].contains(&attr.version);
         self.is_tracked &= is_next;
         self.version = attr.version;
         self.size = self.size.max(attr.size);
@@ -413,7 +414,8 @@ impl Layout {
 
     /// The master has given the file another length: blocks from there on are gone. Nothing is uncommitted then.
     pub(super) fn cut(&mut self, attr: &Attr, block_size: u64) -> bool {
-        let is_next = attr.version == self.version + 1;
+        // The same: it has become part of the commit before.
+        let is_next = [self.version, self.version + 1].contains(&attr.version);
         let kept = attr.size.div_ceil(block_size.max(1));
         self.blocks.retain(|index, _| u64::from(*index) < kept);
         self.unsynced.retain(|index| u64::from(*index) < kept);

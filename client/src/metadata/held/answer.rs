@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 
 use cavern_conf::{Failpoint, host};
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{Attr, CreateInode, Kind, MutationResult, Naming, RemoveName, RenameMode, RenameName};
+use cavern_proto::master::{
+    Attr, CommitContent, CreateInode, Kind, Mutation, MutationResult, Naming, RemoveName, RenameMode, RenameName,
+};
 use parking_lot::MutexGuard;
 use tokio::time::Instant;
 
@@ -15,7 +17,7 @@ use super::super::changes::{Answer, Changed, Pending, numbered};
 use super::super::{Inner, Node, check_name};
 use super::answer_lock::LockAnswer;
 use super::{HELD_MAX, State, predict};
-use crate::journal::{ChangeRecord, EPOCH_BITS, RequestContext};
+use crate::journal::{ChangeRecord, EPOCH_BITS, Journal, RequestContext};
 
 /// What will become of a change.
 struct Prediction {
@@ -37,6 +39,12 @@ impl Prediction {
         let result = MutationResult { inode, attributes, ..MutationResult::default() };
         Self { change, result, subject, is_overwrite: false }
     }
+}
+
+/// The record of a change that is answered and not sent, which is so many changes behind the first.
+fn unsent(journal: &Journal, session: u64, unique: u64, number: u64) -> ChangeRecord {
+    let order = (journal.epoch() << EPOCH_BITS) + number;
+    ChangeRecord { session, unique, order, ..ChangeRecord::default() }
 }
 
 impl Inner {
@@ -72,12 +80,20 @@ impl Inner {
         }
         let made_ns = host::wall_ns();
         let Some(predicted) = self.predict(state, &change, (uid, gid), made_ns) else { return Err(change) };
+        if let Change::Commit(commit) = &change
+            && let Some(result) = self.merge_commit(state, commit, &predicted, made_ns)
+        {
+            let node = self.take_in_change(&change, &result, self.recent.mark());
+            self.follow_held(state, &change, &predicted.subject, result.inode);
+            self.stats.answered_changes.inc();
+            self.stats.merged_changes.inc();
+            return Ok(Ok(Changed { answered_here: true, ..Changed::new(result, node, session, 0) }));
+        }
         let unique = context.map_or(0, |context| context.unique());
         let mut pending = Pending { uid, gid, made_ns, room: Some(room), unique, ..Pending::owed(predicted.change) };
         (pending.is_answered, pending.predicted) = (true, Some(Box::new(predicted.result.clone())));
-        pending.gain = gain;
-        let order = (journal.epoch() << EPOCH_BITS) + state.begun;
-        let record = ChangeRecord { session, unique, order, ..ChangeRecord::default() };
+        (pending.gain, pending.is_overwrite) = (gain, predicted.is_overwrite);
+        let record = unsent(journal, session, unique, state.begun);
         let Some(slot) = journal.note_change(&record, &numbered(&pending, 0)) else { return Err(change) };
         Failpoint::AnswerNoted.pass();
         pending.slot = Some(slot.clone());
@@ -99,6 +115,42 @@ impl Inner {
         }
         self.stats.answered_changes.inc();
         Ok(Ok(Changed { answered_here: true, ..Changed::new(result, node, session, 0) }))
+    }
+
+    /// Makes a commit part of one of the same file that was answered and is not sent: to the master, the two are one.
+    fn merge_commit(
+        &self,
+        state: &mut State,
+        commit: &CommitContent,
+        predicted: &Prediction,
+        made_ns: i64,
+    ) -> Option<MutationResult> {
+        let (journal, session) = (self.journal.as_ref()?, state.session);
+        let [attr] = predicted.result.attributes[..] else { return None };
+        self.changes.merge(commit.inode, |pending| {
+            let (Some(before), Some(slot)) = (&pending.predicted, &pending.slot) else { return None };
+            let (Some(known), Change::Commit(waiting)) = (before.attributes.first(), &pending.change) else {
+                return None;
+            };
+            let number = pending.subject.as_ref()?.number?;
+            if known.version + 1 != attr.version {
+                return None;
+            }
+            let change = Some(Change::Commit(predict::merged(waiting, commit)?));
+            let mutation = Mutation { change, made_ns, ..numbered(pending, 0) };
+            if !slot.rewrite(&unsent(journal, session, pending.unique, number), &mutation) {
+                return None;
+            }
+            let attributes = vec![Attr { version: known.version, ..attr }];
+            let result = MutationResult { attributes, ..predicted.result.clone() };
+            pending.change = mutation.change?;
+            (pending.made_ns, pending.predicted) = (made_ns, Some(Box::new(result.clone())));
+            if !predicted.is_overwrite {
+                pending.is_overwrite = false;
+                state.named = state.named.max(number + 1);
+            }
+            Some(result)
+        })
     }
 
     /// What is held, and the session that holds it: nothing while the lease does not live.

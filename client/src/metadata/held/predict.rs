@@ -110,6 +110,25 @@ pub(super) fn committed(attr: &Attr, commit: &CommitContent, block_size: u64, no
     Some(Attr { size, version, mtime_ns: now_ns, ctime_ns: now_ns, allocated, ..*attr })
 }
 
+/// Two contents of a file that are committed at once, as if both had been written before; `None` where the master could
+/// make something else of them.
+pub(super) fn merged(earlier: &CommitContent, later: &CommitContent) -> Option<CommitContent> {
+    // What others take would depend on the length that the file had at each.
+    if earlier.made.iter().chain(&later.made).any(|made| made.allocated.is_none()) {
+        return None;
+    }
+    let mut made = earlier.made.clone();
+    for block in &later.made {
+        match made.iter_mut().find(|known| known.index == block.index) {
+            Some(known) if known.generation != block.generation || known.workers != block.workers => return None,
+            Some(known) => *known = block.clone(),
+            None => made.push(block.clone()),
+        }
+    }
+    let (grow_to, changed) = (earlier.grow_to.max(later.grow_to), earlier.changed || later.changed);
+    Some(CommitContent { inode: later.inode, grow_to, made, changed })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,5 +180,27 @@ mod tests {
         }
         let nothing = CommitContent { inode: 1, grow_to: 100, ..CommitContent::default() };
         assert_eq!(committed(&known, &nothing, BLOCK, 8), None, "nothing is changed");
+    }
+
+    #[test]
+    fn two_contents_are_one_when_all_blocks_say_what_they_take() {
+        let first = wrote(100, &[(0, 0, Some(4096))]);
+        let both = merged(&first, &wrote(9000, &[(0, 0, Some(12_288))])).unwrap();
+        assert_eq!(both, wrote(9000, &[(0, 0, Some(12_288))]));
+        let bytes = CommitContent { inode: 1, changed: true, ..CommitContent::default() };
+        assert_eq!(merged(&first, &bytes), Some(first.clone()));
+        assert_eq!(merged(&bytes, &first), Some(first.clone()));
+        let two = merged(&first, &wrote(BLOCK + 5, &[(1, 0, Some(8192))])).unwrap();
+        assert_eq!(two, wrote(BLOCK + 5, &[(0, 0, Some(4096)), (1, 0, Some(8192))]));
+        let mut elsewhere = wrote(100, &[(0, 0, Some(4096))]);
+        elsewhere.made[0].workers = vec![2];
+        let others = [
+            (wrote(100, &[(0, 0, None)]), "not what it takes"),
+            (wrote(100, &[(0, 1, Some(1))]), "another"),
+            (elsewhere, "at another worker"),
+        ];
+        for (other, why) in others {
+            assert_eq!((merged(&first, &other), merged(&other, &first)), (None, None), "{why}");
+        }
     }
 }
