@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use cavern_conf::FileUsage;
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::{RESERVATION, chunks_touching};
 use cavern_proto::data::{self, BlockRef};
@@ -108,8 +109,7 @@ impl OpenBlock {
     /// Bytes that it takes at one of its workers, where that is known here. A look at a file of this host waits for no
     /// disk.
     pub(super) fn allocated(&self) -> Option<u64> {
-        let of_file =
-            |file: &Arc<File>| rustix::fs::fstat(&**file).ok().map(|stat| stat.st_blocks.cast_unsigned() * 512);
+        let of_file = |file: &Arc<File>| FileUsage::of(file).ok().map(|used| used.allocated);
         self.file().map_or_else(|| self.reported.get(), of_file)
     }
 

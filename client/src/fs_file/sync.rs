@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use cavern_conf::Failpoint;
+use cavern_conf::{Failpoint, FileUsage};
 use cavern_proto::data::BlockRef;
 use futures::future::{join, join_all};
 use tokio::time::Instant;
@@ -62,7 +62,7 @@ impl LocalSync {
 fn is_synced_here(open: &OpenBlock) -> bool {
     open.replicas.iter().all(|replica| {
         let Some(file) = &replica.file else { return false };
-        rustix::fs::fdatasync(&**file).is_ok() && rustix::fs::fstat(&**file).is_ok_and(|stat| stat.st_nlink > 0)
+        rustix::fs::fdatasync(&**file).is_ok() && FileUsage::of(file).is_ok_and(|used| used.links > 0)
     })
 }
 

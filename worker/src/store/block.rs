@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
+use cavern_conf::FileUsage;
 use cavern_proto::chunk::{chunk_count, chunk_range};
 use cavern_proto::record::BlockRecord;
 use cavern_proto::{BlockId, ChunkMap};
@@ -280,7 +281,7 @@ impl Block {
 
     /// Bytes that the file system has given to the file.
     pub fn allocated_bytes(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.blocks() * 512)
+        Ok(FileUsage::of(&self.file)?.allocated)
     }
 
     /// Closes the descriptor of fills; the next write opens it anew.
