@@ -1,5 +1,6 @@
 //! The command line: one file for each family of commands.
 
+mod bench;
 mod conf;
 pub mod connect;
 mod export;
@@ -99,6 +100,9 @@ enum Command {
     /// The key that the masters encrypt credentials of buckets with: change it.
     #[command(subcommand)]
     Secrets(secrets::SecretsCommand),
+    /// Measure what a directory gives to programs, beside a baseline.
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
     /// Write synthetic JPEG images for tests and demonstrations.
     GenImages(gen_images::GenImagesArgs),
     /// A whole cluster on this host.
@@ -137,6 +141,7 @@ impl Cli {
             Command::Node(command) => block_on(command.run()),
             Command::Raft(command) => block_on(command.run()),
             Command::Secrets(command) => block_on(command.run()),
+            Command::Bench(command) => command.run(),
             Command::GenImages(args) => args.run(),
             Command::Local(command) => command.run(),
             Command::Version => console::line(format_args!("cv {}", env!("CARGO_PKG_VERSION"))),

@@ -2,6 +2,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod bench;
 mod cli;
 mod console;
 mod error;

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
 mod bad;
+mod bench_command;
 #[path = "crash/bucket.rs"]
 mod bucket;
 mod cache_attributes;

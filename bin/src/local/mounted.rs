@@ -25,6 +25,13 @@ pub fn cavern_mount_above(path: &Path) -> Option<PathBuf> {
     path.ancestors().find(is_ours).map(Path::to_owned)
 }
 
+/// The type of the file system that a path (absolute, without symlinks) lies in: `ext4`, `fuse.cv`.
+pub fn kind_of(path: &Path) -> Option<String> {
+    let table = fs::read("/proc/self/mountinfo").ok()?;
+    let kind = path.ancestors().find_map(|above| kind_on_top(&table, above))?;
+    Some(String::from_utf8_lossy(kind).into_owned())
+}
+
 fn is_fuse_on_top(table: &[u8], path: &Path) -> bool {
     kind_on_top(table, path).is_some_and(|kind| kind == b"fuse" || kind.starts_with(b"fuse."))
 }

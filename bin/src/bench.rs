@@ -1,0 +1,56 @@
+//! `cv bench`: what a directory gives to programs, beside a baseline. The directory is a mount or any other one; all
+//! of it goes through ordinary system calls of this process.
+//!
+//! A [`Workload`] is run in rounds on the target and on the baseline in turn, each time the other one first
+//! ([`rounds`]). A round has one or several [`tally::Phase`]s: threads that do one kind of operation, each with a buffer
+//! and a [`histogram::Histogram`] of its own ([`workers`]). What fails is counted apart, and never as done.
+//!
+//! What a workload writes is in a directory that it makes ([`scratch`]) and removes, on errors and signals too.
+
+mod cache;
+mod close;
+mod copy;
+mod files;
+mod histogram;
+mod ingest;
+mod list;
+mod machine;
+mod meta;
+mod picture;
+mod random;
+mod report;
+mod rounds;
+mod scratch;
+mod sides;
+mod stop;
+mod stream;
+mod table;
+mod tally;
+mod tree;
+mod workers;
+mod workload;
+
+pub use cache::CachePolicy;
+pub use files::Files;
+pub use ingest::Ingest;
+pub use list::List;
+pub use meta::Meta;
+pub use picture::{check as check_picture, write as write_picture};
+pub use random::{Length, RandomReads};
+pub use report::{Heading, Report};
+pub use rounds::run as run_rounds;
+pub use sides::Sides;
+pub use stop::Stop;
+pub use stream::{ReadStreams, WriteStreams};
+pub use tree::{Match, Tree};
+pub use workload::Workload;
+
+/// A seed for one purpose out of the seed of the run: neighbours have nothing in common.
+fn derived_seed(seed: u64, round: u32, worker: usize) -> u64 {
+    // The finalizer of SplitMix64.
+    let purpose = (u64::from(round) << 32) | worker as u64;
+    let mixed = seed ^ purpose.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
