@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures a cluster on this host against its baselines, all in one run, and prints Markdown tables.
 
-Needs root (it drops the kernel's caches), fio, and the release build of `cv` (or that which `CV_BIN` names),
+Needs root (it drops the kernel's caches), and the release build of `cv` (or that which `CV_BIN` names),
 `plainfs` and `s3get`:
 
     tests/bench.py --dir /data/bench              # everything, about ten minutes
@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -30,6 +31,10 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or CACHE / "target") / "release
 CV = Path(os.environ.get("CV_BIN") or TARGET / "cv").resolve()
 # The Python with what tests/requirements.txt names; `bin/setup --tests` makes it.
 PYTHON = CACHE / "venv/bin/python"
+
+
+# Of which a figure is the median; the sides take turns.
+ROUNDS = 3
 
 
 def run(*command, **options):
@@ -77,6 +82,7 @@ class Bench:
         self.cluster = directory / "cluster"
         self.mount = directory / "mount"
         self.plainfs = None
+        self.seeded = set()
 
     # ------------------------------------------------------------------------------------------ set-up
 
@@ -109,13 +115,15 @@ class Bench:
         self.status = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))
         return seconds
 
-    def attach(self, name):
-        """Copies source/NAME into a bucket of its own and mounts it at /NAME."""
+    def attach(self, name, mode="cache_mode", path=None):
+        """Copies source/NAME into a bucket of its own, if it is not there, and mounts it at /NAME or another path."""
         s3 = self.status["s3"]
-        self.cv("local", "seed", "--dir", self.cluster, self.source / name, f"s3://{name}")
+        if name not in self.seeded:
+            self.cv("local", "seed", "--dir", self.cluster, self.source / name, f"s3://{name}")
+            self.seeded.add(name)
         master = self.status["masters"][0]["grpc"]
         os.environ["CV_CLUSTER__MASTERS"] = json.dumps([master])
-        self.cv("mount", f"s3://{name}", f"/{name}", "--write-type", "cache_mode",
+        self.cv("mount", f"s3://{name}", path or f"/{name}", "--write-type", mode,
                 "-c", f"s3.endpoint_url={s3['endpoint']}", "-c", "s3.region_name=us-east-1",
                 "-c", f"s3.credentials.access={s3['access_key']}",
                 "-c", f"s3.credentials.secret={s3['secret_key']}", "-c", "s3.force.path.style=true")
@@ -157,48 +165,107 @@ class Bench:
         conf.write_text(after)
         self.cv("local", "start", "fuse", "--dir", self.cluster)
 
+    def fetched(self):
+        """How many requests workers have sent to buckets."""
+        sent = 0
+        for worker in self.status["workers"]:
+            with urllib.request.urlopen(f"http://{worker['http']}/metrics") as page:
+                lines = page.read().decode().splitlines()
+            counters = [line.split() for line in lines if line.startswith("cavern_worker_ufs_requests_total")]
+            sent += sum(int(value) for _, value in counters)
+        return sent
+
+    def cold_again(self, name):
+        """No worker has a block of the mount, and the kernel nothing of the store's files, which all sides read."""
+        self.cv("fs", "free", f"/{name}")
+        drop_caches()
+
+    def cold_images(self, ours):
+        """Medians of rounds in which the three clients take turns, and each of them begins with the same."""
+        rates = {"bare": [], "boto3": [], "ours": []}
+        for _ in range(ROUNDS):
+            drop_caches()
+            rates["bare"].append(self.plain_client("images", 8)["objects_per_second"])
+            drop_caches()
+            rates["boto3"].append(self.boto3_client("images"))
+            self.cold_again("images")
+            before = self.fetched()
+            rates["ours"].append(self.load(ours, "--raw"))
+            requests = self.fetched() - before
+            assert requests >= self.images, f"only {requests} of {self.images} images came from the bucket"
+        return {name: statistics.median(figures) for name, figures in rates.items()}
+
     def images_section(self):
         self.attach("images")
         disk, plain, ours = (base / "images" for base in (self.source, self.plain_mount, self.mount))
-        # The store's own files are out of the page cache for each of the three.
-        drop_caches()
-        bare = self.plain_client("images", 8)["objects_per_second"]
-        drop_caches()
-        boto3 = self.boto3_client("images")
-        drop_caches()
-        cold = self.load(ours, "--raw")
+        cold = self.cold_images(ours)
         rows = [
-            ("cold, from the bucket", cold, "plain S3 client in Rust, one process, 8 in flight", bare),
-            ("", cold, "boto3, 8 processes", boto3),
+            ("cold, from the bucket", cold["ours"], "plain S3 client in Rust, one process, 8 in flight", cold["bare"]),
+            ("", cold["ours"], "boto3, 8 processes", cold["boto3"]),
         ]
-        figures = {}
-        for name, directory in (("disk", disk), ("plain", plain), ("ours", ours)):
-            rates = []
-            for _ in range(3):
-                drop_caches()
-                rates.append(self.load(directory, "--raw"))
-            figures[name] = statistics.median(rates)
-            figures[name + "-pages"] = statistics.median(self.load(directory, "--raw") for _ in range(3))
+        sides = {"disk": disk, "plain": plain, "ours": ours}
+        figures = self.warm_images(sides)
         rows += [
             ("warm in the worker, kernel caches dropped", figures["ours"], "plainfs", figures["plain"]),
             ("", figures["ours"], "local disk", figures["disk"]),
             ("warm, page cache", figures["ours-pages"], "plainfs", figures["plain-pages"]),
             ("", figures["ours-pages"], "local disk", figures["disk-pages"]),
         ]
-        self.restart_fuse(no_open=True)
-        drop_caches()
-        figures["no-open"] = self.load(ours, "--raw")
-        figures["no-open-pages"] = statistics.median(self.load(ours, "--raw") for _ in range(3))
-        self.restart_fuse(no_open=False)
-        rows += [
-            ("`fuse.no_open`, warm in the worker", figures["no-open"], "plainfs", figures["plain"]),
-            ("`fuse.no_open`, page cache", figures["no-open-pages"], "plainfs", figures["plain-pages"]),
-            ("", figures["no-open-pages"], "local disk", figures["disk-pages"]),
-        ]
+        rows += self.no_open_rows(ours, figures["disk-pages"])
         drop_caches()
         plain_decoded, ours_decoded = self.load(plain), self.load(ours)
         rows.append(("decoded, warm", ours_decoded, "plainfs", plain_decoded))
+        rows += self.fs_mode_rows(plain)
         self.table(f"{self.images} JPEGs of 50 KB, 8 processes, images/s", rows, "{:,.0f}")
+
+    def warm_images(self, sides):
+        """For each side the median after the kernel's caches were dropped, and that right after, of rounds in turn."""
+        rates = {name + pages: [] for name in sides for pages in ("", "-pages")}
+        for _ in range(ROUNDS):
+            for name, directory in sides.items():
+                drop_caches()
+                rates[name].append(self.load(directory, "--raw"))
+                rates[name + "-pages"].append(self.load(directory, "--raw"))
+        return {name: statistics.median(figures) for name, figures in rates.items()}
+
+    def no_open_rows(self, ours, disk_pages):
+        """A client that has the kernel open files by itself, beside `plainfs` that does so as well."""
+        self.restart_fuse(no_open=True)
+        mount = self.directory / "plain-no-open"
+        plainfs = start_plainfs(self.source, mount, "--no-open")
+        try:
+            figures = self.warm_images({"plain": mount / "images", "ours": ours})
+        finally:
+            stop_plainfs(plainfs, mount)
+            self.restart_fuse(no_open=False)
+        return [
+            ("`fuse.no_open`, warm in the worker", figures["ours"], "`plainfs --no-open`", figures["plain"]),
+            ("`fuse.no_open`, page cache", figures["ours-pages"], "`plainfs --no-open`", figures["plain-pages"]),
+            ("", figures["ours-pages"], "local disk", disk_pages),
+        ]
+
+    def fs_mode_rows(self, plain):
+        """The same images through an fs-mode mount of the same bucket, which is mounted in one mode at a time."""
+        self.cv("umount", "/images")
+        self.attach("images", "fs_mode", "/images-fs")
+        ours = self.mount / "images-fs"
+        self.wait_until_listed(ours)
+        self.load(ours, "--raw")
+        figures = self.warm_images({"plain": plain, "ours": ours})
+        self.cv("umount", "/images-fs")
+        self.attach("images")
+        return [
+            ("fs-mode, warm in the worker, kernel caches dropped", figures["ours"], "plainfs", figures["plain"]),
+            ("fs-mode, page cache", figures["ours-pages"], "plainfs", figures["plain-pages"]),
+        ]
+
+    def wait_until_listed(self, directory):
+        """What the bucket has is indexed in the background."""
+        deadline = time.monotonic() + 120
+        while sum(len(names) for _, _, names in os.walk(directory)) < self.images:
+            if time.monotonic() > deadline:
+                sys.exit(f"{directory} did not show {self.images} images within 120 s")
+            time.sleep(0.2)
 
     def read_stream(self, path):
         seconds = timed(lambda: run("dd", f"if={path}", "of=/dev/null", "bs=1M", "status=none"))
@@ -207,9 +274,14 @@ class Bench:
     def stream_section(self):
         self.attach("stream")
         disk, plain, ours = (base / "stream/stream.bin" for base in (self.source, self.plain_mount, self.mount))
-        bare = self.plain_client("stream", 4, 8 << 20)["bytes_per_second"] / 1e6
-        drop_caches()
-        rows = [("cold, from the bucket", self.read_stream(ours), "plain S3 client, 4 × 8 MiB in flight", bare)]
+        bares, colds = [], []
+        for _ in range(ROUNDS):
+            drop_caches()
+            bares.append(self.plain_client("stream", 4, 8 << 20)["bytes_per_second"] / 1e6)
+            self.cold_again("stream")
+            colds.append(self.read_stream(ours))
+        bare, cold = statistics.median(bares), statistics.median(colds)
+        rows = [("cold, from the bucket", cold, "plain S3 client, 4 × 8 MiB in flight", bare)]
         figures = {}
         for name, path in (("disk", disk), ("plain", plain), ("ours", ours)):
             rates, warm = [], []
@@ -236,27 +308,33 @@ class Bench:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def random_section(self):
+        """Of each side the pages are dropped before a round that are its own: those of the mounts. What is behind them,
+        and the local disk's file, stay in the page cache, so nobody waits for the disk."""
         if not (self.mount / "stream").exists():
             self.attach("stream")
-        for base in (self.plain_mount, self.mount):
-            self.read_stream(base / "stream/stream.bin")
+        paths = {name: base / "stream/stream.bin" for name, base in
+                 (("disk", self.source), ("plain", self.plain_mount), ("ours", self.mount))}
+        for path in paths.values():
+            self.read_stream(path)
         rows = []
-        for size in ("4k", "256k"):
+        for size in ("4KiB", "256KiB"):
             for threads in (1, 16):
-                figures = {}
-                for name, base in (("disk", self.source), ("plain", self.plain_mount), ("ours", self.mount)):
-                    path = base / "stream/stream.bin"
-                    self.forget_pages(path)
-                    report = json.loads(run(
-                        "fio", "--name=random", f"--filename={path}", "--rw=randread", f"--bs={size}",
-                        "--ioengine=psync", f"--numjobs={threads}", "--thread", "--group_reporting", "--runtime=5",
-                        "--time_based", "--invalidate=0", "--readonly", "--output-format=json"))
-                    figures[name] = report["jobs"][0]["read"]["iops"]
-                    self.forget_pages(path)
+                rates = {name: [] for name in paths}
+                for seed in range(ROUNDS):
+                    for name, path in paths.items():
+                        if name != "disk":
+                            self.forget_pages(path)
+                        rates[name].append(self.random_reads(path, size, threads, seed))
+                figures = {name: statistics.median(found) for name, found in rates.items()}
                 what = f"{size}, {threads} thread{'s' if threads > 1 else ''}"
                 rows.append((what, figures["ours"], "plainfs", figures["plain"]))
-                rows.append(("", figures["ours"], "local disk", figures["disk"]))
+                rows.append(("", figures["ours"], "local disk, in the page cache", figures["disk"]))
         self.table("Random reads of a warm 2 GiB file, reads/s", rows, "{:,.0f}")
+
+    def random_reads(self, path, size, threads, seed):
+        text = self.cv("bench", "random", path.parent, "--block", size, "--threads", threads, "--seed", seed,
+                       "--seconds", 2, "--rounds", 1, "--json")
+        return json.loads(text)["summary"][0]["target"]["median"]
 
     def find_section(self):
         rows = []

@@ -8,6 +8,12 @@ use std::time::Instant;
 use cavern_plain_s3::PlainS3;
 use clap::Parser;
 use futures::{StreamExt, TryStreamExt};
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+
+/// As in `load_img.py`: no reader of the benchmarks follows the order of the names.
+const SEED: u64 = 42;
 
 #[derive(Parser)]
 #[command(about = "GETs the objects of a bucket that a directory was copied to, and prints the rates as JSON")]
@@ -53,6 +59,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let client = PlainS3::new(&options.endpoint, &options.access_key, &options.secret_key)?;
     let mut found = Vec::new();
     objects(&options.source, &options.source, &mut found)?;
+    found.sort_unstable();
+    found.shuffle(&mut StdRng::seed_from_u64(SEED));
     let mut parts = Vec::new();
     for (key, size) in &found {
         let step = if options.part == 0 { (*size).max(1) } else { options.part };

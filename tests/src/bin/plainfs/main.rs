@@ -16,7 +16,7 @@ use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
-use read_only::ReadOnly;
+use read_only::{Opens, ReadOnly};
 use writable::Writable;
 
 #[derive(Parser)]
@@ -36,6 +36,9 @@ struct Options {
     /// Drop a file's pages each time it is opened.
     #[arg(long)]
     drop_pages: bool,
+    /// Have the kernel open files by itself: it sends no OPEN and no RELEASE.
+    #[arg(long, conflicts_with_all = ["writable", "drop_pages"])]
+    no_open: bool,
 }
 
 fn main() -> io::Result<()> {
@@ -56,7 +59,12 @@ fn main() -> io::Result<()> {
         raise_descriptors()?;
         fuser::Session::new(Writable::new(source, options.drop_pages)?, &options.mount_point, &config)?.spawn()?
     } else {
-        fuser::Session::new(ReadOnly::new(source, options.drop_pages)?, &options.mount_point, &config)?.spawn()?
+        let opens = match (options.no_open, options.drop_pages) {
+            (true, _) => Opens::Never,
+            (false, true) => Opens::DropPages,
+            (false, false) => Opens::KeepPages,
+        };
+        fuser::Session::new(ReadOnly::new(source, opens)?, &options.mount_point, &config)?.spawn()?
     };
     set_read_ahead(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

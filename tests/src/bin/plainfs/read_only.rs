@@ -23,13 +23,23 @@ const DESCRIPTORS_MAX: usize = 16_384;
 
 type Listing = Vec<(OsString, Arc<Node>)>;
 
+/// What an OPEN does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Opens {
+    KeepPages,
+    /// The kernel forgets a file's pages.
+    DropPages,
+    /// There is none: the first one is answered so that the kernel sends no other.
+    Never,
+}
+
 /// A directory of this host.
 pub struct ReadOnly {
     nodes: RwLock<HashMap<INodeNo, Arc<Node>>>,
     listings: Handles<Listing>,
     /// Nodes with a descriptor, the oldest first.
     opened: Mutex<VecDeque<Arc<Node>>>,
-    drop_pages: bool,
+    opens: Opens,
 }
 
 struct Node {
@@ -39,8 +49,8 @@ struct Node {
 }
 
 impl ReadOnly {
-    /// Shows `source`; `drop_pages`: the kernel forgets a file's pages at each open.
-    pub fn new(source: PathBuf, drop_pages: bool) -> io::Result<Self> {
+    /// Shows `source`.
+    pub fn new(source: PathBuf, opens: Opens) -> io::Result<Self> {
         let mut attr = attributes(&source.metadata()?);
         attr.ino = INodeNo::ROOT;
         let root = Arc::new(Node { path: source, attr, file: RwLock::default() });
@@ -48,7 +58,7 @@ impl ReadOnly {
             nodes: RwLock::new(HashMap::from([(INodeNo::ROOT, root)])),
             listings: Handles::default(),
             opened: Mutex::default(),
-            drop_pages,
+            opens,
         })
     }
 
@@ -112,7 +122,11 @@ impl Filesystem for ReadOnly {
     }
 
     fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let flags = if self.drop_pages { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE };
+        let flags = match self.opens {
+            Opens::KeepPages => FopenFlags::FOPEN_KEEP_CACHE,
+            Opens::DropPages => FopenFlags::empty(),
+            Opens::Never => return reply.error(Errno::ENOSYS),
+        };
         match self.node(ino).and_then(|node| Ok(self.open_file(&node).map(|_| ())?)) {
             Ok(()) => reply.opened(FileHandle(0), flags),
             Err(error) => reply.error(error),
