@@ -2,8 +2,8 @@
 //! of it goes through ordinary system calls of this process.
 //!
 //! A [`Workload`] is run in rounds on the target and on the baseline in turn, each time the other one first
-//! ([`rounds`]). A round has one or several [`tally::Phase`]s: threads that do one kind of operation, each with a buffer
-//! and a [`histogram::Histogram`] of its own ([`workers`]). What fails is counted apart, and never as done.
+//! ([`rounds`]). A round has one or several [`tally::Phase`]s: threads that do one kind of operation, each with a
+//! buffer and a [`histogram::Histogram`] of its own ([`workers`]). What fails is counted apart, and never as done.
 //!
 //! What a workload writes is in a directory that it makes ([`scratch`]) and removes, on errors and signals too.
 

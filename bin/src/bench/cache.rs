@@ -16,8 +16,8 @@ use crate::error::{CliError, Context as _};
 pub enum CachePolicy {
     /// Whatever the kernel has of the files stays.
     Keep,
-    /// The kernel's pages of each file that is read are dropped before each round. On a mount these are the pages of the
-    /// mount, not those of what is behind it, as a worker's block files.
+    /// The kernel's pages of each file that is read are dropped before each round. On a mount these are the pages of
+    /// the mount, not those of what is behind it, as a worker's block files.
     Drop,
 }
 

@@ -1,5 +1,5 @@
-//! A report as a picture (SVG): a panel for each rate, in it a bar for each side from zero to the median, with a whisker
-//! from the least to the most.
+//! A report as a picture (SVG): a panel for each rate, in it a bar for each side from zero to the median, with a
+//! whisker from the least to the most.
 
 use std::fmt::Write as _;
 use std::fs::OpenOptions;

@@ -58,8 +58,8 @@ impl RandomReads {
         let (path, file_bytes) = found.unwrap_or_default();
         if file_bytes < 2 * block_bytes as u64 {
             let text = format!(
-                "the largest file, {}, has {file_bytes} bytes: random reads need one of two blocks of {block_bytes} bytes \
-                 at least",
+                "the largest file, {}, has {file_bytes} bytes: random reads need one of two blocks of {block_bytes} \
+                 bytes at least",
                 path.display()
             );
             return Err(CliError::Failed(text));

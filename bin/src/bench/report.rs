@@ -146,8 +146,9 @@ impl PhaseView {
     }
 }
 
+/// What is shorter than a tick of the kernel is not counted by it.
 fn cpu_us(seconds: Option<f64>, operations: u64) -> Option<f64> {
-    seconds.filter(|_| operations > 0).map(|seconds| seconds * 1e6 / operations as f64)
+    seconds.filter(|seconds| *seconds > 0.0 && operations > 0).map(|seconds| seconds * 1e6 / operations as f64)
 }
 
 /// The phases of one side with the number `index` in their rounds.

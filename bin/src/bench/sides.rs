@@ -34,8 +34,8 @@ impl Sides {
         Ok(Self { target, baseline })
     }
 
-    /// Sees that the baseline has the files of a tree, which the target has; with `fill` they are copied into a baseline
-    /// that is empty.
+    /// Sees that the baseline has the files of a tree, which the target has; with `fill` they are copied into a
+    /// baseline that is empty.
     ///
     /// # Errors
     /// When it has not, by the end.

@@ -16,8 +16,8 @@ pub trait Workload: Send {
         Ok(())
     }
 
-    /// One round in a directory; `round` counts from 0, and decides with the seed what is done. Operations that fail are
-    /// in the tallies of the phases.
+    /// One round in a directory; `round` counts from 0, and decides with the seed what is done. Operations that fail
+    /// are in the tallies of the phases.
     ///
     /// # Errors
     /// What makes the round as a whole fail.
