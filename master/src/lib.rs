@@ -21,6 +21,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod announce;
 mod blocking;
 mod clock;
 mod error;

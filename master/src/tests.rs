@@ -1,5 +1,6 @@
 //! Tests of the master as a whole, in one process: a real database, a real log, buckets in memory.
 
+mod announce;
 mod batches;
 mod clock;
 mod coherence;

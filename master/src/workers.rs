@@ -14,6 +14,7 @@ use cavern_proto::master::{
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{PutWorker, SetWorkerState};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::MasterError;
@@ -33,6 +34,8 @@ pub struct Workers {
     cluster_id: String,
     started: Instant,
     reports: Mutex<HashMap<u64, Report>>,
+    /// Some worker knows other masters than before, or is lost.
+    progress: Notify,
     metrics: MasterMetrics,
 }
 
@@ -45,6 +48,8 @@ struct Report {
     blocks: u64,
     disks: Vec<DiskReport>,
     counters: WorkerCounters,
+    /// Of which it knows the masters.
+    group_epoch: u64,
 }
 
 impl Workers {
@@ -55,8 +60,8 @@ impl Workers {
         cluster_id: String,
         metrics: MasterMetrics,
     ) -> Self {
-        let (started, reports) = (Instant::now(), Mutex::default());
-        Self { database, proposer, timeout, cluster_id, started, reports, metrics }
+        let (started, reports, progress) = (Instant::now(), Mutex::default(), Notify::new());
+        Self { database, proposer, timeout, cluster_id, started, reports, progress, metrics }
     }
 
     /// Registers a worker, or renews what is known of it; returns its id and the table's epoch.
@@ -91,6 +96,7 @@ impl Workers {
                     blocks: worker.blocks,
                     disks,
                     counters: WorkerCounters::default(),
+                    group_epoch: 0,
                 };
                 self.reports.lock().insert(id, report);
                 tracing::info!(worker = id, address = logged.data_address, "a worker has registered");
@@ -117,8 +123,12 @@ impl Workers {
             blocks: request.blocks,
             disks,
             counters: request.counters.unwrap_or_default(),
+            group_epoch: request.group_epoch,
         };
-        self.reports.lock().insert(id, report);
+        let before = self.reports.lock().insert(id, report);
+        if before.is_none_or(|before| before.group_epoch != request.group_epoch) {
+            self.progress.notify_waiters();
+        }
         if worker.state() != WorkerState::Live {
             self.set_state(id, WorkerState::Live).await?;
             tracing::info!(worker = id, address = worker.data_address, "a worker is back");
@@ -148,10 +158,36 @@ impl Workers {
             lost += 1;
             tracing::warn!(worker = worker.id, address = worker.data_address, "a worker is lost");
             self.set_state(worker.id, WorkerState::Lost).await?;
+            self.progress.notify_waiters();
         }
         self.metrics.gauges.workers_live.set(live);
         self.metrics.gauges.workers_lost.set(lost);
         Ok(())
+    }
+
+    /// Returns when all live workers know the masters of an epoch, at the latest after `wait`. Gives the names of those
+    /// that have not said so.
+    pub async fn wait_group_known(&self, epoch: u64, wait: Duration) -> Result<Vec<String>, MasterError> {
+        let deadline = Instant::now() + wait;
+        loop {
+            let changed = self.progress.notified();
+            tokio::pin!(changed);
+            // Registered before looking, so that no heartbeat in between is missed.
+            changed.as_mut().enable();
+            let unaware = self.unaware(epoch)?;
+            if unaware.is_empty() || tokio::time::timeout_at(deadline, changed).await.is_err() {
+                return Ok(unaware);
+            }
+        }
+    }
+
+    fn unaware(&self, epoch: u64) -> Result<Vec<String>, MasterError> {
+        let records = Tables::new(&self.database).workers()?;
+        let live = records.into_iter().filter_map(|record| record.worker);
+        let live = live.filter(|worker| worker.state() == WorkerState::Live);
+        let reports = self.reports.lock();
+        let knows = |worker: &Worker| reports.get(&worker.id).is_some_and(|report| report.group_epoch >= epoch);
+        Ok(live.filter(|worker| !knows(worker)).map(|worker| format!("worker {}", worker.data_address)).collect())
     }
 
     async fn set_state(&self, worker_id: u64, state: WorkerState) -> Result<(), MasterError> {

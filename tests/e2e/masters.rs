@@ -260,6 +260,30 @@ fn one_master_grows_to_three_under_load_and_the_first_can_go() {
     load.finish(&cluster);
 }
 
+/// Growth ends when clients and workers know the new masters, so that the first may die at once.
+#[test]
+fn a_leader_that_is_killed_right_after_the_growth_costs_nobody_an_error() {
+    let cluster = masters(1);
+    cluster.s3.create_bucket("files");
+    cluster.mount_fs_mode("s3://files", "/files", &[]);
+    let (before, after) = (cluster.path("files/before"), cluster.path("files/after"));
+    fs::write(&before, "b").unwrap();
+    cluster.cv(&["local", "up", "--dir", cluster.directory().to_str().unwrap(), "--masters", "3"]);
+    cluster.kill("master0");
+    fs::write(&after, "w").unwrap();
+    assert_eq!([&before, &after].map(|path| fs::read_to_string(path).unwrap()), ["b", "w"]);
+    // A new leader has had no heartbeat of a worker before that.
+    eventually("the workers find another leader", PATIENCE, || {
+        let nodes = cluster.cv(&["node", "list", "--json"]).json();
+        let has_come = |node: &serde_json::Value| node["last_heartbeat_age_ms"].as_i64().unwrap() >= 0;
+        let nodes = nodes.as_array().unwrap();
+        assert_eq!(nodes.len(), 2);
+        nodes.iter().all(has_come).then_some(())
+    });
+    cluster.cv(&["persist", "wait", "/files", "--timeout", "60s"]);
+    assert_eq!(cluster.s3.get("files", "after"), "w");
+}
+
 #[test]
 fn a_master_that_has_lost_its_data_is_refused_and_replaced_under_load() {
     let cluster = masters(3);

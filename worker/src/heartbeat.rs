@@ -57,19 +57,24 @@ impl Heartbeat {
         while !stop.is_cancelled() {
             let attempt = async {
                 match interval {
-                    None => self.register().await.map(Some),
-                    Some(every) => self.beat().await.map(|known| known.then_some(every)),
+                    None => self.register().await.map(|every| (Some(every), every)),
+                    Some(every) => self.beat().await.map(|beat| match beat {
+                        Beat::Known => (Some(every), every),
+                        // The master waits to hear that they have been taken in.
+                        Beat::News => (Some(every), Duration::ZERO),
+                        // A worker that the master does not know any more registers at once.
+                        Beat::Unknown => (None, Duration::ZERO),
+                    }),
                 }
             };
             let Some(result) = stop.run_until_cancelled(attempt).await else { break };
             let pause = match result {
-                Ok(registered) => {
+                Ok((registered, pause)) => {
                     if std::mem::take(&mut away) {
                         info!("the master is back");
                     }
                     interval = registered;
-                    // A worker that the master does not know any more registers at once.
-                    interval.unwrap_or(Duration::ZERO)
+                    pause
                 }
                 Err(LinkError::Fatal(error)) => return Err(error),
                 Err(LinkError::Call(error)) => {
@@ -118,6 +123,7 @@ impl Heartbeat {
             }
             Err(error) => return Err(LinkError::Call(error)),
         };
+        self.master.note_group(reply.group_epoch, &reply.masters);
         let (store, cluster_id) = (self.store.clone(), reply.cluster_id.clone());
         let joined = tokio::task::spawn_blocking(move || store.join_cluster(&cluster_id)).await;
         joined.map_err(|error| LinkError::Fatal(error.into()))?.map_err(LinkError::Fatal)?;
@@ -131,8 +137,7 @@ impl Heartbeat {
         Ok(Duration::from_millis(u64::from(reply.heartbeat_ms)).clamp(INTERVALS.0, INTERVALS.1))
     }
 
-    /// Says whether the master still knows this worker.
-    async fn beat(&self) -> Result<bool, LinkError> {
+    async fn beat(&self) -> Result<Beat, LinkError> {
         let usage = self.store.usage();
         let request = HeartbeatRequest {
             worker_id: self.membership.now().0,
@@ -141,20 +146,21 @@ impl Heartbeat {
             blocks: usage.iter().map(|disk| disk.blocks).sum(),
             disks: self.disks(),
             counters: Some(self.counters()),
+            group_epoch: self.master.group_epoch(),
         };
         let ask = |mut stubs: Stubs| {
             let request = request.clone();
             async move { stubs.cluster.heartbeat(request).await }
         };
         let reply = self.master.try_call("Heartbeat", ask).await?;
-        self.master.note_group(reply.group_epoch);
+        self.master.note_group(reply.group_epoch, &reply.masters);
         self.membership.heard_of(reply.term);
         if reply.register {
             info!("the master does not know this worker: registering again");
-            return Ok(false);
+            return Ok(Beat::Unknown);
         }
         self.mounts.refresh_to(reply.mounts_epoch).await?;
-        Ok(true)
+        Ok(if reply.masters.is_empty() { Beat::Known } else { Beat::News })
     }
 
     fn disks(&self) -> Vec<DiskReport> {
@@ -183,6 +189,15 @@ impl Heartbeat {
             misses: metrics.misses.get(),
         }
     }
+}
+
+/// What a heartbeat has brought.
+enum Beat {
+    Known,
+    /// The masters are others than this worker knew.
+    News,
+    /// The master does not know this worker.
+    Unknown,
 }
 
 /// Why a call to the master came to nothing.

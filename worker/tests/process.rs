@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop there")]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use cavern_conf::Config;
@@ -32,6 +32,7 @@ struct Script {
     beats: Mutex<Vec<HeartbeatRequest>>,
     mounts: Mutex<MountTable>,
     forget: AtomicBool,
+    group_epoch: AtomicU64,
 }
 
 #[derive(Clone)]
@@ -49,14 +50,20 @@ macro_rules! not_asked {
             ) -> Result<Response<RegisterWorkerReply>, Status> {
                 self.0.registered.lock().push(request.into_inner());
                 let cluster_id = self.0.cluster_id.lock().clone();
-                Ok(Response::new(RegisterWorkerReply { worker_id: 5, cluster_id, epoch: 1, heartbeat_ms: 50 }))
+                let (worker_id, heartbeat_ms) = (5, 50);
+                Ok(Response::new(RegisterWorkerReply { worker_id, cluster_id, heartbeat_ms, ..Default::default() }))
             }
 
             async fn heartbeat(&self, request: Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
-                self.0.beats.lock().push(request.into_inner());
+                let request = request.into_inner();
+                let group_epoch = self.0.group_epoch.load(Ordering::Relaxed);
+                let is_known = request.group_epoch == group_epoch;
+                let masters = if is_known { Vec::new() } else { vec!["127.0.0.1:1".to_owned()] };
+                self.0.beats.lock().push(request);
                 let register = self.0.forget.swap(false, Ordering::Relaxed);
                 let mounts_epoch = self.0.mounts.lock().epoch;
-                let reply = HeartbeatReply { workers_epoch: 1, mounts_epoch, register, ..HeartbeatReply::default() };
+                let (workers_epoch, term) = (1, 0);
+                let reply = HeartbeatReply { workers_epoch, mounts_epoch, register, group_epoch, term, masters };
                 Ok(Response::new(reply))
             }
 
@@ -215,6 +222,10 @@ async fn a_worker_serves_registers_and_survives_restarts() {
     eventually("two further heartbeats", || script.beats.lock().len() >= beats + 2).await;
     assert_eq!(read(&me.data_address, &block).await, (data::Status::Ok, vec![7; 50_000]));
     eventually("a report of the block", || script.beats.lock().last().is_some_and(|beat| beat.blocks == 1)).await;
+
+    script.group_epoch.store(4, Ordering::Relaxed);
+    let knows = || script.beats.lock().last().is_some_and(|beat| beat.group_epoch == 4);
+    eventually("the master hears that its group is known", knows).await;
 
     script.forget.store(true, Ordering::Relaxed);
     eventually("registration again", || script.registered.lock().len() == 2).await;

@@ -35,7 +35,8 @@ what of it is in its namespace, MATCHED what the leader knows to be on its disk.
   cv raft add node4:7700
 
 The new master runs already, with an empty master.data_dir and with the others in its cluster.masters. Returns when \
-it has the namespace and votes; the others serve meanwhile. One master becomes a group of three by two of these.")]
+it has the namespace, clients and workers know it, and it votes; the others serve meanwhile. One master becomes a \
+group of three by two of these.")]
     Add(AddArgs),
     /// Take a master out.
     #[command(after_help = "Examples:
@@ -120,6 +121,9 @@ pub struct SnapshotArgs {
 struct ChangeView {
     leader: u64,
     members: Vec<MemberView>,
+    /// Who may not know a master that was taken in.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unaware: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -300,6 +304,7 @@ impl AddArgs {
         drop(progress);
         let Some(group) = group else { return Ok(None) };
         let id = group.members.iter().find(|member| member.address == address).map_or(0, |member| member.node_id);
+        remark_unaware(&group);
         say(&group, self.json, format!("{address} is master {id}, and votes")).map(Some)
     }
 }
@@ -411,6 +416,17 @@ fn address_of(group: &Group, id: u64) -> Option<String> {
     group.members.iter().find(|member| member.node_id == id).map(|member| member.address.clone())
 }
 
+/// Says who may not know a master that was taken in.
+pub fn remark_unaware(group: &Group) {
+    if !group.unaware.is_empty() {
+        console::remark(format_args!(
+            "these have not said that they know the new master, and may not find it should the others fail now: {}. \
+             They are told again each second; restart what stays without a connection",
+            group.unaware.join(", ")
+        ));
+    }
+}
+
 /// The outcome of a change.
 fn say(group: &Group, json: bool, text: String) -> Result<(), CliError> {
     if !json {
@@ -421,5 +437,6 @@ fn say(group: &Group, json: bool, text: String) -> Result<(), CliError> {
         address: address.clone(),
         votes: *votes,
     };
-    console::json(&ChangeView { leader: group.leader, members: group.members.iter().map(view).collect() })
+    let (members, unaware) = (group.members.iter().map(view).collect(), group.unaware.clone());
+    console::json(&ChangeView { leader: group.leader, members, unaware })
 }

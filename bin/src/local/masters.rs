@@ -5,11 +5,11 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use cavern_proto::raft::AddMasterRequest;
+use cavern_proto::raft::{AddMasterRequest, Group};
 use tokio::time::Instant;
 
 use super::record::Cluster;
-use crate::cli::raft::{GroupView, MasterRole, Survey, ask_leader};
+use crate::cli::raft::{GroupView, MasterRole, Survey, ask_leader, remark_unaware};
 use crate::error::{CliError, Context as _};
 use crate::runtime::block_on;
 
@@ -59,7 +59,7 @@ pub fn leader(cluster: &Cluster, patience: Duration) -> Result<String, CliError>
 pub struct TakingIn {
     number: usize,
     /// What becomes of the request, while it is under way.
-    asked: Option<Receiver<Result<(), CliError>>>,
+    asked: Option<Receiver<Result<Option<Group>, CliError>>>,
 }
 
 impl TakingIn {
@@ -80,7 +80,8 @@ impl TakingIn {
                 Err(TryRecvError::Empty) => return Ok(false),
                 // The thread is gone.
                 Err(TryRecvError::Disconnected) => {}
-                Ok(answer) => refused = answer.err(),
+                Ok(Ok(group)) => group.iter().for_each(remark_unaware),
+                Ok(Err(error)) => refused = Some(error),
             }
             self.asked = None;
         }
@@ -103,7 +104,7 @@ impl TakingIn {
         let ask = move || {
             let added = block_on(ask_leader(leader, CONNECT, async |leader| leader.add_master(request.clone()).await));
             // Nobody listens any more who has given up.
-            let _ = answer.send(added.map(drop));
+            let _ = answer.send(added);
         };
         thread::Builder::new().name("take-in".to_owned()).spawn(ask).context("cannot start a thread")?;
         self.asked = Some(asked);

@@ -200,6 +200,23 @@ async fn a_stream_follows_what_ended_it() {
     channel.shutdown().await;
 }
 
+#[tokio::test]
+async fn masters_that_the_leader_has_named_are_asked_when_it_is_gone() {
+    let other = FakeMaster::start(Role::Leads);
+    let channel = MasterChannel::new(&config(&[nobody()], AMPLE)).unwrap();
+    let said = [nobody(), "no address".to_owned(), other.address()];
+    channel.note_group(7, &said);
+    assert_eq!(channel.group_epoch(), 7, "the leader is told that");
+    lookup(&channel).await.unwrap();
+    assert_eq!((other.count("Lookup"), other.count("GetGroup")), (1, 0));
+    // One that only says that there are others is asked which.
+    channel.note_group(8, &[]);
+    until("it is asked", || other.count("GetGroup") == 1).await;
+    channel.note_group(0, &[]);
+    assert_eq!(other.count("GetGroup"), 1);
+    channel.shutdown().await;
+}
+
 /// Three masters, of which the one with this id leads.
 fn three(leader: u64) -> [FakeMaster; 3] {
     let masters = [(); 3].map(|()| FakeMaster::start(Role::Follows(None)));

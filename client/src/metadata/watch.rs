@@ -226,7 +226,7 @@ async fn follow(
         }
         let heard = batch.last().map(|event| event.heard);
         if let Some(event) = batch.last() {
-            inner.master.note_group(event.group_epoch);
+            inner.master.note_group(event.group_epoch, &event.masters);
         }
         last = batch.last().map_or(last, |event| event.seq);
         for event in batch {
@@ -277,7 +277,12 @@ async fn follow(
         }
         sent.push();
         // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
-        let message = WatchRequest { acknowledged_seq: acknowledged, let_go_seq: passed_on, ..WatchRequest::default() };
+        let message = WatchRequest {
+            acknowledged_seq: acknowledged,
+            let_go_seq: passed_on,
+            group_epoch: inner.master.group_epoch(),
+            ..WatchRequest::default()
+        };
         if acknowledge.try_send(message).is_err() {
             sent.pop();
         }

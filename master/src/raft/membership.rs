@@ -22,6 +22,8 @@ const HAND_OVER: Duration = Duration::from_secs(3);
 const REPLAYED_MAX: u64 = 16 << 20;
 /// For the log to be cut.
 const CUT: Duration = Duration::from_secs(5);
+/// In an epoch, those of the place in the log; those of the term are before them.
+const EPOCH_INDEX_BITS: u32 = 40;
 /// For a snapshot to be made.
 const SNAPSHOT: Duration = Duration::from_secs(600);
 
@@ -57,19 +59,36 @@ impl Consensus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             level: LEVEL,
             incoming: None,
+            unaware: Vec::new(),
         }
     }
 
-    /// Another number when the members are others.
+    /// Another number when the members are others, and a greater one as long as this master leads.
     pub fn group_epoch(&self) -> u64 {
-        let log_id = *self.raft.metrics().borrow_watched().membership_config.log_id();
-        log_id.map_or(0, |id| id.index.saturating_add(1))
+        epoch(&self.raft.metrics().borrow_watched())
     }
 
-    /// Takes a master in that has its place, but nothing else: it learns first, and votes when it has caught up.
+    /// The epoch of the group, and where its masters are, for somebody who knows those of that epoch.
+    pub fn masters_unless_known(&self, known: u64) -> (u64, Vec<String>) {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        let epoch = epoch(&metrics);
+        if epoch == known {
+            return (epoch, Vec::new());
+        }
+        let nodes = metrics.membership_config.membership().nodes();
+        let addresses = nodes.map(|(_, node)| node.addr.clone()).filter(|address| !address.is_empty());
+        (epoch, addresses.collect())
+    }
+
+    /// Takes a master in that has its place, but nothing else: returns when it has caught up. It does not vote yet.
     pub async fn add(&self, id: NodeId, address: &str) -> Result<(), MasterError> {
         self.cut_log_for(id).await?;
-        self.raft.add_learner(id, Node::new(address), true).await.map_err(explain)?;
+        self.raft.add_learner(id, Node::new(address), true).await.map(drop).map_err(explain)
+    }
+
+    /// Has a master vote that has been added.
+    pub async fn let_vote(&self, id: NodeId, address: &str) -> Result<(), MasterError> {
         let voters = ChangeMembers::AddVoterIds(BTreeSet::from([id]));
         self.raft.change_membership(voters, true).await.map_err(explain)?;
         tracing::info!(id, address, "a master joins the group");
@@ -214,6 +233,12 @@ impl Consensus {
             _ => Err(MasterError::Deadline(format!("no snapshot was made within {SNAPSHOT:?}"))),
         }
     }
+}
+
+/// Where in the log the members are; no two entries have the same number. 0 before there are any.
+fn epoch(metrics: &RaftMetrics<Types>) -> u64 {
+    let log_id = *metrics.membership_config.log_id();
+    log_id.map_or(0, |id| (id.leader_id.term << EPOCH_INDEX_BITS).wrapping_add(id.index).wrapping_add(1))
 }
 
 /// Whether the leader has heard of a voter lately.

@@ -19,6 +19,7 @@ use super::network::convert;
 use super::node::{Consensus, fatal};
 use super::snapshot::Incoming;
 use super::types::Snapshot;
+use crate::announce::announce;
 use crate::blocking::blocking;
 use crate::group::{Seat, look};
 use crate::lead::Lead;
@@ -106,7 +107,13 @@ impl RaftService {
         let target = Target { cluster_id: group.cluster_id, node_id };
         rotation::give_to_joining(&term.services, &self.seat, target, address).await?;
         consensus.add(node_id, address).await?;
-        Ok(consensus.group())
+        let unaware = announce(&term.services).await?;
+        if self.lead.term().is_none_or(|now| now.services.term != term.services.term) {
+            // Nobody was told by a term that is over.
+            return Err(self.lead.not_leading());
+        }
+        consensus.let_vote(node_id, address).await?;
+        Ok(Group { unaware, ..consensus.group() })
     }
 
     async fn rotate(&self, request: &Request) -> Result<RotateSecretsReply, MasterError> {

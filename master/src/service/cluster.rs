@@ -68,6 +68,7 @@ impl Cluster for Services {
         let lease = self.lease.clone();
         self.tasks.spawn(async move {
             let received = AtomicU64::new(1);
+            let known_group = AtomicU64::new(0);
             let listen = async {
                 // An error ends the stream as its end does.
                 while let Some(Ok(message)) = incoming.next().await {
@@ -76,6 +77,9 @@ impl Cluster for Services {
                     }
                     if !watch.acknowledge(id, message.acknowledged_seq, message.let_go_seq) {
                         return;
+                    }
+                    if known_group.swap(message.group_epoch, Ordering::Relaxed) != message.group_epoch {
+                        watch.knows_group(id, message.group_epoch);
                     }
                     received.fetch_add(1, Ordering::Release);
                 }
@@ -86,7 +90,9 @@ impl Cluster for Services {
                 while let Some(events) = session.next().await {
                     for event in events.iter().flat_map(|events| events.iter()) {
                         heard = heard_in_lead(heard, &received, || lease.holds());
-                        let event = WatchEvent { heard, group_epoch: consensus.group_epoch(), ..event.clone() };
+                        let known = known_group.load(Ordering::Relaxed);
+                        let (group_epoch, masters) = consensus.masters_unless_known(known);
+                        let event = WatchEvent { heard, group_epoch, masters, ..event.clone() };
                         if answers.send(Ok(event)).await.is_err() {
                             return;
                         }
@@ -107,19 +113,24 @@ impl Cluster for Services {
         request: tonic::Request<RegisterWorkerRequest>,
     ) -> Result<Response<RegisterWorkerReply>, Status> {
         let (worker_id, epoch) = self.workers.register(request.into_inner()).await?;
-        let cluster_id = self.cluster_id.to_string();
-        Ok(Response::new(RegisterWorkerReply { worker_id, cluster_id, epoch, heartbeat_ms: self.heartbeat_ms }))
+        let (cluster_id, heartbeat_ms) = (self.cluster_id.to_string(), self.heartbeat_ms);
+        let (group_epoch, masters) = self.consensus.masters_unless_known(0);
+        let reply = RegisterWorkerReply { worker_id, cluster_id, epoch, heartbeat_ms, group_epoch, masters };
+        Ok(Response::new(reply))
     }
 
     async fn heartbeat(&self, request: tonic::Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
-        let is_known = self.workers.heartbeat(request.into_inner()).await?;
+        let request = request.into_inner();
+        let (group_epoch, masters) = self.consensus.masters_unless_known(request.group_epoch);
+        let is_known = self.workers.heartbeat(request).await?;
         let counters = self.lookups.reader.read(|tables| tables.counters()).await?;
         Ok(Response::new(HeartbeatReply {
             workers_epoch: counters.workers_epoch,
             mounts_epoch: counters.mounts_epoch,
             register: !is_known,
-            group_epoch: self.consensus.group_epoch(),
+            group_epoch,
             term: self.term,
+            masters,
         }))
     }
 

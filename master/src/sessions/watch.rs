@@ -15,6 +15,7 @@
 //!
 //! Who is notified of what: [`notify`].
 
+mod group;
 mod notify;
 
 use std::collections::{HashMap, VecDeque};
@@ -96,6 +97,14 @@ impl State {
     fn have_acknowledged(&self, seq: u64) -> bool {
         self.sessions.values().all(|session| session.acknowledged >= seq.min(session.last_queued))
     }
+
+    /// Puts a tick in the queue of every session that waits for events.
+    fn push_ticks(&mut self) {
+        let tick: Arc<[WatchEvent]> = Arc::new([event(self.seq, Event::Tick(true))]);
+        for session in self.sessions.values_mut().filter(|session| session.queue.is_empty()) {
+            session.push(&tick);
+        }
+    }
 }
 
 struct Session {
@@ -113,6 +122,8 @@ struct Session {
     received_at: Instant,
     /// Its client may refer to inodes that it knows from an earlier stream, and has not asked about in this one.
     knows_earlier: bool,
+    /// Of which its client knows the masters.
+    group_epoch: u64,
     /// When it is known here what its client knows, since it has said so, and its kernel trusts nothing else any more.
     settles_at: Option<Instant>,
 }
@@ -293,6 +304,7 @@ impl WatchHub {
             acknowledged: 0,
             received_at: Instant::now(),
             knows_earlier: knows_inodes || goes_on,
+            group_epoch: 0,
             settles_at: None,
         };
         log_session(
@@ -383,9 +395,7 @@ impl WatchHub {
             return;
         }
         let mut state = self.state.lock();
-        let seq = state.seq;
         let lease = self.lease;
-        let before = state.sessions.len();
         let mut over = Vec::new();
         state.sessions.retain(|id, session| {
             let is_alive = session.received_at.elapsed() < lease;
@@ -396,12 +406,7 @@ impl WatchHub {
             }
             is_alive
         });
-        let tick: Arc<[WatchEvent]> = Arc::new([event(seq, Event::Tick(true))]);
-        for session in state.sessions.values_mut() {
-            if session.queue.is_empty() {
-                session.push(&tick);
-            }
-        }
+        state.push_ticks();
         state.broken.retain(|id, since| {
             let may_return = since.elapsed() < lease;
             over.extend((!may_return).then_some(*id));
@@ -419,9 +424,8 @@ impl WatchHub {
         let after = state.sessions.len();
         drop(state);
         self.metrics.gauges.sessions.set(after as i64);
-        if after != before {
-            self.progress.notify_waiters();
-        }
+        // Whether a session may come back is a question of time, too.
+        self.progress.notify_waiters();
     }
 
     /// Ends every session, and refuses new ones.

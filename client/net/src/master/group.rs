@@ -1,22 +1,36 @@
-//! Which masters there are: the one that leads says when others have joined or left, and is asked which then. Who knows
-//! all of them finds a leader when those of the configuration are gone.
+//! Which masters there are: the one that leads says so when others have joined or left, and is told that it is known.
+//! Who knows all of them finds a leader when those of the configuration are gone.
 
 use std::sync::atomic::Ordering;
 
 use cavern_proto::raft::GetGroupRequest;
 use tokio::time::timeout;
 
+use super::members::MASTERS_MAX;
 use super::{Inner, MasterChannel};
 
 impl MasterChannel {
-    /// The masters are those of this epoch, as the leader says; 0 where it says nothing.
-    pub fn note_group(&self, epoch: u64) {
+    /// The masters are those of this epoch, as the leader says; 0 where it says nothing. `masters` is where they are,
+    /// as long as the leader has not been told that this is known.
+    pub fn note_group(&self, epoch: u64, masters: &[String]) {
         let inner = &self.inner;
+        for master in masters.iter().take(MASTERS_MAX) {
+            // One that is no address is written down there.
+            let _known = inner.masters.learn(master);
+        }
         if epoch == 0 || inner.group_epoch.swap(epoch, Ordering::Relaxed) == epoch || inner.stop.is_cancelled() {
             return;
         }
-        let inner = inner.clone();
-        self.inner.tasks.spawn(async move { inner.learn_group(epoch).await });
+        if masters.is_empty() {
+            // A leader of an earlier version must be asked.
+            let inner = inner.clone();
+            self.inner.tasks.spawn(async move { inner.learn_group(epoch).await });
+        }
+    }
+
+    /// Of which the masters are known, for the leader.
+    pub fn group_epoch(&self) -> u64 {
+        self.inner.group_epoch.load(Ordering::Relaxed)
     }
 }
 

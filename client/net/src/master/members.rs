@@ -17,7 +17,7 @@ use crate::error::NetError;
 
 /// Masters that are known at a time. A group has five at most; the rest is room for those that came and went. Where
 /// there is none, the one goes that was named first.
-const MASTERS_MAX: usize = 16;
+pub(super) const MASTERS_MAX: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct Members {

@@ -76,6 +76,28 @@ async fn the_first_fill_is_told_only_where_an_absence_was() {
 }
 
 #[tokio::test]
+async fn who_does_not_say_that_it_knows_the_masters_is_named_after_a_lease() {
+    let hub = hub(Duration::from_millis(300));
+    let (mut one, mut other) =
+        (hub.open("one", Before::default()).unwrap(), hub.open("other", Before::default()).unwrap());
+    next(&mut one).await;
+    next(&mut other).await;
+    hub.knows_group(one.id(), 7);
+    hub.knows_group(other.id(), 6);
+    let id = other.id();
+    hub.announce_group();
+    assert_eq!(kinds(&mut one).await, [Event::Tick(true)], "each is sent something at once");
+    assert_eq!(hub.wait_group_known(7).await, ["client other"]);
+    let (unaware, ()) = tokio::join!(hub.wait_group_known(7), async { hub.knows_group(id, 7) });
+    assert!(unaware.is_empty(), "{unaware:?}");
+    // Those whose streams break may come back, for a lease. Then nobody is left who had to know.
+    drop((one, other));
+    let begun = Instant::now();
+    let unaware = hub.wait_group_known(8).await;
+    assert!(unaware.is_empty() && begun.elapsed() >= hub.lease(), "{unaware:?}");
+}
+
+#[tokio::test]
 async fn a_session_that_falls_behind_is_reset() {
     let hub = hub(Duration::from_secs(5));
     let mut session = hub.open("test", Before::default()).unwrap();
