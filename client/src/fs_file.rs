@@ -24,6 +24,7 @@ mod recovery;
 mod set_attributes;
 mod sync;
 mod write;
+mod write_back;
 mod write_behind;
 
 use std::collections::HashMap;

@@ -16,6 +16,8 @@ use rustix::fs::SeekFrom;
 use rustix::io::{Errno, ReadWriteFlags};
 use tokio::time::Instant;
 
+use super::write_back::Streamed;
+
 /// See the module. Immutable but for the room: other replicas are another open block.
 #[derive(Debug)]
 pub(super) struct OpenBlock {
@@ -32,6 +34,7 @@ pub(super) struct OpenBlock {
     pub reported: ReportedAllocation,
     /// It has been synced by its workers, so its name is on their disks.
     pub is_named: AtomicBool,
+    pub streamed: Streamed,
 }
 
 /// How many bytes a block takes, as far as a worker has reported that.
@@ -79,7 +82,8 @@ impl OpenBlock {
     pub(super) fn to_read(name: BlockRef, generation: u32, replicas: Vec<Replica>) -> Self {
         let (reserved, since) = (Mutex::new(ChunkMap::new()), Instant::now());
         let (reported, is_named) = (ReportedAllocation::new(None), AtomicBool::new(false));
-        Self { name, generation, replicas, is_writable: false, reserved, since, reported, is_named }
+        let streamed = Streamed::default();
+        Self { name, generation, replicas, is_writable: false, reserved, since, reported, is_named, streamed }
     }
 
     /// Whether room that was made counts still, which it does longer for the workers.

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use super::FsFile;
 use super::block::{OpenBlock, Replica, ReportedAllocation, wire_range};
 use super::layout::LocatedBlock;
+use super::write_back::Streamed;
 use crate::error::ClientError;
 use crate::mounts::MountView;
 use crate::read::fetch::{check_status, only_item};
@@ -444,6 +445,7 @@ impl FsFile {
             since: open.since,
             reported: ReportedAllocation::new(open.reported.get()),
             is_named: AtomicBool::new(open.is_named.load(Ordering::Relaxed)),
+            streamed: Streamed::default(),
         };
         blocks.insert(index, Arc::new(fewer));
     }

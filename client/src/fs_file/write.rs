@@ -90,6 +90,7 @@ impl FsFile {
             for file in open.replicas.iter().filter_map(|replica| replica.file.as_ref()) {
                 file.write_all_at(part, u64::from(span.bytes.start)).ok()?;
             }
+            self.streamed(open, part.len());
             rest = after;
         }
         Failpoint::WritePlaced.pass();
@@ -331,6 +332,9 @@ impl FsFile {
         };
         let open = self.block_to_write(index, at, written.as_ref()).await?;
         let results = join_all(open.replicas.iter().map(|replica| self.apply_to_replica(&open, replica, at, op))).await;
+        if let BlockOp::Write(bytes) = op {
+            self.streamed(&open, bytes.len());
+        }
         let (mut written, mut failed, mut failure) = (Vec::new(), Vec::new(), None);
         for (replica, result) in open.replicas.iter().zip(results) {
             match result {
