@@ -16,21 +16,21 @@ mod table;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use cavern_net::journals::{ENDED_AT, MAGIC};
+use cavern_proto::master::Mutation;
 use parking_lot::Mutex;
 use prost::Message;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 
 pub(crate) use records::{BlockRecord, ChangeRecord, ContentRecord, PieceRecord};
 pub use request::RequestContext;
 pub use table::{Slot, Table};
-
-/// The first word of a journal, with the version of its layout.
-const MAGIC: u64 = 0x6361_7665_726e_0001;
 
 /// Numbers that the kernel, or the master, may know from an earlier process have its epoch above this many bits: no
 /// process uses up so many.
@@ -61,6 +61,9 @@ const PIECES: Shape = (4 * KIB, 4 * MIB, 1 << 12);
 #[derive(Debug)]
 pub struct Journal {
     file: Arc<File>,
+    /// The same file, opened once more, and locked: whoever serves the mount shares it, and whoever takes over from all
+    /// of them has it alone. It goes to no other process.
+    _lock: Option<OwnedFd>,
     /// How many processes have had this journal before.
     epoch: u64,
     frozen: Arc<AtomicBool>,
@@ -85,9 +88,31 @@ impl Journal {
     /// Takes the journal over. One that was never used is begun; any other is frozen until [`Journal::thaw`].
     ///
     /// # Errors
-    /// It was written by a version whose journal has another layout.
+    /// It was written by a version whose journal has another layout, or somebody takes over from all who serve.
     pub fn open(memory: OwnedFd) -> io::Result<Arc<Self>> {
-        let file = Arc::new(File::from(memory));
+        let file = File::from(memory);
+        let lock = match reopen(&file) {
+            Ok(lock) => Some(locked(lock, FlockOperation::NonBlockingLockShared)?),
+            // Without /proc. Nobody can take over here either.
+            Err(_cause) => None,
+        };
+        let journal = Self::open_locked(file, lock)?;
+        set_word(&journal.file, ENDED_AT, 0)?;
+        Ok(journal)
+    }
+
+    /// Takes the journal over from all who served the mount, frozen. One that is ended stays so.
+    ///
+    /// # Errors
+    /// Those of [`Journal::open`]; `WouldBlock` while another process has it.
+    pub fn take_over(memory: OwnedFd) -> io::Result<Arc<Self>> {
+        let file = File::from(memory);
+        let lock = locked(reopen(&file)?, FlockOperation::NonBlockingLockExclusive)?;
+        Self::open_locked(file, Some(lock))
+    }
+
+    fn open_locked(file: File, lock: Option<OwnedFd>) -> io::Result<Arc<Self>> {
+        let file = Arc::new(file);
         let epoch = if file.metadata()?.len() == 0 {
             begin(&file)?;
             0
@@ -114,6 +139,7 @@ impl Journal {
         let last = Mutex::new((word(&file, SESSION_AT)?, word(&file, LAST_CHANGE_AT)?));
         Ok(Arc::new(Self {
             file,
+            _lock: lock,
             epoch,
             frozen,
             mount,
@@ -131,6 +157,40 @@ impl Journal {
     /// How many processes have had this journal before this one.
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// The file, for another process that keeps it.
+    pub fn memory(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Says that nothing is left to be made of what is in here.
+    pub fn end(&self) {
+        let _ = set_word(&self.file, ENDED_AT, 1);
+    }
+
+    pub fn is_ended(&self) -> bool {
+        word(&self.file, ENDED_AT).is_ok_and(|ended| ended != 0)
+    }
+
+    /// What is left to be made. To be asked of a journal that is frozen.
+    pub fn left(&self) -> Left {
+        let answered = self.changes.take_all().into_iter().filter(|(_, record)| {
+            let record = ChangeRecord::decode(&record[..]).unwrap_or_default();
+            record.session == self.session().0
+                && Mutation::decode(&record.mutation[..]).is_ok_and(|mutation| mutation.is_answered)
+        });
+        let changes = answered.count();
+        let contents = self.contents.take_all().into_iter().filter_map(|(_, record)| {
+            ContentRecord::decode(&record[..]).ok().filter(ContentRecord::is_uncommitted).map(|record| record.inode)
+        });
+        let pieces = self
+            .pieces
+            .take_all()
+            .into_iter()
+            .filter_map(|(_, record)| PieceRecord::decode(&record[..]).ok().map(|record| record.inode));
+        let files = contents.chain(pieces).collect::<BTreeSet<_>>().len();
+        Left { changes, files }
     }
 
     /// From now on what is let go of is forgotten.
@@ -207,6 +267,15 @@ impl Journal {
     }
 }
 
+/// What a journal has that the master lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Changes that were answered. Of some of them the master may have told nobody that it has made them.
+    pub changes: usize,
+    /// Files that were written.
+    pub files: usize,
+}
+
 /// A change that the kernel may ask for again, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct ChangeSlot {
@@ -273,6 +342,17 @@ fn bytes() -> u64 {
 
 fn table_bytes((record_bytes, bytes_behind, slots): Shape) -> u64 {
     (record_bytes + bytes_behind) * u64::from(slots)
+}
+
+/// Opens the file once more, since a lock belongs to whoever shares the descriptor.
+fn reopen(file: &File) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn locked(file: OwnedFd, how: FlockOperation) -> io::Result<OwnedFd> {
+    flock(&file, how)?;
+    Ok(file)
 }
 
 fn begin(file: &File) -> io::Result<()> {
@@ -363,6 +443,43 @@ mod tests {
             let slots: Vec<_> = (0..50).map(|_| journal.pieces.put(b"piece").unwrap()).collect();
             journal.write_piece(&slots[49], MIB, b"more").unwrap();
             assert_eq!(journal.read_piece(&slots[49], MIB as usize).unwrap(), vec![0; MIB as usize]);
+        }
+    }
+
+    #[test]
+    fn it_is_taken_over_by_one_process_alone_and_when_nobody_serves_the_mount() {
+        let memory = memory();
+        let would_block = |taken: io::Result<Arc<Journal>>| taken.unwrap_err().kind() == io::ErrorKind::WouldBlock;
+        let serving = [(); 2].map(|()| Journal::open(memory.try_clone().unwrap()).unwrap());
+        assert!(would_block(Journal::take_over(memory.try_clone().unwrap())));
+        serving[1].end();
+        drop(serving);
+        let taken = Journal::take_over(memory.try_clone().unwrap()).unwrap();
+        assert!(taken.is_ended() && taken.is_frozen() && taken.epoch() == 2);
+        assert!(would_block(Journal::take_over(memory.try_clone().unwrap())));
+        assert!(would_block(Journal::open(memory.try_clone().unwrap())));
+        drop(taken);
+        assert!(!Journal::open(memory).unwrap().is_ended());
+    }
+
+    #[test]
+    fn what_is_left_is_counted_and_stays() {
+        let memory = memory();
+        let first = Journal::open(memory.try_clone().unwrap()).unwrap();
+        first.note_session(7);
+        for (session, is_answered) in [(7, true), (7, false), (6, true), (7, true)] {
+            let record = ChangeRecord { session, ..ChangeRecord::default() };
+            std::mem::forget(first.note_change(&record, &Mutation { is_answered, ..Mutation::default() }));
+        }
+        for (inode, changed) in [(1, true), (2, false), (3, true)] {
+            let record = ContentRecord { inode, changed, ..ContentRecord::default() };
+            std::mem::forget(first.contents.put(&record.encode_to_vec()));
+        }
+        std::mem::forget(first.pieces.put(&PieceRecord { inode: 3, ..PieceRecord::default() }.encode_to_vec()));
+        drop(first);
+        for _ in 0..2 {
+            let taken = Journal::take_over(memory.try_clone().unwrap()).unwrap();
+            assert_eq!([taken.left(), taken.left()], [Left { changes: 2, files: 2 }; 2]);
         }
     }
 

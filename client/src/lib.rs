@@ -23,6 +23,7 @@ pub mod stats;
 mod cached_copies;
 mod fs_file;
 mod identity;
+mod left_behind;
 mod memory;
 mod read;
 mod session;
@@ -37,7 +38,8 @@ pub use file::{
 };
 pub use fs_file::{Seek, UncommittedAttr};
 pub use identity::Identity;
-pub use journal::{Journal, RequestContext};
+pub use journal::{Journal, Left, RequestContext};
+pub use left_behind::{Replayed, replay};
 pub use metadata::{
     AnsweredBy, CachedLookup, Changed, DirPage, InvalidationSink, LOCK_TO_END, Metadata, NoSink, Node, OpenInode, Posix,
 };

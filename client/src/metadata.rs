@@ -422,6 +422,11 @@ impl Metadata {
         self.inner.lease.is_live()
     }
 
+    /// The session with the master; 0 while there is none.
+    pub(crate) fn session(&self) -> u64 {
+        self.inner.lease.session()
+    }
+
     /// Waits for the session with the master, which gives the cluster's id. Bounded by `client.metadata_timeout`.
     pub async fn in_session(&self) -> Result<(), ClientError> {
         let patience = self.inner.master.timeout();

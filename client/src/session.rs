@@ -101,6 +101,7 @@ impl Client {
         if let Some(journal) = &journal {
             client.staged.begin_epoch(journal.epoch());
         }
+        let is_new_place = predecessor.is_none() && !who.place.is_empty();
         if let Some(predecessor) = predecessor {
             // Before the first event: what is open must be held before its removal is acknowledged.
             let open: Vec<_> = predecessor.open.iter().map(|inode| client.metadata.keep_inherited(*inode)).collect();
@@ -110,6 +111,10 @@ impl Client {
         // The tables come before the session, so that the first entry finds its mount; the session's events report
         // changes.
         client.tables.fetch().await?;
+        if is_new_place {
+            // The session that begins here ends the one before.
+            client.await_replays(&who.place).await;
+        }
         // Before there is a session: whoever has waited for one finds what the process before had asked for.
         let sending = client.metadata.send_changes(stop.clone());
         let outages = (client.metadata.clone(), sink.clone(), stop.clone());
@@ -154,7 +159,7 @@ impl Client {
     /// Gives the files of which something was written, which are to be dropped when the others are open again.
     pub async fn recover(&self) -> Vec<File> {
         self.metadata.replayed().await;
-        self.contents.recover().await.into_iter().map(File::of_content).collect()
+        self.contents.recover().await.files.into_iter().map(File::of_content).collect()
     }
 
     /// Brings what was written to where the process after this one finds it; the reason why that cannot be.
@@ -323,7 +328,10 @@ impl Client {
     pub async fn shutdown(&self) {
         self.metadata.end_stays(Duration::ZERO);
         self.contents.return_blocks(Duration::ZERO).await;
-        let _made = self.metadata.make_answered().await;
+        let made = self.metadata.make_answered().await;
+        if let (Ok(()), Some(journal)) = (made, self.metadata.journal()) {
+            journal.end();
+        }
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;

@@ -23,6 +23,7 @@ use crate::error::FuseError;
 use crate::filesystem::{EarlierHandles, Namespace};
 use crate::inheritance::MountRecord;
 use crate::invalidation::{Inodes, Invalidations, NotifierThread};
+use crate::journal_at_worker;
 use crate::keeper::{HeldMount, Kind, Link, Message};
 use crate::kernel::abi::ROOT_NODE;
 use crate::kernel::mount::Unmounted;
@@ -126,15 +127,25 @@ async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -
     });
     let sink = Arc::clone(&invalidations) as _;
     let goes_on = predecessor.is_some();
-    let client = Client::connect_with(&config, identity(&config), sink, journal.clone(), predecessor).await?;
-    if let Some(keeper) = keeper {
+    let who = identity(&config);
+    let client = Client::connect_with(&config, who.clone(), sink, journal.clone(), predecessor).await?;
+    let mut keeping = None;
+    if let (Some(keeper), Some(journal)) = (keeper, &journal) {
+        let other = keeper.try_clone().map_err(FuseError::Keeper)?;
         outlive_keeper(keeper, &client).map_err(FuseError::Thread)?;
+        let journal = Arc::clone(journal);
+        keeping = Some(host::spawn(journal_at_worker::keep(Arc::clone(&client), journal, other, who)));
     }
     let process = Process { config: &config, client: &client, invalidations, link, journal, began };
     let served = process.serve(http, inherited, stop).await;
     // The session is left to the next process, if this one could not go on with it.
     if served.is_ok() || !goes_on {
         client.shutdown().await;
+    }
+    if let Some(keeping) = keeping {
+        // What is not made by now is by somebody else.
+        keeping.abort();
+        let _aborted = keeping.await;
     }
     served
 }
@@ -149,7 +160,8 @@ fn parent() -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(parent, PidfdFlags::empty())?)
 }
 
-/// Has this process die soon after its keeper. What was answered is made first: nobody could tell a successor of it.
+/// Has this process die soon after its keeper. What was answered is made first: there may be no worker that keeps the
+/// journal, too.
 /// The mount is left as it is, dead: nobody is to take for it what lies below.
 fn outlive_keeper(keeper: OwnedFd, client: &Arc<Client>) -> io::Result<()> {
     let (client, runtime) = (Arc::downgrade(client), Handle::current());
@@ -159,7 +171,7 @@ fn outlive_keeper(keeper: OwnedFd, client: &Arc<Client>) -> io::Result<()> {
         if let Some(client) = client.upgrade() {
             let made = runtime.block_on(async { tokio::time::timeout(LAST_WORDS, client.leave()).await });
             if made.is_err() {
-                warn!("what was answered last may be lost: the master does not answer");
+                warn!("the master does not answer: what was answered last is left to the worker of this host");
             }
         }
         let _ = kill_process(getpid(), Signal::KILL);

@@ -68,7 +68,7 @@ impl Mounts {
 }
 
 /// What is below a directory: of each path its kind and permissions, and its content or where it leads.
-fn tree(directory: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+pub fn tree(directory: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
     let mut found = BTreeMap::new();
     let mut waiting = vec![directory.to_owned()];
     while let Some(next) = waiting.pop() {
@@ -90,7 +90,7 @@ fn tree(directory: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
 }
 
 /// Every kind of change that is answered at once; what is there afterwards.
-fn change_all(directory: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+pub fn change_all(directory: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
     let at = |name: &str| directory.join(name);
     fs::create_dir(at("sub")).unwrap();
     fs::create_dir(at("empty")).unwrap();

@@ -9,6 +9,7 @@ mod bench_command;
 mod bucket;
 mod cache_attributes;
 mod cache_writes;
+mod client_killed;
 mod client_restart;
 mod coherence;
 mod command_line;

@@ -16,6 +16,7 @@
 mod error;
 mod fill;
 mod heartbeat;
+mod journals;
 mod metrics;
 mod mounts;
 mod orphan_blocks;
@@ -26,4 +27,4 @@ mod store;
 mod worker;
 
 pub use error::WorkerError;
-pub use worker::run;
+pub use worker::{run, run_with_replays};

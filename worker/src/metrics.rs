@@ -44,6 +44,9 @@ pub struct WorkerMetrics {
     pub unclaimed_blocks: Counter,
     /// Reservations that waited because the disks are nearly full of what the bucket lacks.
     pub slowed_reservations: Counter,
+    /// Journals of mounts of this host that are kept, and processes that were begun to replay some.
+    pub journals: Gauge,
+    pub replays: Counter,
     pub connections: Gauge,
     pub connections_refused: Counter,
     pub malformed_frames: Counter,
@@ -94,6 +97,8 @@ impl WorkerMetrics {
                 "persist_failures",
                 "Objects of fs-mode files that could not be written, or not at this time",
             ),
+            journals: gauge("journals", "Journals of mounts of this host that are kept"),
+            replays: counter("replays", "Processes begun to make what a mount had answered whose processes are dead"),
             connections: gauge("connections", "Connections of the data plane"),
             connections_refused: counter("connections_refused", "Connections refused because there were too many"),
             malformed_frames: counter("malformed_frames", "Frames that could not be understood"),

@@ -18,6 +18,7 @@ use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
+use crate::journals::Journals;
 use crate::metrics::WorkerMetrics;
 use crate::server::Membership;
 use crate::store::{ReferencedBlocks, Store};
@@ -28,6 +29,7 @@ pub struct Unclaimed {
     pub store: Arc<Store>,
     pub master: MasterChannel,
     pub membership: Arc<Membership>,
+    pub journals: Arc<Journals>,
     pub metrics: WorkerMetrics,
     /// For how long nobody has written to a block that is freed.
     pub rest: Duration,
@@ -52,6 +54,10 @@ impl Unclaimed {
     /// Frees what is suspect and still unclaimed; gives what is unclaimed now.
     async fn look(&self, suspects: &HashSet<Suspect>) -> Result<HashSet<Suspect>, LookError> {
         let (worker_id, cluster_id) = self.membership.now();
+        // What a dead mount has written is about to be some file's.
+        if self.journals.are_replayed() {
+            return Ok(HashSet::new());
+        }
         if worker_id == 0 || self.store.usage().iter().all(|disk| disk.data_bytes == 0) {
             return Ok(HashSet::new());
         }

@@ -24,6 +24,7 @@ use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use self::connection::Shared;
+pub use self::listen::bind_unix;
 use self::requests::Service;
 use crate::error::WorkerError;
 use crate::fill::Fills;

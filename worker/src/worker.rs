@@ -1,5 +1,6 @@
 //! The life of a worker process: open the store, bind the ports, serve, drain.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +15,12 @@ use tracing::{info, warn};
 use crate::error::WorkerError;
 use crate::fill::{FillLimits, Fills};
 use crate::heartbeat::{Addresses, Heartbeat};
+use crate::journals::Journals;
 use crate::metrics::{StoreCollector, WorkerMetrics};
 use crate::mounts::Mounts;
 use crate::orphan_blocks::Unclaimed;
 use crate::persist::{Peers, UploadParts, Uploads};
-use crate::server::{Membership, Server, Serving};
+use crate::server::{self, Membership, Server, Serving};
 use crate::store::{self, Store, StoreOptions};
 
 /// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
@@ -43,6 +45,19 @@ const FILL_DRAIN: Duration = Duration::from_secs(3);
 /// # Errors
 /// What keeps the worker from starting, or a master of another cluster.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerError> {
+    run_with_replays(config, Vec::new(), stop).await
+}
+
+/// The same. With the arguments `replay` this executable makes what a mount had answered whose journal is its standard
+/// input; without any, no journals are kept.
+///
+/// # Errors
+/// Those of [`run`].
+pub async fn run_with_replays(
+    config: Config,
+    replay: Vec<OsString>,
+    stop: CancellationToken,
+) -> Result<(), WorkerError> {
     let directories = config.worker.dir_specs().map_err(|error| invalid_dirs(&config.worker, error.to_string()))?;
     if directories.is_empty() || directories.len() > usize::from(u8::MAX) {
         return Err(invalid_dirs(&config.worker, "name between 1 and 255 directories".to_owned()));
@@ -60,6 +75,16 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
     registry.register_collector(StoreCollector::new(store.clone()));
 
     let server = Server::bind(&config.worker.listen, &socket).await?;
+    let journal_socket = cavern_net::journals::socket_path(server.socket_path());
+    let journal_listener = match server::bind_unix(&journal_socket).await {
+        Ok(listener) => Some(listener),
+        // The path of the other socket is short enough; clients do without this one.
+        Err(error @ WorkerError::SocketPath { .. }) => {
+            warn!("journals of mounts are not kept: {error}");
+            None
+        }
+        Err(error) => return Err(error),
+    };
     let http = HttpServer::bind(&config.worker.http_listen).await?;
     let addresses = Addresses {
         data: advertised(&config.worker, &server),
@@ -79,6 +104,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
     let fills = Arc::new(Fills::new(store.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
     let membership = Arc::new(Membership::default());
     membership.set(0, &store.identity().1);
+    let journals = Journals::new(replay, membership.clone(), metrics.clone(), stop.clone());
     let peers = Peers::new(WorkerPool::new(&config.client, "worker"), master.clone(), membership.clone());
     let uploads = Arc::new(Uploads::new(UploadParts {
         store: store.clone(),
@@ -99,6 +125,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
         store: store.clone(),
         master: master.clone(),
         membership: membership.clone(),
+        journals: journals.clone(),
         metrics: metrics.clone(),
         rest: config.worker.unclaimed_after.get(),
     };
@@ -109,6 +136,11 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
         membership: membership.clone(),
         metrics: metrics.clone(),
         addresses,
+    };
+    let keeping = async {
+        if let Some(listener) = journal_listener {
+            journals.serve(listener, journal_socket).await;
+        }
     };
     let link = async {
         let result = heartbeat.run(stop.clone()).await;
@@ -133,7 +165,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
         memory_kib,
         evictions,
     };
-    let (result, cleaned, (), (), (), (), (), (), ()) = tokio::join!(
+    let (result, cleaned, (), (), (), (), (), (), (), ()) = tokio::join!(
         link,
         cleaning,
         server.serve(serving, stop.clone()),
@@ -143,6 +175,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
         keep_space(store.clone(), stop.clone()),
         expire(store.clone(), mounts, stop.clone()),
         unclaimed.run(stop.clone()),
+        keeping,
     );
     if tokio::time::timeout(FILL_DRAIN, fills.finish()).await.is_err() {
         warn!("stopped while fills were running: what they had not written is fetched again");

@@ -31,6 +31,9 @@ pub struct FuseArgs {
     /// The process that does the work; only `cv fuse` starts it.
     #[arg(long, hide = true)]
     kept: bool,
+    /// What a mount had answered whose processes are dead is made, and nothing mounted; only `cv worker` starts it.
+    #[arg(long, hide = true, conflicts_with = "kept")]
+    replay: bool,
     #[command(subcommand)]
     command: Option<FuseCommand>,
 }
@@ -63,6 +66,7 @@ impl FuseArgs {
     pub fn run(self) -> Result<(), CliError> {
         match self.command {
             Some(FuseCommand::Reload(args)) => block_on(args.run()),
+            None if self.replay => self.process.run(some_threads(), None, cavern_fuse::replay),
             None if self.kept => self.process.run(some_threads(), None, cavern_fuse::run_kept),
             None => keep(self.process),
         }

@@ -1,5 +1,6 @@
 //! `cv master`, `cv worker`, `cv fuse`, `cv dev-s3`: the processes of a cluster.
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::future::Future;
 use std::path::PathBuf;
@@ -34,7 +35,16 @@ impl ProcessArgs {
     }
 
     pub fn worker(self) -> Result<(), CliError> {
-        self.run(all_threads(), Some(Role::Worker), cavern_worker::run)
+        let replay = self.replay_arguments();
+        let worker = |config, stop| cavern_worker::run_with_replays(config, replay, stop);
+        self.run(all_threads(), Some(Role::Worker), worker)
+    }
+
+    /// Those of a process that finishes what a dead mount had begun. It has the configuration of the worker, which is
+    /// that of the cluster.
+    fn replay_arguments(&self) -> Vec<OsString> {
+        let conf = self.conf.iter().flat_map(|conf| ["--conf".into(), conf.into()]);
+        ["fuse", "--replay"].map(OsString::from).into_iter().chain(conf).collect()
     }
 
     /// Runs a process; one that others connect to is first asked whether they can.

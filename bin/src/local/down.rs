@@ -5,6 +5,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use cavern_net::journals;
 use rustix::process::Signal;
 use tokio::time::Instant;
 
@@ -96,6 +97,7 @@ pub fn stop_all(cluster: &Cluster, children: &[ChildName], patience: Duration) -
     for worker in workers.filter_map(|name| cluster.workers.get(name.number)) {
         // Left behind by a worker that was killed.
         let _ = fs::remove_file(&worker.socket);
+        let _ = fs::remove_file(journals::socket_path(&worker.socket));
     }
     outcome
 }

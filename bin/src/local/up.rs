@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use cavern_conf::{Config, host};
+use cavern_net::journals;
 use rand::Rng;
 use rand::distr::Alphanumeric;
 use tokio::time::Instant;
@@ -239,7 +240,8 @@ fn existing_mount_point(path: &Path) -> Result<(PathBuf, bool), CliError> {
 fn socket_path(directory: &Path, number: usize) -> Result<PathBuf, CliError> {
     let name = format!("worker{number}.sock");
     let near = directory.join("run").join(&name);
-    if near.as_os_str().len() < SOCKET_PATH_MAX {
+    // There is another one beside it.
+    if journals::socket_path(&near).as_os_str().len() < SOCKET_PATH_MAX {
         return Ok(near);
     }
     let hash =

@@ -4,6 +4,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod error;
+pub mod journals;
 pub mod master;
 pub mod placement;
 pub mod workers;

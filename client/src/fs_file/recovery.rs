@@ -22,6 +22,15 @@ pub(super) struct Noted {
     revision: u64,
 }
 
+/// What became of what the process before had written.
+#[derive(Default)]
+pub(crate) struct Recovered {
+    /// The files of which there was something.
+    pub files: Vec<Arc<FsFile>>,
+    /// Why something of others was not taken up.
+    pub errors: Vec<ClientError>,
+}
+
 /// Bytes of a piece in the journal.
 #[derive(Debug)]
 pub(super) struct NotedPiece {
@@ -99,14 +108,17 @@ impl FsFile {
 impl Contents {
     /// Opens the files of which the process before had written something, and writes what it had behind. They are to
     /// stay until whoever had them open has them again; what nobody has open is committed.
-    pub(crate) async fn recover(&self) -> Vec<Arc<FsFile>> {
-        let Some(journal) = self.shared.metadata.journal().cloned() else { return Vec::new() };
-        let mut contents = Vec::new();
+    pub(crate) async fn recover(&self) -> Recovered {
+        let mut recovered = Recovered::default();
+        let Some(journal) = self.shared.metadata.journal().cloned() else { return recovered };
         for (slot, record) in journal.contents.take_all() {
             let Ok(record) = ContentRecord::decode(&record[..]) else { continue };
             match self.recover_content(&record, slot).await {
-                Ok(content) => contents.push(content),
-                Err(error) => tracing::warn!(inode = record.inode, "what was written last is lost: {error}"),
+                Ok(content) => recovered.files.push(content),
+                Err(error) => {
+                    tracing::warn!(inode = record.inode, "what was written last is lost: {error}");
+                    recovered.errors.push(error);
+                }
             }
         }
         let mut pieces: Vec<_> = journal.pieces.take_all().into_iter().filter_map(decode_piece).collect();
@@ -125,14 +137,15 @@ impl Contents {
             match written.await {
                 Ok(content) => {
                     slot.forget();
-                    contents.push(content);
+                    recovered.files.push(content);
                 }
                 Err(error) => {
                     tracing::warn!(inode = record.inode, offset = record.offset, "written bytes are lost: {error}");
+                    recovered.errors.push(error);
                 }
             }
         }
-        contents
+        recovered
     }
 
     async fn recover_content(&self, record: &ContentRecord, slot: Slot) -> Result<Arc<FsFile>, ClientError> {

@@ -56,6 +56,13 @@ pub(crate) struct ContentRecord {
     pub unsynced: Vec<u32>,
 }
 
+impl ContentRecord {
+    /// Whether the master lacks something of it.
+    pub fn is_uncommitted(&self) -> bool {
+        self.changed || self.grow_to != 0 || !self.blocks.is_empty()
+    }
+}
+
 /// One of its blocks.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct BlockRecord {

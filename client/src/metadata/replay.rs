@@ -30,7 +30,15 @@ type Answered = Shared<oneshot::Receiver<Answer>>;
 pub(super) struct Replayed {
     /// By the request that they belong to, in their order.
     requests: Mutex<HashMap<u64, VecDeque<Earlier>>>,
-    all: Mutex<Vec<Answered>>,
+    all: Mutex<Vec<EarlierAnswer>>,
+}
+
+/// What becomes of a change that the process before had asked for.
+#[derive(Clone)]
+struct EarlierAnswer {
+    answer: Answered,
+    /// That process had answered it.
+    was_answered: bool,
 }
 
 /// A change that was asked for by the process before.
@@ -91,7 +99,8 @@ impl Inner {
             let Some(change) = mutation.change else { continue };
             let (asker, answer) = oneshot::channel();
             let answer = answer.shared();
-            self.replayed.all.lock().push(answer.clone());
+            let was_answered = mutation.is_answered;
+            self.replayed.all.lock().push(EarlierAnswer { answer: answer.clone(), was_answered });
             let mut context = None;
             if record.unique != 0 {
                 let known = contexts.entry(record.unique).or_insert_with(|| RequestContext::new(record.unique));
@@ -140,7 +149,7 @@ impl Inner {
 
     /// Completes when what the process before had asked for is answered, or nobody waits for that any more.
     pub(super) async fn earlier_answered(&self) {
-        let all = self.replayed.all.lock().clone();
+        let all: Vec<_> = self.replayed.all.lock().iter().map(|earlier| earlier.answer.clone()).collect();
         join_all(all).await;
     }
 
@@ -163,6 +172,17 @@ impl Metadata {
             tracing::info!(changes = count, "what the process before had asked for is asked for again");
         }
         self.inner.earlier_answered().await;
+    }
+
+    /// Waits as [`Self::replayed`] does, and gives the errors of changes that the process before had answered.
+    pub(crate) async fn failed_replays(&self) -> Vec<ClientError> {
+        self.replayed().await;
+        let answered: Vec<_> = {
+            let all = self.inner.replayed.all.lock();
+            all.iter().filter(|earlier| earlier.was_answered).map(|earlier| earlier.answer.clone()).collect()
+        };
+        let answers = join_all(answered).await.into_iter();
+        answers.filter_map(|answer| answer.unwrap_or(Err(ClientError::Shutdown)).err()).collect()
     }
 
     /// The kernel has asked again for whatever it had no answer to: what it did not ask for is let go of.

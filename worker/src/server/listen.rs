@@ -25,7 +25,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const END_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Binds a Unix socket for processes of this user, and root's, in place of a file that a dead worker left there.
-pub(super) async fn bind_unix(path: &Path) -> Result<UnixListener, WorkerError> {
+pub async fn bind_unix(path: &Path) -> Result<UnixListener, WorkerError> {
     let length = path.as_os_str().len();
     if length > MAX_SOCKET_PATH {
         return Err(WorkerError::SocketPath { path: path.to_owned(), length });

@@ -1,0 +1,186 @@
+//! All processes of a mount are killed at the same moment: the worker of the host has its journal, and what the mount
+//! had answered is made.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::time::Duration;
+
+use cavern_conf::Failpoint;
+use cavern_tests::{Options, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::client_restart::{content, daemon, replace_by_death};
+use crate::fs_mode_held::{Mounts, change_all, tree};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn up(conf: &str) -> Mounts {
+    let mounts = Mounts::up(Options { conf: conf.to_owned(), failpoints: true, ..Options::default() });
+    await_journals(&mounts, 2);
+    mounts
+}
+
+fn worker_metric(mounts: &Mounts, name: &str) -> Option<u64> {
+    mounts.cluster.status().workers[0].metric(&format!("cavern_worker_{name}"))
+}
+
+/// The worker has the journals of so many mounts.
+fn await_journals(mounts: &Mounts, count: u64) {
+    eventually(&format!("{count} journals are kept"), PATIENCE, || {
+        (worker_metric(mounts, "journals") == Some(count)).then_some(())
+    });
+}
+
+fn replays(mounts: &Mounts) -> u64 {
+    worker_metric(mounts, "replays_total").unwrap()
+}
+
+/// Kills keeper and daemon of the first mount, neither of which has another moment.
+fn kill_all(mounts: &Mounts, before: impl FnOnce()) {
+    let keeper = &mounts.cluster.status().fuse[0];
+    let daemon = Pid::from_raw(daemon(&mounts.cluster).unwrap()).unwrap();
+    kill_process(daemon, Signal::STOP).unwrap();
+    before();
+    mounts.cluster.signal(keeper, Signal::KILL);
+    kill_process(daemon, Signal::KILL).unwrap();
+}
+
+/// Writes to a file that stays open: the master does not know while it is stopped.
+fn write(mut file: &File, number: usize) -> Vec<u8> {
+    let bytes = content(number, 700_000);
+    file.write_all(&bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn what_was_answered_and_written_outlives_the_death_of_keeper_and_daemon_at_once() {
+    let mounts = up("");
+    for round in 0..4 {
+        let held = mounts.held(&format!("held-{round}"));
+        let there = mounts.there.join(format!("held-{round}"));
+        let (open, there_open) =
+            (mounts.here.join(format!("open-{round}")), mounts.there.join(format!("open-{round}")));
+        // What is made in there later has its number: it comes behind what was sent.
+        fs::write(held.join("written"), content(round, 3000)).unwrap();
+        let file = File::create(&open).unwrap();
+        let stopped = mounts.stop_master();
+        let bytes = write(&file, round);
+        let mut expected = change_all(&held);
+        expected.insert("written".into(), (0o100_644, content(round, 3000)));
+        kill_all(&mounts, || {});
+        drop(stopped);
+        drop(file);
+        // Whoever comes first, another mount or the next one here.
+        if round % 2 == 0 {
+            assert_eq!(tree(&there), expected, "round {round}");
+            assert!(fs::read(&there_open).unwrap() == bytes, "round {round}");
+            mounts.cluster.start("fuse");
+        } else {
+            mounts.cluster.start("fuse");
+            assert_eq!(tree(&held), expected, "round {round}");
+            assert!(fs::read(&open).unwrap() == bytes, "round {round}");
+        }
+        assert_eq!(tree(&held), expected, "round {round}");
+        assert_eq!(tree(&there), expected, "round {round}");
+        for path in [&open, &there_open] {
+            assert!(fs::read(path).unwrap() == bytes, "round {round}: {}", path.display());
+        }
+        assert_eq!(replays(&mounts), round as u64 + 1);
+        // The dead one's is gone with what was left.
+        await_journals(&mounts, 2);
+    }
+}
+
+#[test]
+fn a_replay_that_is_killed_is_finished_by_another_one() {
+    let mounts = up("[master]\nsession_lease = \"30s\"\n");
+    let points = [Failpoint::ReplayBegun, Failpoint::AnswersSent, Failpoint::AnswersMade, Failpoint::CommitBegun];
+    for (round, point) in points.into_iter().enumerate() {
+        let held = mounts.held(&format!("held-{round}"));
+        let there = mounts.there.join(format!("held-{round}"));
+        let file = File::create(mounts.here.join(format!("open-{round}"))).unwrap();
+        let before = replays(&mounts);
+        let stopped = mounts.stop_master();
+        let bytes = write(&file, round);
+        let expected = change_all(&held);
+        kill_all(&mounts, || mounts.cluster.arm(point, 1));
+        drop(stopped);
+        drop(file);
+        eventually(&format!("a replay dies at {}", point.name()), PATIENCE, || {
+            mounts.cluster.has_died_at(point).then_some(())
+        });
+        assert_eq!(tree(&there), expected, "{}", point.name());
+        assert!(fs::read(mounts.there.join(format!("open-{round}"))).unwrap() == bytes, "{}", point.name());
+        await_journals(&mounts, 1);
+        assert_eq!(replays(&mounts) - before, 2, "{}", point.name());
+        mounts.cluster.start("fuse");
+        await_journals(&mounts, 2);
+    }
+}
+
+#[test]
+fn nothing_is_replayed_after_an_orderly_end_or_the_death_of_the_daemon_alone() {
+    let mounts = up("");
+    let held = mounts.held("held");
+    for round in 0..2 {
+        let directory = held.join(round.to_string());
+        fs::create_dir(&directory).unwrap();
+        let expected = change_all(&directory);
+        replace_by_death(&mounts.cluster);
+        assert_eq!(tree(&directory), expected);
+    }
+    await_journals(&mounts, 2);
+    let next = mounts.held("next");
+    let expected = change_all(&next);
+    mounts.cluster.stop("fuse");
+    await_journals(&mounts, 1);
+    assert_eq!(replays(&mounts), 0);
+    assert_eq!(tree(&mounts.there.join("next")), expected);
+    mounts.cluster.start("fuse");
+    await_journals(&mounts, 2);
+    assert_eq!(replays(&mounts), 0);
+}
+
+#[test]
+fn a_worker_that_was_started_again_is_handed_the_journals_anew() {
+    let mounts = up("[master]\nsession_lease = \"30s\"\n");
+    mounts.cluster.stop("worker0");
+    mounts.cluster.start("worker0");
+    await_journals(&mounts, 2);
+    mounts.cluster.kill("worker0");
+    mounts.cluster.start("worker0");
+    await_journals(&mounts, 2);
+    let held = mounts.held("held");
+    let stopped = mounts.stop_master();
+    let expected = change_all(&held);
+    kill_all(&mounts, || {});
+    drop(stopped);
+    assert_eq!(tree(&mounts.there.join("held")), expected);
+    assert_eq!(replays(&mounts), 1);
+}
+
+#[test]
+fn a_replay_that_comes_when_the_session_is_over_says_what_is_lost() {
+    let mounts = up("[master]\nsession_lease = \"2s\"\n");
+    let held = mounts.held("held");
+    let worker = mounts.cluster.at_start.workers[0].clone();
+    let stopped = mounts.stop_master();
+    change_all(&held);
+    mounts.cluster.signal(&worker, Signal::STOP);
+    kill_all(&mounts, || {});
+    drop(stopped);
+    // The other mount waits until the session is over.
+    let seen = tree(&mounts.there.join("held"));
+    mounts.cluster.signal(&worker, Signal::CONT);
+    let said = "the session of the mount is over: up to so many changes that it had answered are lost";
+    eventually("the log says so", PATIENCE, || {
+        let log = fs::read_to_string(&worker.log).unwrap();
+        log.lines().any(|line| line.contains(said) && line.contains("changes=")).then_some(())
+    });
+    await_journals(&mounts, 1);
+    assert_eq!(tree(&mounts.there.join("held")), seen, "nothing is made any more");
+    mounts.cluster.start("fuse");
+    assert_eq!(tree(&held), seen);
+    fs::write(held.join("later"), "later").unwrap();
+    assert_eq!(fs::read(mounts.there.join("held/later")).unwrap(), b"later");
+}
