@@ -23,8 +23,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fcntl_get_seals, fstat};
 use rustix::process::geteuid;
-use tokio::io::unix::AsyncFd;
-use tokio::io::{AsyncReadExt as _, Interest};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::process::Command;
 use tokio::sync::{Semaphore, watch};
@@ -45,6 +44,8 @@ const CONNECTIONS_MAX: usize = 256;
 const HELLO_WAIT: Duration = Duration::from_secs(5);
 /// After a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often it is looked whether a keeper is dead, while nobody serves its mount.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Processes that replay at a time.
 const REPLAYS: usize = 8;
 /// Between two of them for the same journal: at first, and at most.
@@ -81,7 +82,8 @@ pub struct Journals {
 #[derive(Debug)]
 struct Journal {
     memory: OwnedFd,
-    keeper: AsyncFd<OwnedFd>,
+    /// Its process.
+    keeper: OwnedFd,
     place: String,
     name: String,
     /// Connections of those who serve the mount.
@@ -93,7 +95,7 @@ struct Journal {
 impl Journal {
     fn is_keeper_dead(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(self.keeper.get_ref(), PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+        poll(&mut [PollFd::new(&self.keeper, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
     /// Whether it says that nothing of it is left to be made.
@@ -238,7 +240,6 @@ impl Journals {
         if self.replay.is_empty() || self.stop.is_cancelled() || kept.len() >= JOURNALS_MAX {
             return Err("this worker takes no more journals".to_owned());
         }
-        let keeper = AsyncFd::register_with_interest(keeper, Interest::READABLE).map_err(|cause| cause.to_string())?;
         let Hello { place, name, .. } = hello;
         let (serving, gone) = (watch::Sender::new(0), CancellationToken::new());
         let journal = Arc::new(Journal { memory, keeper, place, name, serving, gone });
@@ -262,10 +263,15 @@ impl Journals {
     /// Waits until all who served the mount are dead, and has replayed what they have left.
     async fn follow(&self, journal: &Journal) {
         let dead = async {
-            // An error says as little of it as a death does: the journal is locked as long as anybody serves.
-            let _dead = journal.keeper.readable().await;
             let mut serving = journal.serving.subscribe();
-            let _nobody = serving.wait_for(|count| *count == 0).await;
+            loop {
+                drop(serving.wait_for(|count| *count == 0).await);
+                if journal.is_keeper_dead() {
+                    return;
+                }
+                // The next who serves the mount is about to come.
+                sleep(LOOK_EVERY).await;
+            }
         };
         tokio::select! {
             biased;
