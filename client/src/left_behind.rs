@@ -1,8 +1,8 @@
 //! What a mount leaves behind when all of its processes die at once: its journal, which the worker of the host keeps.
 //!
 //! A process that mounts nothing takes up the session as a successor would. It sends what was answered and is not made,
-//! under its numbers, and commits what was written; then it ends the session, so that locks and held directories are
-//! free. It may die, too: another one does the same, and finds in the journal how far this one came. Only while the
+//! under its numbers, lets go of the directories that the session holds, and commits what was written. The session is
+//! left to end as that of any dead client. The process may die, too: another one does the same, and finds in the journal how far this one came. Only while the
 //! session lasts: when that is over others may have changed what it is about.
 
 use std::path::Path;
@@ -33,7 +33,7 @@ pub enum Replayed {
     SessionOver(Left),
 }
 
-/// Makes what a mount had answered whose processes are dead, and ends its session. Bounded by some
+/// Makes what a mount had answered whose processes are dead. To be called by a process that ends afterwards. Bounded by some
 /// `client.metadata_timeout`.
 ///
 /// # Errors
@@ -45,15 +45,17 @@ pub async fn replay(config: &Config, name: &str, journal: Arc<Journal>) -> Resul
     let predecessor = Predecessor { journal: Arc::clone(&journal), open: Vec::new(), begin: Box::new(|_| {}) };
     let kept = Some(Arc::clone(&journal));
     let client = Client::connect_with(config, who, Arc::new(NoSink), kept, Some(predecessor)).await?;
-    let result = client.replay_in(session).await;
-    if result.is_ok() {
-        journal.end();
-        client.shutdown().await;
+    let result = client.replay_in(session).await?;
+    journal.end();
+    match result {
+        // The session ends with its lease, or by whoever mounts at its place: to that one it is over, with its locks,
+        // when its own begins. One that says goodbye ends a moment after that.
+        Some(refused) => Ok(Replayed::Made { left, refused }),
+        None => {
+            client.shutdown().await;
+            Ok(Replayed::SessionOver(left))
+        }
     }
-    Ok(match result? {
-        Some(refused) => Replayed::Made { left, refused },
-        None => Replayed::SessionOver(left),
-    })
 }
 
 impl Client {

@@ -3,8 +3,8 @@
 //! [`kernel`] speaks the FUSE protocol and knows nothing of what is served; [`filesystem`] has the operations, each as
 //! thin as it can be above `cavern_client`; [`invalidation`] carries what has changed to the kernel's caches; [`run`]
 //! ties them together for the life of a process. [`keeper`] keeps the connection to the kernel when that life ends
-//! early, and [`inheritance`] what the next process must know. A worker of the host keeps that, too, and starts [`replay`]
-//! when there is no next one.
+//! early, and [`inheritance`] what the next process must know. A worker of the host keeps that, too, and starts
+//! [`replay`] when there is no next one.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
