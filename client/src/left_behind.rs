@@ -2,8 +2,9 @@
 //!
 //! A process that mounts nothing takes up the session as a successor would. It sends what was answered and is not made,
 //! under its numbers, lets go of the directories that the session holds, and commits what was written. The session is
-//! left to end as that of any dead client. The process may die, too: another one does the same, and finds in the journal how far this one came. Only while the
-//! session lasts: when that is over others may have changed what it is about.
+//! left to end as that of any dead client. The process may die, too: another one does the same, and finds in the
+//! journal how far this one came. Only while the session lasts: when that is over others may have changed what it is
+//! about.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,8 +34,8 @@ pub enum Replayed {
     SessionOver(Left),
 }
 
-/// Makes what a mount had answered whose processes are dead. To be called by a process that ends afterwards. Bounded by some
-/// `client.metadata_timeout`.
+/// Makes what a mount had answered whose processes are dead. To be called by a process that ends afterwards. Bounded by
+/// some `client.metadata_timeout`.
 ///
 /// # Errors
 /// It is not all made, and may be by another attempt as long as the session lasts.
