@@ -6,10 +6,10 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use cavern_conf::Failpoint;
-use cavern_tests::{Options, eventually};
+use cavern_tests::{Child, Options, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::client_restart::{content, daemon, replace_by_death};
+use crate::client_restart::{content, replace_by_death};
 use crate::fs_mode_held::{Mounts, change_all, tree};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -35,14 +35,26 @@ fn replays(mounts: &Mounts) -> u64 {
     worker_metric(mounts, "replays_total").unwrap()
 }
 
-/// Kills keeper and daemon of the first mount, neither of which has another moment.
-fn kill_all(mounts: &Mounts, before: impl FnOnce()) {
-    let keeper = &mounts.cluster.status().fuse[0];
-    let daemon = Pid::from_raw(daemon(&mounts.cluster).unwrap()).unwrap();
-    kill_process(daemon, Signal::STOP).unwrap();
-    before();
-    mounts.cluster.signal(keeper, Signal::KILL);
-    kill_process(daemon, Signal::KILL).unwrap();
+/// Keeper and daemon of the first mount. To be asked for while the master answers.
+struct Processes {
+    keeper: Child,
+    daemon: Pid,
+}
+
+impl Processes {
+    fn of(mounts: &Mounts) -> Self {
+        let keeper = mounts.cluster.status().fuse[0].clone();
+        let daemon = Pid::from_raw(keeper.daemon().unwrap()).unwrap();
+        Self { keeper, daemon }
+    }
+
+    /// Kills both, neither of which has another moment.
+    fn kill(self, mounts: &Mounts, before: impl FnOnce()) {
+        kill_process(self.daemon, Signal::STOP).unwrap();
+        before();
+        mounts.cluster.signal(&self.keeper, Signal::KILL);
+        kill_process(self.daemon, Signal::KILL).unwrap();
+    }
 }
 
 /// Writes to a file that stays open: the master does not know while it is stopped.
@@ -63,11 +75,12 @@ fn what_was_answered_and_written_outlives_the_death_of_keeper_and_daemon_at_once
         // What is made in there later has its number: it comes behind what was sent.
         fs::write(held.join("written"), content(round, 3000)).unwrap();
         let file = File::create(&open).unwrap();
+        let processes = Processes::of(&mounts);
         let stopped = mounts.stop_master();
         let bytes = write(&file, round);
         let mut expected = change_all(&held);
         expected.insert("written".into(), (0o100_644, content(round, 3000)));
-        kill_all(&mounts, || {});
+        processes.kill(&mounts, || {});
         drop(stopped);
         drop(file);
         // Whoever comes first, another mount or the next one here.
@@ -101,10 +114,11 @@ fn a_replay_that_is_killed_is_finished_by_another_one() {
         let there = mounts.there.join(format!("held-{round}"));
         let file = File::create(mounts.here.join(format!("open-{round}"))).unwrap();
         let before = replays(&mounts);
+        let processes = Processes::of(&mounts);
         let stopped = mounts.stop_master();
         let bytes = write(&file, round);
         let expected = change_all(&held);
-        kill_all(&mounts, || mounts.cluster.arm(point, 1));
+        processes.kill(&mounts, || mounts.cluster.arm(point, 1));
         drop(stopped);
         drop(file);
         eventually(&format!("a replay dies at {}", point.name()), PATIENCE, || {
@@ -152,9 +166,10 @@ fn a_worker_that_was_started_again_is_handed_the_journals_anew() {
     mounts.cluster.start("worker0");
     await_journals(&mounts, 2);
     let held = mounts.held("held");
+    let processes = Processes::of(&mounts);
     let stopped = mounts.stop_master();
     let expected = change_all(&held);
-    kill_all(&mounts, || {});
+    processes.kill(&mounts, || {});
     drop(stopped);
     assert_eq!(tree(&mounts.there.join("held")), expected);
     assert_eq!(replays(&mounts), 1);
@@ -165,10 +180,11 @@ fn a_replay_that_comes_when_the_session_is_over_says_what_is_lost() {
     let mounts = up("[master]\nsession_lease = \"2s\"\n");
     let held = mounts.held("held");
     let worker = mounts.cluster.at_start.workers[0].clone();
+    let processes = Processes::of(&mounts);
     let stopped = mounts.stop_master();
     change_all(&held);
     mounts.cluster.signal(&worker, Signal::STOP);
-    kill_all(&mounts, || {});
+    processes.kill(&mounts, || {});
     drop(stopped);
     // The other mount waits until the session is over.
     let seen = tree(&mounts.there.join("held"));
