@@ -478,7 +478,7 @@ mod tests {
         std::mem::forget(first.pieces.put(&PieceRecord { inode: 3, ..PieceRecord::default() }.encode_to_vec()));
         drop(first);
         for _ in 0..2 {
-            let taken = Journal::take_over(memory.try_clone().unwrap()).unwrap();
+            let taken = Journal::open(memory.try_clone().unwrap()).unwrap();
             assert_eq!([taken.left(), taken.left()], [Left { changes: 2, files: 2 }; 2]);
         }
     }

@@ -18,8 +18,9 @@ use tracing::{debug, error, info, warn};
 use crate::error::FuseError;
 use crate::inheritance::MountRecord;
 
-/// Between two looks for a worker of this host.
-const PAUSE: Duration = Duration::from_millis(500);
+/// Between two looks for a worker of this host: at first, and at most.
+const PAUSE_FIRST: Duration = Duration::from_millis(200);
+const PAUSE_MOST: Duration = Duration::from_secs(5);
 /// A worker that is there answers at once.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// A daemon that has outlived its keeper may still have the journal, for a moment.
@@ -30,16 +31,16 @@ const REPLAY_WAIT: Duration = Duration::from_secs(40);
 
 /// Has a worker keep the journal, until this is stopped.
 pub(crate) async fn keep(client: Arc<Client>, journal: Arc<Journal>, keeper: OwnedFd, who: Identity) {
-    let mut is_kept_before = false;
+    let mut pause = PAUSE_FIRST;
     loop {
         if let Some((worker, mut kept)) = hand_to_any(&client, &journal, &keeper, &who).await {
             debug!(worker, "a worker of this host keeps the journal of the mount");
-            is_kept_before = true;
             kept.ended().await;
-        } else if std::mem::take(&mut is_kept_before) {
-            debug!("no worker of this host keeps the journal of the mount for now");
+            debug!(worker, "the worker that kept the journal of the mount has ended");
+            pause = PAUSE_FIRST;
         }
-        sleep(PAUSE).await;
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MOST);
     }
 }
 
