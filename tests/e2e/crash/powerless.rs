@@ -37,6 +37,8 @@ struct Contents {
     versions: Vec<Vec<u8>>,
     /// How many of them are superseded by one that is on disk.
     superseded: usize,
+    /// The last one was being written: any part of it may be there.
+    is_cut_short: bool,
     /// What was done to it, for who has to find out what went wrong.
     steps: Vec<String>,
 }
@@ -58,7 +60,9 @@ impl Contents {
         }
         let possible = &self.versions[self.superseded..];
         let reported = reported.max(self.superseded + 1);
-        if !self.versions[reported - 1..].iter().any(|version| version.len() == found.len()) {
+        let before = self.versions.len().saturating_sub(2);
+        let is_part = self.is_cut_short && (self.versions[before].len()..self.last().len()).contains(&found.len());
+        if !is_part && !self.versions[reported - 1..].iter().any(|version| version.len() == found.len()) {
             let lengths: Vec<usize> = possible.iter().map(Vec::len).collect();
             return Some(format!("{} bytes, and the versions have {lengths:?}, reported {reported}", found.len()));
         }
@@ -393,7 +397,9 @@ impl Programs {
             content[at..at + bytes.len()].copy_from_slice(bytes);
         }
         versions.push(content);
-        handle.write_all_at(bytes, at as u64)
+        let written = handle.write_all_at(bytes, at as u64);
+        self.history.files[file].is_cut_short = written.is_err();
+        written
     }
 
     /// Syncs it, or does not, and closes it.
