@@ -77,7 +77,8 @@ fn down_leaves_no_mount_no_process_and_no_socket() {
     cluster.seed("bucket", "", 10, 1000);
     cluster.mount("s3://bucket", "/data", &[]);
     let directory = cluster.directory().to_str().unwrap();
-    assert_eq!((mounts_below(directory), sockets_below(cluster.directory())), (2, 2));
+    // Each worker has one socket for blocks, and one for journals.
+    assert_eq!((mounts_below(directory), sockets_below(cluster.directory())), (2, 4));
     // s3, master, two workers, two clients, each with what starts it again when it crashes; and clients with daemons.
     let status = cluster.status();
     let expected = 12 + status.fuse.iter().filter_map(Child::daemon).count();
