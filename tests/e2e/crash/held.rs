@@ -265,9 +265,12 @@ fn a_master_dies_in_the_middle_of_the_end_of_a_session_and_lets_go_of_the_rest()
     fs::write(directories.join("last"), "last").unwrap();
     File::open(&directories).unwrap().sync_all().unwrap();
     cluster.arm(Failpoint::SessionEnding, 1);
-    // It would have the directories let go of.
+    // Neither the worker, which has the journal, nor the daemon, when its keeper dies, may let go of the directories.
+    let daemon = cluster.status().fuse[1].daemon().and_then(Pid::from_raw).unwrap();
     cluster.kill("worker0");
+    kill_process(daemon, Signal::STOP).unwrap();
     cluster.kill("fuse1");
+    kill_process(daemon, Signal::KILL).unwrap();
     eventually("the master dies", PATIENCE, || cluster.has_died_at(Failpoint::SessionEnding).then_some(()));
     eventually("its end is known", PATIENCE, || (cluster.status().masters[0].state == "crashed").then_some(()));
     cluster.start("master");
