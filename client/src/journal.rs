@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use cavern_net::journals::{ENDED_AT, MAGIC};
+use cavern_net::journals::{ENDED_AT, MAGIC, is_ended};
 use cavern_proto::master::Mutation;
 use parking_lot::Mutex;
 use prost::Message;
@@ -170,7 +170,7 @@ impl Journal {
     }
 
     pub fn is_ended(&self) -> bool {
-        word(&self.file, ENDED_AT).is_ok_and(|ended| ended != 0)
+        is_ended(self.memory()).unwrap_or_default()
     }
 
     /// What is left to be made. To be asked of a journal that is frozen.

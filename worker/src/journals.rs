@@ -23,7 +23,6 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fcntl_get_seals, fstat};
 use rustix::process::geteuid;
-use tokio::io::AsyncReadExt as _;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::process::Command;
 use tokio::sync::{Semaphore, watch};
@@ -187,7 +186,7 @@ impl Journals {
             Ask::Keep => match self.keep(hello, descriptors) {
                 Ok(serving) => {
                     if journals::answer_kept(&mut stream).await.is_ok() {
-                        ended(&mut stream).await;
+                        journals::ended(&mut stream).await;
                     }
                     drop(serving);
                 }
@@ -199,7 +198,7 @@ impl Journals {
             Ask::Wait => {
                 let asked = tokio::select! {
                     () = self.nothing_left_of(&hello.place) => true,
-                    () = ended(&mut stream) => false,
+                    () = journals::ended(&mut stream) => false,
                 };
                 if asked {
                     let _gone = journals::answer_done(&mut stream).await;
@@ -343,12 +342,6 @@ impl Journals {
 fn is_own(stream: &UnixStream) -> bool {
     let own = geteuid().as_raw();
     stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
-}
-
-/// Completes when the other end is gone.
-async fn ended(stream: &mut UnixStream) {
-    let mut byte = [0];
-    while stream.read(&mut byte).await.is_ok_and(|count| count > 0) {}
 }
 
 /// Which file it is; `None` where that is no journal in a file of memory.

@@ -111,8 +111,9 @@ pub struct CacheArgs {
     cache: CachePolicy,
 }
 
+/// Options of what reads the content of files.
 #[derive(Args, Serialize)]
-pub struct FilesArgs {
+pub struct ReadArgs {
     #[command(flatten)]
     #[serde(flatten)]
     common: CommonArgs,
@@ -122,6 +123,13 @@ pub struct FilesArgs {
     #[command(flatten)]
     #[serde(flatten)]
     cache: CacheArgs,
+}
+
+#[derive(Args, Serialize)]
+pub struct FilesArgs {
+    #[command(flatten)]
+    #[serde(flatten)]
+    read: ReadArgs,
     /// Readers at the same time.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(THREADS))]
     threads: u32,
@@ -131,13 +139,7 @@ pub struct FilesArgs {
 pub struct StreamArgs {
     #[command(flatten)]
     #[serde(flatten)]
-    common: CommonArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    copy: CopyArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    cache: CacheArgs,
+    read: ReadArgs,
     /// Files at the same time, each with a thread of its own. Those that are read are the largest of the directory.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(THREADS))]
     streams: u32,
@@ -153,13 +155,7 @@ pub struct StreamArgs {
 pub struct RandomArgs {
     #[command(flatten)]
     #[serde(flatten)]
-    common: CommonArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    copy: CopyArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    cache: CacheArgs,
+    read: ReadArgs,
     /// Readers at the same time, each with a descriptor of its own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(THREADS))]
     threads: u32,
@@ -272,9 +268,9 @@ impl BenchCommand {
 
     fn common(&self) -> &CommonArgs {
         match self {
-            Self::Files(args) => &args.common,
-            Self::Stream(args) => &args.common,
-            Self::Random(args) => &args.common,
+            Self::Files(args) => &args.read.common,
+            Self::Stream(args) => &args.read.common,
+            Self::Random(args) => &args.read.common,
             Self::Meta(args) => &args.common,
             Self::List(args) => &args.common,
             Self::Ingest(args) => &args.common,
@@ -344,18 +340,19 @@ fn described(tree: &Tree) -> String {
 impl FilesArgs {
     fn prepare(&self, sides: &Sides, stop: &Stop) -> Result<Prepared, CliError> {
         let tree = files_of(sides, stop)?;
-        sides.match_baseline(&tree, Match::Same, self.copy.copy, stop)?;
+        sides.match_baseline(&tree, Match::Same, self.read.copy.copy, stop)?;
         let threads = counted(u64::from(self.threads), "thread");
-        let work = format!("{} by {threads}, {}", described(&tree), self.common.ending());
-        let workload = Files { tree, threads: self.threads as usize, seed: self.common.seed, cache: self.cache.cache };
-        Ok(Prepared { workload: Box::new(workload), work, notes: self.cache.notes() })
+        let work = format!("{} by {threads}, {}", described(&tree), self.read.common.ending());
+        let workload =
+            Files { tree, threads: self.threads as usize, seed: self.read.common.seed, cache: self.read.cache.cache };
+        Ok(Prepared { workload: Box::new(workload), work, notes: self.read.cache.notes() })
     }
 }
 
 impl StreamArgs {
     fn prepare(&self, sides: &Sides, stop: &Stop) -> Result<Prepared, CliError> {
         let streams = self.streams as usize;
-        let ending = self.common.ending();
+        let ending = self.read.common.ending();
         if self.write {
             let bytes = self.size.bytes();
             if bytes == 0 {
@@ -363,7 +360,7 @@ impl StreamArgs {
             }
             let each = counted(u64::from(self.streams), "file");
             let work = format!("{each} of {} written and synced, {ending}", console::size(bytes));
-            let workload = WriteStreams { bytes, streams, seed: self.common.seed };
+            let workload = WriteStreams { bytes, streams, seed: self.read.common.seed };
             return Ok(Prepared { workload: Box::new(workload), work, notes: vec![] });
         }
         let tree = files_of(sides, stop)?.largest(streams);
@@ -379,10 +376,10 @@ impl StreamArgs {
             let text = format!("{} has too few files that are not empty", sides.target.display());
             return Err(CliError::Failed(text));
         }
-        sides.match_baseline(&tree, Match::AtLeast, self.copy.copy, stop)?;
+        sides.match_baseline(&tree, Match::AtLeast, self.read.copy.copy, stop)?;
         let work = format!("{} in reads of 1 MiB, {ending}", described(&tree));
-        let workload = ReadStreams { tree, cache: self.cache.cache };
-        Ok(Prepared { workload: Box::new(workload), work, notes: self.cache.notes() })
+        let workload = ReadStreams { tree, cache: self.read.cache.cache };
+        Ok(Prepared { workload: Box::new(workload), work, notes: self.read.cache.notes() })
     }
 }
 
@@ -399,16 +396,22 @@ impl RandomArgs {
         let tree = files_of(sides, stop)?.largest(1);
         let found = described(&tree);
         let threads = self.threads as usize;
-        let workload =
-            RandomReads::new(tree.clone(), block_bytes as usize, threads, length, self.common.seed, self.cache.cache)?;
-        sides.match_baseline(&tree, Match::AtLeast, self.copy.copy, stop)?;
+        let workload = RandomReads::new(
+            tree.clone(),
+            block_bytes as usize,
+            threads,
+            length,
+            self.read.common.seed,
+            self.read.cache.cache,
+        )?;
+        sides.match_baseline(&tree, Match::AtLeast, self.read.copy.copy, stop)?;
         let work = format!(
             "{found} in reads of {} by {}, {}",
             self.block,
             counted(u64::from(self.threads), "thread"),
-            self.common.ending()
+            self.read.common.ending()
         );
-        Ok(Prepared { workload: Box::new(workload), work, notes: self.cache.notes() })
+        Ok(Prepared { workload: Box::new(workload), work, notes: self.read.cache.notes() })
     }
 }
 

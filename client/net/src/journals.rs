@@ -29,7 +29,7 @@ pub const VERSION_BITS: u32 = 16;
 pub const ENDED_AT: u64 = 32;
 
 /// What the path of the second socket has behind that of the first.
-pub const SUFFIX: &str = ".journals";
+const SUFFIX: &str = ".journals";
 /// Bytes of a message at most: two paths, and what little there is beside them.
 const HELLO_MAX: usize = 16 << 10;
 /// The journal and the keeper.
@@ -100,9 +100,14 @@ pub struct Kept {
 impl Kept {
     /// Completes when the worker is gone.
     pub async fn ended(&mut self) {
-        let mut byte = [0];
-        while self.stream.read(&mut byte).await.is_ok_and(|count| count > 0) {}
+        ended(&mut self.stream).await;
     }
+}
+
+/// Completes when the other end of a connection is gone.
+pub async fn ended(stream: &mut UnixStream) {
+    let mut byte = [0];
+    while stream.read(&mut byte).await.is_ok_and(|count| count > 0) {}
 }
 
 /// Has a worker of this host keep a journal.

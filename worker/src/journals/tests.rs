@@ -6,6 +6,7 @@ use cavern_conf::process::Metrics;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::pwrite;
 use rustix::process::{PidfdFlags, pidfd_open};
+use tokio::io::AsyncReadExt as _;
 use tokio::process::Child;
 
 use super::*;
