@@ -1,5 +1,7 @@
 //! Other attributes for a file whose content may have changed here: another length among them.
 
+use std::ops::Range;
+
 use cavern_conf::Failpoint;
 use cavern_proto::master::SetAttr;
 use cavern_proto::master::mutation::Change;
@@ -7,10 +9,11 @@ use rustix::io::Errno;
 use tokio::time::Instant;
 
 use super::layout::Layout;
-use super::write::too_large;
+use super::write::{BlockOp, too_large};
 use super::{FILE_BYTES_MAX, FsFile};
 use crate::error::ClientError;
 use crate::metadata::Changed;
+use crate::read::span::spans;
 
 impl FsFile {
     /// Sets attributes after everything that was written before, so that a time that is set stays. No write of this
@@ -19,6 +22,7 @@ impl FsFile {
         self.behind.drain().await;
         let _alone = self.gate.write().await;
         let deadline = Instant::now() + self.shared.timeout;
+        let cut_off = self.cut_off_by(&set).await?;
         match set.size {
             Some(size) if size > FILE_BYTES_MAX => return Err(too_large()),
             // Only a file that grows has something to be zeroed.
@@ -70,6 +74,39 @@ impl FsFile {
             }
         }
         self.note();
+        if let Some((index, bytes)) = cut_off
+            && let Err(error) = self.clear_cut_off(index, &bytes).await
+        {
+            tracing::warn!(
+                inode = self.inode,
+                index,
+                "what was cut off stays behind the end of the file: a loss of power may show it when the file has \
+                 grown again: {error}"
+            );
+        }
         Ok(changed)
+    }
+
+    /// What the last block that stays has behind the length that the file is about to get.
+    async fn cut_off_by(&self, set: &SetAttr) -> Result<Option<(u32, Range<u32>)>, ClientError> {
+        let block_size = self.block_size();
+        let Some(length) = set.size.filter(|length| !length.is_multiple_of(block_size)) else { return Ok(None) };
+        let size = self.written_size().await?;
+        let last = spans(length..size.max(length), block_size, u64::MAX).next();
+        Ok(last.map(|span| (span.index, span.bytes)))
+    }
+
+    /// Makes zeros of what was cut off a block, on the disks of its workers as well. Who lengthens the file makes them
+    /// zeros, too, or writes over them; but the length may be on the master's disk before either is on a worker's.
+    /// Waits for a worker no longer than a request to it may take.
+    async fn clear_cut_off(&self, index: u32, bytes: &Range<u32>) -> Result<(), ClientError> {
+        let deadline = Instant::now() + self.shared.worker_timeout;
+        if self.use_layout(|layout, _| layout.block(index).is_none()).await? {
+            return Ok(());
+        }
+        while let Err(failure) = self.try_block(index, bytes, &BlockOp::Zero).await {
+            self.wait_after(index, failure, deadline).await?;
+        }
+        self.sync_blocks(&[index], deadline).await
     }
 }

@@ -144,7 +144,7 @@ impl FsFile {
         }
     }
 
-    async fn sync_blocks(&self, blocks: &[u32], deadline: Instant) -> Result<(), ClientError> {
+    pub(super) async fn sync_blocks(&self, blocks: &[u32], deadline: Instant) -> Result<(), ClientError> {
         if blocks.is_empty() {
             return Ok(());
         }

@@ -38,7 +38,7 @@ enum WriteOutcome {
 
 /// What is done to a range of a block.
 #[derive(Clone, Debug)]
-enum BlockOp {
+pub(super) enum BlockOp {
     Write(Bytes),
     Zero,
     /// Room is set aside; its bytes stay what they are.
@@ -264,7 +264,12 @@ impl FsFile {
     }
 
     /// Waits a moment when another attempt may go better.
-    async fn wait_after(&self, index: u32, failure: ClientError, deadline: Instant) -> Result<(), ClientError> {
+    pub(super) async fn wait_after(
+        &self,
+        index: u32,
+        failure: ClientError,
+        deadline: Instant,
+    ) -> Result<(), ClientError> {
         if failure.is_version_gone() {
             return self.refresh_after_move(failure, deadline).await;
         }
@@ -324,7 +329,12 @@ impl FsFile {
     }
 
     /// The block's generation, and the workers where it was done.
-    async fn try_block(&self, index: u32, at: &Range<u32>, op: &BlockOp) -> Result<(u32, Vec<u64>), ClientError> {
+    pub(super) async fn try_block(
+        &self,
+        index: u32,
+        at: &Range<u32>,
+        op: &BlockOp,
+    ) -> Result<(u32, Vec<u64>), ClientError> {
         let written = match op {
             BlockOp::Write(bytes) => Some(bytes.clone()),
             BlockOp::Zero => Some(Bytes::new()),
