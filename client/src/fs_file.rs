@@ -9,6 +9,7 @@
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 
+mod beside;
 mod block;
 mod blocks;
 mod closed;
@@ -47,6 +48,7 @@ use crate::metadata::{Metadata, Node, OpenInode};
 use crate::mounts::MountView;
 use crate::read::Files;
 use crate::stats::Stats;
+use beside::Readings;
 use block::OpenBlock;
 use blocks::block_name;
 use closed::{ClosedFiles, Reopened};
@@ -92,6 +94,7 @@ struct Shared {
     /// Of closed files, by inode: the version of the content that is on disks.
     on_disks: Cache<u64, u64>,
     closed: Arc<ClosedFiles>,
+    readings: Readings,
     grants: BlockGrants,
     /// How many pieces were written behind.
     pieces: AtomicU64,
@@ -175,6 +178,7 @@ impl Contents {
             pages: PageVersions::default(),
             on_disks: Cache::new(ON_DISKS_OF),
             closed,
+            readings: Readings::default(),
             grants: BlockGrants::default(),
             pieces: AtomicU64::new(0),
         };
@@ -407,12 +411,18 @@ impl FsFile {
         // What changes while the master answers is asked again.
         let (seen, gaps) = (self.kept.changes(), self.kept.gaps());
         self.shared.stats.layout_misses.inc();
-        let answer = self.shared.metadata.layout(self.inode).await;
+        let is_first = self.was_there && self.state.lock().layout.is_none();
+        let beside = if is_first { self.beside() } else { None };
+        let inodes = beside.as_ref().map_or(&[][..], |beside| &beside.inodes);
+        let answer = self.shared.metadata.layout(self.inode, inodes).await;
         let mut state = self.state.lock();
-        let answer = match answer {
+        let mut answer = match answer {
             Err(error) if error.is_master_silent() && state.layout.is_some() => return Ok(()),
             answer => answer?,
         };
+        if let Some(beside) = beside {
+            self.found_beside(beside, std::mem::take(&mut answer.beside));
+        }
         if answer.block_size != self.block_size() {
             let reason = format!("{}: the master has blocks of another size", self.inode);
             return Err(ClientError::Invalid(reason));

@@ -49,6 +49,7 @@ pub use changes::Changed;
 pub use locks::{AnsweredBy, LOCK_TO_END};
 pub use node::{Node, Posix};
 pub use open_inodes::OpenInode;
+pub(crate) use recent_invalidations::Mark;
 
 use crate::error::ClientError;
 use crate::identity::Identity;
@@ -68,7 +69,7 @@ use listing_refresh::SlowBuckets;
 use locks::Locks;
 use open_inodes::OpenInodes;
 use outage::Outage;
-use recent_invalidations::{Mark, RecentInvalidations};
+use recent_invalidations::RecentInvalidations;
 use removals::ReferencedInodes;
 use replay::Replayed;
 use staying::StayingFiles;

@@ -88,6 +88,34 @@ fn whoever_opens_a_file_again_asks_nobody_and_sees_what_others_have_changed() {
 }
 
 #[test]
+fn whoever_reads_a_directory_that_is_listed_asks_for_many_files_at_a_time() {
+    let mounts = up();
+    let names = || fs::read_dir(mounts.here.join("set")).unwrap().count();
+    assert_eq!(names(), FILES);
+    let read = |file: usize| read_past_pages(&mounts.here.join(format!("set/{file}")));
+    // What is asked for beside a file comes a moment later than that.
+    let mut order: Vec<usize> = (0..FILES).collect();
+    order.sort_by_key(|file| file * 37 % FILES);
+    for file in &order[..5] {
+        assert!(read(*file).unwrap() == content(*file, 0), "{file}");
+    }
+    let there = |file: usize| mounts.there.join(format!("set/{file}"));
+    let changed = order[FILES - 1];
+    fs::write(there(changed), content(changed, 1)).unwrap();
+    fs::remove_file(there(order[FILES - 2])).unwrap();
+    eventually("the change is seen", PATIENCE, || (read(changed).unwrap() == content(changed, 1)).then_some(()));
+    for file in &order[5..FILES - 2] {
+        assert!(read(*file).unwrap() == content(*file, 0), "{file}");
+    }
+    eventually("the removal is seen", PATIENCE, || read(order[FILES - 2]).err());
+    let (layouts, opens) = asked(&mounts);
+    assert!(layouts < FILES as u64 / 2 && opens < FILES as u64 / 2, "{layouts} layouts, {opens} descriptors asked for");
+    for name in ["lost", "mispredicted"] {
+        assert_eq!(mounts.counter(&format!("cavern_client_{name}_changes_total")), 0, "{name}");
+    }
+}
+
+#[test]
 fn what_the_mount_itself_changes_is_known_when_it_is_opened_again() {
     let mounts = up();
     read_twice(&mounts);

@@ -104,8 +104,10 @@ impl Copied {
         for path in &self.paths {
             let inode = fs::metadata(path).unwrap().ino();
             eventually(&format!("a copy of {}", path.display()), PATIENCE, || {
-                let layout =
-                    runtime.block_on(master.get_layout(GetLayoutRequest { inode, session: 0 })).unwrap().into_inner();
+                let layout = runtime
+                    .block_on(master.get_layout(GetLayoutRequest { inode, ..Default::default() }))
+                    .unwrap()
+                    .into_inner();
                 (layout.extents[0].joining != 0).then_some(())
             });
         }

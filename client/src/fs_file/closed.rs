@@ -5,15 +5,18 @@
 //! everything that may have been missed. Nothing is promised for it by anybody: a file that loses its last name is
 //! gone, and its descriptors are closed, which hold its space at the worker.
 
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use cavern_proto::BlockId;
 use cavern_proto::data::BlockRef;
+use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
 use super::FsFile;
+use super::beside::Reading;
 use super::block::{OpenBlock, Replica};
 use super::layout::{KnownLayout, Layout};
 use crate::metadata::ChangedContents;
@@ -21,6 +24,8 @@ use crate::read::BlockFiles;
 
 /// Files of which something stays known.
 const FILES_MAX: usize = 32_768;
+/// Changes and closes that are remembered: what was asked for before all of them is not kept.
+const RECENT_MAX: usize = 4096;
 /// The room that open files leave for descriptors of closed ones is looked at when so many more, or fewer, are open.
 const ROOM_STEP: usize = 256;
 
@@ -29,7 +34,21 @@ const ROOM_STEP: usize = 256;
 pub(super) struct ClosedFiles {
     files: Cache<u64, Arc<ClosedFile>>,
     descriptors: BlockFiles,
+    /// Those of which something else may have become known lately.
+    recent: Mutex<Recent>,
 }
+
+/// Files that were changed, or closed, in their order.
+#[derive(Debug, Default)]
+struct Recent {
+    /// So many in all.
+    count: u64,
+    inodes: VecDeque<u64>,
+}
+
+/// How many there had been.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment(u64);
 
 #[derive(Debug)]
 pub(super) struct ClosedFile {
@@ -37,6 +56,24 @@ pub(super) struct ClosedFile {
     /// See `State`.
     ends_marked: bool,
     blocks: LocalBlocks,
+    /// It was not open since it is known.
+    ahead: Option<Arc<Reading>>,
+}
+
+/// A block of a file, and its file on this host, which nobody has opened yet.
+pub(super) struct FoundBlock {
+    pub block: BlockId,
+    pub worker: u64,
+    pub incarnation: u64,
+    pub file: OwnedFd,
+}
+
+/// A file that nobody has opened yet.
+pub(super) struct FoundFile {
+    pub inode: u64,
+    pub layout: KnownLayout,
+    pub ends_marked: bool,
+    pub block: Option<FoundBlock>,
 }
 
 /// Those of its blocks of which a file of this host was open.
@@ -70,14 +107,49 @@ impl Drop for LocalBlocks {
 
 impl ClosedFiles {
     pub(super) fn new(descriptors: BlockFiles) -> Self {
-        Self { files: Cache::new(FILES_MAX), descriptors }
+        Self { files: Cache::new(FILES_MAX), descriptors, recent: Mutex::default() }
     }
 
     /// What somebody else has changed is not known any more.
     pub(super) fn changed(&self, what: ChangedContents) {
+        // Before: what is asked for now is not kept.
+        self.recent.lock().add(what);
         match what {
             ChangedContents::Of(inode) => drop(self.files.remove(&inode)),
             ChangedContents::All => self.files.clear(),
+        }
+    }
+
+    /// What becomes known from now on may be newer than what is being asked for.
+    pub(super) fn moment(&self) -> Moment {
+        Moment(self.recent.lock().count)
+    }
+
+    pub(super) fn knows(&self, inode: u64) -> bool {
+        self.files.peek(&inode).is_some()
+    }
+
+    /// Keeps what was asked for at a moment, of files that nobody has open, unless something else has become known of
+    /// them since then. To be called while nobody opens or closes any.
+    pub(super) fn add(&self, moment: Moment, found: Vec<FoundFile>, reading: &Arc<Reading>) {
+        let is_newer = self.recent.lock().since(moment);
+        for FoundFile { inode, layout, ends_marked, block } in found {
+            if is_newer(inode) || self.knows(inode) {
+                continue;
+            }
+            let local = |FoundBlock { block, worker, incarnation, file }| {
+                self.descriptors.keep(block, file, worker, incarnation);
+                LocalBlock { block, worker, incarnation }
+            };
+            let blocks =
+                LocalBlocks { blocks: block.map(local).into_iter().collect(), descriptors: self.descriptors.clone() };
+            let ahead = Some(reading.clone());
+            reading.known();
+            self.files.insert(inode, Arc::new(ClosedFile { layout, ends_marked, blocks, ahead }));
+            // What was changed before it was there did not end it.
+            if self.recent.lock().since(moment)(inode) {
+                self.files.remove(&inode);
+            }
         }
     }
 
@@ -96,13 +168,14 @@ impl ClosedFiles {
             blocks.extend(local);
         }
         let blocks = LocalBlocks { blocks, descriptors: self.descriptors.clone() };
-        Arc::new(ClosedFile { layout, ends_marked, blocks })
+        Arc::new(ClosedFile { layout, ends_marked, blocks, ahead: None })
     }
 
     /// Takes out what is known of a file that is being opened. `name`: of one of its blocks, by index and generation.
     pub(super) fn take(&self, inode: u64, name: impl Fn(u32, u32) -> BlockRef) -> Option<Reopened> {
         let (_, closed) = self.files.remove(&inode)?;
-        let ClosedFile { layout, ends_marked, blocks: mut local } = Arc::into_inner(closed)?;
+        let ClosedFile { layout, ends_marked, blocks: mut local, ahead } = Arc::into_inner(closed)?;
+        ahead.iter().for_each(|reading| reading.opened());
         let layout = Layout::from(layout);
         let open = |local: LocalBlock| {
             let index = local.block.index;
@@ -127,6 +200,30 @@ impl ClosedFiles {
         if count.is_multiple_of(ROOM_STEP) {
             self.descriptors.others_have(count);
         }
+    }
+}
+
+impl Recent {
+    fn add(&mut self, what: ChangedContents) {
+        self.count += 1;
+        match what {
+            ChangedContents::Of(inode) => {
+                self.inodes.push_back(inode);
+                if self.inodes.len() > RECENT_MAX {
+                    self.inodes.pop_front();
+                }
+            }
+            // Nothing before it is known.
+            ChangedContents::All => self.inodes.clear(),
+        }
+    }
+
+    /// Whether something may have become known of an inode since then.
+    fn since(&self, moment: Moment) -> impl Fn(u64) -> bool + use<> {
+        let count = usize::try_from(self.count - moment.0).unwrap_or(usize::MAX);
+        let all = count > self.inodes.len();
+        let inodes: HashSet<u64> = self.inodes.iter().rev().take(count).copied().collect();
+        move |inode| all || inodes.contains(&inode)
     }
 }
 
@@ -159,6 +256,7 @@ impl FsFile {
             return;
         }
         open.remove(&self.inode);
+        shared.closed.recent.lock().add(ChangedContents::Of(self.inode));
         shared.closed.others_open(open.len());
         let Some(known) = known else { return };
         shared.closed.files.insert(self.inode, known);
@@ -226,5 +324,42 @@ mod tests {
         closed(&files);
         files.others_open(ROOM_STEP);
         assert!(files.take(7, name).is_some_and(|again| again.blocks.len() <= 1));
+    }
+
+    fn found(inode: u64) -> FoundFile {
+        let extent = Extent { generation: 1, workers: vec![3], ..Extent::default() };
+        let attr = Attr { inode, size: 100, version: 1, generation: 1, ..Attr::default() };
+        let layout = Layout::new(&attr, vec![extent], None).known().unwrap();
+        let file = OwnedFd::from(tempfile::tempfile().unwrap());
+        let block = BlockId::of(&BlockRef::of_inode("cluster", inode, 1, 0, 1 << 20, 1)).unwrap();
+        FoundFile {
+            inode,
+            layout,
+            ends_marked: true,
+            block: Some(FoundBlock { block, worker: 3, incarnation: 4, file }),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_asked_for_ahead_is_kept_unless_something_has_happened_to_it_since() {
+        let (descriptors, _tasks) = BlockFiles::for_tests(10);
+        let (files, reading) = (ClosedFiles::new(descriptors), Arc::new(Reading::default()));
+        closed(&files);
+        let moment = files.moment();
+        files.changed(ChangedContents::Of(8));
+        files.add(moment, vec![found(6), found(7), found(8)], &reading);
+        let block_of =
+            |inode: u64| move |index, generation| BlockRef::of_inode("cluster", inode, generation, index, 1 << 20, 1);
+        let taken = files.take(6, block_of(6)).unwrap();
+        assert!(taken.ends_marked && taken.layout.size() == 100 && taken.blocks[0].1.file().is_some());
+        assert_eq!(files.take(7, name).unwrap().layout.size(), 2 << 20, "what was known already");
+        assert!(files.take(8, block_of(8)).is_none());
+
+        let moment = files.moment();
+        files.changed(ChangedContents::All);
+        files.add(moment, vec![found(6)], &reading);
+        assert!(files.take(6, block_of(6)).is_none());
+        files.add(files.moment(), vec![found(6)], &reading);
+        assert!(files.take(6, block_of(6)).is_some());
     }
 }

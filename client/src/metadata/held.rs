@@ -192,7 +192,7 @@ impl HeldDirectories {
     }
 
     /// Whether that is so of anything about this inode.
-    fn is_unsettled(&self, inode: u64) -> bool {
+    pub(super) fn is_unsettled(&self, inode: u64) -> bool {
         self.has_unmade() && self.state.lock().answered.contains_key(&inode)
     }
 

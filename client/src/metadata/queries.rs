@@ -25,6 +25,12 @@ use crate::mounts::MountView;
 /// Longest pause between two pages of a listing, which the master may have to fetch from the bucket.
 const PAGE_WAIT: Duration = Duration::from_secs(10);
 
+/// Files that may be opened next.
+pub(crate) struct FilesAfter {
+    pub inodes: Vec<u64>,
+    pub mark: Mark,
+}
+
 impl Metadata {
     pub(super) async fn ask_lookup(
         &self,
@@ -342,16 +348,40 @@ impl Metadata {
     }
 
     /// Which blocks a file of an fs-mode mount has, and its attributes of the same moment. `Stale` when it is gone.
-    pub async fn layout(&self, inode: u64) -> Result<Layout, ClientError> {
+    /// `beside`: files of the same directory of which that is to be answered, too.
+    pub async fn layout(&self, inode: u64, beside: &[u64]) -> Result<Layout, ClientError> {
         self.inner.settled(inode).await?;
         let answer = self.inner.master.call_patiently("GetLayout", |mut stubs: Stubs| {
-            let request = GetLayoutRequest { inode, session: self.inner.lease.session() };
+            let request = GetLayoutRequest { inode, session: self.inner.lease.session(), beside: beside.to_vec() };
             async move { stubs.namespace.get_layout(request).await }
         });
         match answer.await.map_err(ClientError::from) {
             Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
             answer => answer,
         }
+    }
+
+    /// The directory that a file is in, with up to `most` of the files that come after it in the order of names, as far
+    /// as its listing is known, and what the master knows of them is all there is. With the moment until which no
+    /// change is known.
+    pub(crate) fn files_after(&self, inode: u64, most: impl FnOnce(u64) -> usize) -> Option<FilesAfter> {
+        let inner = &self.inner;
+        let node = inner.cache.node(inode)?;
+        let most = most(node.parent);
+        let directory = inner.directories.get(node.parent).filter(|_| most > 0)?;
+        let mark = inner.recent.mark();
+        let (nodes, _) = directory.page(&inner.cache, &node.name, most)?;
+        let is_plain = |node: &Arc<Node>| {
+            matches!(node.kind, Kind::File) && node.size > 0 && node.nlink == 1 && !inner.held.is_unsettled(node.inode)
+        };
+        let inodes = nodes.iter().filter(|node| is_plain(node)).map(|node| node.inode).collect();
+        Some(FilesAfter { inodes, mark })
+    }
+
+    /// Whether something of an inode has changed since then, by whomever.
+    pub(crate) fn has_changed_since(&self, mark: Mark) -> impl Fn(u64) -> bool + use<> {
+        let changes = self.inner.recent.since(mark);
+        move |inode| changes.touch(0, b"", inode)
     }
 
     /// Has the blocks of files of fs-mode mounts dropped that the bucket has; what became of each, in the order of the

@@ -3,7 +3,7 @@
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
     CheckHoldsReply, CheckHoldsRequest, Entry, Extent, FreeContentReply, FreeContentRequest, GetInodeRequest,
-    GetLayoutRequest, GetLockReply, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Layout,
+    GetLayoutRequest, GetLockReply, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout,
     LookupRequest, MakeListedReply, MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest,
     RecallReply, RecallRequest, RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest,
     RevalidateRequest, TouchReply, TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
@@ -31,6 +31,8 @@ const TOUCH_MAX: usize = 10_000;
 const FREES_MAX: usize = 1000;
 /// Blocks of a file that are read at once, and not on the blocking pool.
 const FEW_EXTENTS: usize = 64;
+/// Layouts that are answered beside the one that is asked for.
+const BESIDE_MAX: usize = 256;
 /// Inodes of one `CheckHolds`, and places of one `Remember`.
 const HOLDS_MAX: usize = 10_000;
 
@@ -154,10 +156,20 @@ impl Namespace for Services {
     }
 
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
-        let GetLayoutRequest { inode, session } = request.into_inner();
+        let GetLayoutRequest { inode, session, beside } = request.into_inner();
+        if beside.len() > BESIDE_MAX {
+            let reason = format!("{} files in one question: send at most {BESIDE_MAX}", beside.len());
+            return Err(MasterError::Invalid(reason).into());
+        }
         let lookups = self.lookups.asked_by(session);
+        let read = || async {
+            let (record, layout) = layout(&lookups, inode).await?;
+            let beside = layouts_beside(&lookups, record.parent, &beside).await?;
+            Ok((record, Layout { beside, ..layout }))
+        };
+        // Those beside it are in the same directory.
         let place = |(record, _): &(InodeRecord, Layout)| vec![record.parent];
-        let (_, layout) = lookups.when_let_go(inode, || layout(&lookups, inode), place).await?;
+        let (_, layout) = lookups.when_let_go(inode, read, place).await?;
         Ok(Response::new(layout))
     }
 
@@ -314,6 +326,22 @@ async fn layout(lookups: &Lookups, inode: u64) -> Result<(InodeRecord, Layout), 
     all.await?.ok_or_else(gone)
 }
 
+/// Those of some files that are in this directory and have few blocks.
+async fn layouts_beside(lookups: &Lookups, parent: u64, inodes: &[u64]) -> Result<Vec<Layout>, MasterError> {
+    let mut layouts = Vec::with_capacity(inodes.len());
+    for inode in inodes.iter().copied() {
+        let seen = lookups.see_inode_with(inode, move |tables, record| {
+            if record.parent != parent || record.kind() != Kind::File {
+                return Ok(None);
+            }
+            let extents = tables.few_extents(inode, record, FEW_EXTENTS)?;
+            extents.map(|extents| layout_of(tables, inode, record, extents)).transpose()
+        });
+        layouts.extend(seen.await?.and_then(|(_, layout)| layout));
+    }
+    Ok(layouts)
+}
+
 fn layout_of(
     tables: Tables<'_>,
     inode: u64,
@@ -326,5 +354,6 @@ fn layout_of(
         extents,
         origin: record.origin.clone(),
         ends_marked: tables.counters()?.level >= level::ENDS_MARKED,
+        beside: Vec::new(),
     })
 }

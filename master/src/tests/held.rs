@@ -9,10 +9,10 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    CreateInode, GetInodeRequest, GetLayoutRequest, GetLockRequest, GetXattrsRequest, Kind, LetGoDirectories,
-    LinkInode, Lock, LockKind, LockType, LookupRequest, MutateRequest, Mutation, MutationResult, ReadDirRequest,
-    RecallRequest, RemoveName, RenameName, ResolveRequest, SetAttr, SetQuota, SetTtl, SetXattr, TtlAction,
-    UsageRequest,
+    CommitContent, CreateInode, Extent, GetInodeRequest, GetLayoutRequest, GetLockRequest, GetXattrsRequest, Kind,
+    LetGoDirectories, LinkInode, Lock, LockKind, LockType, LookupRequest, MutateRequest, Mutation, MutationResult,
+    ReadDirRequest, RecallRequest, RemoveName, RenameName, ResolveRequest, SetAttr, SetQuota, SetTtl, SetXattr,
+    TtlAction, UsageRequest,
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
@@ -247,7 +247,7 @@ impl Place {
                 mode(services.get_inode(Request::new(request)).await.unwrap().into_inner().attr)
             }
             Question::Layout => {
-                let request = GetLayoutRequest { inode: file, session };
+                let request = GetLayoutRequest { inode: file, session, beside: Vec::new() };
                 mode(services.get_layout(Request::new(request)).await.unwrap().into_inner().attr)
             }
             Question::Xattrs => {
@@ -552,5 +552,32 @@ async fn a_recall_of_what_is_not_there_is_over_at_once() {
     services.recall(Request::new(request)).await.unwrap();
     let request = RecallRequest { inode: 4711, session: 5, whole_mount: true };
     assert_eq!(services.recall(Request::new(request)).await.unwrap_err().code(), Code::NotFound);
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn layouts_of_files_beside_the_one_that_is_asked_for_come_with_it() {
+    let master = with_lease(Duration::from_secs(20)).await;
+    let root = mount(&master).await.root_inode;
+    let mut session = Session::open(&master, Before::default());
+    let directory = session.done(create(root, "d", Kind::Directory)).await;
+    let mut files = Vec::new();
+    for file in 0..4 {
+        let inode = session.done(create(directory, &format!("f{file}"), Kind::File)).await;
+        let made = vec![Extent { workers: vec![1], ..Extent::default() }];
+        session.done(Change::Commit(CommitContent { inode, grow_to: 100 + file, made, changed: true })).await;
+        files.push(inode);
+    }
+    let elsewhere = session.done(create(root, "elsewhere", Kind::File)).await;
+    let ask = async |beside: Vec<u64>| {
+        let request = GetLayoutRequest { inode: files[0], session: session.id(), beside };
+        master.services().get_layout(Request::new(request)).await.map(tonic::Response::into_inner)
+    };
+    let answer = ask(vec![files[1], elsewhere, directory, u64::MAX, files[3]]).await.unwrap();
+    let sizes: Vec<_> =
+        answer.beside.iter().map(|layout| (layout.attr.unwrap().inode, layout.attr.unwrap().size)).collect();
+    assert_eq!(sizes, [(files[1], 101), (files[3], 103)]);
+    assert_eq!((answer.attr.unwrap().size, answer.extents.len(), answer.beside[0].extents.len()), (100, 1, 1));
+    assert_eq!(ask(vec![1; 257]).await.unwrap_err().code(), Code::InvalidArgument);
     master.stop().await;
 }

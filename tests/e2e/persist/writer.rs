@@ -107,7 +107,7 @@ impl Writer {
 
     #[track_caller]
     fn fill(&mut self, inode: u64, content: &[u8]) {
-        let request = GetLayoutRequest { inode, session: 0 };
+        let request = GetLayoutRequest { inode, ..Default::default() };
         let layout = self.runtime.block_on(self.namespace.get_layout(request)).unwrap().into_inner();
         let generation = layout.attr.unwrap().generation;
         let mut made = Vec::new();

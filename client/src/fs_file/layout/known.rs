@@ -38,6 +38,16 @@ impl Layout {
     }
 }
 
+impl KnownLayout {
+    /// Index, generation and workers of the only block of a file that has nothing else.
+    pub(in crate::fs_file) fn only_block(&self) -> Option<(u32, u32, &[u64])> {
+        match &*self.blocks {
+            [(index, known)] if self.origin.is_none() => Some((*index, known.generation, &known.workers)),
+            _ => None,
+        }
+    }
+}
+
 impl From<KnownLayout> for Layout {
     fn from(known: KnownLayout) -> Self {
         let KnownLayout { size, version, generation, allocated, origin, blocks, is_on_disks } = known;

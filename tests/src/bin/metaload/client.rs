@@ -207,7 +207,7 @@ pub async fn run(address: &str, directory: &str, tasks: usize, time: Duration) -
     let open = measure(&mut clients, time, async |client: &mut Client| {
         let number = client.any();
         let (inode, session) = (client.files[number], client.session.id);
-        client.namespace.get_layout(GetLayoutRequest { inode, session }).await?;
+        client.namespace.get_layout(GetLayoutRequest { inode, session, ..Default::default() }).await?;
         Ok(true)
     });
     let open = open.await?;
