@@ -171,9 +171,22 @@ class Bench:
             return json.load(page)["kinds"]["GET"]
 
     def cold_again(self, name):
-        """No worker has a block of the mount, and the kernel nothing of the store's files, which all sides read."""
+        """No worker has a block of the mount, the client no descriptor of one, which it closes when it hears of that,
+        and the kernel nothing of the store's files, which all sides read."""
         self.cv("fs", "free", f"/{name}")
+        deadline = time.monotonic() + 30
+        while self.client_metric("cavern_client_descriptors") > 0:
+            if time.monotonic() > deadline:
+                sys.exit("the client has descriptors of blocks 30 s after they were freed")
+            time.sleep(0.02)
         drop_caches()
+
+    def client_metric(self, name):
+        """What the FUSE client tells of itself."""
+        client = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))["fuse"][0]
+        with urllib.request.urlopen(f"http://{client['http']}/metrics") as page:
+            lines = page.read().decode().splitlines()
+        return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
     def cold_images(self, ours):
         """Medians of rounds in which the three clients take turns, and each of them begins with the same."""
@@ -187,7 +200,7 @@ class Bench:
             before = self.fetched()
             rates["ours"].append(self.load(ours, "--raw"))
             requests = self.fetched() - before
-            assert requests >= self.images, f"only {requests} of {self.images} images came from the bucket"
+            assert requests >= self.images, f"only {requests} of {self.images} images came from the bucket, {rates}"
         return {name: statistics.median(figures) for name, figures in rates.items()}
 
     def images_section(self):
