@@ -10,6 +10,7 @@ mod replace;
 mod set_attributes;
 mod staged_handle;
 
+use std::any::Any;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -112,10 +113,14 @@ impl File {
         matches!(self.backing, Backing::Object(_))
     }
 
-    /// The descriptor of the whole file, when it is one complete local block, and never changes; for passthrough.
-    pub fn local_descriptor(&self) -> Option<BorrowedFd<'_>> {
+    /// What is kept with the descriptor of the whole file, when it is one complete local block, and never changes: see
+    /// [`OpenFile::with_local_descriptor`].
+    pub fn with_local_descriptor<T: Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(BorrowedFd<'_>) -> Option<T>,
+    ) -> Option<Arc<T>> {
         match &self.backing {
-            Backing::Object(file) => file.local_descriptor(),
+            Backing::Object(file) => file.with_local_descriptor(make),
             Backing::FsFile(_) | Backing::Staged(_) => None,
         }
     }

@@ -56,6 +56,8 @@ const LOCKS: Shape = (512, 0, 1 << 18);
 const CHANGES: Shape = (256 * KIB, 0, 1 << 13);
 const CONTENTS: Shape = (256 * KIB, 0, 1 << 16);
 const PIECES: Shape = (4 * KIB, 4 * MIB, 1 << 12);
+/// Behind the others: journals of earlier versions end before it.
+const BACKINGS: Shape = (128, 0, 1 << 18);
 
 /// See the module.
 #[derive(Debug)]
@@ -75,6 +77,8 @@ pub struct Journal {
     pub positions: Arc<Table>,
     /// What was locked through which handle.
     pub locks: Arc<Table>,
+    /// Files that are registered with the kernel.
+    pub backings: Arc<Table>,
     pub(crate) changes: Arc<Table>,
     pub(crate) contents: Arc<Table>,
     pub(crate) pieces: Arc<Table>,
@@ -122,6 +126,9 @@ impl Journal {
                     "it was written by another version of cv, whose layout is not known here",
                 ));
             }
+            if file.metadata()?.len() < bytes() {
+                file.set_len(bytes())?;
+            }
             word(&file, EPOCH_AT)? + 1
         };
         set_word(&file, EPOCH_AT, epoch)?;
@@ -135,6 +142,7 @@ impl Journal {
         // In the order of `bytes`.
         let (mount, handles, positions, locks) = (table(MOUNT)?, table(HANDLES)?, table(POSITIONS)?, table(LOCKS)?);
         let (changes, contents, pieces) = (table(CHANGES)?, table(CONTENTS)?, table(PIECES)?);
+        let backings = table(BACKINGS)?;
         let unanswered = Mutex::default();
         let last = Mutex::new((word(&file, SESSION_AT)?, word(&file, LAST_CHANGE_AT)?));
         Ok(Arc::new(Self {
@@ -146,6 +154,7 @@ impl Journal {
             handles,
             positions,
             locks,
+            backings,
             changes,
             contents,
             pieces,
@@ -336,7 +345,7 @@ impl Drop for ChangeSlot {
 
 /// Bytes of the whole file, of which hardly any take memory.
 fn bytes() -> u64 {
-    let tables = [MOUNT, HANDLES, POSITIONS, LOCKS, CHANGES, CONTENTS, PIECES];
+    let tables = [MOUNT, HANDLES, POSITIONS, LOCKS, CHANGES, CONTENTS, PIECES, BACKINGS];
     4 * KIB + tables.into_iter().map(table_bytes).sum::<u64>()
 }
 
@@ -407,6 +416,20 @@ mod tests {
         third.thaw();
         drop(found);
         assert!(Journal::open(memory).unwrap().handles.take_all().is_empty());
+    }
+
+    #[test]
+    fn a_journal_of_before_there_were_backings_goes_on() {
+        let memory = memory();
+        let first = Journal::open(memory.try_clone().unwrap()).unwrap();
+        std::mem::forget(first.handles.put(b"kept").unwrap());
+        drop(first);
+        File::from(memory.try_clone().unwrap()).set_len(bytes() - table_bytes(BACKINGS)).unwrap();
+        let second = Journal::open(memory.try_clone().unwrap()).unwrap();
+        assert!(second.handles.take_all().len() == 1 && second.backings.take_all().is_empty());
+        std::mem::forget(second.backings.put(b"registered").unwrap());
+        let found = Journal::open(memory).unwrap().backings.take_all();
+        assert_eq!(found.iter().map(|(_, record)| &record[..]).collect::<Vec<_>>(), [b"registered"]);
     }
 
     #[test]

@@ -94,7 +94,9 @@ async fn small_files_come_with_their_descriptor_and_need_nobody_afterwards() {
     assert_eq!(buffer[..1000], bytes[49_000..]);
     assert_eq!(again.read_now(50_000, &mut buffer), Some(0));
     assert_eq!(again.read(u64::MAX, 10).await.unwrap().len(), 0);
-    assert!(again.local_descriptor().is_some());
+    let kept = again.with_local_descriptor(|_| Some(7)).unwrap();
+    let other = client.open_to_read(&node).await.unwrap().with_local_descriptor(|_| Some(8));
+    assert!(Arc::ptr_eq(&kept, &other.unwrap()), "all who open the block have the same");
     let worker = &cluster.workers[0];
     assert_eq!((worker.count("Open"), worker.count("Fill"), worker.count("Read")), (1, 0, 0));
     let empty = open_cached(&client, &lookup(&client, "empty").await).unwrap();

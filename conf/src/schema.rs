@@ -181,6 +181,53 @@ pub enum OutageLookups {
     Never,
 }
 
+/// Whether the kernel reads blocks of this host by itself: `"auto"`, `true` or `false` in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "AutoOrSwitch", into = "AutoOrSwitch")]
+pub enum Passthrough {
+    /// Where that can be, without a word where it cannot.
+    Auto,
+    /// The same; where it cannot be, the log says why.
+    On,
+    Off,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "must be \"auto\", true or false")]
+enum AutoOrSwitch {
+    Switch(bool),
+    Word(PassthroughWord),
+}
+
+/// In the environment a switch is a word, too.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PassthroughWord {
+    Auto,
+    True,
+    False,
+}
+
+impl From<AutoOrSwitch> for Passthrough {
+    fn from(written: AutoOrSwitch) -> Self {
+        match written {
+            AutoOrSwitch::Word(PassthroughWord::Auto) => Self::Auto,
+            AutoOrSwitch::Switch(true) | AutoOrSwitch::Word(PassthroughWord::True) => Self::On,
+            AutoOrSwitch::Switch(false) | AutoOrSwitch::Word(PassthroughWord::False) => Self::Off,
+        }
+    }
+}
+
+impl From<Passthrough> for AutoOrSwitch {
+    fn from(passthrough: Passthrough) -> Self {
+        match passthrough {
+            Passthrough::Auto => Self::Word(PassthroughWord::Auto),
+            Passthrough::On => Self::Switch(true),
+            Passthrough::Off => Self::Switch(false),
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Fuse {
@@ -211,7 +258,7 @@ pub struct Fuse {
     /// No kernel pages kept, no read-ahead: for random one-touch reads.
     pub direct: bool,
     /// Files that are one complete block of a worker on this host are read by the kernel itself.
-    pub passthrough: bool,
+    pub passthrough: Passthrough,
     /// The kernel opens and closes files without asking: for objects that are never replaced.
     pub no_open: bool,
     /// The kernel heeds access lists of fs-mode mounts.
@@ -339,10 +386,26 @@ impl Default for Fuse {
             kernel_readahead: ByteSize::mib(1),
             max_background: 256,
             direct: false,
-            passthrough: false,
+            passthrough: Passthrough::Auto,
             no_open: false,
             posix_acl: true,
             keep_mount: true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passthrough_is_a_switch_or_auto_and_is_written_as_it_was_read() {
+        for (written, read) in [("\"auto\"", Passthrough::Auto), ("true", Passthrough::On), ("false", Passthrough::Off)]
+        {
+            let config: Config = toml::from_str(&format!("[fuse]\npassthrough = {written}\n")).unwrap();
+            assert_eq!(config.fuse.passthrough, read);
+            assert_eq!(toml::Value::try_from(read).unwrap().to_string(), written);
+        }
+        assert_eq!(Config::default().fuse.passthrough, Passthrough::Auto);
     }
 }

@@ -155,6 +155,7 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     ("[fuse]\nfile_mode = 644\n", 2, "fuse.file_mode", &["prefix 0o", "0o644"]),
     ("[fuse]\nuid = -2\n", 2, "fuse.uid", &["-1 for the process's own"]),
     ("[fuse]\nnegative_timeout = \"9999d\"\n", 2, "fuse.negative_timeout", &["ten years"]),
+    ("[fuse]\npassthrough = \"always\"\n", 2, "fuse.passthrough", &["must be \"auto\", true or false", "\"auto\")"]),
     // Combinations.
     ("[fuse]\nno_open = true\npassthrough = true\n", 2, "fuse.no_open", &["together with fuse.passthrough"]),
     ("[fuse]\ndirect = true\nno_open = true\n", 3, "fuse.no_open", &["together with fuse.direct"]),

@@ -26,6 +26,7 @@ mod lseek;
 mod names;
 mod no_open;
 mod open;
+mod passthrough;
 mod privileges;
 mod read;
 mod remove;
@@ -38,7 +39,6 @@ mod write;
 mod xattr;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use cavern_client::{Client, Journal, Node};
@@ -46,6 +46,7 @@ use cavern_conf::schema;
 use tokio_util::sync::CancellationToken;
 
 pub use attributes::AttrDefaults;
+pub use passthrough::is_asked as asks_for_passthrough;
 pub use restore::EarlierHandles;
 
 use crate::inheritance::Inheritance;
@@ -60,6 +61,7 @@ use handles::{Handles, OpenInodes};
 use locks::HandleLocks;
 use no_open::NoOpenHandles;
 use open::OpenHandle;
+use passthrough::Passthrough;
 use read::ReadArgs;
 use restore::LostHandles;
 use write::WriteArgs;
@@ -90,9 +92,7 @@ struct Inner {
     posix_acl: bool,
     /// `fuse.direct`: no pages are kept.
     direct: bool,
-    /// `fuse.passthrough`: the kernel reads complete local blocks by itself. Taken back when the kernel refuses one.
-    passthrough: AtomicBool,
-    passthrough_opens: AtomicU64,
+    passthrough: Passthrough,
 }
 
 /// How often what nobody uses any more is looked for.
@@ -105,6 +105,8 @@ pub struct Usage {
     pub directories: usize,
     /// Opens so far whose reads the kernel serves by itself.
     pub passthrough_opens: u64,
+    /// Files that were registered for them.
+    pub registered_files: u64,
 }
 
 impl Namespace {
@@ -144,8 +146,7 @@ impl Namespace {
             lost: LostHandles::default(),
             posix_acl: conf.posix_acl,
             direct: conf.direct,
-            passthrough: AtomicBool::new(conf.passthrough && !conf.direct),
-            passthrough_opens: AtomicU64::new(0),
+            passthrough: Passthrough::new(conf),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -175,7 +176,8 @@ impl Namespace {
         move || Usage {
             files: inner.files.len() + inner.unopened.as_ref().map_or(0, NoOpenHandles::len),
             directories: inner.directories.len(),
-            passthrough_opens: inner.passthrough_opens.load(Relaxed),
+            passthrough_opens: inner.passthrough.opens(),
+            registered_files: inner.passthrough.registered(),
         }
     }
 }

@@ -133,6 +133,10 @@ pub struct LockRecord {
     pub kind: i32,
 }
 
+/// The journal has no room for a record of this kind.
+#[derive(Clone, Copy, Debug)]
+pub struct JournalFull;
+
 /// Locks that were asked for through a handle.
 type NotedLocks = Vec<(LockRecord, Option<Slot>)>;
 
@@ -158,6 +162,15 @@ impl Inheritance {
     /// Enters a handle before the kernel knows it.
     pub fn note_handle(&self, record: &HandleRecord) -> Option<Slot> {
         self.journal.as_ref()?.handles.put(&record.encode_to_vec())
+    }
+
+    /// Enters a file that is registered with the kernel.
+    ///
+    /// # Errors
+    /// There is no room for it: whoever comes after this process could not give it back.
+    pub fn note_backing(&self, number: u32) -> Result<Option<Slot>, JournalFull> {
+        let Some(journal) = &self.journal else { return Ok(None) };
+        journal.backings.put(&number.to_le_bytes()).map(Some).ok_or(JournalFull)
     }
 
     /// Enters names that a reader is about to be given.

@@ -93,10 +93,17 @@ impl MountCollector {
 
     fn levels(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let usage = (self.usage)();
-        let name = "cavern_fuse_passthrough_opens";
-        let help = "Opens of files that the kernel reads by itself";
-        let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        ConstCounter::new(usage.passthrough_opens).encode(metric)?;
+        for (name, help, count) in [
+            (
+                "cavern_fuse_passthrough_opens",
+                "Opens of files that the kernel reads by itself",
+                usage.passthrough_opens,
+            ),
+            ("cavern_fuse_registered_files", "Files that were registered with the kernel", usage.registered_files),
+        ] {
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            ConstCounter::new(count).encode(metric)?;
+        }
         for (name, help, level) in [
             ("cavern_fuse_waiting_requests", "Requests that wait for something now", self.in_flight.waiting()),
             ("cavern_fuse_queued_invalidations", "Invalidations not passed on yet", self.invalidations.queued()),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use cavern_client::{Client, File, Identity, InvalidationSink as _, Journal, Metadata, Predecessor};
 use cavern_conf::process::{HttpServer, Metrics, ProcessError, raise_descriptor_limit, ready};
+use cavern_conf::schema::Passthrough;
 use cavern_conf::{Config, host, schema};
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -20,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::error::FuseError;
-use crate::filesystem::{EarlierHandles, Namespace};
+use crate::filesystem::{EarlierHandles, Namespace, asks_for_passthrough};
 use crate::inheritance::MountRecord;
 use crate::invalidation::{Inodes, Invalidations, NotifierThread};
 use crate::journal_at_worker;
@@ -340,6 +341,7 @@ impl Process<'_> {
         if let Some(journal) = &self.journal {
             journal.thaw();
         }
+        namespace.give_back();
         // Whatever was under way comes once more. Before the first request is read: it would come twice.
         if let Err(cause) = connection.notifier().resend() {
             warn!(%cause, "the kernel does not send again what was under way");
@@ -456,7 +458,7 @@ async fn begin(config: &Config, namespace: Arc<Namespace>) -> Result<(Mount, Ses
         let readahead = fuse.kernel_readahead.bytes();
         let options = session_options(&fuse);
         let session = Session::start(device, &options, namespace, runtime)?;
-        if options.passthrough && !session.agreement().has_passthrough() {
+        if fuse.passthrough == Passthrough::On && !session.agreement().has_passthrough() {
             warn!("this kernel has no passthrough (Linux 6.9 and later): reads go through cv fuse");
         }
         mount.set_read_ahead(if fuse.direct { 0 } else { readahead });
@@ -475,7 +477,7 @@ fn session_options(fuse: &schema::Fuse) -> SessionOptions {
         // Without closes nobody would know when they end.
         locks: !fuse.no_open,
         posix_acl: fuse.posix_acl,
-        passthrough: fuse.passthrough && !fuse.direct,
+        passthrough: asks_for_passthrough(fuse),
     }
 }
 

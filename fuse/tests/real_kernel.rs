@@ -147,7 +147,7 @@ impl Filesystem for Memory {
                 let backing = reply.register(self.backing.as_ref().unwrap().as_fd());
                 match backing {
                     Ok(backing) => {
-                        let _ = reply.opened_passthrough(node, &backing);
+                        let _ = reply.opened_passthrough(node, fopen::NOFLUSH, &backing);
                         self.registered.lock().push(backing);
                     }
                     Err(cause) => reply.error(cause.raw_os_error()),

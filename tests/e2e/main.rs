@@ -58,6 +58,7 @@ mod no_open;
 mod nodes;
 mod odd_objects;
 mod outages;
+mod passthrough;
 mod persist;
 mod plainfs;
 mod posix;

@@ -4,11 +4,12 @@
 //! the worker said so stays readable. Idle descriptors are closed after a while, and when the worker says that it
 //! evicted their blocks, since they keep the space of unlinked files.
 
+use std::any::Any;
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cavern_proto::chunk::chunk_count;
@@ -28,6 +29,8 @@ const PREAD_MAX: usize = 8 << 20;
 /// The file of one block, and which of its chunks may be read from it.
 #[derive(Debug)]
 pub(super) struct Descriptor {
+    /// What its user keeps with it: gone with it, or when nobody else has it any more.
+    companion: OnceLock<Arc<dyn Any + Send + Sync>>,
     file: OwnedFd,
     /// The worker that gave it.
     pub worker: u64,
@@ -49,6 +52,7 @@ impl Descriptor {
     pub(super) fn new(file: OwnedFd, worker: u64, incarnation: u64, length: u32, present: &ChunkMap) -> Self {
         let chunks = chunk_count(length);
         let descriptor = Self {
+            companion: OnceLock::new(),
             file,
             worker,
             incarnation,
@@ -98,6 +102,28 @@ impl Descriptor {
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// What is kept with it, made at the first time; `None` when that cannot be, or it is something else. Who makes it
+    /// while another one does may find that one's.
+    pub(super) fn companion<T: Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(BorrowedFd<'_>) -> Option<T>,
+    ) -> Option<Arc<T>> {
+        self.touch();
+        let kept = match self.companion.get() {
+            Some(kept) => kept,
+            None => {
+                let made = Arc::new(make(self.as_fd())?);
+                self.companion.get_or_init(|| made)
+            }
+        };
+        Arc::clone(kept).downcast().ok()
+    }
+
+    /// Whether the file has all the bytes of the block.
+    pub(super) fn is_whole(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|status| status.st_size >= i64::from(self.length))
     }
 
     /// Fills `buffer` from `offset` without waiting for the disk; false when not all of it is in the page cache.
@@ -239,6 +265,23 @@ mod tests {
         assert!(descriptor.is_complete() && descriptor.contains_all(0..4));
         descriptor.give_up();
         assert!(!descriptor.is_complete() && !descriptor.contains_all(0..1));
+    }
+
+    #[test]
+    fn a_companion_is_made_once_and_goes_with_its_descriptor() {
+        let file = tempfile::tempfile().unwrap();
+        let descriptor = Descriptor::new(file.into(), 1, 1, 10, &map(&[0]));
+        assert!(!descriptor.is_whole());
+        rustix::fs::ftruncate(descriptor.as_fd(), 10).unwrap();
+        assert!(descriptor.is_whole());
+        assert_eq!(descriptor.companion(|_| None::<u32>), None);
+        let first = descriptor.companion(|_| Some(7)).unwrap();
+        let second = descriptor.companion(|_| -> Option<i32> { panic!("made twice") }).unwrap();
+        assert!(*second == 7 && Arc::ptr_eq(&first, &second));
+        assert_eq!(descriptor.companion(|_| Some("another kind")), None);
+        drop(second);
+        drop(descriptor);
+        assert_eq!(Arc::strong_count(&first), 1);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One open file.
 
+use std::any::Any;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
@@ -138,10 +139,28 @@ impl OpenFile {
         &self.file.core
     }
 
-    /// The descriptor of the whole file, when it is one complete local block; for passthrough.
+    /// The descriptor of the whole file, when it is one complete local block.
     pub fn local_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        let whole = self.file.whole.get().filter(|whole| whole.is_complete());
-        whole.map(|whole| whole.as_fd())
+        self.whole().map(|whole| whole.as_fd())
+    }
+
+    fn whole(&self) -> Option<&Arc<Descriptor>> {
+        self.file.whole.get().filter(|whole| whole.is_complete())
+    }
+
+    /// What is kept with the descriptor of the whole file, for as long as that is open, when the file is one complete
+    /// local block, all of which is there; for passthrough. `make` makes it from the descriptor at the first time.
+    pub fn with_local_descriptor<T: Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(BorrowedFd<'_>) -> Option<T>,
+    ) -> Option<Arc<T>> {
+        let file = &self.file;
+        if let Some(object) = file.object.as_ref().filter(|object| u64::from(object.block_length(0)) == file.size) {
+            // Finds what others have opened.
+            let _found = file.descriptor(object, &Span { index: 0, bytes: 0..object.block_length(0) });
+        }
+        // Somebody may have cut it off since: then it is read in the ways that notice.
+        self.whole().filter(|whole| whole.is_whole())?.companion(make)
     }
 
     /// Makes a small file present, and pins its descriptor where it has one.

@@ -269,8 +269,11 @@ impl Inner {
         let entry = DirectoryEntry { ino: self.root.to_kernel(node.inode), next_offset, mode, name: &node.name };
         match form {
             ReaddirKind::Names => page.add(entry),
-            // Without a node id: the kernel asks for the attributes when somebody wants them.
-            ReaddirKind::Entries if node.lacks_attributes() => page.add_plus(&Default::default(), entry),
+            // Without a node id: the kernel asks for the attributes when somebody wants them, and takes no reference to
+            // an inode whose name it would not believe anyway.
+            ReaddirKind::Entries if node.lacks_attributes() || node.is_strict() || !self.attr_defaults.kernel_cache => {
+                page.add_plus(&Default::default(), entry)
+            }
             ReaddirKind::Entries => page.add_plus(&self.entry_of(node), entry),
         }
     }

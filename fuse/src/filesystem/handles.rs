@@ -8,7 +8,7 @@ use cavern_client::Node;
 use cavern_client::journal::EPOCH_BITS;
 use parking_lot::{Mutex, RwLock};
 
-use crate::kernel::Backing;
+use super::passthrough::KeptBacking;
 
 /// Event loops look handles up on every read: a few independent tables keep them out of each other's way.
 const SHARDS: u64 = 16;
@@ -70,19 +70,23 @@ pub struct OpenInodes {
 struct OpenInode {
     node: Arc<Node>,
     handles: u32,
-    backing: Option<Arc<Backing>>,
+    backing: Option<Arc<KeptBacking>>,
 }
 
 impl OpenInodes {
     /// Enters a handle. The first one of an inode decides by `register` whether the kernel reads a backing file by
     /// itself; the others follow.
-    pub fn opened(&self, node: &Arc<Node>, register: impl FnOnce() -> Option<Backing>) -> Option<Arc<Backing>> {
+    pub fn opened(
+        &self,
+        node: &Arc<Node>,
+        register: impl FnOnce() -> Option<Arc<KeptBacking>>,
+    ) -> Option<Arc<KeptBacking>> {
         if let Some(inode) = self.inodes.lock().get_mut(&node.inode) {
             inode.handles += 1;
             return inode.backing.clone();
         }
         // Without the lock, since it is a system call. Another handle may be faster: then that one has decided.
-        let registered = register().map(Arc::new);
+        let registered = register();
         let mut inodes = self.inodes.lock();
         let fresh = || OpenInode { node: Arc::clone(node), handles: 0, backing: registered.clone() };
         let inode = inodes.entry(node.inode).or_insert_with(fresh);
@@ -91,9 +95,9 @@ impl OpenInodes {
     }
 
     /// A handle that a process before this one gave the kernel, with what it registered.
-    pub fn inherited(&self, node: &Arc<Node>, backing: impl FnOnce() -> Option<Backing>) {
+    pub fn inherited(&self, node: &Arc<Node>, backing: impl FnOnce() -> Option<Arc<KeptBacking>>) {
         let mut inodes = self.inodes.lock();
-        let fresh = || OpenInode { node: Arc::clone(node), handles: 0, backing: backing().map(Arc::new) };
+        let fresh = || OpenInode { node: Arc::clone(node), handles: 0, backing: backing() };
         inodes.entry(node.inode).or_insert_with(fresh).handles += 1;
     }
 

@@ -9,17 +9,16 @@
 //! closes by itself from then on. A version that is gone then shows at the first read.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use cavern_client::journal::Slot;
 use cavern_client::{Access, ClientError, File, Node, Opened, is_of_this_process};
-use tracing::warn;
 
 use super::Inner;
 use super::failed_reads::FailedReads;
+use super::passthrough::KeptBacking;
 use crate::inheritance::HandleRecord;
 use crate::kernel::abi::fopen;
-use crate::kernel::{Backing, Caller, Delivery, Reply};
+use crate::kernel::{Caller, Delivery, Reply};
 
 /// An open file as the kernel has it.
 pub struct OpenHandle {
@@ -123,14 +122,17 @@ impl Inner {
     }
 
     fn opened(&self, node: &Arc<Node>, file: File, flags: i32, reply: Reply) {
-        let backing =
-            file.version_node().and_then(|node| self.open_inodes.opened(node, || self.backing_of(&file, &reply)));
+        let backing = file.version_node().and_then(|node| {
+            let register = || self.passthrough.backing_of(&file, &reply, &self.inheritance);
+            self.open_inodes.opened(node, register)
+        });
         let open_flags = self.open_flags(node, &file, flags);
         let number = self.enter(file, backing.as_deref(), &reply);
         let delivery = match backing {
             Some(backing) => {
-                self.passthrough_opens.fetch_add(1, Relaxed);
-                reply.opened_passthrough(number, &backing)
+                self.passthrough.opened();
+                // Without KEEP_CACHE the kernel drops pages that it had of it before.
+                reply.opened_passthrough(number, open_flags & !fopen::KEEP_CACHE, backing.backing())
             }
             None => reply.opened(number, open_flags),
         };
@@ -159,25 +161,8 @@ impl Inner {
         open_flags
     }
 
-    /// The file's one complete local block, registered with the kernel.
-    fn backing_of(&self, file: &File, reply: &Reply) -> Option<Backing> {
-        if !self.passthrough.load(Relaxed) {
-            return None;
-        }
-        match reply.register(file.local_descriptor()?) {
-            Ok(backing) => Some(backing),
-            Err(cause) => {
-                // No right, or blocks on a stacked file system: it will be the same for the next.
-                if self.passthrough.swap(false, Relaxed) {
-                    warn!(%cause, "the kernel refuses passthrough: reads go through cv fuse");
-                }
-                None
-            }
-        }
-    }
-
     /// Enters an open file; its number is for the kernel.
-    pub(super) fn enter(&self, file: File, backing: Option<&Backing>, reply: &Reply) -> u64 {
+    pub(super) fn enter(&self, file: File, backing: Option<&KeptBacking>, reply: &Reply) -> u64 {
         if let Some(earlier) = self.inheritance.superseded(reply) {
             drop(self.closed(earlier.number));
         }
@@ -189,7 +174,7 @@ impl Inner {
             is_directory: false,
             is_kept: file.locks_end_with_close(),
             parent: 0,
-            backing: backing.map(Backing::number),
+            backing: backing.map(KeptBacking::number),
         });
         self.files.insert(number, Arc::new(OpenHandle::noted(file, noted)));
         number

@@ -12,6 +12,7 @@ use cavern_client::{ClientError, Journal, is_of_this_process};
 use futures::stream::{self, StreamExt as _};
 use parking_lot::Mutex;
 use prost::Message;
+use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use super::open::OpenHandle;
@@ -56,6 +57,7 @@ pub struct EarlierHandles {
     handles: Vec<(Slot, HandleRecord)>,
     positions: HashMap<u64, (Slot, PositionRecord)>,
     locks: Vec<(Slot, LockRecord)>,
+    backings: Vec<(Slot, u32)>,
     /// Whose locks they are.
     session: u64,
 }
@@ -67,6 +69,7 @@ impl EarlierHandles {
             handles: records(journal.handles.take_all()),
             positions: positions.into_iter().map(|(slot, record)| (record.number, (slot, record))).collect(),
             locks: records(journal.locks.take_all()),
+            backings: journal.backings.take_all().into_iter().filter_map(backing).collect(),
             session: journal.session().0,
         }
     }
@@ -77,6 +80,10 @@ impl EarlierHandles {
     }
 }
 
+fn backing((slot, record): (Slot, Vec<u8>)) -> Option<(Slot, u32)> {
+    Some((slot, u32::from_le_bytes(record.try_into().ok()?)))
+}
+
 fn records<R: Message + Default>(found: Vec<(Slot, Vec<u8>)>) -> Vec<(Slot, R)> {
     found.into_iter().filter_map(|(slot, record)| Some((slot, R::decode(&record[..]).ok()?))).collect()
 }
@@ -85,13 +92,15 @@ impl Namespace {
     /// Opens what was open.
     pub async fn restore(&self, earlier: EarlierHandles, connection: &Connection) {
         let inner = &self.inner;
-        let EarlierHandles { handles, mut positions, locks, session } = earlier;
+        let EarlierHandles { handles, mut positions, locks, backings, session } = earlier;
+        let of_handles = handles.iter().filter_map(|(_, record)| record.backing);
+        inner.passthrough.inherit(backings, of_handles, connection);
         let (all, began) = (handles.len(), tokio::time::Instant::now());
         let opening = handles.into_iter().map(|(slot, record)| {
             let position = positions.remove(&record.number);
             async move {
                 inner.inheritance.note_earlier(record);
-                if let Err(error) = inner.restore_handle(&record, slot, position, connection).await {
+                if let Err(error) = inner.restore_handle(&record, slot, position).await {
                     warn!(inode = record.inode, "what was open gives EIO from now on: {error}");
                     inner.lost.add(record.number);
                 }
@@ -108,6 +117,13 @@ impl Namespace {
         }
     }
 
+    /// Gives back what the process before had registered with the kernel and no handle has. Once the journal
+    /// is thawed: what is let go of before stays noted.
+    pub fn give_back(&self) {
+        let inner = Arc::clone(&self.inner);
+        drop(spawn_blocking(move || inner.passthrough.give_back()));
+    }
+
     /// The kernel has asked again for whatever it had no answer to.
     pub fn forget_earlier(&self) {
         self.inner.inheritance.forget_earlier();
@@ -121,7 +137,6 @@ impl Inner {
         record: &HandleRecord,
         slot: Slot,
         position: Option<(Slot, PositionRecord)>,
-        connection: &Connection,
     ) -> Result<(), ClientError> {
         if is_of_this_process(record.inode) {
             let reason = format!("what was written of inode {} was not in the bucket yet, and is lost", record.inode);
@@ -142,7 +157,7 @@ impl Inner {
             copies.keep();
         }
         if let Some(node) = file.version_node() {
-            self.open_inodes.inherited(node, || record.backing.map(|number| connection.backing(number)));
+            self.open_inodes.inherited(node, || self.passthrough.inherited(record.backing?));
         }
         self.files.insert(record.number, Arc::new(OpenHandle::noted(file, Some(slot))));
         Ok(())

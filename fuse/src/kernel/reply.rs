@@ -213,12 +213,12 @@ impl Reply {
         Backing::register(&self.asked.channel, file)
     }
 
-    /// Answers OPEN: the kernel reads `backing` by itself. All handles of an inode that are open at a time must have
-    /// the same backing file, or none. Closing it asks for nothing.
-    pub fn opened_passthrough(mut self, fh: u64, backing: &Backing) -> Delivery {
+    /// Answers OPEN: the kernel reads `backing` by itself, and with `FOPEN_DIRECT_IO` maps it only. All handles of an
+    /// inode that are open at a time must have the same backing file, or none.
+    pub fn opened_passthrough(mut self, fh: u64, open_flags: u32, backing: &Backing) -> Delivery {
         // Numbers are small; the structure has it signed.
         let backing_id = backing.number().cast_signed();
-        self.send(0, OpenOut { fh, open_flags: fopen::PASSTHROUGH | fopen::NOFLUSH, backing_id }.as_bytes())
+        self.send(0, OpenOut { fh, open_flags: open_flags | fopen::PASSTHROUGH, backing_id }.as_bytes())
     }
 
     /// Answers GETLK.

@@ -258,7 +258,6 @@ fn greet(channel: &Arc<Channel>, options: &SessionOptions) -> Result<Agreement, 
         | init::EXPORT_SUPPORT
         | init::BIG_WRITES
         | init::DO_READDIRPLUS
-        | init::READDIRPLUS_AUTO
         | init::PARALLEL_DIROPS
         | init::MAX_PAGES
         | init::CACHE_SYMLINKS

@@ -1,0 +1,195 @@
+//! Files that the kernel reads by itself (`fuse.passthrough`).
+//!
+//! An object that is one complete block on this host is opened with a *backing*: the file of the block, registered with
+//! the kernel. Registering costs more than a read of a small file does, so a backing stays with the descriptor of the
+//! block for as long as that is open, and all opens use it.
+//!
+//! The kernel holds a registered file until it is given back, whatever becomes of this process. So each is in the
+//! journal, and the process that goes on gives back what no handle has.
+//!
+//! A file system that is stacked on another one is refused: what is mounted there is remembered, since a worker may
+//! have other directories, too.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use cavern_client::File;
+use cavern_client::journal::Slot;
+use cavern_conf::schema::{self, Passthrough as Asked};
+use parking_lot::Mutex;
+use rustix::fs::{AtFlags, StatxFlags, statx};
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
+use tracing::{debug, warn};
+
+use crate::inheritance::Inheritance;
+use crate::kernel::{Backing, Connection, Reply};
+
+/// `STATX_MNT_ID_UNIQUE`: the number of a mount that no later one gets. In every kernel that has passthrough.
+const MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+/// Mounts that are remembered as refused: more than a worker has directories.
+const REFUSED_MAX: usize = 256;
+
+/// Whether the kernel is to be asked for it.
+pub fn is_asked(fuse: &schema::Fuse) -> bool {
+    let may = || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    let is_wanted = match fuse.passthrough {
+        Asked::On => true,
+        Asked::Auto => may(),
+        Asked::Off => false,
+    };
+    is_wanted && !fuse.direct && !fuse.no_open
+}
+
+/// A file that is registered with the kernel, until nobody has this any more.
+#[derive(Debug)]
+pub struct KeptBacking {
+    // Given back before it is forgotten.
+    backing: Backing,
+    /// What a process after this one finds of it.
+    _noted: Option<Slot>,
+}
+
+impl KeptBacking {
+    fn new(backing: Backing, noted: Option<Slot>) -> Arc<Self> {
+        Arc::new(Self { backing, _noted: noted })
+    }
+
+    pub fn number(&self) -> u32 {
+        self.backing.number()
+    }
+
+    pub fn backing(&self) -> &Backing {
+        &self.backing
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Passthrough {
+    /// The configuration says so, rather than that nothing prevents it.
+    is_demanded: bool,
+    /// Until the kernel says that this process may not.
+    is_on: AtomicBool,
+    /// Mounts whose files the kernel does not take.
+    refused: Mutex<HashSet<u64>>,
+    has_refused: AtomicBool,
+    /// What the process before had registered, until its handles are open again.
+    earlier: Mutex<HashMap<u32, Arc<KeptBacking>>>,
+    registered: AtomicU64,
+    opens: AtomicU64,
+}
+
+impl Passthrough {
+    pub fn new(fuse: &schema::Fuse) -> Self {
+        Self {
+            is_demanded: fuse.passthrough == Asked::On,
+            is_on: AtomicBool::new(is_asked(fuse)),
+            refused: Mutex::default(),
+            has_refused: AtomicBool::new(false),
+            earlier: Mutex::default(),
+            registered: AtomicU64::new(0),
+            opens: AtomicU64::new(0),
+        }
+    }
+
+    /// The file's one complete local block, as the kernel knows it.
+    pub fn backing_of(&self, file: &File, reply: &Reply, inheritance: &Inheritance) -> Option<Arc<KeptBacking>> {
+        if !self.is_on.load(Relaxed) {
+            return None;
+        }
+        file.with_local_descriptor(|descriptor| self.register(descriptor, reply, inheritance))
+    }
+
+    fn register(&self, descriptor: BorrowedFd<'_>, reply: &Reply, inheritance: &Inheritance) -> Option<KeptBacking> {
+        if self.has_refused.load(Relaxed) && self.refused.lock().contains(&mount_of(descriptor)) {
+            return None;
+        }
+        match reply.register(descriptor) {
+            Ok(backing) => {
+                let noted = inheritance.note_backing(backing.number()).ok()?;
+                self.registered.fetch_add(1, Relaxed);
+                Some(KeptBacking { backing, _noted: noted })
+            }
+            // No room for one more: perhaps for the next.
+            Err(Errno::NOMEM | Errno::NOSPC) => None,
+            Err(Errno::LOOP | Errno::INVAL | Errno::OPNOTSUPP) => {
+                self.refuse(descriptor);
+                None
+            }
+            Err(cause) => {
+                if self.is_on.swap(false, Relaxed) {
+                    self.say(format_args!("the kernel refuses passthrough ({cause}): reads go through cv fuse"));
+                }
+                None
+            }
+        }
+    }
+
+    fn refuse(&self, descriptor: BorrowedFd<'_>) {
+        let mut refused = self.refused.lock();
+        if refused.len() < REFUSED_MAX && refused.insert(mount_of(descriptor)) {
+            self.has_refused.store(true, Relaxed);
+            drop(refused);
+            let path = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&descriptor)));
+            let path = path.unwrap_or_default();
+            self.say(format_args!(
+                "the kernel does not read {} by itself, nor anything on that file system, which is stacked on another \
+                 one: reads go through cv fuse",
+                path.display()
+            ));
+        }
+    }
+
+    fn say(&self, what: std::fmt::Arguments<'_>) {
+        if self.is_demanded {
+            warn!("{what}");
+        } else {
+            debug!("{what}");
+        }
+    }
+
+    /// An open is answered with a backing.
+    pub fn opened(&self) {
+        self.opens.fetch_add(1, Relaxed);
+    }
+
+    /// Opens so far whose reads the kernel serves by itself.
+    pub fn opens(&self) -> u64 {
+        self.opens.load(Relaxed)
+    }
+
+    /// Files that were registered so far.
+    pub fn registered(&self) -> u64 {
+        self.registered.load(Relaxed)
+    }
+
+    /// Takes over what the process before had registered: `noted`, and those of `handles` of versions that noted none.
+    pub fn inherit(&self, noted: Vec<(Slot, u32)>, handles: impl Iterator<Item = u32>, connection: &Connection) {
+        let mut earlier = self.earlier.lock();
+        for (slot, number) in noted {
+            earlier.insert(number, KeptBacking::new(connection.backing(number), Some(slot)));
+        }
+        for number in handles {
+            earlier.entry(number).or_insert_with(|| KeptBacking::new(connection.backing(number), None));
+        }
+    }
+
+    /// One of these.
+    pub fn inherited(&self, number: u32) -> Option<Arc<KeptBacking>> {
+        self.earlier.lock().get(&number).cloned()
+    }
+
+    /// Gives back what no handle has. *Blocking*, as closing the last descriptor of an unlinked file is.
+    pub fn give_back(&self) {
+        let earlier = std::mem::take(&mut *self.earlier.lock());
+        drop(earlier);
+    }
+}
+
+/// Which mount a file is on; 0 where the kernel does not say.
+fn mount_of(descriptor: BorrowedFd<'_>) -> u64 {
+    statx(descriptor, c"", AtFlags::EMPTY_PATH, MOUNT_ID).map_or(0, |status| status.stx_mnt_id)
+}
