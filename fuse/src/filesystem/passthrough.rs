@@ -11,7 +11,7 @@
 //! have other directories, too.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -133,8 +133,7 @@ impl Passthrough {
         if refused.len() < REFUSED_MAX && refused.insert(mount_of(descriptor)) {
             self.has_refused.store(true, Relaxed);
             drop(refused);
-            let path = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&descriptor)));
-            let path = path.unwrap_or_default();
+            let path = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).unwrap_or_default();
             self.say(format_args!(
                 "the kernel does not read {} by itself, nor anything on that file system, which is stacked on another \
                  one: reads go through cv fuse",
