@@ -1,0 +1,310 @@
+#!/usr/bin/env python3
+"""Measures reads of blocks that only a worker on another host has, and prints a Markdown table.
+
+Two network namespaces of this machine are the hosts, with one cable between them: master, worker and object store are
+in one, the client in the other, and it reaches the worker by TCP alone. Needs root, and the release build of `cv` (or
+that which `CV_BIN` names), `plainfs` and `framed`:
+
+    tests/bench_remote.py --dir /data/bench                  # everything, about five minutes
+    tests/bench_remote.py --dir /data/bench random --quick   # whether it works, not how fast
+
+Baselines of the same run: `plainfs` over the local disk for small files; for the rest, `framed`, which sends the same
+bytes of the same files over the same cable, without a file system in between and without checksums: a ceiling. The
+sides take turns, and a figure is the median of the rounds. What the worker and `plainfs` read is in the page cache on
+every side, so nobody waits for a disk.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench import CV, HERE, PYTHON, TARGET, drop_caches, run, start_plainfs, stop_plainfs
+
+SERVER, CLIENT = "10.78.0.1", "10.78.0.2"
+STORE = f"http://{SERVER}:9000"
+KEYS = {"CV_DEV_S3_ACCESS_KEY": "access", "CV_DEV_S3_SECRET_KEY": "secret"}
+SECTIONS = ("files", "stream", "random")
+STREAMS = 4
+
+CONF = """
+[cluster]
+name = "bench-remote"
+masters = ["{server}:7700"]
+[master]
+listen = "{server}:7700"
+data_dir = "{directory}/master"
+[worker]
+listen = "{server}:7710"
+dirs = ["[SSD]{directory}/worker"]
+[client]
+# The two hosts have one file system here, where the client would find the worker's socket.
+local_descriptors = false
+[fuse]
+mount_point = "{directory}/mount"
+"""
+
+
+class Hosts:
+    """The two network namespaces, and the processes in them."""
+
+    def __init__(self):
+        self.names = {role: f"cavern-bench-{os.getpid()}-{role}" for role in ("server", "client")}
+        self.children = []
+
+    def set_up(self):
+        for name in self.names.values():
+            run("ip", "netns", "add", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+        server, client = self.names["server"], self.names["client"]
+        run("ip", "link", "add", "eth0", "netns", server, "type", "veth", "peer", "name", "eth0", "netns", client)
+        for name, address in ((server, SERVER), (client, CLIENT)):
+            run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            run("ip", "-n", name, "link", "set", "eth0", "up")
+
+    def command(self, role, *command):
+        # `ip netns exec` would have the mount in a mount namespace of its own.
+        return ["nsenter", f"--net=/run/netns/{self.names[role]}", *(str(part) for part in command)]
+
+    def run(self, role, *command, **options):
+        return run(*self.command(role, *command), **options)
+
+    def start(self, role, log, *command, **options):
+        child = subprocess.Popen(self.command(role, *command), stdout=log, stderr=log, **options)
+        self.children.append(child)
+        return child
+
+    def tear_down(self):
+        for child in reversed(self.children):
+            child.terminate()
+            try:
+                child.wait(20)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        for name in self.names.values():
+            subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL)
+
+
+class Bench:
+    def __init__(self, options):
+        self.directory = options.dir.resolve() / "remote"
+        self.files = 400 if options.quick else options.files
+        self.stream_bytes = (64 << 20) if options.quick else options.stream_bytes
+        self.rounds = 1 if options.quick else options.rounds
+        self.seconds = 1 if options.quick else 2
+        self.hosts = Hosts()
+        self.source = self.directory / f"source-{self.files}-{self.stream_bytes >> 20}"
+        self.cluster = self.directory / "cluster"
+        self.mount = self.cluster / "mount"
+        self.conf = self.cluster / "cluster.toml"
+        self.rows = []
+
+    # ------------------------------------------------------------------------------------------ set-up
+
+    def set_up(self):
+        shutil.rmtree(self.cluster, ignore_errors=True)
+        self.mount.mkdir(parents=True)
+        self.make_source()
+        self.conf.write_text(CONF.format(server=SERVER, directory=self.cluster))
+        self.log = (self.cluster / "log").open("w")
+        self.hosts.set_up()
+        store = ("--root", self.cluster / "objects", "--listen", f"{SERVER}:9000")
+        self.hosts.start("server", self.log, CV, "dev-s3", *store, env=dict(os.environ, **KEYS))
+        for role in ("master", "worker"):
+            self.hosts.start("server", self.log, CV, role, "--conf", self.conf)
+        self.until("the worker is live", lambda: '"live"' in self.cv("node", "list", "--json"))
+        self.until("the bucket is there", self.make_bucket)
+        self.cv("mount", f"file://{self.source}", "/data", "--write-type", "cache-mode")
+        self.cv("mount", "s3://work", "/work", "--write-type", "fs-mode", "-c", f"s3.endpoint_url={STORE}",
+                "-c", "s3.region_name=us-east-1", "-c", "s3.credentials.access=access",
+                "-c", "s3.credentials.secret=secret", "-c", "s3.force.path.style=true")
+        self.fuse = self.hosts.start("client", self.log, CV, "fuse", "--conf", self.conf)
+        self.until("the mount is there", lambda: os.path.ismount(self.mount))
+
+    def make_source(self):
+        """Images, and files to stream: one long, and as many of a quarter of that as there are streams."""
+        if (self.source / "done").exists():
+            return
+        shutil.rmtree(self.source, ignore_errors=True)
+        self.source.mkdir()
+        run(CV, "gen-images", self.source / "images", "--count", self.files, "--mean-size", "50KB")
+        for folder, count, size in (("one", 1, self.stream_bytes), ("four", STREAMS, self.stream_bytes // STREAMS)):
+            (self.source / folder).mkdir()
+            for number in range(count):
+                with (self.source / folder / f"{number}.bin").open("wb") as out:
+                    for _ in range(size >> 20):
+                        out.write(os.urandom(1 << 20))
+        (self.source / "done").touch()
+
+    def make_bucket(self):
+        make = ("import boto3; boto3.client('s3', endpoint_url='%s', region_name='us-east-1', "
+                "aws_access_key_id='access', aws_secret_access_key='secret').create_bucket(Bucket='work')" % STORE)
+        return self.hosts.run("server", PYTHON, "-c", make) is not None
+
+    def until(self, what, is_so, patience=30):
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                if is_so():
+                    return
+                said = "not yet"
+            except (subprocess.CalledProcessError, OSError) as error:
+                said = error
+            if time.monotonic() > deadline:
+                sys.exit(f"{what}: not within {patience} s: {said}; see {self.cluster / 'log'}")
+            time.sleep(0.1)
+
+    def cv(self, *arguments):
+        return self.hosts.run("server", CV, *arguments, "--conf", self.conf)
+
+    def down(self):
+        self.hosts.tear_down()
+        subprocess.run(["umount", "-l", self.mount], stderr=subprocess.DEVNULL)
+
+    # ------------------------------------------------------------------------------------ measurements
+
+    def below_in_memory(self):
+        """Drops what the kernel has of the mounts, names too; what is behind them it has again then."""
+        drop_caches()
+        for top in (self.source, self.cluster / "worker"):
+            for folder, _, names in os.walk(top):
+                for name in names:
+                    if not name.startswith("worker.sock"):
+                        self.bring_in(os.path.join(folder, name))
+
+    def bring_in(self, path):
+        """Reads a file, but for its holes: blocks of fs-mode files are as long as any."""
+        with open(path, "rb", buffering=0) as file:
+            end, at = os.fstat(file.fileno()).st_size, 0
+            while at < end:
+                try:
+                    at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+                    hole = os.lseek(file.fileno(), at, os.SEEK_HOLE)
+                except OSError:
+                    return  # nothing but a hole is left
+                while at < hole:
+                    at += os.preadv(file.fileno(), [memoryview(self.buffer)[:min(hole - at, len(self.buffer))]], at)
+
+    def in_turn(self, sides):
+        """Medians of rounds in which the sides take turns, each time another one first."""
+        figures = {name: [] for name in sides}
+        for number in range(self.rounds):
+            names = list(sides)
+            for name in names[number % len(names):] + names[:number % len(names)]:
+                figures[name].append(sides[name]())
+        return {name: statistics.median(found) for name, found in figures.items()}
+
+    def load(self, directory):
+        self.below_in_memory()
+        text = run(sys.executable, HERE / "load_img.py", directory, "--num_workers", 8, "--raw", "--json")
+        return json.loads(text)["images_per_second"]
+
+    def framed(self, folder, key, *options):
+        """What `framed` reads of a folder of the source."""
+        serve = self.hosts.command("server", TARGET / "framed", "serve", "--listen", f"{SERVER}:7999",
+                                   self.source / folder)
+        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+            server.stdout.readline()
+            try:
+                text = self.hosts.run("client", TARGET / "framed", "read", "--connect", f"{SERVER}:7999", *options)
+            finally:
+                server.kill()
+        return json.loads(text)[key]
+
+    def files_section(self):
+        ours, theirs = self.mount / "data/images", self.mount / "work/images"
+        shutil.copytree(self.source / "images", theirs)
+        self.cv("persist", "wait", "/work")
+        plain_mount = self.directory / "plain"
+        plainfs = start_plainfs(self.source, plain_mount)
+        try:
+            # The first pass fetches from the bucket.
+            self.load(ours)
+            figures = self.in_turn({
+                "plain": lambda: self.load(plain_mount / "images"),
+                "ours": lambda: self.load(ours),
+                "fs-mode": lambda: self.load(theirs),
+                "framed": lambda: self.framed("images", "replies_per_second", "--order", "files", "--threads", 8),
+            })
+        finally:
+            stop_plainfs(plainfs, plain_mount)
+        title = f"{self.files} files of 50 KB, 8 processes, files/s"
+        for name in ("ours", "fs-mode"):
+            self.row(f"{title}, {'cache-mode' if name == 'ours' else name}", figures[name], "plainfs", figures["plain"])
+        self.row("", figures["ours"], "framed TCP, 8 connections", figures["framed"])
+
+    def stream_section(self):
+        for folder, streams in (("one", 1), ("four", STREAMS)):
+            ours = self.mount / "data" / folder
+            stream = lambda: self.bench("stream", ours, "--streams", streams, "--cache", "drop") * (1 << 30) / 1e6
+            ceiling = ("--order", "stream", "--threads", streams, "--depth", 8)
+            stream()
+            self.below_in_memory()
+            figures = self.in_turn({
+                "ours": stream,
+                "framed": lambda: self.framed(folder, "bytes_per_second", *ceiling) / 1e6,
+            })
+            what = "one stream" if streams == 1 else f"{streams} streams"
+            self.row(f"{what}, MB/s", figures["ours"], "framed TCP, 8 × 1 MiB in flight each", figures["framed"])
+
+    def random_section(self):
+        ours = self.mount / "data/one"
+        self.bench("stream", ours)
+        self.below_in_memory()
+        for threads in (1, 16):
+            options = ("--block", "4KiB", "--threads", threads, "--seconds", self.seconds, "--cache", "drop")
+            ceiling = ("--order", "random", "--threads", threads, "--length", 4096, "--seconds", self.seconds)
+            figures = self.in_turn({
+                "ours": lambda: self.bench("random", ours, *options),
+                "framed": lambda: self.framed("one", "replies_per_second", *ceiling),
+            })
+            self.row(f"random 4 KiB, {threads} thread{'s' if threads > 1 else ''}, reads/s", figures["ours"],
+                     f"framed TCP, {threads} connection{'s' if threads > 1 else ''}", figures["framed"])
+
+    def bench(self, workload, directory, *options):
+        text = run(CV, "bench", workload, directory, "--rounds", 1, "--json", *options)
+        return json.loads(text)["summary"][0]["target"]["median"]
+
+    def row(self, what, ours, baseline, figure):
+        if not self.rows:
+            print("| what | Cavern | baseline | figure | ratio |\n|---|---:|---|---:|---:|")
+        self.rows.append(what)
+        print(f"| {what} | {ours:,.0f} | {baseline} | {figure:,.0f} | {ours / figure:.2f} |", flush=True)
+
+    buffer = bytearray(1 << 20)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", type=Path, required=True, help="on a disk of 10 GB")
+    parser.add_argument("--files", type=int, default=8000)
+    parser.add_argument("--stream-bytes", type=int, default=2 << 30)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="little of everything, once: whether it works")
+    parser.add_argument("--hold", action="store_true", help="leave the cluster up until Enter: for a profile")
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; all when none is named")
+    options = parser.parse_args()
+    unknown = set(options.sections) - set(SECTIONS)
+    if unknown:
+        parser.error(f"unknown section {', '.join(sorted(unknown))}: choose from {', '.join(SECTIONS)}")
+    if not PYTHON.exists():
+        sys.exit(f"bench_remote: {PYTHON} is missing, which has boto3: run bin/setup --tests")
+    bench = Bench(options)
+    try:
+        bench.set_up()
+        for section in options.sections or SECTIONS:
+            getattr(bench, f"{section}_section")()
+        if options.hold:
+            input(f"the client has the PID {bench.fuse.pid}; Enter ends all: ")
+    finally:
+        bench.down()
+
+
+if __name__ == "__main__":
+    main()
