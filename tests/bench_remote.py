@@ -45,6 +45,8 @@ dirs = ["[SSD]{directory}/worker"]
 [client]
 # The two hosts have one file system here, where the client would find the worker's socket.
 local_descriptors = false
+# Less than what a round reads: otherwise the next one would find it in the client's own buffers.
+memory_budget = "64MiB"
 [fuse]
 mount_point = "{directory}/mount"
 """
