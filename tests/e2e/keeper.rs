@@ -18,8 +18,12 @@ use crate::client_restart::{content, daemon, kill_daemon, replace_by_death, up};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// As soon as somebody serves the mount.
 fn reload(cluster: &Cluster) -> Finished {
-    cluster.try_cv(&["fuse", "reload", "--mount-point", cluster.mount_point().to_str().unwrap()])
+    eventually("the mount is served", PATIENCE, || {
+        let reloaded = cluster.try_cv(&["fuse", "reload", "--mount-point", cluster.mount_point().to_str().unwrap()]);
+        (!reloaded.stderr.contains("not served at the moment")).then_some(reloaded)
+    })
 }
 
 fn is_mounted(cluster: &Cluster) -> bool {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use cavern_tests::{Cluster, Disk, Options, Status, eventually, number};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::bucket::{Bucket, assert_same};
@@ -58,7 +59,12 @@ impl Host {
     /// The power fails, and comes back.
     fn lose_power(&self) {
         let status = self.cluster.status();
-        self.disk.lose_power(|| end_all(&status));
+        self.disk.lose_power(|| {
+            end_all(&status);
+            // A mount that nobody serves any more keeps the files on the disk that the kernel read by itself.
+            let unmounted = unmount(self.cluster.mount_point(), UnmountFlags::DETACH);
+            unmounted.expect("it was mounted");
+        });
         eventually("all ends are known", PATIENCE, || {
             let Status { masters, workers, fuse, .. } = self.cluster.status();
             masters.iter().chain(&workers).chain(&fuse).all(|child| child.state == "crashed").then_some(())
