@@ -458,7 +458,7 @@ async fn begin(config: &Config, namespace: Arc<Namespace>) -> Result<(Mount, Ses
         let readahead = fuse.kernel_readahead.bytes();
         let options = session_options(&fuse);
         let session = Session::start(device, &options, namespace, runtime)?;
-        if fuse.passthrough == Passthrough::On && !session.agreement().has_passthrough() {
+        if options.passthrough && fuse.passthrough == Passthrough::On && !session.agreement().has_passthrough() {
             warn!("this kernel has no passthrough (Linux 6.9 and later): reads go through cv fuse");
         }
         mount.set_read_ahead(if fuse.direct { 0 } else { readahead });
