@@ -53,6 +53,33 @@ def timed(function, *arguments):
     return time.monotonic() - start
 
 
+def write_noise(path, size):
+    """A file of whole MiB that nothing makes smaller."""
+    with path.open("wb") as out:
+        for _ in range(size >> 20):
+            out.write(os.urandom(1 << 20))
+
+
+def s3_options(endpoint, access, secret):
+    """What `cv mount` is told of an embedded store."""
+    options = {"endpoint_url": endpoint, "region_name": "us-east-1", "credentials.access": access,
+               "credentials.secret": secret, "force.path.style": "true"}
+    return [part for key, value in options.items() for part in ("-c", f"s3.{key}={value}")]
+
+
+def parse_sections(parser, sections):
+    """Adds the sections, reads the command line, and sees that what all sections need is there."""
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(sections)}; all when none is named")
+    options = parser.parse_args()
+    unknown = set(options.sections) - set(sections)
+    if unknown:
+        parser.error(f"unknown section {', '.join(sorted(unknown))}: choose from {', '.join(sections)}")
+    if not PYTHON.exists():
+        sys.exit(f"{parser.prog}: {PYTHON} is missing, which has boto3: run bin/setup --tests")
+    options.sections = options.sections or sections
+    return options
+
+
 def start_plainfs(source, mount, *options):
     mount.mkdir(exist_ok=True)
     plainfs = subprocess.Popen([TARGET / "plainfs", source, mount, "--threads", "2", *options])
@@ -97,9 +124,7 @@ class Bench:
         stream = self.source / "stream/stream.bin"
         if not stream.exists():
             stream.parent.mkdir()
-            with stream.open("wb") as out:
-                for _ in range(self.stream_bytes >> 20):
-                    out.write(os.urandom(1 << 20))
+            write_noise(stream, self.stream_bytes)
         tree = self.source / "tree"
         if not tree.exists():
             for number in range(100_000):
@@ -124,9 +149,7 @@ class Bench:
         master = self.status["masters"][0]["grpc"]
         os.environ["CV_CLUSTER__MASTERS"] = json.dumps([master])
         self.cv("mount", f"s3://{name}", path or f"/{name}", "--write-type", mode,
-                "-c", f"s3.endpoint_url={s3['endpoint']}", "-c", "s3.region_name=us-east-1",
-                "-c", f"s3.credentials.access={s3['access_key']}",
-                "-c", f"s3.credentials.secret={s3['secret_key']}", "-c", "s3.force.path.style=true")
+                *s3_options(s3["endpoint"], s3["access_key"], s3["secret_key"]))
 
     def down(self):
         if self.plainfs:
@@ -391,20 +414,14 @@ def main():
     parser.add_argument("--dir", type=Path, required=True, help="on the disk to measure; 6 GB are needed")
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--stream-bytes", type=int, default=2 << 30)
-    parser.add_argument("sections", nargs="*", help=f"of {', '.join(sections)}; all when none is named")
-    options = parser.parse_args()
-    unknown = set(options.sections) - set(sections)
-    if unknown:
-        parser.error(f"unknown section {', '.join(sorted(unknown))}: choose from {', '.join(sections)}")
-    if not PYTHON.exists():
-        sys.exit(f"bench: {PYTHON} is missing, which has boto3: run bin/setup --tests")
+    options = parse_sections(parser, sections)
     bench = Bench(options.dir.resolve(), options.images, options.stream_bytes)
     bench.set_up()
     try:
         seconds = bench.up()
         print(f"From `cv local up` to a usable mount: {seconds:.2f} s")
         bench.plainfs = start_plainfs(bench.source, bench.plain_mount)
-        for section in options.sections or sections:
+        for section in options.sections:
             getattr(bench, f"{section}_section")()
     finally:
         bench.down()

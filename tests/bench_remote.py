@@ -24,7 +24,8 @@ import sys
 import time
 from pathlib import Path
 
-from bench import CV, HERE, PYTHON, TARGET, drop_caches, run, start_plainfs, stop_plainfs
+from bench import (CV, HERE, PYTHON, TARGET, drop_caches, parse_sections, run, s3_options, start_plainfs, stop_plainfs,
+                   write_noise)
 
 SERVER, CLIENT = "10.78.0.1", "10.78.0.2"
 STORE = f"http://{SERVER}:9000"
@@ -123,9 +124,7 @@ class Bench:
         self.until("the worker is live", lambda: '"live"' in self.cv("node", "list", "--json"))
         self.until("the bucket is there", self.make_bucket)
         self.cv("mount", f"file://{self.source}", "/data", "--write-type", "cache-mode")
-        self.cv("mount", "s3://work", "/work", "--write-type", "fs-mode", "-c", f"s3.endpoint_url={STORE}",
-                "-c", "s3.region_name=us-east-1", "-c", "s3.credentials.access=access",
-                "-c", "s3.credentials.secret=secret", "-c", "s3.force.path.style=true")
+        self.cv("mount", "s3://work", "/work", "--write-type", "fs-mode", *s3_options(STORE, "access", "secret"))
         self.fuse = self.hosts.start("client", self.log, CV, "fuse", "--conf", self.conf)
         self.until("the mount is there", lambda: os.path.ismount(self.mount))
 
@@ -139,9 +138,7 @@ class Bench:
         for folder, count, size in (("one", 1, self.stream_bytes), ("four", STREAMS, self.stream_bytes // STREAMS)):
             (self.source / folder).mkdir()
             for number in range(count):
-                with (self.source / folder / f"{number}.bin").open("wb") as out:
-                    for _ in range(size >> 20):
-                        out.write(os.urandom(1 << 20))
+                write_noise(self.source / folder / f"{number}.bin", size)
         (self.source / "done").touch()
 
     def make_bucket(self):
@@ -290,17 +287,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="little of everything, once: whether it works")
     parser.add_argument("--hold", action="store_true", help="leave the cluster up until Enter: for a profile")
-    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; all when none is named")
-    options = parser.parse_args()
-    unknown = set(options.sections) - set(SECTIONS)
-    if unknown:
-        parser.error(f"unknown section {', '.join(sorted(unknown))}: choose from {', '.join(SECTIONS)}")
-    if not PYTHON.exists():
-        sys.exit(f"bench_remote: {PYTHON} is missing, which has boto3: run bin/setup --tests")
+    options = parse_sections(parser, SECTIONS)
     bench = Bench(options)
     try:
         bench.set_up()
-        for section in options.sections or SECTIONS:
+        for section in options.sections:
             getattr(bench, f"{section}_section")()
         if options.hold:
             input(f"the client has the PID {bench.fuse.pid}; Enter ends all: ")

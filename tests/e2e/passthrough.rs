@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{Cluster, MountedOver, Options, eventually};
 
 use crate::client_restart::{replace_by_death, up};
 
@@ -49,24 +49,6 @@ fn blocks(cluster: &Cluster, tree: &BTreeMap<String, Bytes>) -> BTreeMap<String,
         }
     }
     found
-}
-
-/// Something that is mounted over a directory of a worker, and taken away again whatever happens.
-struct Over(PathBuf);
-
-impl Over {
-    fn mount(path: &Path, kind: &str, options: &str) -> Self {
-        let mounted = Command::new("mount").args(["-t", kind, "-o", options, "cavern-test"]).arg(path).status();
-        assert!(mounted.unwrap().success(), "cannot mount {kind} with {options} at {}", path.display());
-        Self(path.to_owned())
-    }
-}
-
-impl Drop for Over {
-    fn drop(&mut self) {
-        // Lazily: the worker may still work in it.
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
 }
 
 #[test]
@@ -201,7 +183,7 @@ fn a_directory_that_the_kernel_refuses_is_read_through_the_client_and_others_are
     };
     let (upper, work) = (beside("upper"), beside("work"));
     let layers = format!("lowerdir={},upperdir={upper},workdir={work}", directory.display());
-    let _stacked = Over::mount(directory, "overlay", &layers);
+    let _stacked = MountedOver::mount(directory, "overlay", &layers);
     cluster.start("worker0");
     cluster.stop("fuse");
     cluster.start("fuse");
@@ -223,7 +205,7 @@ fn space_of_evicted_blocks_is_free_again_whoever_had_them_registered() {
     let directory = &cluster.at_start.workers[0].dirs[0];
     fs::remove_dir_all(directory).unwrap();
     fs::create_dir(directory).unwrap();
-    let _disk = Over::mount(directory, "tmpfs", "size=100m");
+    let _disk = MountedOver::mount(directory, "tmpfs", "size=100m");
     cluster.start("worker0");
     let used = || {
         let status = rustix::fs::statvfs(directory).unwrap();

@@ -133,6 +133,7 @@ impl ClosedFiles {
     /// them since then. To be called while nobody opens or closes any.
     pub(super) fn add(&self, moment: Moment, found: Vec<FoundFile>, reading: &Arc<Reading>) {
         let is_newer = self.recent.lock().since(moment);
+        let mut added = Vec::with_capacity(found.len());
         for FoundFile { inode, layout, ends_marked, block } in found {
             if is_newer(inode) || self.knows(inode) {
                 continue;
@@ -146,11 +147,11 @@ impl ClosedFiles {
             let ahead = Some(reading.clone());
             reading.known();
             self.files.insert(inode, Arc::new(ClosedFile { layout, ends_marked, blocks, ahead }));
-            // What was changed before it was there did not end it.
-            if self.recent.lock().since(moment)(inode) {
-                self.files.remove(&inode);
-            }
+            added.push(inode);
         }
+        // What was changed before it was there did not end it.
+        let is_newer = self.recent.lock().since(moment);
+        added.into_iter().filter(|inode| is_newer(*inode)).for_each(|inode| drop(self.files.remove(&inode)));
     }
 
     /// What is known of a file that is being closed: its descriptors are kept from here on.

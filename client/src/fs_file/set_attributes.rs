@@ -22,7 +22,6 @@ impl FsFile {
         self.behind.drain().await;
         let _alone = self.gate.write().await;
         let deadline = Instant::now() + self.shared.timeout;
-        let cut_off = self.cut_off_by(&set).await?;
         match set.size {
             Some(size) if size > FILE_BYTES_MAX => return Err(too_large()),
             // Only a file that grows has something to be zeroed.
@@ -33,6 +32,7 @@ impl FsFile {
             }
             _ => {}
         }
+        let cut_off = self.cut_off_by(&set).await?;
         match (self.commit_exclusive().await, set.size) {
             // Only what stays must have room.
             (Err(error), Some(size)) if error.errno() == Errno::DQUOT.raw_os_error() => {

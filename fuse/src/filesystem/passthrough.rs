@@ -75,7 +75,6 @@ pub struct Passthrough {
     is_on: AtomicBool,
     /// Mounts whose files the kernel does not take.
     refused: Mutex<HashSet<u64>>,
-    has_refused: AtomicBool,
     /// What the process before had registered, until its handles are open again.
     earlier: Mutex<HashMap<u32, Arc<KeptBacking>>>,
     registered: AtomicU64,
@@ -88,7 +87,6 @@ impl Passthrough {
             is_demanded: fuse.passthrough == Asked::On,
             is_on: AtomicBool::new(is_asked(fuse)),
             refused: Mutex::default(),
-            has_refused: AtomicBool::new(false),
             earlier: Mutex::default(),
             registered: AtomicU64::new(0),
             opens: AtomicU64::new(0),
@@ -104,7 +102,7 @@ impl Passthrough {
     }
 
     fn register(&self, descriptor: BorrowedFd<'_>, reply: &Reply, inheritance: &Inheritance) -> Option<KeptBacking> {
-        if self.has_refused.load(Relaxed) && self.refused.lock().contains(&mount_of(descriptor)) {
+        if self.is_refused(descriptor) {
             return None;
         }
         match reply.register(descriptor) {
@@ -128,10 +126,14 @@ impl Passthrough {
         }
     }
 
+    fn is_refused(&self, descriptor: BorrowedFd<'_>) -> bool {
+        let refused = self.refused.lock();
+        !refused.is_empty() && refused.contains(&mount_of(descriptor))
+    }
+
     fn refuse(&self, descriptor: BorrowedFd<'_>) {
         let mut refused = self.refused.lock();
         if refused.len() < REFUSED_MAX && refused.insert(mount_of(descriptor)) {
-            self.has_refused.store(true, Relaxed);
             drop(refused);
             let path = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).unwrap_or_default();
             self.say(format_args!(

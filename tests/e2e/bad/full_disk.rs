@@ -4,39 +4,28 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{Cluster, MountedOver, Options, eventually};
 
 use super::{CONF, assert_read};
 
-/// A file system in memory, taken away again whatever happens.
-struct SmallDisk(PathBuf);
+/// A file system in memory.
+struct SmallDisk(MountedOver);
 
 impl SmallDisk {
     fn mount(path: &Path, megabytes: u32) -> Self {
         fs::create_dir_all(path).unwrap();
-        let size = format!("size={megabytes}m");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "cavern-test"]).arg(path).status();
-        assert!(mounted.unwrap().success(), "cannot mount a tmpfs at {}", path.display());
-        Self(path.to_owned())
+        Self(MountedOver::mount(path, "tmpfs", &format!("size={megabytes}m")))
     }
 
     /// Writes until nothing fits any more.
     fn fill(&self) -> PathBuf {
-        let path = self.0.join("ballast");
+        let path = self.0.path().join("ballast");
         let mut file = fs::File::create(&path).unwrap();
         while file.write_all(&[1; 1 << 16]).is_ok() {}
         while file.write_all(&[1; 512]).is_ok() {}
         path
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Lazily: the worker may still work in it.
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
 
