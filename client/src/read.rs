@@ -2,8 +2,8 @@
 //!
 //! `file` is the handle and the order of the steps, `source_fallback` the choice of the source, `fetch` one attempt at
 //! one source, `outage_wait` the wait for a bucket that cannot be reached. `descriptor_cache` and `buffers` hold what
-//! was obtained, `block_files` keeps what others have opened among the descriptors, `close_queue` lets go of what was
-//! evicted, `readahead` decides what to ask for early, `hedge` when to ask twice; `disk_read` is a read that waits for
+//! was obtained, `block_files` keeps what others have opened among the descriptors, `kept_files` keeps what the kernel knows of them
+//! without their descriptors, `close_queue` lets go of what was evicted, `readahead` decides what to ask for early, `hedge` when to ask twice; `disk_read` is a read that waits for
 //! a disk of this host on its own thread.
 
 mod block_files;
@@ -15,6 +15,7 @@ mod failure_log;
 pub(crate) mod fetch;
 mod file;
 mod hedge;
+mod kept_files;
 mod outage_wait;
 mod readahead;
 mod source_fallback;
@@ -42,6 +43,7 @@ use close_queue::CloseQueue;
 use descriptor_cache::DescriptorCache;
 use failure_log::FailureLog;
 use hedge::Hedge;
+use kept_files::{CONFIRM_EVERY, KeptFiles};
 use outage_wait::OutageWaiters;
 
 pub(crate) use block_files::BlockFiles;
@@ -55,6 +57,8 @@ const AHEAD_REQUESTS: usize = 256;
 /// What reads that are put together from several may take of the memory budget at most. They are rare: reads across the
 /// boundary of two blocks.
 const JOINING_BYTES: u64 = 16 << 20;
+/// Files that a worker is asked about at a time.
+const CONFIRM_BATCH: usize = 4096;
 /// How often idle descriptors and buffers are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
@@ -95,7 +99,8 @@ impl Files {
     /// Inside a tokio runtime, where read-ahead will run.
     pub(crate) fn new(metadata: Metadata, pool: Arc<WorkerPool>, stats: Arc<Stats>, config: &Config) -> Self {
         let conf = &config.client;
-        let descriptors = Arc::new(DescriptorCache::new(conf.descriptor_cache, stats.clone()));
+        let kept = KeptFiles::new(config.fuse.passthrough_files, stats.clone());
+        let descriptors = Arc::new(DescriptorCache::new(conf.descriptor_cache, kept, stats.clone()));
         let (tasks, runtime) = (TaskTracker::new(), tokio::runtime::Handle::current());
         let closing = CloseQueue::new(descriptors.clone(), tasks.clone(), runtime.clone());
         let listener = closing.clone();
@@ -200,8 +205,9 @@ impl Files {
         Arc::new(OpenFile::of(self.core.clone(), node, Some(object)))
     }
 
-    /// Closes what is idle, now and then, until `stop`.
+    /// Closes what is idle, and lets go of what workers do not have any more, now and then, until `stop`.
     pub(crate) async fn sweep(&self, stop: CancellationToken) {
+        let mut confirmed = Instant::now();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(SWEEP_EVERY) => {}
@@ -209,6 +215,30 @@ impl Files {
             }
             self.core.closing.sweep().await;
             self.core.buffers.sweep();
+            if confirmed.elapsed() >= CONFIRM_EVERY {
+                stop.run_until_cancelled(self.confirm()).await;
+                confirmed = Instant::now();
+            }
+        }
+    }
+
+    /// Asks workers about the files of theirs that are held, tells them which were read, and lets go of those that are
+    /// not of their blocks any more. A worker that does not answer evicts nothing either, or is asked the next time.
+    pub(crate) async fn confirm(&self) {
+        for (worker, held) in self.core.descriptors.held() {
+            for batch in held.chunks(CONFIRM_BATCH) {
+                let files: Vec<_> = batch.iter().map(|file| (file.block, file.is_read)).collect();
+                match self.core.pool.confirm(worker, &files).await {
+                    Ok(now) => {
+                        let gone = batch.iter().zip(now).filter(|(file, now)| *now != Some(file.incarnation));
+                        self.core.closing.evicted(gone.map(|(file, _)| (file.block, file.incarnation)));
+                    }
+                    Err(error) => {
+                        tracing::debug!(worker, "files of its blocks could not be confirmed: {error}");
+                        break;
+                    }
+                }
+            }
         }
     }
 

@@ -74,6 +74,8 @@ stats! {
     readahead_wasted_bytes: Counter = "client_readahead_wasted_bytes",
     /// Descriptors of local blocks held
     descriptors: Gauge = "client_descriptors",
+    /// Files of local blocks that the kernel keeps open by itself, with or without a descriptor
+    kept_files: Gauge = "client_kept_files",
     /// Bytes of the memory budget in use
     budget_used_bytes: Gauge = "client_budget_used_bytes",
     /// Lookups and attributes answered from the cache

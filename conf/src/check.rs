@@ -25,6 +25,8 @@ const SHORTEST_LOG: ByteSize = ByteSize::kib(64);
 const SHORTEST_HEARTBEAT: Interval = Interval::millis(10);
 /// Of so many masters a group can be made.
 const MASTERS: [usize; 3] = [1, 3, 5];
+/// The journal of a mount has room for little more.
+const PASSTHROUGH_FILES_MAX: usize = 200_000;
 /// Longest path of a Unix socket: `sun_path` without its final NUL.
 const SOCKET_PATH_MAX: usize = 107;
 
@@ -252,6 +254,9 @@ fn fuse(fuse: &Fuse, rules: &mut Rules<'_>) {
             format!("cannot be true together with {key}, which needs the open that fuse.no_open leaves out")
         });
     }
+    rules.require(fuse.passthrough_files <= PASSTHROUGH_FILES_MAX, &["fuse.passthrough_files"], || {
+        format!("{} must be from 0 to {PASSTHROUGH_FILES_MAX}", fuse.passthrough_files)
+    });
     rules.require(fuse.max_background > 0, &["fuse.max_background"], || "must be from 1 to 65535, as 256".to_owned());
 }
 

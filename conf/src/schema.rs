@@ -259,6 +259,8 @@ pub struct Fuse {
     pub direct: bool,
     /// Files that are one complete block of a worker on this host are read by the kernel itself.
     pub passthrough: Passthrough,
+    /// Files that stay registered with the kernel when nobody has them open, at most: it keeps each of them open.
+    pub passthrough_files: usize,
     /// The kernel opens and closes files without asking: for objects that are never replaced.
     pub no_open: bool,
     /// The kernel heeds access lists of fs-mode mounts.
@@ -387,6 +389,7 @@ impl Default for Fuse {
             max_background: 256,
             direct: false,
             passthrough: Passthrough::Auto,
+            passthrough_files: 131_072,
             no_open: false,
             posix_acl: true,
             keep_mount: true,

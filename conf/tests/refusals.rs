@@ -157,6 +157,7 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     ("[fuse]\nnegative_timeout = \"9999d\"\n", 2, "fuse.negative_timeout", &["ten years"]),
     ("[fuse]\npassthrough = \"always\"\n", 2, "fuse.passthrough", &["must be \"auto\", true or false", "\"auto\")"]),
     // Combinations.
+    ("[fuse]\npassthrough_files = 200001\n", 2, "fuse.passthrough_files", &["from 0 to 200000"]),
     ("[fuse]\nno_open = true\npassthrough = true\n", 2, "fuse.no_open", &["together with fuse.passthrough"]),
     ("[fuse]\ndirect = true\nno_open = true\n", 3, "fuse.no_open", &["together with fuse.direct"]),
     (

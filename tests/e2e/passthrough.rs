@@ -226,3 +226,41 @@ fn space_of_evicted_blocks_is_free_again_whoever_had_them_registered() {
         eventually("the space is free", PATIENCE, || (used() < before - size * 9 / 10).then_some(()));
     }
 }
+
+/// Of the first mount, and of the process that serves it now.
+fn gauge(cluster: &Cluster, name: &str) -> u64 {
+    cluster.at_start.fuse[0].metric(name).unwrap_or_default()
+}
+
+#[test]
+fn more_files_than_there_are_descriptors_are_registered_once() {
+    let conf = "[client]\ndescriptor_cache = 16\n[fuse]\npassthrough_files = 1000\n".to_owned();
+    let cluster = Cluster::up(Options { conf, ..Options::default() });
+    let tree = cluster.seed("bucket", "", 200, 20_000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    for _ in 0..3 {
+        cluster.assert_tree("data", "", &tree);
+    }
+    assert_eq!(counted(&cluster), Counted { reads: 0, opens: 600, registered: 200 });
+    assert!(gauge(&cluster, "cavern_client_descriptors") <= 16);
+    assert_eq!(gauge(&cluster, "cavern_client_kept_files"), 200);
+    // The workers have the blocks no longer, and nor has the kernel.
+    cluster.cv(&["fs", "free", "/data"]);
+    eventually("nothing is kept", PATIENCE, || (gauge(&cluster, "cavern_client_kept_files") == 0).then_some(()));
+    cluster.assert_tree("data", "", &tree);
+}
+
+#[test]
+fn what_a_worker_drops_while_it_is_not_heard_is_let_go() {
+    let cluster = Cluster::up(Options::default());
+    let tree = cluster.seed("bucket", "", 30, 20_000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    cluster.assert_tree("data", "", &tree);
+    assert_eq!(gauge(&cluster, "cavern_client_kept_files"), 30);
+    // It knows nobody who has files of its blocks, and nobody is connected.
+    cluster.stop("worker0");
+    cluster.start("worker0");
+    cluster.cv(&["fs", "free", "/data"]);
+    eventually("nothing is kept", 3 * PATIENCE, || (gauge(&cluster, "cavern_client_kept_files") == 0).then_some(()));
+    cluster.assert_tree("data", "", &tree);
+}

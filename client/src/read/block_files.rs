@@ -10,6 +10,8 @@ use tokio_util::task::TaskTracker;
 
 use super::close_queue::CloseQueue;
 use super::descriptor_cache::{Descriptor, DescriptorCache};
+#[cfg(test)]
+use super::kept_files::KeptFiles;
 
 /// See the module. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -25,7 +27,8 @@ impl BlockFiles {
 
     #[cfg(test)]
     pub(crate) fn for_tests(capacity: usize) -> (Self, TaskTracker) {
-        let (descriptors, tasks) = (Arc::new(DescriptorCache::new(capacity, Arc::default())), TaskTracker::new());
+        let kept = KeptFiles::new(0, Arc::default());
+        let (descriptors, tasks) = (Arc::new(DescriptorCache::new(capacity, kept, Arc::default())), TaskTracker::new());
         let closing = CloseQueue::new(descriptors.clone(), tasks.clone(), tokio::runtime::Handle::current());
         (Self::new(descriptors, closing), tasks)
     }

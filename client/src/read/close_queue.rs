@@ -78,11 +78,12 @@ mod tests {
     use cavern_proto::{ChunkMap, ContentId};
 
     use super::super::descriptor_cache::Descriptor;
+    use super::super::kept_files::KeptFiles;
     use super::*;
 
     #[tokio::test]
     async fn only_the_incarnation_that_was_evicted_is_closed() {
-        let cache = Arc::new(DescriptorCache::new(1000, Arc::default()));
+        let cache = Arc::new(DescriptorCache::new(1000, KeptFiles::new(0, Arc::default()), Arc::default()));
         let tasks = TaskTracker::new();
         let closing = CloseQueue::new(cache.clone(), tasks.clone(), Handle::current());
         let mut readers = Vec::new();

@@ -4,20 +4,20 @@
 //! the worker said so stays readable. Idle descriptors are closed after a while, and when the worker says that it
 //! evicted their blocks, since they keep the space of unlinked files.
 
-use std::any::Any;
+use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cavern_proto::chunk::chunk_count;
 use cavern_proto::{BlockId, ChunkMap};
 use quick_cache::sync::Cache;
 use rustix::io::{Errno, ReadWriteFlags};
-use tokio::time::Instant;
 
+use super::kept_files::{CONFIRM_EVERY, Held, KeptFiles, LastUse};
 use crate::stats::Stats;
 
 /// A descriptor that nobody used for this long is closed.
@@ -29,8 +29,6 @@ const PREAD_MAX: usize = 8 << 20;
 /// The file of one block, and which of its chunks may be read from it.
 #[derive(Debug)]
 pub(super) struct Descriptor {
-    /// What its user keeps with it: gone with it, or when nobody else has it any more.
-    companion: OnceLock<Arc<dyn Any + Send + Sync>>,
     file: OwnedFd,
     /// The worker that gave it.
     pub worker: u64,
@@ -43,16 +41,13 @@ pub(super) struct Descriptor {
     /// Chunks not yet present.
     missing: AtomicU32,
     unreadable: AtomicBool,
-    /// Seconds since `epoch`.
-    used: AtomicU32,
-    epoch: Instant,
+    used: LastUse,
 }
 
 impl Descriptor {
     pub(super) fn new(file: OwnedFd, worker: u64, incarnation: u64, length: u32, present: &ChunkMap) -> Self {
         let chunks = chunk_count(length);
         let descriptor = Self {
-            companion: OnceLock::new(),
             file,
             worker,
             incarnation,
@@ -60,8 +55,7 @@ impl Descriptor {
             present: (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             missing: AtomicU32::new(chunks),
             unreadable: AtomicBool::new(false),
-            used: AtomicU32::new(0),
-            epoch: Instant::now(),
+            used: LastUse::now(),
         };
         descriptor.add(present);
         descriptor
@@ -104,23 +98,6 @@ impl Descriptor {
         self.file.as_fd()
     }
 
-    /// What is kept with it, made at the first time; `None` when that cannot be, or it is something else. Who makes it
-    /// while another one does may find that one's.
-    pub(super) fn companion<T: Any + Send + Sync>(
-        &self,
-        make: impl FnOnce(BorrowedFd<'_>) -> Option<T>,
-    ) -> Option<Arc<T>> {
-        self.touch();
-        let kept = match self.companion.get() {
-            Some(kept) => kept,
-            None => {
-                let made = Arc::new(make(self.as_fd())?);
-                self.companion.get_or_init(|| made)
-            }
-        };
-        Arc::clone(kept).downcast().ok()
-    }
-
     /// Whether the file has all the bytes of the block.
     pub(super) fn is_whole(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|status| status.st_size >= i64::from(self.length))
@@ -128,7 +105,7 @@ impl Descriptor {
 
     /// Fills `buffer` from `offset` without waiting for the disk; false when not all of it is in the page cache.
     pub(super) fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
-        self.touch();
+        self.used.touch();
         let length = buffer.len();
         let read = rustix::io::preadv2(&self.file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT);
         match read {
@@ -141,7 +118,7 @@ impl Descriptor {
 
     /// Fills `buffer` from `offset`, waiting for the disk where needed.
     pub(super) fn read_blocking(&self, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
-        self.touch();
+        self.used.touch();
         while !buffer.is_empty() {
             let part = buffer.len().min(PREAD_MAX);
             match rustix::io::pread(&self.file, &mut buffer[..part], offset) {
@@ -161,30 +138,20 @@ impl Descriptor {
         const TMPFS_MAGIC: u64 = 0x0102_1994;
         rustix::fs::fstatfs(&self.file).is_ok_and(|status| status.f_type as u64 == TMPFS_MAGIC)
     }
-
-    fn touch(&self) {
-        let now = self.epoch.elapsed().as_secs() as u32;
-        if self.used.load(Ordering::Relaxed) != now {
-            self.used.store(now, Ordering::Relaxed);
-        }
-    }
-
-    fn idle(&self) -> Duration {
-        self.epoch.elapsed().saturating_sub(Duration::from_secs(u64::from(self.used.load(Ordering::Relaxed))))
-    }
 }
 
-/// Descriptors by block, bounded; the least useful go first.
+/// Descriptors by block, bounded; the least useful go first. And what users keep of the same files.
 #[derive(Debug)]
 pub(super) struct DescriptorCache {
     descriptors: Cache<BlockId, Arc<Descriptor>>,
     capacity: usize,
+    kept: KeptFiles,
     stats: Arc<Stats>,
 }
 
 impl DescriptorCache {
-    pub(super) fn new(capacity: usize, stats: Arc<Stats>) -> Self {
-        Self { descriptors: Cache::new(capacity.max(1)), capacity, stats }
+    pub(super) fn new(capacity: usize, kept: KeptFiles, stats: Arc<Stats>) -> Self {
+        Self { descriptors: Cache::new(capacity.max(1)), capacity, kept, stats }
     }
 
     /// There is room for so many fewer than otherwise.
@@ -197,13 +164,15 @@ impl DescriptorCache {
     }
 
     pub(super) fn insert(&self, block: BlockId, descriptor: Arc<Descriptor>) {
+        self.kept.forget_others(&block, descriptor.incarnation);
         self.descriptors.insert(block, descriptor);
         self.stats.descriptors.set(self.descriptors.len() as i64);
     }
 
-    /// Forgets this very descriptor: reading from it failed.
+    /// Forgets this very descriptor, and what is kept of its file: reading from it failed.
     pub(super) fn remove(&self, block: &BlockId, descriptor: &Arc<Descriptor>) {
         self.descriptors.remove_if(block, |cached| Arc::ptr_eq(cached, descriptor));
+        self.kept.forget(block, descriptor.incarnation);
     }
 
     /// Takes out that incarnation of the block, unless somebody reads from it.
@@ -212,29 +181,54 @@ impl DescriptorCache {
         Arc::into_inner(taken).map(|descriptor| descriptor.file)
     }
 
+    /// What is kept of files of blocks without their descriptors.
+    pub(super) fn kept(&self) -> &KeptFiles {
+        &self.kept
+    }
+
     /// Whether that incarnation of the block is here; counts as no use.
     pub(super) fn holds(&self, block: &BlockId, incarnation: u64) -> bool {
         self.descriptors.peek(block).is_some_and(|cached| cached.incarnation == incarnation)
+            || self.kept.holds(block, incarnation)
     }
 
     /// Lets go of that incarnation of the block. *Blocking*, as closing the last descriptor of an unlinked file is.
     pub(super) fn close(&self, block: &BlockId, incarnation: u64) {
         drop(self.descriptors.remove_if(block, |cached| cached.incarnation == incarnation));
+        self.kept.forget(block, incarnation);
         self.stats.descriptors.set(self.descriptors.len() as i64);
+    }
+
+    /// All that is here, by worker.
+    pub(super) fn held(&self) -> HashMap<u64, Vec<Held>> {
+        let mut held: HashMap<u64, Vec<Held>> = HashMap::new();
+        for (worker, file) in self.kept.held() {
+            held.entry(worker).or_default().push(file);
+        }
+        for (block, descriptor) in self.descriptors.iter() {
+            if !self.kept.holds(&block, descriptor.incarnation) {
+                let is_read = descriptor.used.ago() < CONFIRM_EVERY;
+                let file = Held { block, incarnation: descriptor.incarnation, is_read };
+                held.entry(descriptor.worker).or_default().push(file);
+            }
+        }
+        held
     }
 
     /// Closes what is idle. *Blocking*, but without a lock that readers need.
     pub(super) fn sweep(&self) {
-        let idle: Vec<_> = self.descriptors.iter().filter(|(_, descriptor)| descriptor.idle() >= IDLE).collect();
+        let idle: Vec<_> = self.descriptors.iter().filter(|(_, descriptor)| descriptor.used.ago() >= IDLE).collect();
         for (block, descriptor) in idle {
             drop(self.descriptors.remove_if(&block, |cached| Arc::ptr_eq(cached, &descriptor)));
         }
         self.stats.descriptors.set(self.descriptors.len() as i64);
+        self.kept.sweep();
     }
 
     pub(super) fn clear(&self) {
         self.descriptors.clear();
         self.stats.descriptors.set(0);
+        self.kept.clear();
     }
 }
 
@@ -268,20 +262,12 @@ mod tests {
     }
 
     #[test]
-    fn a_companion_is_made_once_and_goes_with_its_descriptor() {
+    fn a_file_that_was_cut_off_is_not_whole() {
         let file = tempfile::tempfile().unwrap();
         let descriptor = Descriptor::new(file.into(), 1, 1, 10, &map(&[0]));
         assert!(!descriptor.is_whole());
         rustix::fs::ftruncate(descriptor.as_fd(), 10).unwrap();
         assert!(descriptor.is_whole());
-        assert_eq!(descriptor.companion(|_| None::<u32>), None);
-        let first = descriptor.companion(|_| Some(7)).unwrap();
-        let second = descriptor.companion(|_| -> Option<i32> { panic!("made twice") }).unwrap();
-        assert!(*second == 7 && Arc::ptr_eq(&first, &second));
-        assert_eq!(descriptor.companion(|_| Some("another kind")), None);
-        drop(second);
-        drop(descriptor);
-        assert_eq!(Arc::strong_count(&first), 1);
     }
 
     #[test]

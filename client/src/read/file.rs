@@ -148,19 +148,27 @@ impl OpenFile {
         self.file.whole.get().filter(|whole| whole.is_complete())
     }
 
-    /// What is kept with the descriptor of the whole file, for as long as that is open, when the file is one complete
-    /// local block, all of which is there; for passthrough. `make` makes it from the descriptor at the first time.
+    /// What is kept of the file of the one block, when this is one complete local block, all of which is there; for
+    /// passthrough. `make` makes it from the descriptor at the first time. It stays when the descriptor is closed, for
+    /// as long as the worker has the block and somebody uses it.
     pub fn with_local_descriptor<T: Any + Send + Sync>(
         &self,
         make: impl FnOnce(BorrowedFd<'_>) -> Option<T>,
     ) -> Option<Arc<T>> {
         let file = &self.file;
-        if let Some(object) = file.object.as_ref().filter(|object| u64::from(object.block_length(0)) == file.size) {
-            // Finds what others have opened.
-            let _found = file.descriptor(object, &Span { index: 0, bytes: 0..object.block_length(0) });
+        let object = file.object.as_ref().filter(|object| u64::from(object.block_length(0)) == file.size)?;
+        let (block, kept) = (file.block(object, 0), file.core.descriptors.kept());
+        // Finds what others have opened.
+        let _found = file.descriptor(object, &Span { index: 0, bytes: 0..object.block_length(0) });
+        if let Some((known, incarnation)) = kept.get(&block) {
+            // Somebody may have cut it off since: then it is read in the ways that notice.
+            let is_cut = self.whole().is_some_and(|whole| whole.incarnation == incarnation && !whole.is_whole());
+            return if is_cut { None } else { known.downcast().ok() };
         }
-        // Somebody may have cut it off since: then it is read in the ways that notice.
-        self.whole().filter(|whole| whole.is_whole())?.companion(make)
+        let whole = self.whole().filter(|whole| whole.is_whole())?;
+        let made = Arc::new(make(whole.as_fd())?);
+        kept.insert(block, Arc::clone(&made) as _, whole.worker, whole.incarnation);
+        Some(made)
     }
 
     /// Makes a small file present, and pins its descriptor where it has one.
@@ -188,6 +196,7 @@ impl OpenFile {
         let Some(object) = &file.object else { return true };
         let span = Span { index: 0, bytes: 0..object.block_length(0) };
         file.descriptor(object, &span).is_some()
+            || file.core.descriptors.kept().contains(&file.block(object, 0))
             || file.core.buffers.peek(file.block(object, 0), span.chunks(), |_, _| {})
     }
 }

@@ -178,7 +178,7 @@ fn absurd_requests(good: &BlockRef) -> Vec<(&'static str, FrameKind, Vec<u8>)> {
         (
             "a block that nobody has",
             FrameKind::Query,
-            QueryRequest { blocks: vec![good.clone(), BlockRef::default()] }.encode_to_vec(),
+            QueryRequest { blocks: vec![good.clone(), BlockRef::default()], held: None }.encode_to_vec(),
         ),
         (
             "a block that nobody has, to free",

@@ -12,10 +12,11 @@ use std::time::Duration;
 use cavern_proto::bounded::MAX_ITEMS;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching};
 use cavern_proto::data::{
-    CorruptReply, CorruptRequest, FillReply, FillRequest, FreeReply, FreeRequest, OpenReply, OpenRequest, QueryReply,
-    QueryRequest, ReadReply, ReadRequest, Status, open_reply, query_reply, read_reply,
+    BlockRef, CorruptReply, CorruptRequest, FillReply, FillRequest, FreeReply, FreeRequest, OpenReply, OpenRequest,
+    QueryReply, QueryRequest, ReadReply, ReadRequest, Status, open_reply, query_reply, read_reply,
 };
 use cavern_proto::frame::{FrameKind, HEADER_BYTES};
+use cavern_proto::{BlockId, ContentId};
 use futures::StreamExt;
 use tokio::sync::Semaphore;
 
@@ -339,6 +340,9 @@ impl Service {
 
     /// Which chunks are here. *Blocking*.
     pub(super) fn query(&self, request: QueryRequest) -> QueryReply {
+        if let Some(read) = &request.held {
+            return self.confirm(&request.blocks, read);
+        }
         let items = request.blocks.into_iter().map(|block| {
             let source = BlockSource::parse(block).ok()?;
             let block = match self.store.get(source.id(), Touch::None) {
@@ -357,6 +361,21 @@ impl Service {
             })
         });
         QueryReply { items: items.map(Option::unwrap_or_default).collect() }
+    }
+
+    /// Which of these blocks are here; those that were read count as used.
+    fn confirm(&self, blocks: &[BlockRef], read: &[u8]) -> QueryReply {
+        let files = blocks.iter().enumerate().map(|(position, block)| {
+            let is_read = read.get(position / 8).is_some_and(|bits| bits >> (position % 8) & 1 == 1);
+            (ContentId::from_slice(&block.content_id).map(|content| BlockId { content, index: block.index }), is_read)
+        });
+        let files: Vec<_> = files.collect();
+        let items = self.store.confirm(&files).into_iter().map(|incarnation| query_reply::Item {
+            known: incarnation.is_some(),
+            incarnation: incarnation.unwrap_or_default(),
+            ..query_reply::Item::default()
+        });
+        QueryReply { items: items.collect() }
     }
 
     /// Drops blocks. *Blocking*.

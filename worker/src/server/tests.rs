@@ -429,7 +429,7 @@ async fn fills_and_queries_say_what_is_here() {
     let bytes = noise(10 * CHUNK_BYTES as usize);
     let block = bench.put("a", &bytes, 64 * MIB);
     let mut client = bench.tcp().await;
-    let query = QueryRequest { blocks: vec![block.clone()] };
+    let query = QueryRequest { blocks: vec![block.clone()], held: None };
     client.send(FrameKind::Query, &query).await;
     let reply: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
     assert!(!reply.items[0].known);
@@ -444,6 +444,14 @@ async fn fills_and_queries_say_what_is_here() {
     assert_eq!(ChunkMap::from_bytes(&reply.items[0].present).iter().collect::<Vec<_>>(), [3, 4, 9]);
     assert!(reply.items[0].path.starts_with(bench.home.path().to_str().unwrap()));
     assert_eq!((bench.metrics.hits.get(), bench.metrics.misses.get()), (0, 0), "neither is a use");
+    // Who has the files names them without more.
+    let named = |content_id: Bytes, index| BlockRef { content_id, index, ..BlockRef::default() };
+    let blocks = vec![named(block.content_id.clone(), 0), named(block.content_id, 1), named(Bytes::from("?"), 0)];
+    client.send(FrameKind::Query, &QueryRequest { blocks, held: Some(Bytes::from_static(&[1])) }).await;
+    let held: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
+    let known: Vec<_> = held.items.iter().map(|item| (item.known, item.incarnation)).collect();
+    assert_eq!(known, [(true, reply.items[0].incarnation), (false, 0), (false, 0)]);
+    assert!(held.items[0].path.is_empty());
     bench.end().await;
 }
 
@@ -454,7 +462,7 @@ async fn a_chunk_reported_as_corrupt_is_checked_and_fetched_again() {
     let block = bench.put("a", &bytes, MIB);
     let mut client = bench.tcp().await;
     client.read(vec![(block.clone(), 0, 2 * CHUNK_BYTES)]).await;
-    client.send(FrameKind::Query, &QueryRequest { blocks: vec![block.clone()] }).await;
+    client.send(FrameKind::Query, &QueryRequest { blocks: vec![block.clone()], held: None }).await;
     let reply: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
     let mut damaged = bytes.clone();
     damaged[5] ^= 1;

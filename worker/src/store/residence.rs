@@ -18,6 +18,8 @@ use super::{Eviction, Lookup, Residents, Store, StoreError, Touch, chunk_units, 
 
 /// Blocks evicted per round towards the low watermark, so that no round holds the lock for long.
 const RELIEF_BATCH: usize = 64;
+/// Blocks that are confirmed under the lock at a time.
+const CONFIRM_BATCH: usize = 256;
 /// Entries looked at per round of walks over all blocks.
 const WALK_BATCH: u32 = 10_000;
 
@@ -54,6 +56,30 @@ impl Store {
             cache.count_use(id);
         }
         lookup
+    }
+
+    /// The incarnations of blocks of which clients have descriptors, as far as they are here. Those with `true` were
+    /// read, and count as used.
+    pub fn confirm(&self, files: &[(Option<BlockId>, bool)]) -> Vec<Option<u64>> {
+        let now = self.now();
+        let mut incarnations = Vec::with_capacity(files.len());
+        for batch in files.chunks(CONFIRM_BATCH) {
+            let mut residents = self.residents.lock();
+            let cache = &mut residents.cache;
+            incarnations.extend(batch.iter().map(|(id, is_read)| {
+                let slot = cache.table.find(id.as_ref()?)?;
+                let entry = cache.table.at_mut(slot)?;
+                // Also where it was handed out by the process before.
+                entry.shared = true;
+                let (id, incarnation) = (entry.id, entry.incarnation);
+                if *is_read {
+                    cache.touch(slot, now);
+                    cache.count_use(&id);
+                }
+                Some(incarnation)
+            }));
+        }
+        incarnations
     }
 
     /// Opens a block that is here but closed; `None` when it has gone, or its file has. *Blocking*.

@@ -290,6 +290,36 @@ fn an_evicted_block_stays_readable_through_its_handle() {
 }
 
 #[test]
+fn what_clients_hold_is_told_when_it_goes_and_used_when_they_say_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let capacity = 8 * u64::from(CHUNK_BYTES);
+    {
+        let store = open_store(dir.path(), capacity);
+        (0..7).for_each(|value| fill(&store, &id(value), CHUNK_BYTES, 0..1).unwrap());
+    }
+    // By another process, which has handed out nothing.
+    let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+    let (eviction_sender, mut evictions) = mpsc::channel(64);
+    let (store, _) = open(options(&[(dir.path(), capacity)]), metrics, eviction_sender).unwrap();
+    let ask = |values: &[(u64, bool)]| {
+        let files: Vec<_> = values.iter().map(|(value, is_read)| (Some(id(*value)), *is_read)).collect();
+        store.confirm(&files)
+    };
+    // Often, and in an order that would have them go first.
+    for _ in 0..10 {
+        assert!(ask(&[(0, true), (1, true), (2, false)]).iter().all(Option::is_some));
+    }
+    assert_eq!(store.confirm(&[(None, true), (Some(id(99)), true)]), [None, None]);
+    for value in 10..40 {
+        let _ = fill(&store, &id(value), CHUNK_BYTES, 0..1);
+    }
+    assert!(ask(&[(0, false), (1, false)]).iter().all(Option::is_some), "they are used");
+    assert_eq!(ask(&[(2, false)]), [None]);
+    let told: Vec<_> = std::iter::from_fn(|| evictions.try_recv().ok()).map(|eviction| eviction.id).collect();
+    assert_eq!(told, [id(2)], "nobody has the others");
+}
+
+#[test]
 fn blocks_in_use_are_not_evicted_and_a_full_store_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), MIB);

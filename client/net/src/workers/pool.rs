@@ -10,9 +10,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_conf::schema;
 use cavern_proto::bounded::decode;
-use cavern_proto::data;
 use cavern_proto::frame::{FrameKind, MAX_WRITE_BYTES};
 use cavern_proto::master::{Worker, WorkerTable};
+use cavern_proto::{BlockId, data};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
 use tokio::net::{TcpStream, UnixStream};
@@ -274,7 +274,30 @@ impl WorkerPool {
 
     /// What the worker has of these blocks; one item per block.
     pub async fn query(&self, worker: u64, blocks: Vec<data::BlockRef>) -> Result<data::QueryReply, NetError> {
-        let request = data::QueryRequest { blocks };
+        self.ask(worker, data::QueryRequest { blocks, held: None }).await
+    }
+
+    /// Tells a worker of this host which files of its blocks are held here, and whether each was read of late. Gives
+    /// the incarnations that it has of them, one for each block, as far as it has any.
+    ///
+    /// # Errors
+    /// Besides those of every request: it is not reached by its Unix socket, so nothing of it is held.
+    pub async fn confirm(&self, worker: u64, files: &[(BlockId, bool)]) -> Result<Vec<Option<u64>>, NetError> {
+        let mut held = vec![0; files.len().div_ceil(8)];
+        let blocks = files.iter().enumerate().map(|(position, (block, is_read))| {
+            held[position / 8] |= u8::from(*is_read) << (position % 8);
+            let content_id = Bytes::copy_from_slice(block.content.as_bytes());
+            data::BlockRef { content_id, index: block.index, ..data::BlockRef::default() }
+        });
+        let blocks = blocks.collect();
+        let reply = self.ask(worker, data::QueryRequest { blocks, held: Some(held.into()) }).await?;
+        if reply.items.len() != files.len() {
+            return Err(self.link(worker)?.failed("its answer does not fit the request"));
+        }
+        Ok(reply.items.into_iter().map(|item| item.known.then_some(item.incarnation)).collect())
+    }
+
+    async fn ask(&self, worker: u64, request: data::QueryRequest) -> Result<data::QueryReply, NetError> {
         let wait = self.conf.worker_timeout.get();
         self.control(worker, FrameKind::Query, &request, FrameKind::QueryReply, wait).await
     }

@@ -50,7 +50,7 @@ async fn a_copy_is_the_source_and_nothing_of_what_was_there_before() {
     there.store.free_data(&BlockId::of(&name).unwrap()).unwrap();
     assert_eq!(copy(&mut near, &request).await.status(), Status::NoSuchBlock);
     let query: QueryReply = {
-        near.send(FrameKind::Query, &QueryRequest { blocks: vec![name.clone()] }).await;
+        near.send(FrameKind::Query, &QueryRequest { blocks: vec![name.clone()], held: None }).await;
         near.receive().await.unwrap().decode(FrameKind::QueryReply)
     };
     assert!(!query.items[0].known);

@@ -44,7 +44,7 @@ async fn a_block_begins_with_what_the_bucket_has_or_not_at_all() {
     assert_eq!(gone.status(), Status::VersionChanged);
     let missing = reserve(&mut client, &block(1, 1), of_object("none", "e", length, 1), 300_000).await;
     assert_eq!(missing.status(), Status::NotFound);
-    client.send(FrameKind::Query, &QueryRequest { blocks: vec![block(1, 1)] }).await;
+    client.send(FrameKind::Query, &QueryRequest { blocks: vec![block(1, 1)], held: None }).await;
     let known: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
     assert!(!known.items[0].known);
     for senseless in [of_object("origin", &etag, length, 0), block(1, 1)] {

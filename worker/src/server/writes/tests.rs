@@ -232,7 +232,7 @@ async fn large_payloads_arrive_whole_among_other_requests() {
         let mut ids = Vec::new();
         for index in 0..6 {
             ids.push(client.send_with(FrameKind::Write, &write_of(large(index), 0), &bytes).await);
-            let query = QueryRequest { blocks: vec![large(index)] };
+            let query = QueryRequest { blocks: vec![large(index)], held: None };
             ids.push(client.send(FrameKind::Query, &query).await);
         }
         let mut answered = Vec::new();
