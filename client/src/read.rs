@@ -2,9 +2,9 @@
 //!
 //! `file` is the handle and the order of the steps, `source_fallback` the choice of the source, `fetch` one attempt at
 //! one source, `outage_wait` the wait for a bucket that cannot be reached. `descriptor_cache` and `buffers` hold what
-//! was obtained, `block_files` keeps what others have opened among the descriptors, `kept_files` keeps what the kernel knows of them
-//! without their descriptors, `close_queue` lets go of what was evicted, `readahead` decides what to ask for early, `hedge` when to ask twice; `disk_read` is a read that waits for
-//! a disk of this host on its own thread.
+//! was obtained, `block_files` keeps what others have opened among the descriptors, `kept_files` what the kernel knows
+//! of blocks without their descriptors, `close_queue` lets go of what was evicted, `readahead` decides what to ask for
+//! early, `hedge` when to ask twice; `disk_read` is a read that waits for a disk of this host on its own thread.
 
 mod block_files;
 mod buffers;
