@@ -8,11 +8,13 @@
 //!   store.
 
 use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::{FutureExt, StreamExt, stream};
-use tokio::time::{Instant, timeout};
+use futures::{FutureExt, Stream, StreamExt};
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
@@ -81,9 +83,11 @@ impl<S: ObjectStore> ObjectStore for TimeLimited<S> {
                 limit: self.io_timeout,
                 left: self.io_timeout,
                 gained: 0,
+                waits_since: None,
+                alarm: None,
                 late,
             };
-            Ok(Body { etag: body.etag, stream: ByteStream::new(stream::unfold(paced, StallTimeout::next)) })
+            Ok(Body { etag: body.etag, stream: ByteStream::new(paced) })
         }
         .boxed()
     }
@@ -105,37 +109,54 @@ struct StallTimeout {
     left: Duration,
     /// Bytes of the current stride.
     gained: u64,
+    /// Since when the next piece is waited for.
+    waits_since: Option<Instant>,
+    /// Set when a piece is waited for first. It may ring early: it is not set anew for each piece.
+    alarm: Option<Pin<Box<Sleep>>>,
     late: UfsError,
 }
 
 impl StallTimeout {
-    async fn next(mut self) -> Option<(Result<Bytes, UfsError>, Self)> {
-        let stream = self.stream.as_mut()?;
+    /// Whether the wait for the next piece has been too long; if not, its end wakes the task.
+    fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
         // What is there already costs neither a timer nor a look at the clock.
-        let item = match stream.next().now_or_never() {
-            Some(item) => item,
-            None => {
-                let began = Instant::now();
-                match timeout(self.left, stream.next()).await {
-                    Ok(item) => {
-                        self.left = self.left.saturating_sub(began.elapsed());
-                        item
-                    }
-                    Err(_) => Some(Err(self.late.clone())),
-                }
+        let until = *self.waits_since.get_or_insert_with(Instant::now) + self.left;
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(until)));
+        while alarm.as_mut().poll(cx).is_ready() {
+            if Instant::now() >= until {
+                return true;
             }
-        };
-        let item = item?;
-        match &item {
-            Ok(bytes) => {
-                self.gained += bytes.len() as u64;
-                if self.gained >= STRIDE {
-                    self.gained = 0;
-                    self.left = self.limit;
-                }
-            }
-            Err(_) => self.stream = None,
+            alarm.as_mut().reset(until);
         }
-        Some((item, self))
+        false
+    }
+}
+
+impl Stream for StallTimeout {
+    type Item = Result<Bytes, UfsError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        let Some(stream) = &mut this.stream else { return Poll::Ready(None) };
+        let item = match stream.poll_next_unpin(cx) {
+            Poll::Ready(item) => item,
+            Poll::Pending if this.is_late(cx) => Some(Err(this.late.clone())),
+            Poll::Pending => return Poll::Pending,
+        };
+        if let Some(since) = this.waits_since.take() {
+            this.left = this.left.saturating_sub(since.elapsed());
+        }
+        match &item {
+            Some(Ok(bytes)) => {
+                this.gained += bytes.len() as u64;
+                if this.gained >= STRIDE {
+                    this.gained = 0;
+                    this.left = this.limit;
+                }
+            }
+            Some(Err(_)) => this.stream = None,
+            None => {}
+        }
+        Poll::Ready(item)
     }
 }

@@ -1,14 +1,17 @@
 //! `s3://`: any endpoint that speaks the S3 protocol.
 //!
-//! Objects are read through opendal's S3 service, one layer below its `Operator`: the operator normalizes paths (it
-//! trims spaces and folds `//`), the service sends the key that it is given. Listings are our own request, for the
-//! reasons given in [`listing`], and so are all changes, see [`write`]; all are signed with the same credentials and
-//! travel over the same [`transport`].
+//! Attributes of objects are read through opendal's S3 service, one layer below its `Operator`: the operator normalizes
+//! paths (it trims spaces and folds `//`), the service sends the key that it is given. Listings are our own request,
+//! for the reasons given in [`listing`], and so are GETs, see [`read`], and all changes, see [`write`]; all are signed
+//! with the same credentials and travel over the same [`transport`].
 
+mod connections;
 mod credentials;
 mod failure;
 mod listing;
 mod options;
+mod read;
+mod signing;
 mod transport;
 mod write;
 
@@ -18,13 +21,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_conf::schema;
-use futures::{FutureExt, stream};
+use futures::FutureExt;
 use http::Request as HttpRequest;
 use http_body_util::{BodyExt, Limited};
-use opendal::options::ReadOptions;
-use opendal::raw::{OpRead, OpReader, OpStat, Servicer, oio};
-use opendal::{Builder, BytesRange, Executor, HttpTransporter, OperationContext, services};
-use reqsign_aws_v4::{Credential, RequestSigner};
+use opendal::raw::{OpStat, Servicer};
+use opendal::{Builder, Executor, HttpTransporter, OperationContext, services};
+use reqsign_aws_v4::Credential;
 use reqsign_core::{Context, OsEnv, Signer};
 use reqsign_file_read_tokio::TokioFileRead;
 
@@ -35,9 +37,10 @@ use crate::s3::failure::{Failure, from_opendal, from_signer};
 use crate::s3::listing::{nanoseconds, unquoted};
 pub(crate) use crate::s3::options::S3Options;
 pub use crate::s3::options::changed_options;
+use crate::s3::signing::DaySigner;
 pub(crate) use crate::s3::transport::Transport;
 use crate::shared_store::SharedStore;
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 /// A page of a thousand keys of 1,024 bytes, each byte percent-encoded, takes half of this.
 const LISTING_BYTES: usize = 8 << 20;
@@ -100,7 +103,7 @@ pub(crate) fn open(
     })?;
     let signer = credential_chain(&options.credentials).map(|chain| {
         let context = Context::new().with_file_read(TokioFileRead).with_env(OsEnv).with_http_send(http.clone());
-        Signer::new(context, chain, RequestSigner::new("s3", &options.region))
+        Signer::new(context, chain, DaySigner::new(&options.region))
     });
     let context = OperationContext::from_parts(http, Executor::default());
     let label = shared.label.clone();
@@ -153,57 +156,11 @@ impl S3Store {
                 .collect(),
         })
     }
-
-    async fn open(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
-        let asked = || Request::new(Operation::Get, &self.label, key);
-        let options = ReadOptions {
-            range: BytesRange::new(range.start, Some(range.end - range.start)),
-            if_match: (!etag.is_empty()).then(|| if_match(etag)),
-            ..ReadOptions::default()
-        };
-        let (range, arguments, _): (BytesRange, OpRead, OpReader) = options.into();
-        let reader = self.service.read_dyn(&self.context, key, arguments);
-        let reader = reader.map_err(|error| from_opendal(error, asked(), etag))?;
-        let answer = reader.open_dyn(range).await;
-        let (answer, stream) = answer.map_err(|error| from_opendal(error, asked(), etag))?;
-        let answered =
-            answer.metadata().and_then(|metadata| metadata.etag()).map(unquoted).unwrap_or_default().to_owned();
-        // A server that ignores If-Match must not slip another version in.
-        if !etag.is_empty() && !answered.is_empty() && answered != etag {
-            let reason = format!("the store answered with the version {answered:?}");
-            return Err(UfsError::VersionChanged { request: asked(), etag: etag.to_owned(), reason });
-        }
-        let pieces = Pieces { stream: Some(stream), request: asked(), etag: etag.to_owned() };
-        Ok(Body { etag: answered, stream: ByteStream::new(stream::unfold(pieces, Pieces::next)) })
-    }
 }
 
 /// An ETag as a header carries it.
 fn if_match(etag: &str) -> String {
     if etag.starts_with("W/") { etag.to_owned() } else { format!("\"{etag}\"") }
-}
-
-/// The body of an answer, piece by piece, uncopied.
-struct Pieces {
-    /// `None` after the end.
-    stream: Option<Box<dyn oio::ReadStreamDyn>>,
-    request: Request,
-    etag: String,
-}
-
-impl Pieces {
-    async fn next(mut self) -> Option<(Result<Bytes, UfsError>, Self)> {
-        let item = match self.stream.as_mut()?.read_dyn().await {
-            // opendal ends a body with an empty piece.
-            Ok(piece) if piece.is_empty() => return None,
-            Ok(piece) => Ok(piece.to_bytes()),
-            Err(error) => {
-                self.stream = None;
-                Err(from_opendal(error, self.request.clone(), &self.etag))
-            }
-        };
-        Some((item, self))
-    }
 }
 
 impl ObjectStore for S3Store {

@@ -1,4 +1,5 @@
-//! HTTP for the S3 requests: one connection pool per store, and opendal's door to it.
+//! HTTP for the S3 requests: the connections of a store, and opendal's door to them. GETs of objects have connections
+//! of their own ([`super::connections`]).
 //!
 //! It sends a URI as it is. The usual client library normalizes URLs, which turns the key `a/../b` into `b`; here every
 //! key reaches the server byte for byte. A status other than success becomes a [`Failure`], redirects included: a
@@ -21,6 +22,7 @@ use opendal::{Buffer, HttpBody, HttpTransport};
 use rustls::RootCertStore;
 
 use crate::error::UfsError;
+use crate::s3::connections::{Connections, DrivenBody};
 use crate::s3::failure::Failure;
 
 /// Of an error document at most this much is read.
@@ -44,6 +46,7 @@ static ROOTS: LazyLock<Arc<RootCertStore>> = LazyLock::new(|| {
 #[derive(Clone)]
 pub(crate) struct Transport {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    gets: Connections,
 }
 
 impl Transport {
@@ -62,13 +65,15 @@ impl Transport {
         let roots = if is_https { ROOTS.clone() } else { Arc::new(RootCertStore::empty()) };
         let tls = tls.with_root_certificates(roots).with_no_client_auth();
         let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
+        let connector = connector.wrap_connector(tcp);
+        let gets = Connections::new(connector.clone(), connections, IDLE, RECEIVE_BYTES);
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(connections)
             .http1_max_buf_size(RECEIVE_BYTES)
-            .build(connector.wrap_connector(tcp));
-        Ok(Self { client })
+            .build(connector);
+        Ok(Self { client, gets })
     }
 
     /// Sends a request; the answer is a success, with its body still to come.
@@ -90,6 +95,34 @@ impl Transport {
         asked.check(response.status(), response.headers())?;
         Ok(response)
     }
+
+    /// Sends the GET of the bytes from the first to the last of an object; the answer is a success, with its body still
+    /// to come.
+    pub(crate) async fn get(
+        &self,
+        request: Request<Bytes>,
+        (first, last): (u64, u64),
+    ) -> Result<Response<DrivenBody>, Failure> {
+        let response = self.gets.send(request.map(Full::new)).await?;
+        if !response.status().is_success() {
+            let status = response.status();
+            return Err(Failure::status(status, &error_document(response.into_body()).await));
+        }
+        RequestedRange(Some((first, last))).check(response.status(), response.headers())?;
+        Ok(response)
+    }
+}
+
+/// What there is of an error document: one that cannot be read leaves the status, which says the most.
+async fn error_document(mut body: DrivenBody) -> Vec<u8> {
+    let mut document = Vec::new();
+    while let Some(Ok(piece)) = body.next().await {
+        if document.len() + piece.len() > ERROR_DOCUMENT_BYTES {
+            return Vec::new();
+        }
+        document.extend_from_slice(&piece);
+    }
+    document
 }
 
 /// The range that a GET asked for: a server that ignores it must not have its first bytes taken for others.
