@@ -1,9 +1,9 @@
 //! Fills: missing chunks are fetched from the bucket, each once for all who ask.
 //!
 //! A request names chunks. Those that are missing and not yet on their way are grouped into contiguous *runs* of at
-//! most `fill_size_max`; each run is one ranged GET with `If-Match`, in a task of its own. Chunks that another run is
-//! bringing are waited for there. The body is streamed: a chunk becomes visible, and those who wait for it go on, as
-//! soon as it is written, long before its run ends.
+//! most `fill_size_max`; each run is one ranged GET with `If-Match`, the first of them in the task of the request, the
+//! others in tasks of their own. Chunks that another run is bringing are waited for there. The body is streamed: a
+//! chunk becomes visible, and those who wait for it go on, as soon as it is written, long before its run ends.
 //!
 //! A run belongs to nobody. When all who asked have gone (deadline, cancel, closed connection) it stops at its next
 //! chunk, or before it has begun; when it fails, all requests that wait get the error, and nothing is remembered: the
@@ -16,14 +16,19 @@ mod source;
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 
 use cavern_proto::BlockId;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_range};
 use cavern_proto::data::Status;
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
+use run::DiskPace;
 pub use source::BlockSource;
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
@@ -48,8 +53,42 @@ struct Progress {
 struct Run {
     chunks: Range<u32>,
     progress: watch::Sender<Progress>,
+    /// Up to which chunk each of those needs it who wait for a part: nobody is woken for less.
+    needs: Mutex<Vec<u32>>,
     /// Changed only under the lock of `Fills::runs`, but for going down.
     waiters: AtomicUsize,
+}
+
+impl Run {
+    /// Chunks below this one can be read.
+    fn reached(&self, ready: u32) {
+        self.progress.send_if_modified(|progress| {
+            progress.ready = ready;
+            self.needs.lock().iter().any(|need| *need <= ready)
+        });
+    }
+}
+
+/// Tells a run what somebody waits for, for as long as it lives.
+struct Need<'a> {
+    run: &'a Run,
+    end: u32,
+}
+
+impl<'a> Need<'a> {
+    fn enter(run: &'a Run, end: u32) -> Self {
+        run.needs.lock().push(end);
+        Self { run, end }
+    }
+}
+
+impl Drop for Need<'_> {
+    fn drop(&mut self) {
+        let mut needs = self.run.needs.lock();
+        if let Some(place) = needs.iter().position(|need| *need == self.end) {
+            needs.swap_remove(place);
+        }
+    }
 }
 
 /// Counts one who waits for a run.
@@ -66,6 +105,7 @@ impl RunWaiter {
         let own = &self.0.chunks;
         let last = wanted.iter().filter(|range| range.start < own.end && range.end > own.start);
         let need = last.map(|range| range.end.min(own.end)).max().unwrap_or(own.start);
+        let _need = Need::enter(&self.0, need);
         let mut progress = self.0.progress.subscribe();
         match progress.wait_for(|progress| progress.ready >= need || progress.end.is_some()).await {
             Ok(progress) if progress.ready >= need => Ok(()),
@@ -79,6 +119,35 @@ impl RunWaiter {
 impl Drop for RunWaiter {
     fn drop(&mut self) {
         self.0.waiters.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A run that the request drives by which it was begun: a task of its own would have to be woken, and to wake the
+/// request's in turn. When the request is given up before the run has ended, the run becomes such a task.
+struct LedRun {
+    /// `None` after the end.
+    fetch: Option<BoxFuture<'static, ()>>,
+    tasks: TaskTracker,
+}
+
+impl Future for LedRun {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let done = self.fetch.as_mut().is_none_or(|fetch| fetch.as_mut().poll(cx).is_ready());
+        if done {
+            self.fetch = None;
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for LedRun {
+    fn drop(&mut self) {
+        if let (Some(fetch), Ok(runtime)) = (self.fetch.take(), Handle::try_current()) {
+            self.tasks.spawn_on(fetch, &runtime);
+        }
     }
 }
 
@@ -108,6 +177,7 @@ pub struct Fills {
     /// In KiB, shared with the answers over the network.
     memory: Arc<Semaphore>,
     chunks_per_run: u32,
+    disk: DiskPace,
     tasks: TaskTracker,
     metrics: WorkerMetrics,
 }
@@ -129,6 +199,7 @@ impl Fills {
             gets: Semaphore::new(limits.concurrency.max(1)),
             memory,
             chunks_per_run: chunks.max(1),
+            disk: DiskPace::new(),
             tasks: TaskTracker::new(),
             metrics,
         }
@@ -170,11 +241,19 @@ impl Fills {
                 }
             };
             let (own, theirs) = self.plan(&block, wanted);
+            let mut led = None;
             for asker in &own {
                 let (fills, block, source, ufs, run) =
                     (self.clone(), block.clone(), source.clone(), ufs.clone(), asker.0.clone());
                 fetched_bytes += bytes_of(&run.chunks, source.length());
-                self.tasks.spawn(async move { fills.fetch_run(run, block, source, ufs).await });
+                let fetch = Box::pin(async move { fills.fetch_run(run, block, source, ufs).await });
+                match led {
+                    None => led = Some(LedRun { fetch: Some(fetch), tasks: self.tasks.clone() }),
+                    Some(_) => drop(self.tasks.spawn(fetch)),
+                }
+            }
+            if let Some(led) = led {
+                led.await;
             }
             let waits = own.iter().chain(&theirs).map(|asker| asker.wait(wanted));
             futures::future::try_join_all(waits).await?;
@@ -245,7 +324,7 @@ impl Fills {
         }
         for chunks in fresh {
             let progress = watch::Sender::new(Progress { ready: chunks.start, end: None });
-            let run = Arc::new(Run { chunks, progress, waiters: AtomicUsize::new(0) });
+            let run = Arc::new(Run { chunks, progress, needs: Mutex::default(), waiters: AtomicUsize::new(0) });
             own.push(RunWaiter::new(&run));
             under_way.push(run);
         }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,14 +10,21 @@ use cavern_proto::chunk::chunk_range;
 use cavern_proto::data::Status;
 use cavern_ufs::Ufs;
 use futures::StreamExt;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::{BlockSource, Fills, Progress, Run, bytes_of};
+use super::{BlockSource, Fills, Run, bytes_of};
 use crate::request_error::Refusal;
 use crate::store::{Block, Store, is_out_of_space};
 
 /// Memory that a run is charged for at most: pieces of the body are written as they come.
 const MAX_BUFFER_KIB: u64 = 1024;
+/// More chunks are not written at a time on a thread that others wait for.
+const CHUNKS_AT_ONCE: usize = 8;
+/// A write of so few chunks that takes longer has waited for the disk.
+const SLOW_WRITE: Duration = Duration::from_millis(10);
+/// For how long no write is made then where others would wait for it.
+const WARY: Duration = Duration::from_secs(1);
 /// On top of what the store may take for the GET, for waiting and writing.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -144,8 +151,8 @@ impl Fills {
         run.waiters.load(Ordering::Acquire) == 0 && self.retire(block.id(), run, true)
     }
 
-    /// Writes whole chunks and makes them visible. A lone chunk is written here: it takes some ten microseconds, less
-    /// than the way to another thread and back.
+    /// Writes whole chunks and makes them visible. That is done here while the disk keeps up: a chunk goes to the page
+    /// cache in some ten microseconds, less than the way to another thread and back takes.
     pub(super) async fn write(
         &self,
         run: &Arc<Run>,
@@ -153,15 +160,47 @@ impl Fills {
         chunks: Vec<(u32, Vec<Bytes>)>,
     ) -> Result<(), Refusal> {
         let last = chunks.last().map_or(run.chunks.start, |(index, _)| index + 1);
-        if run.chunks.len() == 1 {
-            room.write(&chunks)?;
+        let few = chunks.len() <= CHUNKS_AT_ONCE;
+        if few && !self.disk.is_slow() {
+            self.disk.watch(|| room.write(&chunks))?;
         } else {
             let room = room.clone();
             let written = tokio::task::spawn_blocking(move || room.write(&chunks)).await;
             written.map_err(|_| Refusal::new(Status::IoError, "writing the block failed"))??;
         }
-        run.progress.send_modify(|progress: &mut Progress| progress.ready = last);
+        run.reached(last);
         Ok(())
+    }
+}
+
+/// Whether writes wait for the disk, as they do when the kernel holds up those who dirty pages faster than it can write
+/// them. Then they are made on threads that may wait, for a while.
+#[derive(Debug)]
+pub(super) struct DiskPace {
+    began: Instant,
+    /// Milliseconds since `began`.
+    slow_until: AtomicU64,
+}
+
+impl DiskPace {
+    pub(super) fn new() -> Self {
+        Self { began: Instant::now(), slow_until: AtomicU64::new(0) }
+    }
+
+    fn is_slow(&self) -> bool {
+        let until = self.slow_until.load(Ordering::Relaxed);
+        until > 0 && self.began.elapsed() < Duration::from_millis(until)
+    }
+
+    /// Makes a write, and notices when it takes long.
+    fn watch<T>(&self, write: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let written = write();
+        if began.elapsed() > SLOW_WRITE {
+            let until = self.began.elapsed() + WARY;
+            self.slow_until.store(until.as_millis() as u64, Ordering::Relaxed);
+        }
+        written
     }
 }
 
