@@ -69,6 +69,16 @@ impl Reply {
         self.run(InterruptPolicy::End, InFlight::spawn, work);
     }
 
+    /// As `defer`, but up to where it first waits it runs on the thread of the caller: for what does little before
+    /// that.
+    pub fn begin<Work, Task>(self, work: Work)
+    where
+        Work: FnOnce(Self) -> Task,
+        Task: Future<Output = ()> + Send + 'static,
+    {
+        self.run(InterruptPolicy::End, InFlight::begin, work);
+    }
+
     /// As `defer`, for what must not be given up half-way: a signal does not end it, so `work` must have a deadline. Up
     /// to where it first waits it runs on the thread of the caller.
     pub fn run_uninterruptible<Work, Task>(self, work: Work)
