@@ -62,10 +62,9 @@ async fn serve(mut socket: TcpStream) -> std::io::Result<()> {
         while !head.ends_with(b"\r\n\r\n") {
             head.push(socket.read_u8().await?);
         }
-        let answer = format!(
-            "HTTP/1.1 206 Partial Content\r\ncontent-length: {BODY_BYTES}\r\ncontent-range: bytes 0-{}/{BODY_BYTES}\r\n\r\n",
-            BODY_BYTES - 1
-        );
+        let range = format!("bytes 0-{}/{BODY_BYTES}", BODY_BYTES - 1);
+        let answer =
+            format!("HTTP/1.1 206 Partial Content\r\ncontent-length: {BODY_BYTES}\r\ncontent-range: {range}\r\n\r\n");
         socket.write_all(answer.as_bytes()).await?;
         socket.write_all(&body).await?;
     }
