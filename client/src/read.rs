@@ -59,6 +59,9 @@ const AHEAD_REQUESTS: usize = 256;
 const JOINING_BYTES: u64 = 16 << 20;
 /// Files that a worker is asked about at a time.
 const CONFIRM_BATCH: usize = 4096;
+/// Buffers of the network that are kept for what comes next, at most, and at most this fraction of the memory budget.
+const SPARE_BYTES: u64 = 16 << 20;
+const SPARE_FRACTION: u64 = 8;
 /// How often idle descriptors and buffers are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
@@ -110,6 +113,7 @@ impl Files {
                 Some((BlockId { content, index: block.index }, block.incarnation))
             }));
         });
+        pool.keep_buffers(SPARE_BYTES.min(conf.memory_budget.bytes() / SPARE_FRACTION) as usize);
         let budget = MemoryBudget::new(conf.memory_budget.bytes(), stats.clone());
         let (memory, joining) = budget.set_apart(JOINING_BYTES);
         let buffers = Buffers::new(stats.clone());
@@ -215,6 +219,7 @@ impl Files {
             }
             self.core.closing.sweep().await;
             self.core.buffers.sweep();
+            self.core.pool.trim_buffers();
             if confirmed.elapsed() >= CONFIRM_EVERY {
                 stop.run_until_cancelled(self.confirm()).await;
                 confirmed = Instant::now();

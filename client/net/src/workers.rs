@@ -2,12 +2,13 @@
 //! descriptors.
 //!
 //! `socket` does the system calls, `frames` takes a byte stream apart, `connection` multiplexes requests over one
-//! socket, `pool` keeps the connections to every worker of the table, `backoff` leaves failed workers alone.
+//! socket, `pool` keeps the connections to every worker of the table, `receive_buffers` the memory of payloads, `backoff` leaves failed workers alone.
 
 mod backoff;
 mod connection;
 mod frames;
 mod pool;
+mod receive_buffers;
 mod socket;
 
 pub use backoff::Attempt;

@@ -22,6 +22,7 @@ use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::frames::{Frame, FrameReader, Payload};
+use super::receive_buffers::ReceiveBuffers;
 use super::socket::Socket;
 use crate::error::NetError;
 
@@ -77,7 +78,13 @@ pub(super) struct Greeted {
 }
 
 /// Sends Hello and takes the worker's. The caller bounds the time.
-pub(super) async fn greet(socket: Socket, cluster_id: &str, peer: &str, term: u64) -> io::Result<Greeted> {
+pub(super) async fn greet(
+    socket: Socket,
+    payloads: Arc<ReceiveBuffers>,
+    cluster_id: &str,
+    peer: &str,
+    term: u64,
+) -> io::Result<Greeted> {
     let hello = data::Hello {
         protocol: PROTOCOL_VERSION,
         cluster_id: cluster_id.to_owned(),
@@ -94,7 +101,7 @@ pub(super) async fn greet(socket: Socket, cluster_id: &str, peer: &str, term: u6
             Err(error) => return Err(error),
         }
     }
-    let mut reader = FrameReader::new();
+    let mut reader = FrameReader::new(payloads);
     let no_payload = |header: &FrameHeader| match header.payload_bytes {
         0 => Ok(Payload::Keep),
         _ => Err("a greeting has no payload".to_owned()),

@@ -6,10 +6,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use bytes::{Buf, Bytes, BytesMut};
 use cavern_proto::frame::{FrameHeader, HEADER_BYTES};
 
+use super::receive_buffers::{ReceiveBuffer, ReceiveBuffers};
 use super::socket::Socket;
 
 /// What is read at once while no payload is expected. Small: the part of a payload that lands here is copied.
@@ -37,6 +39,7 @@ pub(super) struct Frame {
 #[derive(Debug)]
 pub(super) struct FrameReader {
     buffer: BytesMut,
+    payloads: Arc<ReceiveBuffers>,
     descriptors: VecDeque<OwnedFd>,
     partial: Option<Partial>,
 }
@@ -46,14 +49,15 @@ pub(super) struct FrameReader {
 struct Partial {
     header: FrameHeader,
     message: Bytes,
-    payload: BytesMut,
+    payload: ReceiveBuffer,
     missing: usize,
     fate: Payload,
 }
 
 impl FrameReader {
-    pub(super) fn new() -> Self {
-        Self { buffer: BytesMut::with_capacity(READ_BYTES), descriptors: VecDeque::new(), partial: None }
+    /// Payloads go into buffers of `payloads`.
+    pub(super) fn new(payloads: Arc<ReceiveBuffers>) -> Self {
+        Self { buffer: BytesMut::with_capacity(READ_BYTES), payloads, descriptors: VecDeque::new(), partial: None }
     }
 
     /// The next frame; `judge` sees each header before memory is spent on its payload, and an error of it ends the
@@ -87,7 +91,8 @@ impl FrameReader {
     fn receive(&mut self, socket: &Socket) -> io::Result<usize> {
         let received = match &mut self.partial {
             Some(partial) if partial.fate == Payload::Keep => {
-                let received = socket.try_receive(&mut partial.payload, partial.missing, &mut self.descriptors)?;
+                let into = partial.payload.bytes_mut();
+                let received = socket.try_receive(into, partial.missing, &mut self.descriptors)?;
                 partial.missing -= received;
                 received
             }
@@ -115,13 +120,13 @@ impl FrameReader {
             let message = Bytes::copy_from_slice(&self.buffer[..header.message_bytes as usize]);
             self.buffer.advance(header.message_bytes as usize);
             let missing = header.payload_bytes as usize;
-            let payload = BytesMut::with_capacity(if fate == Payload::Keep { missing } else { 0 });
+            let payload = self.payloads.take(if fate == Payload::Keep { missing } else { 0 });
             self.partial = Some(Partial { header, message, payload, missing, fate });
         }
         let Some(partial) = &mut self.partial else { return Ok(None) };
         let here = partial.missing.min(self.buffer.len());
         if partial.fate == Payload::Keep {
-            partial.payload.extend_from_slice(&self.buffer[..here]);
+            partial.payload.bytes_mut().extend_from_slice(&self.buffer[..here]);
         }
         self.buffer.advance(here);
         partial.missing -= here;
@@ -158,7 +163,8 @@ mod tests {
                 }
             };
             let receive = async move {
-                let (socket, mut reader, mut frames) = (Socket::Unix(stream), FrameReader::new(), Vec::new());
+                let (socket, mut reader, mut frames) =
+                    (Socket::Unix(stream), FrameReader::new(Arc::default()), Vec::new());
                 loop {
                     match reader.next(&socket, |_| Ok(fate)).await {
                         Ok(frame) => frames.push(frame),

@@ -23,6 +23,7 @@ use tokio_util::task::TaskTracker;
 
 use super::backoff::{Attempt, Backoff, BackoffLimits};
 use super::connection::{Answer, Connection, EvictionListener, greet};
+use super::receive_buffers::ReceiveBuffers;
 use super::socket::Socket;
 use crate::error::NetError;
 use crate::placement::Placement;
@@ -72,6 +73,7 @@ pub struct WorkerPool {
     /// Of a master: the term in which it leads; 0 for others.
     term: u64,
     table: RwLock<Table>,
+    payloads: Arc<ReceiveBuffers>,
     evicted: RwLock<Option<EvictionListener>>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -140,6 +142,7 @@ impl WorkerPool {
             peer: peer.to_owned(),
             term,
             table: RwLock::default(),
+            payloads: Arc::default(),
             evicted: RwLock::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -184,6 +187,17 @@ impl WorkerPool {
     /// The workers of the current table.
     pub fn placement(&self) -> Arc<Placement> {
         self.table.read().placement.clone()
+    }
+
+    /// Keeps at most so many bytes of buffers for the payloads that come next; none unless this is called. The caller
+    /// has them trimmed now and then.
+    pub fn keep_buffers(&self, bytes: usize) {
+        self.payloads.set_limit(bytes);
+    }
+
+    /// Gives up the buffers that no payload has needed since the last time.
+    pub fn trim_buffers(&self) {
+        self.payloads.trim();
     }
 
     /// The listener to notify of what workers evict. Connections made earlier do not know it: set it first.
@@ -515,7 +529,7 @@ impl WorkerPool {
             return Err(io::Error::other("the worker has left the table"));
         }
         let cluster_id = self.table.read().cluster_id.clone();
-        let greeted = greet(socket, &cluster_id, &self.peer, self.term).await?;
+        let greeted = greet(socket, self.payloads.clone(), &cluster_id, &self.peer, self.term).await?;
         if greeted.hello.worker_id != link.id {
             let text = format!("worker {} answers there, not {}", greeted.hello.worker_id, link.id);
             return Err(io::Error::other(text));
