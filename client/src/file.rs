@@ -149,6 +149,15 @@ impl File {
         }
     }
 
+    /// The same without a copy: a `read_now` whose bytes are in a buffer as a whole. `None` also where they can be had
+    /// in another way.
+    pub fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
+        match &self.backing {
+            Backing::Object(file) => file.read_buffered(offset, length),
+            Backing::FsFile(_) | Backing::Staged(_) => None,
+        }
+    }
+
     /// A read from a local disk that is better made on a thread of its own than by `read`; `None` where there is no
     /// such disk, or too much is under way.
     pub fn disk_read(&self, offset: u64, length: usize) -> Option<DiskRead> {

@@ -182,6 +182,99 @@ async fn random_readers_fetch_only_the_chunks_they_touch() {
     }
 }
 
+/// Reads of a few bytes each at random places of a file of `length` bytes: offset and length.
+fn scattered(length: usize, count: u64) -> impl Iterator<Item = (usize, usize)> {
+    let mut state = 11u64;
+    (0..count).map(move |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (offset, wanted) = ((state >> 20) as usize % length, 1 + (state >> 50) as usize % 9000);
+        (offset, wanted.min(length - offset))
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn small_random_reads_move_the_parts_they_touch() {
+    // Blocks of 1 MiB, of which the last is short, and ends within a part.
+    let length = 40 * MIB + 77_777;
+    let bytes = content(21, length);
+    for (name, knows_parts) in [("parts", true), ("parts-old-worker", false)] {
+        let mut cluster = Cluster::new(name, vec![FakeWorker::remote(1).await]).await;
+        cluster.config.client.hedge_percent = 0;
+        cluster.put("a", &bytes);
+        if !knows_parts {
+            cluster.workers[0].forget_parts();
+        }
+        let client = cluster.client().await;
+        let file = open(&client, "a").await;
+        let ends = [(length - 1, 1), (length - 5000, 5000), (128 << 10, 1), ((128 << 10) - 1, 2), (MIB - 3, 6)];
+        let (mut reads, mut wanted) = (0, 0);
+        for (offset, wanted_bytes) in scattered(length, 300).chain(ends) {
+            let read = file.read(offset as u64, wanted_bytes).await.unwrap();
+            assert!(read == bytes[offset..offset + wanted_bytes], "{name}: {wanted_bytes} at {offset}");
+            (reads, wanted) = (reads + 1, wanted + wanted_bytes + 2 * 4096);
+        }
+        let worker = &cluster.workers[0];
+        if knows_parts {
+            assert!(worker.count("Parts") >= reads - 10, "{name}: {} of {reads}", worker.count("Parts"));
+            let begun = 6 * CHUNK_BYTES as usize;
+            assert!(worker.sent_bytes() <= (wanted + begun) as u64, "{name}: {} bytes", worker.sent_bytes());
+        } else {
+            assert_eq!(worker.count("Parts"), 0);
+            let buffered = client.stats().buffer_reads.get();
+            assert!(worker.count("Read") < reads, "{name}: {buffered} reads found a chunk that came before");
+        }
+        assert_eq!((client.stats().read_errors.get(), client.stats().bucket_reads.get()), (0, 0), "{name}");
+        cluster.stop(client).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_part_is_reported_and_read_elsewhere() {
+    let cluster = Cluster::new("wrong-part", vec![FakeWorker::remote(1).await]).await;
+    let bytes = content(22, 16 * MIB);
+    cluster.put("a", &bytes);
+    let client = cluster.client().await;
+    let file = open(&client, "a").await;
+    for (offset, length) in scattered(bytes.len(), 20) {
+        file.read(offset as u64, length).await.unwrap();
+    }
+    cluster.workers[0].set_mood(Mood::Corrupts);
+    let parts = cluster.workers[0].count("Parts");
+    for (offset, length) in scattered(bytes.len() - MIB, 30).skip(20) {
+        assert!(file.read((offset + MIB) as u64, length).await.unwrap() == bytes[offset + MIB..offset + MIB + length]);
+    }
+    assert!(cluster.workers[0].count("Parts") > parts);
+    let corrupt = client.stats().corrupt_chunks.get();
+    assert!(corrupt > 0 && client.stats().bucket_reads.get() >= corrupt);
+    until("the worker hears of it", || cluster.workers[0].count("Corrupt") == corrupt).await;
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_readers_of_parts_stay_within_the_budget() {
+    let mut cluster = Cluster::new("parts-budget", vec![FakeWorker::remote(1).await]).await;
+    cluster.config.client.memory_budget = ByteSize::mib(1);
+    let bytes = content(23, 8 * MIB);
+    cluster.put("a", &bytes);
+    let client = cluster.client().await;
+    let file = open(&client, "a").await;
+    let readers = (0..64).map(|reader| {
+        let (client, bytes, file) = (&client, &bytes, &file);
+        async move {
+            for (offset, length) in scattered(bytes.len(), 80).skip(reader) {
+                let read = file.read(offset as u64, length).await.unwrap();
+                assert!(read == bytes[offset..offset + length], "{reader}: {length} at {offset}");
+                assert!(client.stats().budget_used_bytes.get() <= MIB as i64);
+            }
+        }
+    });
+    futures::future::join_all(readers).await;
+    drop(file);
+    client.shutdown().await;
+    until("every buffer is given back", || client.stats().budget_used_bytes.get() == 0).await;
+    cluster.stop(client).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sequential_reader_finds_its_bytes_already_there() {
     let sockets = tempfile::tempdir().unwrap();

@@ -84,6 +84,7 @@ mod tests {
             let item = read_request::Item {
                 block: Some(BlockRef { key: "k".repeat(100), ..BlockRef::default() }),
                 range: None,
+                part: None,
             };
             let request = ReadRequest { items: vec![item; count], deadline_ms: 5 };
             decode::<ReadRequest>(request.encode_to_vec().into())

@@ -6,6 +6,10 @@ use std::time::Duration;
 /// Bytes of a chunk. A random 128 KiB read of a cold object fetches one or two of them; FUSE reads are at most 1 MiB.
 pub const CHUNK_BYTES: u32 = 128 * 1024;
 
+/// Bytes of a part: what small reads over the network are made of, each part with a checksum of its own. A page of the
+/// kernel's.
+pub const PART_BYTES: u32 = 4 * 1024;
+
 /// How long room counts that a worker has given in a block of an fs-mode file, from the last time on that it gave some
 /// there. A client stops using it after half of that.
 pub const RESERVATION: Duration = Duration::from_secs(60);
@@ -29,6 +33,23 @@ pub fn chunk_range(index: u32, length: u32) -> Range<u32> {
     let bound = |value: u64| u32::try_from(value.min(u64::from(length))).unwrap_or(length);
     let start = u64::from(index) * u64::from(CHUNK_BYTES);
     bound(start)..bound(start + u64::from(CHUNK_BYTES))
+}
+
+/// The whole parts that the bytes `bytes` of a block of `length` bytes touch, as offsets in the block. The block's last
+/// part may be short.
+pub fn widen_to_parts(bytes: &Range<u32>, length: u32) -> Range<u32> {
+    let end = bytes.end.checked_next_multiple_of(PART_BYTES).unwrap_or(u32::MAX);
+    bytes.start - bytes.start % PART_BYTES..end.min(length).max(bytes.end)
+}
+
+/// Whether `bytes` are whole parts of a block of `length` bytes, one at least.
+pub fn is_whole_parts(bytes: &Range<u32>, length: u32) -> bool {
+    bytes.start < bytes.end && bytes.end <= length && widen_to_parts(bytes, length) == *bytes
+}
+
+/// How many parts `bytes` are, which are whole ones.
+pub fn part_count(bytes: &Range<u32>) -> usize {
+    bytes.len().div_ceil(PART_BYTES as usize)
 }
 
 /// Which chunks of a block are there. The first 64 chunks (8 MiB) need no allocation.
@@ -137,7 +158,34 @@ mod tests {
         assert_eq!(chunk_count(CHUNK_BYTES + 1), 2);
     }
 
+    #[test]
+    fn the_last_part_of_a_block_may_be_short() {
+        let length = 3 * PART_BYTES + 100;
+        assert_eq!(widen_to_parts(&(5..PART_BYTES + 1), length), 0..2 * PART_BYTES);
+        assert_eq!(widen_to_parts(&(length - 1..length), length), 3 * PART_BYTES..length);
+        assert!(is_whole_parts(&(2 * PART_BYTES..length), length));
+        assert!(!is_whole_parts(&(2 * PART_BYTES..length - 1), length));
+        assert!(!is_whole_parts(&(100..PART_BYTES), length));
+        assert!(!is_whole_parts(&(PART_BYTES..PART_BYTES), length) && !is_whole_parts(&(0..length + 1), length));
+        assert!(is_whole_parts(&(0..u32::MAX), u32::MAX) && !is_whole_parts(&(PART_BYTES..0), length));
+        assert_eq!(part_count(&(2 * PART_BYTES..length)), 2);
+    }
+
     proptest! {
+        #[test]
+        fn widened_ranges_are_the_fewest_whole_parts(start: u32, wanted in 1u32..1 << 20, beyond in 0u32..1 << 20) {
+            let end = start.saturating_add(wanted).max(start.saturating_add(1));
+            prop_assume!(start < end);
+            let (bytes, length) = (start..end, end.saturating_add(beyond));
+            let parts = widen_to_parts(&bytes, length);
+            prop_assert!(parts.start <= start && end <= parts.end && parts.end <= length);
+            prop_assert!(is_whole_parts(&parts, length));
+            prop_assert!(start - parts.start < PART_BYTES && parts.end - end < PART_BYTES);
+            prop_assert_eq!(chunks_touching(start, end - start), chunks_touching(parts.start, parts.end - parts.start));
+            let touched = (end - 1) / PART_BYTES - start / PART_BYTES + 1;
+            prop_assert_eq!(part_count(&parts), touched as usize);
+        }
+
         #[test]
         fn behaves_like_a_set(steps in prop::collection::vec((0u32..600, any::<bool>()), 0..200)) {
             let (mut map, mut model) = (ChunkMap::new(), BTreeSet::new());

@@ -16,6 +16,8 @@ mod file_system;
 mod frequency;
 mod index;
 mod open_blocks;
+mod page_cache;
+mod part_checksums;
 mod placement;
 mod recovery;
 mod residence;
@@ -37,6 +39,7 @@ use cavern_proto::chunk::chunk_range;
 pub use data::{DataTarget, Draft, ReferencedBlocks};
 pub(crate) use file_system::is_out_of_space;
 use parking_lot::Mutex;
+pub use part_checksums::{PartError, ReadWait};
 pub(crate) use scrub::scrub;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -45,6 +48,7 @@ use tracing::{error, warn};
 use self::directory::{Directory, Identity};
 use self::eviction::{Cache, Space};
 use self::open_blocks::OpenBlocks;
+use self::part_checksums::PartChecksums;
 use self::recovery::INCARNATION_BITS;
 use self::table::{Entry, UNIT_BYTES};
 use crate::error::WorkerError;
@@ -150,6 +154,7 @@ pub struct Store {
     /// See `data`.
     stripes: Vec<Mutex<()>>,
     unsettled: data::OpenReservations,
+    part_checksums: PartChecksums,
     identity: Mutex<Identity>,
     high_watermark: f64,
     low_watermark: f64,
@@ -216,6 +221,7 @@ pub fn open(
         residents: Mutex::new(Residents { cache, open: OpenBlocks::new(options.max_open_blocks) }),
         stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
         unsettled: data::OpenReservations::default(),
+        part_checksums: PartChecksums::new(),
         identity: Mutex::new(identity),
         high_watermark: options.high_watermark,
         low_watermark: options.low_watermark,

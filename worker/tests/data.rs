@@ -94,7 +94,7 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
 
 async fn read(pool: &WorkerPool, block: BlockRef) -> (Status, Bytes) {
     let range = Some(Range { offset: 0, length: block.block_size as u32 });
-    let items = vec![read_request::Item { block: Some(block), range }];
+    let items = vec![read_request::Item { block: Some(block), range, part: None }];
     let (reply, payload) = pool.read(WORKER, items, PATIENCE).await.unwrap();
     (reply.items[0].status(), payload)
 }

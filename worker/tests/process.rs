@@ -162,7 +162,7 @@ async fn read(address: &str, block: &BlockRef) -> (data::Status, Vec<u8>) {
     stream.write_all(&encode_frame(FrameKind::Hello, 1, &hello, 0)).await.unwrap();
     assert_eq!(receive(&mut stream).await.0.kind, FrameKind::Hello);
     let range = Some(data::Range { offset: 0, length: u32::MAX });
-    let items = vec![read_request::Item { block: Some(block.clone()), range }];
+    let items = vec![read_request::Item { block: Some(block.clone()), range, part: None }];
     let request = ReadRequest { items, deadline_ms: 10_000 };
     stream.write_all(&encode_frame(FrameKind::Read, 2, &request, 0)).await.unwrap();
     let (_, message, payload) = receive(&mut stream).await;

@@ -168,7 +168,7 @@ impl FsFile {
 
     async fn read_remote(&self, worker: u64, open: &OpenBlock, bytes: &Range<u32>) -> Result<Bytes, ClientError> {
         let range = wire_range(bytes);
-        let item = read_request::Item { block: Some(open.name.clone()), range: Some(range) };
+        let item = read_request::Item { block: Some(open.name.clone()), range: Some(range), part: None };
         let (reply, payload) = self.shared.pool.read(worker, vec![item], self.shared.worker_timeout).await?;
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;

@@ -63,7 +63,14 @@ struct Piece {
 
 #[derive(Debug)]
 enum Slot {
-    Present { bytes: Bytes, unused_readahead: bool, piece: u64 },
+    Present {
+        bytes: Bytes,
+        unused_readahead: bool,
+        piece: u64,
+        /// All bytes of the piece, and where those of this chunk begin in it.
+        whole: Bytes,
+        start: usize,
+    },
     InFlight(watch::Receiver<()>),
 }
 
@@ -78,7 +85,7 @@ pub(super) enum TrimPolicy {
 /// What is known of a range of chunks.
 #[derive(Debug)]
 pub(super) enum ChunkLookup {
-    /// All of them, in order.
+    /// All of them, in order; in one if they are one piece, or part of one.
     All(Vec<Bytes>),
     /// Another fetch brings the next one: wait, then look again.
     Wait(watch::Receiver<()>),
@@ -130,15 +137,31 @@ impl Buffers {
             }
         }
         if purpose == Purpose::Read {
-            for chunk in chunks {
-                if let Some(Slot::Present { bytes, unused_readahead, .. }) = state.chunks.get_mut(&(block, chunk))
-                    && std::mem::take(unused_readahead)
-                {
-                    self.stats.readahead_used_bytes.inc_by(bytes.len() as u64);
-                }
-            }
+            state.note_use(block, chunks.clone(), &self.stats);
         }
-        ChunkLookup::All(here)
+        ChunkLookup::All(match state.in_one(block, chunks) {
+            Some(bytes) => vec![bytes],
+            None => here,
+        })
+    }
+
+    /// The chunks in one, when all of them are here and belong to one piece; for event loops.
+    pub(super) fn in_one(&self, block: BlockId, chunks: Range<u32>) -> Option<Bytes> {
+        let mut state = self.state.lock();
+        let bytes = state.in_one(block, chunks.clone())?;
+        state.note_use(block, chunks, &self.stats);
+        Some(bytes)
+    }
+
+    /// Whether there is nothing, and nothing is on its way.
+    pub(super) fn is_empty(&self) -> bool {
+        self.state.lock().chunks.is_empty()
+    }
+
+    /// Whether all of these chunks are missing, and nobody fetches any.
+    pub(super) fn lack(&self, block: BlockId, mut chunks: Range<u32>) -> bool {
+        let state = self.state.lock();
+        state.chunks.is_empty() || !chunks.any(|chunk| state.chunks.contains_key(&(block, chunk)))
     }
 
     /// The chunks, when all of them are here; for event loops.
@@ -151,14 +174,12 @@ impl Buffers {
         if !chunks.clone().all(is_here) {
             return false;
         }
-        for chunk in chunks {
-            if let Some(Slot::Present { bytes, unused_readahead, .. }) = state.chunks.get_mut(&(block, chunk)) {
+        for chunk in chunks.clone() {
+            if let Some(Slot::Present { bytes, .. }) = state.chunks.get(&(block, chunk)) {
                 take(chunk, bytes);
-                if std::mem::take(unused_readahead) {
-                    self.stats.readahead_used_bytes.inc_by(bytes.len() as u64);
-                }
             }
         }
+        state.note_use(block, chunks, &self.stats);
         true
     }
 
@@ -206,6 +227,31 @@ impl Buffers {
 }
 
 impl State {
+    /// What was read ahead has been of use.
+    fn note_use(&mut self, block: BlockId, chunks: Range<u32>, stats: &Stats) {
+        for chunk in chunks {
+            if let Some(Slot::Present { bytes, unused_readahead, .. }) = self.chunks.get_mut(&(block, chunk))
+                && std::mem::take(unused_readahead)
+            {
+                stats.readahead_used_bytes.inc_by(bytes.len() as u64);
+            }
+        }
+    }
+
+    fn in_one(&self, block: BlockId, chunks: Range<u32>) -> Option<Bytes> {
+        let slot = |chunk| match self.chunks.get(&(block, chunk))? {
+            Slot::Present { bytes, piece, whole, start, .. } => Some((*piece, whole, *start..*start + bytes.len())),
+            Slot::InFlight(_) => None,
+        };
+        let (piece, whole, first) = slot(chunks.start)?;
+        let mut end = first.end;
+        for chunk in chunks.skip(1) {
+            let (_, _, next) = slot(chunk).filter(|(other, _, _)| *other == piece)?;
+            end = next.end;
+        }
+        Some(whole.slice(first.start..end))
+    }
+
     fn take_out(&mut self, piece: &Piece, dropped: &mut Vec<Bytes>, stats: &Stats) {
         for chunk in piece.chunks.clone() {
             let key = (piece.block, chunk);
@@ -242,6 +288,8 @@ impl FetchClaim {
                 bytes: bytes.slice(start.min(end)..end),
                 unused_readahead: self.purpose == Purpose::Readahead,
                 piece: number,
+                whole: bytes.clone(),
+                start: start.min(end),
             };
             state.chunks.insert((self.block, chunk), slot);
         }
@@ -300,8 +348,13 @@ mod tests {
         first.fulfil(&whole);
         assert!(done.changed().await.is_err(), "the end of the claim wakes who waits");
         let ChunkLookup::All(parts) = buffers.gather(block(), 2..4, Purpose::Read) else { panic!("not here") };
-        assert_eq!(parts.iter().map(Bytes::len).collect::<Vec<_>>(), [CHUNK_BYTES as usize, 5]);
+        assert!(parts.len() == 1 && parts[0].as_ptr() == whole.as_ptr() && parts[0].len() == whole.len(), "in one");
         assert_eq!(stats.readahead_used_bytes.get(), whole.len() as u64);
+        assert_eq!(buffers.in_one(block(), 3..4).unwrap(), whole.slice(CHUNK_BYTES as usize..));
+        claim(&buffers, 4..5, Purpose::Read).fulfil(&whole.slice(..CHUNK_BYTES as usize));
+        assert!(buffers.in_one(block(), 3..5).is_none() && buffers.in_one(block(), 4..6).is_none());
+        let ChunkLookup::All(parts) = buffers.gather(block(), 2..5, Purpose::Read) else { panic!("not here") };
+        assert_eq!(parts.iter().map(Bytes::len).collect::<Vec<_>>(), [CHUNK_BYTES as usize, 5, CHUNK_BYTES as usize]);
     }
 
     #[test]

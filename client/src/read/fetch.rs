@@ -7,9 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_net::workers::Attempt;
 use cavern_net::{NetError, Route};
-use cavern_proto::chunk::chunk_range;
+use cavern_proto::chunk::{PART_BYTES, chunk_range, part_count};
 use cavern_proto::data::{self, Status};
-use cavern_proto::{BlockId, ChunkMap};
+use cavern_proto::{BlockId, CHUNK_BYTES, ChunkMap};
 use tokio::time::Instant;
 
 use super::Core;
@@ -26,6 +26,8 @@ pub(super) struct ChunkRequest {
     pub object: ObjectVersion,
     pub index: u32,
     pub chunks: Range<u32>,
+    /// All of them that is wanted from another host, if that is less: whole parts, as offsets in the block.
+    pub part: Option<Range<u32>>,
     pub purpose: Purpose,
 }
 
@@ -52,6 +54,11 @@ impl ChunkRequest {
         data::Range { offset: bytes.start, length: bytes.end - bytes.start }
     }
 
+    /// Whether an answer has the parts that are wanted, in place of the chunks.
+    fn is_of_parts(&self, item: &data::read_reply::Item) -> Option<&Range<u32>> {
+        self.part.as_ref().filter(|part| !item.part_crcs.is_empty() && item.part_crcs.len() == part_count(part))
+    }
+
     fn item(&self) -> data::open_request::Item {
         data::open_request::Item { block: Some(self.object.block(self.index)), want: vec![self.range()] }
     }
@@ -64,6 +71,8 @@ pub(super) enum Piece {
     Local(Arc<Descriptor>),
     /// The bytes of exactly the wanted chunks.
     Buffer(Bytes),
+    /// The bytes of exactly the wanted parts.
+    Parts(Bytes),
 }
 
 impl Core {
@@ -82,7 +91,7 @@ impl Core {
                 Ok(charge) => {
                     // Waiting for memory says nothing of the worker.
                     started = Instant::now();
-                    self.try_remote(want, worker, charge, wait).await.map(Piece::Buffer)
+                    self.try_remote(want, worker, charge, wait).await
                 }
                 Err(error) => Err(error),
             },
@@ -154,39 +163,54 @@ impl Core {
         Ok(descriptor)
     }
 
-    /// Reads the chunks over the network and checks each against its checksum.
+    /// Reads the chunks, or the parts, over the network and checks each against its checksum.
     async fn try_remote(
         &self,
         want: &ChunkRequest,
         worker: u64,
         charge: Charge,
         wait: Duration,
-    ) -> Result<Bytes, ClientError> {
-        let range = want.range();
+    ) -> Result<Piece, ClientError> {
+        let mut range = want.range();
         if want.purpose == Purpose::Read {
             self.stats.remote_reads.inc();
         }
-        let item = data::read_request::Item { block: Some(want.object.block(want.index)), range: Some(range) };
+        let wire = |bytes: &Range<u32>| data::Range { offset: bytes.start, length: bytes.end - bytes.start };
+        let part = want.part.as_ref().map(wire);
+        let item = data::read_request::Item { block: Some(want.object.block(want.index)), range: Some(range), part };
         let (reply, payload) = self.pool.read(worker, vec![item], wait).await?;
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;
-        if payload.len() != range.length as usize || item.chunk_crcs.len() != want.chunks.len() {
+        let parts = want.is_of_parts(&item);
+        if let Some(parts) = parts {
+            range = wire(parts);
+        }
+        if payload.len() != range.length as usize || parts.is_none() && item.chunk_crcs.len() != want.chunks.len() {
             return Err(ClientError::Net(NetError::WorkerStatus {
                 worker,
                 status: Status::IoError,
                 message: "the answer has fewer bytes or checksums than chunks were asked for".to_owned(),
             }));
         }
-        for (chunk, expected) in want.chunks.clone().zip(&item.chunk_crcs) {
-            let bytes = chunk_range(chunk, want.block_length());
-            let bytes = &payload[(bytes.start - range.offset) as usize..(bytes.end - range.offset) as usize];
-            if crc32c::crc32c(bytes) != *expected {
-                self.report_corrupt(worker, want.object.block(want.index), vec![chunk]);
-                return Err(ClientError::Corrupt { worker, block: want.block().to_string(), chunk });
+        let wrong = match parts {
+            Some(parts) => {
+                let mut found = payload.chunks(PART_BYTES as usize).zip(&item.part_crcs);
+                let wrong = found.position(|(bytes, expected)| crc32c::crc32c(bytes) != *expected);
+                wrong.map(|number| (parts.start + number as u32 * PART_BYTES) / CHUNK_BYTES)
             }
+            None => want.chunks.clone().zip(&item.chunk_crcs).find_map(|(chunk, expected)| {
+                let bytes = chunk_range(chunk, want.block_length());
+                let bytes = &payload[(bytes.start - range.offset) as usize..(bytes.end - range.offset) as usize];
+                (crc32c::crc32c(bytes) != *expected).then_some(chunk)
+            }),
+        };
+        if let Some(chunk) = wrong {
+            self.report_corrupt(worker, want.object.block(want.index), vec![chunk]);
+            return Err(ClientError::Corrupt { worker, block: want.block().to_string(), chunk });
         }
         self.stats.remote_bytes.inc_by(payload.len() as u64);
-        Ok(charge.hold(payload))
+        let kind = if parts.is_some() { Piece::Parts } else { Piece::Buffer };
+        Ok(kind(charge.hold(payload)))
     }
 
     /// Reads the chunks from the object itself.

@@ -1,4 +1,6 @@
-//! One open file.
+//! One open file. Its small reads at random are in `parts`.
+
+mod parts;
 
 use std::any::Any;
 use std::ops::Range;
@@ -17,7 +19,7 @@ use super::Core;
 use super::buffers::{ChunkLookup, Purpose, TrimPolicy};
 use super::descriptor_cache::Descriptor;
 use super::fetch::{ChunkRequest, Piece};
-use super::readahead::Readahead;
+use super::readahead::{Pattern, Readahead};
 use super::span::{Span, spans};
 use crate::error::ClientError;
 use crate::metadata::Node;
@@ -114,6 +116,26 @@ impl OpenFile {
         Some((range.end - range.start) as usize)
     }
 
+    /// The same without a copy: bytes that came in one piece and are in a buffer. `None` also where `read_now` may have
+    /// them.
+    pub fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
+        let file = &self.file;
+        let range = file.clip(offset, length);
+        let object = file.object.as_ref().filter(|_| !range.is_empty())?;
+        let mut parts = spans(range.clone(), object.mount.block_size(), u64::MAX);
+        let (Some(span), None) = (parts.next(), parts.next()) else { return None };
+        if file.core.buffers.is_empty() || file.descriptor(object, &span).is_some() {
+            return None;
+        }
+        let chunks = file.core.buffers.in_one(file.block(object, span.index), span.chunks())?;
+        let start = (span.bytes.start % CHUNK_BYTES) as usize;
+        let bytes = chunks.slice(start..start + span.length());
+        file.core.stats.buffer_reads.inc();
+        file.core.stats.buffer_bytes.inc_by(bytes.len() as u64);
+        file.read_ahead_of(object, range);
+        Some(bytes)
+    }
+
     /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`. The
     /// bytes stay charged to the memory budget until dropped. `Stale` when the version is gone.
     pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
@@ -130,9 +152,9 @@ impl OpenFile {
         let file = &self.file;
         let range = file.clip(offset, length);
         let Some(object) = file.object.as_ref().filter(|_| !range.is_empty()) else { return Ok(Bytes::new()) };
-        file.read_ahead_of(object, range.clone());
+        let pattern = file.read_ahead_of(object, range.clone());
         let _done = SweepOnDrop(&file.core);
-        file.read_range(object, range).await
+        file.read_range(object, range, pattern).await
     }
 
     pub(super) fn core(&self) -> &Core {
@@ -279,23 +301,34 @@ impl File {
         here
     }
 
-    async fn read_range(&self, object: &ObjectVersion, range: Range<u64>) -> Result<Bytes, ClientError> {
+    async fn read_range(
+        &self,
+        object: &ObjectVersion,
+        range: Range<u64>,
+        pattern: Pattern,
+    ) -> Result<Bytes, ClientError> {
         let deadline = Instant::now() + self.core.read_timeout;
         let mut parts = spans(range.clone(), object.mount.block_size(), PIECE_BYTES).peekable();
         let Some(first) = parts.next() else { return Ok(Bytes::new()) };
         if parts.peek().is_none() {
-            return self.read_span(object, &first, deadline).await;
+            return self.read_span(object, &first, pattern, deadline).await;
         }
         let length = range.end - range.start;
         let charge = self.core.charge_joined(length, deadline).await?;
         let mut whole = Vec::with_capacity(length as usize);
         for span in std::iter::once(first).chain(parts) {
-            whole.extend_from_slice(&self.read_span(object, &span, deadline).await?);
+            whole.extend_from_slice(&self.read_span(object, &span, pattern, deadline).await?);
         }
         Ok(charge.hold(whole))
     }
 
-    async fn read_span(&self, object: &ObjectVersion, span: &Span, deadline: Instant) -> Result<Bytes, ClientError> {
+    async fn read_span(
+        &self,
+        object: &ObjectVersion,
+        span: &Span,
+        pattern: Pattern,
+        deadline: Instant,
+    ) -> Result<Bytes, ClientError> {
         let mut tries = ReadAttempt::First;
         loop {
             if let Some(descriptor) = self.descriptor(object, span) {
@@ -311,7 +344,11 @@ impl File {
                     result => return result,
                 }
             }
-            if let Some(bytes) = self.next_step(object, span, tries, deadline).await? {
+            let step = match self.parts_to_read(object, span, pattern) {
+                Some(part) => self.read_parts(object, span, part, deadline).await,
+                None => self.next_step(object, span, tries, deadline).await,
+            };
+            if let Some(bytes) = step? {
                 self.core.stats.buffer_reads.inc();
                 self.core.stats.buffer_bytes.inc_by(bytes.len() as u64);
                 return Ok(bytes);
@@ -352,6 +389,7 @@ impl File {
                     object: object.clone(),
                     index: span.index,
                     chunks: chunks.clone(),
+                    part: None,
                     purpose: Purpose::Read,
                 };
                 match self.core.fetch_from_any(&want, deadline).await? {
@@ -359,7 +397,7 @@ impl File {
                         self.remember(span.index, &descriptor);
                         Ok(None)
                     }
-                    Piece::Buffer(bytes) => {
+                    Piece::Buffer(bytes) | Piece::Parts(bytes) => {
                         self.core.keep(claim, &bytes);
                         if chunks != span.chunks() {
                             return Ok(None);
@@ -373,6 +411,12 @@ impl File {
         }
     }
 
+    /// All chunks of a span, or parts of them.
+    fn want(&self, object: &ObjectVersion, span: &Span, part: Option<Range<u32>>) -> ChunkRequest {
+        let (index, chunks) = (span.index, span.chunks());
+        ChunkRequest { object: object.clone(), index, chunks, part, purpose: Purpose::Read }
+    }
+
     /// Fetches a whole span for this reader only.
     async fn read_alone(
         &self,
@@ -380,21 +424,19 @@ impl File {
         span: &Span,
         deadline: Instant,
     ) -> Result<Option<Bytes>, ClientError> {
-        let want =
-            ChunkRequest { object: object.clone(), index: span.index, chunks: span.chunks(), purpose: Purpose::Read };
-        match self.core.fetch_from_any(&want, deadline).await? {
+        match self.core.fetch_from_any(&self.want(object, span, None), deadline).await? {
             Piece::Local(descriptor) => {
                 self.remember(span.index, &descriptor);
                 Ok(None)
             }
-            Piece::Buffer(bytes) => {
+            Piece::Buffer(bytes) | Piece::Parts(bytes) => {
                 let start = (span.bytes.start % CHUNK_BYTES) as usize;
                 Ok(Some(bytes.slice(start..start + span.length())))
             }
         }
     }
 
-    /// The bytes of a span out of its chunks: a slice of the chunk when it is one, else a copy. Chunks that left while
+    /// The bytes of a span out of its chunks: a slice when they are in one, else a copy. Chunks that left while
     /// this waited for memory are fetched once more, for this reader only.
     async fn join_chunks(
         &self,
@@ -475,8 +517,7 @@ impl File {
         span: &Span,
         deadline: Instant,
     ) -> Result<Bytes, ClientError> {
-        let want =
-            ChunkRequest { object: object.clone(), index: span.index, chunks: span.chunks(), purpose: Purpose::Read };
+        let want = self.want(object, span, None);
         let wait = deadline.saturating_duration_since(Instant::now());
         match tokio::time::timeout_at(deadline, self.core.try_bucket(&want, wait)).await {
             Ok(bytes) => {
@@ -491,14 +532,18 @@ impl File {
     }
 
     /// Reports a read to the read-ahead, and starts what it asks for.
-    fn read_ahead_of(self: &Arc<Self>, object: &ObjectVersion, read: Range<u64>) {
+    fn read_ahead_of(self: &Arc<Self>, object: &ObjectVersion, read: Range<u64>) -> Pattern {
         if self.core.readahead_max == 0 || object.length <= u64::from(CHUNK_BYTES) {
-            return;
+            return Pattern::Streams;
         }
-        let wanted = self.readahead.lock().on_read(read, object.length);
+        let (wanted, pattern) = {
+            let mut readahead = self.readahead.lock();
+            (readahead.on_read(read, object.length), readahead.pattern())
+        };
         if let Some(wanted) = wanted {
             self.read_ahead(object, wanted);
         }
+        pattern
     }
 
     fn read_ahead(self: &Arc<Self>, object: &ObjectVersion, range: Range<u64>) {
@@ -547,7 +592,13 @@ impl File {
         let (file, object) = (self.clone(), object.clone());
         self.in_background(async move {
             let Some(attempt) = file.core.pool.admit(owner) else { return Ok(()) };
-            let want = ChunkRequest { object, index: span.index, chunks: span.chunks(), purpose: Purpose::Readahead };
+            let want = ChunkRequest {
+                object,
+                index: span.index,
+                chunks: span.chunks(),
+                part: None,
+                purpose: Purpose::Readahead,
+            };
             file.core.try_worker(&want, owner, attempt, file.core.read_timeout).await.map(drop)
         });
     }
@@ -571,10 +622,11 @@ impl File {
                     object: object.clone(),
                     index: span.index,
                     chunks: claim.chunks(),
+                    part: None,
                     purpose: Purpose::Readahead,
                 };
                 match file.core.fetch_from_any(&want, deadline).await? {
-                    Piece::Buffer(bytes) => file.core.keep(claim, &bytes),
+                    Piece::Buffer(bytes) | Piece::Parts(bytes) => file.core.keep(claim, &bytes),
                     Piece::Local(_) => return Ok(()),
                 }
             }

@@ -20,6 +20,16 @@ pub(super) struct Readahead {
     streams: Vec<Stream>,
     window_max: u64,
     clock: u64,
+    pattern: Pattern,
+}
+
+/// What the reads of a handle look like.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Pattern {
+    /// The last read belongs to a stream, or may begin one.
+    Streams,
+    /// It belongs to none of those that there were last, as many as there can be.
+    Random,
 }
 
 #[derive(Debug)]
@@ -38,7 +48,7 @@ struct Stream {
 impl Readahead {
     /// `window_max` in bytes; 0 switches it off.
     pub(super) fn new(window_max: u64) -> Self {
-        Self { streams: Vec::new(), window_max, clock: 0 }
+        Self { streams: Vec::new(), window_max, clock: 0, pattern: Pattern::Streams }
     }
 
     /// A read happens: what to ask for now, beyond it, in a file of `length` bytes.
@@ -49,9 +59,11 @@ impl Readahead {
         self.clock += 1;
         let clock = self.clock;
         let Some(stream) = self.streams.iter_mut().find(|stream| stream.takes(&read)) else {
+            self.pattern = if self.streams.len() == STREAMS { Pattern::Random } else { Pattern::Streams };
             self.begin(read);
             return None;
         };
+        self.pattern = Pattern::Streams;
         stream.used = clock;
         stream.start = stream.start.min(read.start);
         stream.next = stream.next.max(read.end);
@@ -70,6 +82,11 @@ impl Readahead {
         }
         stream.ahead = wanted.end;
         Some(wanted)
+    }
+
+    /// How the last read went with those before it.
+    pub(super) fn pattern(&self) -> Pattern {
+        self.pattern
     }
 
     fn begin(&mut self, read: Range<u64>) {
@@ -169,6 +186,24 @@ mod tests {
         assert_eq!(readahead.on_read(20..25, 25), None);
         let mut off = Readahead::new(0);
         assert!(reads(&mut off, (0..10).map(|number| step(number, MIB))).iter().all(Option::is_none));
+    }
+
+    #[test]
+    fn reads_at_random_are_told_from_streams_beside_them() {
+        let mut readahead = Readahead::new(8 * MIB);
+        reads(&mut readahead, [5, 90, 33].map(|number| step(number, MIB)));
+        assert_eq!(readahead.pattern(), Pattern::Streams, "each may begin a stream");
+        reads(&mut readahead, [step(700, MIB)]);
+        assert_eq!(readahead.pattern(), Pattern::Random);
+        for number in 0..100 {
+            reads(&mut readahead, [step(number, 128 * KIB)]);
+            assert_eq!(readahead.pattern() == Pattern::Random, number == 0, "read {number} of a stream");
+            reads(&mut readahead, [step(400 + number * 7 % 100 * 5, MIB)]);
+            assert_eq!(readahead.pattern(), Pattern::Random, "beside read {number}");
+        }
+        let mut off = Readahead::new(0);
+        reads(&mut off, [5, 90, 33, 700].map(|number| step(number, MIB)));
+        assert_eq!(off.pattern(), Pattern::Streams);
     }
 
     proptest! {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_proto::chunk::{chunk_range, chunks_touching};
+use cavern_proto::chunk::{PART_BYTES, chunk_range, chunks_touching, is_whole_parts};
 use cavern_proto::data::{self, Status};
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, encode_frame};
 use cavern_proto::master::{Worker, WorkerState};
@@ -52,6 +52,8 @@ pub struct FakeWorker {
 
 struct State {
     mood: Mood,
+    /// Whether reads of parts are answered with parts; a worker of an older version sends whole chunks.
+    knows_parts: bool,
     objects: HashMap<(String, String), Bytes>,
     files: HashMap<(Bytes, u32), BlockFile>,
     incarnation: u64,
@@ -87,6 +89,7 @@ impl FakeWorker {
             socket_path: socket.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
             state: Arc::new(Mutex::new(State {
                 mood: Mood::Well,
+                knows_parts: true,
                 objects: HashMap::new(),
                 files: HashMap::new(),
                 incarnation: 0,
@@ -145,6 +148,11 @@ impl FakeWorker {
 
     pub fn set_mood(&self, mood: Mood) {
         self.state.lock().mood = mood;
+    }
+
+    /// From now on as a worker that does not know reads of parts.
+    pub fn forget_parts(&self) {
+        self.state.lock().knows_parts = false;
     }
 
     pub fn put(&self, key: &str, etag: &str, bytes: impl Into<Bytes>) {
@@ -242,7 +250,12 @@ impl FakeWorker {
                 let request = data::ReadRequest::decode(&*message).unwrap();
                 let (mut items, mut payload) = (vec![], vec![]);
                 for item in request.items {
-                    items.push(self.read(&item.block.unwrap(), item.range.unwrap(), mood, &mut payload));
+                    let part = item.part.filter(|_| self.state.lock().knows_parts);
+                    let (block, range) = (item.block.unwrap(), item.range.unwrap());
+                    items.push(match part {
+                        Some(part) => self.read_part(&block, range, part, mood, &mut payload),
+                        None => self.read(&block, range, mood, &mut payload),
+                    });
                 }
                 let length = payload.len() as u32;
                 self.state.lock().sent_bytes += u64::from(length);
@@ -309,6 +322,34 @@ impl FakeWorker {
             chunk_crcs,
             ..Default::default()
         }
+    }
+
+    fn read_part(
+        &self,
+        block: &data::BlockRef,
+        range: data::Range,
+        part: data::Range,
+        mood: Mood,
+        payload: &mut Vec<u8>,
+    ) -> data::read_reply::Item {
+        let at = payload.len();
+        let mut reply = self.read(block, part, Mood::Well, payload);
+        if let Mood::Refuses(status) = mood {
+            payload.truncate(at);
+            return data::read_reply::Item { status: status.into(), ..Default::default() };
+        }
+        if reply.status() == Status::Ok {
+            *self.state.lock().counts.entry("Parts").or_default() += 1;
+            let length = self.block(block).unwrap().len() as u32;
+            assert!(is_whole_parts(&(part.offset..part.offset + part.length), length));
+            assert!(range.offset <= part.offset && part.offset + part.length <= range.offset + range.length);
+            reply.chunk_crcs.clear();
+            reply.part_crcs = payload[at..].chunks(PART_BYTES as usize).map(crc32c::crc32c).collect();
+            if mood == Mood::Corrupts {
+                *payload.last_mut().unwrap() ^= 1;
+            }
+        }
+        reply
     }
 
     fn open(&self, item: &data::open_request::Item, mood: Mood) -> (data::open_reply::Item, Option<OwnedFd>) {

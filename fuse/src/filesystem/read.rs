@@ -10,6 +10,12 @@ use super::Inner;
 use super::open::OpenHandle;
 use crate::kernel::Reply;
 
+/// Reads of at most this size are begun by the event loop.
+const SMALL_BYTES: usize = 128 << 10;
+
+/// From this size on, bytes in a buffer are looked for before all else, so that they are not copied once more.
+const BUFFERED_BYTES: usize = 16 << 10;
+
 /// What a READ asks for.
 #[derive(Clone, Copy)]
 pub(super) struct ReadArgs {
@@ -41,6 +47,11 @@ impl Inner {
         if let Some(errno) = handle.failed.take(&(offset..offset.saturating_add(length as u64)), Instant::now()) {
             return reply.error(errno);
         }
+        if length >= BUFFERED_BYTES
+            && let Some(bytes) = handle.file.read_buffered(offset, length)
+        {
+            return reply.bytes(&bytes);
+        }
         if let Some(read) = handle.file.read_now(offset, &mut payload[..length]) {
             return reply.bytes(&payload[..read]);
         }
@@ -48,10 +59,12 @@ impl Inner {
         if let Some(disk) = handle.file.disk_read(offset, length) {
             return reply.defer_blocking(move |reply| this.answer_read(&handle, read, disk.run(), reply));
         }
-        reply.defer(move |reply| async move {
+        let task = move |reply| async move {
             let bytes = handle.file.read(offset, length).await;
             this.answer_read(&handle, read, bytes, reply);
-        });
+        };
+        // A small read has its request sent before another thread has woken up.
+        if length <= SMALL_BYTES { reply.begin(task) } else { reply.defer(task) }
     }
 
     fn answer_read(&self, handle: &OpenHandle, read: ReadArgs, bytes: Result<Bytes, ClientError>, reply: Reply) {

@@ -69,8 +69,7 @@ impl Reply {
         self.run(InterruptPolicy::End, InFlight::spawn, work);
     }
 
-    /// As `defer`, but up to where it first waits it runs on the thread of the caller: for what does little before
-    /// that.
+    /// As `defer`, for what is short up to where it first waits: that runs on the thread of the caller.
     pub fn begin<Work, Task>(self, work: Work)
     where
         Work: FnOnce(Self) -> Task,

@@ -136,7 +136,7 @@ fn broken_frames(cluster: &str) -> Vec<(&'static str, bool, Vec<u8>)> {
 
 fn absurd_requests(good: &BlockRef) -> Vec<(&'static str, FrameKind, Vec<u8>)> {
     let read = |block: BlockRef, offset, length| {
-        let item = read_request::Item { block: Some(block), range: Some(Range { offset, length }) };
+        let item = read_request::Item { block: Some(block), range: Some(Range { offset, length }), part: None };
         ReadRequest { items: vec![item], deadline_ms: 1000 }.encode_to_vec()
     };
     let want = |block: BlockRef, want: Vec<Range>| FillRequest {

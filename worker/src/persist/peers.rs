@@ -72,7 +72,7 @@ impl Peers {
 
     /// A range of a block of a worker, of at most [`READ_BYTES`].
     pub(super) async fn read(&self, worker: u64, block: BlockRef, range: Range) -> Result<Bytes, Refusal> {
-        let items = vec![read_request::Item { block: Some(block), range: Some(range) }];
+        let items = vec![read_request::Item { block: Some(block), range: Some(range), part: None }];
         let (reply, payload) = self.pool.read(worker, items, READ_TIMEOUT).await.map_err(unreachable)?;
         let item = reply.items.into_iter().next().unwrap_or_default();
         match item.status() {

@@ -27,7 +27,7 @@ fn hello() -> Vec<u8> {
 
 fn read_frame(block: &BlockRef, length: u32) -> Vec<u8> {
     let range = Some(cavern_proto::data::Range { offset: 0, length });
-    let item = read_request::Item { block: Some(block.clone()), range };
+    let item = read_request::Item { block: Some(block.clone()), range, part: None };
     encode_frame(FrameKind::Read, 1, &ReadRequest { items: vec![item], deadline_ms: 5000 }, 0)
 }
 

@@ -10,24 +10,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_proto::bounded::MAX_ITEMS;
-use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching};
+use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching, is_whole_parts, part_count};
 use cavern_proto::data::{
     BlockRef, CorruptReply, CorruptRequest, FillReply, FillRequest, FreeReply, FreeRequest, OpenReply, OpenRequest,
     QueryReply, QueryRequest, ReadReply, ReadRequest, Status, open_reply, query_reply, read_reply,
 };
-use cavern_proto::frame::{FrameKind, HEADER_BYTES};
+use cavern_proto::frame::{FrameKind, HEADER_BYTES, encode_frame};
 use cavern_proto::{BlockId, ContentId};
 use futures::StreamExt;
 use tokio::sync::Semaphore;
 
 use super::MAX_INFLIGHT_BYTES;
-use super::outgoing::{PassedFile, Segment, append_frame};
+use super::outgoing::{FileRange, PassedFile, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills};
 use crate::metrics::WorkerMetrics;
 use crate::persist::Uploads;
 use crate::request_error::Refusal;
-use crate::store::{Block, Lookup, Store, Touch};
+use crate::store::{Block, Lookup, PartError, ReadWait, Store, Touch};
 
 /// Items of one request that are worked on at a time.
 const ITEMS_AT_A_TIME: usize = 64;
@@ -38,6 +38,9 @@ const MAX_DEADLINE: Duration = Duration::from_secs(600);
 /// A block no longer than this is made present as a whole when an open asks for nothing in particular; of a longer one,
 /// the first chunk.
 const SMALL_BLOCK_BYTES: u32 = 1 << 20;
+
+/// From this length on what is read is sent straight from the page cache: less is copied faster than it is looked up.
+const SENDFILE_BYTES: usize = 64 << 10;
 
 /// Bytes of one item of an answer to a read, without its checksums.
 const ITEM_BYTES: usize = 16;
@@ -59,8 +62,21 @@ pub(super) struct Service {
 /// A block whose wanted chunks can be read, and the bytes that had to be fetched for that.
 type Ready = Result<(Arc<Block>, u64), Refusal>;
 
+/// What has a checksum in the answer to a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ChecksumUnit {
+    /// Every chunk that is sent wholly.
+    Chunk,
+    /// Every part; what is sent are whole parts.
+    Part,
+}
+
 /// A range to be read from a block, or why it cannot be.
-type ReadPart = (Range<u32>, Result<Arc<Block>, Refusal>);
+struct ReadItem {
+    range: Range<u32>,
+    unit: ChecksumUnit,
+    block: Result<Arc<Block>, Refusal>,
+}
 
 /// One item after its preparation.
 pub(super) struct Prepared {
@@ -69,6 +85,7 @@ pub(super) struct Prepared {
     wanted: Vec<Range<u32>>,
     /// Bytes of the block that are to be sent (reads only).
     range: Range<u32>,
+    unit: ChecksumUnit,
     /// The block, when it was open.
     block: Option<Arc<Block>>,
     touch: Touch,
@@ -128,18 +145,31 @@ impl Service {
         let mut items = Vec::with_capacity(request.items.len());
         for item in request.items {
             let source = BlockSource::parse(item.block.unwrap_or_default());
-            let (asked, mut range) = (item.range.unwrap_or_default(), 0..0);
+            let (asked, part) = (item.range.unwrap_or_default(), item.part);
+            let (mut range, mut unit) = (0..0, ChecksumUnit::Chunk);
             let source = source.and_then(|source| {
                 if asked.offset > source.length() {
                     let message = format!("offset {} in a block of {} bytes", asked.offset, source.length());
                     return Err(Refusal::bad_request(message));
                 }
-                range = asked.offset..asked.offset.saturating_add(asked.length).min(source.length());
+                let all = asked.offset..asked.offset.saturating_add(asked.length).min(source.length());
+                match part.map(|part| part.offset..part.offset.saturating_add(part.length)) {
+                    None => range = all,
+                    Some(part) => {
+                        let is_within = all.start <= part.start && part.end <= all.end;
+                        if source.data().is_some() || !is_within || !is_whole_parts(&part, source.length()) {
+                            let message = format!("{part:?} are no whole parts of {all:?} in a cached block");
+                            return Err(Refusal::bad_request(message));
+                        }
+                        (range, unit) = (part, ChecksumUnit::Part);
+                    }
+                }
                 Ok(Arc::new(source))
             });
             payload += range.len() as u64;
             let wanted = vec![chunks_touching(range.start, range.len() as u32)];
-            items.push(self.look_up(source, wanted, range.clone(), Touch::Read(range.len() as u32)));
+            let touch = Touch::Read(range.len() as u32);
+            items.push(Prepared { range, unit, ..self.look_up(source, wanted, touch) });
         }
         if payload > u64::from(MAX_INFLIGHT_BYTES) {
             let message = format!("{payload} bytes asked for in one request, {MAX_INFLIGHT_BYTES} are the most");
@@ -185,21 +215,15 @@ impl Service {
             wanted.push(if length <= SMALL_BLOCK_BYTES { 0..chunk_count(length) } else { 0..1 });
         }
         join(&mut wanted);
-        self.look_up(source, wanted, 0..0, touch)
+        self.look_up(source, wanted, touch)
     }
 
-    fn look_up(
-        &self,
-        source: Result<Arc<BlockSource>, Refusal>,
-        wanted: Vec<Range<u32>>,
-        range: Range<u32>,
-        touch: Touch,
-    ) -> Prepared {
+    fn look_up(&self, source: Result<Arc<BlockSource>, Refusal>, wanted: Vec<Range<u32>>, touch: Touch) -> Prepared {
         let block = source.as_ref().ok().and_then(|source| match self.store.get(source.id(), touch) {
             Lookup::Open(block) => Some(block),
             Lookup::Closed | Lookup::Absent => None,
         });
-        Prepared { source, wanted, range, block, touch }
+        Prepared { source, wanted, range: 0..0, unit: ChecksumUnit::Chunk, block, touch }
     }
 
     /// The blocks of a request, if all of it is at hand.
@@ -217,22 +241,42 @@ impl Service {
         }
     }
 
-    /// Writes the answer to a read whose blocks are at hand; `Ok(false)` when some page is not in memory.
+    /// Writes the answer to a read whose blocks are at hand; `false` when some page is not in memory.
     pub(super) fn read_at_hand(&self, request: &ContentRequest, blocks: &[&Arc<Block>], out: &mut Vec<u8>) -> bool {
         let items = request.items.iter().zip(blocks);
-        let reply =
-            ReadReply { items: items.clone().map(|(item, block)| read_reply_item(block, &item.range)).collect() };
+        let described = items
+            .clone()
+            .map(|(item, block)| read_reply_item(&self.store, block, &item.range, item.unit, ReadWait::Never));
+        // An error is met again, and dealt with, on the slow path.
+        let Ok(described) = described.collect::<Result<_, _>>() else { return false };
+        let reply = ReadReply { items: described };
         append_frame(out, FrameKind::ReadReply, request.request_id, &reply, request.payload_bytes());
         for (item, block) in items {
             let at = out.len();
             out.resize(at + item.range.len(), 0);
             match block.read_cached(item.range.start, &mut out[at..]) {
                 Ok(true) => {}
-                // An error is met again, and dealt with, on the slow path.
                 Ok(false) | Err(_) => return false,
             }
         }
         true
+    }
+
+    /// The answer to a long read whose block is at hand, and whose bytes are in the page cache: they go out from there.
+    pub(super) fn read_by_file(&self, request: &ContentRequest, blocks: &[&Arc<Block>]) -> Option<Segment> {
+        let ([item], [block]) = (&request.items[..], blocks) else { return None };
+        let fits = item.unit == ChecksumUnit::Chunk && item.range.len() >= SENDFILE_BYTES;
+        if !fits || !block.is_cached(&item.range) {
+            return None;
+        }
+        let described = read_reply_item(&self.store, block, &item.range, item.unit, ReadWait::Never).ok()?;
+        let reply = ReadReply { items: vec![described] };
+        let (offset, left) = (u64::from(item.range.start), item.range.len());
+        Some(Segment {
+            bytes: encode_frame(FrameKind::ReadReply, request.request_id, &reply, left as u32),
+            file: Some(FileRange { file: PassedFile::Block(Arc::clone(block)), offset, left }),
+            ..Segment::default()
+        })
     }
 
     /// The answer to an open or a fill whose blocks are at hand.
@@ -287,13 +331,17 @@ impl Service {
                 return refused_read(request, &refusal);
             }
         };
-        let parts: Vec<ReadPart> = (request.items.iter().zip(filled))
-            .map(|(item, filled)| (item.range.clone(), filled.map(|(block, _)| block)))
+        let items: Vec<ReadItem> = (request.items.iter().zip(filled))
+            .map(|(item, filled)| ReadItem {
+                range: item.range.clone(),
+                unit: item.unit,
+                block: filled.map(|(block, _)| block),
+            })
             .collect();
         let (store, request_id) = (self.store.clone(), request.request_id);
-        let room = room_for_read(&parts, request.payload_bytes());
-        match tokio::task::spawn_blocking(move || compose_read(&store, request_id, parts, room)).await {
-            Ok(bytes) => Segment { bytes, descriptors: Vec::new(), memory },
+        let room = room_for_read(&items, request.payload_bytes());
+        match tokio::task::spawn_blocking(move || compose_read(&store, request_id, items, room)).await {
+            Ok(bytes) => Segment { bytes, memory, ..Segment::default() },
             Err(_) => refused_read(request, &Refusal::new(Status::IoError, "reading the blocks failed")),
         }
     }
@@ -422,15 +470,29 @@ fn join(ranges: &mut Vec<Range<u32>>) {
     ranges.shrink_to_fit();
 }
 
-fn read_reply_item(block: &Block, range: &Range<u32>) -> read_reply::Item {
-    let touched = chunks_touching(range.start, range.len() as u32);
-    let whole = touched.filter(|index| {
-        let chunk = chunk_range(*index, block.length());
-        range.start <= chunk.start && chunk.end <= range.end
-    });
-    let state = block.state();
-    let chunk_crcs = whole.filter_map(|index| state.crcs.get(index as usize).copied()).collect();
-    read_reply::Item { status: Status::Ok.into(), message: String::new(), length: range.len() as u32, chunk_crcs }
+/// What the answer says of an item that is to be sent.
+fn read_reply_item(
+    store: &Store,
+    block: &Block,
+    range: &Range<u32>,
+    unit: ChecksumUnit,
+    wait: ReadWait,
+) -> Result<read_reply::Item, PartError> {
+    let mut item =
+        read_reply::Item { status: Status::Ok.into(), length: range.len() as u32, ..read_reply::Item::default() };
+    match unit {
+        ChecksumUnit::Part => item.part_crcs = store.part_checksums(block, range, wait)?,
+        ChecksumUnit::Chunk => {
+            let touched = chunks_touching(range.start, range.len() as u32);
+            let whole = touched.filter(|index| {
+                let chunk = chunk_range(*index, block.length());
+                range.start <= chunk.start && chunk.end <= range.end
+            });
+            let state = block.state();
+            item.chunk_crcs = whole.filter_map(|index| state.crcs.get(index as usize).copied()).collect();
+        }
+    }
+    Ok(item)
 }
 
 fn open_reply_item(block: &Block, fetched_bytes: u64) -> open_reply::Item {
@@ -460,38 +522,43 @@ fn refused_read(request: &ContentRequest, refusal: &Refusal) -> Segment {
 
 /// Room for the answer to a read, for [`compose_read`] to fill. Made by the async threads: a thread that waits for the
 /// disk now and then would keep the memory that it has allocated and that others have freed.
-fn room_for_read(parts: &[ReadPart], payload_bytes: usize) -> Vec<u8> {
-    let checksums = payload_bytes / CHUNK_BYTES as usize + parts.len();
-    Vec::with_capacity(payload_bytes + HEADER_BYTES + parts.len() * ITEM_BYTES + checksums * size_of::<u32>())
+fn room_for_read(items: &[ReadItem], payload_bytes: usize) -> Vec<u8> {
+    let checksums = items.iter().map(|item| match item.unit {
+        ChecksumUnit::Chunk => item.range.len() / CHUNK_BYTES as usize + 1,
+        ChecksumUnit::Part => part_count(&item.range),
+    });
+    let checksums: usize = checksums.sum();
+    Vec::with_capacity(payload_bytes + HEADER_BYTES + items.len() * ITEM_BYTES + checksums * size_of::<u32>())
 }
 
 /// Reads the ranges from the disk into the frame of the answer. *Blocking*.
-fn compose_read(store: &Store, request_id: u64, mut parts: Vec<ReadPart>, mut frame: Vec<u8>) -> Vec<u8> {
-    // The checksums come before the bytes. A part that turns out to be unreadable becomes one that is refused, and the
+fn compose_read(store: &Store, request_id: u64, mut items: Vec<ReadItem>, mut frame: Vec<u8>) -> Vec<u8> {
+    // The checksums come before the bytes. An item that turns out to be unreadable becomes one that is refused, and the
     // answer is begun anew.
-    while let Err((position, refusal)) = try_compose_read(store, request_id, &parts, &mut frame) {
-        parts[position].1 = Err(refusal);
+    while let Err((position, refusal)) = try_compose_read(store, request_id, &items, &mut frame) {
+        items[position].block = Err(refusal);
         frame.clear();
     }
     frame
 }
 
 /// # Errors
-/// The first part that cannot be read, and why.
+/// The first item that cannot be read, and why.
 fn try_compose_read(
     store: &Store,
     request_id: u64,
-    parts: &[ReadPart],
+    items: &[ReadItem],
     frame: &mut Vec<u8>,
 ) -> Result<(), (usize, Refusal)> {
-    let items = parts.iter().map(|(range, block)| match block {
-        Ok(block) => read_reply_item(block, range),
-        Err(refusal) => refused_item(refusal),
-    });
-    let reply = ReadReply { items: items.collect() };
+    let describe = |(position, item): (usize, &ReadItem)| match &item.block {
+        Ok(block) => read_reply_item(store, block, &item.range, item.unit, ReadWait::Disk)
+            .map_err(|error| (position, without_checksums(store, block, &item.range, error))),
+        Err(refusal) => Ok(refused_item(refusal)),
+    };
+    let reply = ReadReply { items: items.iter().enumerate().map(describe).collect::<Result<_, _>>()? };
     let payload = reply.items.iter().map(|item| item.length as usize).sum();
     append_frame(frame, FrameKind::ReadReply, request_id, &reply, payload);
-    for (position, (range, block)) in parts.iter().enumerate() {
+    for (position, ReadItem { range, block, .. }) in items.iter().enumerate() {
         let Ok(block) = block else { continue };
         let at = frame.len();
         frame.resize(at + range.len(), 0);
@@ -500,6 +567,19 @@ fn try_compose_read(
             .map_err(|source| (position, unreadable(store, block, range, source)))?;
     }
     Ok(())
+}
+
+/// Parts have no checksums, because their chunk is not what it should be.
+fn without_checksums(store: &Store, block: &Block, range: &Range<u32>, error: PartError) -> Refusal {
+    let chunk = match error {
+        PartError::Damaged(chunk) => chunk,
+        PartError::Io(source) => return unreadable(store, block, range, source),
+        PartError::NotCached => return Refusal::new(Status::IoError, "the block is not in memory"),
+    };
+    match store.recheck(block, &[chunk]) {
+        Ok(()) => Refusal::new(Status::IoError, "a chunk of the block is damaged; it will be fetched again"),
+        Err(error) => error.into(),
+    }
 }
 
 fn refused_item(refusal: &Refusal) -> read_reply::Item {

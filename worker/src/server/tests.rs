@@ -294,10 +294,22 @@ impl Client {
         let items = items.into_iter().map(|(block, offset, length)| read_request::Item {
             block: Some(block),
             range: Some(Range { offset, length }),
+            part: None,
         });
         self.send(FrameKind::Read, &ReadRequest { items: items.collect(), deadline_ms: 10_000 }).await;
         let answer = self.receive().await.unwrap();
         (answer.decode(FrameKind::ReadReply), answer.payload)
+    }
+
+    /// One part of the whole block.
+    async fn read_part(&mut self, block: &BlockRef, part: std::ops::Range<u32>) -> (read_reply::Item, Bytes) {
+        let part = Some(Range { offset: part.start, length: part.end.wrapping_sub(part.start) });
+        let range = Some(Range { offset: 0, length: u32::MAX });
+        let items = vec![read_request::Item { block: Some(block.clone()), range, part }];
+        self.send(FrameKind::Read, &ReadRequest { items, deadline_ms: 10_000 }).await;
+        let answer = self.receive().await.unwrap();
+        let reply: ReadReply = answer.decode(FrameKind::ReadReply);
+        (reply.items.into_iter().next().unwrap(), answer.payload)
     }
 
     pub(super) async fn open(&mut self, blocks: Vec<BlockRef>) -> OpenReply {
@@ -331,6 +343,58 @@ async fn reads_come_with_checksums_cold_and_warm() {
     }
     assert_eq!(bench.metrics.ufs_bytes.get(), bytes.len() as u64);
     assert_eq!((bench.metrics.hits.get(), bench.metrics.misses.get()), (2, 2));
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_come_with_checksums_of_their_own() {
+    let bench = Fixture::new("parts").await;
+    let bytes = noise(3 * CHUNK_BYTES as usize + 5000);
+    let block = bench.put("a", &bytes, 4 * MIB);
+    let mut client = bench.tcp().await;
+    let length = bytes.len() as u32;
+    // Cold and warm; across two chunks; up to the end of the block.
+    for part in [0..4096, 0..4096, CHUNK_BYTES - 4096..CHUNK_BYTES + 8192, 3 * CHUNK_BYTES + 4096..length] {
+        let (item, payload) = client.read_part(&block, part.clone()).await;
+        assert_eq!((item.status(), item.length), (Status::Ok, part.len() as u32), "{part:?}");
+        assert_eq!(payload, bytes[part.start as usize..part.end as usize], "{part:?}");
+        assert_eq!(item.part_crcs, payload.chunks(4096).map(crc32c::crc32c).collect::<Vec<_>>(), "{part:?}");
+        assert!(item.chunk_crcs.is_empty());
+    }
+    let many = 5..4096;
+    for part in [many, 0..4095, 0..0, 3 * CHUNK_BYTES + 4096..length + 1, 4096..u32::MAX] {
+        assert_eq!(client.read_part(&block, part.clone()).await.0.status(), Status::BadRequest, "{part:?}");
+    }
+    let data = BlockRef { data: true, ..block.clone() };
+    assert_ne!(client.read_part(&data, 0..4096).await.0.status(), Status::Ok);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_of_a_part_shows_in_its_checksum_or_is_found_before() {
+    let bench = Fixture::new("damaged-part").await;
+    let bytes = noise(2 * CHUNK_BYTES as usize);
+    let block = bench.put("a", &bytes, MIB);
+    let mut client = bench.tcp().await;
+    client.read(vec![(block.clone(), 0, 2 * CHUNK_BYTES)]).await;
+    // Of the first chunk, the checksums of parts are known before the damage; of the second one they are not.
+    client.read_part(&block, 0..4096).await;
+    client.send(FrameKind::Query, &QueryRequest { blocks: vec![block.clone()] }).await;
+    let reply: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
+    let mut damaged = bytes.clone();
+    damaged[5] ^= 1;
+    damaged[CHUNK_BYTES as usize + 5] ^= 1;
+    std::fs::write(&reply.items[0].path, damaged).unwrap();
+    let (item, payload) = client.read_part(&block, 0..4096).await;
+    assert_eq!(item.status(), Status::Ok);
+    assert_ne!(item.part_crcs, [crc32c::crc32c(&payload)], "the client sees it");
+    let second = CHUNK_BYTES..CHUNK_BYTES + 4096;
+    let (item, _) = client.read_part(&block, second.clone()).await;
+    assert_eq!(item.status(), Status::IoError, "{}", item.message);
+    assert_eq!(bench.metrics.corrupt_chunks.get(), 1);
+    let (item, payload) = client.read_part(&block, second).await;
+    assert_eq!((item.status(), &payload[..]), (Status::Ok, &bytes[CHUNK_BYTES as usize..][..4096]), "fetched again");
+    assert_eq!(item.part_crcs, [crc32c::crc32c(&payload)]);
     bench.end().await;
 }
 
@@ -488,6 +552,7 @@ async fn answers_overtake_one_another_and_can_be_cancelled() {
     let item = |block: &BlockRef| read_request::Item {
         block: Some(block.clone()),
         range: Some(Range { offset: 0, length: 1000 }),
+        part: None,
     };
     let slow_id = client.send(FrameKind::Read, &ReadRequest { items: vec![item(&slow)], deadline_ms: 60_000 }).await;
     let short_id = client.send(FrameKind::Read, &ReadRequest { items: vec![item(&slow)], deadline_ms: 100 }).await;
@@ -513,7 +578,7 @@ async fn cancelled_requests_give_back_their_share_of_the_connection() {
     // Together more than one connection may have in flight.
     for _ in 0..2 * u64::from(MAX_INFLIGHT_BYTES) / MIB {
         let range = Some(Range { offset: 0, length: MIB as u32 });
-        let items = vec![read_request::Item { block: Some(slow.clone()), range }];
+        let items = vec![read_request::Item { block: Some(slow.clone()), range, part: None }];
         let request_id = client.send(FrameKind::Read, &ReadRequest { items, deadline_ms: 60_000 }).await;
         client.send(FrameKind::Cancel, &Cancel { request_id }).await;
     }
@@ -531,7 +596,7 @@ async fn more_is_in_flight_than_buffers_hold() {
     let mut client = bench.tcp().await;
     for position in 0..100 {
         let block = Some(blocks[position % 4].clone());
-        let item = read_request::Item { block, range: Some(Range { offset: 0, length: MIB as u32 }) };
+        let item = read_request::Item { block, range: Some(Range { offset: 0, length: MIB as u32 }), part: None };
         client.send(FrameKind::Read, &ReadRequest { items: vec![item], deadline_ms: 20_000 }).await;
     }
     let mut seen = Vec::new();
@@ -622,7 +687,9 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
                 object_length,
                 ..Default::default()
             };
-            let item = read_request::Item { block: Some(block.clone()), range: Some(Range { offset, length }) };
+            let part = (index % 2 == 0).then_some(Range { offset: offset.wrapping_add(index), length: deadline_ms });
+            let range = Some(Range { offset, length });
+            let item = read_request::Item { block: Some(block.clone()), range, part };
             let read = ReadRequest { items: vec![item], deadline_ms: deadline_ms % 50 + 1 };
             let item = open_request::Item { block: Some(block), want: vec![Range { offset, length }] };
             let open = OpenRequest { items: vec![item], deadline_ms: deadline_ms % 50 + 1 };

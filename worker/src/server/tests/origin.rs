@@ -27,7 +27,7 @@ async fn reserve(client: &mut Client, block: &BlockRef, origin: BlockRef, origin
 }
 
 async fn read(client: &mut Client, block: &BlockRef, length: u32) -> Vec<u8> {
-    let item = read_request::Item { block: Some(block.clone()), range: Some(Range { offset: 0, length }) };
+    let item = read_request::Item { block: Some(block.clone()), range: Some(Range { offset: 0, length }), part: None };
     client.send(FrameKind::Read, &ReadRequest { items: vec![item], deadline_ms: 20_000 }).await;
     client.receive().await.unwrap().payload.to_vec()
 }
