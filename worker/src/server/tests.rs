@@ -379,7 +379,7 @@ async fn damage_of_a_part_shows_in_its_checksum_or_is_found_before() {
     client.read(vec![(block.clone(), 0, 2 * CHUNK_BYTES)]).await;
     // Of the first chunk, the checksums of parts are known before the damage; of the second one they are not.
     client.read_part(&block, 0..4096).await;
-    client.send(FrameKind::Query, &QueryRequest { blocks: vec![block.clone()] }).await;
+    client.send(FrameKind::Query, &QueryRequest { blocks: vec![block.clone()], held: None }).await;
     let reply: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
     let mut damaged = bytes.clone();
     damaged[5] ^= 1;
