@@ -16,7 +16,6 @@ mod file_system;
 mod frequency;
 mod index;
 mod open_blocks;
-mod page_cache;
 mod part_checksums;
 mod placement;
 mod recovery;

@@ -521,13 +521,6 @@ impl Connection {
         let service = self.shared.service.clone();
         let Some(blocks) = service.all_cached(request) else { return false };
         if request.kind == FrameKind::Read {
-            if self.socket.sends_files()
-                && let Some(segment) = service.read_by_file(request, &blocks)
-            {
-                self.outgoing.push(segment);
-                service.count_hits(request);
-                return true;
-            }
             let payload = request.payload_bytes();
             if payload > INLINE_BYTES {
                 return false;
@@ -568,7 +561,7 @@ impl Connection {
     }
 
     fn send(&mut self, segment: Segment) {
-        if segment.descriptors.is_empty() && segment.file.is_none() && segment.memory.is_none() {
+        if segment.descriptors.is_empty() && segment.memory.is_none() {
             let append = |out: &mut Vec<u8>| {
                 out.extend_from_slice(&segment.bytes);
                 Ok::<(), std::convert::Infallible>(())

@@ -1,8 +1,7 @@
 //! What a connection has still to send, in order.
 //!
 //! Small answers are laid one behind the other in one buffer, payload included, so that a burst of them is one system
-//! call. An answer with descriptors is a segment of its own, because they are attached to its first byte; so is one
-//! whose payload goes out straight from the file of a block.
+//! call. An answer with descriptors is a segment of its own, because they are attached to its first byte.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -43,23 +42,12 @@ impl AsFd for PassedFile {
     }
 }
 
-/// Bytes of a file that are sent without being copied.
-#[derive(Debug)]
-pub(super) struct FileRange {
-    pub file: PassedFile,
-    pub offset: u64,
-    /// Bytes that are still to be sent.
-    pub left: usize,
-}
-
 /// An answer, encoded; and what must live until it is sent.
 #[derive(Debug, Default)]
 pub(super) struct Segment {
     pub bytes: Vec<u8>,
     /// Files whose descriptors go with the first byte.
     pub descriptors: Vec<PassedFile>,
-    /// What follows `bytes`. Over TCP only, and not with descriptors.
-    pub file: Option<FileRange>,
     /// Share of the memory budget.
     pub memory: Option<OwnedSemaphorePermit>,
 }
@@ -135,7 +123,7 @@ impl Outgoing {
         if self.segments.is_empty() {
             self.progress = Instant::now();
         }
-        self.bytes += segment.bytes.len() + segment.file.as_ref().map_or(0, |file| file.left);
+        self.bytes += segment.bytes.len();
         self.segments.push_back(segment);
     }
 
@@ -145,14 +133,12 @@ impl Outgoing {
         memory: Option<OwnedSemaphorePermit>,
         write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let joins = self
-            .segments
-            .back()
-            .is_some_and(|last| last.descriptors.is_empty() && last.file.is_none() && last.bytes.len() < SEGMENT_BYTES);
+        let joins =
+            (self.segments.back()).is_some_and(|last| last.descriptors.is_empty() && last.bytes.len() < SEGMENT_BYTES);
         if !joins {
             self.spare_share = None;
             let bytes = std::mem::take(&mut self.spare);
-            self.push(Segment { bytes, ..Segment::default() });
+            self.push(Segment { bytes, descriptors: Vec::new(), memory: None });
         }
         let Some(last) = self.segments.back_mut() else { return Ok(()) };
         let before = last.bytes.len();
@@ -183,33 +169,19 @@ impl Outgoing {
     /// # Errors
     /// Those of the socket, but for `WouldBlock`.
     pub(super) fn flush(&mut self, socket: &Socket) -> io::Result<()> {
-        while let Some(first) = self.segments.front_mut() {
-            let written = if self.sent == first.bytes.len()
-                && let Some(FileRange { file, offset, left }) = &mut first.file
-            {
-                // Whoever gets too few bytes of a payload cannot tell where the next frame begins.
-                let short = || io::Error::new(io::ErrorKind::UnexpectedEof, "the file of a block is too short");
-                match socket.try_send_file(file.as_fd(), offset, *left) {
-                    Ok(0) => return Err(short()),
-                    sent => sent,
-                }
-            } else if self.sent == 0 && !first.descriptors.is_empty() {
+        while let Some(first) = self.segments.front() {
+            let written = if self.sent == 0 && !first.descriptors.is_empty() {
                 let descriptors: Vec<BorrowedFd<'_>> = first.descriptors.iter().map(PassedFile::as_fd).collect();
                 socket.try_write_with(&first.bytes, &descriptors)
             } else {
                 let mut slices = [IoSlice::new(&[]); MAX_SLICES];
-                let (mut count, mut before_file) = (0, false);
+                let mut count = 0;
                 let plain = |(position, segment): &(usize, &Segment)| *position == 0 || segment.descriptors.is_empty();
                 for (position, segment) in self.segments.iter().enumerate().take_while(plain).take(MAX_SLICES) {
                     slices[count] = IoSlice::new(&segment.bytes[if position == 0 { self.sent } else { 0 }..]);
                     count += 1;
-                    before_file = segment.file.is_some();
-                    if before_file {
-                        break;
-                    }
                 }
-                let slices = &slices[..count];
-                if before_file { socket.try_write_before_file(slices) } else { socket.try_write(slices) }
+                socket.try_write(&slices[..count])
             };
             match written {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -222,19 +194,11 @@ impl Outgoing {
         Ok(())
     }
 
-    fn advance(&mut self, mut written: usize) {
+    fn advance(&mut self, written: usize) {
         self.progress = Instant::now();
         self.bytes -= written;
-        if let Some(first) = self.segments.front_mut().filter(|first| self.sent == first.bytes.len())
-            && let Some(file) = &mut first.file
-        {
-            file.left -= std::mem::take(&mut written);
-        }
         self.sent += written;
-        let is_sent = |first: &&Segment, sent: usize| {
-            sent >= first.bytes.len() && first.file.as_ref().is_none_or(|file| file.left == 0)
-        };
-        while let Some(first) = self.segments.front().filter(|first| is_sent(first, self.sent)) {
+        while let Some(first) = self.segments.front().filter(|first| self.sent >= first.bytes.len()) {
             self.sent -= first.bytes.len();
             if let Some(done) = self.segments.pop_front() {
                 self.keep_spare(done.bytes);
@@ -261,76 +225,5 @@ impl Outgoing {
             self.spare = bytes;
             self.spare_share = Some(share);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::FileExt as _;
-
-    use tokio::io::{AsyncReadExt as _, Interest};
-    use tokio::net::{TcpListener, TcpStream};
-
-    use super::*;
-
-    async fn connected() -> (Socket, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (client, accepted) =
-            tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), async { listener.accept().await });
-        (Socket::Tcp(accepted.unwrap().0), client.unwrap())
-    }
-
-    fn of_file(content: &[u8], offset: usize, left: usize) -> Segment {
-        let file = tempfile::tempfile().unwrap();
-        file.write_all_at(content, 0).unwrap();
-        let range = FileRange { file: PassedFile::File(Arc::new(file)), offset: offset as u64, left };
-        Segment { bytes: b"head".to_vec(), file: Some(range), ..Segment::default() }
-    }
-
-    async fn flush_all(outgoing: &mut Outgoing, socket: &Socket) -> io::Result<()> {
-        while !outgoing.is_empty() {
-            socket.ready(Interest::WRITABLE).await?;
-            outgoing.flush(socket)?;
-        }
-        Ok(())
-    }
-
-    #[tokio::test]
-    async fn files_go_out_in_their_place_among_other_answers() {
-        let content: Vec<u8> = (0..9_000_000u32).map(|at| (at / 7) as u8).collect();
-        let (socket, mut client) = connected().await;
-        let mut outgoing = Outgoing::new(Arc::new(Semaphore::new(0)));
-        let mut expected = Vec::new();
-        for (offset, length) in [(0, 9_000_000), (5, 1), (100_000, 4_000_000)] {
-            let Ok(()) = outgoing.append::<std::convert::Infallible>(None, |bytes| {
-                bytes.extend_from_slice(b"small");
-                Ok(())
-            });
-            outgoing.push(of_file(&content, offset, length));
-            expected.extend_from_slice(b"smallhead");
-            expected.extend_from_slice(&content[offset..offset + length]);
-        }
-        outgoing.push(Segment { bytes: b"last".to_vec(), ..Segment::default() });
-        expected.extend_from_slice(b"last");
-        assert_eq!(outgoing.bytes(), expected.len());
-        let mut received = vec![0; expected.len()];
-        let (sent, read) = tokio::join!(flush_all(&mut outgoing, &socket), client.read_exact(&mut received));
-        sent.unwrap();
-        read.unwrap();
-        assert!(received == expected);
-        assert_eq!((outgoing.bytes(), outgoing.sent), (0, 0));
-    }
-
-    #[tokio::test]
-    async fn a_file_that_is_too_short_ends_the_connection() {
-        let (socket, mut client) = connected().await;
-        let mut outgoing = Outgoing::new(Arc::new(Semaphore::new(0)));
-        outgoing.push(of_file(&[7; 1000], 0, 2000));
-        let ended = flush_all(&mut outgoing, &socket).await.unwrap_err();
-        assert_eq!(ended.kind(), io::ErrorKind::UnexpectedEof);
-        drop(socket);
-        let mut received = Vec::new();
-        client.read_to_end(&mut received).await.unwrap();
-        assert_eq!(received.len(), 1004, "nothing but what the file has");
     }
 }

@@ -15,13 +15,13 @@ use cavern_proto::data::{
     BlockRef, CorruptReply, CorruptRequest, FillReply, FillRequest, FreeReply, FreeRequest, OpenReply, OpenRequest,
     QueryReply, QueryRequest, ReadReply, ReadRequest, Status, open_reply, query_reply, read_reply,
 };
-use cavern_proto::frame::{FrameKind, HEADER_BYTES, encode_frame};
+use cavern_proto::frame::{FrameKind, HEADER_BYTES};
 use cavern_proto::{BlockId, ContentId};
 use futures::StreamExt;
 use tokio::sync::Semaphore;
 
 use super::MAX_INFLIGHT_BYTES;
-use super::outgoing::{FileRange, PassedFile, Segment, append_frame};
+use super::outgoing::{PassedFile, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills};
 use crate::metrics::WorkerMetrics;
@@ -38,9 +38,6 @@ const MAX_DEADLINE: Duration = Duration::from_secs(600);
 /// A block no longer than this is made present as a whole when an open asks for nothing in particular; of a longer one,
 /// the first chunk.
 const SMALL_BLOCK_BYTES: u32 = 1 << 20;
-
-/// From this length on what is read is sent straight from the page cache: less is copied faster than it is looked up.
-const SENDFILE_BYTES: usize = 64 << 10;
 
 /// Bytes of one item of an answer to a read, without its checksums.
 const ITEM_BYTES: usize = 16;
@@ -262,23 +259,6 @@ impl Service {
         true
     }
 
-    /// The answer to a long read whose block is at hand, and whose bytes are in the page cache: they go out from there.
-    pub(super) fn read_by_file(&self, request: &ContentRequest, blocks: &[&Arc<Block>]) -> Option<Segment> {
-        let ([item], [block]) = (&request.items[..], blocks) else { return None };
-        let fits = item.unit == ChecksumUnit::Chunk && item.range.len() >= SENDFILE_BYTES;
-        if !fits || !block.is_cached(&item.range) {
-            return None;
-        }
-        let described = read_reply_item(&self.store, block, &item.range, item.unit, ReadWait::Never).ok()?;
-        let reply = ReadReply { items: vec![described] };
-        let (offset, left) = (u64::from(item.range.start), item.range.len());
-        Some(Segment {
-            bytes: encode_frame(FrameKind::ReadReply, request.request_id, &reply, left as u32),
-            file: Some(FileRange { file: PassedFile::Block(Arc::clone(block)), offset, left }),
-            ..Segment::default()
-        })
-    }
-
     /// The answer to an open or a fill whose blocks are at hand.
     pub(super) fn open_at_hand(&self, request: &ContentRequest, blocks: &[&Arc<Block>]) -> Segment {
         let items = blocks.iter().map(|block| open_reply_item(block, 0)).collect();
@@ -341,7 +321,7 @@ impl Service {
         let (store, request_id) = (self.store.clone(), request.request_id);
         let room = room_for_read(&items, request.payload_bytes());
         match tokio::task::spawn_blocking(move || compose_read(&store, request_id, items, room)).await {
-            Ok(bytes) => Segment { bytes, memory, ..Segment::default() },
+            Ok(bytes) => Segment { bytes, descriptors: Vec::new(), memory },
             Err(_) => refused_read(request, &Refusal::new(Status::IoError, "reading the blocks failed")),
         }
     }

@@ -54,35 +54,6 @@ impl Socket {
         }
     }
 
-    /// The same of what the bytes of a file will follow: TCP packets wait for them.
-    ///
-    /// # Errors
-    /// `WouldBlock` when it takes nothing.
-    pub(super) fn try_write_before_file(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        let Self::Tcp(stream) = self else { return self.try_write(slices) };
-        stream.try_io(Interest::WRITABLE, || {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL | SendFlags::MORE;
-            Ok(rustix::net::sendmsg(stream.as_fd(), slices, &mut SendAncillaryBuffer::default(), flags)?)
-        })
-    }
-
-    /// Whether [`Self::try_send_file`] can be used.
-    pub(super) fn sends_files(&self) -> bool {
-        matches!(self, Self::Tcp(_))
-    }
-
-    /// Sends as much as the socket takes of `count` bytes of a file, from its page cache and without a copy; moves
-    /// `offset` on. `Ok(0)` at the end of the file. What is not in the page cache is waited for.
-    ///
-    /// # Errors
-    /// `WouldBlock` when it takes nothing.
-    pub(super) fn try_send_file(&self, file: BorrowedFd<'_>, offset: &mut u64, count: usize) -> io::Result<usize> {
-        let Self::Tcp(stream) = self else {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "files are sent over TCP only"));
-        };
-        stream.try_io(Interest::WRITABLE, || Ok(rustix::fs::sendfile(stream, file, Some(offset), count)?))
-    }
-
     /// Writes as much as the socket takes of `bytes`, with descriptors attached to the first byte.
     ///
     /// # Errors

@@ -23,7 +23,6 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::data::DataState;
-use super::page_cache;
 
 /// Of the files of blocks: they have what files of the namespace have that only some may read.
 pub(super) const FILE_MODE: u32 = 0o600;
@@ -234,11 +233,6 @@ impl Block {
             }
         }
         Ok(true)
-    }
-
-    /// Whether these bytes are in the page cache, all of them; `false` where the kernel does not tell.
-    pub fn is_cached(&self, bytes: &Range<u32>) -> bool {
-        page_cache::is_cached(&self.file, u64::from(bytes.start), bytes.len() as u64)
     }
 
     /// Reads `buffer.len()` bytes at `offset`. Waits for the disk: not for async threads.
