@@ -1,8 +1,9 @@
 //! The data plane: connections to workers, over TCP and, on the same host, over a Unix socket that hands out
 //! descriptors.
 //!
-//! `socket` does the system calls, `frames` takes a byte stream apart, `connection` multiplexes requests over one
-//! socket, `pool` keeps the connections to every worker of the table, `receive_buffers` the memory of payloads, `backoff` leaves failed workers alone.
+//! `socket` does the system calls, `frames` takes a byte stream apart, `receive_buffers` has the memory of payloads,
+//! `connection` multiplexes requests over one socket, `pool` keeps the connections to every worker of the table,
+//! `backoff` leaves failed workers alone.
 
 mod backoff;
 mod connection;
