@@ -361,8 +361,7 @@ async fn parts_come_with_checksums_of_their_own() {
         assert_eq!(item.part_crcs, payload.chunks(4096).map(crc32c::crc32c).collect::<Vec<_>>(), "{part:?}");
         assert!(item.chunk_crcs.is_empty());
     }
-    let many = 5..4096;
-    for part in [many, 0..4095, 0..0, 3 * CHUNK_BYTES + 4096..length + 1, 4096..u32::MAX] {
+    for part in [5..4096, 0..4095, 0..0, 3 * CHUNK_BYTES + 4096..length + 1, 4096..u32::MAX] {
         assert_eq!(client.read_part(&block, part.clone()).await.0.status(), Status::BadRequest, "{part:?}");
     }
     let data = BlockRef { data: true, ..block.clone() };
