@@ -66,7 +66,7 @@ impl Inner {
             return self.answer_open(node, opened, caller, flags, reply);
         }
         let this = Arc::clone(self);
-        let open = move |reply: Reply| async move {
+        reply.defer(move |reply| async move {
             let node = match node {
                 Some(node) => Ok(node),
                 None => this.node(kernel_node).await,
@@ -89,12 +89,7 @@ impl Inner {
                 }
             };
             this.answer_open(node, opened, caller, flags, reply);
-        };
-        // To read, a worker is asked, which takes no longer here than to wake another thread that does it.
-        match access {
-            Access::Read => reply.begin(open),
-            Access::Write => reply.defer(open),
-        }
+        });
     }
 
     /// Answers an OPEN of `node`, if that was known.

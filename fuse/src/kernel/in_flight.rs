@@ -18,17 +18,15 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::error;
 
 use super::channel::Channel;
@@ -90,94 +88,7 @@ pub struct RequestInfo {
 struct Waiting {
     asked: RequestInfo,
     signals: InterruptPolicy,
-    abort: Option<Abort>,
-}
-
-/// What ends the work for a request.
-#[derive(Debug)]
-enum Abort {
-    Task(AbortHandle),
-    Begun(Arc<BegunTask>),
-}
-
-impl Abort {
-    fn abort(self) {
-        match self {
-            Self::Task(task) => task.abort(),
-            Self::Begun(task) => task.abort(),
-        }
-    }
-}
-
-/// A task that was begun outside the runtime. It goes there when it can go on: who wakes it is mostly there already, so
-/// no other thread has to be woken.
-struct BegunTask {
-    progress: Mutex<Progress>,
-    runtime: Handle,
-}
-
-/// Where a begun task is. The shutdown waits for what holds a token.
-enum Progress {
-    /// Where it was begun.
-    Polled,
-    /// The same, and it can go on.
-    Woken,
-    Waiting(BoxFuture<'static, ()>, TaskTrackerToken),
-    Spawned(AbortHandle),
-    Ended,
-}
-
-impl std::fmt::Debug for BegunTask {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("BegunTask")
-    }
-}
-
-impl BegunTask {
-    /// Takes the task when it has to wait.
-    fn wait(&self, task: BoxFuture<'static, ()>, token: TaskTrackerToken) {
-        let mut progress = self.progress.lock();
-        match &*progress {
-            Progress::Polled => *progress = Progress::Waiting(task, token),
-            Progress::Woken => *progress = self.spawn(task, token),
-            // What is dropped may take the lock of the table.
-            Progress::Waiting(..) | Progress::Spawned(_) | Progress::Ended => {
-                drop(progress);
-                drop(task);
-            }
-        }
-    }
-
-    fn spawn(&self, task: BoxFuture<'static, ()>, token: TaskTrackerToken) -> Progress {
-        let task = self.runtime.spawn(async move {
-            task.await;
-            drop(token);
-        });
-        Progress::Spawned(task.abort_handle())
-    }
-
-    fn abort(&self) {
-        let ended = std::mem::replace(&mut *self.progress.lock(), Progress::Ended);
-        if let Progress::Spawned(task) = &ended {
-            task.abort();
-        }
-    }
-}
-
-impl Wake for BegunTask {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        let mut progress = self.progress.lock();
-        *progress = match std::mem::replace(&mut *progress, Progress::Ended) {
-            Progress::Polled => Progress::Woken,
-            Progress::Waiting(task, token) => self.spawn(task, token),
-            // A task of the runtime has a waker of its own by its first poll; it is told the same twice.
-            other => other,
-        };
-    }
+    abort: Option<AbortHandle>,
 }
 
 /// Whether a request may wait.
@@ -224,21 +135,18 @@ impl InFlight {
 
     /// Runs the task of a registered request.
     pub fn spawn(&self, unique: u64, task: impl Future<Output = ()> + Send + 'static) {
-        self.own(unique, Abort::Task(self.tasks.spawn_on(task, &self.runtime).abort_handle()));
+        self.own(unique, self.tasks.spawn_on(task, &self.runtime).abort_handle());
     }
 
     /// The same, but up to where it first has to wait here and now: mostly it has nothing to wait for, and another
     /// thread would have to be woken.
     pub fn begin(&self, unique: u64, task: impl Future<Output = ()> + Send + 'static) {
-        let mut task: BoxFuture<'static, ()> = Box::pin(task);
+        let mut task = Box::pin(task);
         let _runtime = self.runtime.enter();
-        let begun = Arc::new(BegunTask { progress: Mutex::new(Progress::Polled), runtime: self.runtime.clone() });
-        let waker = Waker::from(Arc::clone(&begun));
-        match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut Context::from_waker(&waker)))) {
-            Ok(Poll::Pending) => {
-                self.own(unique, Abort::Begun(Arc::clone(&begun)));
-                begun.wait(task, self.tasks.token());
-            }
+        // Whoever polls it next is told when it can go on.
+        let mut nobody = Context::from_waker(Waker::noop());
+        match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut nobody))) {
+            Ok(Poll::Pending) => self.spawn(unique, task),
             // A panic has been told, and the request answered, as its task was dropped.
             Ok(Poll::Ready(())) | Err(_) => {}
         }
@@ -246,18 +154,14 @@ impl InFlight {
 
     /// Runs what blocks for a registered request. Once begun it cannot be ended early.
     pub fn spawn_blocking(&self, unique: u64, work: impl FnOnce() + Send + 'static) {
-        self.own(unique, Abort::Task(self.tasks.spawn_blocking_on(work, &self.runtime).abort_handle()));
+        self.own(unique, self.tasks.spawn_blocking_on(work, &self.runtime).abort_handle());
     }
 
-    fn own(&self, unique: u64, abort: Abort) {
-        let mut state = self.state.lock();
-        match state.waiting.get_mut(&unique) {
+    fn own(&self, unique: u64, abort: AbortHandle) {
+        match self.state.lock().waiting.get_mut(&unique) {
             Some(waiting) => waiting.abort = Some(abort),
             // Interrupted, or done, between registration and now.
-            None => {
-                drop(state);
-                abort.abort();
-            }
+            None => abort.abort(),
         }
     }
 
@@ -379,41 +283,5 @@ mod tests {
         }
         assert!(began.elapsed() >= PATIENCE);
         assert_eq!([1, 2, 3].map(|unique| in_flight.claim(unique)), [false, true, true]);
-    }
-
-    #[tokio::test]
-    async fn a_begun_task_goes_on_when_it_is_woken_and_ends_when_it_is_given_up() {
-        let in_flight = Arc::new(InFlight::new(Handle::current(), Arc::default()));
-        let channel = Arc::new(Channel::new(File::open("/dev/null").unwrap().into()));
-        let admit = |unique| {
-            let kind = RequestKind::Open;
-            let asked =
-                RequestInfo { channel: Arc::clone(&channel), unique, kind, thread: 0, received: Instant::now() };
-            assert_eq!(in_flight.register(&asked, InterruptPolicy::End), Admission::Waiting);
-        };
-        let (go, waits) = tokio::sync::oneshot::channel::<()>();
-        let (done, mut all_done) = tokio::sync::mpsc::channel(4);
-        let (first, second) = (done.clone(), done.clone());
-        admit(1);
-        in_flight.begin(1, async move {
-            waits.await.unwrap();
-            first.send(1).await.unwrap();
-        });
-        // Woken by its own first poll.
-        admit(2);
-        in_flight.begin(2, async move {
-            tokio::task::yield_now().await;
-            second.send(2).await.unwrap();
-        });
-        assert_eq!(all_done.recv().await, Some(2));
-        go.send(()).unwrap();
-        assert_eq!(all_done.recv().await, Some(1));
-        admit(3);
-        in_flight.begin(3, async move {
-            std::future::pending::<()>().await;
-            drop(done);
-        });
-        in_flight.close(libc::EIO).await;
-        assert_eq!(all_done.recv().await, None, "what it held is gone with it");
     }
 }
