@@ -5,7 +5,7 @@ Needs root (it drops the kernel's caches), and the release build of `cv` (or tha
 `plainfs` and `s3get`:
 
     tests/bench.py --dir /data/bench              # everything, about ten minutes
-    tests/bench.py --dir /data/bench images find  # only these sections
+    tests/bench.py --dir /data/bench images list  # only these sections
 
 Baselines: the local file system that also holds the workers' data; `plainfs`, a minimal FUSE file system that answers
 reads from that local file system; `s3get`, a plain client of the same bucket with the same requests in flight;
@@ -16,6 +16,7 @@ same run, since the machine's own speed drifts.
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -110,6 +111,8 @@ class Bench:
         self.mount = directory / "mount"
         self.plainfs = None
         self.seeded = set()
+        # By moment and process.
+        self.memory = {}
 
     # ------------------------------------------------------------------------------------------ set-up
 
@@ -194,13 +197,14 @@ class Bench:
             return json.load(page)["kinds"]["GET"]
 
     def cold_again(self, name):
-        """No worker has a block of the mount, the client no descriptor of one, which it closes when it hears of that,
-        and the kernel nothing of the store's files, which all sides read."""
+        """No worker has a block of the mount, the client neither a file of one, of which it lets go when it hears of
+        that, nor bytes, and the kernel nothing of the store's files, which all sides read."""
         self.cv("fs", "free", f"/{name}")
         deadline = time.monotonic() + 30
-        while self.client_metric("cavern_client_descriptors") + self.client_metric("cavern_client_kept_files") > 0:
+        held = [f"cavern_client_{what}" for what in ("descriptors", "kept_files", "budget_used_bytes")]
+        while any(self.client_metric(metric) > 0 for metric in held):
             if time.monotonic() > deadline:
-                sys.exit("the client has descriptors of blocks 30 s after they were freed")
+                sys.exit("the client has files or bytes of blocks 30 s after they were freed")
             time.sleep(0.02)
         drop_caches()
 
@@ -242,6 +246,7 @@ class Bench:
             ("warm, page cache", figures["ours-pages"], "plainfs", figures["plain-pages"]),
             ("", figures["ours-pages"], "local disk", figures["disk-pages"]),
         ]
+        rows += self.few_descriptors_rows(sides)
         rows += self.no_open_rows(ours, figures["disk-pages"])
         drop_caches()
         plain_decoded, ours_decoded = self.load(plain), self.load(ours)
@@ -258,6 +263,21 @@ class Bench:
                 rates[name].append(self.load(directory, "--raw"))
                 rates[name + "-pages"].append(self.load(directory, "--raw"))
         return {name: statistics.median(figures) for name, figures in rates.items()}
+
+    def few_descriptors_rows(self, sides):
+        """A client that may open a fifth of the files at a time."""
+        few = self.images // 5
+        limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
+        self.cv("local", "stop", "fuse", "--dir", self.cluster)
+        run(CV, "local", "start", "fuse", "--dir", self.cluster, preexec_fn=limit)
+        figures = self.warm_images({name: sides[name] for name in ("plain", "ours")})
+        self.cv("local", "stop", "fuse", "--dir", self.cluster)
+        self.cv("local", "start", "fuse", "--dir", self.cluster)
+        what = f"a process that may open {few:,} files,"
+        return [
+            (f"{what} kernel caches dropped", figures["ours"], "plainfs", figures["plain"]),
+            (f"{what} page cache", figures["ours-pages"], "plainfs", figures["plain-pages"]),
+        ]
 
     def no_open_rows(self, ours, disk_pages):
         """A client that has the kernel open files by itself, beside `plainfs` that does so as well."""
@@ -367,38 +387,61 @@ class Bench:
                        "--seconds", 2, "--rounds", 1, "--json")
         return json.loads(text)["summary"][0]["target"]["median"]
 
-    def find_section(self):
+    def list_section(self):
+        """Listings with a stat for each file: after a restart of the client, when the kernel's caches were dropped, and
+        when it has everything; by root and by somebody else."""
         rows = []
+        somebody = ("setpriv", "--reuid", 65534, "--regid", 65534, "--clear-groups")
+        bases = {"disk": self.source, "plain": self.plain_mount, "ours": self.mount}
         for name, count in (("images", self.images), ("tree", 100_000)):
             if not (self.mount / name).exists():
                 self.attach(name)
-            find = lambda base: timed(lambda: run("find", base / name, "-type", "f", "-size", "+0"))
-            drop_caches()
-            first = find(self.mount)
-            figures = {}
-            for label, base in (("disk", self.source), ("plain", self.plain_mount), ("ours", self.mount)):
+            for what, before, after in (("`find -size +0`", ("find",), ("-type", "f", "-size", "+0")),
+                                        ("`ls -lR`", ("ls", "-lR"), ())):
+                listed = lambda base, *user: timed(lambda: run(*user, *before, base / name, *after))
+                self.cv("local", "stop", "fuse", "--dir", self.cluster)
+                self.cv("local", "start", "fuse", "--dir", self.cluster)
                 drop_caches()
-                figures[label], figures[label + "-warm"] = find(base), find(base)
-            rows.append((f"{count:,} files, first", first, "local disk, cold", figures["disk"]))
-            rows.append((f"{count:,} files, kernel caches dropped", figures["ours"], "plainfs", figures["plain"]))
-            rows.append((f"{count:,} files, warm", figures["ours-warm"], "plainfs", figures["plain-warm"]))
-        self.table("`find -size +0` (a stat per file), seconds", rows, "{:.2f}")
+                first = listed(self.mount)
+                times = {side + state: [] for side in bases for state in ("", "-warm", "-user")}
+                for _ in range(ROUNDS):
+                    for side, base in bases.items():
+                        drop_caches()
+                        times[side].append(listed(base))
+                        times[side + "-warm"].append(listed(base))
+                        # Only its own user may look into plainfs.
+                        if side != "plain":
+                            times[side + "-user"].append(listed(base, *somebody))
+                figures = {side: statistics.median(found) for side, found in times.items() if found}
+                what = f"{what}, {count:,} files"
+                rows += [
+                    (f"{what}, first", first, "local disk, cold", figures["disk"]),
+                    (f"{what}, kernel caches dropped", figures["ours"], "plainfs", figures["plain"]),
+                    (f"{what}, warm", figures["ours-warm"], "plainfs", figures["plain-warm"]),
+                    ("", figures["ours-warm"], "local disk", figures["disk-warm"]),
+                    (f"{what}, warm, not root", figures["ours-user"], "local disk", figures["disk-user"]),
+                ]
+        self.table("Listings with a stat per file, seconds", rows, "{:.3f}")
 
-    def memory_section(self):
-        rows = []
-        self.status = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))
-        for role, children in (("master", self.status["masters"]), ("worker", self.status["workers"]),
-                               ("fuse", self.status["fuse"])):
+    def note_memory(self, moment):
+        status = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))
+        processes = self.memory[moment] = {}
+        for role, children in (("master", status["masters"]), ("worker", status["workers"]), ("fuse", status["fuse"])):
             for child in children:
                 pid = child["pid"]
                 # A FUSE client with the process that keeps its mount.
                 pids = [pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-                statuses = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
-                kib = sum(int(line.split()[1]) for status in statuses for line in status.splitlines()
-                          if line.startswith("VmRSS"))
-                rows.append(f"| {role} | {kib / 1024:.0f} |")
-        print("\n**Resident memory after all of the above, MiB**\n\n| process | MiB |\n|---|---:|")
-        print("\n".join(rows))
+                lines = [line for pid in pids for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+                total = lambda begin: sum(int(line.split()[1]) for line in lines if line.startswith(begin))
+                processes[role] = (total("VmRSS:") / 1024, total("Threads:"))
+
+    def memory_section(self):
+        moments = list(self.memory)
+        print(f"\n**Resident memory, MiB**\n\n| process | threads at rest | {' | '.join(moments)} |")
+        print("|---" * (len(moments) + 2) + "|")
+        for role, (_, threads) in self.memory[moments[0]].items():
+            cells = " | ".join(f"{self.memory[moment][role][0]:.0f}" for moment in moments)
+            print(f"| {role} | {threads} | {cells} |")
 
     @staticmethod
     def table(title, rows, form):
@@ -409,7 +452,7 @@ class Bench:
 
 
 def main():
-    sections = ("images", "stream", "random", "find", "memory")
+    sections = ("images", "stream", "random", "list", "memory")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, help="on the disk to measure; 6 GB are needed")
     parser.add_argument("--images", type=int, default=20_000)
@@ -420,9 +463,12 @@ def main():
     try:
         seconds = bench.up()
         print(f"From `cv local up` to a usable mount: {seconds:.2f} s")
+        bench.note_memory("at rest")
         bench.plainfs = start_plainfs(bench.source, bench.plain_mount)
         for section in options.sections:
             getattr(bench, f"{section}_section")()
+            if section != "memory":
+                bench.note_memory(f"after {section}")
     finally:
         bench.down()
 
