@@ -182,14 +182,18 @@ class Bench:
 
     def restart_fuse(self, no_open):
         """A new FUSE client with this setting in the cluster's file."""
-        self.cv("local", "stop", "fuse", "--dir", self.cluster)
         conf = self.cluster / "cluster.toml"
         before = conf.read_text()
         was, is_to_be = ("false", "true") if no_open else ("true", "false")
         after = before.replace(f"no_open = {was}", f"no_open = {is_to_be}")
         assert after != before, f"{conf} has no such setting"
         conf.write_text(after)
-        self.cv("local", "start", "fuse", "--dir", self.cluster)
+        self.new_client()
+
+    def new_client(self, **options):
+        """A FUSE client that has read nothing; `options` are of the process that starts it."""
+        self.cv("local", "stop", "fuse", "--dir", self.cluster)
+        run(CV, "local", "start", "fuse", "--dir", self.cluster, **options)
 
     def fetched(self):
         """How many GETs the store has got."""
@@ -268,11 +272,9 @@ class Bench:
         """A client that may open a fifth of the files at a time."""
         few = self.images // 5
         limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
-        self.cv("local", "stop", "fuse", "--dir", self.cluster)
-        run(CV, "local", "start", "fuse", "--dir", self.cluster, preexec_fn=limit)
+        self.new_client(preexec_fn=limit)
         figures = self.warm_images({name: sides[name] for name in ("plain", "ours")})
-        self.cv("local", "stop", "fuse", "--dir", self.cluster)
-        self.cv("local", "start", "fuse", "--dir", self.cluster)
+        self.new_client()
         what = f"a process that may open {few:,} files,"
         return [
             (f"{what} kernel caches dropped", figures["ours"], "plainfs", figures["plain"]),
@@ -399,8 +401,7 @@ class Bench:
             for what, before, after in (("`find -size +0`", ("find",), ("-type", "f", "-size", "+0")),
                                         ("`ls -lR`", ("ls", "-lR"), ())):
                 listed = lambda base, *user: timed(lambda: run(*user, *before, base / name, *after))
-                self.cv("local", "stop", "fuse", "--dir", self.cluster)
-                self.cv("local", "start", "fuse", "--dir", self.cluster)
+                self.new_client()
                 drop_caches()
                 first = listed(self.mount)
                 times = {side + state: [] for side in bases for state in ("", "-warm", "-user")}

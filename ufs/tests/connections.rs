@@ -6,14 +6,13 @@ mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use cavern_ufs::Ufs;
 use futures::StreamExt;
 use support::{conf, options};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 const BODY_BYTES: u64 = 300_000;
 
@@ -21,6 +20,8 @@ const BODY_BYTES: u64 = 300_000;
 struct Server {
     url: String,
     connections: Arc<AtomicUsize>,
+    /// Of these, those that are not closed.
+    open: watch::Receiver<usize>,
     close: Arc<Notify>,
 }
 
@@ -30,19 +31,23 @@ impl Server {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (connections, close) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
         let (accepted, order) = (connections.clone(), close.clone());
+        let (now_open, open) = watch::channel(0);
+        let now_open = Arc::new(now_open);
         tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 accepted.fetch_add(1, Ordering::SeqCst);
-                let order = order.clone();
+                now_open.send_modify(|open| *open += 1);
+                let (order, now_open) = (order.clone(), now_open.clone());
                 tokio::spawn(async move {
                     tokio::select! {
                         _ = serve(socket) => {}
                         () = order.notified() => {}
                     }
+                    now_open.send_modify(|open| *open -= 1);
                 });
             }
         });
-        Self { url, connections, close }
+        Self { url, connections, open, close }
     }
 
     fn ufs(&self) -> Ufs {
@@ -95,7 +100,7 @@ async fn a_connection_that_was_closed_while_it_was_idle_is_no_failure() {
         assert!(ufs.get_bytes("a", "", 0..BODY_BYTES).await.unwrap() == content());
         assert_eq!(server.connections(), number);
         server.close.notify_waiters();
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        server.open.clone().wait_for(|open| *open == 0).await.unwrap();
     }
     assert_eq!(ufs.stats().retries, 0);
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use cavern_conf::FileUsage;
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::{RESERVATION, chunks_touching};
-use cavern_proto::data::{self, BlockRef};
+use cavern_proto::data::BlockRef;
 use parking_lot::Mutex;
 use rustix::fs::SeekFrom;
 use rustix::io::{Errno, ReadWriteFlags};
@@ -71,10 +71,6 @@ pub(super) struct Replica {
     pub file: Option<Arc<File>>,
     /// Bytes that it took when room was reserved there.
     pub allocated: Option<u64>,
-}
-
-pub(super) fn wire_range(bytes: &Range<u32>) -> data::Range {
-    data::Range { offset: bytes.start, length: bytes.end - bytes.start }
 }
 
 impl OpenBlock {

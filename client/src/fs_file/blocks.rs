@@ -17,12 +17,12 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::FsFile;
-use super::block::{OpenBlock, Replica, ReportedAllocation, wire_range};
+use super::block::{OpenBlock, Replica, ReportedAllocation};
 use super::layout::LocatedBlock;
 use super::write_back::Streamed;
 use crate::error::ClientError;
 use crate::mounts::MountView;
-use crate::read::fetch::{check_status, only_item};
+use crate::read::fetch::{check_status, only_item, wire_range};
 
 /// Chunks that are reserved ahead of a writer: so many times as many as are reserved already, up to 32 MiB.
 const AHEAD: u32 = 3;

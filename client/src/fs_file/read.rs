@@ -10,9 +10,9 @@ use cavern_proto::data::{Status, read_request};
 use tokio::time::Instant;
 
 use super::FsFile;
-use super::block::{OpenBlock, read_blocking, seek_data, seek_hole, wire_range};
+use super::block::{OpenBlock, read_blocking, seek_data, seek_hole};
 use crate::error::ClientError;
-use crate::read::fetch::{check_status, only_item};
+use crate::read::fetch::{check_status, only_item, wire_range};
 use crate::read::span::{Span, spans};
 
 /// Between two attempts to reach a worker.

@@ -14,11 +14,12 @@ use futures::future::join_all;
 use rustix::io::Errno;
 use tokio::time::Instant;
 
-use super::block::{OpenBlock, Replica, wire_range};
+use super::block::{OpenBlock, Replica};
 use super::layout::Layout;
 use super::read::{PAUSE, is_transient};
 use super::{FILE_BYTES_MAX, FsFile};
 use crate::error::ClientError;
+use crate::read::fetch::wire_range;
 use crate::read::span::{Span, spans};
 
 /// Bytes that are written to a descriptor by whoever has them; more are given to a thread that may block.

@@ -112,6 +112,12 @@ impl Buffers {
     /// Looks at `chunks` of a block, and claims the first run of missing ones.
     pub(super) fn gather(self: &Arc<Self>, block: BlockId, chunks: Range<u32>, purpose: Purpose) -> ChunkLookup {
         let mut state = self.state.lock();
+        if let Some(bytes) = state.in_one(block, chunks.clone()) {
+            if purpose == Purpose::Read {
+                state.note_use(block, chunks, &self.stats);
+            }
+            return ChunkLookup::All(vec![bytes]);
+        }
         let mut here = Vec::with_capacity(chunks.len());
         for chunk in chunks.clone() {
             match state.chunks.get_mut(&(block, chunk)) {
@@ -137,12 +143,9 @@ impl Buffers {
             }
         }
         if purpose == Purpose::Read {
-            state.note_use(block, chunks.clone(), &self.stats);
+            state.note_use(block, chunks, &self.stats);
         }
-        ChunkLookup::All(match state.in_one(block, chunks) {
-            Some(bytes) => vec![bytes],
-            None => here,
-        })
+        ChunkLookup::All(here)
     }
 
     /// The chunks in one, when all of them are here and belong to one piece; for event loops.

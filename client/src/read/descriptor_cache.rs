@@ -17,7 +17,7 @@ use cavern_proto::{BlockId, ChunkMap};
 use quick_cache::sync::Cache;
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::kept_files::{CONFIRM_EVERY, Held, KeptFiles, LastUse};
+use super::kept_files::{Held, KeptFiles, LastUse, remove_idle};
 use crate::stats::Stats;
 
 /// A descriptor that nobody used for this long is closed.
@@ -207,7 +207,7 @@ impl DescriptorCache {
         }
         for (block, descriptor) in self.descriptors.iter() {
             if !self.kept.holds(&block, descriptor.incarnation) {
-                let is_read = descriptor.used.ago() < CONFIRM_EVERY;
+                let is_read = descriptor.used.is_of_late();
                 let file = Held { block, incarnation: descriptor.incarnation, is_read };
                 held.entry(descriptor.worker).or_default().push(file);
             }
@@ -217,10 +217,7 @@ impl DescriptorCache {
 
     /// Closes what is idle. *Blocking*, but without a lock that readers need.
     pub(super) fn sweep(&self) {
-        let idle: Vec<_> = self.descriptors.iter().filter(|(_, descriptor)| descriptor.used.ago() >= IDLE).collect();
-        for (block, descriptor) in idle {
-            drop(self.descriptors.remove_if(&block, |cached| Arc::ptr_eq(cached, &descriptor)));
-        }
+        remove_idle(&self.descriptors, |descriptor| descriptor.used.ago() >= IDLE);
         self.stats.descriptors.set(self.descriptors.len() as i64);
         self.kept.sweep();
     }

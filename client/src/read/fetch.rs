@@ -50,12 +50,11 @@ impl ChunkRequest {
     }
 
     fn range(&self) -> data::Range {
-        let bytes = self.bytes();
-        data::Range { offset: bytes.start, length: bytes.end - bytes.start }
+        wire_range(&self.bytes())
     }
 
-    /// Whether an answer has the parts that are wanted, in place of the chunks.
-    fn is_of_parts(&self, item: &data::read_reply::Item) -> Option<&Range<u32>> {
+    /// The parts that are wanted, if an answer has them in place of the chunks.
+    fn parts_of(&self, item: &data::read_reply::Item) -> Option<&Range<u32>> {
         self.part.as_ref().filter(|part| !item.part_crcs.is_empty() && item.part_crcs.len() == part_count(part))
     }
 
@@ -175,15 +174,14 @@ impl Core {
         if want.purpose == Purpose::Read {
             self.stats.remote_reads.inc();
         }
-        let wire = |bytes: &Range<u32>| data::Range { offset: bytes.start, length: bytes.end - bytes.start };
-        let part = want.part.as_ref().map(wire);
+        let part = want.part.as_ref().map(wire_range);
         let item = data::read_request::Item { block: Some(want.object.block(want.index)), range: Some(range), part };
         let (reply, payload) = self.pool.read(worker, vec![item], wait).await?;
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;
-        let parts = want.is_of_parts(&item);
+        let parts = want.parts_of(&item);
         if let Some(parts) = parts {
-            range = wire(parts);
+            range = wire_range(parts);
         }
         if payload.len() != range.length as usize || parts.is_none() && item.chunk_crcs.len() != want.chunks.len() {
             return Err(ClientError::Net(NetError::WorkerStatus {
@@ -285,6 +283,10 @@ impl Core {
             &self.runtime,
         );
     }
+}
+
+pub(crate) fn wire_range(bytes: &Range<u32>) -> data::Range {
+    data::Range { offset: bytes.start, length: bytes.end - bytes.start }
 }
 
 pub(crate) fn check_status(worker: u64, status: Status, message: &str) -> Result<(), ClientError> {

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::Core;
 use super::buffers::{ChunkLookup, Purpose, TrimPolicy};
 use super::descriptor_cache::Descriptor;
-use super::fetch::{ChunkRequest, Piece};
+use super::fetch::{ChunkRequest, Piece, wire_range};
 use super::readahead::{Pattern, Readahead};
 use super::span::{Span, spans};
 use crate::error::ClientError;
@@ -605,8 +605,8 @@ impl File {
 
     /// Has a worker elsewhere make a span present, so that the pieces that follow find it.
     fn announce(self: &Arc<Self>, object: &ObjectVersion, span: &Span, owner: u64) {
-        let range = cavern_proto::data::Range { offset: span.bytes.start, length: span.bytes.end - span.bytes.start };
-        let item = cavern_proto::data::open_request::Item { block: Some(object.block(span.index)), want: vec![range] };
+        let (block, want) = (Some(object.block(span.index)), vec![wire_range(&span.bytes)]);
+        let item = cavern_proto::data::open_request::Item { block, want };
         let core = self.core.clone();
         self.in_background(async move { Ok(core.pool.fill(owner, vec![item], core.read_timeout).await.map(drop)?) });
     }

@@ -44,6 +44,11 @@ impl LastUse {
         }
     }
 
+    /// In the last [`CONFIRM_EVERY`].
+    pub(super) fn is_of_late(&self) -> bool {
+        self.ago() < CONFIRM_EVERY
+    }
+
     pub(super) fn ago(&self) -> Duration {
         self.epoch.elapsed().saturating_sub(Duration::from_secs(u64::from(self.seconds.load(Ordering::Relaxed))))
     }
@@ -116,17 +121,13 @@ impl KeptFiles {
     /// All, with their workers.
     pub(super) fn held(&self) -> impl Iterator<Item = (u64, Held)> + '_ {
         self.kept.iter().map(|(block, kept)| {
-            let is_read = kept.used.ago() < CONFIRM_EVERY;
-            (kept.worker, Held { block, incarnation: kept.incarnation, is_read })
+            (kept.worker, Held { block, incarnation: kept.incarnation, is_read: kept.used.is_of_late() })
         })
     }
 
     /// Lets go of what is idle. *Blocking*, but without a lock that readers need.
     pub(super) fn sweep(&self) {
-        let idle: Vec<_> = self.kept.iter().filter(|(_, kept)| kept.used.ago() >= IDLE).collect();
-        for (block, kept) in idle {
-            drop(self.kept.remove_if(&block, |cached| Arc::ptr_eq(cached, &kept)));
-        }
+        remove_idle(&self.kept, |kept| kept.used.ago() >= IDLE);
         self.count();
     }
 
@@ -137,6 +138,14 @@ impl KeptFiles {
 
     fn count(&self) {
         self.stats.kept_files.set(self.kept.len() as i64);
+    }
+}
+
+/// Takes out what is idle, and drops it without a lock that readers need.
+pub(super) fn remove_idle<T>(cache: &Cache<BlockId, Arc<T>>, is_idle: impl Fn(&T) -> bool) {
+    let idle: Vec<_> = cache.iter().filter(|(_, cached)| is_idle(cached)).collect();
+    for (block, found) in idle {
+        drop(cache.remove_if(&block, |cached| Arc::ptr_eq(cached, &found)));
     }
 }
 

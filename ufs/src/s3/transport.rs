@@ -9,10 +9,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
-use http_body_util::{BodyDataStream, BodyExt, Full, Limited};
+use http_body_util::{BodyDataStream, BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -85,12 +85,7 @@ impl Transport {
         })?;
         if !response.status().is_success() {
             let status = response.status();
-            // A document that cannot be read leaves the status, which says the most.
-            let document = match Limited::new(response.into_body(), ERROR_DOCUMENT_BYTES).collect().await {
-                Ok(document) => document.to_bytes(),
-                Err(_) => Bytes::new(),
-            };
-            return Err(Failure::status(status, &document));
+            return Err(Failure::status(status, &read_error(response.into_body().into_data_stream()).await));
         }
         asked.check(response.status(), response.headers())?;
         Ok(response)
@@ -106,21 +101,21 @@ impl Transport {
         let response = self.gets.send(request.map(Full::new)).await?;
         if !response.status().is_success() {
             let status = response.status();
-            return Err(Failure::status(status, &error_document(response.into_body()).await));
+            return Err(Failure::status(status, &read_error(response.into_body()).await));
         }
         RequestedRange(Some((first, last))).check(response.status(), response.headers())?;
         Ok(response)
     }
 }
 
-/// What there is of an error document: one that cannot be read leaves the status, which says the most.
-async fn error_document(mut body: DrivenBody) -> Vec<u8> {
+/// The document of an error; empty if it cannot be read, since the status says the most.
+async fn read_error(mut body: impl Stream<Item = Result<Bytes, hyper::Error>> + Unpin) -> Vec<u8> {
     let mut document = Vec::new();
-    while let Some(Ok(piece)) = body.next().await {
-        if document.len() + piece.len() > ERROR_DOCUMENT_BYTES {
-            return Vec::new();
+    while let Some(piece) = body.next().await {
+        match piece {
+            Ok(piece) if document.len() + piece.len() <= ERROR_DOCUMENT_BYTES => document.extend_from_slice(&piece),
+            Ok(_) | Err(_) => return Vec::new(),
         }
-        document.extend_from_slice(&piece);
     }
     document
 }

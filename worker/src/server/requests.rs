@@ -16,7 +16,7 @@ use cavern_proto::data::{
     QueryReply, QueryRequest, ReadReply, ReadRequest, Status, open_reply, query_reply, read_reply,
 };
 use cavern_proto::frame::{FrameKind, HEADER_BYTES};
-use cavern_proto::{BlockId, ContentId};
+use cavern_proto::{BlockId, ChunkMap, ContentId};
 use futures::StreamExt;
 use tokio::sync::Semaphore;
 
@@ -393,8 +393,9 @@ impl Service {
 
     /// Which of these blocks are here; those that were read count as used.
     fn confirm(&self, blocks: &[BlockRef], read: &[u8]) -> QueryReply {
-        let files = blocks.iter().enumerate().map(|(position, block)| {
-            let is_read = read.get(position / 8).is_some_and(|bits| bits >> (position % 8) & 1 == 1);
+        let read = ChunkMap::from_bytes(read);
+        let files = (0..).zip(blocks).map(|(position, block)| {
+            let is_read = read.contains(position);
             (ContentId::from_slice(&block.content_id).map(|content| BlockId { content, index: block.index }), is_read)
         });
         let files: Vec<_> = files.collect();

@@ -12,7 +12,7 @@ use cavern_conf::schema;
 use cavern_proto::bounded::decode;
 use cavern_proto::frame::{FrameKind, MAX_WRITE_BYTES};
 use cavern_proto::master::{Worker, WorkerTable};
-use cavern_proto::{BlockId, data};
+use cavern_proto::{BlockId, ChunkMap, data};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
 use tokio::net::{TcpStream, UnixStream};
@@ -295,16 +295,18 @@ impl WorkerPool {
     /// the incarnations that it has of them, one for each block, as far as it has any.
     ///
     /// # Errors
-    /// Besides those of every request: it is not reached by its Unix socket, so nothing of it is held.
+    /// Those of every request, and an answer that does not fit it.
     pub async fn confirm(&self, worker: u64, files: &[(BlockId, bool)]) -> Result<Vec<Option<u64>>, NetError> {
-        let mut held = vec![0; files.len().div_ceil(8)];
-        let blocks = files.iter().enumerate().map(|(position, (block, is_read))| {
-            held[position / 8] |= u8::from(*is_read) << (position % 8);
+        let mut read = ChunkMap::new();
+        let blocks = (0..).zip(files).map(|(position, (block, is_read))| {
+            if *is_read {
+                read.insert(position);
+            }
             let content_id = Bytes::copy_from_slice(block.content.as_bytes());
             data::BlockRef { content_id, index: block.index, ..data::BlockRef::default() }
         });
         let blocks = blocks.collect();
-        let reply = self.ask(worker, data::QueryRequest { blocks, held: Some(held.into()) }).await?;
+        let reply = self.ask(worker, data::QueryRequest { blocks, held: Some(read.to_bytes().into()) }).await?;
         if reply.items.len() != files.len() {
             return Err(self.link(worker)?.failed("its answer does not fit the request"));
         }
