@@ -29,7 +29,7 @@ mod write_back;
 mod write_behind;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -106,8 +106,8 @@ pub struct FsFile {
     shared: Arc<Shared>,
     kept: OpenInode,
     inode: u64,
-    /// It was there before it was opened.
-    was_there: bool,
+    /// It was there when it was opened: by the first who has it open, or by another one since.
+    was_there: AtomicBool,
     mount: Arc<MountView>,
     state: Mutex<State>,
     noted: Mutex<Noted>,
@@ -199,7 +199,7 @@ impl Contents {
     /// Opens a file without I/O; `None` when the master must be asked whether it is still there: use `open`.
     pub fn open_cached(&self, node: &Node) -> Option<Arc<FsFile>> {
         if let Some(content) = self.get(node.inode) {
-            return Some(content);
+            return Some(content.opened_again());
         }
         let kept = self.shared.metadata.keep_open_cached(node)?;
         self.enter(node, kept, None).ok()
@@ -245,7 +245,7 @@ impl Contents {
         let mut open = self.shared.open.lock();
         // Another may have been faster.
         if let Some(content) = open.get(&node.inode).and_then(Weak::upgrade) {
-            return Ok(content);
+            return Ok(content.opened_again());
         }
         let mut state = State { layout, seen, gaps, ..State::default() };
         // After the changes of the inode are counted: see `content_changed`.
@@ -260,7 +260,7 @@ impl Contents {
             shared: self.shared.clone(),
             kept,
             inode: node.inode,
-            was_there,
+            was_there: AtomicBool::new(was_there),
             mount,
             state: Mutex::new(state),
             noted: Mutex::default(),
@@ -297,6 +297,12 @@ impl Drop for FsFile {
 impl FsFile {
     pub fn inode(&self) -> u64 {
         self.inode
+    }
+
+    /// The kernel tells of a close some time after it: who made the file may seem to have it open still.
+    fn opened_again(self: Arc<Self>) -> Arc<Self> {
+        self.was_there.store(true, Ordering::Release);
+        self
     }
 
     /// Who keeps what was read.
@@ -351,7 +357,11 @@ impl FsFile {
     /// that is, and lets go of it.
     fn stay_open(self: &Arc<Self>) {
         let is_noted = || self.state.lock().layout.as_ref().is_some_and(|layout| !layout.is_settled());
-        if self.was_there && self.is_held() && self.shared.metadata.journal().is_some() && is_noted() {
+        if self.was_there.load(Ordering::Acquire)
+            && self.is_held()
+            && self.shared.metadata.journal().is_some()
+            && is_noted()
+        {
             self.shared.metadata.stay_open(self.inode, self.clone());
         }
     }
@@ -411,7 +421,7 @@ impl FsFile {
         // What changes while the master answers is asked again.
         let (seen, gaps) = (self.kept.changes(), self.kept.gaps());
         self.shared.stats.layout_misses.inc();
-        let is_first = self.was_there && self.state.lock().layout.is_none();
+        let is_first = self.was_there.load(Ordering::Acquire) && self.state.lock().layout.is_none();
         let beside = if is_first { self.beside() } else { None };
         let inodes = beside.as_ref().map_or(&[][..], |beside| &beside.inodes);
         let answer = self.shared.metadata.layout(self.inode, inodes).await;

@@ -27,6 +27,7 @@ use crate::invalidation::{Inodes, Invalidations, NotifierThread};
 use crate::journal_at_worker;
 use crate::keeper::{HeldMount, Kind, Link, Message};
 use crate::kernel::abi::ROOT_NODE;
+use crate::kernel::channel::fall_silent;
 use crate::kernel::mount::Unmounted;
 use crate::kernel::{Agreement, Connection, Mount, MountOptions, Session, SessionOptions};
 use crate::metrics::MountCollector;
@@ -161,13 +162,14 @@ fn parent() -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(parent, PidfdFlags::empty())?)
 }
 
-/// Has this process die soon after its keeper. What was answered is made first: there may be no worker that keeps the
-/// journal, too.
+/// Has this process die soon after its keeper. What was answered is made first, and nothing is answered meanwhile:
+/// there may be no worker that keeps the journal, too.
 /// The mount is left as it is, dead: nobody is to take for it what lies below.
 fn outlive_keeper(keeper: OwnedFd, client: &Arc<Client>) -> io::Result<()> {
     let (client, runtime) = (Arc::downgrade(client), Handle::current());
     let wait = move || {
         while poll(&mut [PollFd::new(&keeper, PollFlags::IN)], None).is_err() {}
+        fall_silent();
         warn!("the keeper is gone: what was answered is made, and this process ends");
         if let Some(client) = client.upgrade() {
             let made = runtime.block_on(async { tokio::time::timeout(LAST_WORDS, client.leave()).await });

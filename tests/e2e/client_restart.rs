@@ -16,6 +16,8 @@ use cavern_tests::{Cluster, Options, eventually, number};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::fs_mode_lease::Stopped;
+
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub fn up(options: Options) -> Cluster {
@@ -338,6 +340,47 @@ fn what_was_answered_outlives_the_death_of_the_keeper() {
         let found = fs::read_dir(&directory).unwrap().count();
         assert!(found == left.len() || found == left.len() + 1, "{found} in place of {}", left.len());
     }
+}
+
+/// While the daemon tells its last, bytes go on being written that need nobody: they are in it, or have no answer.
+#[test]
+fn nothing_is_answered_that_is_not_among_the_last_words_of_the_daemon() {
+    const PIECE: usize = 100;
+    let cluster = up(Options::default());
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    let directory = cluster.path("fs/held");
+    fs::create_dir(&directory).unwrap();
+    let mut file = File::create(directory.join("log")).unwrap();
+    let mut length = 0;
+    // The master knows the block, and drops it no more.
+    for _ in 0..2 {
+        file.write_all(&content(length / PIECE, PIECE)).unwrap();
+        file.sync_all().unwrap();
+        length += PIECE;
+    }
+    let status = cluster.status();
+    // Nobody else has the journal.
+    cluster.signal(&status.workers[0], Signal::KILL);
+    let stopped = Stopped::new(&cluster, &status.masters[0]);
+    file.write_all(&content(length / PIECE, PIECE)).unwrap();
+    length += PIECE;
+    cluster.signal(&status.fuse[0], Signal::KILL);
+    thread::scope(|scope| {
+        // Well within the time that it has.
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(300));
+            drop(stopped);
+        });
+        while file.write_all(&content(length / PIECE, PIECE)).is_ok() {
+            length += PIECE;
+        }
+    });
+    drop(file);
+    cluster.start("worker0");
+    cluster.start("fuse");
+    let found = fs::read(directory.join("log")).unwrap();
+    assert!(found.len() >= length, "{} of {length} bytes", found.len());
+    assert!(found.chunks(PIECE).enumerate().all(|(number, piece)| piece == content(number, PIECE)));
 }
 
 #[test]

@@ -387,6 +387,26 @@ fn a_file_is_appended_to_and_its_bytes_are_synced_without_the_master() {
 }
 
 #[test]
+fn a_file_stays_open_for_its_next_writer_though_who_made_it_has_it_open_as_well() {
+    let mounts = Mounts::up(Options::default());
+    let log = mounts.held("held").join("log");
+    let made = File::options().append(true).create_new(true).open(&log).unwrap();
+    (&made).write_all(b"new").unwrap();
+    // One of its descriptors is closed, and what was written is committed.
+    drop(made.try_clone().unwrap());
+    append(&log, b"er");
+    drop(made);
+    let before = mounts.counter("cavern_client_layout_misses_total");
+    let stopped = mounts.stop_master();
+    for _ in 0..3 {
+        append(&log, b" and newer");
+    }
+    drop(stopped);
+    assert_eq!(fs::read(mounts.there.join("held/log")).unwrap(), b"newer and newer and newer and newer");
+    assert_eq!(mounts.counter("cavern_client_layout_misses_total"), before);
+}
+
+#[test]
 fn a_file_that_stays_open_for_its_next_writer_goes_when_it_is_removed() {
     let mounts = Mounts::up(Options::default());
     let held = mounts.held("held");

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
@@ -13,6 +14,17 @@ use super::ioctl;
 
 /// Path of the device.
 pub const DEVICE: &str = "/dev/fuse";
+
+/// Whether this process answers nothing any more.
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// From now on no connection of this process answers a request: whoever asked waits until another process answers, or
+/// the connection ends. All that was answered has had its effect by now.
+pub fn fall_silent() {
+    IS_SILENT.store(true, Ordering::Relaxed);
+    // See `Channel::send`: either the answer is kept back there, or its effect is seen here.
+    fence(Ordering::SeqCst);
+}
 
 /// One descriptor of a connection. Requests read from it are answered on it; notifications may go through any.
 #[derive(Debug)]
@@ -51,8 +63,12 @@ impl Channel {
     /// Sends one message: `error` is 0 or a negative errno; with `unique` 0 it is a notification's code.
     ///
     /// Fails with `ENOENT` when the kernel no longer waits for the answer, and when a notification is about something
-    /// that the kernel does not know.
+    /// that the kernel does not know; with `ENODEV` when the file system is unmounted, or this process silent.
     pub fn send(&self, unique: u64, error: i32, first: &[u8], second: &[u8]) -> Result<(), Errno> {
+        fence(Ordering::SeqCst);
+        if unique != 0 && IS_SILENT.load(Ordering::Relaxed) {
+            return Err(Errno::NODEV);
+        }
         let length = size_of::<OutHeader>() + first.len() + second.len();
         let len = u32::try_from(length).map_err(|_| Errno::INVAL)?;
         let header = OutHeader { len, error, unique };
