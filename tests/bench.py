@@ -14,6 +14,7 @@ same run, since the machine's own speed drifts.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -180,15 +181,21 @@ class Bench:
         text = run(PYTHON, HERE / "load_s3.py", s3["endpoint"], name, "--num_workers", 8, env=environment)
         return float(text.split()[0])
 
-    def restart_fuse(self, no_open):
-        """A new FUSE client with this setting in the cluster's file."""
-        conf = self.cluster / "cluster.toml"
-        before = conf.read_text()
-        was, is_to_be = ("false", "true") if no_open else ("true", "false")
-        after = before.replace(f"no_open = {was}", f"no_open = {is_to_be}")
-        assert after != before, f"{conf} has no such setting"
-        conf.write_text(after)
-        self.new_client()
+    @contextlib.contextmanager
+    def data_set(self, name, consistency):
+        """A mount of /NAME alone, beside that of everything, by a client of its own."""
+        self.cv("mount", "update", f"/{name}", "--consistency", consistency)
+        mount = self.directory / "data-set"
+        settings = {"PATH": f"/{name}", "MOUNT_POINT": mount, "HTTP_LISTEN": "127.0.0.1:0"}
+        environment = {f"CV_FUSE__{key}": str(value) for key, value in settings.items()}
+        client = subprocess.Popen([CV, "fuse", "--conf", self.cluster / "cluster.toml"],
+                                  env=os.environ | environment, stdout=subprocess.PIPE, text=True)
+        try:
+            assert " ready " in client.stdout.readline(), "the data set is not mounted"
+            yield mount
+        finally:
+            client.terminate()
+            client.wait()
 
     def new_client(self, **options):
         """A FUSE client that has read nothing; `options` are of the process that starts it."""
@@ -251,7 +258,7 @@ class Bench:
             ("", figures["ours-pages"], "local disk", figures["disk-pages"]),
         ]
         rows += self.few_descriptors_rows(sides)
-        rows += self.no_open_rows(ours, figures["disk-pages"])
+        rows += self.data_set_rows(figures["disk-pages"])
         drop_caches()
         plain_decoded, ours_decoded = self.load(plain), self.load(ours)
         rows.append(("decoded, warm", ours_decoded, "plainfs", plain_decoded))
@@ -281,21 +288,27 @@ class Bench:
             (f"{what} page cache", figures["ours-pages"], "plainfs", figures["plain-pages"]),
         ]
 
-    def no_open_rows(self, ours, disk_pages):
-        """A client that has the kernel open files by itself, beside `plainfs` that does so as well."""
-        self.restart_fuse(no_open=True)
-        mount = self.directory / "plain-no-open"
-        plainfs = start_plainfs(self.source, mount, "--no-open")
-        try:
-            figures = self.warm_images({"plain": mount / "images", "ours": ours})
-        finally:
-            stop_plainfs(plainfs, mount)
-            self.restart_fuse(no_open=False)
-        return [
-            ("`fuse.no_open`, warm in the worker", figures["ours"], "`plainfs --no-open`", figures["plain"]),
-            ("`fuse.no_open`, page cache", figures["ours-pages"], "`plainfs --no-open`", figures["plain-pages"]),
-            ("", figures["ours-pages"], "local disk", disk_pages),
-        ]
+    def data_set_rows(self, disk_pages):
+        """The images in a mount of their own, beside `plainfs`: as they may change in the bucket, and as they may not,
+        where both have the kernel open files by itself."""
+        rows = []
+        for consistency, what, options in (("ttl", "a data set alone", ()),
+                                           ("never", "the same, `--consistency never`", ("--no-open",))):
+            plain = self.directory / "plain-data-set"
+            plainfs = start_plainfs(self.source, plain, *options)
+            try:
+                with self.data_set("images", consistency) as ours:
+                    figures = self.warm_images({"plain": plain / "images", "ours": ours})
+            finally:
+                stop_plainfs(plainfs, plain)
+            baseline = " ".join(("plainfs", *options))
+            rows += [
+                (f"{what}, warm in the worker", figures["ours"], f"`{baseline}`", figures["plain"]),
+                (f"{what}, page cache", figures["ours-pages"], f"`{baseline}`", figures["plain-pages"]),
+                ("", figures["ours-pages"], "local disk", disk_pages),
+            ]
+        self.cv("mount", "update", "/images", "--consistency", "ttl")
+        return rows
 
     def fs_mode_rows(self, plain):
         """The same images through an fs-mode mount of the same bucket, which is mounted in one mode at a time."""
@@ -422,7 +435,21 @@ class Bench:
                     ("", figures["ours-warm"], "local disk", figures["disk-warm"]),
                     (f"{what}, warm, not root", figures["ours-user"], "local disk", figures["disk-user"]),
                 ]
+            rows += self.data_set_listings(name, count, bases["disk"], somebody)
         self.table("Listings with a stat per file, seconds", rows, "{:.3f}")
+
+    def data_set_listings(self, name, count, disk, somebody):
+        with self.data_set(name, "ttl") as ours:
+            times = {}
+            for _ in range(ROUNDS):
+                for side, directory in (("disk", disk / name), ("ours", ours)):
+                    for who, user in (("", ()), (", not root", somebody)):
+                        listed = timed(lambda: run(*user, "ls", "-lR", directory))
+                        times.setdefault((side, who), []).append(listed)
+        # The first round of all is that of a kernel that knows nothing.
+        figures = {key: statistics.median(found[1:]) for key, found in times.items()}
+        return [(f"`ls -lR`, {count:,} files, a data set alone, warm{who}", figures["ours", who], "local disk",
+                 figures["disk", who]) for who in ("", ", not root")]
 
     def note_memory(self, moment):
         status = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))

@@ -10,7 +10,7 @@ use crate::error::{Problem, SettingSource};
 use crate::exposure::{self, Role};
 use crate::process::parse_level;
 use crate::rules::{LONGEST, Port, Rules, is_host_port};
-use crate::schema::{Config, Fuse, Passthrough};
+use crate::schema::{Choice, Config, Fuse};
 use crate::units::{ByteSize, Interval};
 
 /// A fill takes whole chunks; a smaller request could not hold one.
@@ -249,8 +249,8 @@ fn fuse(fuse: &Fuse, rules: &mut Rules<'_>) {
     rules.require(fuse.kernel_readahead <= ByteSize::gib(1), &["fuse.kernel_readahead"], || {
         format!("\"{}\" must be at most \"1GiB\", as \"1MiB\"", fuse.kernel_readahead)
     });
-    for (key, set) in [("fuse.passthrough", fuse.passthrough == Passthrough::On), ("fuse.direct", fuse.direct)] {
-        rules.require(!(fuse.no_open && set), &["fuse.no_open", key], || {
+    for (key, set) in [("fuse.passthrough", fuse.passthrough == Choice::On), ("fuse.direct", fuse.direct)] {
+        rules.require(!(fuse.no_open == Choice::On && set), &["fuse.no_open", key], || {
             format!("cannot be true together with {key}, which needs the open that fuse.no_open leaves out")
         });
     }

@@ -181,49 +181,64 @@ pub enum OutageLookups {
     Never,
 }
 
-/// Whether the kernel reads blocks of this host by itself: `"auto"`, `true` or `false` in the file.
+/// A switch that may be left to the process: `"auto"`, `true` or `false` in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "AutoOrSwitch", into = "AutoOrSwitch")]
-pub enum Passthrough {
-    /// Where that can be, without a word where it cannot.
+pub enum Choice {
     Auto,
-    /// The same; where it cannot be, the log says why.
     On,
     Off,
+}
+
+impl Choice {
+    /// What was chosen; `suits` where that was left open.
+    pub fn or(self, suits: bool) -> bool {
+        match self {
+            Self::Auto => suits,
+            Self::On => true,
+            Self::Off => false,
+        }
+    }
+}
+
+impl From<bool> for Choice {
+    fn from(is_on: bool) -> Self {
+        if is_on { Self::On } else { Self::Off }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(untagged, expecting = "must be \"auto\", true or false")]
 enum AutoOrSwitch {
     Switch(bool),
-    Word(PassthroughWord),
+    Word(Word),
 }
 
 /// In the environment a switch is a word, too.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum PassthroughWord {
+enum Word {
     Auto,
     True,
     False,
 }
 
-impl From<AutoOrSwitch> for Passthrough {
+impl From<AutoOrSwitch> for Choice {
     fn from(written: AutoOrSwitch) -> Self {
         match written {
-            AutoOrSwitch::Word(PassthroughWord::Auto) => Self::Auto,
-            AutoOrSwitch::Switch(true) | AutoOrSwitch::Word(PassthroughWord::True) => Self::On,
-            AutoOrSwitch::Switch(false) | AutoOrSwitch::Word(PassthroughWord::False) => Self::Off,
+            AutoOrSwitch::Word(Word::Auto) => Self::Auto,
+            AutoOrSwitch::Switch(true) | AutoOrSwitch::Word(Word::True) => Self::On,
+            AutoOrSwitch::Switch(false) | AutoOrSwitch::Word(Word::False) => Self::Off,
         }
     }
 }
 
-impl From<Passthrough> for AutoOrSwitch {
-    fn from(passthrough: Passthrough) -> Self {
-        match passthrough {
-            Passthrough::Auto => Self::Word(PassthroughWord::Auto),
-            Passthrough::On => Self::Switch(true),
-            Passthrough::Off => Self::Switch(false),
+impl From<Choice> for AutoOrSwitch {
+    fn from(choice: Choice) -> Self {
+        match choice {
+            Choice::Auto => Self::Word(Word::Auto),
+            Choice::On => Self::Switch(true),
+            Choice::Off => Self::Switch(false),
         }
     }
 }
@@ -257,12 +272,15 @@ pub struct Fuse {
     pub max_background: u16,
     /// No kernel pages kept, no read-ahead: for random one-touch reads.
     pub direct: bool,
-    /// Files that are one complete block of a worker on this host are read by the kernel itself.
-    pub passthrough: Passthrough,
+    /// Files that are one complete block of a worker on this host are read by the kernel itself: with `Auto` without a
+    /// word where that cannot be.
+    pub passthrough: Choice,
     /// Files that stay registered with the kernel when nobody has them open, at most: it keeps each of them open.
     pub passthrough_files: usize,
     /// The kernel opens and closes files without asking: for objects that are never replaced.
-    pub no_open: bool,
+    pub no_open: Choice,
+    /// Files have extended attributes, and access lists.
+    pub xattrs: Choice,
     /// The kernel heeds access lists of fs-mode mounts.
     pub posix_acl: bool,
     /// The mount outlives the process that serves it: another one goes on when it dies, or is replaced.
@@ -388,9 +406,10 @@ impl Default for Fuse {
             kernel_readahead: ByteSize::mib(1),
             max_background: 256,
             direct: false,
-            passthrough: Passthrough::Auto,
+            passthrough: Choice::Auto,
             passthrough_files: 131_072,
-            no_open: false,
+            no_open: Choice::Auto,
+            xattrs: Choice::Auto,
             posix_acl: true,
             keep_mount: true,
         }
@@ -402,13 +421,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passthrough_is_a_switch_or_auto_and_is_written_as_it_was_read() {
-        for (written, read) in [("\"auto\"", Passthrough::Auto), ("true", Passthrough::On), ("false", Passthrough::Off)]
-        {
+    fn a_choice_is_a_switch_or_auto_and_is_written_as_it_was_read() {
+        for (written, read) in [("\"auto\"", Choice::Auto), ("true", Choice::On), ("false", Choice::Off)] {
             let config: Config = toml::from_str(&format!("[fuse]\npassthrough = {written}\n")).unwrap();
             assert_eq!(config.fuse.passthrough, read);
             assert_eq!(toml::Value::try_from(read).unwrap().to_string(), written);
         }
-        assert_eq!(Config::default().fuse.passthrough, Passthrough::Auto);
+        assert_eq!(Config::default().fuse.passthrough, Choice::Auto);
+        assert_eq!([Choice::Auto, Choice::On, Choice::Off].map(|choice| choice.or(true)), [true, true, false]);
+        assert!(!Choice::Auto.or(false));
     }
 }

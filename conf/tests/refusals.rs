@@ -159,6 +159,7 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     // Combinations.
     ("[fuse]\npassthrough_files = 200001\n", 2, "fuse.passthrough_files", &["from 0 to 200000"]),
     ("[fuse]\nno_open = true\npassthrough = true\n", 2, "fuse.no_open", &["together with fuse.passthrough"]),
+    ("[fuse]\nno_open = 1\n", 2, "fuse.no_open", &["\"auto\", true or false"]),
     ("[fuse]\ndirect = true\nno_open = true\n", 3, "fuse.no_open", &["together with fuse.direct"]),
     (
         "[worker]\nhigh_watermark = 0.5\nlow_watermark = 0.6\n",

@@ -91,4 +91,10 @@ fn units_start_each_process_with_the_installed_file() {
     let mount_point = Config::default().fuse.mount_point;
     let (_, text) = shipped("systemd/cavern-fuse.service");
     assert!(text.contains(&format!("MOUNT_POINT={}\n", mount_point.display())));
+    // One for each data set has its own path, mount point and port.
+    let (_, text) = shipped("systemd/cavern-fuse@.service");
+    assert!(text.contains("\nExecStart=/usr/bin/cv fuse --conf /etc/cavern/cluster.toml\n"));
+    for (key, value) in [("PATH", "%f"), ("MOUNT_POINT", "/data%f"), ("HTTP_LISTEN", "127.0.0.1:0")] {
+        assert!(text.contains(&format!("\nEnvironment=CV_FUSE__{key}={value}\n")), "{key}");
+    }
 }

@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_client::{Client, Journal, Node};
-use cavern_conf::schema;
+use cavern_conf::schema::{self, Choice};
 use tokio_util::sync::CancellationToken;
 
 pub use attributes::AttrDefaults;
@@ -88,6 +88,8 @@ struct Inner {
     /// What a process after this one must know.
     inheritance: Inheritance,
     lost: LostHandles,
+    /// `fuse.xattrs`.
+    xattrs: bool,
     /// `fuse.posix_acl`: access lists can be set, and the kernel heeds them.
     posix_acl: bool,
     /// `fuse.direct`: no pages are kept.
@@ -138,7 +140,8 @@ impl Namespace {
             directories,
             open_inodes: OpenInodes::default(),
             locks: HandleLocks::default(),
-            unopened: conf.no_open.then(NoOpenHandles::default),
+            unopened: (conf.no_open == Choice::On).then(NoOpenHandles::default),
+            xattrs: conf.xattrs != Choice::Off,
             second_opens: EstaleRetries::default(),
             failures: Failures::default(),
             generations,

@@ -10,11 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use cavern_client::Journal;
 use cavern_client::journal::Slot;
-use cavern_conf::schema;
+use cavern_conf::schema::{self, Choice};
 use parking_lot::Mutex;
 use prost::Message;
 
+use crate::kernel::abi::ROOT_NODE;
 use crate::kernel::{Agreement, Reply};
+use crate::root::Root;
 
 /// How the mount was made. The kernel has it so for as long as the mount is there.
 #[derive(Clone, PartialEq, Message)]
@@ -37,21 +39,28 @@ pub struct MountRecord {
     pub posix_acl: bool,
     #[prost(bool, tag = "9")]
     pub direct: bool,
+    #[prost(bool, tag = "10")]
+    pub no_xattrs: bool,
+    /// See [`Root::is_inside`].
+    #[prost(bool, tag = "11")]
+    pub is_inside: bool,
 }
 
 impl MountRecord {
     /// The mount as the process that makes it has it.
-    pub fn new(fuse: &schema::Fuse, agreement: Agreement, mount_point: &str, is_by_root: bool, root: u64) -> Self {
+    pub fn new(fuse: &schema::Fuse, agreement: Agreement, mount_point: &str, is_by_root: bool, root: &Root) -> Self {
         Self {
             minor: agreement.minor,
             flags: agreement.flags,
             mount_point: mount_point.to_owned(),
             is_by_root,
             path: fuse.path.clone(),
-            root,
-            no_open: fuse.no_open,
+            root: root.to_namespace(ROOT_NODE),
+            no_open: fuse.no_open == Choice::On,
             posix_acl: fuse.posix_acl,
             direct: fuse.direct,
+            no_xattrs: fuse.xattrs == Choice::Off,
+            is_inside: root.is_inside(),
         }
     }
 
@@ -68,14 +77,18 @@ impl MountRecord {
 
     /// What a configuration that has changed since says otherwise is as it was when the mount was made.
     pub fn apply(&self, fuse: &mut schema::Fuse) {
-        let before = (fuse.path.clone(), fuse.no_open, fuse.posix_acl, fuse.direct);
+        let (no_open, xattrs) = (self.no_open, !self.no_xattrs);
+        let is_as_asked = (&fuse.path, fuse.posix_acl, fuse.direct) == (&self.path, self.posix_acl, self.direct)
+            && fuse.no_open.or(no_open) == no_open
+            && fuse.xattrs.or(xattrs) == xattrs;
         fuse.mount_point = PathBuf::from(&self.mount_point);
         fuse.path.clone_from(&self.path);
-        (fuse.no_open, fuse.posix_acl, fuse.direct) = (self.no_open, self.posix_acl, self.direct);
-        if before != (fuse.path.clone(), fuse.no_open, fuse.posix_acl, fuse.direct) {
+        (fuse.posix_acl, fuse.direct) = (self.posix_acl, self.direct);
+        (fuse.no_open, fuse.xattrs) = (no_open.into(), xattrs.into());
+        if !is_as_asked {
             tracing::warn!(
-                "fuse.path, no_open, posix_acl or direct have changed in the configuration: they are what they were \
-                 until the mount is made anew"
+                "fuse.path, no_open, xattrs, posix_acl or direct have changed in the configuration: they are what \
+                 they were until the mount is made anew"
             );
         }
     }

@@ -29,7 +29,6 @@ use tracing::{debug, warn};
 pub use listings::{KernelListings, Listing, ListingStart};
 use strict_names::StrictNames;
 
-use crate::kernel::abi::ROOT_NODE;
 use crate::kernel::{Notifier, Reply};
 use crate::root::Root;
 
@@ -246,6 +245,10 @@ impl Invalidations {
         self.root.lock().as_ref().map_or(inode, |root| root.to_kernel(inode))
     }
 
+    fn kernel_root(&self) -> Option<u64> {
+        self.root.lock().as_ref().map(|root| root.kernel_node())
+    }
+
     fn push(&self, message: Notification) {
         // A barrier dropped here is a barrier passed: there is no kernel to notify.
         let _nobody = self.try_push(message);
@@ -323,15 +326,15 @@ impl InvalidationSink for Invalidations {
         if old != 0 {
             self.listings.changed(old);
         }
-        let moved_root = self.to_kernel(old) == ROOT_NODE && old != 0;
+        let moved_root = self.kernel_root().filter(|root| self.to_kernel(old) == *root);
         let kernel_parent = self.to_kernel(parent);
         match kept {
             true => self.push(Notification::Entry { parent: kernel_parent, name: name.into() }),
             false => self.strict_names.forget(kernel_parent, name),
         }
-        if moved_root {
+        if let Some(root) = moved_root {
             // The root of the mount has no name in the kernel.
-            self.push(Notification::Inode(ROOT_NODE));
+            self.push(Notification::Inode(root));
         }
     }
 
@@ -440,11 +443,11 @@ impl<'a> KernelCaches<'a> {
             }
             EpochSupport::Unknown => {
                 for name in self.root.names().take() {
-                    self.forget_entry(ROOT_NODE, &name);
+                    self.forget_entry(self.root.kernel_node(), &name);
                 }
             }
         }
-        self.forget_inode(ROOT_NODE);
+        self.forget_inode(self.root.kernel_node());
         // A name that is looked up anew says nothing of the pages of a file that is open; of others an open decides.
         for inode in (self.inodes.open)() {
             self.forget_inode(self.root.to_kernel(inode));

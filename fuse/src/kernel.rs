@@ -22,7 +22,7 @@ mod statx;
 pub use channel::Backing;
 pub use credentials::Credentials;
 pub use directory::DirectoryPage;
-pub use mount::{Mount, MountError, MountOptions};
+pub use mount::{Mount, MountError, MountOptions, StagedMount};
 pub use notify::Notifier;
 pub use reply::{Delivery, Reply};
 pub use request::{Caller, CopyRange, LockRequest, NewAttributes, NewTime, Operation};

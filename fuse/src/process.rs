@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use cavern_client::{Client, File, Identity, InvalidationSink as _, Journal, Metadata, Predecessor};
+use cavern_client::{Client, File, Identity, InvalidationSink as _, Journal, Metadata, Node, Predecessor};
 use cavern_conf::process::{HttpServer, Metrics, ProcessError, raise_descriptor_limit, ready};
-use cavern_conf::schema::Passthrough;
+use cavern_conf::schema::Choice;
 use cavern_conf::{Config, host, schema};
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -20,18 +20,18 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::data_set;
 use crate::error::FuseError;
 use crate::filesystem::{EarlierHandles, Namespace, asks_for_passthrough};
 use crate::inheritance::MountRecord;
 use crate::invalidation::{Inodes, Invalidations, NotifierThread};
 use crate::journal_at_worker;
 use crate::keeper::{HeldMount, Kind, Link, Message};
-use crate::kernel::abi::ROOT_NODE;
 use crate::kernel::channel::fall_silent;
 use crate::kernel::mount::Unmounted;
-use crate::kernel::{Agreement, Connection, Mount, MountOptions, Session, SessionOptions};
+use crate::kernel::{Agreement, Connection, Mount, MountOptions, Session, SessionOptions, StagedMount};
 use crate::metrics::MountCollector;
-use crate::root::Root;
+use crate::root::{INNER_NAME, Root};
 
 /// How long requests in flight may take to end when the mount is in use at shutdown.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -200,7 +200,11 @@ async fn bind(listen: &str, patience: Duration) -> Result<HttpServer, ProcessErr
 type Began = Arc<Mutex<Option<io::Result<(Arc<Root>, NotifierThread)>>>>;
 
 fn root_of(mount: &MountRecord) -> Arc<Root> {
-    Arc::new(Root::new(&mount.path, mount.root))
+    let root = Root::new(&mount.path, mount.root);
+    if mount.is_inside {
+        root.move_inside();
+    }
+    Arc::new(root)
 }
 
 fn nothing_left(what: &str) -> FuseError {
@@ -227,20 +231,28 @@ impl Process<'_> {
     ) -> Result<(), FuseError> {
         let (config, client, invalidations) = (self.config, self.client, &self.invalidations);
         let begun = self.began.lock().take();
-        let (root, begun) = match begun {
-            Some(begun) => begun.map(|(root, notifier)| (root, Some(notifier))).map_err(FuseError::Thread)?,
-            None => (find_root(client, &config.fuse.path).await?, None),
+        let mut fuse = config.fuse.clone();
+        let (root, begun, read_only) = match begun {
+            Some(begun) => {
+                let (root, notifier) = begun.map_err(FuseError::Thread)?;
+                (root, Some(notifier), false)
+            }
+            None => {
+                let node = find_root(client, &fuse.path).await?;
+                let read_only = data_set::settle(&mut fuse, &node);
+                (Arc::new(Root::new(&fuse.path, node.inode)), None, read_only)
+            }
         };
         // Handles name the cluster.
         client.metadata().in_session().await?;
         let shared = Arc::clone(invalidations);
         let (journal, shown) = (self.journal.clone(), Arc::clone(&root));
-        let namespace = Arc::new(Namespace::with_journal(Arc::clone(client), shown, shared, &config.fuse, journal));
+        let namespace = Arc::new(Namespace::with_journal(Arc::clone(client), shown, shared, &fuse, journal));
         let is_first = inherited.is_none();
         let (mount, session, written) = match inherited {
             Some(inherited) => self.go_on(inherited, &namespace, &http).await?,
             None => {
-                let (mount, session) = begin(config, Arc::clone(&namespace)).await?;
+                let (mount, session) = begin(&fuse, read_only, &root, Arc::clone(&namespace)).await?;
                 (mount, session, Vec::new())
             }
         };
@@ -251,7 +263,7 @@ impl Process<'_> {
                 .map_err(FuseError::Thread)?,
         };
         if is_first {
-            self.note_mount(&mount, &session, root.to_namespace(ROOT_NODE))?;
+            self.note_mount(&fuse, &mount, &session, &root)?;
             let held = HeldMount { path: mount.path().to_owned(), is_by_root: mount.is_by_root() };
             self.hand_over(&held, session.agreement(), session.descriptors(), &http).await?;
             if let Some(journal) = &self.journal {
@@ -354,10 +366,10 @@ impl Process<'_> {
     }
 
     /// Leaves to the next process how the mount was made.
-    fn note_mount(&self, mount: &Mount, session: &Session, root: u64) -> Result<(), FuseError> {
+    fn note_mount(&self, fuse: &schema::Fuse, mount: &Mount, session: &Session, root: &Root) -> Result<(), FuseError> {
         let Some(journal) = &self.journal else { return Ok(()) };
         let path = mount.path().display().to_string();
-        let record = MountRecord::new(&self.config.fuse, session.agreement(), &path, mount.is_by_root(), root);
+        let record = MountRecord::new(fuse, session.agreement(), &path, mount.is_by_root(), root);
         match journal.mount.put(&record.encode_to_vec()) {
             // It stays for as long as the mount.
             Some(slot) => std::mem::forget(slot),
@@ -440,27 +452,46 @@ fn identity(config: &Config) -> Identity {
     Identity { name: format!("{host}:{mount_point}"), place }
 }
 
-async fn find_root(client: &Client, path: &str) -> Result<Arc<Root>, FuseError> {
+async fn find_root(client: &Client, path: &str) -> Result<Arc<Node>, FuseError> {
     let node =
         client.metadata().resolve(path).await.map_err(|cause| FuseError::Path { path: path.to_owned(), cause })?;
     if !node.is_directory() {
         return Err(FuseError::NotADirectory { path: path.to_owned() });
     }
-    Ok(Arc::new(Root::new(path, node.inode)))
+    Ok(node)
 }
 
 /// Mounts and greets the kernel, both of which block.
-async fn begin(config: &Config, namespace: Arc<Namespace>) -> Result<(Mount, Session), FuseError> {
-    let fuse = config.fuse.clone();
+async fn begin(
+    fuse: &schema::Fuse,
+    read_only: bool,
+    root: &Arc<Root>,
+    namespace: Arc<Namespace>,
+) -> Result<(Mount, Session), FuseError> {
+    let (fuse, root) = (fuse.clone(), Arc::clone(root));
     let runtime = Handle::current();
     let begun = spawn_blocking(move || {
-        // Without opens no caller could get the error that a file cannot be written.
-        let options = MountOptions { allow_other: fuse.allow_other, read_only: fuse.no_open };
-        let (mount, device) = Mount::make(&fuse.mount_point, &options)?;
+        let options = MountOptions { allow_other: fuse.allow_other, read_only };
+        let asked = session_options(&fuse);
+        // Only with access lists is there something to be gained.
+        let staged = if asked.posix_acl { StagedMount::make(&fuse.mount_point, &options)? } else { None };
+        let (mount, session) = match staged {
+            Some((staged, device)) => {
+                root.move_inside();
+                let session = Session::start(device, &asked, namespace, runtime)?;
+                let (mount, is_inside) = staged.attach(INNER_NAME)?;
+                if !is_inside {
+                    root.stay_outside();
+                }
+                (mount, session)
+            }
+            None => {
+                let (mount, device) = Mount::make(&fuse.mount_point, &options)?;
+                (mount, Session::start(device, &asked, namespace, runtime)?)
+            }
+        };
         let readahead = fuse.kernel_readahead.bytes();
-        let options = session_options(&fuse);
-        let session = Session::start(device, &options, namespace, runtime)?;
-        if options.passthrough && fuse.passthrough == Passthrough::On && !session.agreement().has_passthrough() {
+        if asked.passthrough && fuse.passthrough == Choice::On && !session.agreement().has_passthrough() {
             warn!("this kernel has no passthrough (Linux 6.9 and later): reads go through cv fuse");
         }
         mount.set_read_ahead(if fuse.direct { 0 } else { readahead });
@@ -471,14 +502,15 @@ async fn begin(config: &Config, namespace: Arc<Namespace>) -> Result<(Mount, Ses
 
 /// What is asked of the kernel.
 fn session_options(fuse: &schema::Fuse) -> SessionOptions {
+    let has_opens = fuse.no_open != Choice::On;
     SessionOptions {
         threads: fuse.threads,
         max_background: fuse.max_background,
         max_readahead: u32::try_from(fuse.kernel_readahead.bytes()).unwrap_or(u32::MAX),
-        async_dio: !fuse.no_open,
+        async_dio: has_opens,
         // Without closes nobody would know when they end.
-        locks: !fuse.no_open,
-        posix_acl: fuse.posix_acl,
+        locks: has_opens,
+        posix_acl: fuse.posix_acl && fuse.xattrs != Choice::Off,
         passthrough: asks_for_passthrough(fuse),
     }
 }

@@ -1,4 +1,5 @@
-//! The root of the mount: the kernel's inode 1 is whatever inode `fuse.path` leads to.
+//! The root of the mount: the kernel's inode 1 is whatever inode `fuse.path` leads to. Where the mount is shown by a
+//! directory within it ([`StagedMount`](crate::kernel::StagedMount)), so is the inode of that.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -7,18 +8,54 @@ use parking_lot::Mutex;
 
 use crate::kernel::abi::ROOT_NODE;
 
+/// The name of the directory that is shown in place of the root.
+pub const INNER_NAME: &[u8] = b".root";
+/// Its number. No inode has it.
+const INNER_NODE: u64 = i64::MAX as u64;
+
 /// Translates between the kernel's node ids and the namespace's inode ids.
 #[derive(Debug)]
 pub struct Root {
     path: String,
     inode: AtomicU64,
+    /// By which the kernel knows it.
+    kernel_node: AtomicU64,
     names: RootNames,
 }
 
 impl Root {
     /// `path` of the namespace leads to `inode`.
     pub fn new(path: &str, inode: u64) -> Self {
-        Self { path: path.to_owned(), inode: AtomicU64::new(inode), names: RootNames::default() }
+        let (inode, kernel_node) = (AtomicU64::new(inode), AtomicU64::new(ROOT_NODE));
+        Self { path: path.to_owned(), inode, kernel_node, names: RootNames::default() }
+    }
+
+    /// The kernel shows [`INNER_NAME`] in its place, or is about to.
+    pub fn move_inside(&self) {
+        self.kernel_node.store(INNER_NODE, Relaxed);
+    }
+
+    /// It does not.
+    pub fn stay_outside(&self) {
+        self.kernel_node.store(ROOT_NODE, Relaxed);
+    }
+
+    pub fn is_inside(&self) -> bool {
+        self.kernel_node() != ROOT_NODE
+    }
+
+    /// Whether a lookup is the one for what is shown in its place.
+    pub fn is_inner(&self, kernel_parent: u64, name: &[u8]) -> bool {
+        kernel_parent == ROOT_NODE && name == INNER_NAME && self.is_inside()
+    }
+
+    pub fn kernel_node(&self) -> u64 {
+        self.kernel_node.load(Relaxed)
+    }
+
+    /// The number of an inode that programs see.
+    pub fn shown_number(&self, inode: u64) -> u64 {
+        if inode == self.inode.load(Relaxed) { ROOT_NODE } else { inode }
     }
 
     pub fn path(&self) -> &str {
@@ -26,15 +63,15 @@ impl Root {
     }
 
     pub fn is_root(&self, kernel_node: u64) -> bool {
-        kernel_node == ROOT_NODE
+        kernel_node == ROOT_NODE || kernel_node == INNER_NODE
     }
 
     pub fn to_namespace(&self, kernel_node: u64) -> u64 {
-        if kernel_node == ROOT_NODE { self.inode.load(Relaxed) } else { kernel_node }
+        if self.is_root(kernel_node) { self.inode.load(Relaxed) } else { kernel_node }
     }
 
     pub fn to_kernel(&self, inode: u64) -> u64 {
-        if inode == self.inode.load(Relaxed) { ROOT_NODE } else { inode }
+        if inode == self.inode.load(Relaxed) { self.kernel_node() } else { inode }
     }
 
     pub fn names(&self) -> &RootNames {
@@ -115,5 +152,18 @@ mod tests {
         assert_eq!((root.to_kernel(77), root.to_kernel(2)), (1, 2));
         root.moved_to(78);
         assert_eq!((root.to_namespace(1), root.to_kernel(77)), (78, 77));
+    }
+
+    #[test]
+    fn a_root_that_is_shown_by_a_directory_within_it_goes_by_the_number_of_that() {
+        let root = Root::new("/a", 77);
+        assert!(!root.is_inner(1, INNER_NAME), "a name like any other");
+        root.move_inside();
+        assert!(root.is_inner(1, INNER_NAME) && !root.is_inner(77, INNER_NAME) && !root.is_inner(1, b"a"));
+        let inner = root.to_kernel(77);
+        assert!(inner != 1 && root.is_root(inner) && root.is_root(1) && !root.is_root(77));
+        assert_eq!((root.to_namespace(inner), root.to_namespace(1), root.shown_number(77)), (77, 77, 1));
+        root.stay_outside();
+        assert_eq!(root.to_kernel(77), 1);
     }
 }

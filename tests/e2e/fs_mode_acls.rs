@@ -120,6 +120,24 @@ fn as_user(uid: u32, directory: &Path, script: &str) -> bool {
 }
 
 #[test]
+fn the_list_of_the_mount_point_is_asked_for_once_whoever_comes_by() {
+    let cluster = mounted(Options::default());
+    fs::set_permissions(cluster.path("fs"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(cluster.path("fs/file"), "a line\n").unwrap();
+    let read = |times: u32| format!("for n in $(seq {times}); do read line < fs/file || exit 1; done");
+    let asked = || cluster.status().fuse[0].metric("cavern_fuse_requests_total{operation=\"xattr\"").unwrap();
+    assert!(as_user(1000, cluster.mount_point(), &read(1)));
+    let before = asked();
+    assert!(as_user(1000, cluster.mount_point(), &read(100)));
+    assert_eq!(asked(), before);
+    // The root is one directory, whichever way it is looked at.
+    let [root, above] = ["", "fs/.."].map(|path| fs::metadata(cluster.path(path)).unwrap().ino());
+    assert_eq!((root, above), (1, 1));
+    let listed = fs::read_dir(cluster.mount_point()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(listed.collect::<Vec<_>>(), ["fs"]);
+}
+
+#[test]
 fn whoever_a_list_names_may_do_as_it_says_on_every_mount() {
     let cluster = mounted(Options { more_mounts: vec!["second"], ..Options::default() });
     let top = cluster.path("fs");

@@ -13,6 +13,7 @@ mod client_killed;
 mod client_restart;
 mod coherence;
 mod command_line;
+mod data_set;
 mod deleted;
 mod epochs;
 mod exports;

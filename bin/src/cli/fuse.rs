@@ -51,8 +51,8 @@ enum FuseCommand {
 
 What was written is brought to the workers, and a process of the installed executable goes on with open files, locks \
 and whatever is under way. If it cannot, the old executable goes on, and this command says so. Files of cache-mode \
-mounts that are being written must be closed first. What decides how a mount is made (fuse.path, no_open, posix_acl, \
-direct) stays as it was; everything else is read from the configuration anew.")]
+mounts that are being written must be closed first. What decides how a mount is made (fuse.path, no_open, xattrs, \
+posix_acl, direct) stays as it was; everything else is read from the configuration anew.")]
 struct ReloadArgs {
     /// Configuration file of the cluster, which says where the mount point is.
     #[arg(long, value_name = "FILE")]

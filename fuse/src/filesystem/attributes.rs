@@ -147,21 +147,20 @@ impl Inner {
             entry = entry.min(FORGOTTEN_SOON);
         }
         let attr = looks.attr_timeout.min(trust);
-        let ino = self.root.to_kernel(node.inode);
         EntryOut {
-            nodeid: ino,
+            nodeid: self.root.to_kernel(node.inode),
             generation: self.generation(node.inode),
             entry_valid: entry.as_secs(),
             entry_valid_nsec: entry.subsec_nanos(),
             attr_valid: attr.as_secs(),
             attr_valid_nsec: attr.subsec_nanos(),
-            attr: self.attr_of(node, ino),
+            attr: self.attr_of(node),
         }
     }
 
     /// With what was written here that the master does not know yet.
-    fn attr_of(&self, node: &Node, ino: u64) -> Attr {
-        let mut attr = self.attr_defaults.attr(node, ino);
+    fn attr_of(&self, node: &Node) -> Attr {
+        let mut attr = self.attr_defaults.attr(node, self.root.shown_number(node.inode));
         if let Some(uncommitted) = self.client.uncommitted(node) {
             attr.size = uncommitted.size;
             attr.blocks = blocks(uncommitted.allocated, uncommitted.size);
@@ -177,7 +176,7 @@ impl Inner {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),
             dummy: 0,
-            attr: self.attr_of(node, self.root.to_kernel(node.inode)),
+            attr: self.attr_of(node),
         }
     }
 

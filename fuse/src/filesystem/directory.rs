@@ -266,7 +266,7 @@ impl Inner {
 
     fn add(&self, page: &mut DirectoryPage, node: &Node, next_offset: u64, form: ReaddirKind) -> Added {
         let mode = type_bits(node.kind);
-        let entry = DirectoryEntry { ino: self.root.to_kernel(node.inode), next_offset, mode, name: &node.name };
+        let entry = DirectoryEntry { ino: self.root.shown_number(node.inode), next_offset, mode, name: &node.name };
         match form {
             ReaddirKind::Names => page.add(entry),
             // Without a node id: the kernel asks for the attributes when somebody wants them, and takes no reference to
@@ -279,7 +279,7 @@ impl Inner {
     }
 
     fn add_dot(&self, page: &mut DirectoryPage, name: &[u8], inode: u64, next_offset: u64, form: ReaddirKind) -> Added {
-        let entry = DirectoryEntry { ino: self.root.to_kernel(inode), next_offset, mode: libc::S_IFDIR, name };
+        let entry = DirectoryEntry { ino: self.root.shown_number(inode), next_offset, mode: libc::S_IFDIR, name };
         match form {
             ReaddirKind::Names => page.add(entry),
             // Node id 0: the kernel takes no reference.

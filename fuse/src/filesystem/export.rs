@@ -62,7 +62,7 @@ impl Inner {
     pub(super) fn generation(&self, inode: u64) -> u64 {
         let Generations { of_cluster, of_process } = self.generations;
         match inode {
-            _ if self.root.to_kernel(inode) == ROOT_NODE => 0,
+            _ if self.root.is_root(self.root.to_kernel(inode)) => 0,
             _ if is_of_this_process(inode) => of_process.into(),
             _ => of_cluster.into(),
         }

@@ -10,6 +10,7 @@ use super::Inner;
 use super::attributes::FORGOTTEN_SOON;
 use super::estale_retry::LookupHint;
 use super::export::Handle;
+use crate::kernel::abi::{EntryOut, ROOT_NODE};
 use crate::kernel::{Caller, Reply};
 
 /// Replacements of an object that one lookup follows at most.
@@ -22,6 +23,9 @@ impl Inner {
         }
         if let Some(handle) = Handle::of_name(name) {
             return self.lookup_handle(kernel_parent, handle, reply);
+        }
+        if self.root.is_inner(kernel_parent, name) {
+            return self.lookup_inner_root(reply);
         }
         let parent = self.root.to_namespace(kernel_parent);
         if let Some(node) = self.client.shown_here(parent, name) {
@@ -57,6 +61,14 @@ impl Inner {
         if is_kept {
             self.repeat_if_changed(changes, kernel_parent, name);
         }
+    }
+
+    /// The directory that is shown in place of the root: asked for once, and there for as long as the mount.
+    fn lookup_inner_root(self: &Arc<Self>, reply: Reply) {
+        self.with_node(ROOT_NODE, "lookup", reply, |this, node, reply| {
+            let entry_valid = u64::from(u32::MAX);
+            reply.entry(&EntryOut { entry_valid, ..this.entry_of(node) });
+        });
     }
 
     /// The lookup before the second open of a path: see [`EstaleRetries`](super::estale_retry::EstaleRetries). It

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use cavern_client::File;
 use cavern_client::journal::Slot;
-use cavern_conf::schema::{self, Passthrough as Asked};
+use cavern_conf::schema::{self, Choice};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
@@ -35,12 +35,8 @@ const REFUSED_MAX: usize = 256;
 /// Whether the kernel is to be asked for it.
 pub fn is_asked(fuse: &schema::Fuse) -> bool {
     let may = || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
-    let is_wanted = match fuse.passthrough {
-        Asked::On => true,
-        Asked::Auto => may(),
-        Asked::Off => false,
-    };
-    is_wanted && !fuse.direct && !fuse.no_open
+    let is_left_out = fuse.direct || fuse.no_open == Choice::On || fuse.passthrough == Choice::Off;
+    !is_left_out && (fuse.passthrough == Choice::On || may())
 }
 
 /// A file that is registered with the kernel, until nobody has this any more.
@@ -84,7 +80,7 @@ pub struct Passthrough {
 impl Passthrough {
     pub fn new(fuse: &schema::Fuse) -> Self {
         Self {
-            is_demanded: fuse.passthrough == Asked::On,
+            is_demanded: fuse.passthrough == Choice::On,
             is_on: AtomicBool::new(is_asked(fuse)),
             refused: Mutex::default(),
             earlier: Mutex::default(),

@@ -4,6 +4,7 @@
 //! connected"). Such a leftover of ours is detached before a new mount is made in its place.
 
 mod helper;
+mod staged;
 mod table;
 
 use std::ffi::CString;
@@ -21,10 +22,13 @@ use tracing::{info, warn};
 
 use super::channel::{Channel, DEVICE};
 use super::session::READ_MAX;
+pub use staged::StagedMount;
 use table::{MountEntry, mounts_at};
 
 /// File system type in the mount table. (`fuse.` and a subtype, so that `df` and `findmnt` distinguish it from others.)
 pub const FILESYSTEM_TYPE: &str = "fuse.cv";
+/// The part of it that is ours.
+const FILESYSTEM_SUBTYPE: &str = "cv";
 /// Source in the mount table.
 const SOURCE: &str = "cavern";
 /// A mount whose daemon does not answer a stat for this long is alive but stuck.

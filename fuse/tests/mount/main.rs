@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use cavern_conf::schema::Choice;
 use cavern_conf::{Config, Interval};
 use cavern_fuse::FuseError;
 use master::Master;
@@ -273,7 +274,7 @@ fn an_open_that_meets_a_new_version_opens_it_without_an_error() {
 #[test]
 fn what_is_read_without_an_open_never_has_the_size_of_another_version() {
     let mounted = Mounted::writable(&["large"], |config| {
-        config.fuse.no_open = true;
+        config.fuse.no_open = Choice::On;
         config.fuse.client_metadata_cache = false;
         config.fuse.attr_timeout = Interval::millis(0);
     });
