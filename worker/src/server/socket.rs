@@ -37,10 +37,23 @@ impl Socket {
     /// # Errors
     /// `WouldBlock` when nothing has.
     pub(super) fn try_read(&self, buffer: &mut impl BufMut) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.try_read_buf(buffer),
-            Self::Unix(stream) => stream.try_read_buf(buffer),
-        }
+        let room = buffer.chunk_mut().len();
+        let mut received = None;
+        // Less than there is room for is all that has arrived: `WouldBlock` spares the read that would say so. What
+        // arrives from now on is told anew.
+        let read = || {
+            let count = match self {
+                Self::Tcp(stream) => stream.try_read_buf(buffer),
+                Self::Unix(stream) => stream.try_read_buf(buffer),
+            }?;
+            received = Some(count);
+            if count > 0 && count < room { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(count) }
+        };
+        let outcome = match self {
+            Self::Tcp(stream) => stream.try_io(Interest::READABLE, read),
+            Self::Unix(stream) => stream.try_io(Interest::READABLE, read),
+        };
+        received.map_or(outcome, Ok)
     }
 
     /// Writes as much as the socket takes.

@@ -1,9 +1,10 @@
 //! One connection to a worker: many requests in flight, answered out of order.
 //!
-//! A request is written by the task that makes it, straight into the socket where that has room (a non-blocking
-//! system call under a short lock: no wake-up of another task on the way out); what does not fit waits in an outbox
-//! that the connection's own task empties. That task also reads every answer and hands it to its asker. Requests in
-//! flight are bounded in bytes, as the worker asks for in its Hello.
+//! A request is sent by the task that makes it, straight into the socket where that has room: no wake-up of another
+//! task on the way out. One task sends at a time, and takes along what others put into the outbox meanwhile, so that
+//! nobody waits for a system call of somebody else's and requests of a burst share one. What does not fit into the
+//! socket is left to the connection's own task. That task also reads every answer and hands it to its asker. Requests
+//! in flight are bounded in bytes, as the worker asks for in its Hello.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -28,6 +29,11 @@ use crate::error::NetError;
 
 /// What a request costs of the bytes in flight besides its payload, so that their number is bounded too.
 const REQUEST_COST_BYTES: u64 = 16 * 1024;
+/// Frames and payloads that are sent by one system call, at most.
+const PARTS_AT_A_TIME: usize = 16;
+/// Whoever sends takes along what others have put into the outbox so many times, then the rest is the connection's own
+/// task's: it has a request of its own to wait for.
+const SENDS_IN_A_ROW: usize = 8;
 /// Bytes in flight when the worker names no limit.
 const DEFAULT_INFLIGHT_BYTES: u32 = 64 << 20;
 
@@ -52,15 +58,30 @@ pub(super) struct Connection {
     inflight: Semaphore,
     inflight_limit: u32,
     state: Mutex<State>,
-    outbox_filled: Notify,
+    /// The own task has something to send, or finds the connection closed.
+    handed_over: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     pending: HashMap<u64, Pending>,
+    /// What nobody has begun to send yet, or what the socket did not take.
     outbox: VecDeque<Bytes>,
+    sender: Sender,
     /// Why the connection cannot be used any more.
     closed: Option<String>,
+}
+
+/// Who sends what is in the outbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Sender {
+    /// Whoever comes next: it is empty.
+    #[default]
+    Nobody,
+    /// Somebody who is at it.
+    Asker,
+    /// The connection's own task, when the socket takes more.
+    OwnTask,
 }
 
 #[derive(Debug)]
@@ -68,6 +89,14 @@ struct Pending {
     answer: FrameKind,
     payload_limit: u32,
     reply: oneshot::Sender<Result<Answer, data::Failure>>,
+}
+
+/// What has become of the outbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    All,
+    /// The rest is the own task's.
+    Part,
 }
 
 /// A greeted socket, before its task runs.
@@ -146,7 +175,7 @@ impl Connection {
             inflight: Semaphore::new(inflight_limit as usize),
             inflight_limit,
             state: Mutex::default(),
-            outbox_filled: Notify::new(),
+            handed_over: Notify::new(),
         });
         let driver = drive(connection.clone(), greeted.reader, evicted, stop);
         (connection, driver)
@@ -220,54 +249,103 @@ impl Connection {
     }
 
     /// Puts a frame on its way, and the request that it belongs to on record.
-    fn send(&self, mut frame: Bytes, mut payload: Bytes, request: Option<(u64, Pending)>) -> Result<(), NetError> {
+    fn send(&self, frame: Bytes, payload: Bytes, request: Option<(u64, Pending)>) -> Result<(), NetError> {
         let mut state = self.state.lock();
         if state.closed.is_some() {
             drop(state);
             return Err(self.broken());
         }
         state.pending.extend(request);
-        if state.outbox.is_empty() {
-            match self.socket.try_send(&[IoSlice::new(&frame), IoSlice::new(&payload)]) {
-                Ok(sent) => {
-                    let of_frame = sent.min(frame.len());
-                    frame.advance(of_frame);
-                    payload.advance(sent - of_frame);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => {
-                    Self::close(&mut state, error.to_string());
-                    drop(state);
-                    self.outbox_filled.notify_one();
-                    return Err(self.broken());
-                }
+        state.outbox.extend([frame, payload].into_iter().filter(|part| !part.is_empty()));
+        if state.sender != Sender::Nobody {
+            return Ok(());
+        }
+        state.sender = Sender::Asker;
+        drop(state);
+        match self.send_outbox() {
+            Ok(Sent::All) => Ok(()),
+            Ok(Sent::Part) => {
+                self.handed_over.notify_one();
+                Ok(())
+            }
+            Err(_) => {
+                self.handed_over.notify_one();
+                Err(self.broken())
             }
         }
-        let rest = [frame, payload].into_iter().filter(|part| !part.is_empty());
-        let before = state.outbox.len();
-        state.outbox.extend(rest);
-        if state.outbox.len() > before {
-            drop(state);
-            self.outbox_filled.notify_one();
-        }
-        Ok(())
     }
 
-    /// Sends from the outbox until it is empty or the socket is full.
-    fn flush(&self) -> io::Result<()> {
+    /// Sends what is in the outbox, and what others put there meanwhile. The caller is the one who sends; when this
+    /// returns it is nobody, or the own task. An error closes the connection.
+    fn send_outbox(&self) -> io::Result<Sent> {
+        let mut batch = VecDeque::new();
+        let mut outcome = Ok(());
+        for _ in 0..SENDS_IN_A_ROW {
+            {
+                let mut state = self.state.lock();
+                if batch.is_empty() {
+                    std::mem::swap(&mut batch, &mut state.outbox);
+                } else {
+                    batch.append(&mut state.outbox);
+                }
+                if batch.is_empty() {
+                    state.sender = Sender::Nobody;
+                    return Ok(Sent::All);
+                }
+            }
+            outcome = self.send_some(&mut batch);
+            if outcome.is_err() {
+                break;
+            }
+        }
         let mut state = self.state.lock();
-        while let Some(first) = state.outbox.front_mut() {
-            let sent = self.socket.try_send(&[IoSlice::new(first)])?;
-            first.advance(sent);
+        match outcome {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                Self::close(&mut state, error.to_string());
+                return Err(error);
+            }
+            _ if state.closed.is_some() => {}
+            _ => {
+                batch.append(&mut state.outbox);
+                state.outbox = batch;
+            }
+        }
+        state.sender = if state.outbox.is_empty() { Sender::Nobody } else { Sender::OwnTask };
+        Ok(if state.outbox.is_empty() { Sent::All } else { Sent::Part })
+    }
+
+    /// One system call.
+    fn send_some(&self, batch: &mut VecDeque<Bytes>) -> io::Result<()> {
+        let mut parts = [IoSlice::new(&[]); PARTS_AT_A_TIME];
+        for (part, bytes) in parts.iter_mut().zip(&*batch) {
+            *part = IoSlice::new(bytes);
+        }
+        let mut sent = self.socket.try_send(&parts[..batch.len().min(PARTS_AT_A_TIME)])?;
+        while let Some(first) = batch.front_mut().filter(|_| sent > 0) {
+            let of_first = sent.min(first.len());
+            first.advance(of_first);
+            sent -= of_first;
             if first.is_empty() {
-                state.outbox.pop_front();
+                batch.pop_front();
             }
         }
         Ok(())
     }
 
-    fn outbox_waits(&self) -> bool {
-        !self.state.lock().outbox.is_empty()
+    /// Sends what was left to the own task, as far as the socket takes it.
+    fn send_left(&self) -> io::Result<()> {
+        {
+            let mut state = self.state.lock();
+            if state.sender != Sender::OwnTask {
+                return Ok(());
+            }
+            state.sender = Sender::Asker;
+        }
+        self.send_outbox().map(drop)
+    }
+
+    fn has_to_send(&self) -> bool {
+        self.state.lock().sender == Sender::OwnTask
     }
 
     fn close(state: &mut State, cause: String) {
@@ -375,16 +453,113 @@ async fn drive(
                 },
                 Err(error) => break error.to_string(),
             },
-            ready = socket.writable(), if connection.outbox_waits() => {
-                match ready.and_then(|()| connection.flush()) {
-                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => break error.to_string(),
-                    _ => {}
+            ready = socket.writable(), if connection.has_to_send() => {
+                if let Err(error) = ready.and_then(|()| connection.send_left()) {
+                    break error.to_string();
                 }
             }
-            () = connection.outbox_filled.notified() => if !connection.is_open() { break String::new() },
+            () = connection.handed_over.notified() => if !connection.is_open() { break String::new() },
             () = stop.cancelled() => break "the client closed it".to_owned(),
         }
     };
     Connection::close(&mut connection.state.lock(), cause);
     connection.inflight.close();
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::future::join_all;
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    const WAIT: Duration = Duration::from_secs(20);
+    const ASKERS: u32 = 8;
+    const REQUESTS: u32 = 20;
+
+    /// A connection whose own task runs, and the other end.
+    fn connected() -> (Arc<Connection>, UnixStream, CancellationToken) {
+        let (socket, peer) = UnixStream::pair().unwrap();
+        let reader = FrameReader::new(Arc::default());
+        let greeted = Greeted { socket: Socket::Unix(socket), reader, hello: data::Hello::default() };
+        let stop = CancellationToken::new();
+        let (connection, own_task) = Connection::new(greeted, 1, "there".to_owned(), None, stop.clone());
+        tokio::spawn(own_task);
+        (connection, peer, stop)
+    }
+
+    fn payload_length(asker: u32, number: u32) -> usize {
+        (asker * 30_000 + number * 7_001) as usize
+    }
+
+    /// Answers writes until the connection ends; gives the askers and the lengths of their payloads, as they came.
+    async fn answer_all(peer: UnixStream) -> Vec<(u32, usize)> {
+        let (socket, mut reader, mut came) = (Socket::Unix(peer), FrameReader::new(Arc::default()), Vec::new());
+        while let Ok(frame) = reader.next(&socket, |_| Ok(Payload::Keep)).await {
+            let request: data::WriteRequest = decode(frame.message).unwrap();
+            assert!(frame.payload.iter().all(|byte| u32::from(*byte) == request.offset));
+            came.push((request.offset, frame.payload.len()));
+            let answer = encode_frame(FrameKind::WriteReply, frame.header.request_id, &data::WriteReply::default(), 0);
+            let Socket::Unix(stream) = &socket else { unreachable!("it is one") };
+            let mut rest = &answer[..];
+            while !rest.is_empty() {
+                stream.writable().await.unwrap();
+                rest.advance(stream.try_write(rest).unwrap_or(0));
+            }
+        }
+        came
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn what_many_askers_send_at_a_time_arrives_whole_and_in_the_order_of_each() {
+        let (connection, peer, stop) = connected();
+        let answering = tokio::spawn(answer_all(peer));
+        let ask = |asker: u32| {
+            let connection = connection.clone();
+            tokio::spawn(async move {
+                // Polled in this order, and begun so.
+                let requests = (0..REQUESTS).map(|number| {
+                    let request = data::WriteRequest { offset: asker, ..data::WriteRequest::default() };
+                    let payload = Bytes::from(vec![asker as u8; payload_length(asker, number)]);
+                    let connection = &connection;
+                    async move {
+                        let (kind, answer) = (FrameKind::Write, FrameKind::WriteReply);
+                        connection.upload(kind, &request, payload, answer, 0, WAIT).await.map(drop)
+                    }
+                });
+                join_all(requests).await.into_iter().for_each(|answered| answered.unwrap());
+            })
+        };
+        for asking in join_all((0..ASKERS).map(ask)).await {
+            asking.unwrap();
+        }
+        stop.cancel();
+        drop(connection);
+        let came = tokio::time::timeout(WAIT, answering).await.unwrap().unwrap();
+        for asker in 0..ASKERS {
+            let lengths: Vec<usize> = came.iter().filter(|(of, _)| *of == asker).map(|(_, length)| *length).collect();
+            assert_eq!(lengths, (0..REQUESTS).map(|number| payload_length(asker, number)).collect::<Vec<_>>());
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_end_of_a_connection_that_is_full_ends_all_who_wait() {
+        let (connection, peer, _stop) = connected();
+        let ask = |_| {
+            let connection = connection.clone();
+            let payload = Bytes::from(vec![0; 1 << 20]);
+            tokio::spawn(async move {
+                let request = data::WriteRequest::default();
+                connection.upload(FrameKind::Write, &request, payload, FrameKind::WriteReply, 0, WAIT).await.map(drop)
+            })
+        };
+        let asking: Vec<_> = (0..ASKERS).map(ask).collect();
+        peer.readable().await.unwrap();
+        drop(peer);
+        for asking in asking {
+            let ended = tokio::time::timeout(WAIT / 2, asking).await.unwrap().unwrap();
+            assert!(matches!(ended, Err(NetError::WorkerConnection { .. })), "{ended:?}");
+        }
+        assert!(!connection.is_open());
+    }
 }

@@ -16,6 +16,8 @@ use super::socket::Socket;
 
 /// What is read at once while no payload is expected. Small: the part of a payload that lands here is copied.
 const READ_BYTES: usize = 16 * 1024;
+/// The rest of a payload that is shorter than this is copied, too: what follows it comes by the same system call.
+const SHORT_BYTES: usize = 8 * 1024;
 /// Descriptors that may have arrived without their frame being complete.
 const DESCRIPTORS_MAX: usize = 1024;
 
@@ -90,7 +92,7 @@ impl FrameReader {
 
     fn receive(&mut self, socket: &Socket) -> io::Result<usize> {
         let received = match &mut self.partial {
-            Some(partial) if partial.fate == Payload::Keep => {
+            Some(partial) if partial.fate == Payload::Keep && partial.missing >= SHORT_BYTES => {
                 let into = partial.payload.bytes_mut();
                 let received = socket.try_receive(into, partial.missing, &mut self.descriptors)?;
                 partial.missing -= received;
@@ -143,8 +145,8 @@ mod tests {
     use cavern_proto::data;
     use cavern_proto::frame::{FrameKind, encode_frame};
     use proptest::prelude::*;
-    use tokio::io::AsyncWriteExt;
-    use tokio::net::UnixStream;
+    use tokio::io::{AsyncWrite, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream, UnixStream};
 
     use super::*;
 
@@ -152,28 +154,49 @@ mod tests {
     fn read_all(bytes: &[u8], piece: usize, fate: Payload) -> (Vec<Frame>, io::Error) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let (mut peer, stream) = UnixStream::pair().unwrap();
-            let send = async move {
-                for piece in bytes.chunks(piece) {
-                    // A reader that has given up closes its end.
-                    if peer.write_all(piece).await.is_err() {
-                        return;
-                    }
-                    tokio::task::yield_now().await;
-                }
-            };
-            let receive = async move {
-                let (socket, mut reader, mut frames) =
-                    (Socket::Unix(stream), FrameReader::new(Arc::default()), Vec::new());
-                loop {
-                    match reader.next(&socket, |_| Ok(fate)).await {
-                        Ok(frame) => frames.push(frame),
-                        Err(error) => return (frames, error),
-                    }
-                }
-            };
-            tokio::join!(send, receive).1
+            let (peer, stream) = UnixStream::pair().unwrap();
+            read_from(peer, Socket::Unix(stream), bytes, piece, fate).await
         })
+    }
+
+    /// The same over TCP.
+    fn read_all_by_tcp(bytes: &[u8], piece: usize, fate: Payload) -> (Vec<Frame>, io::Error) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            peer.set_nodelay(true).unwrap();
+            let (stream, _) = listener.accept().await.unwrap();
+            read_from(peer, Socket::Tcp(stream), bytes, piece, fate).await
+        })
+    }
+
+    async fn read_from(
+        mut peer: impl AsyncWrite + Unpin,
+        socket: Socket,
+        bytes: &[u8],
+        piece: usize,
+        fate: Payload,
+    ) -> (Vec<Frame>, io::Error) {
+        let send = async move {
+            for piece in bytes.chunks(piece) {
+                // A reader that has given up closes its end.
+                if peer.write_all(piece).await.is_err() {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let receive = async move {
+            let (mut reader, mut frames) = (FrameReader::new(Arc::default()), Vec::new());
+            loop {
+                match reader.next(&socket, |_| Ok(fate)).await {
+                    Ok(frame) => frames.push(frame),
+                    Err(error) => return (frames, error),
+                }
+            }
+        };
+        tokio::join!(send, receive).1
     }
 
     proptest! {
@@ -184,6 +207,7 @@ mod tests {
             payloads in prop::collection::vec(0usize..40_000, 1..6),
             piece in 1usize..30_000,
             skip: bool,
+            by_tcp: bool,
         ) {
             let mut bytes = Vec::new();
             for (id, length) in payloads.iter().enumerate() {
@@ -193,6 +217,7 @@ mod tests {
             }
             // Pieces of one byte would take long for large payloads.
             let piece = piece.max(bytes.len() / 500);
+            let read_all = if by_tcp { read_all_by_tcp } else { read_all };
             let (frames, end) = read_all(&bytes, piece, if skip { Payload::Skip } else { Payload::Keep });
             prop_assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
             prop_assert_eq!(frames.len(), payloads.len());

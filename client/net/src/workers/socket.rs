@@ -56,7 +56,17 @@ impl Socket {
         descriptors: &mut VecDeque<OwnedFd>,
     ) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => stream.try_read_buf(&mut into.limit(limit)),
+            Self::Tcp(stream) => {
+                let mut received = None;
+                // Less than there is room for is all that has arrived: `WouldBlock` spares the read that would say so.
+                // What arrives from now on is told anew.
+                let outcome = stream.try_io(Interest::READABLE, || {
+                    let count = stream.try_read_buf(&mut into.limit(limit))?;
+                    received = Some(count);
+                    if count > 0 && count < limit { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(count) }
+                });
+                received.map_or(outcome, Ok)
+            }
             Self::Unix(stream) => {
                 stream.try_io(Interest::READABLE, || receive_with_descriptors(stream, into, limit, descriptors))
             }
