@@ -59,6 +59,9 @@ pub enum WorkerError {
     /// Another live worker answers on the Unix socket.
     #[error("{} is served by another worker: stop it, or set worker.socket to another path", .0.display())]
     SocketInUse(PathBuf),
+    /// The threads that serve connections cannot be started.
+    #[error("cannot start a thread: {0}; is a limit of threads or of descriptors reached?")]
+    Threads(io::Error),
     /// The HTTP port or another part of the process's plumbing.
     #[error(transparent)]
     Process(#[from] cavern_conf::process::ProcessError),

@@ -1,6 +1,7 @@
 //! The data plane: frames of `cavern_proto::frame` over TCP, and over a Unix socket with descriptors.
 
 mod connection;
+mod cores;
 mod listen;
 mod outgoing;
 mod pressure;
@@ -24,6 +25,7 @@ use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use self::connection::Shared;
+pub use self::cores::Cores;
 pub use self::listen::bind_unix;
 use self::requests::Service;
 use crate::error::WorkerError;
@@ -94,6 +96,8 @@ pub struct Serving {
     pub memory_kib: u32,
     /// What the store says about evicted blocks.
     pub evictions: mpsc::Receiver<Eviction>,
+    /// The threads that serve connections. They are to outlive what these have begun.
+    pub cores: Arc<Cores>,
 }
 
 impl Server {
@@ -121,14 +125,14 @@ impl Server {
     /// Serves until `stop`; then answers what is in flight, for a few seconds at most, and returns. The socket file is
     /// removed.
     pub async fn serve(self, serving: Serving, stop: CancellationToken) {
-        let Serving { store, fills, uploads, membership, metrics, memory, memory_kib, evictions } = serving;
+        let Serving { store, fills, uploads, membership, metrics, memory, memory_kib, evictions, cores } = serving;
         let (frames, _) = broadcast::channel(EVICTION_FRAMES);
         let spares = Arc::new(Semaphore::new(SPARES_KIB));
         let service = Service { store, fills, uploads, metrics, memory, memory_kib, spares };
         let shared =
             Arc::new(Shared { service: Arc::new(service), membership, evictions: frames.clone(), stop: stop.clone() });
         tokio::join!(
-            listen::accept(self.tcp, self.unix, shared),
+            listen::accept(self.tcp, self.unix, shared, cores),
             stop.run_until_cancelled(broadcast_evictions(evictions, frames)),
         );
         // Nobody else could have bound it meanwhile: binding replaces only what nobody serves.

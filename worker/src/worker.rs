@@ -20,7 +20,7 @@ use crate::metrics::{StoreCollector, WorkerMetrics};
 use crate::mounts::Mounts;
 use crate::orphan_blocks::Unclaimed;
 use crate::persist::{Peers, UploadParts, Uploads};
-use crate::server::{self, Membership, Server, Serving};
+use crate::server::{self, Cores, Membership, Server, Serving};
 use crate::store::{self, Store, StoreOptions};
 
 /// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
@@ -155,6 +155,8 @@ pub async fn run_with_replays(
         let store = store.clone();
         move || health_of(&store)
     };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = Arc::new(Cores::start(threads).map_err(WorkerError::Threads)?);
     let serving = Serving {
         store: store.clone(),
         fills: fills.clone(),
@@ -164,6 +166,7 @@ pub async fn run_with_replays(
         memory,
         memory_kib,
         evictions,
+        cores: cores.clone(),
     };
     let (result, cleaned, (), (), (), (), (), (), (), ()) = tokio::join!(
         link,
@@ -184,7 +187,8 @@ pub async fn run_with_replays(
         warn!("stopped while uploads were given up: the bucket may keep parts of them until it tidies up");
     }
     master.shutdown().await;
-    tokio::task::spawn_blocking(move || store.flush()).await?;
+    // The threads were at fills until now; their end is waited for.
+    tokio::task::spawn_blocking(move || (drop(cores), store.flush())).await?;
     cleaned?;
     info!("stopped");
     result

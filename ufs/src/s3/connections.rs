@@ -29,6 +29,7 @@ use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
+use tokio::runtime::{self, Handle};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -82,6 +83,8 @@ struct Connection {
     driver: Option<Driver>,
     wakes: Arc<Wakes>,
     waker: Waker,
+    /// Which tells of its events: on another one each of them would have to wake a thread.
+    runtime: runtime::Id,
 }
 
 /// A body in progress. Its connection is used again when its end was seen, and closed when it is dropped before.
@@ -147,15 +150,18 @@ impl Connections {
         let (sender, driver) = made.map_err(|error| Failure::broken("the connection broke", error))?;
         let wakes = Arc::new(Wakes::default());
         let waker = wakes.clone().into();
-        Ok(Connection { host, sender, driver: Some(driver), wakes, waker })
+        let runtime = Handle::current().id();
+        Ok(Connection { host, sender, driver: Some(driver), wakes, waker, runtime })
     }
 
     fn take_idle(&self, host: &Host) -> Option<Connection> {
-        let now = Instant::now();
+        let (now, runtime) = (Instant::now(), Handle::current().id());
         loop {
             let Idle { mut connection, since } = {
                 let mut idle = self.0.idle.lock();
-                let found = idle.iter().rposition(|idle| idle.connection.host == *host)?;
+                let of_host = |idle: &Idle| idle.connection.host == *host;
+                let at_hand = idle.iter().rposition(|idle| of_host(idle) && idle.connection.runtime == runtime);
+                let found = at_hand.or_else(|| idle.iter().rposition(of_host))?;
                 idle.remove(found)
             };
             if now.duration_since(since) < self.0.idle_time && connection.is_usable() {

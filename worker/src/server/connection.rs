@@ -31,6 +31,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use super::cores::Seat;
 use super::outgoing::{Outgoing, PassedFile, Segment};
 use super::requests::{ContentRequest, Service};
 use super::socket::Socket;
@@ -82,6 +83,7 @@ struct Pending {
 pub(super) struct Connection {
     socket: Socket,
     shared: Arc<Shared>,
+    seat: Seat,
     incoming: BytesMut,
     /// The payload that comes before the next frame.
     upload: Option<Upload>,
@@ -100,11 +102,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(socket: Socket, shared: Arc<Shared>) -> Self {
+    /// To be served where the seat is.
+    pub(super) fn new(socket: Socket, shared: Arc<Shared>, seat: Seat) -> Self {
         let outgoing = Outgoing::new(shared.service.spares.clone());
         Self {
             socket,
             shared,
+            seat,
             incoming: BytesMut::new(),
             upload: None,
             frame_began: Instant::now(),
@@ -458,7 +462,12 @@ impl Connection {
             return self.refuse_and_close(request_id, &refusal);
         }
         self.pending_bytes += bytes;
-        let task = self.tasks.spawn(async move { (request_id, answer.await) });
+        let (runtime, counted) = self.seat.for_request();
+        let answer = async move {
+            let _counted = counted;
+            (request_id, answer.await)
+        };
+        let task = self.tasks.spawn_on(answer, &runtime);
         self.pending.insert(request_id, Pending { task, bytes });
     }
 

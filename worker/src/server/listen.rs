@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tracing::warn;
 
 use super::connection::{Connection, Shared};
+use super::cores::Cores;
 use super::socket::Socket;
 use crate::error::WorkerError;
 
@@ -49,7 +50,7 @@ pub async fn bind_unix(path: &Path) -> Result<UnixListener, WorkerError> {
 }
 
 /// Accepts and serves until the worker stops; then waits for the connections to end.
-pub(super) async fn accept(tcp: TcpListener, unix: UnixListener, shared: Arc<Shared>) {
+pub(super) async fn accept(tcp: TcpListener, unix: UnixListener, shared: Arc<Shared>, cores: Arc<Cores>) {
     let mut connections = JoinSet::new();
     let metrics = shared.service.metrics.clone();
     loop {
@@ -68,7 +69,15 @@ pub(super) async fn accept(tcp: TcpListener, unix: UnixListener, shared: Arc<Sha
         match accepted {
             Ok(_) if connections.len() >= MAX_CONNECTIONS => metrics.connections_refused.inc(),
             Ok(socket) => {
-                connections.spawn(Connection::new(socket, shared.clone()).serve());
+                let (seat, shared) = (cores.seat(), shared.clone());
+                let runtime = seat.runtime();
+                let serve = async move {
+                    match socket.into_current_runtime() {
+                        Ok(socket) => Connection::new(socket, shared, seat).serve().await,
+                        Err(error) => warn!(%error, "cannot serve a connection"),
+                    }
+                };
+                connections.spawn_on(serve, &runtime);
                 metrics.connections.set(connections.len() as i64);
                 continue;
             }

@@ -20,6 +20,17 @@ pub(super) enum Socket {
 }
 
 impl Socket {
+    /// The same connection, whose events come to the runtime of the caller.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(super) fn into_current_runtime(self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Tcp(stream) => Self::Tcp(TcpStream::from_std(stream.into_std()?)?),
+            Self::Unix(stream) => Self::Unix(UnixStream::from_std(stream.into_std()?)?),
+        })
+    }
+
     /// Whether descriptors can be sent over it.
     pub(super) fn passes_descriptors(&self) -> bool {
         matches!(self, Self::Unix(_))

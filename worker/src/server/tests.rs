@@ -101,6 +101,7 @@ impl Fixture {
             memory: memory.clone(),
             memory_kib: 64 << 10,
             evictions,
+            cores: Arc::new(Cores::start(2).unwrap()),
         };
         let task = tokio::spawn(server.serve(serving, stop.clone()));
         let store_id = mounts.ufs(1).await.unwrap().store_id().to_owned();

@@ -1,0 +1,164 @@
+//! Threads that serve connections, one for each core, with a runtime of its own each. A connection stays with the
+//! thread that it was given at first, so that requests and their answers change no threads: nobody is woken for them,
+//! and no thread looks for what others have to do. A request that has to wait for a bucket or a disk stays with one
+//! thread, too, with its GET and all it writes: with that of its connection, unless another one has less to do. A
+//! client of this host has one connection, whose fills are to use all cores.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle};
+use tokio_util::sync::CancellationToken;
+use tracing::error;
+
+/// Threads for what waits for the disk: of all cores together, if a core has not fewer than it needs.
+const BLOCKING_THREADS: usize = 64;
+const BLOCKING_THREADS_MIN: usize = 8;
+/// What still waits for a disk when the worker stops is waited for so long.
+const BLOCKING_END: Duration = Duration::from_secs(1);
+
+/// The threads. Dropping this ends them, and the tasks that they have still got; not on one of them.
+#[derive(Debug)]
+pub struct Cores {
+    cores: Arc<[Core]>,
+    threads: Vec<JoinHandle<()>>,
+    ended: CancellationToken,
+}
+
+/// What is known of a thread.
+#[derive(Debug)]
+struct Core {
+    runtime: Handle,
+    connections: Arc<AtomicUsize>,
+    /// Requests that wait.
+    requests: Arc<AtomicUsize>,
+}
+
+/// The place of a connection at one of the threads.
+#[derive(Debug)]
+pub(super) struct Seat {
+    cores: Arc<[Core]>,
+    number: usize,
+    _counted: Counted,
+}
+
+/// One of those that a thread has; until this is dropped.
+#[derive(Debug)]
+pub(super) struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Seat {
+    /// Where the connection is served.
+    pub(super) fn runtime(&self) -> Handle {
+        self.cores[self.number].runtime.clone()
+    }
+
+    /// Where a request of the connection is to wait: not elsewhere, as long as no other thread has fewer of them.
+    pub(super) fn for_request(&self) -> (Handle, Counted) {
+        let load = |core: &Core| core.requests.load(Ordering::Relaxed);
+        let own = &self.cores[self.number];
+        let least = self.cores.iter().min_by_key(|core| load(core)).filter(|core| load(core) < load(own));
+        let core = least.unwrap_or(own);
+        (core.runtime.clone(), Counted::new(&core.requests))
+    }
+}
+
+impl Cores {
+    /// Starts `count` threads, at least one.
+    ///
+    /// # Errors
+    /// The system has no more threads, or descriptors.
+    pub fn start(count: usize) -> io::Result<Self> {
+        let count = count.max(1);
+        let (mut cores, mut threads, ended) = (Vec::new(), Vec::new(), CancellationToken::new());
+        for number in 0..count {
+            let runtime = Builder::new_current_thread()
+                .enable_all()
+                .max_blocking_threads((BLOCKING_THREADS / count).max(BLOCKING_THREADS_MIN))
+                .thread_name(format!("data-{number}-disk"))
+                .build()?;
+            cores.push(Core {
+                runtime: runtime.handle().clone(),
+                connections: Arc::default(),
+                requests: Arc::default(),
+            });
+            let ended = ended.clone();
+            let thread = std::thread::Builder::new().name(format!("data-{number}")).spawn(move || {
+                runtime.block_on(ended.cancelled());
+                runtime.shutdown_timeout(BLOCKING_END);
+            })?;
+            threads.push(thread);
+        }
+        Ok(Self { cores: cores.into(), threads, ended })
+    }
+
+    /// A place at the thread that has the fewest connections.
+    pub(super) fn seat(&self) -> Seat {
+        let load = |number: &usize| self.cores[*number].connections.load(Ordering::Relaxed);
+        let number = (0..self.cores.len()).min_by_key(load).unwrap_or_default();
+        Seat { cores: self.cores.clone(), number, _counted: Counted::new(&self.cores[number].connections) }
+    }
+}
+
+impl Drop for Cores {
+    fn drop(&mut self) {
+        self.ended.cancel();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                error!("a thread that serves connections has panicked");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_and_requests_that_wait_are_spread_over_the_threads() {
+        let cores = Cores::start(2).unwrap();
+        let seats: Vec<Seat> = (0..4).map(|_| cores.seat()).collect();
+        let of = |number: usize| seats.iter().filter(|seat| seat.number == number).count();
+        assert_eq!((of(0), of(1)), (2, 2));
+        let own = seats[1].runtime().id();
+        let (first, counted) = seats[1].for_request();
+        assert_eq!(first.id(), own);
+        let (second, _counted) = seats[1].for_request();
+        assert_ne!(second.id(), own, "the own thread has one already");
+        drop(counted);
+        let (third, _counted) = seats[1].for_request();
+        assert_eq!(third.id(), own);
+    }
+
+    #[test]
+    fn the_end_takes_along_what_still_runs() {
+        let cores = Cores::start(1).unwrap();
+        let seat = cores.seat();
+        let (runtime, counted) = seat.for_request();
+        let requests = cores.cores[0].requests.clone();
+        let waits = runtime.spawn(async move {
+            let _counted = counted;
+            std::future::pending::<()>().await;
+        });
+        drop(cores);
+        assert_eq!(requests.load(Ordering::Relaxed), 0);
+        assert!(waits.is_finished());
+        drop(seat);
+    }
+}
