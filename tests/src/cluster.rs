@@ -15,10 +15,11 @@ use bytes::Bytes;
 use cavern_conf::{FAILPOINTS_VARIABLE, Failpoint};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde::Deserialize;
 
 use crate::http::http_get;
+use crate::process::send;
 use crate::s3::S3;
 use crate::wait::{eventually, within};
 
@@ -395,15 +396,13 @@ impl Cluster {
     /// Any signal for a running child of the status: TERM and KILL, say.
     #[track_caller]
     pub fn signal(&self, child: &Child, signal: Signal) {
-        let pid = child.pid.and_then(Pid::from_raw).expect("the child runs");
-        kill_process(pid, signal).unwrap();
+        send(child.pid.expect("the child runs"), signal);
     }
 
     /// The same for the process that does the work of a child: STOP and CONT, say.
     #[track_caller]
     pub fn signal_server(&self, child: &Child, signal: Signal) {
-        let pid = child.server().and_then(Pid::from_raw).expect("the child runs");
-        kill_process(pid, signal).unwrap();
+        send(child.server().expect("the child runs"), signal);
     }
 
     /// Has the process that passes a point for the `pass`th time from now on die there, as by SIGKILL. Only with

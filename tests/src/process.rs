@@ -2,8 +2,34 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cluster::Child;
+
+/// How long a stopped process may take to stand still. A thread that waits for what its own process serves never does.
+const STOPPED_WITHIN: Duration = Duration::from_secs(2);
+
+/// Sends a signal; one that stops the process has stopped its threads when this returns, if they can be.
+#[track_caller]
+pub(crate) fn send(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+    let deadline = Instant::now() + STOPPED_WITHIN;
+    while signal == Signal::STOP && !stands_still(pid) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn stands_still(pid: i32) -> bool {
+    let is_stopped = |thread: fs::DirEntry| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['T', 'Z', 'X']))
+    };
+    fs::read_dir(format!("/proc/{pid}/task"))
+        .is_ok_and(|mut threads| threads.all(|thread| thread.is_ok_and(is_stopped)))
+}
 
 /// A running process, looked at through `/proc`.
 #[derive(Clone, Copy, Debug)]
