@@ -20,6 +20,7 @@ pub mod raft;
 mod refresh;
 mod report;
 mod secrets;
+mod why;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
@@ -100,6 +101,8 @@ enum Command {
     /// The key that the masters encrypt credentials of buckets with: change it.
     #[command(subcommand)]
     Secrets(secrets::SecretsCommand),
+    /// Where the time of a read goes: read the beginning of a file, and say what that waited for.
+    Why(why::WhyArgs),
     /// Measure what a directory gives to programs, beside a baseline.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -141,6 +144,7 @@ impl Cli {
             Command::Node(command) => block_on(command.run()),
             Command::Raft(command) => block_on(command.run()),
             Command::Secrets(command) => block_on(command.run()),
+            Command::Why(args) => block_on(args.run()),
             Command::Bench(command) => command.run(),
             Command::GenImages(args) => args.run(),
             Command::Local(command) => command.run(),

@@ -47,6 +47,7 @@ use crate::memory::MemoryShare;
 use crate::metadata::{Metadata, Node, OpenInode};
 use crate::mounts::MountView;
 use crate::read::Files;
+use crate::stages::Stage;
 use crate::stats::Stats;
 use beside::Readings;
 use block::OpenBlock;
@@ -407,6 +408,7 @@ impl FsFile {
 
     /// Asks the master which blocks the file has, after the commit in flight, if there is one.
     async fn load(&self) -> Result<(), ClientError> {
+        let _asked = Stage::Metadata.begin();
         let _one = self.committing.lock().await;
         if self.is_current() { Ok(()) } else { self.load_now().await }
     }

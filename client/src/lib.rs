@@ -18,6 +18,7 @@ pub mod file;
 pub mod journal;
 pub mod metadata;
 pub mod mounts;
+pub mod stages;
 pub mod stats;
 
 mod cached_copies;
@@ -47,6 +48,7 @@ pub use mounts::{MountView, Mounts, ObjectVersion};
 pub use read::DiskRead;
 pub use session::{Client, Predecessor};
 pub use staged::OBJECT_BYTES_MAX;
+pub use stages::{Stage, StageTimes, Stages};
 pub use stats::Stats;
 
 /// Whether an inode is one of this process alone: of a file that is, or was, being written to a bucket here.

@@ -235,6 +235,7 @@ fn fuse(fuse: &Fuse, rules: &mut Rules<'_>) {
     rules.at_most_ten_years("fuse.entry_timeout", fuse.entry_timeout);
     rules.at_most_ten_years("fuse.attr_timeout", fuse.attr_timeout);
     rules.at_most_ten_years("fuse.negative_timeout", fuse.negative_timeout);
+    rules.at_most_ten_years("fuse.trace_above", fuse.trace_above);
     for (key, id) in [("fuse.uid", fuse.uid), ("fuse.gid", fuse.gid)] {
         // The largest 32-bit number is -1 to the kernel, and means nobody.
         rules.require((-1..i64::from(u32::MAX)).contains(&id), &[key], || {

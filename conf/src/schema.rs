@@ -285,6 +285,8 @@ pub struct Fuse {
     pub posix_acl: bool,
     /// The mount outlives the process that serves it: another one goes on when it dies, or is replaced.
     pub keep_mount: bool,
+    /// Requests that take as long are in the trace of the mount.
+    pub trace_above: Interval,
 }
 
 fn text(value: &str) -> String {
@@ -412,6 +414,7 @@ impl Default for Fuse {
             xattrs: Choice::Auto,
             posix_acl: true,
             keep_mount: true,
+            trace_above: Interval::millis(10),
         }
     }
 }

@@ -26,6 +26,7 @@ mod lseek;
 mod names;
 mod no_open;
 mod open;
+mod own_files;
 mod passthrough;
 mod privileges;
 mod read;
@@ -53,6 +54,7 @@ use crate::inheritance::Inheritance;
 use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
 use crate::root::Root;
+use crate::trace::Trace;
 use directory::DirectoryHandle;
 use error_reply::Failures;
 use estale_retry::EstaleRetries;
@@ -95,6 +97,9 @@ struct Inner {
     /// `fuse.direct`: no pages are kept.
     direct: bool,
     passthrough: Passthrough,
+    trace: Arc<Trace>,
+    /// Texts of it that are open.
+    traces: Handles<String>,
 }
 
 /// How often what nobody uses any more is looked for.
@@ -150,6 +155,8 @@ impl Namespace {
             posix_acl: conf.posix_acl,
             direct: conf.direct,
             passthrough: Passthrough::new(conf),
+            trace: Arc::new(Trace::new(conf.trace_above.get())),
+            traces: Handles::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -188,6 +195,9 @@ impl Namespace {
 impl Filesystem for Namespace {
     fn dispatch(&self, node: u64, caller: Caller, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
         let inner = &self.inner;
+        if own_files::is_own(node) {
+            return inner.of_own(node, operation, reply);
+        }
         match operation {
             Operation::Lookup { name } => inner.lookup(node, caller, name, reply),
             Operation::Getattr => inner.getattr(node, reply),
@@ -216,6 +226,11 @@ impl Filesystem for Namespace {
             }
             Operation::Mkdir { name, mode, umask } => inner.mkdir(node, caller, name, (mode, umask), reply),
             Operation::Symlink { name, target } => inner.symlink(node, caller, name, target, reply),
+            Operation::Link { inode: other, .. } | Operation::Rename { new_parent: other, .. }
+                if own_files::is_own(other) =>
+            {
+                reply.error(libc::EROFS);
+            }
             Operation::Link { inode, name } => inner.link(inode, caller, (node, name), reply),
             Operation::Unlink { name } => inner.unlink(node, caller, name, reply),
             Operation::Rmdir { name } => inner.rmdir(node, caller, name, reply),

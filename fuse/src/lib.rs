@@ -4,7 +4,7 @@
 //! thin as it can be above `cavern_client`; [`invalidation`] carries what has changed to the kernel's caches; [`run`]
 //! ties them together for the life of a process. [`keeper`] keeps the connection to the kernel when that life ends
 //! early, and [`inheritance`] what the next process must know. A worker of the host keeps that, too, and starts
-//! [`replay`] when there is no next one.
+//! [`replay`] when there is no next one. [`trace`] has what slow requests waited for.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -19,6 +19,7 @@ pub mod kernel;
 mod metrics;
 mod process;
 pub mod root;
+pub mod trace;
 
 pub use error::FuseError;
 pub use journal_at_worker::replay;

@@ -71,4 +71,6 @@ mod replaced;
 mod running;
 mod s3_clients;
 mod secrets;
+mod trace;
 mod trees;
+mod why;

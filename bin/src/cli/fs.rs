@@ -17,7 +17,7 @@ mod remove;
 mod target;
 mod ttl;
 mod usage;
-mod walk;
+pub(super) mod walk;
 mod xattr;
 
 use clap::{Args, Subcommand};

@@ -32,6 +32,14 @@ pub fn explained(error: CliError, arguments: &[OsString], matches: &ArgMatches) 
     CliError::NotFound(format!("{message}; {hint}"))
 }
 
+/// The path in the namespace of a file that is named there, or on this host where a mount of Cavern shows it. `shown`
+/// is the directory that mounts show (`fuse.path`).
+pub fn in_namespace(path: &str, shown: &str) -> String {
+    let here = std::path::absolute(path).ok();
+    let mounted = here.and_then(|here| Some((mounted::cavern_mount_above(&here)?, here)));
+    mounted.map_or_else(|| path.to_owned(), |(mount_point, here)| of_namespace(&here, &mount_point, shown))
+}
+
 /// Whether a message is about a path: it has the path, or what it begins with.
 fn is_named(message: &str, path: &Path) -> bool {
     let mut words = message.split_whitespace().map(|word| word.trim_end_matches([':', ',', ';']));

@@ -23,6 +23,7 @@ use super::write_back::Streamed;
 use crate::error::ClientError;
 use crate::mounts::MountView;
 use crate::read::fetch::{check_status, only_item, wire_range};
+use crate::stages::Stage;
 
 /// Chunks that are reserved ahead of a writer: so many times as many as are reserved already, up to 32 MiB.
 const AHEAD: u32 = 3;
@@ -136,6 +137,10 @@ impl FsFile {
     }
 
     async fn open_replica(&self, worker: u64, name: &BlockRef) -> Result<Replica, ClientError> {
+        let _worker = match self.shared.pool.known_route(worker) {
+            Route::Local => Stage::Descriptor.begin(),
+            Route::Remote => Stage::Network.begin(),
+        };
         if self.shared.pool.route(worker).await? == Route::Remote {
             return Ok(Replica { worker, joined: 0, incarnation: 0, file: None, allocated: None });
         }

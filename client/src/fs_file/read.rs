@@ -14,6 +14,7 @@ use super::block::{OpenBlock, read_blocking, seek_data, seek_hole};
 use crate::error::ClientError;
 use crate::read::fetch::{check_status, only_item, wire_range};
 use crate::read::span::{Span, spans};
+use crate::stages::Stage;
 
 /// Between two attempts to reach a worker.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
@@ -138,7 +139,9 @@ impl FsFile {
                 return Ok(charge.hold(buffer));
             }
             let offset = span.bytes.start;
+            let disk = Stage::Disk.begin();
             let read = tokio::task::spawn_blocking(move || read_blocking(&file, offset, buffer)).await;
+            drop(disk);
             match read {
                 Ok(Ok(bytes)) => {
                     stats.read_by_descriptor(bytes.len());
@@ -150,6 +153,7 @@ impl FsFile {
                 Err(_stopped) => return Err(ClientError::Shutdown),
             }
         }
+        let _worker = Stage::Network.begin();
         loop {
             let mut failure = None;
             for replica in &open.replicas {

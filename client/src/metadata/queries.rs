@@ -21,6 +21,7 @@ use super::recent_invalidations::Mark;
 use super::{DirPage, Inner, Metadata, Node};
 use crate::error::ClientError;
 use crate::mounts::MountView;
+use crate::stages::Stage;
 
 /// Longest pause between two pages of a listing, which the master may have to fetch from the bucket.
 const PAGE_WAIT: Duration = Duration::from_secs(10);
@@ -38,6 +39,7 @@ impl Metadata {
         name: &[u8],
         patience: RetryPolicy,
     ) -> Result<Arc<Node>, ClientError> {
+        let _asked = Stage::Metadata.begin();
         if let Some(directory) = self.bucket_directory(parent) {
             return self.bucket_lookup(directory, name).await;
         }
@@ -80,6 +82,7 @@ impl Metadata {
     }
 
     pub(super) async fn ask_node(&self, inode: u64, patience: RetryPolicy) -> Result<Arc<Node>, ClientError> {
+        let _asked = Stage::Metadata.begin();
         self.inner.settled(inode).await?;
         let (metadata, mark, patience) = (self.clone(), self.mark(), self.patience_in(inode, patience));
         let asked = async move {
@@ -105,6 +108,7 @@ impl Metadata {
     }
 
     pub(super) async fn ask_path(&self, path: &str) -> Result<Arc<Node>, ClientError> {
+        let _asked = Stage::Metadata.begin();
         self.inner.all_settled().await?;
         let mark = self.inner.recent.mark();
         let answer = self.inner.master.call_patiently("Resolve", |mut stubs: Stubs| {
@@ -116,6 +120,7 @@ impl Metadata {
 
     /// The node that the name of `node` leads to by now.
     pub(super) async fn ask_current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
+        let _asked = Stage::Metadata.begin();
         let current = match self.bucket_directory(node.parent) {
             Some(directory) => self.bucket_current(&directory, node).await,
             None => tokio::select! {
@@ -350,6 +355,7 @@ impl Metadata {
     /// Which blocks a file of an fs-mode mount has, and its attributes of the same moment. `Stale` when it is gone.
     /// `beside`: files of the same directory of which that is to be answered, too.
     pub async fn layout(&self, inode: u64, beside: &[u64]) -> Result<Layout, ClientError> {
+        let _asked = Stage::Metadata.begin();
         self.inner.settled(inode).await?;
         let answer = self.inner.master.call_patiently("GetLayout", |mut stubs: Stubs| {
             let request = GetLayoutRequest { inode, session: self.inner.lease.session(), beside: beside.to_vec() };

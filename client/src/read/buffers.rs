@@ -20,12 +20,16 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::memory::CHARGE_MIN_BYTES;
+use crate::stages::Stages;
 use crate::stats::Stats;
 
 /// Chunks that nobody wanted for this long are dropped even when there is room.
 const IDLE: Duration = Duration::from_secs(30);
 
 type ChunkKey = (BlockId, u32);
+
+/// Where a fetch counts what it waits for. The channel closes when it has ended.
+type Fetch = Option<Arc<Stages>>;
 
 /// Who caused a fetch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +75,7 @@ enum Slot {
         whole: Bytes,
         start: usize,
     },
-    InFlight(watch::Receiver<()>),
+    InFlight(watch::Receiver<Fetch>),
 }
 
 /// What may go to make room.
@@ -88,7 +92,7 @@ pub(super) enum ChunkLookup {
     /// All of them, in order; in one if they are one piece, or part of one.
     All(Vec<Bytes>),
     /// Another fetch brings the next one: wait, then look again.
-    Wait(watch::Receiver<()>),
+    Wait(watch::Receiver<Fetch>),
     /// The first missing ones, to be fetched by the caller.
     Missing(FetchClaim),
 }
@@ -101,7 +105,7 @@ pub(super) struct FetchClaim {
     chunks: Range<u32>,
     purpose: Purpose,
     fulfilled: bool,
-    done: watch::Sender<()>,
+    done: watch::Sender<Fetch>,
 }
 
 impl Buffers {
@@ -126,7 +130,7 @@ impl Buffers {
                 None => {
                     let missing = (chunk..chunks.end).take_while(|chunk| !state.chunks.contains_key(&(block, *chunk)));
                     let run = chunk..chunk + missing.count() as u32;
-                    let (done, waiter) = watch::channel(());
+                    let (done, waiter) = watch::channel(Stages::current());
                     for chunk in run.clone() {
                         state.chunks.insert((block, chunk), Slot::InFlight(waiter.clone()));
                     }

@@ -13,6 +13,7 @@ use tracing::warn;
 use super::file::OpenFile;
 use crate::error::ClientError;
 use crate::memory::Charge;
+use crate::stages::Stage;
 
 /// More than enough for one disk's queue. Beyond that reads go the usual way.
 pub(super) const AT_A_TIME: usize = 32;
@@ -42,8 +43,9 @@ impl DiskRead {
     pub fn run(self) -> Result<Bytes, ClientError> {
         let Self { file, offset, length, slot, memory } = self;
         let core = file.core();
+        let disk = Stage::Disk.begin();
         let read = file.local_descriptor().and_then(|block| read_exactly(block, offset, length, file.node().size));
-        drop(slot);
+        drop((slot, disk));
         match read {
             Some(bytes) => {
                 core.stats.read_by_descriptor(bytes.len());

@@ -19,6 +19,7 @@ use super::span::bytes_of_chunks;
 use crate::error::ClientError;
 use crate::memory::Charge;
 use crate::mounts::ObjectVersion;
+use crate::stages::Stage;
 
 /// Chunks of one block that somebody needs.
 #[derive(Clone, Debug)]
@@ -239,12 +240,14 @@ impl Core {
         if purpose == Purpose::Readahead {
             return Err(ClientError::Memory { waited_ms: 0 });
         }
+        let _turn = Stage::Queue.begin();
         self.memory.want(bytes).charge(wait).await
     }
 
     /// Memory for what is put together from several reads, which wait for theirs while this is held: it comes from a
     /// part that is set apart, for which no such read waits.
     pub(super) async fn charge_joined(&self, bytes: u64, deadline: Instant) -> Result<Charge, ClientError> {
+        let _turn = Stage::Queue.begin();
         self.joining.want(bytes).charge(deadline.saturating_duration_since(Instant::now())).await
     }
 

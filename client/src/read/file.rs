@@ -24,6 +24,7 @@ use super::span::{Span, spans};
 use crate::error::ClientError;
 use crate::metadata::Node;
 use crate::mounts::ObjectVersion;
+use crate::stages::{Stage, Stages};
 
 /// Part of a block that one read or one fill handles at a time.
 const PIECE_BYTES: u64 = 8 << 20;
@@ -376,13 +377,17 @@ impl File {
             {
                 self.read_alone(object, span, deadline).await
             }
-            ChunkLookup::Wait(mut done) => match tokio::time::timeout_at(deadline, done.changed()).await {
-                Ok(_ended) => Ok(None),
-                Err(_elapsed) => Err(ClientError::Read {
-                    key: object.key.to_string(),
-                    causes: "another read of the same bytes did not end before the deadline".to_owned(),
-                }),
-            },
+            ChunkLookup::Wait(mut done) => {
+                let fetch = done.borrow().clone();
+                let _joined = Stages::join(fetch);
+                match tokio::time::timeout_at(deadline, done.changed()).await {
+                    Ok(_ended) => Ok(None),
+                    Err(_elapsed) => Err(ClientError::Read {
+                        key: object.key.to_string(),
+                        causes: "another read of the same bytes did not end before the deadline".to_owned(),
+                    }),
+                }
+            }
             ChunkLookup::Missing(claim) => {
                 let chunks = claim.chunks();
                 let want = ChunkRequest {
@@ -495,6 +500,7 @@ impl File {
                 descriptor.read_blocking(start, &mut buffer)?;
                 Ok::<_, std::io::Error>(buffer)
             });
+            let _disk = Stage::Disk.begin();
             // The disk decides how long this takes; the reader goes on at its deadline.
             buffer = match tokio::time::timeout_at(deadline, read).await {
                 Ok(Ok(read)) => read?,
@@ -519,6 +525,7 @@ impl File {
     ) -> Result<Bytes, ClientError> {
         let want = self.want(object, span, None);
         let wait = deadline.saturating_duration_since(Instant::now());
+        let _bucket = Stage::Bucket.begin();
         match tokio::time::timeout_at(deadline, self.core.try_bucket(&want, wait)).await {
             Ok(bytes) => {
                 let start = (span.bytes.start % CHUNK_BYTES) as usize;
@@ -614,7 +621,9 @@ impl File {
     /// Brings the chunks of a span into buffers, as far as memory is free.
     fn fetch_ahead(self: &Arc<Self>, object: &ObjectVersion, span: Span) {
         let (file, object) = (self.clone(), object.clone());
-        self.in_background(async move {
+        // For readers who come to wait for it.
+        let stages = Some(Stages::new());
+        self.in_background(Stages::scope(stages, async move {
             let block = file.block(&object, span.index);
             let deadline = Instant::now() + file.core.read_timeout;
             while let ChunkLookup::Missing(claim) = file.core.buffers.gather(block, span.chunks(), Purpose::Readahead) {
@@ -631,7 +640,7 @@ impl File {
                 }
             }
             Ok(())
-        });
+        }));
     }
 }
 

@@ -24,6 +24,7 @@ use super::buffers::Purpose;
 use super::fetch::{ChunkRequest, Piece};
 use super::outage_wait::OutageWaiter;
 use crate::error::ClientError;
+use crate::stages::{Stage, Waiting};
 
 /// Workers tried for a block even when it has one replica: the second is the next owner should the first be lost.
 const WORKERS_TRIED: usize = 2;
@@ -64,6 +65,7 @@ impl Core {
                 }
                 Err(FetchFailure { error, is_transient: true }) if want.purpose == Purpose::Read => {
                     let waiting = outage.get_or_insert_with(|| self.outages.enter(want.object.mount.id()));
+                    let _bucket = Stage::Bucket.begin();
                     waiting.wait(error, deadline).await?;
                 }
                 Err(FetchFailure { error, .. }) => return Err(error),
@@ -78,7 +80,7 @@ impl Core {
         match tokio::time::timeout_at(deadline, climb.run()).await {
             Ok(result) => result,
             Err(_elapsed) => {
-                let silent: Vec<String> = climb.asked.iter().map(Source::to_string).collect();
+                let silent: Vec<String> = climb.asked.iter().map(|(source, _)| source.to_string()).collect();
                 climb.causes.push(format!("{} gave no answer within client.read_timeout", silent.join(" and ")));
                 Err(climb.failed().into())
             }
@@ -132,8 +134,8 @@ struct SourceFallback<'a> {
     want: &'a ChunkRequest,
     deadline: Instant,
     sources: std::vec::IntoIter<Source>,
-    /// Sources that have not answered yet.
-    asked: Vec<Source>,
+    /// Sources that have not answered yet. The wait for one ends with the climb: who lost goes on for nobody.
+    asked: Vec<(Source, Waiting)>,
     /// Why sources failed, in the order in which they did.
     causes: Vec<String>,
     /// The bucket could not be reached from here, or did not answer.
@@ -162,7 +164,7 @@ impl SourceFallback<'_> {
                         if hedged == Some(source) {
                             self.core.stats.hedges_won.inc();
                         }
-                        if self.asked.iter().any(|asked| matches!(asked, Source::Worker(_)) && *asked != source) {
+                        if self.asked.iter().any(|(asked, _)| matches!(asked, Source::Worker(_)) && *asked != source) {
                             self.core.finish_in_background(running);
                         }
                         return Ok(piece);
@@ -172,7 +174,7 @@ impl SourceFallback<'_> {
                     Err(error @ (ClientError::Memory { .. } | ClientError::Shutdown)) => return Err(error.into()),
                     Err(error) => {
                         self.causes.push(error.to_string());
-                        self.asked.retain(|asked| *asked != source);
+                        self.asked.retain(|(asked, _)| *asked != source);
                         self.is_outage |= matches!(&error, ClientError::Ufs(error) if error.is_outage());
                         if is_bucket_trouble(&error) && self.want.object.mount.replicas() == 1 {
                             // A worker that does not hold the block would have to ask the same bucket.
@@ -214,14 +216,18 @@ impl SourceFallback<'_> {
                 Source::Worker(worker) => match core.pool.admit(worker) {
                     Some(attempt) => {
                         let wait = left.min(core.worker_timeout).max(Duration::from_millis(1));
-                        self.asked.push(source);
+                        let stage = match core.pool.known_route(worker) {
+                            Route::Local => Stage::Descriptor,
+                            Route::Remote => Stage::Network,
+                        };
+                        self.asked.push((source, stage.begin()));
                         let tried = async move { (source, core.try_worker(&want, worker, attempt, wait).await) };
                         return Some((source, Box::pin(tried)));
                     }
                     None => self.causes.push(format!("{source}: left alone after it failed")),
                 },
                 Source::Bucket => {
-                    self.asked.push(source);
+                    self.asked.push((source, Stage::Bucket.begin()));
                     let tried = async move { (source, core.try_bucket(&want, left).await.map(Piece::Buffer)) };
                     return Some((source, Box::pin(tried)));
                 }

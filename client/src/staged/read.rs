@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use super::file::StagedFile;
 use super::ranges::RangeSet;
 use crate::error::ClientError;
+use crate::stages::Stage;
 
 /// What is read of the object that a file was opened from at a time.
 pub(super) const BASE_PIECE: u64 = 4 << 20;
@@ -97,6 +98,7 @@ impl StagedFile {
     }
 
     async fn read_staged(&self, range: Range<u64>) -> Result<Vec<u8>, ClientError> {
+        let _disk = Stage::Disk.begin();
         self.with_file(move |file| {
             let mut bytes = vec![0; (range.end - range.start) as usize];
             file.read_exact_at(&mut bytes, range.start)?;

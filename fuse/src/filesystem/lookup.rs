@@ -12,6 +12,7 @@ use super::estale_retry::LookupHint;
 use super::export::Handle;
 use crate::kernel::abi::{EntryOut, ROOT_NODE};
 use crate::kernel::{Caller, Reply};
+use crate::trace::Subject;
 
 /// Replacements of an object that one lookup follows at most.
 const REPLACEMENTS: usize = 8;
@@ -35,6 +36,7 @@ impl Inner {
         let expecting = self.second_opens.expecting(parent, name, caller.thread);
         if expecting != LookupHint::Nothing {
             let (this, name) = (Arc::clone(self), name.to_vec());
+            let reply = self.traced_lookup(parent, &name, reply);
             return reply.defer(move |reply| async move {
                 match expecting {
                     LookupHint::Writer => this.write_by_name(kernel_parent, &name, caller.thread, reply).await,
@@ -55,6 +57,7 @@ impl Inner {
             CachedLookup::Negative => self.show_absence(parent, name, reply),
             CachedLookup::Miss => {
                 let (this, name) = (Arc::clone(self), name.to_vec());
+                let reply = self.traced_lookup(parent, &name, reply);
                 return reply.defer(move |reply| async move { this.ask_for_name(kernel_parent, &name, reply).await });
             }
         };
@@ -69,6 +72,10 @@ impl Inner {
             let entry_valid = u64::from(u32::MAX);
             reply.entry(&EntryOut { entry_valid, ..this.entry_of(node) });
         });
+    }
+
+    fn traced_lookup(&self, parent: u64, name: &[u8], reply: Reply) -> Reply {
+        reply.traced(&self.trace, Subject { inode: parent, name: name.to_vec(), ..Subject::default() })
     }
 
     /// The lookup before the second open of a path: see [`EstaleRetries`](super::estale_retry::EstaleRetries). It
@@ -136,6 +143,8 @@ impl Inner {
                 !node.is_strict()
             }
             Err(ClientError::NotFound(_)) => self.show_absence(parent, name, reply),
+            // Whoever wants to know why no master answers must find it.
+            Err(_) if self.is_own_directory(parent, name) => return self.show_own_directory(reply),
             Err(error) => return self.failures.answer(reply, "lookup", &error),
         };
         if is_kept {
@@ -151,6 +160,10 @@ impl Inner {
 
     /// Answers that a name leads nowhere; whether the kernel keeps that.
     fn show_absence(&self, parent: u64, name: &[u8], reply: Reply) -> bool {
+        if self.is_own_directory(parent, name) {
+            self.show_own_directory(reply);
+            return false;
+        }
         let absence = self.absence(parent, name);
         reply.no_entry(absence);
         !absence.is_zero()

@@ -19,6 +19,7 @@ use super::passthrough::KeptBacking;
 use crate::inheritance::HandleRecord;
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
+use crate::trace::Subject;
 
 /// An open file as the kernel has it.
 pub struct OpenHandle {
@@ -66,6 +67,7 @@ impl Inner {
             return self.answer_open(node, opened, caller, flags, reply);
         }
         let this = Arc::clone(self);
+        let reply = reply.traced(&self.trace, Subject { inode, node: node.clone(), ..Subject::default() });
         reply.defer(move |reply| async move {
             let node = match node {
                 Some(node) => Ok(node),

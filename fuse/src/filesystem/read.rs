@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::Inner;
 use super::open::OpenHandle;
 use crate::kernel::Reply;
+use crate::trace::Subject;
 
 /// Reads of at most this size are begun by the event loop.
 const SMALL_BYTES: usize = 128 << 10;
@@ -56,6 +57,9 @@ impl Inner {
             return reply.bytes(&payload[..read]);
         }
         let this = Arc::clone(self);
+        let (inode, node) = (handle.file.inode(), handle.file.version_node().cloned());
+        let subject = Subject { inode, node, range: Some((offset, length)), ..Subject::default() };
+        let reply = reply.traced(&self.trace, subject);
         if let Some(disk) = handle.file.disk_read(offset, length) {
             return reply.defer_blocking(move |reply| this.answer_read(&handle, read, disk.run(), reply));
         }
@@ -87,6 +91,8 @@ impl Inner {
     /// A read without an open, of an inode that the client has forgotten, or of a file that can be written to.
     fn read_unopened(self: &Arc<Self>, kernel_node: u64, read: ReadArgs, reply: Reply) {
         let this = Arc::clone(self);
+        let (inode, range) = (self.root.to_namespace(kernel_node), Some((read.offset, read.size as usize)));
+        let reply = reply.traced(&self.trace, Subject { inode, range, ..Subject::default() });
         reply.defer(move |reply| async move {
             match this.read_inode(kernel_node, read).await {
                 Ok(bytes) => reply.bytes(&bytes),

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use cavern_client::RequestContext;
+use cavern_client::{RequestContext, Stages};
+use futures::FutureExt as _;
+use futures::future::lazy;
 use rustix::io::Errno;
-use tokio::task::futures::TaskLocalFuture;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 use zerocopy::{Immutable, IntoBytes};
@@ -19,9 +20,7 @@ use super::channel::Backing;
 use super::in_flight::{Admission, InFlight, InterruptPolicy, RequestInfo};
 use super::request::CopyCount;
 use super::request_stats::{Path, RequestKind};
-
-/// A task with the request that it works for.
-type Scoped<Task> = TaskLocalFuture<Arc<RequestContext>, Task>;
+use crate::trace::{Subject, Trace, Traced};
 
 /// How one request will be answered.
 #[derive(Debug)]
@@ -32,6 +31,16 @@ pub struct Reply {
     answered: bool,
     /// What was asked for in its name is kept until it is answered.
     context: Option<Arc<RequestContext>>,
+    /// On the heap: few requests have it, and all are moved.
+    traced: Option<Box<Traced>>,
+}
+
+/// Where the task of a request begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begins {
+    /// On the thread of the caller.
+    Here,
+    Elsewhere,
 }
 
 /// Whether the kernel has an answer.
@@ -45,7 +54,7 @@ pub enum Delivery {
 
 impl Reply {
     pub(super) fn new(in_flight: &Arc<InFlight>, asked: RequestInfo) -> Self {
-        Self { in_flight: Arc::clone(in_flight), asked, path: Path::Fast, answered: false, context: None }
+        Self { in_flight: Arc::clone(in_flight), asked, path: Path::Fast, answered: false, context: None, traced: None }
     }
 
     /// Names the request, also when it is sent once more.
@@ -58,6 +67,12 @@ impl Reply {
         self.asked.unique & abi::UNIQUE_RESEND != 0
     }
 
+    /// Has the trace follow this request, which is about to wait.
+    pub fn traced(mut self, trace: &Arc<Trace>, subject: Subject) -> Self {
+        self.traced = Some(Box::new(trace.follow(self.asked.received, subject)));
+        self
+    }
+
     /// Answers from a task of the runtime. The task is dropped when the asker is killed, when it has waited for
     /// [`PATIENCE`](super::in_flight::PATIENCE) since another signal, or when the connection shuts down; the request is
     /// answered then.
@@ -66,7 +81,7 @@ impl Reply {
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
     {
-        self.run(InterruptPolicy::End, InFlight::spawn, work);
+        self.run(InterruptPolicy::End, Begins::Elsewhere, work);
     }
 
     /// As `defer`, for what is short up to where it first waits: that runs on the thread of the caller.
@@ -75,7 +90,7 @@ impl Reply {
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
     {
-        self.run(InterruptPolicy::End, InFlight::begin, work);
+        self.run(InterruptPolicy::End, Begins::Here, work);
     }
 
     /// As `defer`, for what must not be given up half-way: a signal does not end it, so `work` must have a deadline. Up
@@ -85,7 +100,7 @@ impl Reply {
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
     {
-        self.run(InterruptPolicy::Wait, InFlight::begin, work);
+        self.run(InterruptPolicy::Wait, Begins::Here, work);
     }
 
     /// As `run_uninterruptible`, for what may take for ever: a signal is passed on, after which `work` must come to its
@@ -97,7 +112,7 @@ impl Reply {
     {
         let interrupted = CancellationToken::new();
         let policy = InterruptPolicy::NotifyTask(interrupted.clone());
-        self.run(policy, InFlight::begin, |reply| work(reply, interrupted));
+        self.run(policy, Begins::Here, |reply| work(reply, interrupted));
     }
 
     /// The same of what takes long before it first waits: all of it runs elsewhere.
@@ -108,10 +123,10 @@ impl Reply {
     {
         let interrupted = CancellationToken::new();
         let policy = InterruptPolicy::NotifyTask(interrupted.clone());
-        self.run(policy, InFlight::spawn, |reply| work(reply, interrupted));
+        self.run(policy, Begins::Elsewhere, |reply| work(reply, interrupted));
     }
 
-    fn run<Work, Task>(self, signals: InterruptPolicy, run: impl FnOnce(&InFlight, u64, Scoped<Task>), work: Work)
+    fn run<Work, Task>(self, signals: InterruptPolicy, begins: Begins, work: Work)
     where
         Work: FnOnce(Self) -> Task,
         Task: Future<Output = ()> + Send + 'static,
@@ -120,7 +135,13 @@ impl Reply {
         if let Some(mut reply) = self.admitted(signals) {
             let context = RequestContext::new(reply.unique());
             reply.context = Some(Arc::clone(&context));
-            run(&in_flight, unique, context.scope(work(reply)));
+            let stages = reply.stages();
+            let task = context.scope(Stages::scope(stages.clone(), work(reply)));
+            let task = lazy(move |_| dequeued(stages.as_deref())).then(move |()| task);
+            match begins {
+                Begins::Here => in_flight.begin(unique, task),
+                Begins::Elsewhere => in_flight.spawn(unique, task),
+            }
         }
     }
 
@@ -128,8 +149,16 @@ impl Reply {
     pub fn defer_blocking(self, work: impl FnOnce(Self) + Send + 'static) {
         let (in_flight, unique) = (Arc::clone(&self.in_flight), self.asked.unique);
         if let Some(reply) = self.admitted(InterruptPolicy::End) {
-            in_flight.spawn_blocking(unique, move || work(reply));
+            let stages = reply.stages();
+            in_flight.spawn_blocking(unique, move || {
+                dequeued(stages.as_deref());
+                Stages::scope_blocking(stages, || work(reply));
+            });
         }
+    }
+
+    fn stages(&self) -> Option<Arc<Stages>> {
+        self.traced.as_ref().map(|traced| Arc::clone(&traced.stages))
     }
 
     /// The reply of a request that may wait; the others are answered.
@@ -267,7 +296,13 @@ impl Reply {
 
     fn send(&mut self, errno: i32, body: &[u8]) -> Delivery {
         self.answered = true;
-        if self.path == Path::Deferred && !self.in_flight.claim(self.asked.unique) {
+        let is_taken = self.path == Path::Deferred && !self.in_flight.claim(self.asked.unique);
+        if let Some(traced) = self.traced.take() {
+            // A request that somebody has given up is of interest as well.
+            let errno = if is_taken { libc::EINTR } else { errno };
+            traced.ended(self.asked.kind, self.asked.received.elapsed(), errno);
+        }
+        if is_taken {
             return Delivery::Refused;
         }
         // Counted before it is sent, so that whoever has the answer finds it counted.
@@ -284,6 +319,13 @@ impl Reply {
             }
         }
         Delivery::Refused
+    }
+}
+
+/// The task of a request runs.
+fn dequeued(stages: Option<&Stages>) {
+    if let Some(stages) = stages {
+        stages.dequeued();
     }
 }
 
