@@ -190,9 +190,10 @@ async fn find(client: &Client, path: &str) -> Result<Found, CliError> {
 async fn read(client: &Client, node: &std::sync::Arc<Node>, found: &mut Found) -> Result<(), CliError> {
     let (path, steps) = (found.path.clone(), &mut found.steps);
     let before = Sources::of(client);
-    let file = timed("open", &path, steps, client.open_to_read(node)).await?;
-    timed("first byte", &path, steps, file.read(0, 1)).await?;
-    timed("first MiB", &path, steps, file.read(0, found.size.min(READ_BYTES) as usize)).await?;
+    let file = timed("open", &path, steps, Box::pin(client.open_to_read(node))).await?;
+    timed("first byte", &path, steps, Box::pin(file.read(0, 1))).await?;
+    let length = found.size.min(READ_BYTES) as usize;
+    timed("first MiB", &path, steps, Box::pin(file.read(0, length))).await?;
     let after = Sources::of(client);
     found.sources = Sources {
         descriptor_bytes: after.descriptor_bytes - before.descriptor_bytes,
