@@ -320,7 +320,11 @@ fn a_master_that_hangs_holds_nobody_longer_than_its_deadline() {
 
 #[test]
 fn a_part_of_the_namespace_can_be_shown() {
-    let mounted = Mounted::new(&["d/b"], |config| config.fuse.path = "/data/d".to_owned());
+    let mounted = Mounted::new(&["d/b"], |config| {
+        config.fuse.path = "/data/d".to_owned();
+        // A data set alone has none otherwise.
+        config.fuse.xattrs = Choice::On;
+    });
     assert_eq!(names(&mounted.path("")), ["b"]);
     assert_eq!(fs::read(mounted.path("b")).unwrap(), b"d/b");
     assert_eq!(fs::metadata(mounted.path("")).unwrap().ino(), 1);
