@@ -215,7 +215,8 @@ class Bench:
         held = [f"cavern_client_{what}" for what in ("descriptors", "kept_files", "budget_used_bytes")]
         while any(self.client_metric(metric) > 0 for metric in held):
             if time.monotonic() > deadline:
-                sys.exit("the client has files or bytes of blocks 30 s after they were freed")
+                held = ", ".join(f"{metric} {self.client_metric(metric):.0f}" for metric in held)
+                sys.exit(f"the client has files or bytes of blocks 30 s after they were freed: {held}")
             time.sleep(0.02)
         drop_caches()
 
@@ -338,6 +339,8 @@ class Bench:
         return self.stream_bytes / seconds / 1e6
 
     def stream_section(self):
+        # That of the section before keeps files of the images.
+        self.new_client()
         self.attach("stream")
         disk, plain, ours = (base / "stream/stream.bin" for base in (self.source, self.plain_mount, self.mount))
         bares, colds = [], []

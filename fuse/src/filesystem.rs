@@ -219,6 +219,15 @@ impl Filesystem for Namespace {
             Operation::Statfs => inner.statfs(node, reply),
             Operation::Access { mask } => inner.access(node, mask, reply),
             Operation::Readlink => inner.readlink(node, reply),
+            Operation::Getxattr { .. }
+            | Operation::Listxattr { .. }
+            | Operation::Setxattr { .. }
+            | Operation::Removexattr { .. }
+                if !inner.xattrs =>
+            {
+                // The kernel asks for none any more.
+                reply.error(libc::ENOSYS);
+            }
             Operation::Getxattr { name, size } => inner.getxattr(node, name, size, reply),
             Operation::Listxattr { size } => inner.listxattr(node, caller, size, reply),
             Operation::Mknod { name, mode, umask, rdev } => {

@@ -116,11 +116,7 @@ impl Trace {
             recent.minutes.push_back(Minute { number: minute, ..Minute::default() });
         }
         if let Some(last) = recent.minutes.back_mut() {
-            last.requests += 1;
-            last.took += request.took;
-            for (sum, time) in last.times.iter_mut().zip(request.times) {
-                *sum += time;
-            }
+            last.add(1, request.took, &request.times);
         }
         if recent.slowest.len() < SLOWEST {
             recent.slowest.push(request);
@@ -140,11 +136,7 @@ impl Trace {
             recent.forget(now, self.minute(now));
             let mut all = Minute::default();
             for minute in &recent.minutes {
-                all.requests += minute.requests;
-                all.took += minute.took;
-                for (sum, time) in all.times.iter_mut().zip(minute.times) {
-                    *sum += time;
-                }
+                all.add(minute.requests, minute.took, &minute.times);
             }
             (recent.slowest.clone(), all)
         };
@@ -180,6 +172,16 @@ impl Trace {
             let _ = writeln!(text, " {range:>20} {errno:>5} {}", one_line(&path_of(&request.subject)));
         }
         text
+    }
+}
+
+impl Minute {
+    fn add(&mut self, requests: u64, took: Duration, times: &StageTimes) {
+        self.requests += requests;
+        self.took += took;
+        for (sum, time) in self.times.iter_mut().zip(times) {
+            *sum += *time;
+        }
     }
 }
 

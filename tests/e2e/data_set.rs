@@ -1,71 +1,12 @@
 //! A mount that shows a data set alone: the kernel asks for nothing that it does not have.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{ChildStdout, Stdio};
-use std::time::Duration;
+use std::path::Path;
 
-use cavern_tests::{Child, Cluster, Options, eventually};
+use cavern_tests::{Cluster, Options, PartMount};
 use rustix::fs::{StatVfsMountFlags, XattrFlags, lgetxattr, setxattr, statvfs};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
-
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A mount of a path of the namespace beside that of the cluster, with a client of its own.
-struct PartMount {
-    path: PathBuf,
-    keeper: std::process::Child,
-    client: Child,
-    _output: BufReader<ChildStdout>,
-}
-
-impl PartMount {
-    fn of(cluster: &Cluster, namespace_path: &str, settings: &[(&str, &str)]) -> Self {
-        let path = cluster.directory().join(format!("part{}", namespace_path.replace('/', "-")));
-        let mut command = cluster.command(&["fuse"]);
-        command.env("CV_FUSE__PATH", namespace_path).env("CV_FUSE__MOUNT_POINT", &path);
-        command.env("CV_FUSE__HTTP_LISTEN", "127.0.0.1:0").env("CV_FUSE__KEEP_MOUNT", "true");
-        let mut keeper = command.envs(settings.iter().copied()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut output = BufReader::new(keeper.stdout.take().unwrap());
-        let mut ready = String::new();
-        output.read_line(&mut ready).unwrap();
-        let http = ready.trim().split_once(" http=").unwrap_or_else(|| panic!("{ready}")).1;
-        let client = json!({ "pid": keeper.id(), "state": "running", "log": "", "http": http });
-        Self { path, keeper, client: serde_json::from_value(client).unwrap(), _output: output }
-    }
-
-    /// Requests of a kind that the kernel has sent.
-    fn requests(&self, operation: &str) -> u64 {
-        let sample = format!("cavern_fuse_requests_total{{operation=\"{operation}\"");
-        self.client.metric(&sample).unwrap_or_default()
-    }
-
-    fn is_read_only(&self) -> bool {
-        statvfs(&self.path).unwrap().f_flag.contains(StatVfsMountFlags::RDONLY)
-    }
-
-    /// Kills what serves the mount, and waits until another process does.
-    fn replace_daemon(&self) {
-        let daemon = || self.client.daemon();
-        let before = daemon().unwrap();
-        kill_process(Pid::from_raw(before).unwrap(), Signal::KILL).unwrap();
-        eventually("another process serves the mount", PATIENCE, || daemon().filter(|now| *now != before));
-    }
-}
-
-impl Drop for PartMount {
-    fn drop(&mut self) {
-        // Whatever the test has come to, nothing is left behind.
-        let keeper = Pid::from_raw(self.keeper.id().cast_signed()).unwrap();
-        let _ = kill_process(keeper, Signal::TERM);
-        let _ = self.keeper.wait();
-        let _ = rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::DETACH);
-    }
-}
 
 fn attribute(path: &Path, name: &str) -> Result<String, Errno> {
     let mut value = vec![0; 1000];

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{Cluster, Options, PartMount, eventually};
 
 /// Takes handles of paths, or prints what handles lead to: inode, path of a directory, and content.
 const HANDLES: &str = r#"
@@ -153,20 +153,10 @@ fn a_mount_of_a_part_shows_nothing_else_by_handle() {
     fs::write(cluster.path("fs/part/inside"), "inside").unwrap();
     fs::write(cluster.path("fs/outside"), "outside").unwrap();
     let handles = take(cluster.mount_point(), &["fs/part/inside", "fs/outside", "fs"]);
-    let part = cluster.directory().join("part");
-    fs::create_dir(&part).unwrap();
-    let mut command = Command::new(cavern_tests::cv_path());
-    command.arg("fuse").arg("--conf").arg(&cluster.status().conf);
-    command.env("CV_FUSE__PATH", "/fs/part").env("CV_FUSE__MOUNT_POINT", &part);
-    command.env("CV_FUSE__HTTP_LISTEN", "127.0.0.1:0");
-    let mut served = command.spawn().unwrap();
-    let mounted = || fs::read(part.join("inside")).ok();
-    assert_eq!(eventually("the part is mounted", Duration::from_secs(30), mounted), b"inside");
+    let part = PartMount::of(&cluster, "/fs/part", &[]);
+    assert_eq!(fs::read(part.path.join("inside")).unwrap(), b"inside");
     forget_what_is_not_in_use();
-    let found = run("look", &part, &handles);
-    rustix::mount::unmount(&part, rustix::mount::UnmountFlags::DETACH).unwrap();
-    served.kill().unwrap();
-    served.wait().unwrap();
+    let found = run("look", &part.path, &handles);
     assert!(found[0].ends_with(" inside"), "{found:?}");
     assert_eq!(found[1..], ["ESTALE", "ESTALE"]);
 }

@@ -88,10 +88,6 @@ fn mode_of(flags: u32) -> Option<XattrMode> {
 
 impl Inner {
     pub(super) fn getxattr(self: &Arc<Self>, kernel_node: u64, name: &[u8], size: u32, reply: Reply) {
-        if !self.xattrs {
-            // The kernel asks for none any more.
-            return reply.error(libc::ENOSYS);
-        }
         // Programs ask for labels and access lists all the time: of objects those need no node to be answered.
         if Attribute::named(name).is_none() && !self.client.has_posix_mounts() {
             return reply.error(libc::ENODATA);
@@ -120,9 +116,6 @@ impl Inner {
     }
 
     pub(super) fn listxattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, size: u32, reply: Reply) {
-        if !self.xattrs {
-            return reply.error(libc::ENOSYS);
-        }
         self.with_node(kernel_node, "listxattr", reply, move |this, node, reply| match node.posix() {
             None => reply.xattr(&names(node), size),
             Some(posix) if !posix.has_xattrs => reply.xattr(&[], size),
@@ -153,9 +146,6 @@ impl Inner {
         (flags, clear_set_group_id): (u32, bool),
         reply: Reply,
     ) {
-        if !self.xattrs {
-            return reply.error(libc::ENOSYS);
-        }
         let Some(mode) = mode_of(flags) else { return reply.error(libc::EINVAL) };
         let set = SetXattr {
             inode: self.root.to_namespace(kernel_node),
@@ -169,9 +159,6 @@ impl Inner {
     }
 
     pub(super) fn removexattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, name: &[u8], reply: Reply) {
-        if !self.xattrs {
-            return reply.error(libc::ENOSYS);
-        }
         let remove = RemoveXattr { inode: self.root.to_namespace(kernel_node), name: Bytes::copy_from_slice(name) };
         let kept = is_kept(name, self.posix_acl);
         self.change_xattr("removexattr", kernel_node, caller, Change::RemoveXattr(remove), kept, reply);
