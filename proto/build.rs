@@ -1,9 +1,13 @@
 //! Compiles the `.proto` files with protox, so that no `protoc` is needed.
 
+use prost::Message as _;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let files = ["proto/master.proto", "proto/data.proto", "proto/record.proto", "proto/raft.proto"];
     let descriptors = protox::compile(files, ["proto"])?;
+    let directory = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(directory.join("descriptors.bin"), descriptors.encode_to_vec())?;
     let mut config = tonic_prost_build::Config::new();
     // They have one of their own, which shows no credentials.
     config.skip_debug([

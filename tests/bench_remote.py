@@ -37,6 +37,8 @@ CONF = """
 [cluster]
 name = "bench-remote"
 masters = ["{server}:7700"]
+[security]
+insecure = true
 [master]
 listen = "{server}:7700"
 data_dir = "{directory}/master"

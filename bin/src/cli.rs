@@ -1,6 +1,7 @@
 //! The command line: one file for each family of commands.
 
 mod bench;
+pub mod cert;
 mod conf;
 pub mod connect;
 mod export;
@@ -71,6 +72,9 @@ enum Command {
     /// Check or show the configuration.
     #[command(subcommand)]
     Conf(conf::ConfCommand),
+    /// Certificates for the processes of a cluster: make an authority, have it sign, look at what there is.
+    #[command(subcommand)]
+    Cert(cert::CertCommand),
     /// Attach a bucket to the namespace, or list what is attached.
     Mount(Box<mount::MountArgs>),
     /// Detach a bucket from the namespace. The bucket itself is not touched.
@@ -132,6 +136,7 @@ impl Cli {
             Command::Fuse(args) => args.run(),
             Command::DevS3(args) => args.run(),
             Command::Conf(command) => command.run(),
+            Command::Cert(command) => command.run(),
             Command::Mount(args) => block_on(args.run()),
             Command::Umount(args) => block_on(args.run()),
             Command::Fs(command) => block_on(command.run()),

@@ -1,10 +1,12 @@
 //! Why a command did not succeed, and the exit code that says so to a script.
 
 use std::fmt;
+use std::io;
 use std::process::ExitCode;
 
 use cavern_net::NetError;
 use cavern_net::master::innermost;
+use cavern_security::SecurityError;
 use thiserror::Error;
 use tonic::Code;
 
@@ -79,7 +81,8 @@ impl From<NetError> for CliError {
         match error {
             NetError::Master { code, message } => tonic::Status::new(code, message).into(),
             NetError::MasterUnavailable { masters, cause } => Self::Unreachable(format!(
-                "no master answers ({masters}: {cause}): is it running? Name another with --master, --conf or --local"
+                "no master answers ({masters}: {cause}): is it running, and does it want a certificate ([security])? \
+                 Name another with --master, --conf or --local"
             )),
             NetError::MasterDeadline { .. } => Self::Unreachable(error.to_string()),
             NetError::Invalid(text) => Self::Usage(text),
@@ -87,6 +90,19 @@ impl From<NetError> for CliError {
             | NetError::WorkerDeadline { .. }
             | NetError::WorkerStatus { .. }
             | NetError::UnknownWorker(_) => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+impl From<SecurityError> for CliError {
+    fn from(error: SecurityError) -> Self {
+        let text = error.to_string();
+        match error {
+            SecurityError::NoAuthority { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Self::NotFound(text)
+            }
+            SecurityError::Identity { .. } | SecurityError::Outlives { .. } => Self::Usage(text),
+            _ => Self::Failed(text),
         }
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_conf::schema::OutageLookups;
-use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Mount, MountTable, Names, WriteType};
+use cavern_proto::{ContentId, HIDDEN};
 use cavern_ufs::Ufs;
 use parking_lot::RwLock;
 
@@ -32,7 +32,10 @@ struct Current {
 impl Current {
     /// Opens the mount's object store (no I/O). A store that cannot be opened makes reads fail, not the mount table.
     fn open(mount: Mount, conf: &schema::Ufs) -> Self {
-        let ufs = Ufs::open(&mount.uri, &mount.options, conf).map_err(|error| error.to_string());
+        // Whoever runs the cluster gets no credentials, and speaks to buckets with those of the environment, if at all.
+        let mut options = mount.options.clone();
+        options.retain(|_, value| value != HIDDEN);
+        let ufs = Ufs::open(&mount.uri, &options, conf).map_err(|error| error.to_string());
         if let Err(cause) = &ufs {
             tracing::warn!(path = mount.path, "the bucket of this mount cannot be used: {cause}");
         }

@@ -8,6 +8,7 @@ use cavern_net::master::MasterChannel;
 use cavern_net::{NetError, Placement, WorkerPool};
 use cavern_proto::master::Kind;
 use cavern_proto::master::mutation::Change;
+use cavern_security::Transport;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -78,7 +79,8 @@ impl Client {
         let who = who.into();
         let stats = Arc::new(Stats::default());
         let master = MasterChannel::new(config)?;
-        let pool = WorkerPool::new(&config.client, &who.name);
+        let transport = Transport::of(config).map_err(NetError::from)?;
+        let pool = WorkerPool::new(&config.client, transport, &who.name);
         let tables = Arc::new(Tables::new(master.clone(), pool.clone(), &config.ufs));
         let metadata = Metadata::new(master.clone(), tables.clone(), stats.clone(), config, journal.clone());
         let files = Files::new(metadata.clone(), pool.clone(), stats.clone(), config);

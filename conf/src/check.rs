@@ -10,7 +10,7 @@ use crate::error::{Problem, SettingSource};
 use crate::exposure::{self, Role};
 use crate::process::parse_level;
 use crate::rules::{LONGEST, Port, Rules, is_host_port};
-use crate::schema::{Choice, Config, Fuse};
+use crate::schema::{Choice, Config, Fuse, Security};
 use crate::units::{ByteSize, Interval};
 
 /// A fill takes whole chunks; a smaller request could not hold one.
@@ -35,6 +35,7 @@ const SOCKET_PATH_MAX: usize = 107;
 pub(crate) fn check(config: &Config, origin: impl Fn(&str) -> SettingSource) -> Vec<Problem> {
     let mut rules = Rules::new(&origin);
     cluster(config, &mut rules);
+    security(&config.security, &mut rules);
     master(config, &mut rules);
     worker(config, &mut rules);
     ufs(config, &mut rules);
@@ -87,6 +88,24 @@ fn number_of_masters(number: usize, rules: &mut Rules<'_>) {
         ),
         _ => format!("names {number} masters, but each change waits for a majority of them: name 1, 3 or 5"),
     });
+}
+
+fn security(security: &Security, rules: &mut Rules<'_>) {
+    let files = [
+        ("security.ca", &security.ca),
+        ("security.certificate", &security.certificate),
+        ("security.key", &security.key),
+    ];
+    let is_set = |path: &Path| !path.as_os_str().is_empty();
+    let any = files.iter().any(|(_, path)| is_set(path));
+    for (key, path) in files.into_iter().filter(|_| any) {
+        rules.require(is_set(path), &[key], || {
+            "must be set, since another file of [security] is: there are three, or none".to_owned()
+        });
+        if is_set(path) {
+            rules.absolute(key, path);
+        }
+    }
 }
 
 fn master(config: &Config, rules: &mut Rules<'_>) {

@@ -4,6 +4,9 @@
 //! right. So these rules hold for the process that listens, when it starts, and for `cv conf check`, which knows of no
 //! process. An address is of this host alone if it is `localhost`, in 127.0.0.0/8 or `::1`; other names may lead
 //! anywhere, and count as reachable.
+//!
+//! Where other hosts can come they are asked who they are ([`schema::Security`](crate::schema::Security)), unless the
+//! configuration says that nobody needs to be.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -15,6 +18,16 @@ use crate::schema::Config;
 pub enum Role {
     Master,
     Worker,
+}
+
+impl Role {
+    /// Where it listens for other processes, and the key that says so.
+    fn listen(self, config: &Config) -> (&'static str, &str) {
+        match self {
+            Self::Master => ("master.listen", &config.master.listen),
+            Self::Worker => ("worker.listen", &config.worker.listen),
+        }
+    }
 }
 
 /// Who can come to an address.
@@ -63,6 +76,29 @@ pub(crate) fn check(config: &Config, role: Role, rules: &mut Rules<'_>) {
     match role {
         Role::Master => check_master(config, rules),
         Role::Worker => check_worker(config, rules),
+    }
+    if let Some((key, address)) = open_listener(config, role) {
+        rules.require(config.security.insecure, &[key], || {
+            format!(
+                "with \"{address}\" other hosts can come in, and without [security] nobody is asked who he is: name \
+                 the three files of [security], which `cv cert` makes, or set security.insecure = true where everybody \
+                 who reaches the port may do everything"
+            )
+        });
+    }
+}
+
+/// The address, with its key, at which whoever comes from another host is let in without being asked who he is.
+fn open_listener(config: &Config, role: Role) -> Option<(&'static str, &str)> {
+    let (key, address) = role.listen(config);
+    (!config.security.is_on() && scope(address) != ListenScope::Host).then_some((key, address))
+}
+
+/// Says in the log what it means that a process of this role lets other hosts in without asking who they are
+/// (`security.insecure`).
+pub(crate) fn warn_if_open(config: &Config, role: Role) {
+    if let Some((key, address)) = open_listener(config, role) {
+        tracing::warn!(address, key, "security.insecure is set: whoever reaches this port may do everything");
     }
 }
 
@@ -182,5 +218,21 @@ mod tests {
         for address in ["10.0.0.1:1", "node7:1", "localhost.example:1", "[fd00::1]:1"] {
             assert_eq!(scope(address), ListenScope::Anybody, "{address}");
         }
+    }
+
+    #[test]
+    fn who_listens_for_other_hosts_asks_who_they_are_or_is_open() {
+        let mut config = Config::default();
+        assert_eq!([Role::Master, Role::Worker].map(|role| open_listener(&config, role)), [None, None]);
+        // Others may read metrics.
+        config.master.http_listen = "0.0.0.0:7701".to_owned();
+        config.master.listen = "0.0.0.0:7700".to_owned();
+        config.worker.listen = "[::]:7710".to_owned();
+        assert_eq!(open_listener(&config, Role::Master), Some(("master.listen", "0.0.0.0:7700")));
+        assert_eq!(open_listener(&config, Role::Worker), Some(("worker.listen", "[::]:7710")));
+        config.security.insecure = true;
+        assert!(open_listener(&config, Role::Master).is_some(), "that it may be does not close it");
+        config.security.ca = "/etc/ca.pem".into();
+        assert_eq!([Role::Master, Role::Worker].map(|role| open_listener(&config, role)), [None, None]);
     }
 }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::check;
 use crate::error::{ConfigError, Problem, SettingSource};
-use crate::exposure::Role;
+use crate::exposure::{self, Role};
 use crate::schema::Config;
 use crate::settings::{self, Schema, line_of};
 
@@ -123,13 +123,19 @@ impl Effective {
         })
     }
 
-    /// Refuses addresses at which nobody else reaches the process of this role.
+    /// Refuses addresses at which nobody else reaches the process of this role, and those at which everybody does
+    /// though nobody has said that this is meant.
     ///
     /// # Errors
     /// [`ConfigError::Rejected`] with all of them.
     pub fn check_reach(&self, role: Role) -> Result<(), ConfigError> {
         let problems = check::check_reach(&self.config, role, |key| self.origin(key));
         if problems.is_empty() { Ok(()) } else { Err(ConfigError::Rejected(problems)) }
+    }
+
+    /// Says in the log if the process of this role lets other hosts in without asking who they are.
+    pub fn warn_if_open(&self, role: Role) {
+        exposure::warn_if_open(&self.config, role);
     }
 
     /// Where the value of `section.key` came from.

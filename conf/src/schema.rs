@@ -12,6 +12,7 @@ use crate::units::{ByteSize, Interval};
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     pub cluster: Cluster,
+    pub security: Security,
     pub log: Log,
     pub master: Master,
     pub worker: Worker,
@@ -27,6 +28,27 @@ pub struct Cluster {
     pub name: String,
     /// host:port of every master's gRPC port: one, three or five.
     pub masters: Vec<String>,
+}
+
+/// How processes know each other: all three files, or none.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Security {
+    /// Certificates of the authorities that sign those of the cluster.
+    pub ca: PathBuf,
+    /// The certificate of this process, with what lies between it and the authority behind it.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Other hosts may come in without any of it.
+    pub insecure: bool,
+}
+
+impl Security {
+    /// Whether connections are secured.
+    pub fn is_on(&self) -> bool {
+        !self.ca.as_os_str().is_empty()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

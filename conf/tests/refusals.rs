@@ -34,7 +34,7 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     // Unknown sections and keys.
     ("\n[fues]\nthreads = 2\n", 2, "[fues]", &["no such section", "did you mean [fuse]?"]),
     ("[workers]\n", 1, "[workers]", &["did you mean [worker]?"]),
-    ("[gateway]\n", 1, "[gateway]", &["the sections are cluster, log, master, worker, ufs, client, fuse"]),
+    ("[gateway]\n", 1, "[gateway]", &["the sections are cluster, security, log, master, worker, ufs, client, fuse"]),
     ("[fuse]\nmountpoint = \"/x\"\n", 2, "fuse.mountpoint", &["no such key in [fuse]", "did you mean mount_point?"]),
     ("[fuse]\n\n\nthread = 2\n", 4, "fuse.thread", &["did you mean threads?"]),
     ("[worker]\ndir = [\"[SSD]/a\"]\n", 2, "worker.dir", &["did you mean dirs?"]),
@@ -45,6 +45,12 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     ("nonsense = 1\n", 1, "nonsense", &["outside of every section", "the sections are"]),
     ("fuse = 3\n", 1, "fuse", &["is a section: write [fuse]"]),
     ("[[worker]]\nlisten = \"a:1\"\n", 1, "worker", &["is a section: write [worker] once"]),
+    (
+        "[security]\nca = \"/c/ca.pem\"\ncertificate = \"w.pem\"\nkey = \"/c/w-key.pem\"\n",
+        3,
+        "security.certificate",
+        &["absolute path"],
+    ),
     // Wrong types and units.
     ("[fuse]\nthreads = \"two\"\n", 2, "fuse.threads", &["string \"two\"", "(default: threads = 2)"]),
     ("[fuse]\nthreads = -1\n", 2, "fuse.threads", &["`-1`", "(default: threads = 2)"]),
@@ -233,31 +239,96 @@ const OUT_OF_REACH: &[(&str, Role, usize, &str, &str)] = &[
     ("[worker]\nadvertise = \"0.0.0.0:7710\"\n", Role::Worker, 2, "worker.advertise", "stands for all"),
 ];
 
+/// Other hosts may come in, and nobody is asked who he is: not what most of these are about.
+const INSECURE: &str = "[security]\ninsecure = true\n";
+
 #[test]
 fn who_is_named_to_others_listens_where_they_can_come() {
     for (text, role, line, key, expected) in OUT_OF_REACH {
-        let effective = compose(text, &[]).unwrap();
+        let effective = compose(&format!("{text}{INSECURE}"), &[]).unwrap();
         let error = effective.check_reach(*role).expect_err(text).to_string();
         assert!(error.starts_with(&format!("{FILE}:{line}: {key}: ")) && error.contains(expected), "{text}\n{error}");
         assert_eq!(error.lines().count(), 1, "{error}");
     }
-    for good in [
-        "",
-        "[master]\nlisten = \"0.0.0.0:7700\"\n[worker]\nlisten = \"0.0.0.0:7710\"\n",
-        "[cluster]\nmasters = [\"node1:7700\"]\n[master]\nlisten = \"0.0.0.0:7700\"\n[worker]\nlisten = \
-         \"[::]:7710\"\n",
-        "[cluster]\nmasters = [\"node1:7700\"]\n[master]\nlisten = \"10.0.0.1:7700\"\n[worker]\nlisten = \
-         \"10.0.0.2:7710\"\n",
-        "[cluster]\nmasters = [\"127.0.0.1:1\", \"127.0.0.1:2\", \"localhost:3\"]\n[master]\nlisten = \
-         \"127.0.0.1:2\"\n",
-        "[cluster]\nmasters = [\"a:1\", \"b:1\", \"c:1\", \"d:1\", \"e:1\"]\n[master]\nlisten = \
-         \"0.0.0.0:1\"\nadvertise = \"f:1\"\n[worker]\nlisten = \"0.0.0.0:2\"\n",
-    ] {
-        let effective = compose(good, &[]).unwrap();
+    for good in WITHIN_REACH {
+        let effective = compose(&format!("{good}{INSECURE}"), &[]).unwrap();
         for role in [Role::Master, Role::Worker] {
             effective.check_reach(role).expect(good);
         }
     }
+}
+
+const WITHIN_REACH: &[&str] = &[
+    "",
+    "[master]\nlisten = \"0.0.0.0:7700\"\n[worker]\nlisten = \"0.0.0.0:7710\"\n",
+    "[cluster]\nmasters = [\"node1:7700\"]\n[master]\nlisten = \"0.0.0.0:7700\"\n[worker]\nlisten = \"[::]:7710\"\n",
+    "[cluster]\nmasters = [\"node1:7700\"]\n[master]\nlisten = \"10.0.0.1:7700\"\n[worker]\nlisten = \
+     \"10.0.0.2:7710\"\n",
+    "[cluster]\nmasters = [\"127.0.0.1:1\", \"127.0.0.1:2\", \"localhost:3\"]\n[master]\nlisten = \
+     \"127.0.0.1:2\"\n",
+    "[cluster]\nmasters = [\"a:1\", \"b:1\", \"c:1\", \"d:1\", \"e:1\"]\n[master]\nlisten = \
+     \"0.0.0.0:1\"\nadvertise = \"f:1\"\n[worker]\nlisten = \"0.0.0.0:2\"\n",
+];
+
+#[test]
+fn who_lets_other_hosts_in_asks_who_they_are_unless_nobody_needs_to() {
+    let files = "[security]\nca = \"/c/ca.pem\"\ncertificate = \"/c/w.pem\"\nkey = \"/c/w-key.pem\"\n";
+    for (listen, is_open) in [
+        ("0.0.0.0:7710", true),
+        ("[::]:7710", true),
+        ("10.0.0.2:7710", true),
+        ("node1:7710", true),
+        ("127.0.0.1:7710", false),
+        ("[::1]:7710", false),
+        ("localhost:7710", false),
+    ] {
+        for (key, role) in [("worker", Role::Worker), ("master", Role::Master)] {
+            let other_role = if role == Role::Worker { Role::Master } else { Role::Worker };
+            // A master is named where it listens.
+            let port = if key == "master" { listen.replace("7710", "7700") } else { listen.to_owned() };
+            let named = listen.replace("0.0.0.0", "node1").replace("[::]", "node1").replace("7710", "7700");
+            let masters = if key == "master" { named } else { "127.0.0.1:7700".to_owned() };
+            let text = format!("[cluster]\nmasters = [\"{masters}\"]\n[{key}]\nlisten = \"{port}\"\n");
+            let checked = |text: &str, role| compose(text, &[]).unwrap().check_reach(role);
+            if is_open {
+                let error = checked(&text, role).expect_err(&text).to_string();
+                assert!(error.starts_with(&format!("{FILE}:4: {key}.listen: ")), "{error}");
+                for way in ["[security]", "`cv cert`", "security.insecure = true", &port] {
+                    assert!(error.contains(way), "{way}: {error}");
+                }
+                if key == "worker" {
+                    checked(&text, other_role).expect(&text);
+                }
+            } else {
+                checked(&text, role).expect(&text);
+            }
+            checked(&format!("{text}{files}"), role).expect(&text);
+            checked(&format!("{text}{INSECURE}"), role).expect(&text);
+        }
+    }
+    // Metrics are not asked for by this rule.
+    let http = "[master]\nhttp_listen = \"0.0.0.0:7701\"\n[worker]\nhttp_listen = \"0.0.0.0:7711\"\n";
+    for role in [Role::Master, Role::Worker] {
+        compose(http, &[]).unwrap().check_reach(role).unwrap();
+    }
+}
+
+#[test]
+fn the_three_files_of_security_come_together() {
+    let all = [("ca", "/c/ca.pem"), ("certificate", "/c/w.pem"), ("key", "/c/w-key.pem")];
+    let written = |missing: &str| {
+        let lines = all.iter().filter(|(key, _)| *key != missing);
+        lines.fold("[security]\n".to_owned(), |text, (key, path)| format!("{text}{key} = \"{path}\"\n"))
+    };
+    compose(&written(""), &[]).unwrap();
+    for (missing, _) in all {
+        let error = refusal(&written(missing));
+        assert!(error.contains(&format!("security.{missing}: ")) && error.contains("three, or none"), "{error}");
+    }
+    // The environment takes them all away.
+    let none = ["CA", "CERTIFICATE", "KEY"].map(|key| format!("CV_SECURITY__{key}"));
+    let none: Vec<(&str, &str)> = none.iter().map(|name| (name.as_str(), "")).collect();
+    assert!(!compose(&written(""), &none).unwrap().config.security.is_on());
 }
 
 #[test]

@@ -87,6 +87,7 @@ fn units_start_each_process_with_the_installed_file() {
         for line in ["Type=simple", "KillSignal=SIGTERM", "Restart=on-failure", "LimitNOFILE=1048576"] {
             assert!(text.lines().any(|found| found == line), "{role}: {line}");
         }
+        assert!(text.contains(&format!("\nEnvironmentFile=-/etc/cavern/{role}.env\n")), "{role}");
     }
     let mount_point = Config::default().fuse.mount_point;
     let (_, text) = shipped("systemd/cavern-fuse.service");

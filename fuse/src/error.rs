@@ -2,6 +2,7 @@
 
 use cavern_client::ClientError;
 use cavern_conf::process::ProcessError;
+use cavern_security::SecurityError;
 use thiserror::Error;
 
 use crate::kernel::{MountError, SessionError};
@@ -11,6 +12,8 @@ use crate::kernel::{MountError, SessionError};
 pub enum FuseError {
     #[error(transparent)]
     Process(#[from] ProcessError),
+    #[error(transparent)]
+    Security(#[from] SecurityError),
     /// No master, or it refused.
     #[error("the cluster cannot be used: {0}")]
     Client(#[from] ClientError),

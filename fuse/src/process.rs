@@ -11,6 +11,7 @@ use cavern_client::{Client, File, Identity, InvalidationSink as _, Journal, Meta
 use cavern_conf::process::{HttpServer, Metrics, ProcessError, raise_descriptor_limit, ready};
 use cavern_conf::schema::Choice;
 use cavern_conf::{Config, host, schema};
+use cavern_security::Transport;
 use parking_lot::Mutex;
 use prost::Message as _;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -94,6 +95,7 @@ struct Inherited {
 
 async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -> Result<(), FuseError> {
     fit_descriptor_cache(&mut config);
+    let transport = Transport::of(&config)?;
     let (mut http, mut inherited) = (None, None);
     let (keeper, link, journal) = match kept {
         None => (None, None, None),
@@ -138,7 +140,7 @@ async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -
         let journal = Arc::clone(journal);
         keeping = Some(host::spawn(journal_at_worker::keep(Arc::clone(&client), journal, other, who)));
     }
-    let process = Process { config: &config, client: &client, invalidations, link, journal, began };
+    let process = Process { config: &config, transport, client: &client, invalidations, link, journal, began };
     let served = process.serve(http, inherited, stop).await;
     // The session is left to the next process, if this one could not go on with it.
     if served.is_ok() || !goes_on {
@@ -214,6 +216,7 @@ fn nothing_left(what: &str) -> FuseError {
 /// A process that serves a mount.
 struct Process<'p> {
     config: &'p Config,
+    transport: Transport,
     client: &'p Arc<Client>,
     invalidations: Arc<Invalidations>,
     /// To the keeper, if there is one.
@@ -286,6 +289,7 @@ impl Process<'_> {
             invalidations: Arc::clone(invalidations),
             usage: Box::new(usage),
         });
+        self.transport.register_metrics(&metrics);
         metrics.with_registry(|registry| client.stats().register(registry.sub_registry_with_prefix("cavern")));
         let ended = session.ended();
         let address = http.local_addr();

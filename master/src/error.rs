@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use cavern_conf::process::ProcessError;
 use cavern_proto::{NotLeading, Unanswered};
+use cavern_security::SecurityError;
 use cavern_ufs::UfsError;
 use thiserror::Error;
 use tonic::{Code, Status};
@@ -17,6 +18,8 @@ use tonic::{Code, Status};
 pub enum MasterError {
     #[error(transparent)]
     Process(#[from] ProcessError),
+    #[error(transparent)]
+    Security(#[from] SecurityError),
     #[error("another master already uses the data directory {}: stop it, or choose another with \
         master.data_dir", .0.display())]
     DataDirInUse(PathBuf),

@@ -26,7 +26,7 @@ use crate::MasterError;
 use crate::blocking::blocking;
 use crate::level::LEVEL;
 use crate::mounts::Vault;
-use crate::raft::{Consensus, FIRST_NODE, Identity, NodeId, calls, channel, has_log};
+use crate::raft::{Consensus, FIRST_NODE, Identity, NodeId, Ways, has_log};
 use crate::state::CurrentDatabase;
 
 /// Pause between two looks at the others, and the time in which one answers.
@@ -41,6 +41,7 @@ pub struct Seat {
     data_dir: PathBuf,
     /// Where others reach this master.
     address: String,
+    ways: Ways,
     place: watch::Sender<Option<Identity>>,
     /// One place is given at a time.
     giving: Mutex<()>,
@@ -49,12 +50,18 @@ pub struct Seat {
 }
 
 impl Seat {
-    pub fn new(database: Arc<CurrentDatabase>, data_dir: PathBuf, address: String) -> Result<Self, MasterError> {
+    pub fn new(
+        database: Arc<CurrentDatabase>,
+        data_dir: PathBuf,
+        address: String,
+        ways: Ways,
+    ) -> Result<Self, MasterError> {
         let place = watch::Sender::new(Identity::read(&database.get())?);
         Ok(Self {
             database,
             data_dir,
             address,
+            ways,
             place,
             giving: Mutex::default(),
             consensus: OnceLock::new(),
@@ -64,6 +71,11 @@ impl Seat {
 
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// To other masters.
+    pub fn ways(&self) -> &Ways {
+        &self.ways
     }
 
     /// The consensus runs: others may speak to it.
@@ -204,7 +216,7 @@ impl Seat {
                 return Ok(place);
             }
             let others: Vec<&String> = masters.iter().filter(|master| **master != self.address).collect();
-            let looks = futures::future::join_all(others.iter().map(|master| look(master))).await;
+            let looks = futures::future::join_all(others.iter().map(|master| look(&self.ways, master))).await;
             let found = looks.iter().flatten().find(|group| !group.cluster_id.is_empty() && !group.members.is_empty());
             let own = found.and_then(|group| group.members.iter().find(|member| member.address == self.address));
             if let Some((group, own)) = found.zip(own)
@@ -278,7 +290,7 @@ impl Seat {
         // Made here if this is a new cluster.
         let key = blocking(move || Vault::key_in_use(&data_dir)).await?;
         let request = JoinRequest { cluster_id: cluster_id.to_owned(), node_id, secret_key: key.into() };
-        let mut calls = calls(channel(address)?);
+        let mut calls = self.ways.calls(address)?;
         match tokio::time::timeout(LOOK_TIMEOUT, calls.join(request)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(status)) if status.code() == tonic::Code::FailedPrecondition => {
@@ -295,8 +307,8 @@ fn unreachable(address: &str, cause: String) -> MasterError {
 }
 
 /// What the master at an address says of its group.
-pub async fn look(address: &str) -> Result<Group, MasterError> {
-    let mut calls = calls(channel(address)?);
+pub async fn look(ways: &Ways, address: &str) -> Result<Group, MasterError> {
+    let mut calls = ways.calls(address)?;
     match tokio::time::timeout(LOOK_TIMEOUT, calls.get_group(GetGroupRequest {})).await {
         Ok(Ok(group)) => Ok(group.into_inner()),
         Ok(Err(status)) => Err(unreachable(address, innermost(&status))),

@@ -93,7 +93,7 @@ async fn raise(services: &Services) -> Result<bool, MasterError> {
     }
     let group = services.consensus.group();
     let others = group.members.iter().filter(|member| member.node_id != group.node_id);
-    let answers = join_all(others.map(|member| look(&member.address))).await;
+    let answers = join_all(others.map(|member| look(services.consensus.ways(), &member.address))).await;
     let known = known_to_all(answers.into_iter().collect::<Result<Vec<_>, _>>()?.iter());
     if known > agreed {
         services.proposer.propose(Command::RaiseLevel(known)).await?;

@@ -41,7 +41,7 @@ pub use log_keeper::LogLimits;
 #[cfg(test)]
 pub use log_store::carry_over;
 pub use log_store::{has_log, purged};
-pub use network::{MESSAGE_MAX, calls, channel};
+pub use network::{MESSAGE_MAX, Ways};
 pub use node::{Consensus, ConsensusConfig};
 #[cfg(test)]
 pub use observe::Observed;

@@ -26,7 +26,7 @@ use tonic::Code;
 use crate::blocking::blocking;
 use crate::group::Seat;
 use crate::mounts::Vault;
-use crate::raft::{Consensus, calls, channel};
+use crate::raft::{Consensus, Ways};
 use crate::request::Request;
 use crate::service::Services;
 use crate::state::{CurrentDatabase, Outcome, Tables};
@@ -60,7 +60,7 @@ pub async fn rotate(
     let forgotten = others.iter().map(|(member, target)| {
         let request = SettleKeysRequest { target: Some(target.clone()), generation: reply.generation };
         async move {
-            let mut calls = calls(channel(&member.address)?);
+            let mut calls = consensus.ways().calls(&member.address)?;
             let answer = tokio::time::timeout(ANSWER * 2, calls.settle_keys(request)).await;
             Ok::<_, MasterError>(answer.is_ok_and(|answer| answer.is_ok_and(|answer| answer.into_inner().settled)))
         }
@@ -95,7 +95,9 @@ async fn use_new_key(
     let preparing = vault.clone();
     let (id, key) = blocking(move || preparing.prepare(generation)).await?;
     let given = others(consensus);
-    let given = given.iter().map(|(member, target)| give(member, target.clone(), generation, key.clone().into()));
+    let given = given
+        .iter()
+        .map(|(member, target)| give(consensus.ways(), member, target.clone(), (generation, key.clone().into())));
     join_all(given).await.into_iter().collect::<Result<Vec<_>, _>>()?;
     loop {
         let (epoch, mounts, secrets) =
@@ -133,10 +135,15 @@ fn others(consensus: &Consensus) -> Vec<(Member, Target)> {
 }
 
 /// Gives a master a key, which is on its disk when this returns. One that is just starting is waited for.
-async fn give(member: &Member, target: Target, generation: u64, key: Bytes) -> Result<(), MasterError> {
+async fn give(
+    ways: &Ways,
+    member: &Member,
+    target: Target,
+    (generation, key): (u64, Bytes),
+) -> Result<(), MasterError> {
     let Member { node_id, address, .. } = member;
     let request = TakeKeyRequest { target: Some(target), generation, key };
-    let (mut calls, deadline) = (calls(channel(address)?), Instant::now() + ANSWER);
+    let (mut calls, deadline) = (ways.calls(address)?, Instant::now() + ANSWER);
     let cause = loop {
         let status = match tokio::time::timeout_at(deadline, calls.take_key(request.clone())).await {
             Ok(Ok(_)) => return Ok(()),
@@ -171,7 +178,7 @@ pub async fn give_to_joining(
         return Ok(());
     }
     let member = Member { node_id: target.node_id, address: address.to_owned(), ..Member::default() };
-    give(&member, target, generation, seat.vault()?.key(&key_id)?.into()).await
+    give(seat.ways(), &member, target, (generation, seat.vault()?.key(&key_id)?.into())).await
 }
 
 /// Forgets what is of no use any more by what is applied here. Answers the generation that is.

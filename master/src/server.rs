@@ -11,6 +11,7 @@ use cavern_conf::process::{HttpServer, bind_tcp, ensure_dir, raise_descriptor_li
 use cavern_conf::{Config, host};
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
+use cavern_security::Transport;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -22,8 +23,8 @@ use crate::jobs::PooledWorkers;
 use crate::lead::Lead;
 use crate::metrics::MasterMetrics;
 use crate::mounts::Vault;
-use crate::raft::{Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, RaftService};
-use crate::service::Gate;
+use crate::raft::{Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, RaftService, Ways};
+use crate::service::{Gate, Guarded};
 use crate::term::{TermContext, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
 use crate::{MasterError, raft, recovery};
@@ -44,6 +45,7 @@ const READY_POLL: Duration = Duration::from_millis(5);
 /// Whatever keeps the master from serving: a taken port, a data directory that is in use or not writable, a broken
 /// database, a disk that is full or fails.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterError> {
+    let workers = Arc::new(PooledClientFactory { transport: Transport::of(&config)? });
     let grpc = bind_tcp(&config.master.listen, "master.listen").await?;
     let http = HttpServer::bind(&config.master.http_listen).await?;
     let http_address = http.local_addr().to_string();
@@ -56,8 +58,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterEr
     // A master that waits for others can be looked at.
     let web = http.serve(axum::Router::new(), metrics.registry.clone(), health, stop.clone());
     let web = host::spawn(web);
-    let started =
-        Master::start(config, grpc, Arc::new(PooledClientFactory), Clock::default(), metrics, stop.clone()).await;
+    let started = Master::start(config, grpc, workers, Clock::default(), metrics, stop.clone()).await;
     let ended = match started {
         Ok(Some(master)) => {
             // It is set once.
@@ -85,11 +86,13 @@ async fn serve_until(master: Master, stop: &CancellationToken) -> Result<(), Mas
     failure.map_or(Ok(()), |reason| Err(MasterError::Failed(reason)))
 }
 
-struct PooledClientFactory;
+struct PooledClientFactory {
+    transport: Transport,
+}
 
 impl WorkerClientFactory for PooledClientFactory {
     fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str, term: u64) -> WorkerClients {
-        let pool = WorkerPool::of_master(&config.client, term);
+        let pool = WorkerPool::of_master(&config.client, self.transport.clone(), term);
         let pooled = Arc::new(PooledWorkers::new(pool.clone(), workers, cluster_id.to_owned()));
         WorkerClients { filler: pooled.clone(), writer: pooled, pool: Some(pool) }
     }
@@ -127,11 +130,15 @@ impl Master {
         let opened = blocking(move || recovery::open(&data_dir, cache_bytes)).await?;
         let (database, high_water) = (Arc::new(opened.0), opened.1);
         let closing = database.closed();
-        let seat = Arc::new(Seat::new(database.clone(), conf.data_dir.clone(), advertised(&config, &address)?)?);
+        let transport = Transport::of(&config)?;
+        transport.register_metrics(&metrics.registry);
+        let ways = Ways(transport.clone());
+        let own_address = advertised(&config, &address)?;
+        let seat = Arc::new(Seat::new(database.clone(), conf.data_dir.clone(), own_address, ways.clone())?);
         let lead = Arc::new(Lead::new(seat.clone()));
         // What runs goes on until another master has the lead, whoever wants this one to stop.
         let ending = CancellationToken::new();
-        let server = serve(grpc, &seat, &lead, ending.clone());
+        let server = serve(grpc, transport, &seat, &lead, ending.clone());
         let started = async {
             let identity = seat.place(&config.cluster.masters, new_cluster_id()).await?;
             let data_dir = conf.data_dir.clone();
@@ -148,6 +155,7 @@ impl Master {
                         keep: conf.log_keep.get(),
                         size_max: conf.log_size_max.bytes(),
                     },
+                    ways,
                 },
                 lead.sessions(),
                 metrics.raft.clone(),
@@ -254,6 +262,7 @@ fn advertised(config: &Config, bound: &str) -> Result<String, MasterError> {
 
 fn serve(
     grpc: TcpListener,
+    transport: Transport,
     seat: &Arc<Seat>,
     lead: &Arc<Lead>,
     stop: CancellationToken,
@@ -264,10 +273,10 @@ fn serve(
     let router = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(STREAMS_MAX)
-        .add_service(masters)
-        .add_service(Gate::namespace(lead.clone()))
-        .add_service(Gate::cluster(lead.clone()));
-    let incoming = incoming::incoming(grpc, raise_descriptor_limit());
+        .add_service(Guarded(masters))
+        .add_service(Guarded(Gate::namespace(lead.clone())))
+        .add_service(Guarded(Gate::cluster(lead.clone())));
+    let incoming = incoming::incoming(grpc, transport, raise_descriptor_limit());
     host::spawn(router.serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await }))
 }
 

@@ -4,6 +4,8 @@ mod changes;
 mod cluster;
 mod gate;
 mod namespace;
+mod peer;
+mod roles;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,6 +27,8 @@ use crate::sessions::WatchHub;
 use crate::workers::Workers;
 
 pub use gate::Gate;
+pub use peer::{Peer, PeerAddress};
+pub use roles::Guarded;
 
 /// Longest request. What is longest is a mount with all its options; and what is decoded may take a hundred times the
 /// bytes that it had on the wire.

@@ -57,7 +57,7 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    const ALL: [Self; 26] = [
+    pub const ALL: [Self; 26] = [
         Self::Hello,
         Self::Read,
         Self::ReadReply,

@@ -41,6 +41,9 @@ pub mod raft {
     }
 }
 
+/// All of them, as an encoded `google.protobuf.FileDescriptorSet`.
+pub const FILE_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
 pub mod block_id;
 pub mod bounded;
 pub mod chunk;
@@ -53,6 +56,7 @@ mod unanswered;
 
 pub use block_id::{BlockId, ContentId};
 pub use chunk::{CHUNK_BYTES, ChunkMap};
+pub use mount::{HIDDEN, shown_option};
 pub use not_leading::NotLeading;
 pub use unanswered::Unanswered;
 

@@ -6,7 +6,30 @@ use std::time::Duration;
 
 use crate::master::{Consistency, Mount, UpdateMountRequest};
 
+/// In place of an option's value that is not for everybody.
+pub const HIDDEN: &str = "***";
+
+/// The value of an option as it may be shown: only what is known to be harmless, since an option that this version does
+/// not know may be a secret.
+pub fn shown_option(name: &str, value: &str) -> String {
+    match name {
+        "s3.endpoint_url" | "s3.region_name" | "s3.credentials.profile" | "s3.force.path.style" | "s3.anonymous" => {
+            value.to_owned()
+        }
+        _ => HIDDEN.to_owned(),
+    }
+}
+
 impl Mount {
+    /// The same, with those values of its options that may be shown.
+    #[must_use]
+    pub fn without_secrets(mut self) -> Self {
+        for (name, value) in &mut self.options {
+            *value = shown_option(name, value);
+        }
+        self
+    }
+
     /// How long a listing is fresh; `None` when it is trusted until a refresh.
     pub fn listing_ttl(&self) -> Option<Duration> {
         match self.consistency() {
@@ -56,6 +79,15 @@ impl fmt::Debug for UpdateMountRequest {
 mod tests {
     use super::*;
     use crate::master::{MountRequest, MountTable};
+
+    #[test]
+    fn what_is_shown_has_no_credentials() {
+        let options = [("s3.region_name", "r"), ("s3.credentials.secret", "hush"), ("unknown", "hush")];
+        let options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let shown = Mount { options, ..Mount::default() }.without_secrets().options;
+        assert_eq!((shown["s3.region_name"].as_str(), shown["s3.credentials.secret"].as_str()), ("r", HIDDEN));
+        assert_eq!(shown["unknown"], HIDDEN);
+    }
 
     #[test]
     fn what_options_hold_is_not_described() {

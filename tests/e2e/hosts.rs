@@ -61,7 +61,10 @@ fn the_guide_leads_to_a_cluster_that_grows_and_shrinks_and_loses_nothing() {
     repeat(&network, "node2", "grep later /mnt/cavern/data/later");
     live(&network, &["node1", "node2"]);
     let log = network.on("cavern-master", "cat /var/log/cavern-master.log").unwrap();
-    assert!(log.contains("no authentication yet") && log.contains("master.listen"), "{log}");
+    assert!(!log.contains("security.insecure") && !log.contains("other hosts can reach"), "{log}");
+    // Who is no admin cannot change the cluster.
+    let refused = network.on("node1", "cv umount /data").unwrap_err();
+    assert!(refused.contains("admin"), "{refused}");
 
     // The worker that was removed and has its directory still gets that as an error.
     network.on("node2", "systemctl stop cavern-worker").unwrap();
@@ -77,6 +80,7 @@ fn every_command_and_file_of_the_guide_says_where_it_belongs() {
     let guide = Guide::read();
     let titles: Vec<&str> = guide.sections.iter().map(|section| section.title.as_str()).collect();
     for wanted in [
+        "Certificates",
         "Start",
         "Mount a bucket",
         "Add a host",

@@ -3,12 +3,14 @@
 // A test reports by panicking, and what it has measured on stderr.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
+mod attacks;
 mod bad;
 mod bench_command;
 #[path = "crash/bucket.rs"]
 mod bucket;
 mod cache_attributes;
 mod cache_writes;
+mod certificates;
 mod client_killed;
 mod client_restart;
 mod coherence;
@@ -71,6 +73,7 @@ mod replaced;
 mod running;
 mod s3_clients;
 mod secrets;
+mod secure;
 mod trace;
 mod trees;
 mod why;

@@ -39,6 +39,8 @@ pub struct Options {
     pub more_mounts: Vec<&'static str>,
     /// The configuration of all processes, TOML.
     pub conf: String,
+    /// Processes show each other certificates.
+    pub secure: bool,
     /// No other cluster runs meanwhile: for a test that loads the machine, or measures it.
     pub alone: bool,
     /// Processes can be made to die where the test wants it: [`Cluster::arm`].
@@ -60,6 +62,7 @@ impl Default for Options {
             workers: 1,
             more_mounts: vec![],
             conf: String::new(),
+            secure: false,
             alone: false,
             failpoints: false,
             program: None,
@@ -234,6 +237,9 @@ impl Cluster {
         command.arg("--dir").arg(&directory).arg("--conf").arg(&conf);
         command.arg("--masters").arg(options.masters.to_string()).arg("--workers").arg(options.workers.to_string());
         command.arg("--mount-point").arg(directory.join("mnt"));
+        if options.secure {
+            command.arg("--secure");
+        }
         for name in options.more_mounts {
             command.arg("--mount-point").arg(directory.join(name));
         }
@@ -271,6 +277,13 @@ impl Cluster {
     /// Runs `cv` against this cluster and answers whatever came out.
     pub fn try_cv(&self, arguments: &[&str]) -> Finished {
         finish(self.command(arguments))
+    }
+
+    /// Runs `cv` against no cluster, and answers whatever came out.
+    pub fn alone(arguments: &[&str], environment: &[(&str, &str)]) -> Finished {
+        let mut command = cv_command(&cv_path(), arguments);
+        command.envs(environment.iter().copied());
+        finish(command)
     }
 
     /// `cv` against this cluster, for a test that does something while it runs.

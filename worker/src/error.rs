@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use cavern_net::NetError;
+use cavern_security::SecurityError;
 use thiserror::Error;
 
 /// What ends a worker, or keeps it from starting.
@@ -16,6 +17,9 @@ pub enum WorkerError {
     /// No way to a master can be made of the configuration.
     #[error(transparent)]
     Master(#[from] NetError),
+    /// Connections cannot be secured as the configuration wants.
+    #[error(transparent)]
+    Security(#[from] SecurityError),
     /// A data directory that cannot be made, locked, read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Directory { action: &'static str, path: PathBuf, source: io::Error },

@@ -22,7 +22,6 @@ use cavern_net::journals::{self, Ask, Hello};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fcntl_get_seals, fstat};
-use rustix::process::geteuid;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::process::Command;
 use tokio::sync::{Semaphore, watch};
@@ -33,7 +32,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 
 use crate::metrics::WorkerMetrics;
-use crate::server::Membership;
+use crate::server::{Membership, is_own};
 
 /// Journals that are kept at a time: mounts of one host.
 const JOURNALS_MAX: usize = 64;
@@ -315,6 +314,8 @@ impl Journals {
         };
         let mut command = Command::new(OWN);
         command.args(&self.replay).stdin(Stdio::from(journal.memory.try_clone()?)).stdout(Stdio::null());
+        // It is a client: that of the configuration, where the worker was given a certificate of its own.
+        command.env_remove("CV_SECURITY__CERTIFICATE").env_remove("CV_SECURITY__KEY");
         // An interrupt at the terminal is for the worker, which waits for it.
         command.process_group(0);
         let mut child = command.spawn()?;
@@ -336,12 +337,6 @@ impl Journals {
             () = stopped => Err(io::Error::other("it goes on without the worker")),
         }
     }
-}
-
-/// Whether a process of this user is at the other end, or one of root's.
-fn is_own(stream: &UnixStream) -> bool {
-    let own = geteuid().as_raw();
-    stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
 }
 
 /// Which file it is; `None` where that is no journal in a file of memory.

@@ -89,8 +89,8 @@ impl Mounts {
     }
 
     async fn fetch(&self) -> Result<(), NetError> {
-        let ask = |mut stubs: Stubs| async move { stubs.cluster.list_mounts(ListMountsRequest {}).await };
-        let table = self.master.try_call("ListMounts", ask).await?;
+        let ask = |mut stubs: Stubs| async move { stubs.cluster.get_credentials(ListMountsRequest {}).await };
+        let table = self.master.try_call("GetCredentials", ask).await?;
         self.apply(table);
         Ok(())
     }

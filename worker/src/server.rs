@@ -1,4 +1,5 @@
-//! The data plane: frames of `cavern_proto::frame` over TCP, and over a Unix socket with descriptors.
+//! The data plane: frames of `cavern_proto::frame` over TCP, with TLS where the configuration has it, and over a Unix
+//! socket with descriptors.
 
 mod connection;
 mod cores;
@@ -6,6 +7,7 @@ mod listen;
 mod outgoing;
 mod pressure;
 mod requests;
+mod roles;
 mod socket;
 mod upload;
 mod writes;
@@ -19,6 +21,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::data::{Evicted, evicted};
 use cavern_proto::frame::{FrameKind, encode_frame};
+use cavern_security::Transport;
 use parking_lot::RwLock;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, broadcast, mpsc};
@@ -26,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::connection::Shared;
 pub use self::cores::Cores;
-pub use self::listen::bind_unix;
+pub use self::listen::{bind_unix, is_own};
 use self::requests::Service;
 use crate::error::WorkerError;
 use crate::fill::Fills;
@@ -90,6 +93,8 @@ pub struct Serving {
     pub fills: Arc<Fills>,
     pub uploads: Arc<Uploads>,
     pub membership: Arc<Membership>,
+    /// How TCP clients are to speak.
+    pub transport: Transport,
     pub metrics: WorkerMetrics,
     /// Budget for buffers, and its size, in KiB.
     pub memory: Arc<Semaphore>,
@@ -125,12 +130,18 @@ impl Server {
     /// Serves until `stop`; then answers what is in flight, for a few seconds at most, and returns. The socket file is
     /// removed.
     pub async fn serve(self, serving: Serving, stop: CancellationToken) {
-        let Serving { store, fills, uploads, membership, metrics, memory, memory_kib, evictions, cores } = serving;
+        let Serving { store, fills, uploads, membership, transport, metrics, memory, memory_kib, evictions, cores } =
+            serving;
         let (frames, _) = broadcast::channel(EVICTION_FRAMES);
         let spares = Arc::new(Semaphore::new(SPARES_KIB));
         let service = Service { store, fills, uploads, metrics, memory, memory_kib, spares };
-        let shared =
-            Arc::new(Shared { service: Arc::new(service), membership, evictions: frames.clone(), stop: stop.clone() });
+        let shared = Arc::new(Shared {
+            service: Arc::new(service),
+            membership,
+            transport,
+            evictions: frames.clone(),
+            stop: stop.clone(),
+        });
         tokio::join!(
             listen::accept(self.tcp, self.unix, shared, cores),
             stop.run_until_cancelled(broadcast_evictions(evictions, frames)),

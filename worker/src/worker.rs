@@ -8,6 +8,7 @@ use std::time::Duration;
 use cavern_conf::process::{self, HttpServer, Metrics};
 use cavern_conf::{Config, DirSpec, schema};
 use cavern_net::{MasterChannel, WorkerPool};
+use cavern_security::Transport;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -25,8 +26,9 @@ use crate::store::{self, Store, StoreOptions};
 
 /// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
 const MAX_OPEN_BLOCKS: u64 = 32_768;
-/// Evictions that wait to be sent to clients.
-const EVICTION_QUEUE: usize = 16_384;
+/// Evictions that wait to be sent to clients: as many files as a client keeps by default, so that all can be freed at a
+/// time.
+const EVICTION_QUEUE: usize = 131_072;
 /// How often directories are looked at for relief and expiry.
 const RELIEF_INTERVAL: Duration = Duration::from_millis(20);
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(30);
@@ -45,7 +47,7 @@ const FILL_DRAIN: Duration = Duration::from_secs(3);
 /// # Errors
 /// What keeps the worker from starting, or a master of another cluster.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerError> {
-    run_with_replays(config, Vec::new(), stop).await
+    Box::pin(run_with_replays(config, Vec::new(), stop)).await
 }
 
 /// The same. With the arguments `replay` this executable makes what a mount had answered whose journal is its standard
@@ -65,6 +67,8 @@ pub async fn run_with_replays(
     let registry = Metrics::new("worker");
     registry.with_registry(cavern_ufs::register_metrics);
     let metrics = WorkerMetrics::new(&registry);
+    let transport = Transport::of(&config)?;
+    transport.register_metrics(&registry);
     let master = MasterChannel::new(&config)?;
     let socket = socket_path(&config.worker, &directories)?;
 
@@ -105,7 +109,8 @@ pub async fn run_with_replays(
     let membership = Arc::new(Membership::default());
     membership.set(0, &store.identity().1);
     let journals = Journals::new(replay, membership.clone(), metrics.clone(), stop.clone());
-    let peers = Peers::new(WorkerPool::new(&config.client, "worker"), master.clone(), membership.clone());
+    let pool = WorkerPool::new(&config.client, transport.clone(), "worker");
+    let peers = Peers::new(pool, master.clone(), membership.clone());
     let uploads = Arc::new(Uploads::new(UploadParts {
         store: store.clone(),
         mounts: mounts.clone(),
@@ -162,6 +167,7 @@ pub async fn run_with_replays(
         fills: fills.clone(),
         uploads: uploads.clone(),
         membership,
+        transport,
         metrics,
         memory,
         memory_kib,

@@ -19,6 +19,7 @@ use cavern_proto::ContentId;
 use cavern_proto::data::{self, BlockRef, Range, Status, WriteRequest, read_request};
 use cavern_proto::frame::MAX_WRITE_BYTES;
 use cavern_proto::master::{Worker, WorkerTable};
+use cavern_security::Transport;
 use tokio_util::sync::CancellationToken;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -60,7 +61,7 @@ async fn connect(home: &Path, port: u16, way: Way) -> Arc<WorkerPool> {
     let worker = Worker { id: WORKER, data_address: format!("127.0.0.1:{port}"), socket_path, ..Default::default() };
     let until = Instant::now() + PATIENCE;
     loop {
-        let pool = WorkerPool::new(&client, "test");
+        let pool = WorkerPool::new(&client, Transport::Plain, "test");
         pool.set_table("", &WorkerTable { workers: vec![worker.clone()], ..Default::default() });
         let route = pool.route(WORKER).await.unwrap();
         let as_wanted = (route == cavern_net::Route::Local) == (way == Way::Unix);

@@ -67,7 +67,7 @@ macro_rules! not_asked {
                 Ok(Response::new(reply))
             }
 
-            async fn list_mounts(&self, _: Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
+            async fn get_credentials(&self, _: Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
                 Ok(Response::new(self.0.mounts.lock().clone()))
             }
 
@@ -81,6 +81,7 @@ macro_rules! not_asked {
 not_asked! {
     watch(tonic::Streaming<WatchRequest>) -> Self::WatchStream;
     list_workers(ListWorkersRequest) -> WorkerTable;
+    list_mounts(ListMountsRequest) -> MountTable;
     list_claims(ListClaimsRequest) -> ClaimList;
     list_unavailable(ListUnavailableRequest) -> UnavailableFiles;
     drain_worker(DrainWorkerRequest) -> WorkerBlocks;

@@ -77,12 +77,13 @@ impl ClusterArgs {
     }
 }
 
-/// How many workers the master at this address counts as live.
-pub fn live_workers(master: &str) -> Result<usize, CliError> {
-    let mut config = Config::default();
-    config.cluster.masters = vec![master.to_owned()];
+/// How many workers of this cluster the master at an address counts as live.
+pub fn live_workers(config: &Config, master: String) -> Result<usize, CliError> {
+    let mut asked = Config { security: config.security.clone(), ..Config::default() };
+    asked.cluster.name.clone_from(&config.cluster.name);
+    asked.cluster.masters = vec![master];
     block_on(async {
-        let mut connection = Stubs::connect(&config).await?;
+        let mut connection = Stubs::connect(&asked).await?;
         let table = connection.cluster.list_workers(ListWorkersRequest {}).await?.into_inner();
         Ok(table.workers.iter().filter(|worker| worker.state() == WorkerState::Live).count())
     })

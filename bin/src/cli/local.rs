@@ -21,10 +21,11 @@ pub enum LocalCommand {
   cv local up
   cv local up --dir /tmp/a --workers 3 --mount-point /mnt/a --conf my.toml
   cv local up --masters 3
+  cv local up --secure
 
 On a cluster that is up, starts whatever is not running and adds masters, workers and mount points; masters that are \
 added are taken in by the others, which serve meanwhile. \
-Addresses and directories are chosen by `cv local`; all else of --conf is honoured. \
+Addresses, directories and certificates are chosen by `cv local`; all else of --conf is honoured. \
 A process that ends by itself is started again, after a pause that doubles up to 30 s; `cv local status` tells of it.")]
     Up(UpArgs),
     /// Show the endpoints and which children run.
@@ -76,6 +77,10 @@ pub struct UpArgs {
     /// Configuration file for all processes; addresses and directories in it are replaced.
     #[arg(long, value_name = "F")]
     conf: Option<PathBuf>,
+    /// Mutual TLS between all processes of a new cluster, with an authority and certificates of its own in
+    /// D/certificates. A cluster stays as it was made.
+    #[arg(long)]
+    secure: bool,
     /// What becomes of a child that ends though nobody has stopped it [default: as it was, or on-failure].
     #[arg(long, value_name = "WHEN", value_enum)]
     restart: Option<Restart>,
@@ -186,6 +191,7 @@ impl UpArgs {
             workers: self.workers.map(usize::from),
             conf: self.conf,
             restart: self.restart,
+            secure: self.secure,
             patience: Duration::from_secs(self.timeout),
         })?;
         let status = local::status(&cluster)?;

@@ -9,11 +9,11 @@ use std::ops::RangeInclusive;
 
 use cavern_conf::{ByteSize, Interval, counted};
 use cavern_net::master::Stubs;
-use cavern_proto::REPLICAS_MAX;
 use cavern_proto::master::{
     AccessMode, AttributePolicy, Consistency, Existing, ListMountsRequest, Mount, MountRequest, MountStatus,
     MountTable, Names, UnmountRequest, WriteType,
 };
+use cavern_proto::{HIDDEN, REPLICAS_MAX, shown_option};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
@@ -371,7 +371,7 @@ impl MountView {
             ttl_ms: mount.ttl_ms,
             block_size: mount.block_size,
             replicas: mount.replicas,
-            options: mount.options.iter().map(|(key, value)| (key.clone(), shown(key, value))).collect(),
+            options: mount.options.iter().map(|(key, value)| (key.clone(), shown_option(key, value))).collect(),
             status: status.map(|status| StatusView {
                 indexing: status.indexing,
                 indexed_entries: status.indexed_entries,
@@ -426,18 +426,6 @@ impl MountView {
         }
         remarks.extend(Some(status.last_error.clone()).filter(|error| !error.is_empty()));
         remarks
-    }
-}
-
-const HIDDEN: &str = "***";
-
-/// Only what is known to be harmless is shown: an option that this version does not know may be a secret.
-fn shown(key: &str, value: &str) -> String {
-    match key {
-        "s3.endpoint_url" | "s3.region_name" | "s3.credentials.profile" | "s3.force.path.style" | "s3.anonymous" => {
-            value.to_owned()
-        }
-        _ => HIDDEN.to_owned(),
     }
 }
 

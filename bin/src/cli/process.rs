@@ -81,12 +81,14 @@ impl ProcessArgs {
     pub(super) fn begin(&self, serves_as: Option<Role>) -> Result<Config, CliError> {
         process::create_privately();
         let loaded = Effective::load(self.conf.as_deref());
-        let checked = loaded.and_then(|effective| {
-            serves_as.map_or(Ok(()), |role| effective.check_reach(role)).map(|()| effective.config)
-        });
-        let config = checked.map_err(|error| CliError::Usage(error.to_string()))?;
-        process::init_logging(&config.log).map_err(|error| CliError::Usage(error.to_string()))?;
-        Ok(config)
+        let checked = loaded
+            .and_then(|effective| serves_as.map_or(Ok(()), |role| effective.check_reach(role)).map(|()| effective));
+        let effective = checked.map_err(|error| CliError::Usage(error.to_string()))?;
+        process::init_logging(&effective.config.log).map_err(|error| CliError::Usage(error.to_string()))?;
+        if let Some(role) = serves_as {
+            effective.warn_if_open(role);
+        }
+        Ok(effective.config)
     }
 }
 

@@ -3,8 +3,6 @@
 mod connection;
 mod survey;
 
-use std::time::Duration;
-
 use cavern_conf::Config;
 use cavern_proto::raft::{
     AddMasterRequest, Group, MakeSnapshotRequest, Member, RemoveMasterRequest, TransferLeadRequest,
@@ -13,8 +11,8 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use tokio::time::Instant;
 
-pub use self::connection::ask_leader;
-use self::connection::{Attempt, ELECTION_PATIENCE, ELECTION_POLL, connect, unreachable, until_answered};
+use self::connection::{Attempt, ELECTION_PATIENCE, ELECTION_POLL, unreachable, until_answered};
+pub use self::connection::{Dial, ask_leader};
 pub use self::survey::{GroupView, MasterRole, MasterView, Survey};
 use super::connect::{ClusterArgs, master_address};
 use crate::console::{self, Progress};
@@ -153,8 +151,8 @@ impl RaftCommand {
 }
 
 /// Asks the masters of a configuration; at least one of them answers.
-async fn ask(config: &Config) -> Result<Survey, CliError> {
-    let survey = Survey::take(&config.cluster.masters, config.client.connect_timeout.get()).await;
+async fn ask(config: &Config, dial: &Dial) -> Result<Survey, CliError> {
+    let survey = Survey::take(&config.cluster.masters, dial).await;
     match survey.silence() {
         None => Ok(survey),
         Some(causes) => Err(CliError::Unreachable(format!(
@@ -168,19 +166,20 @@ struct Led {
     survey: Survey,
     view: GroupView,
     leader: String,
-    wait: Duration,
+    dial: Dial,
 }
 
 impl Led {
     /// Waits for an election where there may be one.
     async fn find(cluster: &ClusterArgs) -> Result<Self, CliError> {
         let config = cluster.config()?;
+        let dial = Dial::of(&config)?;
         let deadline = Instant::now() + ELECTION_PATIENCE;
         loop {
-            let survey = ask(&config).await?;
+            let survey = ask(&config, &dial).await?;
             let view = survey.view();
             if let Some(leader) = survey.leader_address().map(str::to_owned) {
-                return Ok(Self { survey, view, leader, wait: config.client.connect_timeout.get() });
+                return Ok(Self { survey, view, leader, dial });
             }
             if !view.majority || Instant::now() > deadline {
                 return Err(CliError::Unreachable(format!(
@@ -206,13 +205,14 @@ impl Led {
 
     async fn transfer(&self, node_id: u64) -> Result<Option<Group>, CliError> {
         let request = TransferLeadRequest { node_id };
-        ask_leader(self.leader.clone(), self.wait, async |master| master.transfer_lead(request).await).await
+        ask_leader(self.leader.clone(), &self.dial, async |master| master.transfer_lead(request).await).await
     }
 }
 
 impl StatusArgs {
     async fn run(self) -> Result<(), CliError> {
-        let view = ask(&self.cluster.config()?).await?.view();
+        let config = self.cluster.config()?;
+        let view = ask(&config, &Dial::of(&config)?).await?.view();
         if self.json { console::json(&view) } else { print(&view) }
     }
 }
@@ -253,7 +253,7 @@ impl AddArgs {
     async fn attempt(&self) -> Result<Option<()>, CliError> {
         let led = Led::find(&self.cluster).await?;
         let given = self.address.as_str();
-        let joining = Survey::take(std::slice::from_ref(&self.address), led.wait).await;
+        let joining = Survey::take(std::slice::from_ref(&self.address), &led.dial).await;
         let new = match joining.answer(given) {
             Some(Ok(group)) => group,
             Some(Err(cause)) => {
@@ -297,7 +297,7 @@ impl AddArgs {
         }
         let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
         progress.show(None, format!("{address} is given the namespace"))?;
-        let group = ask_leader(led.leader.clone(), led.wait, async |master| {
+        let group = ask_leader(led.leader.clone(), &led.dial, async |master| {
             master.add_master(AddMasterRequest { address: address.to_owned() }).await
         })
         .await?;
@@ -338,7 +338,7 @@ impl RemoveArgs {
             let Some(group) = led.transfer(0).await? else { return Ok(None) };
             leader = address_of(&group, group.leader).unwrap_or(leader);
         }
-        let group = ask_leader(leader, led.wait, async |master| {
+        let group = ask_leader(leader, &led.dial, async |master| {
             master.remove_master(RemoveMasterRequest { node_id: self.id }).await
         })
         .await?;
@@ -398,11 +398,11 @@ impl TransferArgs {
 
 impl SnapshotArgs {
     async fn run(self) -> Result<(), CliError> {
-        let (address, wait) = match self.on {
-            Some(address) => (address, self.cluster.config()?.client.connect_timeout.get()),
-            None => Led::find(&self.cluster).await.map(|led| (led.leader, led.wait))?,
+        let (address, dial) = match self.on {
+            Some(address) => (address, Dial::of(&self.cluster.config()?)?),
+            None => Led::find(&self.cluster).await.map(|led| (led.leader, led.dial))?,
         };
-        let mut master = connect(&address, wait).await.map_err(|cause| unreachable(&address, &cause))?;
+        let mut master = dial.connect(&address).await.map_err(|cause| unreachable(&address, &cause))?;
         let group = master.make_snapshot(MakeSnapshotRequest {}).await?.into_inner();
         let (snapshot_index, last_index) = (group.snapshot_index, group.last_index);
         if self.json {

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::connect::ClusterArgs;
 use super::job::JobView;
 use super::mount::{self, MountView};
-use super::raft::{GroupView, Survey};
+use super::raft::{Dial, GroupView, Survey};
 use crate::console;
 use crate::error::CliError;
 
@@ -114,7 +114,7 @@ impl ReportArgs {
         };
         let mut report = self.cluster.leader().await?.ask(ask).await?;
         let config = self.cluster.config()?;
-        let group = Survey::take(&config.cluster.masters, config.client.connect_timeout.get()).await.view();
+        let group = Survey::take(&config.cluster.masters, &Dial::of(&config)?).await.view();
         report.group = (group.masters.len() > 1).then_some(group);
         if self.json { console::json(&report) } else { report.print() }
     }

@@ -5,11 +5,12 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
+use cavern_conf::Config;
 use cavern_proto::raft::{AddMasterRequest, Group};
 use tokio::time::Instant;
 
 use super::record::Cluster;
-use crate::cli::raft::{GroupView, MasterRole, Survey, ask_leader, remark_unaware};
+use crate::cli::raft::{Dial, GroupView, MasterRole, Survey, ask_leader, remark_unaware};
 use crate::error::{CliError, Context as _};
 use crate::runtime::block_on;
 
@@ -22,7 +23,15 @@ const POLL: Duration = Duration::from_millis(100);
 /// What each master answers.
 pub fn survey(cluster: &Cluster) -> Result<Survey, CliError> {
     let addresses: Vec<String> = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
-    block_on(async { Ok(Survey::take(&addresses, ANSWER).await) })
+    let dial = dial(cluster, ANSWER)?;
+    block_on(async { Ok(Survey::take(&addresses, &dial).await) })
+}
+
+fn dial(cluster: &Cluster, wait: Duration) -> Result<Dial, CliError> {
+    let config = Config::load(Some(&cluster.conf_path())).map_err(|error| CliError::Usage(error.to_string()))?;
+    let mut dial = Dial::of(&config)?;
+    dial.wait = wait;
+    Ok(dial)
 }
 
 /// The group as its masters show it, where there are several.
@@ -101,8 +110,9 @@ impl TakingIn {
         }
         let request = AddMasterRequest { address: master.grpc.clone() };
         let (answer, asked) = mpsc::sync_channel(1);
+        let dial = dial(cluster, CONNECT)?;
         let ask = move || {
-            let added = block_on(ask_leader(leader, CONNECT, async |leader| leader.add_master(request.clone()).await));
+            let added = block_on(ask_leader(leader, &dial, async |leader| leader.add_master(request.clone()).await));
             // Nobody listens any more who has given up.
             let _ = answer.send(added);
         };

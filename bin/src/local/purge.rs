@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::certificates;
 use super::child::Role;
 use super::lock::lock;
 use super::mounted::mounts_below;
@@ -63,6 +64,11 @@ pub fn purge(cluster: &Cluster, directory: &Path) -> Result<Purged, CliError> {
         let names =
             cluster.children().into_iter().flat_map(|child| endings.iter().map(move |end| format!("{child}.{end}")));
         remove_files(&folder, names)?;
+        remove_empty(&folder, &mut left)?;
+    }
+    if cluster.secure {
+        let folder = cluster.certificates();
+        remove_files(&folder, certificates::names(cluster).into_iter())?;
         remove_empty(&folder, &mut left)?;
     }
     for worker in &cluster.workers {
@@ -199,6 +205,21 @@ mod tests {
             assert_eq!((purged.is_whole, purged.left), (is_made, vec![]));
             assert_eq!(directory.exists(), !is_made);
         }
+    }
+
+    #[test]
+    fn certificates_go_with_the_cluster_and_those_of_others_stay() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().canonicalize().unwrap();
+        let mut secure = cluster(&directory);
+        secure.secure = true;
+        certificates::ensure(&secure, "lab").unwrap();
+        let other = secure.certificates().join("admin-alice-key.pem");
+        fs::write(&other, "a key").unwrap();
+        let purged = purge(&secure, &directory).unwrap();
+        assert!(purged.left.contains(&secure.certificates()), "{:?}", purged.left);
+        assert_eq!(fs::read_dir(secure.certificates()).unwrap().count(), 1);
+        assert!(other.exists());
     }
 
     #[test]

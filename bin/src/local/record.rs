@@ -4,8 +4,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use cavern_conf::{Config, Effective};
 use serde::{Deserialize, Serialize};
 
+use super::certificates;
 use super::child::{self, ChildName, Role, RunRecord, State, write_whole};
 use crate::error::{CliError, Context as _};
 
@@ -23,6 +25,9 @@ pub struct Cluster {
     pub fuse: Vec<Fuse>,
     #[serde(default)]
     pub restart: Restart,
+    /// Its processes show each other certificates, which are in [`Cluster::certificates`].
+    #[serde(default)]
+    pub secure: bool,
     /// Directories that were not there before `up` needed them: its own, and mount points. Records of earlier versions
     /// name none.
     #[serde(default)]
@@ -96,6 +101,7 @@ impl Cluster {
             workers: vec![],
             fuse: vec![],
             restart: Restart::default(),
+            secure: false,
             made: vec![],
         }
     }
@@ -175,6 +181,19 @@ impl Cluster {
         self.directory.join("cluster.toml")
     }
 
+    /// The configuration that every child is given, whatever the environment of this process says.
+    pub fn conf(&self) -> Result<Config, CliError> {
+        let path = self.conf_path();
+        let bytes = fs::read(&path).context(format_args!("cannot read {}", path.display()))?;
+        let effective = Effective::compose(Some((path, bytes)), []);
+        Ok(effective.map_err(|error| CliError::Usage(error.to_string()))?.config)
+    }
+
+    /// Where the certificates are, if it has some.
+    pub fn certificates(&self) -> PathBuf {
+        self.directory.join("certificates")
+    }
+
     /// A file that is there while a child is stopped on purpose: its keeper does not start it again.
     pub fn stop_path(&self, name: ChildName) -> PathBuf {
         self.directory.join("run").join(format!("{name}.stop"))
@@ -203,6 +222,12 @@ impl Cluster {
     /// How to start a child. What differs between children of one role goes through the environment, the rest is in
     /// the common configuration; keys of the object store stay out of the process list.
     pub fn launch(&self, name: ChildName) -> Launch {
+        let mut launch = self.launch_role(name);
+        launch.environment.extend(certificates::environment(self, name));
+        launch
+    }
+
+    fn launch_role(&self, name: ChildName) -> Launch {
         let role = name.role.ready_word().to_owned();
         let conf = || vec![role.clone(), "--conf".to_owned(), self.conf_path().to_string_lossy().into_owned()];
         let text = |path: &Path| path.to_string_lossy().into_owned();

@@ -23,6 +23,8 @@ pub struct ClusterStatus {
     pub mounted: bool,
     /// Whether what ends by itself is started again.
     pub restart: Restart,
+    /// Whether its processes show each other certificates.
+    pub secure: bool,
     pub s3: S3Status,
     pub masters: Vec<MasterStatus>,
     pub workers: Vec<WorkerStatus>,
@@ -103,6 +105,7 @@ pub fn status(cluster: &Cluster) -> Result<ClusterStatus, CliError> {
         mount_point: PathBuf::new(),
         mounted: false,
         restart: cluster.restart,
+        secure: cluster.secure,
         s3: S3Status {
             child: child(Role::S3, 0)?,
             endpoint: format!("http://{}", cluster.s3.listen),
@@ -209,7 +212,11 @@ impl ClusterStatus {
         }
         console::line(format_args!("mount point    {}", self.mount_point.display()))?;
         console::line(format_args!("S3 access key  {}  secret key {}", self.s3.access_key, self.s3.secret_key))?;
-        console::line(format_args!("configuration  {}", self.conf.display()))
+        console::line(format_args!("configuration  {}", self.conf.display()))?;
+        if self.secure {
+            console::line("connections    mutual TLS: the configuration has the certificate of an admin")?;
+        }
+        Ok(())
     }
 }
 

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use cavern_conf::schema::Security;
 use cavern_conf::{Config, host};
 use cavern_net::journals;
 use rand::Rng;
@@ -17,6 +18,7 @@ use rand::distr::Alphanumeric;
 use tokio::time::Instant;
 
 use super::advance::Advance;
+use super::certificates;
 use super::child::State;
 use super::child::{ChildName, Role, write_whole};
 use super::down::{stop, stop_all};
@@ -48,6 +50,8 @@ pub struct UpOptions {
     pub conf: Option<PathBuf>,
     /// `None` for as it was, or on failure.
     pub restart: Option<Restart>,
+    /// A new cluster has certificates. One that is there stays as it was made.
+    pub secure: bool,
     /// For each child to become ready.
     pub patience: Duration,
 }
@@ -76,6 +80,9 @@ pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
     // The mount point may be in it, so the directory itself is for everyone, and what the processes keep is not.
     for folder in ["run", "log", "s3"] {
         private_folder(&directory.join(folder))?;
+    }
+    if cluster.secure {
+        certificates::ensure(&cluster, &config.cluster.name)?;
     }
     write_conf(&cluster, config)?;
     let is_running = |name: &ChildName| cluster.state(*name).is_ok_and(|state| matches!(state, State::Running(_)));
@@ -157,6 +164,13 @@ fn refuse_foreign(directory: &Path) -> Result<(), CliError> {
 fn plan(directory: &Path, options: &UpOptions, config: &Config, ports: &mut FreePorts) -> Result<Cluster, CliError> {
     let mut address = || ports.address().context("cannot find a port for a child");
     let mut cluster = match Cluster::find(directory)? {
+        Some(cluster) if options.secure && !cluster.secure => {
+            return Err(CliError::Usage(format!(
+                "the cluster in {} was made without --secure, and stays so: leave --secure away, or make another \
+                 cluster with --dir",
+                directory.display()
+            )));
+        }
         Some(cluster) => cluster,
         None => {
             let s3 = S3 {
@@ -166,7 +180,7 @@ fn plan(directory: &Path, options: &UpOptions, config: &Config, ports: &mut Free
                 secret_key: random_text(40),
                 root: directory.join("s3"),
             };
-            Cluster::new(directory.to_owned(), s3)
+            Cluster { secure: options.secure, ..Cluster::new(directory.to_owned(), s3) }
         }
     };
     let number_of = |role: &str, there: usize, wanted: Option<usize>| {
@@ -275,6 +289,8 @@ fn write_conf(cluster: &Cluster, mut config: Config) -> Result<(), CliError> {
     if let Some(fuse) = cluster.fuse.first() {
         config.fuse.mount_point.clone_from(&fuse.mount_point);
     }
+    // Other files would be those of other processes.
+    config.security = if cluster.secure { certificates::of_admin(cluster) } else { Security::default() };
     let head = "# Written by `cv local up` at every start; changes made here are lost.\n\n";
     let path = cluster.conf_path();
     write_whole(&path, format!("{head}{}", config.to_toml()).as_bytes())
@@ -346,10 +362,10 @@ fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> 
     if cluster.masters.is_empty() {
         return Ok(());
     }
-    let wanted = cluster.workers.len();
+    let (wanted, config) = (cluster.workers.len(), cluster.conf()?);
     let deadline = Instant::now() + patience;
     loop {
-        let live = match leader(cluster, patience).and_then(|leader| connect::live_workers(&leader)) {
+        let live = match leader(cluster, patience).and_then(|leader| connect::live_workers(&config, leader)) {
             // Another one may have begun to lead in between.
             Err(_) if cluster.masters.len() > 1 && Instant::now() <= deadline => 0,
             live => live?,
@@ -396,6 +412,7 @@ mod tests {
             workers,
             conf: None,
             restart: None,
+            secure: false,
             patience: Duration::from_secs(1),
         }
     }
@@ -443,6 +460,25 @@ mod tests {
         assert_eq!(planned(None).unwrap(), five);
         let fewer = planned(Some(3)).unwrap_err();
         assert!(matches!(&fewer, CliError::Usage(text) if text.contains("has 5 masters")), "{fewer}");
+    }
+
+    #[test]
+    fn a_cluster_stays_with_or_without_certificates() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().canonicalize().unwrap();
+        let (config, mut ports) = (Config::default(), FreePorts::default());
+        let mut planned = |name: &str, secure| {
+            let directory = directory.join(name);
+            fs::create_dir_all(&directory).unwrap();
+            let planned =
+                plan(&directory, &UpOptions { secure, ..options(&directory, None, &[]) }, &config, &mut ports);
+            planned.inspect(|cluster| cluster.store().unwrap())
+        };
+        assert!(planned("secure", true).unwrap().secure);
+        assert!(planned("secure", false).unwrap().secure);
+        assert!(!planned("plain", false).unwrap().secure);
+        let changed = planned("plain", true).unwrap_err();
+        assert!(matches!(&changed, CliError::Usage(text) if text.contains("made without --secure")), "{changed}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Why another process did not do what it was asked for.
 
 use cavern_proto::data::Status;
+use cavern_security::SecurityError;
 use thiserror::Error;
 use tonic::Code;
 
@@ -31,6 +32,12 @@ pub enum NetError {
     /// The worker table has no such worker.
     #[error("worker {0} is not in the worker table")]
     UnknownWorker(u64),
+}
+
+impl From<SecurityError> for NetError {
+    fn from(error: SecurityError) -> Self {
+        Self::Invalid(error.to_string())
+    }
 }
 
 impl NetError {

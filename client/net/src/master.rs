@@ -25,12 +25,14 @@ use self::members::{Members, Origin};
 use crate::error::NetError;
 
 mod breaker;
+mod channel;
 mod group;
 mod members;
 mod probe;
 mod streams;
 mod stubs;
 
+pub use self::channel::{channel, connected};
 pub use self::streams::StreamFailure;
 pub use self::stubs::Stubs;
 

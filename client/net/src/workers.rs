@@ -10,6 +10,8 @@ mod connection;
 mod frames;
 mod pool;
 mod receive_buffers;
+#[cfg(test)]
+mod secured;
 mod socket;
 
 pub use backoff::Attempt;

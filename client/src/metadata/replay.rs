@@ -200,6 +200,7 @@ mod tests {
     use cavern_conf::Config;
     use cavern_net::WorkerPool;
     use cavern_net::master::MasterChannel;
+    use cavern_security::Transport;
     use rustix::fs::{MemfdFlags, memfd_create};
     use tokio_util::sync::CancellationToken;
 
@@ -219,7 +220,8 @@ mod tests {
 
         let (config, stats) = (Config::default(), Arc::new(Stats::default()));
         let master = MasterChannel::new(&config).unwrap();
-        let tables = Arc::new(Tables::new(master.clone(), WorkerPool::new(&config.client, "test"), &config.ufs));
+        let pool = WorkerPool::new(&config.client, Transport::Plain, "test");
+        let tables = Arc::new(Tables::new(master.clone(), pool, &config.ufs));
         let journal = Some(Journal::open(memory).unwrap());
         let metadata = Metadata::new(master, tables, stats, &config, journal);
         let _not_polled = metadata.send_changes(CancellationToken::new());

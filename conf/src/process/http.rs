@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::{Metrics, ProcessError, bind_tcp};
+use super::{Metrics, ProcessError, bind_open_tcp};
 
 /// Connections at a time; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 256;
@@ -42,9 +42,9 @@ impl HttpServer {
     /// Binds `listen` (host:port; port 0 takes a free one).
     ///
     /// # Errors
-    /// As [`bind_tcp`], naming the key `http_listen`.
+    /// As [`bind_open_tcp`], naming the key `http_listen`.
     pub async fn bind(listen: &str) -> Result<Self, ProcessError> {
-        let listener = bind_tcp(listen, "http_listen").await?;
+        let listener = bind_open_tcp(listen, "http_listen").await?;
         let address = listener.local_addr().map_err(|source| ProcessError::Bind {
             address: listen.to_owned(),
             key: "http_listen".to_owned(),

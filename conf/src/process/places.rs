@@ -9,28 +9,32 @@ use tokio::net::TcpListener;
 use super::ProcessError;
 
 /// Listens on `listen` (host:port; port 0 takes a free one). `key` is the configuration key that the address came from,
-/// as `worker.listen`; it is named in the error, and in a warning if other hosts can come to that address.
+/// as `worker.listen`, which an error names.
 ///
 /// # Errors
 /// [`ProcessError::AddressInUse`], or [`ProcessError::Bind`] for what is not an address of this host.
 pub async fn bind_tcp(listen: &str, key: &str) -> Result<TcpListener, ProcessError> {
-    let bound = TcpListener::bind(listen).await.map_err(|source| {
+    TcpListener::bind(listen).await.map_err(|source| {
         let (address, key) = (listen.to_owned(), key.to_owned());
         match source.kind() {
             io::ErrorKind::AddrInUse => ProcessError::AddressInUse { address, key },
             _ => ProcessError::Bind { address, key, source },
         }
-    });
-    if let Some(address) = bound.as_ref().ok().and_then(|listener| listener.local_addr().ok())
+    })
+}
+
+/// The same for a port that is in clear, and shows no certificate: if other hosts can come to it, the log says so.
+///
+/// # Errors
+/// As [`bind_tcp`].
+pub async fn bind_open_tcp(listen: &str, key: &str) -> Result<TcpListener, ProcessError> {
+    let listener = bind_tcp(listen, key).await?;
+    if let Ok(address) = listener.local_addr()
         && !address.ip().is_loopback()
     {
-        tracing::warn!(
-            %address,
-            key,
-            "other hosts can reach this port, and there is no authentication yet: use it in trusted networks only"
-        );
+        tracing::warn!(%address, key, "other hosts can reach this port, which is in clear: trusted networks only");
     }
-    bound
+    Ok(listener)
 }
 
 /// The mode of directories of Cavern's own: what is in them is as private as the files that it is part of.

@@ -419,6 +419,10 @@ impl Cluster for Master {
     }
 
     async fn list_mounts(&self, _: Request<wire::ListMountsRequest>) -> Result<Response<wire::MountTable>, Status> {
+        Err(Status::unimplemented("list_mounts"))
+    }
+
+    async fn get_credentials(&self, _: Request<wire::ListMountsRequest>) -> Result<Response<wire::MountTable>, Status> {
         let access = if self.state.is_writable { wire::AccessMode::ReadWrite } else { wire::AccessMode::ReadOnly };
         let mount = wire::Mount {
             id: MOUNT,

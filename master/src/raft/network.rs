@@ -47,30 +47,47 @@ pub type Transport = Channel;
 #[cfg(test)]
 pub type Transport = super::simulation::Transport;
 
-type Calls = RaftClient<Transport>;
+/// Calls to one master.
+pub type Calls = RaftClient<Transport>;
 
-/// A connection that is made when it is first used, and again when it breaks.
-pub fn channel(address: &str) -> Result<Transport, MasterError> {
-    #[cfg(test)]
-    if let Some(host) = super::simulation::Host::current() {
-        return Ok(host.way_to(address));
+/// The ways to other masters, as the configuration wants them.
+#[derive(Clone, Debug)]
+pub struct Ways(pub cavern_security::Transport);
+
+impl Ways {
+    /// Calls to the master at an address, over a connection of their own. It is made when it is first used, and again
+    /// when it breaks.
+    ///
+    /// # Errors
+    /// The address is none.
+    pub fn calls(&self, address: &str) -> Result<Calls, MasterError> {
+        self.to(address).map(calls)
     }
+
+    fn to(&self, address: &str) -> Result<Transport, MasterError> {
+        #[cfg(test)]
+        if let Some(host) = super::simulation::Host::current() {
+            return Ok(host.way_to(address));
+        }
+        let channel = cavern_net::master::channel(&endpoint(address)?, &self.0);
+        #[cfg(test)]
+        let channel = Transport::Network(channel);
+        Ok(channel)
+    }
+}
+
+fn endpoint(address: &str) -> Result<Endpoint, MasterError> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"));
     let endpoint = endpoint.map_err(|error| MasterError::Invalid(format!("the address \"{address}\": {error}")))?;
-    let channel = endpoint
+    Ok(endpoint
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)
-        .keep_alive_while_idle(true)
-        .connect_lazy();
-    #[cfg(test)]
-    let channel = Transport::Network(channel);
-    Ok(channel)
+        .keep_alive_while_idle(true))
 }
 
-/// Calls to the master at an address.
-pub fn calls(channel: Transport) -> Calls {
+fn calls(channel: Transport) -> Calls {
     RaftClient::new(channel).max_decoding_message_size(MESSAGE_MAX).max_encoding_message_size(MESSAGE_MAX)
 }
 
@@ -78,12 +95,13 @@ pub fn calls(channel: Transport) -> Calls {
 pub struct Network {
     cluster_id: Arc<str>,
     own: NodeId,
+    ways: Ways,
     channels: Arc<Mutex<HashMap<String, Transport>>>,
 }
 
 impl Network {
-    pub fn new(cluster_id: &str, own: NodeId) -> Self {
-        Self { cluster_id: cluster_id.into(), own, channels: Arc::default() }
+    pub fn new(cluster_id: &str, own: NodeId, ways: Ways) -> Self {
+        Self { cluster_id: cluster_id.into(), own, ways, channels: Arc::default() }
     }
 }
 
@@ -103,7 +121,7 @@ impl RaftNetworkFactory<Types> for Network {
         let mut channels = self.channels.lock();
         let channel = match channels.get(&node.addr) {
             Some(known) => Ok(known.clone()),
-            None => channel(&node.addr).inspect(|made| {
+            None => self.ways.to(&node.addr).inspect(|made| {
                 channels.insert(node.addr.clone(), made.clone());
             }),
         };

@@ -18,7 +18,7 @@ use super::identity::Identity;
 use super::leader_lease::{self, ELECTION, GivenAway, LeaderLease, Promise};
 use super::log_keeper::{self, LogLimits};
 use super::log_store::{LogSize, LogStore, has_log};
-use super::network::Network;
+use super::network::{Network, Ways};
 use super::observe::{self, Observed};
 use super::proposer::Proposer;
 use super::snapshot::Snapshots;
@@ -46,12 +46,14 @@ pub struct ConsensusConfig<'a> {
     /// Directory of the snapshots.
     pub snapshots: &'a Path,
     pub log: LogLimits,
+    pub ways: Ways,
 }
 
 /// A running node.
 pub struct Consensus {
     identity: Identity,
     address: String,
+    ways: Ways,
     pub(super) raft: Raft,
     snapshots: Snapshots,
     metrics: metrics::RaftMetrics,
@@ -79,7 +81,7 @@ impl Consensus {
         listener: Arc<dyn ChangeListener>,
         metrics: metrics::RaftMetrics,
     ) -> Result<Self, MasterError> {
-        let ConsensusConfig { cluster_name, identity, address, snapshots, log: limits } = config;
+        let ConsensusConfig { cluster_name, identity, address, snapshots, log: limits, ways } = config;
         let snapshots = Snapshots::open(snapshots.to_owned())?;
         finish_installation(&database, &snapshots)?;
         let (log, log_thread) = start_log(database.clone(), limits, &metrics)?;
@@ -103,7 +105,7 @@ impl Consensus {
         };
         let raft_config = Arc::new(raft_config.validate().map_err(fatal)?);
         promise.wait().await;
-        let network = Network::new(&identity.cluster_id, identity.node_id);
+        let network = Network::new(&identity.cluster_id, identity.node_id, ways.clone());
         let threads = RaftThreads::start()?;
         let raft = threads.spawn(Raft::new(identity.node_id, raft_config, network, log.clone(), machine))?;
         let raft = raft.await.map_err(fatal)?.map_err(fatal)?;
@@ -115,6 +117,7 @@ impl Consensus {
         let node = Self {
             identity,
             address,
+            ways,
             raft,
             snapshots,
             metrics,
@@ -149,6 +152,11 @@ impl Consensus {
 
     pub fn identity(&self) -> &Identity {
         &self.identity
+    }
+
+    /// To other masters.
+    pub fn ways(&self) -> &Ways {
+        &self.ways
     }
 
     /// Where others reach this master.

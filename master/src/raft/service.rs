@@ -90,7 +90,7 @@ impl RaftService {
         let proposer = term.proposer();
         // One that was given a place, but did not come to vote: it goes on.
         let begun = group.members.iter().find(|member| member.address == address);
-        let own_place = look(address).await?;
+        let own_place = look(self.seat.ways(), address).await?;
         level::check_joining(&own_place, term.level().await?)?;
         let node_id = match begun {
             Some(begun) => begun.node_id,

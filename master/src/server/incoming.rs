@@ -1,21 +1,25 @@
-//! Accepting connections for gRPC, up to a bound, from peers that speak HTTP/2.
+//! Accepting connections for gRPC, up to a bound, from peers that speak HTTP/2, over TLS where connections are secured.
 //!
 //! The library notices a peer that falls silent, by its pings, but only one that has said hello. Until then this does:
-//! the preface must be here in time, or the connection is closed. A peer that opens connections and says nothing has
-//! few of them, and not for long.
+//! the handshake must be done, and the preface here, in time, or the connection is closed. A peer that opens
+//! connections and says nothing has few of them, and not for long.
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use cavern_security::{Tls, Transport};
 use futures::{Stream, stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tokio_rustls::server::TlsStream;
+use tonic::transport::server::Connected;
+
+use crate::service::{Peer, PeerAddress};
 
 /// Connections at a time, if the limit of descriptors allows twice that; more are closed at once. Every client and
 /// worker has a few.
@@ -28,16 +32,20 @@ const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Connections as they come. `descriptor_limit` is that of the process.
-pub fn incoming(listener: TcpListener, descriptor_limit: u64) -> impl Stream<Item = io::Result<Incoming>> {
+pub fn incoming(
+    listener: TcpListener,
+    transport: Transport,
+    descriptor_limit: u64,
+) -> impl Stream<Item = io::Result<Incoming>> {
     let places = usize::try_from((descriptor_limit / 2).clamp(1, CONNECTIONS_MAX)).unwrap_or(1);
     let places = Arc::new(Semaphore::new(places));
-    stream::unfold((listener, places), |(listener, places)| async move {
-        let next = accept(&listener, &places).await;
-        Some((Ok(next), (listener, places)))
+    stream::unfold((listener, transport, places), |(listener, transport, places)| async move {
+        let next = accept(&listener, &transport, &places).await;
+        Some((Ok(next), (listener, transport, places)))
     })
 }
 
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> Incoming {
+async fn accept(listener: &TcpListener, transport: &Transport, places: &Arc<Semaphore>) -> Incoming {
     loop {
         let accepted = listener.accept().await.and_then(|(stream, _)| {
             stream.set_nodelay(true)?;
@@ -45,7 +53,7 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> Incoming {
         });
         match accepted {
             Ok(stream) => match places.clone().try_acquire_owned() {
-                Ok(place) => return Incoming::new(stream, place, PREFACE_TIMEOUT),
+                Ok(place) => return Incoming::new(stream, transport, place, PREFACE_TIMEOUT),
                 Err(_) => tracing::debug!("too many connections: one more is closed"),
             },
             Err(error) => {
@@ -58,40 +66,107 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> Incoming {
 
 /// One connection, and its place among those that are allowed.
 pub struct Incoming {
-    stream: TcpStream,
+    wire: Wire,
+    peer: Peer,
     /// While the preface is not complete: the bytes that are here, and the end of patience.
     silence: Option<(usize, Pin<Box<Sleep>>)>,
     _place: OwnedSemaphorePermit,
 }
 
+type Handshake = Pin<Box<dyn Future<Output = io::Result<TlsStream<TcpStream>>> + Send>>;
+
+enum Wire {
+    Plain(TcpStream),
+    /// The handshake is not done.
+    Accepting(Handshake),
+    Tls(Box<TlsStream<TcpStream>>),
+    /// It has failed.
+    Refused,
+}
+
 impl Incoming {
-    fn new(stream: TcpStream, place: OwnedSemaphorePermit, patience: Duration) -> Self {
-        Self { stream, silence: Some((0, Box::pin(tokio::time::sleep(patience)))), _place: place }
+    fn new(stream: TcpStream, transport: &Transport, place: OwnedSemaphorePermit, patience: Duration) -> Self {
+        let secured = matches!(transport, Transport::Tls(_));
+        let address = PeerAddress(stream.peer_addr().ok());
+        let wire = match transport {
+            Transport::Plain => Wire::Plain(stream),
+            Transport::Tls(tls) => {
+                let tls = tls.clone();
+                Wire::Accepting(Box::pin(async move { tls.accept(stream).await }))
+            }
+        };
+        let peer = Peer { address, secured, identity: Arc::new(OnceLock::new()) };
+        Self { wire, peer, silence: Some((0, Box::pin(tokio::time::sleep(patience)))), _place: place }
+    }
+
+    /// The stream, when the handshake is done.
+    fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Pin<&mut (dyn Duplex + Unpin)>>> {
+        if let Wire::Accepting(accept) = &mut self.wire {
+            let Poll::Ready(shaken) = accept.as_mut().poll(cx) else {
+                ready!(self.poll_patience(cx));
+                return Poll::Ready(Err(too_late()));
+            };
+            let identified = shaken.and_then(|stream| Ok((Tls::peer(stream.get_ref().1)?, stream)));
+            self.wire = match identified {
+                Ok((identity, stream)) => {
+                    // It is done once.
+                    let _ = self.peer.identity.set(identity);
+                    Wire::Tls(Box::new(stream))
+                }
+                Err(error) => {
+                    tracing::info!(peer = %self.peer.address, "a connection is refused: {error}");
+                    self.wire = Wire::Refused;
+                    return Poll::Ready(Err(error));
+                }
+            };
+        }
+        let stream: &mut (dyn Duplex + Unpin) = match &mut self.wire {
+            Wire::Plain(stream) => stream,
+            Wire::Tls(stream) => stream,
+            Wire::Accepting(_) | Wire::Refused => return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into())),
+        };
+        Poll::Ready(Ok(Pin::new(stream)))
+    }
+
+    /// Ready when the peer has said too little for too long.
+    fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.silence {
+            Some((_, patience)) => patience.as_mut().poll(cx),
+            None => Poll::Pending,
+        }
     }
 }
 
-impl Connected for Incoming {
-    type ConnectInfo = TcpConnectInfo;
+fn too_late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the peer did not begin to speak HTTP/2")
+}
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
+/// Both directions.
+trait Duplex: AsyncRead + AsyncWrite {}
+
+impl<S: AsyncRead + AsyncWrite> Duplex for S {}
+
+impl Connected for Incoming {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
     }
 }
 
 impl AsyncRead for Incoming {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let Self { stream, silence, .. } = &mut *self;
-        let read = Pin::new(stream).poll_read(cx, buffer);
-        let Some((seen, patience)) = silence else { return read };
+        let read = ready!(self.poll_stream(cx))?.poll_read(cx, buffer);
+        let Some((seen, _)) = &mut self.silence else { return read };
         *seen += buffer.filled().len() - before;
         if *seen >= PREFACE_BYTES {
-            *silence = None;
+            self.silence = None;
             return read;
         }
         if read.is_pending() {
-            ready!(patience.as_mut().poll(cx));
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer did not begin to speak HTTP/2")));
+            ready!(self.poll_patience(cx));
+            return Poll::Ready(Err(too_late()));
         }
         read
     }
@@ -99,7 +174,7 @@ impl AsyncRead for Incoming {
 
 impl AsyncWrite for Incoming {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        ready!(self.poll_stream(cx))?.poll_write(cx, bytes)
     }
 
     fn poll_write_vectored(
@@ -107,19 +182,27 @@ impl AsyncWrite for Incoming {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+        ready!(self.poll_stream(cx))?.poll_write_vectored(cx, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.wire {
+            Wire::Plain(stream) => stream.is_write_vectored(),
+            // As TLS streams have it.
+            _ => true,
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        ready!(self.poll_stream(cx))?.poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        match &mut self.wire {
+            // There is nothing to end in good order.
+            Wire::Accepting(_) | Wire::Refused => Poll::Ready(Ok(())),
+            _ => ready!(self.poll_stream(cx))?.poll_shutdown(cx),
+        }
     }
 }
 
@@ -134,7 +217,7 @@ mod tests {
     async fn there_are_only_so_many_and_a_place_is_given_back() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut incoming = Box::pin(incoming(listener, 2));
+        let mut incoming = Box::pin(incoming(listener, Transport::Plain, 2));
         let _first = TcpStream::connect(address).await.unwrap();
         let accepted = incoming.next().await.unwrap().unwrap();
         let mut second = TcpStream::connect(address).await.unwrap();
@@ -157,7 +240,7 @@ mod tests {
             let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
             let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
             let patience = Duration::from_millis(200);
-            let mut accepted = Incoming::new(listener.accept().await.unwrap().0, place, patience);
+            let mut accepted = Incoming::new(listener.accept().await.unwrap().0, &Transport::Plain, place, patience);
             peer.write_all(&vec![b'P'; said]).await.unwrap();
             let mut all = Vec::new();
             let read = tokio::time::timeout(patience * 5, accepted.read_to_end(&mut all)).await;

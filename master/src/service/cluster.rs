@@ -145,22 +145,28 @@ impl Cluster for Services {
     async fn mount(&self, request: tonic::Request<MountRequest>) -> Result<Response<MountReply>, Status> {
         let MountRequest { mount, check_only, request_id } = request.into_inner();
         let mount = self.mount_once(&Request::new(request_id)?, mount.unwrap_or_default(), check_only).await?;
-        Ok(Response::new(MountReply { mount: Some(mount) }))
+        Ok(Response::new(MountReply { mount: Some(mount.without_secrets()) }))
     }
 
     async fn unmount(&self, request: tonic::Request<UnmountRequest>) -> Result<Response<UnmountReply>, Status> {
         let UnmountRequest { path, discard, request_id } = request.into_inner();
         let unwritten = if discard { DetachPolicy::Discard } else { DetachPolicy::Keep };
         let mount = self.unmount_once(&Request::new(request_id)?, &path, unwritten).await?;
-        Ok(Response::new(UnmountReply { mount: Some(mount) }))
+        Ok(Response::new(UnmountReply { mount: Some(mount.without_secrets()) }))
     }
 
     async fn update_mount(&self, request: tonic::Request<UpdateMountRequest>) -> Result<Response<MountReply>, Status> {
         let mount = self.update_mount_at(request.into_inner()).await?;
-        Ok(Response::new(MountReply { mount: Some(mount) }))
+        Ok(Response::new(MountReply { mount: Some(mount.without_secrets()) }))
     }
 
     async fn list_mounts(&self, _: tonic::Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
+        let (epoch, mounts) = self.mounts.table()?;
+        let mounts = mounts.into_iter().map(Mount::without_secrets).collect();
+        Ok(Response::new(MountTable { epoch, mounts, status: self.mounts.status() }))
+    }
+
+    async fn get_credentials(&self, _: tonic::Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
         let (epoch, mounts) = self.mounts.table()?;
         Ok(Response::new(MountTable { epoch, mounts, status: self.mounts.status() }))
     }

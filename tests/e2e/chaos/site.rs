@@ -31,6 +31,7 @@ const DISK: &str = "mkdir -p /var/lib/cavern/master && mount -t tmpfs -o size=25
 /// How long a call may wait is not the point here, on a machine that is busy; but some calls are to fail in the end.
 const CONF: &str = "\
 [cluster]\nname = \"chaos\"\nmasters = [\"10.77.0.10:7700\", \"10.77.0.11:7700\", \"10.77.0.12:7700\"]\n\
+[security]\ninsecure = true\n\
 [master]\nlisten = \"0.0.0.0:7700\"\npersist_delay = \"1s\"\n\
 [worker]\nlisten = \"0.0.0.0:7710\"\n\
 [client]\nmetadata_timeout = \"15s\"\nread_timeout = \"15s\"\n\

@@ -16,6 +16,7 @@ use cavern_proto::master::{
     CommitContent, CreateInode, Extent, GetLayoutRequest, Kind, ListWorkersRequest, MutateRequest, Mutation,
     ResolveRequest, SetAttr, WatchRequest, WorkerTable,
 };
+use cavern_security::Transport;
 use cavern_tests::Cluster;
 use futures::{StreamExt, stream};
 use tokio::runtime::Runtime;
@@ -57,7 +58,7 @@ impl Writer {
                 }
             });
             let workers = calls.list_workers(ListWorkersRequest {}).await.unwrap().into_inner();
-            let pool = WorkerPool::new(&cavern_conf::Config::default().client, "test");
+            let pool = WorkerPool::new(&cavern_conf::Config::default().client, Transport::Plain, "test");
             pool.set_table(&reset.cluster_id, &workers);
             (NamespaceClient::new(channel), pool, workers, reset)
         });

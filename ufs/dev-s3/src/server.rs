@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cavern_conf::process::{HttpServer, Metrics, bind_tcp};
+use cavern_conf::process::{HttpServer, Metrics, bind_open_tcp};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -60,7 +60,7 @@ impl DevS3 {
     /// [`DevS3Error::Process`] where a port is taken, [`DevS3Error::RootInUse`], [`DevS3Error::InvalidFault`],
     /// [`DevS3Error::Io`].
     pub async fn start(config: DevS3Config) -> Result<Running, DevS3Error> {
-        let listener = bind_tcp(&config.listen, "--listen").await?;
+        let listener = bind_open_tcp(&config.listen, "--listen").await?;
         let addr = listener.local_addr().map_err(DevS3Error::io("bind", config.listen.as_ref()))?;
         let admin = match &config.admin_listen {
             Some(listen) => Some(HttpServer::bind(listen).await?),

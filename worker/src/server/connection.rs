@@ -22,6 +22,7 @@ use cavern_proto::data::{
     QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
 };
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, MAX_WRITE_BYTES, PROTOCOL_VERSION};
+use cavern_security::Transport;
 use prost::Message;
 use tokio::io::Interest;
 use tokio::sync::broadcast;
@@ -29,19 +30,21 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::cores::Seat;
 use super::outgoing::{Outgoing, PassedFile, Segment};
 use super::requests::{ContentRequest, Service};
+use super::roles::{self, Peer};
 use super::socket::Socket;
 use super::upload::{PayloadState, Upload, memory_for};
 use super::writes::{PeerLocality, Write, refused_reserve, refused_write};
 use super::{MAX_INFLIGHT_BYTES, Membership};
 use crate::request_error::Refusal;
 
-/// A client must say hello within this time, and finish a frame that it began.
-const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
+/// A client must say hello within this time, and finish a frame that it began. Securing the connection takes as long at
+/// most.
+pub(super) const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that takes no bytes for this long is cut off.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often the two are looked at.
@@ -65,6 +68,7 @@ const INLINE_BYTES: usize = 1 << 20;
 pub(super) struct Shared {
     pub service: Arc<Service>,
     pub membership: Arc<Membership>,
+    pub transport: Transport,
     /// Frames for clients that hold descriptors.
     pub evictions: broadcast::Sender<Bytes>,
     pub stop: CancellationToken,
@@ -82,6 +86,9 @@ struct Pending {
 
 pub(super) struct Connection {
     socket: Socket,
+    peer: Peer,
+    /// A frame of this peer was refused, and the log has it.
+    refusal_told: bool,
     shared: Arc<Shared>,
     seat: Seat,
     incoming: BytesMut,
@@ -103,10 +110,12 @@ pub(super) struct Connection {
 
 impl Connection {
     /// To be served where the seat is.
-    pub(super) fn new(socket: Socket, shared: Arc<Shared>, seat: Seat) -> Self {
+    pub(super) fn new(socket: Socket, peer: Peer, shared: Arc<Shared>, seat: Seat) -> Self {
         let outgoing = Outgoing::new(shared.service.spares.clone());
         Self {
             socket,
+            peer,
+            refusal_told: false,
             shared,
             seat,
             incoming: BytesMut::new(),
@@ -309,8 +318,12 @@ impl Connection {
         let (service, id) = (self.shared.service.clone(), header.request_id);
         // What waits is counted with its message too: a long list of blocks asks for no payload, but takes memory.
         let length = message.len();
-        let is_order = matches!(header.kind, FrameKind::Free | FrameKind::Persist | FrameKind::Copy);
-        if is_order && let Some(term) = self.term.filter(|term| self.shared.membership.is_over(*term)) {
+        if let Err(refusal) = self.peer.check(header.kind) {
+            return self.deny(&header, refusal);
+        }
+        if roles::is_order(header.kind)
+            && let Some(term) = self.term.filter(|term| self.shared.membership.is_over(*term))
+        {
             let message = format!("the master of term {term} leads no more");
             self.refuse(id, &Refusal::new(Status::Deposed, message));
             return Ok(());
@@ -333,6 +346,9 @@ impl Connection {
             }
             FrameKind::Free => {
                 let request = decode::<FreeRequest>(message)?;
+                if let Err(refusal) = self.peer.check_free(&request) {
+                    return self.deny(&header, refusal);
+                }
                 self.wait_for(id, length, move || Segment::of(FrameKind::FreeReply, id, &service.free(request)));
             }
             FrameKind::Corrupt => {
@@ -426,7 +442,7 @@ impl Connection {
             return Err(Refusal::bad_request(message));
         }
         self.greeted = true;
-        if hello.term != 0 {
+        if hello.term != 0 && self.peer.may_lead() {
             self.shared.membership.heard_of(hello.term);
             self.term = Some(hello.term);
         }
@@ -585,6 +601,26 @@ impl Connection {
     fn refuse(&mut self, request_id: u64, refusal: &Refusal) {
         let failure = Failure { status: refusal.status.into(), message: refusal.message.clone() };
         self.outgoing.push(Segment::of(FrameKind::Failure, request_id, &failure));
+    }
+
+    /// Does not do what this peer may not ask for. The connection goes on, but for what nobody asks for.
+    ///
+    /// # Errors
+    /// The frame is no request.
+    fn deny(&mut self, header: &FrameHeader, refusal: Refusal) -> Result<(), Refusal> {
+        if !std::mem::replace(&mut self.refusal_told, true) {
+            warn!(peer = %self.peer, "a request is refused: {}", refusal.message);
+        }
+        if roles::senders(header.kind).is_empty() {
+            return Err(refusal);
+        }
+        if header.kind == FrameKind::Write {
+            // Its payload comes next, and is thrown away.
+            self.upload(header.request_id, header.payload_bytes, Err(refusal));
+        } else {
+            self.refuse(header.request_id, &refusal);
+        }
+        Ok(())
     }
 
     /// Says what was wrong with a frame, and ends: whatever follows cannot be distinguished from the middle of it.

@@ -1,4 +1,4 @@
-//! Accepting connections, TCP and Unix alike, up to a bound.
+//! Accepting connections, TCP and Unix alike, up to a bound, and finding out who is at their other ends.
 
 use std::fs::Permissions;
 use std::io;
@@ -7,12 +7,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_security::{TlsSocket, Transport};
+use parking_lot::Mutex;
+use rustix::process::geteuid;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::JoinSet;
-use tracing::warn;
+use tokio::time::Instant;
+use tracing::{debug, warn};
 
-use super::connection::{Connection, Shared};
-use super::cores::Cores;
+use super::connection::{Connection, FRAME_TIMEOUT, Shared};
+use super::cores::{Cores, Seat};
+use super::roles::Peer;
 use super::socket::Socket;
 use crate::error::WorkerError;
 
@@ -22,6 +27,9 @@ const MAX_CONNECTIONS: usize = 4096;
 const MAX_SOCKET_PATH: usize = 107;
 /// After a failed accept, which is mostly a lack of descriptors that a moment may mend.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Connections that could not be secured are told of in the log so often at most: whoever reaches the port can make
+/// some.
+const REFUSAL_INTERVAL: Duration = Duration::from_secs(1);
 /// What connections get to end in when the worker stops, beyond their own patience.
 const END_TIMEOUT: Duration = Duration::from_secs(6);
 
@@ -49,10 +57,17 @@ pub async fn bind_unix(path: &Path) -> Result<UnixListener, WorkerError> {
     Ok(listener)
 }
 
+/// Whether a process of this user is at the other end, or one of root's.
+pub fn is_own(stream: &UnixStream) -> bool {
+    let own = geteuid().as_raw();
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
+}
+
 /// Accepts and serves until the worker stops; then waits for the connections to end.
 pub(super) async fn accept(tcp: TcpListener, unix: UnixListener, shared: Arc<Shared>, cores: Arc<Cores>) {
     let mut connections = JoinSet::new();
     let metrics = shared.service.metrics.clone();
+    let told = Arc::new(Mutex::new(None));
     loop {
         let accepted = tokio::select! {
             () = shared.stop.cancelled() => break,
@@ -68,16 +83,11 @@ pub(super) async fn accept(tcp: TcpListener, unix: UnixListener, shared: Arc<Sha
         };
         match accepted {
             Ok(_) if connections.len() >= MAX_CONNECTIONS => metrics.connections_refused.inc(),
+            Ok(Socket::Unix(stream)) if !is_own(&stream) => metrics.connections_refused.inc(),
             Ok(socket) => {
-                let (seat, shared) = (cores.seat(), shared.clone());
+                let seat = cores.seat();
                 let runtime = seat.runtime();
-                let serve = async move {
-                    match socket.into_current_runtime() {
-                        Ok(socket) => Connection::new(socket, shared, seat).serve().await,
-                        Err(error) => warn!(%error, "cannot serve a connection"),
-                    }
-                };
-                connections.spawn_on(serve, &runtime);
+                connections.spawn_on(serve(socket, shared.clone(), seat, told.clone()), &runtime);
                 metrics.connections.set(connections.len() as i64);
                 continue;
             }
@@ -92,5 +102,37 @@ pub(super) async fn accept(tcp: TcpListener, unix: UnixListener, shared: Arc<Sha
     let ended = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(END_TIMEOUT, ended).await.is_err() {
         connections.shutdown().await;
+    }
+}
+
+/// Serves a connection on the thread of its seat, once it is known who is at the other end.
+async fn serve(socket: Socket, shared: Arc<Shared>, seat: Seat, told: Arc<Mutex<Option<Instant>>>) {
+    let from = socket.peer();
+    match shared.stop.run_until_cancelled(secured(socket, &shared.transport)).await {
+        Some(Ok((socket, peer))) => Connection::new(socket, peer, shared, seat).serve().await,
+        Some(Err(error)) => {
+            shared.service.metrics.connections_refused.inc();
+            let last = told.lock().replace(Instant::now());
+            if last.is_none_or(|last| last.elapsed() >= REFUSAL_INTERVAL) {
+                warn!(from, "a connection is refused: {error}");
+            } else {
+                debug!(from, "a connection is refused: {error}");
+            }
+        }
+        None => {}
+    }
+}
+
+/// Shakes hands, where connections are secured.
+async fn secured(socket: Socket, transport: &Transport) -> io::Result<(Socket, Peer)> {
+    match (socket.into_current_runtime()?, transport) {
+        (Socket::Tcp(stream), Transport::Tls(tls)) => {
+            let late = |_| io::Error::new(io::ErrorKind::TimedOut, "it has not been secured in time");
+            let socket = tokio::time::timeout(FRAME_TIMEOUT, TlsSocket::accept(tls, stream)).await.map_err(late)??;
+            let peer = Peer::Known(socket.peer()?);
+            Ok((Socket::Tls(Box::new(socket)), peer))
+        }
+        (socket, Transport::Tls(_)) => Ok((socket, Peer::SameHost)),
+        (socket, Transport::Plain) => Ok((socket, Peer::Anybody)),
     }
 }

@@ -83,6 +83,8 @@ pub(super) struct Outgoing {
     /// Bytes of the first segment that are sent.
     sent: usize,
     bytes: usize,
+    /// The socket has not yet taken all that was given to it, as [`Socket::has_unsent`] says.
+    has_unsent: bool,
     /// A buffer for the next answers, and its share of what connections may keep.
     spare: Vec<u8>,
     spare_share: Option<OwnedSemaphorePermit>,
@@ -98,6 +100,7 @@ impl Outgoing {
             segments: VecDeque::new(),
             sent: 0,
             bytes: 0,
+            has_unsent: false,
             spare: Vec::new(),
             spare_share: None,
             spares,
@@ -110,8 +113,9 @@ impl Outgoing {
         self.bytes
     }
 
+    /// Whether all is sent, as of the last [`Self::flush`].
     pub(super) fn is_empty(&self) -> bool {
-        self.segments.is_empty()
+        self.segments.is_empty() && !self.has_unsent
     }
 
     /// How long nothing could be sent although something waits.
@@ -120,7 +124,7 @@ impl Outgoing {
     }
 
     pub(super) fn push(&mut self, segment: Segment) {
-        if self.segments.is_empty() {
+        if self.is_empty() {
             self.progress = Instant::now();
         }
         self.bytes += segment.bytes.len();
@@ -169,6 +173,20 @@ impl Outgoing {
     /// # Errors
     /// Those of the socket, but for `WouldBlock`.
     pub(super) fn flush(&mut self, socket: &Socket) -> io::Result<()> {
+        let flushed = self.flush_segments(socket).and_then(|()| socket.flush());
+        self.has_unsent = socket.has_unsent();
+        match flushed {
+            Ok(0) => Ok(()),
+            Ok(_) => {
+                self.progress = Instant::now();
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn flush_segments(&mut self, socket: &Socket) -> io::Result<()> {
         while let Some(first) = self.segments.front() {
             let written = if self.sent == 0 && !first.descriptors.is_empty() {
                 let descriptors: Vec<BorrowedFd<'_>> = first.descriptors.iter().map(PassedFile::as_fd).collect();

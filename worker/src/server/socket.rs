@@ -1,11 +1,12 @@
-//! A connected stream, TCP or Unix, used without waiting: what cannot be read or written now is tried again when the
-//! socket says so. Descriptors travel over the Unix one.
+//! A connected stream, TCP, TLS over TCP, or Unix, used without waiting: what cannot be read or written now is tried
+//! again when the socket says so. Descriptors travel over the Unix one.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use bytes::BufMut;
+use cavern_security::TlsSocket;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
@@ -16,6 +17,7 @@ pub(super) const MAX_DESCRIPTORS: usize = 250;
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpStream),
+    Tls(Box<TlsSocket>),
     Unix(UnixStream),
 }
 
@@ -27,8 +29,17 @@ impl Socket {
     pub(super) fn into_current_runtime(self) -> io::Result<Self> {
         Ok(match self {
             Self::Tcp(stream) => Self::Tcp(TcpStream::from_std(stream.into_std()?)?),
+            Self::Tls(socket) => Self::Tls(Box::new(socket.into_current_runtime()?)),
             Self::Unix(stream) => Self::Unix(UnixStream::from_std(stream.into_std()?)?),
         })
+    }
+
+    /// Where it leads, for a person.
+    pub(super) fn peer(&self) -> String {
+        match self {
+            Self::Tcp(stream) => stream.peer_addr().map(|address| address.to_string()).unwrap_or_default(),
+            Self::Tls(_) | Self::Unix(_) => String::new(),
+        }
     }
 
     /// Whether descriptors can be sent over it.
@@ -39,6 +50,7 @@ impl Socket {
     pub(super) async fn ready(&self, interest: Interest) -> io::Result<Ready> {
         match self {
             Self::Tcp(stream) => stream.ready(interest).await,
+            Self::Tls(socket) => socket.ready(interest).await,
             Self::Unix(stream) => stream.ready(interest).await,
         }
     }
@@ -52,9 +64,10 @@ impl Socket {
         let mut received = None;
         // Less than there is room for is all that has arrived: `WouldBlock` spares the read that would say so. What
         // arrives from now on is told anew.
-        let read = || {
+        let mut read = || {
             let count = match self {
                 Self::Tcp(stream) => stream.try_read_buf(buffer),
+                Self::Tls(socket) => socket.try_read(buffer),
                 Self::Unix(stream) => stream.try_read_buf(buffer),
             }?;
             received = Some(count);
@@ -62,6 +75,7 @@ impl Socket {
         };
         let outcome = match self {
             Self::Tcp(stream) => stream.try_io(Interest::READABLE, read),
+            Self::Tls(_) => read(),
             Self::Unix(stream) => stream.try_io(Interest::READABLE, read),
         };
         received.map_or(outcome, Ok)
@@ -74,7 +88,24 @@ impl Socket {
     pub(super) fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_write_vectored(slices),
+            Self::Tls(socket) => socket.try_write_vectored(slices),
             Self::Unix(stream) => stream.try_write_vectored(slices),
+        }
+    }
+
+    /// Whether the socket has not yet taken all that was written: [`Self::flush`] is to be called when it takes more.
+    pub(super) fn has_unsent(&self) -> bool {
+        matches!(self, Self::Tls(socket) if socket.has_unsent())
+    }
+
+    /// Sends what was written earlier; how many bytes the socket took.
+    ///
+    /// # Errors
+    /// `WouldBlock` when it takes nothing although there is something.
+    pub(super) fn flush(&self) -> io::Result<usize> {
+        match self {
+            Self::Tls(socket) => socket.flush(),
+            Self::Tcp(_) | Self::Unix(_) => Ok(0),
         }
     }
 

@@ -32,6 +32,7 @@ use crate::store::StoreOptions;
 mod copy;
 mod origin;
 mod persist;
+mod secured;
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -57,6 +58,11 @@ pub(super) struct Fixture {
 
 impl Fixture {
     pub(super) async fn new(name: &str) -> Self {
+        Self::secured(name, Transport::Plain).await
+    }
+
+    /// The same whose TCP port is served so.
+    async fn secured(name: &str, transport: Transport) -> Self {
         let home = tempfile::tempdir().unwrap();
         let metrics = WorkerMetrics::new(&Metrics::new("worker"));
         let options = StoreOptions {
@@ -83,7 +89,7 @@ impl Fixture {
         membership.set(7, "cluster-1");
         let stop = CancellationToken::new();
         let link = no_master();
-        let pool = cavern_net::WorkerPool::new(&schema::Client::default(), "test");
+        let pool = cavern_net::WorkerPool::new(&schema::Client::default(), Transport::Plain, "test");
         let uploads = Arc::new(Uploads::new(UploadParts {
             store: store.clone(),
             mounts: mounts.clone(),
@@ -97,6 +103,7 @@ impl Fixture {
             fills,
             uploads: uploads.clone(),
             membership: membership.clone(),
+            transport,
             metrics: metrics.clone(),
             memory: memory.clone(),
             memory_kib: 64 << 10,

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use cavern_net::master::innermost;
+use cavern_conf::Config;
+use cavern_net::master::{connected, innermost};
 use cavern_proto::NotLeading;
 use cavern_proto::raft::raft_client::RaftClient;
+use cavern_security::Transport;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
@@ -19,18 +21,38 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 pub const ELECTION_PATIENCE: Duration = Duration::from_secs(10);
 pub const ELECTION_POLL: Duration = Duration::from_millis(100);
 
-/// Connects to the master at an address within `wait`.
-///
-/// # Errors
-/// The cause, as the system has it.
-pub async fn connect(address: &str, wait: Duration) -> Result<RaftClient<Channel>, String> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| innermost(&error))?;
-    let endpoint = endpoint
-        .connect_timeout(wait)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
-    endpoint.connect().await.map(RaftClient::new).map_err(|error| innermost(&error))
+/// How masters are connected to, each by itself.
+#[derive(Clone)]
+pub struct Dial {
+    /// To be connected; for an answer there is as long again.
+    pub wait: Duration,
+    transport: Transport,
+}
+
+impl Dial {
+    /// As a configuration has it.
+    ///
+    /// # Errors
+    /// A file of `[security]` is not usable.
+    pub fn of(config: &Config) -> Result<Self, CliError> {
+        let transport = Transport::of(config).map_err(|error| CliError::Usage(error.to_string()))?;
+        Ok(Self { wait: config.client.connect_timeout.get(), transport })
+    }
+
+    /// Connects to the master at an address.
+    ///
+    /// # Errors
+    /// The cause, as the system has it.
+    pub async fn connect(&self, address: &str) -> Result<RaftClient<Channel>, String> {
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| innermost(&error))?;
+        let endpoint = endpoint
+            .connect_timeout(self.wait)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
+        let channel = connected(&endpoint, &self.transport).await;
+        channel.map(RaftClient::new).map_err(|error| innermost(&error))
+    }
 }
 
 /// Why a master did not answer a question that any of them answers.
@@ -52,13 +74,13 @@ pub fn unreachable(address: &str, cause: &str) -> CliError {
 /// names the leader. Begins with the one at `first`. `None` when no answer came: it may be done.
 pub async fn ask_leader<T>(
     first: String,
-    wait: Duration,
+    dial: &Dial,
     request: impl AsyncFn(&mut RaftClient<Channel>) -> Result<tonic::Response<T>, Status>,
 ) -> Result<Option<T>, CliError> {
     let deadline = Instant::now() + ELECTION_PATIENCE;
     let mut address = first;
     loop {
-        let mut client = connect(&address, wait).await.map_err(|cause| unreachable(&address, &cause))?;
+        let mut client = dial.connect(&address).await.map_err(|cause| unreachable(&address, &cause))?;
         let status = match request(&mut client).await {
             Ok(reply) => return Ok(Some(reply.into_inner())),
             Err(status) => status,

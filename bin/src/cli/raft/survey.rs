@@ -4,14 +4,12 @@
 //! each other: one that was stopped for a while still believes what held before. The one that leads in the highest term
 //! is right; without a leader, the one that is furthest.
 
-use std::time::Duration;
-
 use cavern_conf::counted;
 use cavern_proto::raft::{GetGroupRequest, Group, Member};
 use futures::future::join_all;
 use serde::Serialize;
 
-use super::connection::{cause, connect};
+use super::connection::{Dial, cause};
 
 /// What each address answered, or why it did not, in the order in which they were learned.
 pub struct Survey {
@@ -85,13 +83,12 @@ pub struct GroupView {
 }
 
 impl Survey {
-    /// Asks each of `addresses`, and every member that one of them names; each has `wait` to be connected to, and as
-    /// long to answer.
-    pub async fn take(addresses: &[String], wait: Duration) -> Self {
+    /// Asks each of `addresses`, and every member that one of them names.
+    pub async fn take(addresses: &[String], dial: &Dial) -> Self {
         let mut answers: Vec<(String, Result<Group, String>)> = Vec::new();
         let mut left = addresses.to_vec();
         while !left.is_empty() {
-            let round = join_all(left.iter().map(|address| ask(address, wait))).await;
+            let round = join_all(left.iter().map(|address| ask(address, dial))).await;
             answers.extend(std::mem::take(&mut left).into_iter().zip(round));
             let named = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()).flat_map(|group| &group.members);
             for Member { address, .. } in named {
@@ -223,13 +220,13 @@ fn outsider(address: &str, answer: &Result<Group, String>, best: Option<&Group>)
     }
 }
 
-async fn ask(address: &str, wait: Duration) -> Result<Group, String> {
+async fn ask(address: &str, dial: &Dial) -> Result<Group, String> {
     let answer = async {
-        let mut client = connect(address, wait).await?;
+        let mut client = dial.connect(address).await?;
         client.get_group(GetGroupRequest {}).await.map(tonic::Response::into_inner).map_err(|status| cause(&status))
     };
-    let answer = tokio::time::timeout(wait * 2, answer).await;
-    answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", wait.as_millis() * 2)))
+    let answer = tokio::time::timeout(dial.wait * 2, answer).await;
+    answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", dial.wait.as_millis() * 2)))
 }
 
 fn leads(group: &Group) -> bool {

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::{Config, check_master};
+use cavern_security::Transport;
 use parking_lot::RwLock;
 use tokio::sync::watch;
 
+use super::channel::channel;
 use super::stubs::{KEEP_ALIVE, Stubs, endpoint};
 use crate::error::NetError;
 
@@ -24,6 +26,7 @@ pub(super) struct Members {
     state: RwLock<State>,
     confirmed: watch::Sender<Confirmed>,
     connect_timeout: Duration,
+    transport: Transport,
 }
 
 #[derive(Debug)]
@@ -52,9 +55,10 @@ pub(super) struct Origin {
 impl Members {
     pub(super) fn new(config: &Config) -> Result<Self, NetError> {
         let connect_timeout = config.client.connect_timeout.get();
+        let transport = Transport::of(config)?;
         let mut known = Vec::new();
         for (address, member) in config.cluster.masters.iter().zip(0..) {
-            known.push(lazy(address, connect_timeout, member)?);
+            known.push(lazy(address, connect_timeout, &transport, member)?);
         }
         if known.is_empty() {
             return Err(NetError::Invalid("cluster.masters names no master".to_owned()));
@@ -64,6 +68,7 @@ impl Members {
             state: RwLock::new(State { known, configured, preferred: 0, next_id }),
             confirmed: watch::Sender::new(Confirmed { member: 0, count: 0 }),
             connect_timeout,
+            transport,
         })
     }
 
@@ -122,7 +127,7 @@ impl Members {
         }
         let member = state.next_id;
         let checked = check_master(address).map_err(NetError::Invalid);
-        let stubs = match checked.and_then(|()| lazy(address, self.connect_timeout, member)) {
+        let stubs = match checked.and_then(|()| lazy(address, self.connect_timeout, &self.transport, member)) {
             Ok(stubs) => stubs,
             Err(error) => {
                 tracing::warn!("a master names a leader that cannot be: {error}");
@@ -181,8 +186,8 @@ impl Members {
     }
 }
 
-fn lazy(address: &str, connect_timeout: Duration, member: u64) -> Result<Stubs, NetError> {
-    let channel = endpoint(address, connect_timeout, KEEP_ALIVE)?.connect_lazy();
+fn lazy(address: &str, connect_timeout: Duration, transport: &Transport, member: u64) -> Result<Stubs, NetError> {
+    let channel = channel(&endpoint(address, connect_timeout, KEEP_ALIVE)?, transport);
     Ok(Stubs::new(channel, Arc::from(address), Origin { member, seen: 0 }))
 }
 

@@ -12,10 +12,12 @@ use cavern_proto::master::cluster_client::ClusterClient;
 use cavern_proto::master::namespace_client::NamespaceClient;
 use cavern_proto::raft::GetGroupRequest;
 use cavern_proto::raft::raft_client::RaftClient;
+use cavern_security::Transport;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
+use super::channel::connected;
 use super::members::Origin;
 use super::{NO_ANSWER, NO_LEADER, innermost};
 use crate::error::NetError;
@@ -80,9 +82,10 @@ impl Stubs {
     ///
     /// # Errors
     /// [`NetError::MasterUnavailable`] says what became of each, in their order; [`NetError::Invalid`] names an address
-    /// of the configuration that is none.
+    /// of the configuration that is none, or a file of `[security]` that is not usable.
     pub async fn connect(config: &Config) -> Result<Self, NetError> {
         let deadline = Instant::now() + config.client.metadata_timeout.get();
+        let transport = Transport::of(config)?;
         loop {
             let mut said: Vec<(String, String)> = Vec::new();
             let mut is_any_reached = false;
@@ -91,7 +94,7 @@ impl Stubs {
                 if said.len() >= ROUND_MAX || said.iter().any(|(asked, _)| *asked == address) {
                     continue;
                 }
-                let answer = match ask(&address, config.client.connect_timeout.get()).await? {
+                let answer = match ask(&address, config.client.connect_timeout.get(), &transport).await? {
                     Lead::Here(stubs) => return Ok(*stubs),
                     Lead::At(leader) => {
                         let answer = format!("says that the one at {leader} leads");
@@ -125,8 +128,9 @@ fn unavailable(config: &Config, said: &[(String, String)], is_any_reached: bool)
     NetError::MasterUnavailable { masters: config.cluster.masters.join(", "), cause }
 }
 
-async fn ask(address: &str, connect_timeout: Duration) -> Result<Lead, NetError> {
-    let channel = match endpoint(address, connect_timeout, PATIENT_KEEP_ALIVE)?.connect().await {
+async fn ask(address: &str, connect_timeout: Duration, transport: &Transport) -> Result<Lead, NetError> {
+    let endpoint = endpoint(address, connect_timeout, PATIENT_KEEP_ALIVE)?;
+    let channel = match connected(&endpoint, transport).await {
         Ok(channel) => channel,
         Err(error) => return Ok(Lead::Unreachable(innermost(&error))),
     };

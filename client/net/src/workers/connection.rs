@@ -123,8 +123,10 @@ pub(super) async fn greet(
     };
     let frame = encode_frame(FrameKind::Hello, 0, &hello, 0);
     let mut sent = 0;
-    while sent < frame.len() {
-        match socket.try_send(&[IoSlice::new(&frame[sent..])]) {
+    while sent < frame.len() || socket.has_unsent() {
+        let rest = &frame[sent..];
+        let outcome = if rest.is_empty() { socket.flush().map(|()| 0) } else { socket.try_send(&[IoSlice::new(rest)]) };
+        match outcome {
             Ok(count) => sent += count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.writable().await?,
             Err(error) => return Err(error),
@@ -288,7 +290,7 @@ impl Connection {
                 } else {
                     batch.append(&mut state.outbox);
                 }
-                if batch.is_empty() {
+                if batch.is_empty() && !self.socket.has_unsent() {
                     state.sender = Sender::Nobody;
                     return Ok(Sent::All);
                 }
@@ -310,12 +312,16 @@ impl Connection {
                 state.outbox = batch;
             }
         }
-        state.sender = if state.outbox.is_empty() { Sender::Nobody } else { Sender::OwnTask };
-        Ok(if state.outbox.is_empty() { Sent::All } else { Sent::Part })
+        let is_all = state.outbox.is_empty() && !self.socket.has_unsent();
+        state.sender = if is_all { Sender::Nobody } else { Sender::OwnTask };
+        Ok(if is_all { Sent::All } else { Sent::Part })
     }
 
-    /// One system call.
+    /// One system call, mostly. Of an empty batch, what the socket has taken before and not sent.
     fn send_some(&self, batch: &mut VecDeque<Bytes>) -> io::Result<()> {
+        if batch.is_empty() {
+            return self.socket.flush();
+        }
         let mut parts = [IoSlice::new(&[]); PARTS_AT_A_TIME];
         for (part, bytes) in parts.iter_mut().zip(&*batch) {
             *part = IoSlice::new(bytes);
@@ -336,7 +342,7 @@ impl Connection {
     fn send_left(&self) -> io::Result<()> {
         {
             let mut state = self.state.lock();
-            if state.sender != Sender::OwnTask {
+            if state.sender == Sender::Asker {
                 return Ok(());
             }
             state.sender = Sender::Asker;
@@ -345,7 +351,11 @@ impl Connection {
     }
 
     fn has_to_send(&self) -> bool {
-        self.state.lock().sender == Sender::OwnTask
+        match self.state.lock().sender {
+            Sender::OwnTask => true,
+            Sender::Asker => false,
+            Sender::Nobody => self.socket.has_unsent(),
+        }
     }
 
     fn close(state: &mut State, cause: String) {
@@ -472,16 +482,37 @@ mod tests {
     use tokio::net::UnixStream;
 
     use super::*;
+    use crate::workers::secured;
 
     const WAIT: Duration = Duration::from_secs(20);
     const ASKERS: u32 = 8;
     const REQUESTS: u32 = 20;
 
+    #[derive(Clone, Copy, Debug)]
+    enum Over {
+        Unix,
+        Tls,
+    }
+
+    /// Both ends of a stream.
+    async fn pair(over: Over) -> (Socket, Socket) {
+        match over {
+            Over::Unix => {
+                let (near, far) = UnixStream::pair().unwrap();
+                (Socket::Unix(near), Socket::Unix(far))
+            }
+            Over::Tls => {
+                let (near, far) = secured::pair().await;
+                (Socket::Tls(Box::new(near)), Socket::Tls(Box::new(far)))
+            }
+        }
+    }
+
     /// A connection whose own task runs, and the other end.
-    fn connected() -> (Arc<Connection>, UnixStream, CancellationToken) {
-        let (socket, peer) = UnixStream::pair().unwrap();
+    async fn connected(over: Over) -> (Arc<Connection>, Socket, CancellationToken) {
+        let (socket, peer) = pair(over).await;
         let reader = FrameReader::new(Arc::default());
-        let greeted = Greeted { socket: Socket::Unix(socket), reader, hello: data::Hello::default() };
+        let greeted = Greeted { socket, reader, hello: data::Hello::default() };
         let stop = CancellationToken::new();
         let (connection, own_task) = Connection::new(greeted, 1, "there".to_owned(), None, stop.clone());
         tokio::spawn(own_task);
@@ -493,18 +524,20 @@ mod tests {
     }
 
     /// Answers writes until the connection ends; gives the askers and the lengths of their payloads, as they came.
-    async fn answer_all(peer: UnixStream) -> Vec<(u32, usize)> {
-        let (socket, mut reader, mut came) = (Socket::Unix(peer), FrameReader::new(Arc::default()), Vec::new());
+    async fn answer_all(socket: Socket) -> Vec<(u32, usize)> {
+        let (mut reader, mut came) = (FrameReader::new(Arc::default()), Vec::new());
         while let Ok(frame) = reader.next(&socket, |_| Ok(Payload::Keep)).await {
             let request: data::WriteRequest = decode(frame.message).unwrap();
             assert!(frame.payload.iter().all(|byte| u32::from(*byte) == request.offset));
             came.push((request.offset, frame.payload.len()));
             let answer = encode_frame(FrameKind::WriteReply, frame.header.request_id, &data::WriteReply::default(), 0);
-            let Socket::Unix(stream) = &socket else { unreachable!("it is one") };
             let mut rest = &answer[..];
-            while !rest.is_empty() {
-                stream.writable().await.unwrap();
-                rest.advance(stream.try_write(rest).unwrap_or(0));
+            while !rest.is_empty() || socket.has_unsent() {
+                socket.writable().await.unwrap();
+                match rest {
+                    [] => drop(socket.flush()),
+                    _ => rest.advance(socket.try_send(&[IoSlice::new(rest)]).unwrap_or(0)),
+                }
             }
         }
         came
@@ -512,7 +545,12 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn what_many_askers_send_at_a_time_arrives_whole_and_in_the_order_of_each() {
-        let (connection, peer, stop) = connected();
+        arrives_whole_and_in_order(Over::Unix).await;
+        arrives_whole_and_in_order(Over::Tls).await;
+    }
+
+    async fn arrives_whole_and_in_order(over: Over) {
+        let (connection, peer, stop) = connected(over).await;
         let answering = tokio::spawn(answer_all(peer));
         let ask = |asker: u32| {
             let connection = connection.clone();
@@ -544,7 +582,12 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn the_end_of_a_connection_that_is_full_ends_all_who_wait() {
-        let (connection, peer, _stop) = connected();
+        ends_all_who_wait(Over::Unix).await;
+        ends_all_who_wait(Over::Tls).await;
+    }
+
+    async fn ends_all_who_wait(over: Over) {
+        let (connection, peer, _stop) = connected(over).await;
         let ask = |_| {
             let connection = connection.clone();
             let payload = Bytes::from(vec![0; 1 << 20]);

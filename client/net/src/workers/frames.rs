@@ -18,6 +18,8 @@ use super::socket::Socket;
 const READ_BYTES: usize = 16 * 1024;
 /// The rest of a payload that is shorter than this is copied, too: what follows it comes by the same system call.
 const SHORT_BYTES: usize = 8 * 1024;
+/// What the first answer begins with of a worker that wants its connections secured.
+const TLS_ALERT: u8 = 21;
 /// Descriptors that may have arrived without their frame being complete.
 const DESCRIPTORS_MAX: usize = 1024;
 
@@ -76,13 +78,21 @@ impl FrameReader {
             // A peer that never pauses must not starve the other tasks of this thread.
             tokio::task::coop::consume_budget().await;
             match self.receive(socket) {
-                Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the worker closed the connection")),
+                Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, self.end_cause())),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.readable().await?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Why the stream may have ended here.
+    fn end_cause(&self) -> &'static str {
+        if self.partial.is_none() && self.buffer.first() == Some(&TLS_ALERT) {
+            return "the worker speaks TLS: is [security] missing in the configuration here?";
+        }
+        "the worker closed the connection"
     }
 
     /// The oldest `count` descriptors that arrived; `None` when fewer did.
@@ -149,6 +159,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream, UnixStream};
 
     use super::*;
+    use crate::workers::secured;
 
     /// What a reader makes of bytes that arrive in pieces, until the peer closes: frames, then why it ended.
     fn read_all(bytes: &[u8], piece: usize, fate: Payload) -> (Vec<Frame>, io::Error) {
@@ -171,6 +182,34 @@ mod tests {
         })
     }
 
+    /// The same over TLS.
+    fn read_all_by_tls(bytes: &[u8], piece: usize, fate: Payload) -> (Vec<Frame>, io::Error) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (peer, socket) = secured::pair().await;
+            let send = async move {
+                for piece in bytes.chunks(piece) {
+                    let mut rest = piece;
+                    while !rest.is_empty() || peer.has_unsent() {
+                        let outcome = match rest {
+                            [] => peer.flush().map(|_| 0),
+                            _ => peer.try_write_vectored(&[io::IoSlice::new(rest)]),
+                        };
+                        match outcome {
+                            Ok(count) => rest.advance(count),
+                            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                                peer.ready(tokio::io::Interest::WRITABLE).await.unwrap();
+                            }
+                            Err(_) => return,
+                        }
+                    }
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::join!(send, receive_all(Socket::Tls(Box::new(socket)), fate)).1
+        })
+    }
+
     async fn read_from(
         mut peer: impl AsyncWrite + Unpin,
         socket: Socket,
@@ -187,16 +226,17 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        let receive = async move {
-            let (mut reader, mut frames) = (FrameReader::new(Arc::default()), Vec::new());
-            loop {
-                match reader.next(&socket, |_| Ok(fate)).await {
-                    Ok(frame) => frames.push(frame),
-                    Err(error) => return (frames, error),
-                }
+        tokio::join!(send, receive_all(socket, fate)).1
+    }
+
+    async fn receive_all(socket: Socket, fate: Payload) -> (Vec<Frame>, io::Error) {
+        let (mut reader, mut frames) = (FrameReader::new(Arc::default()), Vec::new());
+        loop {
+            match reader.next(&socket, |_| Ok(fate)).await {
+                Ok(frame) => frames.push(frame),
+                Err(error) => return (frames, error),
             }
-        };
-        tokio::join!(send, receive).1
+        }
     }
 
     proptest! {
@@ -207,7 +247,7 @@ mod tests {
             payloads in prop::collection::vec(0usize..40_000, 1..6),
             piece in 1usize..30_000,
             skip: bool,
-            by_tcp: bool,
+            way in 0usize..3,
         ) {
             let mut bytes = Vec::new();
             for (id, length) in payloads.iter().enumerate() {
@@ -217,8 +257,8 @@ mod tests {
             }
             // Pieces of one byte would take long for large payloads.
             let piece = piece.max(bytes.len() / 500);
-            let read_all = if by_tcp { read_all_by_tcp } else { read_all };
-            let (frames, end) = read_all(&bytes, piece, if skip { Payload::Skip } else { Payload::Keep });
+            let read = [read_all, read_all_by_tcp, read_all_by_tls][way];
+            let (frames, end) = read(&bytes, piece, if skip { Payload::Skip } else { Payload::Keep });
             prop_assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
             prop_assert_eq!(frames.len(), payloads.len());
             for (id, (frame, length)) in frames.iter().zip(payloads).enumerate() {

@@ -13,6 +13,7 @@ use cavern_proto::bounded::decode;
 use cavern_proto::frame::{FrameKind, MAX_WRITE_BYTES};
 use cavern_proto::master::{Worker, WorkerTable};
 use cavern_proto::{BlockId, ChunkMap, data};
+use cavern_security::{Role, TlsSocket, Transport};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
 use tokio::net::{TcpStream, UnixStream};
@@ -69,6 +70,8 @@ pub struct Written {
 /// Connections to the workers of the current table, made when needed and shared by everyone.
 pub struct WorkerPool {
     conf: schema::Client,
+    /// How workers are spoken to over TCP.
+    transport: Transport,
     peer: String,
     /// Of a master: the term in which it leads; 0 for others.
     term: u64,
@@ -127,18 +130,19 @@ impl Lane {
 
 impl WorkerPool {
     /// A pool without workers; `set_table` brings them. `peer` names this process to the workers.
-    pub fn new(config: &schema::Client, peer: &str) -> Arc<Self> {
-        Self::of_term(config, peer, 0)
+    pub fn new(config: &schema::Client, transport: Transport, peer: &str) -> Arc<Self> {
+        Self::of_term(config, transport, peer, 0)
     }
 
     /// That of a master, for the term in which it leads: workers that know of a later one do nothing for it.
-    pub fn of_master(config: &schema::Client, term: u64) -> Arc<Self> {
-        Self::of_term(config, "master", term)
+    pub fn of_master(config: &schema::Client, transport: Transport, term: u64) -> Arc<Self> {
+        Self::of_term(config, transport, "master", term)
     }
 
-    fn of_term(config: &schema::Client, peer: &str, term: u64) -> Arc<Self> {
+    fn of_term(config: &schema::Client, transport: Transport, peer: &str, term: u64) -> Arc<Self> {
         Arc::new(Self {
             conf: config.clone(),
+            transport,
             peer: peer.to_owned(),
             term,
             table: RwLock::default(),
@@ -455,7 +459,12 @@ impl WorkerPool {
         deadline: Duration,
     ) -> Result<Reply, NetError> {
         let link = self.link(worker)?;
-        let connection = self.nearest(&link, 0).await?;
+        // Over the Unix socket nobody has shown that he may give orders.
+        let is_order = matches!(kind, FrameKind::Free | FrameKind::Persist | FrameKind::Copy);
+        let connection = match self.transport {
+            Transport::Tls(_) if is_order => self.remote(&link, 0).await?,
+            Transport::Tls(_) | Transport::Plain => self.nearest(&link, 0).await?,
+        };
         let Answer { message, .. } = connection.request(kind, request, answer, 0, deadline + GRACE).await?;
         link.decode(message)
     }
@@ -480,7 +489,11 @@ impl WorkerPool {
             let connected = async {
                 let stream = TcpStream::connect(&link.address).await?;
                 stream.set_nodelay(true)?;
-                self.greet(link, Socket::Tcp(stream)).await
+                let socket = match &self.transport {
+                    Transport::Plain => Socket::Tcp(stream),
+                    Transport::Tls(tls) => Socket::Tls(Box::new(TlsSocket::connect(tls, stream, Role::Worker).await?)),
+                };
+                self.greet(link, socket).await
             };
             match tokio::time::timeout(self.conf.connect_timeout.get(), connected).await {
                 Ok(connection) => connection,

@@ -1,4 +1,4 @@
-//! A stream socket of either family, driven without blocking.
+//! A stream socket of either family, with or without TLS, driven without blocking.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use bytes::{BufMut, BytesMut};
+use cavern_security::TlsSocket;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
@@ -16,6 +17,7 @@ const DESCRIPTORS_PER_MESSAGE: usize = 253;
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpStream),
+    Tls(Box<TlsSocket>),
     Unix(UnixStream),
 }
 
@@ -28,6 +30,7 @@ impl Socket {
     pub(super) async fn readable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.readable().await,
+            Self::Tls(socket) => socket.ready(Interest::READABLE).await.map(drop),
             Self::Unix(stream) => stream.readable().await,
         }
     }
@@ -35,6 +38,7 @@ impl Socket {
     pub(super) async fn writable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.writable().await,
+            Self::Tls(socket) => socket.ready(Interest::WRITABLE).await.map(drop),
             Self::Unix(stream) => stream.writable().await,
         }
     }
@@ -43,7 +47,22 @@ impl Socket {
     pub(super) fn try_send(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_write_vectored(parts),
+            Self::Tls(socket) => socket.try_write_vectored(parts),
             Self::Unix(stream) => stream.try_write_vectored(parts),
+        }
+    }
+
+    /// Whether something that was sent has no room yet in the socket's buffer: [`Self::flush`] is to be called when
+    /// there is some.
+    pub(super) fn has_unsent(&self) -> bool {
+        matches!(self, Self::Tls(socket) if socket.has_unsent())
+    }
+
+    /// Puts what was sent into the socket's buffer; `WouldBlock` when nothing fits.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        match self {
+            Self::Tls(socket) => socket.flush().map(drop),
+            Self::Tcp(_) | Self::Unix(_) => Ok(()),
         }
     }
 
@@ -67,6 +86,7 @@ impl Socket {
                 });
                 received.map_or(outcome, Ok)
             }
+            Self::Tls(socket) => socket.try_read(&mut into.limit(limit)),
             Self::Unix(stream) => {
                 stream.try_io(Interest::READABLE, || receive_with_descriptors(stream, into, limit, descriptors))
             }

@@ -26,7 +26,7 @@ use crate::metrics::MasterMetrics;
 use crate::raft::leader_lease::Promise;
 use crate::raft::types::{NodeId, decode_entry};
 use crate::raft::{
-    ChangeListener, Consensus, ConsensusConfig, Identity, LeaderLease, LogLimits, Proposer, RaftService,
+    ChangeListener, Consensus, ConsensusConfig, Identity, LeaderLease, LogLimits, Proposer, RaftService, Ways,
 };
 use crate::state::records::attributes;
 use crate::state::{Changes, CurrentDatabase, Family, Lock, Outcome, StateReader, Tables};
@@ -331,7 +331,8 @@ async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock, flaw: Flaw) ->
         }
     };
     host.disk.lock().note_synced();
-    let seat = Arc::new(Seat::new(database.clone(), directory.clone(), address(id))?);
+    let ways = Ways(cavern_security::Transport::Plain);
+    let seat = Arc::new(Seat::new(database.clone(), directory.clone(), address(id), ways.clone())?);
     let snapshots = directory.join("snapshots");
     let config = ConsensusConfig {
         cluster_name: "simulated",
@@ -340,6 +341,7 @@ async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock, flaw: Flaw) ->
         snapshots: &snapshots,
         // Who was away for a moment needs a snapshot.
         log: LogLimits { snapshot_after: 2 << 10, keep: Duration::ZERO, size_max: 1 << 10 },
+        ways,
     };
     let recorder = Recorder { world: host.world.clone(), host: host.clone(), database: database.clone() };
     let metrics = MasterMetrics::new().raft;

@@ -1,0 +1,291 @@
+//! `cv cert`: a certificate authority for a cluster that has none, what it signs, and what certificates say.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cavern_conf::{Config, counted};
+use cavern_security::{Authority, CertificateInfo, Identity, Issued, Role, SecurityError};
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::console;
+use crate::error::{CliError, Context as _};
+
+const DAY_SECS: u64 = 86_400;
+
+#[derive(Subcommand)]
+pub enum CertCommand {
+    /// Make the certificate authority of a cluster.
+    #[command(after_help = "Examples:
+  cv cert init --dir /root/authority
+
+The directory gets ca.pem, the certificate, which every host needs as security.ca, and ca-key.pem, the key. Whoever \
+has the key can be any process of the cluster: keep the directory where no process of the cluster runs, if you can. \
+The authority holds for twenty years.
+
+Where there is an authority already, this is not needed: certificates that it signs are to have one URI among their \
+alternative names, cavern://CLUSTER/ROLE/NAME.")]
+    Init(InitArgs),
+    /// Make a key and a certificate for one process, or for the command line of somebody.
+    #[command(after_help = "Examples:
+  cv cert issue master node1 --dir /root/authority --out /root/node1
+  cv cert issue worker node1 --dir /root/authority --out /root/node1
+  cv cert issue client node1 --dir /root/authority --days 90
+  cv cert issue admin alice --dir /root/authority
+
+The roles: master and worker are `cv master` and `cv worker`; client is `cv fuse` and whatever else reads and writes; \
+admin is the command line of whoever runs the cluster. The files are called ROLE-NAME.pem and ROLE-NAME-key.pem. \
+Processes read files that are replaced for their next connection, without a restart.")]
+    Issue(IssueArgs),
+    /// Say whose certificates these are, and until when they hold.
+    #[command(after_help = "Examples:
+  cv cert show /etc/cavern/certificates/*.pem
+  cv cert show worker-node1.pem --json | jq '.[0].days_left'")]
+    Show(ShowArgs),
+}
+
+#[derive(Args)]
+pub struct InitArgs {
+    /// Directory of the authority; made where it is missing.
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Args)]
+pub struct IssueArgs {
+    /// master, worker, client or admin.
+    role: Role,
+    /// Name of the process, as that of its host: 1 to 64 letters, digits, "-", "_" or ".".
+    name: String,
+    /// Directory of the authority.
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// Directory for the two files [default: that of the authority].
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// For how many days the certificate holds.
+    #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u64).range(1..=3650))]
+    days: u64,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Args)]
+pub struct ShowArgs {
+    /// Files with certificates (PEM).
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct CommonArgs {
+    /// Configuration file of the cluster, which has its name (cluster.name); else CV_CONF, else
+    /// /etc/cavern/cluster.toml, else the defaults.
+    #[arg(long, value_name = "FILE")]
+    conf: Option<PathBuf>,
+    /// The result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// `cv cert init --json`.
+#[derive(Serialize)]
+struct AuthorityView {
+    cluster: String,
+    certificate: PathBuf,
+    not_after: Option<String>,
+}
+
+/// `cv cert issue --json`.
+#[derive(Serialize)]
+struct IssuedView {
+    identity: String,
+    ca: PathBuf,
+    certificate: PathBuf,
+    key: PathBuf,
+    not_after: Option<String>,
+}
+
+/// One certificate of `cv cert show --json`.
+#[derive(Serialize)]
+struct CertificateView {
+    file: PathBuf,
+    /// `null` where it names no process of a cluster.
+    identity: Option<String>,
+    authority: bool,
+    common_name: Option<String>,
+    not_before: Option<String>,
+    not_after: Option<String>,
+    /// Whole days; negative where it has ended.
+    days_left: i64,
+}
+
+impl CertCommand {
+    pub fn run(self) -> Result<(), CliError> {
+        match self {
+            Self::Init(args) => args.run(),
+            Self::Issue(args) => args.run(),
+            Self::Show(args) => args.run(),
+        }
+    }
+}
+
+impl CommonArgs {
+    fn cluster_name(&self) -> Result<String, CliError> {
+        let config = Config::load(self.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
+        Ok(config.cluster.name)
+    }
+}
+
+impl InitArgs {
+    fn run(self) -> Result<(), CliError> {
+        let cluster = self.common.cluster_name()?;
+        let authority = Authority::create(&self.dir, &cluster)?;
+        let certificate = absolute(authority.certificate())?;
+        let not_after = timestamp(authority.info().not_after);
+        if self.common.json {
+            return console::json(&AuthorityView { cluster, certificate, not_after });
+        }
+        console::line(format_args!("the cluster \"{cluster}\" has an authority, until {}", shown(not_after.as_ref())))?;
+        console::line(format_args!("certificate  {}  (every host needs it)", certificate.display()))?;
+        console::line("its key is beside it, and stays there: whoever has it can be any process of the cluster")?;
+        console::line(format_args!("next: cv cert issue ROLE NAME --dir {}", self.dir.display()))
+    }
+}
+
+impl IssueArgs {
+    fn run(self) -> Result<(), CliError> {
+        let cluster = self.common.cluster_name()?;
+        let authority = authority(&self.dir, &cluster)?;
+        let identity = Identity::new(&cluster, self.role, &self.name)?;
+        let holds = Duration::from_secs(self.days * DAY_SECS);
+        let issued = issue(&authority, &identity, holds, self.out.as_deref().unwrap_or(&self.dir))?;
+        let view = IssuedView {
+            identity: identity.to_string(),
+            ca: absolute(authority.certificate())?,
+            certificate: absolute(&issued.certificate)?,
+            key: absolute(&issued.key)?,
+            not_after: timestamp(CertificateInfo::read(&issued.certificate)?.not_after),
+        };
+        if self.common.json {
+            return console::json(&view);
+        }
+        console::line(format_args!("{identity} has a certificate until {}:", shown(view.not_after.as_ref())))?;
+        console::line("[security]")?;
+        for (key, path) in [("ca", view.ca), ("certificate", view.certificate), ("key", view.key)] {
+            console::line(format_args!("{key} = {}", toml::Value::from(path.to_string_lossy().into_owned())))?;
+        }
+        Ok(())
+    }
+}
+
+/// The authority in a directory, which must be that of the cluster.
+pub fn authority(directory: &Path, cluster: &str) -> Result<Authority, CliError> {
+    let authority = Authority::open(directory)?;
+    match authority.cluster() {
+        Some(other) if other != cluster => Err(CliError::Usage(format!(
+            "the authority in {} is that of the cluster \"{other}\", but cluster.name is \"{cluster}\": name the \
+             configuration of the right cluster with --conf",
+            directory.display()
+        ))),
+        _ => Ok(authority),
+    }
+}
+
+/// Makes the two files of a process.
+pub fn issue(
+    authority: &Authority,
+    identity: &Identity,
+    holds: Duration,
+    directory: &Path,
+) -> Result<Issued, CliError> {
+    Ok(authority.issue(identity, holds, directory, &identity.file_name())?)
+}
+
+impl ShowArgs {
+    fn run(self) -> Result<(), CliError> {
+        let (mut views, mut refused) = (Vec::new(), Vec::new());
+        for file in self.files {
+            match CertificateInfo::read_all(&file) {
+                Ok(infos) => views.extend(infos.into_iter().map(|info| CertificateView::new(&file, info))),
+                Err(error) => refused.push(error),
+            }
+        }
+        // What can be shown is, whatever is wrong with the rest.
+        if self.json {
+            console::json(&views)?;
+        } else if !views.is_empty() {
+            let rows: Vec<[String; 5]> = views.iter().map(CertificateView::row).collect();
+            console::table(["FILE", "WHOSE", "FROM", "UNTIL", "LEFT"], &rows)?;
+        }
+        if refused.is_empty() {
+            return Ok(());
+        }
+        let all_missing = refused.iter().all(is_missing);
+        let text = refused.into_iter().map(unshown).collect::<Vec<_>>().join("\n");
+        Err(if all_missing { CliError::NotFound(text) } else { CliError::Failed(text) })
+    }
+}
+
+fn is_missing(error: &SecurityError) -> bool {
+    match error {
+        SecurityError::Unreadable { source, .. } => source.kind() == io::ErrorKind::NotFound,
+        _ => false,
+    }
+}
+
+/// Why a file cannot be shown. It may be none of a configuration, whose keys are not named then.
+fn unshown(error: SecurityError) -> String {
+    match error {
+        SecurityError::Unreadable { path, source, .. } => format!("cannot read {}: {source}", path.display()),
+        SecurityError::Unusable { path, reason, .. } => format!("{}: {reason}", path.display()),
+        error => error.to_string(),
+    }
+}
+
+impl CertificateView {
+    fn new(file: &Path, info: CertificateInfo) -> Self {
+        Self {
+            file: file.to_owned(),
+            identity: info.identity.as_ref().map(ToString::to_string),
+            authority: info.is_authority,
+            not_before: timestamp(info.not_before),
+            not_after: timestamp(info.not_after),
+            days_left: info.remaining_secs().div_euclid(DAY_SECS as i64),
+            common_name: info.common_name,
+        }
+    }
+
+    fn row(&self) -> [String; 5] {
+        let whose = match (&self.identity, self.authority) {
+            (Some(identity), false) => identity.clone(),
+            (_, true) => format!("authority: {}", self.common_name.as_deref().unwrap_or("without a name")),
+            (None, false) => "no process of a cluster".to_owned(),
+        };
+        let left = match u64::try_from(self.days_left) {
+            Ok(days) => counted(days, "day"),
+            Err(_) => "expired".to_owned(),
+        };
+        [self.file.display().to_string(), whose, shown(self.not_before.as_ref()), shown(self.not_after.as_ref()), left]
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, CliError> {
+    path.canonicalize().context(format_args!("cannot find {}", path.display()))
+}
+
+/// In UTC; `None` for what is beyond the years that a calendar has.
+fn timestamp(seconds: i64) -> Option<String> {
+    Timestamp::from_second(seconds).ok().map(|time| time.to_string())
+}
+
+fn shown(time: Option<&String>) -> String {
+    time.map_or_else(|| "–".to_owned(), Clone::clone)
+}

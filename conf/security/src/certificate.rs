@@ -1,0 +1,121 @@
+//! Reading certificates and keys: from files, and from the other side of a connection.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use cavern_conf::host;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::error::SecurityError;
+use crate::identity::Identity;
+
+/// Mode bits of a key that others than its owner and group may read or write.
+const OTHERS: u32 = 0o007;
+
+/// What a certificate says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateInfo {
+    /// `None` for that of an authority.
+    pub identity: Option<Identity>,
+    /// Of its subject.
+    pub common_name: Option<String>,
+    /// Whether it signs others.
+    pub is_authority: bool,
+    /// When it begins and ends to hold, in seconds since the epoch.
+    pub not_before: i64,
+    pub not_after: i64,
+}
+
+impl CertificateInfo {
+    /// # Errors
+    /// A reason, for a person: it is no certificate, or names its owner as no process of a cluster.
+    pub fn of(certificate: &CertificateDer<'_>) -> Result<Self, String> {
+        let (_, parsed) =
+            X509Certificate::from_der(certificate).map_err(|error| format!("it is no certificate: {error}"))?;
+        let names = parsed.subject_alternative_name().map_err(|error| error.to_string())?;
+        let names = names.map(|extension| &extension.value.general_names[..]).unwrap_or_default();
+        let mut ours = names.iter().filter_map(|name| match name {
+            GeneralName::URI(uri) => Some(uri.parse::<Identity>()),
+            _ => None,
+        });
+        let identity = ours.next().transpose().map_err(|error| error.to_string())?;
+        if ours.next().is_some() {
+            return Err("it has several URIs: one says whose it is".to_owned());
+        }
+        let constraints = parsed.basic_constraints().map_err(|error| error.to_string())?;
+        let validity = parsed.validity();
+        let common_name = parsed.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+        Ok(Self {
+            identity,
+            common_name: common_name.map(str::to_owned),
+            is_authority: constraints.is_some_and(|constraints| constraints.value.ca),
+            not_before: validity.not_before.timestamp(),
+            not_after: validity.not_after.timestamp(),
+        })
+    }
+
+    /// The first certificate of a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has none.
+    pub fn read(path: &Path) -> Result<Self, SecurityError> {
+        let certificates = read_certificates("certificate", path)?;
+        Self::of(&certificates[0]).map_err(|reason| SecurityError::unusable("certificate", path, reason))
+    }
+
+    /// All certificates of a file: at least one.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_all(path: &Path) -> Result<Vec<Self>, SecurityError> {
+        let certificates = read_certificates("certificate", path)?;
+        let infos = certificates.iter().map(Self::of).collect::<Result<_, _>>();
+        infos.map_err(|reason| SecurityError::unusable("certificate", path, reason))
+    }
+
+    /// For how many seconds it holds yet; negative where it has ended.
+    pub fn remaining_secs(&self) -> i64 {
+        self.not_after - host::wall_ns().div_euclid(1_000_000_000)
+    }
+}
+
+/// The identity that a certificate states.
+///
+/// # Errors
+/// A reason, for a person.
+pub(crate) fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, String> {
+    CertificateInfo::of(certificate)?
+        .identity
+        .ok_or_else(|| "it has no URI that says whose it is (cavern://CLUSTER/ROLE/NAME)".to_owned())
+}
+
+/// All certificates of a file: at least one.
+pub(crate) fn read_certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, SecurityError> {
+    let text = read(key, path)?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let certificates = certificates.map_err(|error| SecurityError::unusable(key, path, error))?;
+    if certificates.is_empty() {
+        return Err(SecurityError::unusable(key, path, "it has no certificate in PEM form"));
+    }
+    Ok(certificates)
+}
+
+/// The private key of a file, which others may not read.
+pub(crate) fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, SecurityError> {
+    let unreadable = |source| SecurityError::Unreadable { key: "key", path: path.to_owned(), source };
+    if fs::metadata(path).map_err(unreadable)?.mode() & OTHERS != 0 {
+        return Err(SecurityError::OpenKey(path.to_owned()));
+    }
+    let text = read("key", path)?;
+    // The error may quote what was read.
+    PrivateKeyDer::from_pem_slice(&text)
+        .map_err(|_| SecurityError::unusable("key", path, "it has no private key in PEM form"))
+}
+
+fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, SecurityError> {
+    fs::read(path).map_err(|source| SecurityError::Unreadable { key, path: path.to_owned(), source })
+}

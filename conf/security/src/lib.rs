@@ -1,0 +1,26 @@
+//! Who the processes of a Cavern cluster are to each other, and how they speak.
+//!
+//! With `[security]` in the configuration every connection between processes is TLS 1.3, and both sides show a
+//! certificate that an authority of the cluster has signed. What a certificate says is an [`Identity`]: the cluster, a
+//! [`Role`] and a name. [`Transport`] makes the connections, with the files as they are now: replaced ones hold for the
+//! next connection. [`Authority`] is what signs, for clusters that have none.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+mod authority;
+mod certificate;
+mod error;
+mod expiry;
+mod handshake;
+mod identity;
+mod socket;
+mod transport;
+mod verify;
+
+pub use authority::{Authority, Issued};
+pub use certificate::CertificateInfo;
+pub use error::SecurityError;
+pub use handshake::ClientStream;
+pub use identity::{Identity, Role};
+pub use socket::TlsSocket;
+pub use transport::{Tls, Transport};

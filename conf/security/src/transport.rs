@@ -1,0 +1,219 @@
+//! Connections as the configuration wants them: in the clear, or over TLS with the files as they are now.
+
+use std::fmt;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_conf::{Config, schema};
+use parking_lot::Mutex;
+use rustls::client::Resumption;
+use rustls::crypto::ring;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, CommonState, RootCertStore, ServerConfig, version};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tokio_rustls::{TlsAcceptor, TlsConnector, server};
+
+use crate::certificate::{CertificateInfo, identity_of, read_certificates, read_key};
+use crate::error::SecurityError;
+use crate::handshake::{ClientStream, explained, take_leave};
+use crate::identity::{Identity, Role};
+use crate::verify::{Clients, Servers};
+
+/// The files are looked at again for a connection that is made so long after the last time.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// A server's name must be one; which one, nobody looks at.
+const SERVER_NAME: &str = "cavern";
+
+/// How the processes of a cluster speak to each other.
+#[derive(Clone, Debug)]
+pub enum Transport {
+    /// In the clear: whoever reaches a port may do everything.
+    Plain,
+    Tls(Arc<Tls>),
+}
+
+impl Transport {
+    /// What `[security]` asks for.
+    ///
+    /// # Errors
+    /// A file cannot be read, or is not what it is said to be.
+    pub fn of(config: &Config) -> Result<Self, SecurityError> {
+        if !config.security.is_on() {
+            return Ok(Self::Plain);
+        }
+        Ok(Self::Tls(Arc::new(Tls::new(config.security.clone(), &config.cluster.name)?)))
+    }
+}
+
+/// TLS 1.3 in both directions, with the certificate of this process.
+pub struct Tls {
+    files: schema::Security,
+    cluster: String,
+    current: Mutex<Current>,
+}
+
+struct Current {
+    loaded: Arc<Loaded>,
+    /// Of the three files when they were last read, whether they could be used or not.
+    stamps: [Stamp; 3],
+    looked: Instant,
+}
+
+/// What tells one file from its successor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    changed: (i64, i64),
+    length: u64,
+}
+
+struct Loaded {
+    info: CertificateInfo,
+    identity: Identity,
+    server: Arc<ServerConfig>,
+    to_master: Arc<ClientConfig>,
+    to_worker: Arc<ClientConfig>,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+impl Tls {
+    fn new(files: schema::Security, cluster: &str) -> Result<Self, SecurityError> {
+        let stamps = stamps(&files);
+        let loaded = Arc::new(load(&files, cluster)?);
+        let current = Mutex::new(Current { loaded, stamps, looked: Instant::now() });
+        Ok(Self { files, cluster: cluster.to_owned(), current })
+    }
+
+    /// With the files as they are. What cannot be used leaves the last that could be in force, and is said in the log.
+    fn loaded(&self) -> Arc<Loaded> {
+        let mut current = self.current.lock();
+        if current.looked.elapsed() >= LOOK_AGAIN {
+            current.looked = Instant::now();
+            let stamps = stamps(&self.files);
+            if stamps != current.stamps {
+                // A pair that is replaced file by file does not fit meanwhile: it is read again when it changes again.
+                current.stamps = stamps;
+                match load(&self.files, &self.cluster) {
+                    Ok(loaded) => {
+                        tracing::info!(identity = %loaded.identity, "the certificate was replaced");
+                        current.loaded = Arc::new(loaded);
+                    }
+                    Err(error) => tracing::warn!("the former certificate stays in force: {error}"),
+                }
+            }
+        }
+        current.loaded.clone()
+    }
+
+    /// Who this process is.
+    pub fn identity(&self) -> Identity {
+        self.loaded().identity.clone()
+    }
+
+    /// What the certificate says that new connections have.
+    pub fn certificate(&self) -> CertificateInfo {
+        self.loaded().info.clone()
+    }
+
+    /// Who is on the other side of a connection whose handshake is done.
+    ///
+    /// # Errors
+    /// It has shown nothing that says so.
+    pub fn peer(connection: &CommonState) -> io::Result<Identity> {
+        let first = connection.peer_certificates().and_then(|certificates| certificates.first());
+        let first = first.ok_or_else(|| io::Error::other("the other side has shown no certificate"))?;
+        identity_of(first).map_err(io::Error::other)
+    }
+
+    /// Shakes hands with a server that must be of this role (a master or a worker). The caller bounds the time.
+    ///
+    /// # Errors
+    /// Those of the connection, and what this side finds wrong with the other's certificate. What the other finds wrong
+    /// with that of this process is told by the first read.
+    pub async fn connect(&self, stream: TcpStream, to: Role) -> io::Result<ClientStream> {
+        let loaded = self.loaded();
+        let config = if to == Role::Worker { &loaded.to_worker } else { &loaded.to_master };
+        let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;
+        let connected = TlsConnector::from(config.clone()).connect(name, stream).await;
+        connected.map(ClientStream).map_err(explained)
+    }
+
+    /// Shakes hands with a client, of whatever role. The caller bounds the time.
+    ///
+    /// # Errors
+    /// Those of the connection, and what either side finds wrong with the other's certificate; the other side has been
+    /// told then.
+    pub async fn accept(&self, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
+        let server = self.loaded().server.clone();
+        match TlsAcceptor::from(server).accept(stream).into_fallible().await {
+            Ok(accepted) => Ok(accepted),
+            Err((error, stream)) => {
+                take_leave(stream).await;
+                Err(explained(error))
+            }
+        }
+    }
+}
+
+fn stamps(files: &schema::Security) -> [Stamp; 3] {
+    [&files.ca, &files.certificate, &files.key].map(|path| stamp(path).unwrap_or_default())
+}
+
+fn stamp(path: &Path) -> io::Result<Stamp> {
+    let found = std::fs::metadata(path)?;
+    Ok(Stamp { inode: found.ino(), changed: (found.ctime(), found.ctime_nsec()), length: found.len() })
+}
+
+fn load(files: &schema::Security, cluster: &str) -> Result<Loaded, SecurityError> {
+    let unusable = |reason: String| SecurityError::unusable("certificate", &files.certificate, reason);
+    let mut roots = RootCertStore::empty();
+    for authority in read_certificates("ca", &files.ca)? {
+        roots.add(authority).map_err(|error| SecurityError::unusable("ca", &files.ca, error))?;
+    }
+    let roots = Arc::new(roots);
+    let chain = read_certificates("certificate", &files.certificate)?;
+    let info = CertificateInfo::of(&chain[0]).map_err(unusable)?;
+    let identity = identity_of(&chain[0]).map_err(unusable)?;
+    if identity.cluster != cluster {
+        return Err(unusable(format!("it is of {identity}, and cluster.name is \"{cluster}\"")));
+    }
+    let provider = Arc::new(ring::default_provider());
+    let clients = Clients::new(roots.clone(), provider.clone(), cluster)
+        .map_err(|reason| SecurityError::unusable("ca", &files.ca, reason))?;
+    let mut server = ServerConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&version::TLS13])
+        .map_err(|error| unusable(error.to_string()))?
+        .with_client_cert_verifier(Arc::new(clients))
+        .with_single_cert(chain.clone(), read_key(&files.key)?)
+        .map_err(|error| unusable(format!("it does not fit to security.key: {error}")))?;
+    // Whoever comes back shows its certificate again.
+    server.send_tls13_tickets = 0;
+    let client = |role: Role| {
+        let servers = Servers {
+            roots: roots.clone(),
+            algorithms: provider.signature_verification_algorithms,
+            cluster: cluster.to_owned(),
+            role,
+        };
+        let mut client = ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&version::TLS13])
+            .map_err(|error| unusable(error.to_string()))?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(servers))
+            .with_client_auth_cert(chain.clone(), read_key(&files.key)?)
+            .map_err(|error| unusable(format!("it does not fit to security.key: {error}")))?;
+        client.resumption = Resumption::disabled();
+        Ok(Arc::new(client))
+    };
+    let (to_master, to_worker) = (client(Role::Master)?, client(Role::Worker)?);
+    Ok(Loaded { info, identity, server: Arc::new(server), to_master, to_worker })
+}

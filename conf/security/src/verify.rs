@@ -1,0 +1,144 @@
+//! Whom the other side of a connection has to be.
+//!
+//! A certificate is taken if an authority of the cluster has signed it for its use (server, client), it holds now, and
+//! its identity is of this cluster; that of a server must also be of the role that the connection is for. Host names
+//! are not looked at: a process is who it is, wherever it runs.
+
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, RootCertStore, SignatureScheme,
+};
+
+use crate::certificate::identity_of;
+use crate::identity::Role;
+
+/// Of clients.
+#[derive(Debug)]
+pub(crate) struct Servers {
+    pub roots: Arc<RootCertStore>,
+    pub algorithms: WebPkiSupportedAlgorithms,
+    pub cluster: String,
+    pub role: Role,
+}
+
+/// Of servers.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    chain: Arc<dyn ClientCertVerifier>,
+    cluster: String,
+}
+
+impl Clients {
+    pub fn new(roots: Arc<RootCertStore>, provider: Arc<CryptoProvider>, cluster: &str) -> Result<Self, String> {
+        let chain = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
+        Ok(Self { chain: chain.map_err(|error| error.to_string())?, cluster: cluster.to_owned() })
+    }
+}
+
+/// Refuses a certificate with a reason that the log of this side has.
+fn refuse(reason: String) -> Error {
+    #[derive(Debug)]
+    struct Reason(String);
+    impl std::fmt::Display for Reason {
+        fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            out.write_str(&self.0)
+        }
+    }
+    impl std::error::Error for Reason {}
+    Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(Reason(reason)))))
+}
+
+fn check_identity(certificate: &CertificateDer<'_>, cluster: &str, role: Option<Role>) -> Result<(), Error> {
+    let identity = identity_of(certificate).map_err(refuse)?;
+    if identity.cluster != cluster {
+        return Err(refuse(format!("{identity} is of another cluster than \"{cluster}\"")));
+    }
+    match role {
+        Some(role) if identity.role != role => Err(refuse(format!("{identity} is no {role}"))),
+        _ => Ok(()),
+    }
+}
+
+impl ServerCertVerifier for Servers {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let parsed = ParsedCertificate::try_from(end_entity)?;
+        verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, self.algorithms.all)?;
+        check_identity(end_entity, &self.cluster, Some(self.role))?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+impl ClientCertVerifier for Clients {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.chain.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
+        check_identity(end_entity, &self.cluster, None)?;
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.chain.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.chain.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.chain.supported_verify_schemes()
+    }
+}

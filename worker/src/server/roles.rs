@@ -1,0 +1,162 @@
+//! Who may send what: one table, and nothing that is not in it.
+//!
+//! Where connections are secured, whoever connects over TCP has shown in what role it is part of the cluster. Who comes
+//! over the Unix socket has not, and is a process of the worker's user or of root: it may do what clients may, and
+//! gives no orders.
+
+use std::fmt;
+
+use cavern_proto::data::{FreeRequest, Status};
+use cavern_proto::frame::FrameKind;
+use cavern_security::{Identity, Role};
+
+use crate::request_error::Refusal;
+
+use Role::{Admin, Client, Master, Worker};
+
+/// Whoever reads and writes files: `cv fs put` does so for an administrator.
+const USERS: &[Role] = &[Client, Admin];
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Peer {
+    /// Connections are not secured: everybody may do everything.
+    Anybody,
+    /// A process of this host, over the Unix socket, where other connections are secured.
+    SameHost,
+    Known(Identity),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anybody => out.write_str("whoever is connected"),
+            Self::SameHost => out.write_str("a process of this host"),
+            Self::Known(identity) => identity.fmt(out),
+        }
+    }
+}
+
+/// The roles that may send a frame. None for what workers send.
+pub(super) fn senders(kind: FrameKind) -> &'static [Role] {
+    match kind {
+        FrameKind::Hello | FrameKind::Cancel => &[Master, Worker, Client, Admin],
+        FrameKind::Read | FrameKind::Query | FrameKind::Sync => &[Worker, Client, Admin],
+        FrameKind::Open | FrameKind::Corrupt | FrameKind::Reserve | FrameKind::Write => USERS,
+        FrameKind::Fill => &[Master, Client, Admin],
+        // See `Peer::check_free`.
+        FrameKind::Free => &[Master, Admin],
+        FrameKind::Persist | FrameKind::Copy => &[Master],
+        FrameKind::ReadReply
+        | FrameKind::OpenReply
+        | FrameKind::FillReply
+        | FrameKind::QueryReply
+        | FrameKind::FreeReply
+        | FrameKind::CorruptReply
+        | FrameKind::ReserveReply
+        | FrameKind::WriteReply
+        | FrameKind::SyncReply
+        | FrameKind::PersistReply
+        | FrameKind::CopyReply
+        | FrameKind::Evicted
+        | FrameKind::Failure => &[],
+    }
+}
+
+/// Whether it is an order of a master's: it is not carried out for one that leads no more.
+pub(super) fn is_order(kind: FrameKind) -> bool {
+    matches!(kind, FrameKind::Free | FrameKind::Persist | FrameKind::Copy)
+}
+
+impl Peer {
+    /// Whether it may send such a frame.
+    ///
+    /// # Errors
+    /// It may not.
+    pub(super) fn check(&self, kind: FrameKind) -> Result<(), Refusal> {
+        let allowed = senders(kind);
+        match self {
+            Self::Anybody => Ok(()),
+            Self::SameHost if is_order(kind) => Err(denied(format!(
+                "{self} asks for {kind:?} over the Unix socket: it takes a connection over TCP, and a certificate of \
+                 the role {}",
+                names(allowed)
+            ))),
+            Self::SameHost => Ok(()),
+            Self::Known(identity) if allowed.contains(&identity.role) => Ok(()),
+            Self::Known(_) if allowed.is_empty() => Err(denied(format!("{self} sends {kind:?}, which workers send"))),
+            Self::Known(_) => {
+                let roles = names(allowed);
+                Err(denied(format!("{self} may not ask for {kind:?}: it takes a certificate of the role {roles}")))
+            }
+        }
+    }
+
+    /// The same for the blocks that are to be freed: those of files go for good, at the word of masters only.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub(super) fn check_free(&self, request: &FreeRequest) -> Result<(), Refusal> {
+        if self.may_lead() || request.blocks.iter().all(|block| !block.data) {
+            return Ok(());
+        }
+        Err(denied(format!("{self} may not free blocks of files: it takes a certificate of the role {Master}")))
+    }
+
+    /// Whether it may be a master that leads.
+    pub(super) fn may_lead(&self) -> bool {
+        match self {
+            Self::Anybody => true,
+            Self::SameHost => false,
+            Self::Known(identity) => identity.role == Master,
+        }
+    }
+}
+
+fn denied(message: String) -> Refusal {
+    Refusal::new(Status::PermissionDenied, message)
+}
+
+fn names(roles: &[Role]) -> String {
+    roles.iter().map(|role| role.name()).collect::<Vec<_>>().join(" or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::data::BlockRef;
+
+    use super::*;
+
+    fn known(role: Role) -> Peer {
+        Peer::Known(Identity::new("c", role, "n").unwrap())
+    }
+
+    #[test]
+    fn each_request_has_its_senders_and_no_answer_has_any() {
+        for kind in FrameKind::ALL {
+            let name = format!("{kind:?}");
+            let is_sent_by_workers = name.ends_with("Reply") || ["Evicted", "Failure"].contains(&&name[..]);
+            assert_eq!(senders(kind).is_empty(), is_sent_by_workers, "{name}");
+            for role in Role::ALL {
+                assert_eq!(known(role).check(kind).is_ok(), senders(kind).contains(&role), "{name} by {role}");
+            }
+            assert!(Peer::Anybody.check(kind).is_ok());
+            assert_eq!(Peer::SameHost.check(kind).is_err(), is_order(kind), "{name}");
+        }
+    }
+
+    #[test]
+    fn orders_are_those_of_masters() {
+        let by_clients: Vec<_> = FrameKind::ALL.into_iter().filter(|kind| known(Client).check(*kind).is_ok()).collect();
+        assert!(by_clients.iter().all(|kind| !is_order(*kind)), "{by_clients:?}");
+        let refused = known(Client).check(FrameKind::Free).unwrap_err();
+        assert_eq!(refused.status, Status::PermissionDenied);
+        assert_eq!(
+            refused.message,
+            "cavern://c/client/n may not ask for Free: it takes a certificate of the role master or admin"
+        );
+        let of = |data| FreeRequest { blocks: vec![BlockRef::default(), BlockRef { data, ..BlockRef::default() }] };
+        assert!(known(Admin).check_free(&of(false)).is_ok() && known(Admin).check_free(&of(true)).is_err());
+        assert!(known(Master).check_free(&of(true)).is_ok() && Peer::Anybody.check_free(&of(true)).is_ok());
+    }
+}

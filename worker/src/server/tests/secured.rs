@@ -1,0 +1,264 @@
+//! Connections over TLS: what goes over them, who is refused, and what nobody does for whoever has not the role.
+
+use cavern_conf::Config;
+use cavern_net::{NetError, WorkerPool};
+use cavern_proto::master::{Worker, WorkerTable};
+use cavern_security::{Authority, Identity, Role, Transport};
+
+use super::persist::{BLOCK, block, request};
+use super::*;
+
+const CLUSTER: &str = "cavern";
+const HOUR: Duration = Duration::from_secs(3600);
+const WORKER: u64 = 7;
+
+/// Makes certificates.
+struct Certificates {
+    home: tempfile::TempDir,
+    authority: Authority,
+}
+
+impl Certificates {
+    fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let authority = Authority::create(home.path(), CLUSTER).unwrap();
+        Self { home, authority }
+    }
+
+    fn transport(&self, role: Role) -> Transport {
+        self.transport_of(&self.authority, CLUSTER, role, HOUR)
+    }
+
+    /// With a certificate of that authority, which this one's processes are to trust.
+    fn transport_of(&self, authority: &Authority, cluster: &str, role: Role, holds: Duration) -> Transport {
+        let place = tempfile::tempdir_in(self.home.path()).unwrap();
+        let identity = Identity::new(cluster, role, "here").unwrap();
+        let issued = authority.issue(&identity, holds, place.path(), "here").unwrap();
+        let mut config = Config::default();
+        config.cluster.name = cluster.to_owned();
+        config.security.ca = self.authority.certificate().to_owned();
+        config.security.certificate = issued.certificate;
+        config.security.key = issued.key;
+        Transport::of(&config).unwrap()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Tcp,
+    Any,
+}
+
+impl Fixture {
+    fn table(&self, way: Way) -> WorkerTable {
+        let socket_path = if way == Way::Any { self.socket().display().to_string() } else { String::new() };
+        let data_address = self.address().to_string();
+        WorkerTable {
+            workers: vec![Worker { id: WORKER, data_address, socket_path, ..Default::default() }],
+            ..Default::default()
+        }
+    }
+
+    fn pool_of(&self, transport: Transport) -> Arc<WorkerPool> {
+        let pool = WorkerPool::new(&schema::Client::default(), transport, "test");
+        pool.set_table("cluster-1", &self.table(Way::Tcp));
+        pool
+    }
+
+    fn pool_of_master(&self, transport: Transport, term: u64, way: Way) -> Arc<WorkerPool> {
+        let pool = WorkerPool::of_master(&schema::Client::default(), transport, term);
+        pool.set_table("cluster-1", &self.table(way));
+        pool
+    }
+}
+
+async fn write_block(pool: &WorkerPool, name: &BlockRef, bytes: &[u8]) -> Result<(), NetError> {
+    let request = WriteRequest { block: Some(name.clone()), ..Default::default() };
+    pool.write(WORKER, request, Bytes::copy_from_slice(bytes), PATIENCE).await.map(drop)
+}
+
+async fn read_block(pool: &WorkerPool, name: &BlockRef, length: usize) -> Bytes {
+    let range = Some(Range { offset: 0, length: length as u32 });
+    let items = vec![read_request::Item { block: Some(name.clone()), range, part: None }];
+    let (reply, payload) = pool.read(WORKER, items, PATIENCE).await.unwrap();
+    assert_eq!(reply.items[0].status(), Status::Ok, "{}", reply.items[0].message);
+    payload
+}
+
+async fn is_here(pool: &WorkerPool, name: &BlockRef) -> bool {
+    pool.query(WORKER, vec![name.clone()]).await.unwrap().items[0].known
+}
+
+#[track_caller]
+fn denied<T: std::fmt::Debug>(outcome: Result<T, NetError>, who: &str) {
+    match outcome {
+        Err(NetError::WorkerStatus { status: Status::PermissionDenied, message, .. }) => {
+            assert!(message.contains(who), "{message}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_are_read_and_written_over_tls() {
+    let certificates = Certificates::new();
+    let bench = Fixture::secured("tls", certificates.transport(Role::Worker)).await;
+    let pool = bench.pool_of(certificates.transport(Role::Client));
+    // Uploads and answers of all sizes, of each connection several at a time.
+    let writing = (0..12u64).map(|inode| {
+        let pool = pool.clone();
+        tokio::spawn(async move {
+            let bytes = noise((5 << (2 * inode)).min(BLOCK as usize));
+            let bytes = &bytes[..];
+            write_block(&pool, &block(inode, 0), bytes).await.unwrap();
+            pool.sync(WORKER, vec![block(inode, 0)], PATIENCE).await.unwrap();
+            assert!(read_block(&pool, &block(inode, 0), bytes.len()).await == *bytes, "{inode}");
+        })
+    });
+    for written in writing.collect::<Vec<_>>() {
+        written.await.unwrap();
+    }
+    let large = noise(BLOCK as usize);
+    let cached = bench.put("large", &large, 64 * MIB);
+    let reading = (0..16).map(|_| {
+        let (pool, cached) = (pool.clone(), cached.clone());
+        tokio::spawn(async move { read_block(&pool, &cached, BLOCK as usize).await })
+    });
+    for read in reading.collect::<Vec<_>>() {
+        assert!(read.await.unwrap() == large);
+    }
+    write_block(&pool, &block(20, 0), &large).await.unwrap();
+    assert!(read_block(&pool, &block(20, 0), large.len()).await == large);
+    pool.shutdown().await;
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_are_refused_and_told_why() {
+    let (certificates, foreign) = (Certificates::new(), Certificates::new());
+    let bench = Fixture::secured("strangers-tls", certificates.transport(Role::Worker)).await;
+    let refused = async |transport: Transport, text: &str| {
+        let before = bench.metrics.connections_refused.get();
+        let pool = bench.pool_of(transport);
+        match pool.query(WORKER, vec![block(1, 0)]).await {
+            Err(NetError::WorkerConnection { cause, .. }) => assert!(cause.contains(text), "{text}: {cause}"),
+            other => panic!("{text}: {other:?}"),
+        }
+        pool.shutdown().await;
+        let until = tokio::time::Instant::now() + PATIENCE;
+        while bench.metrics.connections_refused.get() == before {
+            assert!(tokio::time::Instant::now() < until, "{text}: the worker has noticed nothing");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    refused(Transport::Plain, "speaks TLS").await;
+    let foreign_one = certificates.transport_of(&foreign.authority, CLUSTER, Role::Client, HOUR);
+    refused(foreign_one, "refuses the certificate of this process").await;
+    let other_cluster = certificates.transport_of(&certificates.authority, "other", Role::Client, HOUR);
+    refused(other_cluster, "of another cluster").await;
+    let expired = certificates.transport_of(&certificates.authority, CLUSTER, Role::Client, Duration::ZERO);
+    // It holds until the second of its making is over.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    refused(expired, "CertificateExpired").await;
+    // Who trusts another authority does not speak to this worker.
+    refused(foreign.transport(Role::Client), "the certificate of the other side is refused").await;
+    let pool = bench.pool_of(certificates.transport(Role::Client));
+    assert!(!is_here(&pool, &block(1, 0)).await);
+    pool.shutdown().await;
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_no_worker_is_not_taken_for_one() {
+    let certificates = Certificates::new();
+    for (server, text) in [(certificates.transport(Role::Master), "is no worker"), (Transport::Plain, "not speak TLS")]
+    {
+        let bench = Fixture::secured("no-worker", server).await;
+        let pool = bench.pool_of(certificates.transport(Role::Client));
+        match pool.query(WORKER, vec![block(1, 0)]).await {
+            Err(NetError::WorkerConnection { cause, .. }) => assert!(cause.contains(text), "{cause}"),
+            other => panic!("{other:?}"),
+        }
+        pool.shutdown().await;
+        bench.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_says_nothing_holds_up_nobody() {
+    let certificates = Certificates::new();
+    let bench = Fixture::secured("silent-tls", certificates.transport(Role::Worker)).await;
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(TcpStream::connect(bench.address()).await.unwrap());
+    }
+    let pool = bench.pool_of(certificates.transport(Role::Client));
+    let asked = tokio::time::timeout(Duration::from_secs(5), is_here(&pool, &block(1, 0))).await;
+    assert!(!asked.expect("the silent ones are waited for"));
+    assert!(bench.metrics.connections.get() > 100, "they count");
+    pool.shutdown().await;
+    // The end does not wait for them either.
+    tokio::time::timeout(Duration::from_secs(5), bench.end()).await.unwrap();
+    drop(silent);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_done_for_who_has_not_the_role() {
+    let certificates = Certificates::new();
+    let bench = Fixture::secured("roles", certificates.transport(Role::Worker)).await;
+    let bytes = noise(100_000);
+    let name = block(1, 0);
+    let client = bench.pool_of(certificates.transport(Role::Client));
+    write_block(&client, &name, &bytes).await.unwrap();
+
+    denied(client.free(WORKER, vec![name.clone()]).await, "cavern://cavern/client/here may not ask for Free");
+    denied(client.persist(WORKER, request("object", 1, 1000, &[0], WORKER), PATIENCE).await, "Persist");
+    let copy = CopyRequest { block: Some(block(2, 0)), workers: vec![WORKER], deadline_ms: 1000 };
+    denied(client.copy(WORKER, copy, PATIENCE).await, "Copy");
+    let worker = bench.pool_of(certificates.transport(Role::Worker));
+    // The payload is thrown away, and the connection goes on.
+    denied(write_block(&worker, &name, &noise(3 << 20)).await, "cavern://cavern/worker/here may not ask for Write");
+    denied(write_block(&worker, &block(3, 0), &noise(1 << 20)).await, "Write");
+    let admin = bench.pool_of(certificates.transport(Role::Admin));
+    denied(admin.free(WORKER, vec![name.clone()]).await, "may not free blocks of files");
+    let cached = bench.put("a", &bytes, MIB);
+    assert!(read_block(&admin, &cached, bytes.len()).await == bytes);
+    assert_eq!(admin.free(WORKER, vec![cached]).await.unwrap().blocks, 1);
+
+    assert!(!is_here(&worker, &block(2, 0)).await && !is_here(&worker, &block(3, 0)).await);
+    assert!(read_block(&worker, &name, bytes.len()).await == bytes);
+    assert_eq!(bench.bucket.keys(), ["a"]);
+    for pool in [client, worker, admin] {
+        pool.shutdown().await;
+    }
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_masters_lead() {
+    let certificates = Certificates::new();
+    let bench = Fixture::secured("terms", certificates.transport(Role::Worker)).await;
+    let client = bench.pool_of(certificates.transport(Role::Client));
+    write_block(&client, &block(1, 0), &noise(1000)).await.unwrap();
+    write_block(&client, &block(2, 0), &noise(1000)).await.unwrap();
+    // A client that says that it leads in a later term.
+    let liar = bench.pool_of_master(certificates.transport(Role::Client), 99, Way::Tcp);
+    denied(liar.free(WORKER, vec![block(1, 0)]).await, "client");
+    let liar_here = bench.pool_of_master(Transport::Plain, 98, Way::Any);
+    assert!(is_here(&liar_here, &block(1, 0)).await);
+    // Also a process of this host.
+    denied(liar_here.free(WORKER, vec![block(1, 0)]).await, "over the Unix socket");
+    assert!(!bench.membership.is_over(1));
+
+    // A master on the worker's host gives its orders where it is known.
+    let master = bench.pool_of_master(certificates.transport(Role::Master), 5, Way::Any);
+    assert_eq!(master.free(WORKER, vec![block(1, 0)]).await.unwrap().blocks, 1);
+    assert!(bench.membership.is_over(4) && !bench.membership.is_over(5));
+    let persisted = master.persist(WORKER, request("object", 2, 1000, &[0], WORKER), PATIENCE).await.unwrap();
+    assert_eq!(persisted.status(), Status::Ok, "{}", persisted.message);
+    assert!(!is_here(&client, &block(1, 0)).await && is_here(&client, &block(2, 0)).await);
+    for pool in [client, liar, liar_here, master] {
+        pool.shutdown().await;
+    }
+    bench.end().await;
+}
