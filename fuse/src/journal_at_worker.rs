@@ -33,13 +33,18 @@ const REPLAY_WAIT: Duration = Duration::from_secs(40);
 pub(crate) async fn keep(client: Arc<Client>, journal: Arc<Journal>, keeper: OwnedFd, who: Identity) {
     let mut pause = PAUSE_FIRST;
     loop {
+        // From before the look, so that no worker is missed that comes meanwhile.
+        let other_workers = client.pool().workers_changed();
+        tokio::pin!(other_workers);
+        other_workers.as_mut().enable();
         if let Some((worker, mut kept)) = hand_to_any(&client, &journal, &keeper, &who).await {
             debug!(worker, "a worker of this host keeps the journal of the mount");
             kept.ended().await;
             debug!(worker, "the worker that kept the journal of the mount has ended");
             pause = PAUSE_FIRST;
         }
-        sleep(pause).await;
+        // One of this host may be among those that have just come.
+        let _at_once = timeout(pause, other_workers).await;
         pause = (pause * 2).min(PAUSE_MOST);
     }
 }

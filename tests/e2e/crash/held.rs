@@ -77,6 +77,12 @@ impl Mounts {
         directory
     }
 
+    /// The worker has the journals of both mounts: from then on it makes what they have answered.
+    fn journals_are_kept(&self) {
+        let journals = || self.cluster.status().workers[0].metric("cavern_worker_journals");
+        eventually("the worker keeps the journals", PATIENCE, || (journals() == Some(2)).then_some(()));
+    }
+
     /// Everything is in the bucket as the programs have left it.
     #[track_caller]
     fn converges(&self, when: &str, programs: &Programs) {
@@ -186,6 +192,7 @@ fn a_client_that_is_killed_as_a_whole_loses_nothing_that_it_answered() {
     let (mut programs, mut random) = (mounts.programs(seed), StdRng::seed_from_u64(seed));
     for round in 0..number("CAVERN_CRASH_ROUNDS", 6) {
         let when = format!("seed {seed}, round {round}");
+        mounts.journals_are_kept();
         let working = Working::start(programs);
         thread::sleep(Duration::from_millis(random.random_range(200..1200)));
         let client = &cluster.status().fuse[0];

@@ -17,7 +17,8 @@ use cavern_security::{Role, TlsSocket, Transport};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::OnceCell;
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, OnceCell};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -76,6 +77,7 @@ pub struct WorkerPool {
     /// Of a master: the term in which it leads; 0 for others.
     term: u64,
     table: RwLock<Table>,
+    changed: Notify,
     payloads: Arc<ReceiveBuffers>,
     evicted: RwLock<Option<EvictionListener>>,
     tasks: TaskTracker,
@@ -146,6 +148,7 @@ impl WorkerPool {
             peer: peer.to_owned(),
             term,
             table: RwLock::default(),
+            changed: Notify::new(),
             payloads: Arc::default(),
             evicted: RwLock::default(),
             tasks: TaskTracker::new(),
@@ -181,6 +184,13 @@ impl WorkerPool {
         }
         old.into_values().for_each(|gone| gone.stop.cancel());
         current.placement = Arc::new(Placement::new(table));
+        drop(current);
+        self.changed.notify_waiters();
+    }
+
+    /// Completes when there is another table.
+    pub fn workers_changed(&self) -> Notified<'_> {
+        self.changed.notified()
     }
 
     /// The cluster's id; empty before the master has given it.
