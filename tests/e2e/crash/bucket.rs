@@ -38,19 +38,22 @@ impl Bucket {
     /// The same of those whose keys begin so.
     pub fn objects_below(&self, prefix: &str) -> Objects {
         self.runtime.block_on(async {
-            let mut objects = Objects::new();
-            let mut lister = self.ufs.list(prefix, ListMode::Recursive);
-            while let Some(page) = lister.next_page().await.unwrap() {
-                for object in page.objects {
-                    match self.ufs.get_bytes(&object.key, &object.etag, 0..object.size).await {
-                        Ok(content) => drop(objects.insert(object.key, content)),
-                        // It has been deleted since it was listed.
-                        Err(UfsError::NotFound { .. }) => {}
-                        Err(error) => panic!("{error}"),
+            'listing: loop {
+                let mut objects = Objects::new();
+                let mut lister = self.ufs.list(prefix, ListMode::Recursive);
+                while let Some(page) = lister.next_page().await.unwrap() {
+                    for object in page.objects {
+                        match self.ufs.get_bytes(&object.key, &object.etag, 0..object.size).await {
+                            Ok(content) => drop(objects.insert(object.key, content)),
+                            // It has been deleted since it was listed, or replaced.
+                            Err(UfsError::NotFound { .. }) => {}
+                            Err(UfsError::VersionChanged { .. }) => continue 'listing,
+                            Err(error) => panic!("{error}"),
+                        }
                     }
                 }
+                break objects;
             }
-            objects
         })
     }
 }
