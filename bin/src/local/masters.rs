@@ -5,7 +5,6 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use cavern_conf::Config;
 use cavern_proto::raft::{AddMasterRequest, Group};
 use tokio::time::Instant;
 
@@ -28,8 +27,7 @@ pub fn survey(cluster: &Cluster) -> Result<Survey, CliError> {
 }
 
 fn dial(cluster: &Cluster, wait: Duration) -> Result<Dial, CliError> {
-    let config = Config::load(Some(&cluster.conf_path())).map_err(|error| CliError::Usage(error.to_string()))?;
-    let mut dial = Dial::of(&config)?;
+    let mut dial = Dial::of(&cluster.conf()?)?;
     dial.wait = wait;
     Ok(dial)
 }
