@@ -6,6 +6,7 @@ in one, the client in the other, and it reaches the worker by TCP alone. Needs r
 that which `CV_BIN` names), `plainfs` and `framed`:
 
     tests/bench_remote.py --dir /data/bench                  # everything, about five minutes
+    tests/bench_remote.py --dir /data/bench --secure         # the same over TLS
     tests/bench_remote.py --dir /data/bench random --quick   # whether it works, not how fast
 
 Baselines of the same run: `plainfs` over the local disk for small files; for the rest, `framed`, which sends the same
@@ -29,6 +30,10 @@ from bench import (CV, HERE, PYTHON, TARGET, drop_caches, parse_sections, run, s
 
 SERVER, CLIENT = "10.78.0.1", "10.78.0.2"
 STORE = f"http://{SERVER}:9000"
+SECURED = """ca = "{authority}/ca.pem"
+certificate = "{authority}/admin-bench.pem"
+key = "{authority}/admin-bench-key.pem"
+"""
 KEYS = {"CV_DEV_S3_ACCESS_KEY": "access", "CV_DEV_S3_SECRET_KEY": "secret"}
 SECTIONS = ("files", "stream", "random")
 STREAMS = 4
@@ -38,7 +43,7 @@ CONF = """
 name = "bench-remote"
 masters = ["{server}:7700"]
 [security]
-insecure = true
+{security}
 [master]
 listen = "{server}:7700"
 data_dir = "{directory}/master"
@@ -104,10 +109,12 @@ class Bench:
         self.rounds = 1 if options.quick else options.rounds
         self.seconds = 1 if options.quick else 2
         self.hosts = Hosts()
+        self.secure = options.secure
         self.source = self.directory / f"source-{self.files}-{self.stream_bytes >> 20}"
         self.cluster = self.directory / "cluster"
         self.mount = self.cluster / "mount"
         self.conf = self.cluster / "cluster.toml"
+        self.authority = self.cluster / "authority"
         self.rows = []
 
     # ------------------------------------------------------------------------------------------ set-up
@@ -116,19 +123,32 @@ class Bench:
         shutil.rmtree(self.cluster, ignore_errors=True)
         self.mount.mkdir(parents=True)
         self.make_source()
-        self.conf.write_text(CONF.format(server=SERVER, directory=self.cluster))
+        security = SECURED.format(authority=self.authority) if self.secure else "insecure = true"
+        self.conf.write_text(CONF.format(server=SERVER, directory=self.cluster, security=security))
+        if self.secure:
+            run(CV, "cert", "init", "--dir", self.authority, "--conf", self.conf)
+            for role in ("master", "worker", "client", "admin"):
+                run(CV, "cert", "issue", role, "bench", "--dir", self.authority, "--conf", self.conf)
         self.log = (self.cluster / "log").open("w")
         self.hosts.set_up()
         store = ("--root", self.cluster / "objects", "--listen", f"{SERVER}:9000")
         self.hosts.start("server", self.log, CV, "dev-s3", *store, env=dict(os.environ, **KEYS))
         for role in ("master", "worker"):
-            self.hosts.start("server", self.log, CV, role, "--conf", self.conf)
+            self.hosts.start("server", self.log, CV, role, "--conf", self.conf, env=self.identity(role))
         self.until("the worker is live", lambda: '"live"' in self.cv("node", "list", "--json"))
         self.until("the bucket is there", self.make_bucket)
         self.cv("mount", f"file://{self.source}", "/data", "--write-type", "cache-mode")
         self.cv("mount", "s3://work", "/work", "--write-type", "fs-mode", *s3_options(STORE, "access", "secret"))
-        self.fuse = self.hosts.start("client", self.log, CV, "fuse", "--conf", self.conf)
+        fuse = (CV, "fuse", "--conf", self.conf)
+        self.fuse = self.hosts.start("client", self.log, *fuse, env=self.identity("client"))
         self.until("the mount is there", lambda: os.path.ismount(self.mount))
+
+    def identity(self, role):
+        """The environment of a process that shows a certificate of this role, where connections are secured."""
+        if not self.secure:
+            return None
+        files = {"CERTIFICATE": f"{role}-bench.pem", "KEY": f"{role}-bench-key.pem"}
+        return os.environ | {f"CV_SECURITY__{key}": str(self.authority / name) for key, name in files.items()}
 
     def make_source(self):
         """Images, and files to stream: one long, and as many of a quarter of that as there are streams."""
@@ -288,6 +308,7 @@ def main():
     parser.add_argument("--stream-bytes", type=int, default=2 << 30)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="little of everything, once: whether it works")
+    parser.add_argument("--secure", action="store_true", help="the processes show certificates: what TLS costs")
     parser.add_argument("--hold", action="store_true", help="leave the cluster up until Enter: for a profile")
     options = parse_sections(parser, SECTIONS)
     bench = Bench(options)

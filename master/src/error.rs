@@ -97,6 +97,9 @@ pub enum MasterError {
     /// Well formed, but impossible in the present state.
     #[error("{0}")]
     Refused(String),
+    /// Whoever asks may not.
+    #[error("{0}")]
+    Denied(String),
     #[error("{0}")]
     Overloaded(String),
     #[error("{0}")]
@@ -154,6 +157,7 @@ impl MasterError {
                 _ => Code::Unavailable,
             },
             Self::NotFound(_) => Code::NotFound,
+            Self::Denied(_) => Code::PermissionDenied,
             Self::AlreadyExists(_) => Code::AlreadyExists,
             Self::Invalid(_) => Code::InvalidArgument,
             Self::Refused(_) => Code::FailedPrecondition,

@@ -12,11 +12,13 @@ use std::sync::Arc;
 
 use cavern_proto::master::cluster_server::ClusterServer;
 use cavern_proto::master::namespace_server::NamespaceServer;
+use cavern_security::Identity;
 use futures::Stream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
+use crate::MasterError;
 use crate::jobs::Jobs;
 use crate::mounts::Mounts;
 use crate::namespace::Lookups;
@@ -35,6 +37,11 @@ pub use roles::Guarded;
 const REQUEST_MAX: usize = 1 << 20;
 /// Longest answer.
 const ANSWER_MAX: usize = 16 << 20;
+
+/// Who asks, where connections are secured.
+fn asker<T>(request: &tonic::Request<T>) -> Option<&Identity> {
+    request.extensions().get::<Peer>()?.identity.get()
+}
 
 /// A stream of answers.
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -62,6 +69,11 @@ pub struct Services {
 }
 
 impl Services {
+    /// Whether a session is that of whoever asks; 0 is nobody's.
+    fn check_owner<T>(&self, request: &tonic::Request<T>, session: u64) -> Result<(), MasterError> {
+        self.watch.check_owner(session, asker(request))
+    }
+
     pub fn namespace_server(&self) -> NamespaceServer<Self> {
         let server = NamespaceServer::new(self.clone());
         server.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)

@@ -1,6 +1,7 @@
 //! Attacks on a cluster whose connections are secured: by whoever reaches its ports, and by processes of it that do
 //! what is not theirs. Each is refused, and nothing has changed then.
 
+use std::fs;
 use std::future::Future;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -14,8 +15,8 @@ use cavern_proto::frame::{FrameKind, PROTOCOL_VERSION, encode_frame};
 use cavern_proto::master::cluster_client::ClusterClient;
 use cavern_proto::master::namespace_client::NamespaceClient;
 use cavern_proto::master::{
-    HeartbeatRequest, ListMountsRequest, ListWorkersRequest, Mount, MountRequest, RegisterWorkerRequest,
-    RemoveWorkerRequest, ResolveRequest, UnmountRequest,
+    CheckHoldsRequest, HeartbeatRequest, ListMountsRequest, ListWorkersRequest, Mount, MountRequest, MutateRequest,
+    RegisterWorkerRequest, RemoveWorkerRequest, ResolveRequest, UnmountRequest, WatchRequest,
 };
 use cavern_proto::raft::raft_client::RaftClient;
 use cavern_proto::raft::{GetGroupRequest, JoinRequest, RemoveMasterRequest, TakeKeyRequest, VoteRequest};
@@ -233,6 +234,38 @@ fn a_process_of_the_cluster_does_only_what_is_its_own() {
     }
     assert_eq!(state(&cluster), before);
     cluster.assert_tree("data", "", &tree);
+}
+
+#[test]
+fn nobody_speaks_for_the_session_of_another() {
+    let cluster = up();
+    let tree = cluster.seed("bucket", "", 5, 50_000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    let log = fs::read_to_string(&cluster.at_start.masters[0].log).unwrap();
+    let sessions = log.lines().filter(|line| line.contains("a client's session begins"));
+    let number = |line: &str| line.split("session=").nth(1)?.split_whitespace().next()?.parse().ok();
+    let victim: u64 = sessions.filter_map(number).last().expect("the mount has a session");
+    let attacker = Somebody::of(&cluster, Role::Client);
+    let refused = |what: &str, answered: Option<Status>| {
+        let status = answered.unwrap_or_else(|| panic!("{what} was accepted"));
+        assert_eq!(status.code(), Code::PermissionDenied, "{what}: {status:?}");
+        assert!(status.message().contains("is not that of cavern://"), "{what}: {status:?}");
+    };
+    let mut calls = ClusterClient::new(attacker.channel(&cluster));
+    let take_up = WatchRequest { client: "a".to_owned(), session: victim, ..WatchRequest::default() };
+    refused("Watch", attacker.answer(calls.watch(tokio_stream::iter([take_up]))).err());
+    let mut calls = NamespaceClient::new(attacker.channel(&cluster));
+    let ask = ResolveRequest { path: "/data".to_owned(), session: victim };
+    refused("Resolve", attacker.answer(calls.resolve(ask)).err());
+    let holds = CheckHoldsRequest { session: victim, ..CheckHoldsRequest::default() };
+    refused("CheckHolds", attacker.answer(calls.check_holds(holds)).err());
+    let changes = MutateRequest { session: victim, ..MutateRequest::default() };
+    let mutate = async { calls.mutate(tokio_stream::iter([changes])).await?.into_inner().message().await };
+    refused("Mutate", attacker.answer(mutate).err());
+    cluster.assert_tree("data", "", &tree);
+    let after = fs::read_to_string(&cluster.at_start.masters[0].log).unwrap();
+    let lapsed = format!("session={victim}");
+    assert_eq!(after.matches(&lapsed).count(), log.matches(&lapsed).count(), "it goes on");
 }
 
 #[test]

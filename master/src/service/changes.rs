@@ -4,6 +4,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{MutateReply, MutateRequest, Mutation};
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
+use cavern_security::Identity;
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 use tokio::sync::mpsc;
@@ -23,16 +24,22 @@ impl Services {
     pub(super) async fn serve_changes(
         &self,
         mut calls: Streaming<MutateRequest>,
+        asker: Option<&Identity>,
         answers: &mpsc::Sender<Result<MutateReply, Status>>,
     ) {
         let mut under_way = FuturesOrdered::new();
         let refusal = loop {
             tokio::select! {
                 call = calls.next(), if under_way.len() < CALLS_AHEAD => match call {
-                    Some(Ok(call)) => match self.begin_changes(call).await {
-                        Ok(answer) => under_way.push_back(answer),
-                        Err(error) => break Some(error),
-                    },
+                    Some(Ok(call)) => {
+                        if let Err(error) = self.watch.check_owner(call.session, asker) {
+                            break Some(error);
+                        }
+                        match self.begin_changes(call).await {
+                            Ok(answer) => under_way.push_back(answer),
+                            Err(error) => break Some(error),
+                        }
+                    }
                     // Who has gone has what was sent before made nevertheless.
                     Some(Err(_)) | None => break None,
                 },

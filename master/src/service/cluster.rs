@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 
-use super::{Answers, Services};
+use super::{Answers, Services, asker};
 use crate::MasterError;
 use crate::mounts::{DetachPolicy, redact};
 use crate::request::Request;
@@ -43,6 +43,7 @@ impl Cluster for Services {
         &self,
         request: tonic::Request<Streaming<WatchRequest>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
+        let owner = asker(&request).cloned();
         let mut incoming = request.into_inner();
         let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await;
         let WatchRequest { client, session: earlier, place, knows_inodes, applied_seq, has_changed, .. } = match first
@@ -53,8 +54,9 @@ impl Cluster for Services {
             None => return Err(MasterError::Invalid("the first message of a session names the client".into()).into()),
         };
         let recorded = self.lookups.reader.read(move |tables| tables.session(earlier)).await?;
-        let recorded = recorded.is_some_and(|record| !record.is_ending);
-        let before = Before { session: earlier, is_recorded: recorded, knows_inodes, applied_seq, has_changed };
+        let is_recorded = recorded.is_some_and(|record| !record.is_ending);
+        let owner = owner.as_ref();
+        let before = Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner };
         let mut session = self.watch.open(&client, before)?;
         let id = session.id();
         if !place.is_empty() && place.len() <= PLACE_MAX {

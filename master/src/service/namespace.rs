@@ -15,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::changes::CALLS_AHEAD;
-use super::{Answers, Services};
+use super::{Answers, Services, asker};
 use crate::listing::Why;
 use crate::namespace::Lookups;
 use crate::persist::RefreshMode;
@@ -39,16 +39,19 @@ const HOLDS_MAX: usize = 10_000;
 #[tonic::async_trait]
 impl Namespace for Services {
     async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<Entry>, Status> {
+        self.check_owner(&request, request.get_ref().session)?;
         let ResolveRequest { path, session } = request.into_inner();
         Ok(Response::new(self.lookups.asked_by(session).resolve(&path).await?))
     }
 
     async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<Entry>, Status> {
+        self.check_owner(&request, request.get_ref().session)?;
         let LookupRequest { parent, name, session } = request.into_inner();
         Ok(Response::new(self.lookups.asked_by(session).lookup(parent, &name).await?))
     }
 
     async fn get_inode(&self, request: Request<GetInodeRequest>) -> Result<Response<Entry>, Status> {
+        self.check_owner(&request, request.get_ref().session)?;
         let GetInodeRequest { inode, session } = request.into_inner();
         Ok(Response::new(self.lookups.asked_by(session).get_inode(inode).await?))
     }
@@ -56,6 +59,7 @@ impl Namespace for Services {
     type ReadDirStream = Answers<ReadDirPage>;
 
     async fn read_dir(&self, request: Request<ReadDirRequest>) -> Result<Response<Self::ReadDirStream>, Status> {
+        self.check_owner(&request, request.get_ref().session)?;
         let request = request.into_inner();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
@@ -82,6 +86,7 @@ impl Namespace for Services {
     }
 
     async fn touch(&self, request: Request<TouchRequest>) -> Result<Response<TouchReply>, Status> {
+        self.check_owner(&request, request.get_ref().session)?;
         let TouchRequest { directories, wait, session } = request.into_inner();
         if directories.len() > TOUCH_MAX {
             let reason = format!("{} directories in one call: send at most {TOUCH_MAX}", directories.len());
@@ -101,6 +106,7 @@ impl Namespace for Services {
     }
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
+        self.check_owner(&request, request.get_ref().session)?;
         let RevalidateRequest { parent, name, written, session } = request.into_inner();
         let why = if written { Why::Written } else { Why::Unknown };
         Ok(Response::new(self.lookups.asked_by(session).revalidate(parent, &name, why).await?))
@@ -128,10 +134,10 @@ impl Namespace for Services {
 
     async fn mutate(&self, request: Request<Streaming<MutateRequest>>) -> Result<Response<Self::MutateStream>, Status> {
         let (answers, stream) = mpsc::channel(CALLS_AHEAD);
-        let services = self.clone();
+        let (services, asker) = (self.clone(), asker(&request).cloned());
         self.tasks.spawn(async move {
             tokio::select! {
-                () = services.serve_changes(request.into_inner(), &answers) => {}
+                () = services.serve_changes(request.into_inner(), asker.as_ref(), &answers) => {}
                 () = services.stop.cancelled() => {}
             }
         });
@@ -139,6 +145,7 @@ impl Namespace for Services {
     }
 
     async fn get_xattrs(&self, request: Request<GetXattrsRequest>) -> Result<Response<Xattrs>, Status> {
+        self.check_owner(&request, request.get_ref().session)?;
         let GetXattrsRequest { inode, session } = request.into_inner();
         let lookups = self.lookups.asked_by(session);
         let read = || {
@@ -156,6 +163,7 @@ impl Namespace for Services {
     }
 
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
+        self.check_owner(&request, request.get_ref().session)?;
         let GetLayoutRequest { inode, session, beside } = request.into_inner();
         if beside.len() > BESIDE_MAX {
             let reason = format!("{} files in one question: send at most {BESIDE_MAX}", beside.len());
@@ -174,6 +182,7 @@ impl Namespace for Services {
     }
 
     async fn free_content(&self, request: Request<FreeContentRequest>) -> Result<Response<FreeContentReply>, Status> {
+        self.check_owner(&request, request.get_ref().session)?;
         let FreeContentRequest { inodes, session } = request.into_inner();
         if inodes.len() > FREES_MAX {
             let reason = format!("{} files in one call: send at most {FREES_MAX}", inodes.len());
@@ -194,6 +203,7 @@ impl Namespace for Services {
     async fn get_lock(&self, request: Request<GetLockRequest>) -> Result<Response<GetLockReply>, Status> {
         let GetLockRequest { inode, lock, .. } = request.get_ref();
         let (inode, kind, lock) = (*inode, request.get_ref().kind(), lock.unwrap_or_default());
+        self.check_owner(&request, lock.session)?;
         let lookups = self.lookups.asked_by(lock.session);
         let read = || {
             lookups.reader.read(move |tables| {
@@ -206,6 +216,7 @@ impl Namespace for Services {
     }
 
     async fn check_holds(&self, request: Request<CheckHoldsRequest>) -> Result<Response<CheckHoldsReply>, Status> {
+        self.check_owner(&request, request.get_ref().session)?;
         let request = request.into_inner();
         let inodes = request.open.len() + request.held.len();
         if inodes > HOLDS_MAX {
@@ -218,6 +229,7 @@ impl Namespace for Services {
     }
 
     async fn remember(&self, request: Request<RememberRequest>) -> Result<Response<RememberReply>, Status> {
+        self.check_owner(&request, request.get_ref().session)?;
         let RememberRequest { session, directories, inodes, complete } = request.into_inner();
         let places = directories.len() + inodes.len();
         if places > HOLDS_MAX {
@@ -238,6 +250,7 @@ impl Namespace for Services {
     }
 
     async fn recall(&self, request: Request<RecallRequest>) -> Result<Response<RecallReply>, Status> {
+        self.check_owner(&request, request.get_ref().session)?;
         let RecallRequest { inode, whole_mount, session } = request.into_inner();
         if whole_mount {
             let mount_id =

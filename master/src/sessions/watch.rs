@@ -25,7 +25,9 @@ use std::time::Duration;
 use cavern_proto::COMMAND_CLIENT;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{Reset, Resumed, WatchEvent};
+use cavern_security::Identity;
 use parking_lot::Mutex;
+use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -35,7 +37,6 @@ use super::interest::Interest;
 use super::let_go::PendingLetGo;
 use super::recent::Recent;
 use crate::MasterError;
-use crate::clock::Clock;
 use crate::metrics::MasterMetrics;
 use crate::raft::LeaderLease;
 use crate::state::{ALL_BEFORE, Change};
@@ -63,11 +64,12 @@ pub struct WatchHub {
 
 struct State {
     seq: u64,
-    next_session: u64,
     sessions: HashMap<u64, Session>,
     /// Sessions whose stream broke, and when: for a lease they may be taken up again, and their clients believe what
     /// they have cached.
     broken: HashMap<u64, Instant>,
+    /// Who has opened a session, as long as it may come back: where connections are secured it is nobody else's.
+    owners: HashMap<u64, Identity>,
     /// The last session that began at a place that has room for one.
     places: HashMap<String, u64>,
     /// Sessions of before this master's start may be taken up for a lease, too.
@@ -143,19 +145,18 @@ impl Session {
 }
 
 impl WatchHub {
-    /// A hub without sessions. Their ids begin at the clock's microseconds, so that a later master's are greater.
+    /// A hub without sessions.
     pub fn new(
         lease: Duration,
-        clock: &Clock,
         lead: LeaderLease,
         metrics: MasterMetrics,
         changes: Arc<CurrentSessions>,
     ) -> Self {
         let state = State {
             seq: 0,
-            next_session: u64::try_from(clock.now_ns() / 1000).unwrap_or(1),
             sessions: HashMap::new(),
             broken: HashMap::new(),
+            owners: HashMap::new(),
             places: HashMap::new(),
             started: Instant::now(),
             interest: Interest::default(),
@@ -244,8 +245,11 @@ impl WatchHub {
 
     /// Opens a session, or takes up the one that the client had before, if its lease is not over. The first event is
     /// `Resumed` when all that happened since follows, else `Reset`.
-    pub fn open(self: &Arc<Self>, client: &str, before: Before) -> Result<SessionStream, MasterError> {
-        let Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed } = before;
+    ///
+    /// # Errors
+    /// [`MasterError::Denied`] for a session that somebody else has opened.
+    pub fn open(self: &Arc<Self>, client: &str, before: Before<'_>) -> Result<SessionStream, MasterError> {
+        let Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner } = before;
         let remembered = self.changes.remembered();
         let cluster_id = self.cluster_id.lock().clone();
         let wake = Arc::new(Notify::new());
@@ -258,11 +262,12 @@ impl WatchHub {
                 "there are {SESSIONS_MAX} sessions already: stop some clients"
             )));
         }
+        state.check_owner(earlier, owner)?;
         // A stream that is broken may not have been noticed here yet: the newer one takes its place.
         let goes_on = state.sessions.contains_key(&earlier) || state.may_return(earlier, is_recorded, self.lease);
-        state.next_session += u64::from(!goes_on);
-        let (id, seq) = (if goes_on { earlier } else { state.next_session }, state.seq);
+        let (id, seq) = (if goes_on { earlier } else { new_id()? }, state.seq);
         state.broken.remove(&id);
+        state.owners.extend(owner.map(|owner| (id, owner.clone())));
         // Of changes that had no answer when a session ended nobody can be sure.
         let missed = (applied_seq != 0 && (goes_on || !has_changed)).then(|| remembered.changes().since(applied_seq));
         let missed = missed.flatten().filter(|missed| missed.len() < QUEUE_EVENTS).map(|missed| {
@@ -330,6 +335,10 @@ impl WatchHub {
             {
                 let mut state = self.state.lock();
                 let before = state.places.get(place).copied().filter(|before| *before != session);
+                if before.is_some_and(|before| state.owners.get(&before) != state.owners.get(&session)) {
+                    // It is somebody else's place.
+                    return None;
+                }
                 let has_stream = before.is_some_and(|before| state.sessions.contains_key(&before));
                 if !has_stream || tokio::time::Instant::now() >= deadline {
                     state.places.insert(place.to_owned(), session);
@@ -341,6 +350,14 @@ impl WatchHub {
             }
             let _late = tokio::time::timeout_at(deadline, changed).await;
         }
+    }
+
+    /// Whether a session is that of whoever asks, as far as it is known whose it is; 0 is nobody's.
+    ///
+    /// # Errors
+    /// [`MasterError::Denied`] when it is somebody else's.
+    pub fn check_owner(&self, session: u64, asker: Option<&Identity>) -> Result<(), MasterError> {
+        self.state.lock().check_owner(session, asker)
     }
 
     /// Whether the master has received a message of a session within its lease.
@@ -433,6 +450,7 @@ impl WatchHub {
         let mut state = self.state.lock();
         state.closed = true;
         (state.interest, state.let_go) = (Interest::default(), PendingLetGo::default());
+        state.owners.clear();
         for (_, session) in state.sessions.drain() {
             session.wake.notify_one();
         }
@@ -527,7 +545,7 @@ impl WatchHub {
 
 /// What a client had before it opens a stream.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Before {
+pub struct Before<'a> {
     /// Its session, to be taken up; 0 for none.
     pub session: u64,
     /// The state knows of that session.
@@ -538,6 +556,8 @@ pub struct Before {
     pub applied_seq: u64,
     /// It has asked for changes in that session.
     pub has_changed: bool,
+    /// Who it is, where connections are secured.
+    pub owner: Option<&'a Identity>,
 }
 
 impl State {
@@ -545,11 +565,21 @@ impl State {
     fn over(&mut self, session: u64) {
         self.interest.end(session);
         self.let_go.gone(session);
+        self.owners.remove(&session);
+    }
+
+    fn check_owner(&self, session: u64, asker: Option<&Identity>) -> Result<(), MasterError> {
+        match (self.owners.get(&session), asker) {
+            (Some(owner), Some(asker)) if owner != asker => {
+                Err(MasterError::Denied(format!("session {session} is not that of {asker}")))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
 #[cfg(test)]
-impl Before {
+impl Before<'_> {
     pub fn of(session: u64, is_recorded: bool) -> Self {
         Self { session, is_recorded, ..Self::default() }
     }
@@ -582,6 +612,16 @@ impl SessionStream {
             self.wake.notified().await;
         }
     }
+}
+
+/// An id that nobody guesses: who knows that of a session can take it up when its master is not there any more. Those of
+/// other masters and other times are different ones.
+fn new_id() -> Result<u64, MasterError> {
+    let mut bytes = [0; 8];
+    let random = SystemRandom::new().fill(&mut bytes);
+    random.map_err(|_| MasterError::Consensus("the system has no random numbers".into()))?;
+    // Positive as a signed number, too; 0 is no session.
+    Ok((u64::from_be_bytes(bytes) >> 1).max(1))
 }
 
 /// As it waits to be sent. How many messages the master has received by then, and which masters there are, is filled in

@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use cavern_proto::master::EntryChanged;
+use cavern_security::Role;
 
 use super::*;
 use crate::raft::{ChangeListener, LeaderLease};
@@ -14,7 +15,7 @@ fn hub(lease: Duration) -> Arc<WatchHub> {
 /// The sessions of a term, of a master that has seen these changes.
 fn hub_of(lease: Duration, changes: &Arc<CurrentSessions>) -> Arc<WatchHub> {
     let (lead, metrics) = (LeaderLease::of_one(), MasterMetrics::new());
-    let hub = Arc::new(WatchHub::new(lease, &Clock::default(), lead, metrics, changes.clone()));
+    let hub = Arc::new(WatchHub::new(lease, lead, metrics, changes.clone()));
     hub.set_cluster_id("c");
     changes.set(Some(hub.clone()));
     hub
@@ -504,4 +505,31 @@ async fn who_comes_to_a_place_ends_only_the_session_of_a_dead_one() {
     assert_eq!(hub.supersede_client("elsewhere", first.id()).await, None);
     hub.tick();
     assert_eq!(hub.state.lock().places.len(), 2);
+}
+
+#[tokio::test]
+async fn a_session_is_that_of_whoever_has_opened_it_for_as_long_as_it_may_come_back() {
+    let lease = Duration::from_secs(60);
+    let hub = hub(lease);
+    let [own, other] = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+    let by = |session: u64, owner| Before { owner: Some(owner), ..Before::of(session, true) };
+    let opened = |before| hub.open("a", before).map(|session| (session.id(), session));
+    let (id, session) = opened(by(0, &own)).unwrap();
+    let denied = |asked: Result<(), MasterError>| assert!(matches!(asked, Err(MasterError::Denied(_))), "{asked:?}");
+    assert!(hub.check_owner(id, Some(&own)).is_ok() && hub.check_owner(0, Some(&other)).is_ok());
+    denied(hub.check_owner(id, Some(&other)));
+    denied(opened(by(id, &other)).map(drop));
+    // Whose stream is broken loses nothing to others, not even by coming to its place.
+    assert_eq!(hub.supersede_client("here", id).await, None);
+    drop(session);
+    denied(opened(by(id, &other)).map(drop));
+    let (stranger, _strange) = opened(by(0, &other)).unwrap();
+    assert_eq!((hub.supersede_client("here", stranger).await, hub.is_over(id)), (None, false));
+    let (back, _session) = opened(by(id, &own)).unwrap();
+    assert_eq!(back, id);
+    hub.end(id);
+    assert!(hub.check_owner(id, Some(&other)).is_ok() && hub.state.lock().owners.len() == 1);
+    // Where nobody has shown who he is, nothing is anybody's.
+    let plain = hub.open("a", Before::default()).unwrap();
+    assert!(hub.check_owner(plain.id(), None).is_ok());
 }
