@@ -78,6 +78,8 @@ use staying::StayingFiles;
 const LISTING_PAGE: usize = 4096;
 /// Directories waiting to be touched in the background.
 const TOUCH_QUEUE: usize = 1024;
+/// How often it is looked whether the session has begun.
+const SESSION_POLL: Duration = Duration::from_millis(2);
 
 /// Where invalidations go after the client's own cache has taken them in, in the order in which the master applied
 /// them. Called from the watch task: must not block; may be called at any rate.
@@ -433,11 +435,26 @@ impl Metadata {
         let patience = self.inner.master.timeout();
         match self.inner.lease.begins(patience).await {
             true => Ok(()),
-            false => Err(ClientError::Net(NetError::MasterDeadline {
-                call: "Watch",
-                waited_ms: patience.as_millis() as u64,
-            })),
+            false => Err(self.no_session(patience)),
         }
+    }
+
+    /// Waits until a session has begun, for as long as the master may take, and not if it refuses one.
+    pub(crate) async fn session_begins(&self, patience: Duration) -> Result<(), ClientError> {
+        let begun = async {
+            while !self.has_session() && self.inner.lease.denial().is_none() {
+                tokio::time::sleep(SESSION_POLL).await;
+            }
+        };
+        let _late = tokio::time::timeout(patience, begun).await;
+        if self.has_session() { Ok(()) } else { Err(self.no_session(patience)) }
+    }
+
+    /// Why there is no session though it was waited for.
+    fn no_session(&self, waited: Duration) -> ClientError {
+        let waited_ms = waited.as_millis() as u64;
+        let silent = NetError::MasterDeadline { call: "Watch", waited_ms };
+        ClientError::Net(self.inner.lease.denial().map_or(silent, NetError::from))
     }
 
     /// Whether changes by others may have been missed, though the master can be asked.

@@ -11,7 +11,6 @@ mod buffers;
 mod close_queue;
 mod descriptor_cache;
 mod disk_read;
-mod failure_log;
 pub(crate) mod fetch;
 mod file;
 mod hedge;
@@ -25,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::Config;
+use cavern_conf::process::LogLimit;
 use cavern_net::WorkerPool;
 use cavern_proto::BlockId;
 use tokio::sync::Semaphore;
@@ -41,7 +41,6 @@ use crate::stats::Stats;
 use buffers::{Buffers, Purpose, TrimPolicy};
 use close_queue::CloseQueue;
 use descriptor_cache::DescriptorCache;
-use failure_log::FailureLog;
 use hedge::Hedge;
 use kept_files::{CONFIRM_EVERY, KeptFiles};
 use outage_wait::OutageWaiters;
@@ -88,7 +87,8 @@ struct Core {
     closing: Arc<CloseQueue>,
     hedge: Hedge,
     outages: OutageWaiters,
-    failures: FailureLog,
+    /// By errno.
+    failures: LogLimit<i32>,
     successors: SingleFlight<u64, Option<Arc<Node>>>,
     ahead_slots: Arc<Semaphore>,
     disk_slots: Arc<Semaphore>,
@@ -132,7 +132,7 @@ impl Files {
             closing,
             hedge: Hedge::new(conf.hedge_percent),
             outages: OutageWaiters::default(),
-            failures: FailureLog::default(),
+            failures: LogLimit::default(),
             successors: SingleFlight::default(),
             ahead_slots: Arc::new(Semaphore::new(AHEAD_REQUESTS)),
             disk_slots: Arc::new(Semaphore::new(disk_read::AT_A_TIME)),
@@ -292,7 +292,9 @@ impl Core {
     fn failed(&self, node: &Arc<Node>, error: ClientError) -> ClientError {
         if !error.is_version_gone() {
             self.stats.read_errors.inc();
-            self.failures.report(node, &error);
+            if let Some(suppressed) = self.failures.admit(error.errno()) {
+                tracing::warn!(file = %node, suppressed, "read failed: {error}");
+            }
             return error;
         }
         self.stats.stale_reads.inc();

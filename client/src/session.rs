@@ -27,8 +27,6 @@ use crate::tables::Tables;
 
 /// Between two attempts to commit what the process before has left.
 const SETTLE_PAUSE: Duration = Duration::from_millis(500);
-/// How often it is looked whether the session has begun.
-const SESSION_POLL: Duration = Duration::from_millis(2);
 
 /// What a client goes on from, whose process has died.
 pub struct Predecessor {
@@ -138,21 +136,12 @@ impl Client {
         tasks.spawn(async move { sweep.0.sweep(sweep.1).await });
         let sweep = (client.staged.clone(), stop);
         tasks.spawn(async move { sweep.0.sweep(sweep.1).await });
-        let begun = async {
-            while !client.metadata.has_session() {
-                tokio::time::sleep(SESSION_POLL).await;
-            }
-        };
-        let wait = config.client.metadata_timeout.get();
-        if tokio::time::timeout(wait, begun).await.is_err() {
+        if let Err(error) = client.metadata.session_begins(config.client.metadata_timeout.get()).await {
             // That ends the session, which another process is to have.
             if journal.is_none() {
                 client.shutdown().await;
             }
-            return Err(ClientError::Net(NetError::MasterDeadline {
-                call: "Watch",
-                waited_ms: wait.as_millis() as u64,
-            }));
+            return Err(error);
         }
         Ok(client)
     }

@@ -8,6 +8,7 @@
 mod error;
 mod http;
 mod limits;
+mod log_limit;
 mod logging;
 mod metrics;
 mod places;
@@ -18,6 +19,7 @@ use std::io::Write;
 pub use error::ProcessError;
 pub use http::HttpServer;
 pub use limits::raise_descriptor_limit;
+pub use log_limit::LogLimit;
 pub use logging::init_logging;
 pub(crate) use logging::parse_level;
 pub use metrics::Metrics;

@@ -273,9 +273,9 @@ fn serve(
     let router = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(STREAMS_MAX)
-        .add_service(Guarded(masters))
-        .add_service(Guarded(Gate::namespace(lead.clone())))
-        .add_service(Guarded(Gate::cluster(lead.clone())));
+        .add_service(Guarded::new(masters))
+        .add_service(Guarded::new(Gate::namespace(lead.clone())))
+        .add_service(Guarded::new(Gate::cluster(lead.clone())));
     let incoming = incoming::incoming(grpc, transport, raise_descriptor_limit());
     host::spawn(router.serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await }))
 }

@@ -244,7 +244,7 @@ fn nobody_speaks_for_the_session_of_another() {
     let log = fs::read_to_string(&cluster.at_start.masters[0].log).unwrap();
     let sessions = log.lines().filter(|line| line.contains("a client's session begins"));
     let number = |line: &str| line.split("session=").nth(1)?.split_whitespace().next()?.parse().ok();
-    let victim: u64 = sessions.filter_map(number).last().expect("the mount has a session");
+    let victim: u64 = sessions.filter_map(number).next_back().expect("the mount has a session");
     let attacker = Somebody::of(&cluster, Role::Client);
     let refused = |what: &str, answered: Option<Status>| {
         let status = answered.unwrap_or_else(|| panic!("{what} was accepted"));

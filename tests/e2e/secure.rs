@@ -107,6 +107,21 @@ fn who_has_no_certificate_or_one_of_another_role_is_refused_in_a_sentence() {
     let (code, said) = with(&cluster, &client, &["umount", "/data"]);
     assert!(code == Some(1) && said.contains("admin"), "{code:?} {said}");
 
+    // That of a worker serves no mount, and says so at once; nor does it fill the log of the master.
+    let (certificate, key) = (path("worker-worker0.pem"), path("worker-worker0-key.pem"));
+    let mount_point = cluster.directory().join("other");
+    let worker = [
+        ("CV_SECURITY__CERTIFICATE", certificate.as_str()),
+        ("CV_SECURITY__KEY", key.as_str()),
+        ("CV_FUSE__MOUNT_POINT", mount_point.to_str().unwrap()),
+        ("CV_FUSE__HTTP_LISTEN", "127.0.0.1:0"),
+    ];
+    let (code, said) = with(&cluster, &worker, &["fuse"]);
+    assert!(code == Some(3) && said.contains("Watch: it takes a certificate of the role client"), "{code:?} {said}");
+    let log = fs::read_to_string(&cluster.at_start.masters[0].log).unwrap();
+    let refusals = log.lines().filter(|line| line.contains("may not call Watch")).count();
+    assert!((1..20).contains(&refusals), "{refusals} lines");
+
     // Of an authority that nobody knows, though it has the name of this cluster.
     let foreign = tempfile::tempdir().unwrap();
     let foreign = foreign.path().to_str().unwrap();

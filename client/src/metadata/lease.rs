@@ -9,8 +9,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
+use tonic::Status;
 
 /// Longest wait for an invalidation that the master says is on its way.
 const CATCH_UP_WAIT: Duration = Duration::from_secs(1);
@@ -30,6 +32,8 @@ pub(super) struct SessionLease {
     given_up: AtomicU64,
     /// The last session in which changes were asked for.
     changed_in: AtomicU64,
+    /// What the master said when it let this client have no session, until it does.
+    denial: Mutex<Option<Status>>,
 }
 
 impl SessionLease {
@@ -43,6 +47,7 @@ impl SessionLease {
             abandoned: Notify::new(),
             given_up: AtomicU64::new(0),
             changed_in: AtomicU64::new(0),
+            denial: Mutex::new(None),
         }
     }
 
@@ -86,11 +91,16 @@ impl SessionLease {
     /// The session is not to be taken up again, nor its stream followed any longer: the next session must be notified
     /// of what this one may still change.
     pub(super) fn abandon(&self) {
+        self.give_up();
+        self.abandoned.notify_one();
+    }
+
+    /// The same where it has no stream.
+    pub(super) fn give_up(&self) {
         let session = self.session.swap(0, Ordering::Relaxed);
         if session != 0 {
             self.given_up.store(session, Ordering::Relaxed);
         }
-        self.abandoned.notify_one();
     }
 
     /// Completes when the session has been given up.
@@ -98,10 +108,24 @@ impl SessionLease {
         self.abandoned.notified().await;
     }
 
+    /// The master lets this client have no session; false if it has said so before.
+    pub(super) fn deny(&self, status: &Status) -> bool {
+        let mut denial = self.denial.lock();
+        let is_new = denial.as_ref().is_none_or(|before| before.message() != status.message());
+        *denial = Some(status.clone());
+        is_new
+    }
+
+    /// Why the master lets this client have no session, if that is so.
+    pub(super) fn denial(&self) -> Option<Status> {
+        self.denial.lock().clone()
+    }
+
     /// A stream begins, in this session. To be called before what is cached is forgotten: whatever is asked for
     /// afterwards is asked for in this session, which is notified when it changes. One that was given up has changes
     /// under numbers that must not be used again, and does not begin.
     pub(super) fn begin(&self, session: u64) {
+        *self.denial.lock() = None;
         if session != self.given_up.load(Ordering::Relaxed) {
             self.session.store(session, Ordering::Relaxed);
         }

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use super::changed_contents::ChangedContents;
 use super::lease::SentMessages;
@@ -60,6 +60,13 @@ pub(super) async fn run(inner: Arc<Inner>, who: Identity, sink: Arc<dyn Invalida
                 continue;
             }
             StreamEnd::Elsewhere => {}
+            StreamEnd::Denied => {
+                // Until it is given another certificate, or the master other rules.
+                if stop.run_until_cancelled(tokio::time::sleep(RECONNECT_MOST)).await.is_none() {
+                    return;
+                }
+                continue;
+            }
             StreamEnd::Stopped => return,
         }
         redirects = 0;
@@ -137,6 +144,8 @@ enum StreamEnd {
     Broken,
     /// Another master leads, and is preferred now.
     Elsewhere,
+    /// This client may have no session.
+    Denied,
     Stopped,
 }
 
@@ -165,6 +174,9 @@ async fn follow(
     };
     let mut events = match opened {
         Ok(Some(Ok(response))) => response.into_inner(),
+        Ok(Some(Err(status))) if matches!(status.code(), Code::PermissionDenied | Code::Unauthenticated) => {
+            return denied(inner, session, &status);
+        }
         Ok(Some(Err(status))) => {
             tracing::debug!("the master at {} refuses the event stream: {status}", stubs.address());
             return failed(inner, stubs, &status, StreamEnd::Refused);
@@ -306,6 +318,19 @@ fn failed(inner: &Inner, stubs: &Stubs, status: &Status, otherwise: StreamEnd) -
             otherwise
         }
     }
+}
+
+/// A session that is that of another identity now is given up for one of its own; otherwise there is none.
+fn denied(inner: &Inner, session: u64, status: &Status) -> StreamEnd {
+    if session != 0 {
+        tracing::warn!("the session is given up: {}", status.message());
+        inner.lease.give_up();
+        return StreamEnd::Broken;
+    }
+    if inner.lease.deny(status) {
+        tracing::error!("the master refuses a session: {}", status.message());
+    }
+    StreamEnd::Denied
 }
 
 /// Ends the session, so that nobody waits for this client any longer: the master ends the stream when it knows.

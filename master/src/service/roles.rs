@@ -4,8 +4,10 @@
 //! what role it is part of the cluster; elsewhere everybody may do everything.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use cavern_conf::process::LogLimit;
 use cavern_security::{Identity, Role};
 use tonic::Status;
 use tonic::body::Body;
@@ -126,7 +128,17 @@ fn check(path: &str, identity: &Identity) -> Result<(), Status> {
 
 /// A service whose callers have shown that they may call it.
 #[derive(Clone)]
-pub struct Guarded<S>(pub S);
+pub struct Guarded<S> {
+    service: S,
+    /// Who was refused.
+    refusals: Arc<LogLimit<Identity>>,
+}
+
+impl<S> Guarded<S> {
+    pub fn new(service: S) -> Self {
+        Self { service, refusals: Arc::default() }
+    }
+}
 
 impl<S: NamedService> NamedService for Guarded<S> {
     const NAME: &'static str = S::NAME;
@@ -142,7 +154,7 @@ where
     type Future = BoxFuture<http::Response<Body>, Infallible>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.0.poll_ready(cx)
+        self.service.poll_ready(cx)
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
@@ -151,14 +163,16 @@ where
             Some(Peer { secured: false, .. }) => Ok(()),
             Some(peer) => match peer.identity.get() {
                 Some(identity) => check(path, identity).inspect_err(|refused| {
-                    tracing::warn!(peer = %peer.address, "refused: {}", refused.message());
+                    if let Some(suppressed) = self.refusals.admit(identity.clone()) {
+                        tracing::warn!(peer = %peer.address, suppressed, "refused: {}", refused.message());
+                    }
                 }),
                 None => Err(Status::unauthenticated("the connection has no identity")),
             },
             None => Err(Status::unauthenticated("it is not known where the call comes from")),
         };
         match permitted {
-            Ok(()) => Box::pin(self.0.call(request)),
+            Ok(()) => Box::pin(self.service.call(request)),
             Err(refused) => Box::pin(async move { Ok(refused.into_http()) }),
         }
     }

@@ -146,12 +146,7 @@ impl Session {
 
 impl WatchHub {
     /// A hub without sessions.
-    pub fn new(
-        lease: Duration,
-        lead: LeaderLease,
-        metrics: MasterMetrics,
-        changes: Arc<CurrentSessions>,
-    ) -> Self {
+    pub fn new(lease: Duration, lead: LeaderLease, metrics: MasterMetrics, changes: Arc<CurrentSessions>) -> Self {
         let state = State {
             seq: 0,
             sessions: HashMap::new(),

@@ -58,7 +58,7 @@ struct Session {
 }
 
 impl Session {
-    fn open(master: &TestMaster, before: Before) -> Self {
+    fn open(master: &TestMaster, before: Before<'_>) -> Self {
         let services = master.services().clone();
         let stream = services.watch.open("test", before).unwrap();
         Self { services, stream, seq: 0, recalls: Vec::new() }

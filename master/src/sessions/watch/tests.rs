@@ -224,7 +224,7 @@ async fn a_stream_begins_anew_where_something_may_have_been_missed() {
     master.changed(changes(vec![Change::Workers(1)], 0));
     let hub = hub_of(lease, &master);
     let applied_seq = hub.seq();
-    let first = async |before: Before| {
+    let first = async |before: Before<'_>| {
         let mut stream = hub.open("a", before).unwrap();
         (stream.id(), next(&mut stream).await[0].event.clone().unwrap())
     };
