@@ -115,6 +115,7 @@ fn master(config: &Config, rules: &mut Rules<'_>) {
     rules.distinct(["master.listen", "master.http_listen"], &master.listen, &master.http_listen);
     rules.advertised("master.advertise", &master.advertise, "node1:7700");
     rules.absolute("master.data_dir", &master.data_dir);
+    rules.audit_log("master.audit_log", &master.audit_log);
     rules.at_least("master.metadata_cache", master.metadata_cache, ByteSize::mib(1));
     rules.at_least("master.snapshot_after", master.snapshot_after, SHORTEST_LOG);
     rules.ordered(("master.snapshot_after", master.snapshot_after), ("master.log_size_max", master.log_size_max));

@@ -68,6 +68,17 @@ impl<'a> Rules<'a> {
         });
     }
 
+    /// Where an audit log goes.
+    pub(crate) fn audit_log(&mut self, key: &str, target: &str) {
+        let is_known = ["", "log"].contains(&target) || is_absolute_and_plain(Path::new(target));
+        self.require(is_known, &[key], || {
+            format!(
+                "\"{target}\" is no place for an audit log: write an absolute path without \".\" or \"..\", as \
+                 \"/var/log/cavern/audit-master\", or \"log\""
+            )
+        });
+    }
+
     pub(crate) fn positive(&mut self, key: &str, interval: Interval) {
         self.require(!interval.is_zero() && interval <= LONGEST, &[key], || {
             format!("\"{interval}\" must be more than zero and at most ten years, as \"5s\"")

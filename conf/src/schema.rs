@@ -78,6 +78,8 @@ pub struct Master {
     /// see [`Config::master_address`].
     pub advertise: String,
     pub data_dir: PathBuf,
+    /// The file of the audit log; `log` for the process's log, empty for none.
+    pub audit_log: String,
     /// RocksDB's block cache, shared by all column families.
     pub metadata_cache: ByteSize,
     /// A snapshot is made when the log has grown by this much since the last one.
@@ -334,6 +336,7 @@ impl Default for Master {
             http_listen: text("127.0.0.1:7701"),
             advertise: String::new(),
             data_dir: PathBuf::from("/var/lib/cavern/master"),
+            audit_log: String::new(),
             metadata_cache: ByteSize::mib(256),
             snapshot_after: ByteSize::mib(256),
             log_keep: Interval::secs(600),

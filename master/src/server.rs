@@ -11,7 +11,7 @@ use cavern_conf::process::{HttpServer, bind_tcp, ensure_dir, raise_descriptor_li
 use cavern_conf::{Config, host};
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
-use cavern_security::Transport;
+use cavern_security::{AuditLog, Transport};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -124,6 +124,7 @@ impl Master {
     ) -> Result<Option<Self>, MasterError> {
         let conf = config.master.clone();
         ensure_dir(&conf.data_dir, "master.data_dir")?;
+        let audit = AuditLog::open(&conf.audit_log)?;
         let address = grpc.local_addr().map_err(MasterError::io(PathBuf::from(&conf.listen)))?.to_string();
         metrics.registry.with_registry(cavern_ufs::register_metrics);
         let (data_dir, cache_bytes) = (conf.data_dir.clone(), conf.metadata_cache.bytes());
@@ -138,7 +139,7 @@ impl Master {
         let lead = Arc::new(Lead::new(seat.clone()));
         // What runs goes on until another master has the lead, whoever wants this one to stop.
         let ending = CancellationToken::new();
-        let server = serve(grpc, transport, &seat, &lead, ending.clone());
+        let server = serve(grpc, transport, audit, &seat, &lead, ending.clone());
         let started = async {
             let identity = seat.place(&config.cluster.masters, new_cluster_id()).await?;
             let data_dir = conf.data_dir.clone();
@@ -263,6 +264,7 @@ fn advertised(config: &Config, bound: &str) -> Result<String, MasterError> {
 fn serve(
     grpc: TcpListener,
     transport: Transport,
+    audit: AuditLog,
     seat: &Arc<Seat>,
     lead: &Arc<Lead>,
     stop: CancellationToken,
@@ -273,9 +275,9 @@ fn serve(
     let router = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(STREAMS_MAX)
-        .add_service(Guarded::new(masters))
-        .add_service(Guarded::new(Gate::namespace(lead.clone())))
-        .add_service(Guarded::new(Gate::cluster(lead.clone())));
+        .add_service(Guarded::new(masters, audit.clone()))
+        .add_service(Guarded::new(Gate::namespace(lead.clone()), audit.clone()))
+        .add_service(Guarded::new(Gate::cluster(lead.clone()), audit));
     let incoming = incoming::incoming(grpc, transport, raise_descriptor_limit());
     host::spawn(router.serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await }))
 }

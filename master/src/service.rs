@@ -3,6 +3,7 @@
 mod changes;
 mod cluster;
 mod gate;
+mod guard;
 mod namespace;
 mod peer;
 mod roles;
@@ -29,8 +30,8 @@ use crate::sessions::WatchHub;
 use crate::workers::Workers;
 
 pub use gate::Gate;
+pub use guard::{Guarded, is_about};
 pub use peer::{Peer, PeerAddress};
-pub use roles::Guarded;
 
 /// Longest request. What is longest is a mount with all its options; and what is decoded may take a hundred times the
 /// bytes that it had on the wire.

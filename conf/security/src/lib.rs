@@ -7,6 +7,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod audit;
 mod authority;
 mod certificate;
 mod error;
@@ -17,6 +18,7 @@ mod socket;
 mod transport;
 mod verify;
 
+pub use audit::{AuditLog, Audited};
 pub use authority::{Authority, Issued};
 pub use certificate::CertificateInfo;
 pub use error::SecurityError;

@@ -24,6 +24,7 @@ use crate::blocking::blocking;
 use crate::group::{Seat, look};
 use crate::lead::Lead;
 use crate::request::Request;
+use crate::service::is_about;
 use crate::state::Outcome;
 use crate::{MasterError, level, rotation};
 
@@ -225,6 +226,7 @@ impl Raft for RaftService {
     }
 
     async fn join(&self, request: tonic::Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+        is_about(&request, |asked| format!("master {}", asked.node_id));
         self.seat.join(request.into_inner()).await?;
         Ok(Response::new(JoinReply {}))
     }
@@ -259,6 +261,7 @@ impl Raft for RaftService {
     }
 
     async fn add_master(&self, request: tonic::Request<AddMasterRequest>) -> Result<Response<Group>, Status> {
+        is_about(&request, |asked| asked.address.clone());
         // A caller who is gone must not leave half of it.
         let (service, address) = (self.clone(), request.into_inner().address);
         let added = self.lead.tasks().spawn(async move { service.add(&address).await });
@@ -266,6 +269,7 @@ impl Raft for RaftService {
     }
 
     async fn remove_master(&self, request: tonic::Request<RemoveMasterRequest>) -> Result<Response<Group>, Status> {
+        is_about(&request, |asked| format!("master {}", asked.node_id));
         let _changing = self.changing.lock().await;
         let consensus = self.running()?;
         if consensus.leads().is_none() {
@@ -276,6 +280,7 @@ impl Raft for RaftService {
     }
 
     async fn transfer_lead(&self, request: tonic::Request<TransferLeadRequest>) -> Result<Response<Group>, Status> {
+        is_about(&request, |asked| format!("master {}", asked.node_id));
         let consensus = self.running()?;
         if consensus.leads().is_none() {
             return Err(self.lead.not_leading().into());

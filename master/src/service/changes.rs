@@ -1,7 +1,9 @@
 //! Changes of fs-mode mounts: a stream for each client, applied and answered in the order in which they were sent.
 
+use std::io;
+
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{MutateReply, MutateRequest, Mutation};
+use cavern_proto::master::{MutateReply, MutateRequest, Mutation, SetQuota};
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
 use cavern_security::Identity;
@@ -11,6 +13,7 @@ use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
 use super::Services;
+use super::guard::AuditedCall;
 use crate::MasterError;
 use crate::state::Outcome;
 
@@ -25,6 +28,7 @@ impl Services {
         &self,
         mut calls: Streaming<MutateRequest>,
         asker: Option<&Identity>,
+        audited: Option<&AuditedCall>,
         answers: &mpsc::Sender<Result<MutateReply, Status>>,
     ) {
         let mut under_way = FuturesOrdered::new();
@@ -33,10 +37,14 @@ impl Services {
                 call = calls.next(), if under_way.len() < CALLS_AHEAD => match call {
                     Some(Ok(call)) => {
                         if let Err(error) = self.watch.check_owner(call.session, asker) {
+                            if let Some(audited) = audited {
+                                audited.record_as("Mutate", "", Err(&error.to_string()));
+                            }
                             break Some(error);
                         }
+                        let quotas = audited.map(|audited| (audited.clone(), quotas(&call)));
                         match self.begin_changes(call).await {
-                            Ok(answer) => under_way.push_back(answer),
+                            Ok(answer) => under_way.push_back(and_audit(answer, quotas)),
                             Err(error) => break Some(error),
                         }
                     }
@@ -100,6 +108,40 @@ impl Services {
             Ok(MutateReply { results, event_seq: watch.last_queued_seq(session) })
         })
     }
+}
+
+/// The places, among the changes of a call, of those of quotas, and what they are about.
+fn quotas(call: &MutateRequest) -> Vec<(usize, String)> {
+    let shown = |limit: Option<u64>| limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
+    let places = call.mutations.iter().enumerate().filter_map(|(place, mutation)| match &mutation.change {
+        Some(Change::SetQuota(SetQuota { inode, max_bytes, max_inodes })) => {
+            let limits = (shown(*max_bytes), shown(*max_inodes));
+            Some((place, format!("inode {inode}: bytes: {}, inodes: {}", limits.0, limits.1)))
+        }
+        _ => None,
+    });
+    places.collect()
+}
+
+/// What `answer` gives, when the audit log has what became of changes of quotas.
+async fn and_audit(
+    answer: impl Future<Output = Result<MutateReply, MasterError>>,
+    quotas: Option<(AuditedCall, Vec<(usize, String)>)>,
+) -> Result<MutateReply, MasterError> {
+    let answer = answer.await;
+    if let Some((audited, quotas)) = quotas {
+        for (place, quota) in quotas {
+            let result = match &answer {
+                Ok(reply) => match reply.results.get(place).map_or(0, |result| result.errno) {
+                    0 => Ok(()),
+                    errno => Err(io::Error::from_raw_os_error(errno).to_string()),
+                },
+                Err(error) => Err(error.to_string()),
+            };
+            audited.record_as("SetQuota", &quota, result.as_ref().map(|&()| ()).map_err(String::as_str));
+        }
+    }
+    answer
 }
 
 /// A mutation after which its session does not hold what it has made, unless it has answered that it does.

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 
+use super::guard::is_about;
 use super::{Answers, Services, asker};
 use crate::MasterError;
 use crate::mounts::{DetachPolicy, redact};
@@ -114,6 +115,7 @@ impl Cluster for Services {
         &self,
         request: tonic::Request<RegisterWorkerRequest>,
     ) -> Result<Response<RegisterWorkerReply>, Status> {
+        is_about(&request, |worker| worker.address.clone());
         let (worker_id, epoch) = self.workers.register(request.into_inner()).await?;
         let (cluster_id, heartbeat_ms) = (self.cluster_id.to_string(), self.heartbeat_ms);
         let (group_epoch, masters) = self.consensus.masters_unless_known(0);
@@ -145,12 +147,16 @@ impl Cluster for Services {
     }
 
     async fn mount(&self, request: tonic::Request<MountRequest>) -> Result<Response<MountReply>, Status> {
+        is_about(&request, |asked| {
+            asked.mount.as_ref().map_or_else(String::new, |mount| format!("{} at {}", mount.uri, mount.path))
+        });
         let MountRequest { mount, check_only, request_id } = request.into_inner();
         let mount = self.mount_once(&Request::new(request_id)?, mount.unwrap_or_default(), check_only).await?;
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()) }))
     }
 
     async fn unmount(&self, request: tonic::Request<UnmountRequest>) -> Result<Response<UnmountReply>, Status> {
+        is_about(&request, |asked| asked.path.clone());
         let UnmountRequest { path, discard, request_id } = request.into_inner();
         let unwritten = if discard { DetachPolicy::Discard } else { DetachPolicy::Keep };
         let mount = self.unmount_once(&Request::new(request_id)?, &path, unwritten).await?;
@@ -158,6 +164,7 @@ impl Cluster for Services {
     }
 
     async fn update_mount(&self, request: tonic::Request<UpdateMountRequest>) -> Result<Response<MountReply>, Status> {
+        is_about(&request, |asked| asked.path.clone());
         let mount = self.update_mount_at(request.into_inner()).await?;
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()) }))
     }
@@ -217,6 +224,7 @@ impl Cluster for Services {
         &self,
         request: tonic::Request<DrainWorkerRequest>,
     ) -> Result<Response<WorkerBlocks>, Status> {
+        is_about(&request, |asked| format!("worker {}", asked.worker_id));
         let DrainWorkerRequest { worker_id, undo } = request.into_inner();
         Ok(Response::new(self.repair.drain(worker_id, !undo).await?))
     }
@@ -232,6 +240,7 @@ impl Cluster for Services {
         &self,
         request: tonic::Request<RemoveWorkerRequest>,
     ) -> Result<Response<RemoveWorkerReply>, Status> {
+        is_about(&request, |asked| format!("worker {}", asked.worker_id));
         let RemoveWorkerRequest { worker_id, force, request_id } = request.into_inner();
         Ok(Response::new(self.repair.remove_once(&Request::new(request_id)?, worker_id, force).await?))
     }

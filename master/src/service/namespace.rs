@@ -15,6 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::changes::CALLS_AHEAD;
+use super::guard::{AuditedCall, is_about};
 use super::{Answers, Services, asker};
 use crate::listing::Why;
 use crate::namespace::Lookups;
@@ -134,10 +135,10 @@ impl Namespace for Services {
 
     async fn mutate(&self, request: Request<Streaming<MutateRequest>>) -> Result<Response<Self::MutateStream>, Status> {
         let (answers, stream) = mpsc::channel(CALLS_AHEAD);
-        let (services, asker) = (self.clone(), asker(&request).cloned());
+        let (services, asker, audited) = (self.clone(), asker(&request).cloned(), AuditedCall::of(&request));
         self.tasks.spawn(async move {
             tokio::select! {
-                () = services.serve_changes(request.into_inner(), asker.as_ref(), &answers) => {}
+                () = services.serve_changes(request.into_inner(), asker.as_ref(), audited.as_ref(), &answers) => {}
                 () = services.stop.cancelled() => {}
             }
         });
@@ -183,6 +184,7 @@ impl Namespace for Services {
 
     async fn free_content(&self, request: Request<FreeContentRequest>) -> Result<Response<FreeContentReply>, Status> {
         self.check_owner(&request, request.get_ref().session)?;
+        is_about(&request, |asked| format!("{} files", asked.inodes.len()));
         let FreeContentRequest { inodes, session } = request.into_inner();
         if inodes.len() > FREES_MAX {
             let reason = format!("{} files in one call: send at most {FREES_MAX}", inodes.len());

@@ -1,20 +1,10 @@
 //! Who may call what: one table, and nothing that is not in it.
 //!
-//! A call comes from the [`Peer`] at the other end of its connection. Where connections are secured, that has shown in
-//! what role it is part of the cluster; elsewhere everybody may do everything.
+//! Where connections are secured, whoever calls has shown in what role it is part of the cluster; elsewhere everybody
+//! may do everything.
 
-use std::convert::Infallible;
-use std::sync::Arc;
-use std::task::{Context, Poll};
-
-use cavern_conf::process::LogLimit;
 use cavern_security::{Identity, Role};
 use tonic::Status;
-use tonic::body::Body;
-use tonic::codegen::{BoxFuture, Service, http};
-use tonic::server::NamedService;
-
-use super::peer::Peer;
 
 use Role::{Admin, Client, Master, Worker};
 
@@ -105,6 +95,35 @@ const TABLE: &[(&str, Methods)] = &[
     ),
 ];
 
+/// Calls that the audit log has. What clients change in the namespace is not in it, but for quotas.
+const AUDITED: [&str; 16] = [
+    "RegisterWorker",
+    "Mount",
+    "Unmount",
+    "UpdateMount",
+    "GetCredentials",
+    "FreeContent",
+    "DrainWorker",
+    "RemoveWorker",
+    "Join",
+    "TakeKey",
+    "SettleKeys",
+    "AddMaster",
+    "RemoveMaster",
+    "TransferLead",
+    "RotateSecrets",
+    "MakeSnapshot",
+];
+
+/// The method of a path, `/SERVICE/METHOD`.
+pub(super) fn method(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or_default()
+}
+
+pub(super) fn is_audited(method: &str) -> bool {
+    AUDITED.contains(&method)
+}
+
 /// The roles that may call the method of a path, `/SERVICE/METHOD`; none where there is no such method.
 fn callers(path: &str) -> &'static [Role] {
     let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/')) else { return &[] };
@@ -112,70 +131,22 @@ fn callers(path: &str) -> &'static [Role] {
     methods.iter().find(|(name, _)| *name == method).map_or(&[], |(_, roles)| roles)
 }
 
-fn check(path: &str, identity: &Identity) -> Result<(), Status> {
+/// Whether it may make the call.
+///
+/// # Errors
+/// `PERMISSION_DENIED`, with the roles that may.
+pub(super) fn check(path: &str, identity: &Identity) -> Result<(), Status> {
     let roles = callers(path);
     if roles.contains(&identity.role) {
         return Ok(());
     }
-    let method = path.rsplit('/').next().unwrap_or_default();
+    let method = method(path);
     let allowed = roles.iter().map(|role| role.name()).collect::<Vec<_>>().join(" or ");
     Err(Status::permission_denied(if allowed.is_empty() {
         format!("{identity} asks for {method}, which nobody may")
     } else {
         format!("{identity} may not call {method}: it takes a certificate of the role {allowed}")
     }))
-}
-
-/// A service whose callers have shown that they may call it.
-#[derive(Clone)]
-pub struct Guarded<S> {
-    service: S,
-    /// Who was refused.
-    refusals: Arc<LogLimit<Identity>>,
-}
-
-impl<S> Guarded<S> {
-    pub fn new(service: S) -> Self {
-        Self { service, refusals: Arc::default() }
-    }
-}
-
-impl<S: NamedService> NamedService for Guarded<S> {
-    const NAME: &'static str = S::NAME;
-}
-
-impl<S> Service<http::Request<Body>> for Guarded<S>
-where
-    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
-    S::Future: Send + 'static,
-{
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<http::Response<Body>, Infallible>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.service.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let path = request.uri().path();
-        let permitted = match request.extensions().get::<Peer>() {
-            Some(Peer { secured: false, .. }) => Ok(()),
-            Some(peer) => match peer.identity.get() {
-                Some(identity) => check(path, identity).inspect_err(|refused| {
-                    if let Some(suppressed) = self.refusals.admit(identity.clone()) {
-                        tracing::warn!(peer = %peer.address, suppressed, "refused: {}", refused.message());
-                    }
-                }),
-                None => Err(Status::unauthenticated("the connection has no identity")),
-            },
-            None => Err(Status::unauthenticated("it is not known where the call comes from")),
-        };
-        match permitted {
-            Ok(()) => Box::pin(self.service.call(request)),
-            Err(refused) => Box::pin(async move { Ok(refused.into_http()) }),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -198,6 +169,9 @@ mod tests {
         }
         for method in &methods {
             assert!(!callers(method).is_empty(), "{method} is not in the table");
+        }
+        for method in AUDITED {
+            assert!(methods.iter().any(|path| path.ends_with(&format!("/{method}"))), "{method}");
         }
         let entries: usize = TABLE.iter().map(|(_, methods)| methods.len()).sum();
         assert_eq!(entries, methods.len());

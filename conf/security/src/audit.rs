@@ -1,0 +1,217 @@
+//! The audit log of a process: who did what to the cluster, one line of JSON for each, in a file that is rotated or
+//! among the lines of the log.
+
+use std::fmt::{self, Display};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cavern_conf::process::LogLimit;
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::error::SecurityError;
+use crate::identity::Identity;
+
+/// A file that has become as long as this gets another name,
+const ROTATE_AT: u64 = 64 << 20;
+/// and so many of those are kept.
+const KEPT: u32 = 8;
+
+/// What was asked for, and what came of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Audited<'a> {
+    /// `None` where connections are not secured.
+    pub identity: Option<&'a Identity>,
+    /// The address that it came from.
+    pub peer: &'a dyn Display,
+    /// The name of the call or of the frame.
+    pub operation: &'a str,
+    /// What it is about: a path, a worker, a master. May be empty.
+    pub subject: &'a str,
+    /// The reason when it was not done.
+    pub result: Result<(), &'a str>,
+}
+
+/// Cheap to clone. Writes nothing where none is configured.
+#[derive(Clone, Debug, Default)]
+pub struct AuditLog(Option<Arc<Sink>>);
+
+#[derive(Debug)]
+enum Sink {
+    Log,
+    File { file: Mutex<Rotated>, failures: LogLimit<()> },
+}
+
+impl AuditLog {
+    /// `target`: the absolute path of a file, which is created when there is none; `log`; or nothing. Blocks on the
+    /// disk.
+    ///
+    /// # Errors
+    /// [`SecurityError::Unwritable`] when the file cannot be opened.
+    pub fn open(target: &str) -> Result<Self, SecurityError> {
+        let sink = match target {
+            "" => return Ok(Self(None)),
+            "log" => Sink::Log,
+            path => {
+                let path = PathBuf::from(path);
+                let file = Rotated::open(&path, ROTATE_AT)
+                    .map_err(|source| SecurityError::Unwritable { path: path.clone(), source })?;
+                Sink::File { file: Mutex::new(file), failures: LogLimit::default() }
+            }
+        };
+        Ok(Self(Some(Arc::new(sink))))
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Writes a line. It is with the operating system when this returns; one that cannot be written is in the log with
+    /// the reason, and what it is about goes on.
+    pub fn record(&self, audited: Audited<'_>) {
+        let Some(sink) = &self.0 else { return };
+        let line = Line::of(&audited);
+        match &**sink {
+            Sink::Log => tracing::info!(target: "audit", "{line}"),
+            Sink::File { file, failures } => {
+                if let Err(error) = file.lock().append(&format!("{line}\n"))
+                    && let Some(suppressed) = failures.admit(())
+                {
+                    tracing::error!(suppressed, "cannot write to the audit log: {error}: {line}");
+                }
+            }
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    time: String,
+    identity: Option<String>,
+    peer: String,
+    operation: &'a str,
+    subject: &'a str,
+    result: &'a str,
+}
+
+impl<'a> Line<'a> {
+    fn of(audited: &Audited<'a>) -> Self {
+        Self {
+            time: Timestamp::now().to_string(),
+            identity: audited.identity.map(ToString::to_string),
+            peer: audited.peer.to_string(),
+            operation: audited.operation,
+            subject: audited.subject,
+            result: audited.result.err().unwrap_or("ok"),
+        }
+    }
+}
+
+impl Display for Line<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
+}
+
+/// A file that is appended to, and that gets the name `FILE.1` when it is long, as `FILE.1` gets `FILE.2`.
+#[derive(Debug)]
+struct Rotated {
+    path: PathBuf,
+    file: File,
+    length: u64,
+    rotate_at: u64,
+}
+
+impl Rotated {
+    fn open(path: &Path, rotate_at: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path)?;
+        let length = file.metadata()?.len();
+        Ok(Self { path: path.to_owned(), file, length, rotate_at })
+    }
+
+    fn append(&mut self, line: &str) -> io::Result<()> {
+        if self.length > 0 && self.length + line.len() as u64 > self.rotate_at {
+            self.rotate()?;
+        }
+        self.file.write_all(line.as_bytes())?;
+        self.length += line.len() as u64;
+        Ok(())
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        let name = |number: u32| {
+            let mut name = self.path.clone().into_os_string();
+            name.push(format!(".{number}"));
+            PathBuf::from(name)
+        };
+        for number in (1..KEPT).rev() {
+            match fs::rename(name(number), name(number + 1)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        fs::rename(&self.path, name(1))?;
+        *self = Self::open(&self.path, self.rotate_at)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::identity::Role;
+
+    fn lines(path: &Path) -> Vec<Value> {
+        let text = fs::read_to_string(path).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_line_says_who_asked_for_what_and_what_came_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit");
+        let identity = Identity::new("c", Role::Admin, "alice").unwrap();
+        let mount = Audited {
+            identity: Some(&identity),
+            peer: &"10.0.0.1:5",
+            operation: "Mount",
+            subject: "/a \"b\"\n",
+            result: Ok(()),
+        };
+        for _process in 0..2 {
+            let audit = AuditLog::open(path.to_str().unwrap()).unwrap();
+            audit.record(mount);
+            audit.record(Audited { identity: None, result: Err("no\nsuch"), ..mount });
+        }
+        let lines = lines(&path);
+        assert_eq!(lines.len(), 4, "a later process appends");
+        assert_eq!(lines[0]["identity"], "cavern://c/admin/alice");
+        assert_eq!(lines[0]["subject"], "/a \"b\"\n");
+        assert_eq!((&lines[0]["result"], &lines[1]["result"]), (&"ok".into(), &"no\nsuch".into()));
+        assert_eq!(lines[1]["identity"], Value::Null);
+        assert!(lines[0]["time"].as_str().unwrap().parse::<Timestamp>().is_ok());
+        AuditLog::open("").unwrap().record(mount);
+        assert!(AuditLog::open(directory.path().to_str().unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_long_file_is_put_aside_and_the_oldest_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit");
+        let mut file = Rotated::open(&path, 10).unwrap();
+        for line in 0..30 {
+            file.append(&format!("line{line:02}\n")).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), "line29\n");
+        let aside = |number: u32| directory.path().join(format!("audit.{number}"));
+        assert_eq!(fs::read_to_string(aside(1)).unwrap(), "line28\n");
+        assert_eq!(fs::read_to_string(aside(KEPT)).unwrap(), format!("line{}\n", 29 - KEPT));
+        assert!(!aside(KEPT + 1).exists());
+    }
+}

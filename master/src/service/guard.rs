@@ -1,0 +1,132 @@
+//! What stands before each service: whoever calls has shown that it may, and the audit log has what it did.
+
+use std::convert::Infallible;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+
+use cavern_conf::process::LogLimit;
+use cavern_security::{AuditLog, Audited, Identity};
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::server::NamedService;
+use tonic::{Code, Status};
+
+use super::peer::Peer;
+use super::roles;
+
+/// A service whose callers have shown that they may call it.
+#[derive(Clone)]
+pub struct Guarded<S> {
+    service: S,
+    audit: AuditLog,
+    /// Who was refused.
+    refusals: Arc<LogLimit<Identity>>,
+}
+
+impl<S> Guarded<S> {
+    pub fn new(service: S, audit: AuditLog) -> Self {
+        Self { service, audit, refusals: Arc::default() }
+    }
+}
+
+impl<S: NamedService> NamedService for Guarded<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<http::Request<Body>> for Guarded<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<http::Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.service.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        let Some(peer) = request.extensions().get::<Peer>() else {
+            return refuse(Status::unauthenticated("it is not known where the call comes from"));
+        };
+        let path = request.uri().path();
+        if peer.secured {
+            let Some(identity) = peer.identity.get() else {
+                return refuse(Status::unauthenticated("the connection has no identity"));
+            };
+            if let Err(refusal) = roles::check(path, identity) {
+                if let Some(suppressed) = self.refusals.admit(identity.clone()) {
+                    tracing::warn!(peer = %peer.address, suppressed, "refused: {}", refusal.message());
+                    let call = AuditedCall::new(self.audit.clone(), peer.clone(), roles::method(path));
+                    call.record(Err(refusal.message()));
+                }
+                return refuse(refusal);
+            }
+        }
+        if !self.audit.is_on() {
+            return Box::pin(self.service.call(request));
+        }
+        let call = AuditedCall::new(self.audit.clone(), peer.clone(), roles::method(path));
+        request.extensions_mut().insert(call.clone());
+        let answering = self.service.call(request);
+        let refusals = self.refusals.clone();
+        Box::pin(async move {
+            let answer = answering.await?;
+            // A call that succeeds has its status behind what it answers.
+            let status = Status::from_header_map(answer.headers());
+            let was_denied = status.as_ref().is_some_and(|status| status.code() == Code::PermissionDenied);
+            let is_told = roles::is_audited(&call.operation)
+                || was_denied && call.identity().is_none_or(|identity| refusals.admit(identity.clone()).is_some());
+            if is_told {
+                call.record(status.as_ref().map_or(Ok(()), |status| Err(status.message())));
+            }
+            Ok(answer)
+        })
+    }
+}
+
+fn refuse(refusal: Status) -> BoxFuture<http::Response<Body>, Infallible> {
+    Box::pin(async move { Ok(refusal.into_http()) })
+}
+
+/// A call that may get a line in the audit log: among the extensions of a request where there is such a log.
+#[derive(Clone)]
+pub struct AuditedCall {
+    audit: AuditLog,
+    peer: Peer,
+    operation: Arc<str>,
+    subject: Arc<OnceLock<String>>,
+}
+
+impl AuditedCall {
+    fn new(audit: AuditLog, peer: Peer, operation: &str) -> Self {
+        Self { audit, peer, operation: operation.into(), subject: Arc::default() }
+    }
+
+    /// That of a request, if there is an audit log.
+    pub fn of<T>(request: &tonic::Request<T>) -> Option<Self> {
+        request.extensions().get().cloned()
+    }
+
+    fn identity(&self) -> Option<&Identity> {
+        self.peer.identity.get()
+    }
+
+    fn record(&self, result: Result<(), &str>) {
+        self.record_as(&self.operation, self.subject.get().map_or("", String::as_str), result);
+    }
+
+    /// Something that was done by the call, and is no call of its own.
+    pub fn record_as(&self, operation: &str, subject: &str, result: Result<(), &str>) {
+        let (identity, peer) = (self.identity(), &self.peer.address);
+        self.audit.record(Audited { identity, peer, operation, subject, result });
+    }
+}
+
+/// What a call is about, for the audit log. Says it once.
+pub fn is_about<T>(request: &tonic::Request<T>, subject: impl FnOnce(&T) -> String) {
+    if let Some(call) = request.extensions().get::<AuditedCall>() {
+        call.subject.get_or_init(|| subject(request.get_ref()));
+    }
+}
