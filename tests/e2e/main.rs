@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
 mod attacks;
+mod audit;
 mod bad;
 mod bench_command;
 #[path = "crash/bucket.rs"]

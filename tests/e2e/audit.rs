@@ -1,0 +1,66 @@
+//! The audit log of a master: whoever does something to the cluster, and whoever is refused it, has a line in it.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use cavern_tests::{Cluster, Options, eventually};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The lines of an operation.
+fn lines(log: &Path, operation: &str) -> Vec<Value> {
+    let text = fs::read_to_string(log).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter(|line| line["operation"] == operation).collect()
+}
+
+#[test]
+fn whatever_is_done_to_a_cluster_has_a_line_with_who_did_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("audit-master");
+    let conf = format!("[master]\naudit_log = \"{}\"\n", log.display());
+    let cluster = Cluster::up(Options { secure: true, conf, ..Options::default() });
+    let line = |operation: &str| {
+        let mut lines = lines(&log, operation);
+        lines.pop().unwrap_or_else(|| panic!("no line about {operation}"))
+    };
+    let role = |line: &Value| line["identity"].as_str().unwrap().split('/').nth(3).unwrap().to_owned();
+    let registered = line("RegisterWorker");
+    assert_eq!((role(&registered).as_str(), &registered["result"]), ("worker", &"ok".into()));
+
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    let mounted = line("Mount");
+    assert_eq!((role(&mounted).as_str(), &mounted["result"]), ("admin", &"ok".into()));
+    assert_eq!(mounted["subject"], "s3://bucket/fs at /fs");
+    eventually("the client has asked for the credentials", PATIENCE, || {
+        let of_clients = |line: &Value| role(line) == "client" && line["result"] == "ok";
+        lines(&log, "GetCredentials").iter().any(of_clients).then_some(())
+    });
+    assert!(cluster.try_cv(&["mount", "s3://bucket/other", "/fs", "--write-type", "fs-mode"]).code != 0);
+    assert!(line("Mount")["result"].as_str().unwrap().contains("/fs"), "{}", line("Mount"));
+
+    cluster.cv(&["fs", "quota", "set", "/fs", "--bytes", "1GiB"]);
+    let quota = line("SetQuota");
+    assert!(quota["subject"].as_str().unwrap().ends_with("bytes: 1073741824, inodes: no limit"), "{quota}");
+    assert_eq!((role(&quota).as_str(), &quota["result"]), ("admin", &"ok".into()));
+
+    let certificates = cluster.directory().join("certificates");
+    let mut refused = cluster.command(&["umount", "/fs"]);
+    refused.env("CV_SECURITY__CERTIFICATE", certificates.join("client-fuse0.pem"));
+    refused.env("CV_SECURITY__KEY", certificates.join("client-fuse0-key.pem"));
+    assert!(!refused.output().unwrap().status.success());
+    let refusal = line("Unmount");
+    assert_eq!(role(&refusal), "client");
+    assert!(refusal["result"].as_str().unwrap().contains("it takes a certificate of the role admin"), "{refusal}");
+    cluster.cv(&["umount", "/fs"]);
+    let unmounted = line("Unmount");
+    assert_eq!((role(&unmounted).as_str(), &unmounted["subject"]), ("admin", &"/fs".into()));
+
+    // What clients do in the namespace is not in it, nor anything that is secret.
+    assert!(lines(&log, "Resolve").is_empty() && lines(&log, "Mutate").is_empty());
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(!text.contains(&cluster.s3.secret_key), "a secret");
+}
