@@ -18,7 +18,8 @@ use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
 use rustix::process::Signal;
 use serde_json::Value;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+/// A copy that has failed again and again is tried again after a minute, and fails after another ten seconds.
+const PATIENCE: Duration = Duration::from_secs(150);
 /// Bytes of a file: less than its only block.
 const LENGTH: usize = 600_000;
 
