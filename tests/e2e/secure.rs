@@ -117,7 +117,7 @@ fn who_has_no_certificate_or_one_of_another_role_is_refused_in_a_sentence() {
         ("CV_FUSE__HTTP_LISTEN", "127.0.0.1:0"),
     ];
     let (code, said) = with(&cluster, &worker, &["fuse"]);
-    assert!(code == Some(3) && said.contains("Watch: it takes a certificate of the role client"), "{code:?} {said}");
+    assert!(code == Some(1) && said.contains("Watch: it takes a certificate of the role client"), "{code:?} {said}");
     let log = fs::read_to_string(&cluster.at_start.masters[0].log).unwrap();
     let refusals = log.lines().filter(|line| line.contains("may not call Watch")).count();
     assert!((1..20).contains(&refusals), "{refusals} lines");

@@ -22,12 +22,12 @@ const ROTATE_AT: u64 = 64 << 20;
 const KEPT: u32 = 8;
 
 /// What was asked for, and what came of it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Audited<'a> {
     /// `None` where connections are not secured.
     pub identity: Option<&'a Identity>,
     /// The address that it came from.
-    pub peer: &'a dyn Display,
+    pub peer: &'a (dyn Display + Sync),
     /// The name of the call or of the frame.
     pub operation: &'a str,
     /// What it is about: a path, a worker, a master. May be empty.

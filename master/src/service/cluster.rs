@@ -115,7 +115,9 @@ impl Cluster for Services {
         &self,
         request: tonic::Request<RegisterWorkerRequest>,
     ) -> Result<Response<RegisterWorkerReply>, Status> {
-        is_about(&request, |worker| worker.address.clone());
+        is_about(&request, |asked| {
+            asked.worker.as_ref().map_or_else(String::new, |worker| worker.data_address.clone())
+        });
         let (worker_id, epoch) = self.workers.register(request.into_inner()).await?;
         let (cluster_id, heartbeat_ms) = (self.cluster_id.to_string(), self.heartbeat_ms);
         let (group_epoch, masters) = self.consensus.masters_unless_known(0);
