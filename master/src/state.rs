@@ -45,6 +45,7 @@ pub use orphans::StepProgress;
 pub use posix::{blocking_lock, index_holds, take_in};
 pub use reader::StateReader;
 pub use records::EntryVersion;
+pub use registry::refusal_of_owner;
 pub use tables::{Directory, FileBlock, PendingDeletion, StrayReplica, Tables};
 pub use transaction::{Change, Changes, Transaction, Whereabouts};
 pub use unwritten::Unwritten;

@@ -12,19 +12,29 @@ use cavern_proto::master::{
     DiskReport, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState, WorkerTable,
 };
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{PutWorker, SetWorkerState};
+use cavern_proto::record::{PutWorker, SetWorkerState, WorkerRecord};
+use cavern_security::Identity;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::raft::Proposer;
-use crate::state::{Database, Outcome, Tables};
+use crate::state::{Database, Outcome, Tables, refusal_of_owner};
+use crate::{MasterError, level};
 
 /// Bytes of any text that a worker reports, at most.
 const TEXT_MAX: usize = 4096;
 const DISKS_MAX: usize = 256;
+
+/// Whether it is for `asker` to speak for a worker.
+///
+/// # Errors
+/// [`MasterError::Denied`].
+pub fn check_owner(record: &WorkerRecord, asker: Option<&Identity>) -> Result<(), MasterError> {
+    let refusal = asker.and_then(|asker| refusal_of_owner(record, &asker.name));
+    refusal.map_or(Ok(()), |reason| Err(MasterError::Denied(reason)))
+}
 
 /// The workers of the cluster.
 pub struct Workers {
@@ -64,8 +74,16 @@ impl Workers {
         Self { database, proposer, timeout, cluster_id, started, reports, progress, metrics }
     }
 
-    /// Registers a worker, or renews what is known of it; returns its id and the table's epoch.
-    pub async fn register(&self, request: RegisterWorkerRequest) -> Result<(u64, u64), MasterError> {
+    /// Registers a worker, or renews what is known of it; returns its id and the table's epoch. `asker` says whose
+    /// certificate it has shown, where connections are secured; nobody else speaks for it from then on.
+    ///
+    /// # Errors
+    /// [`MasterError::Denied`] when it is the worker of another.
+    pub async fn register(
+        &self,
+        request: RegisterWorkerRequest,
+        asker: Option<&Identity>,
+    ) -> Result<(u64, u64), MasterError> {
         let worker = request.worker.unwrap_or_default();
         if request.uuid.len() != 16 {
             return Err(MasterError::Invalid(format!("a worker's uuid has 16 bytes, not {}", request.uuid.len())));
@@ -86,7 +104,11 @@ impl Workers {
         // What changes with every heartbeat is not logged.
         let logged =
             Worker { used_bytes: 0, blocks: 0, last_heartbeat_age_ms: 0, disks: Vec::new(), counters: None, ..worker };
-        let put = PutWorker { uuid: Bytes::clone(&request.uuid), worker: Some(logged.clone()) };
+        let owner = match asker {
+            Some(asker) if self.owners_are_kept()? => asker.name.clone(),
+            _ => String::new(),
+        };
+        let put = PutWorker { uuid: Bytes::clone(&request.uuid), worker: Some(logged.clone()), owner };
         match self.proposer.propose(Command::PutWorker(put)).await? {
             Outcome::Worker { id, epoch } => {
                 let report = Report {
@@ -103,17 +125,27 @@ impl Workers {
                 Ok((id, epoch))
             }
             Outcome::Refused(reason) => Err(MasterError::Refused(reason)),
+            Outcome::Denied(reason) => Err(MasterError::Denied(reason)),
             other => Err(MasterError::Refused(format!("a registration was answered by {other:?}"))),
         }
     }
 
-    /// Takes a heartbeat in; false when the worker is not known and must register.
-    pub async fn heartbeat(&self, request: HeartbeatRequest) -> Result<bool, MasterError> {
+    /// Takes a heartbeat in; false when the worker is not known and must register: also one that has not done so yet
+    /// under its own name.
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    pub async fn heartbeat(&self, request: HeartbeatRequest, asker: Option<&Identity>) -> Result<bool, MasterError> {
         let id = request.worker_id;
-        let Some(worker) = Tables::new(&self.database).worker(id)?.and_then(|record| record.worker) else {
+        let Some(record) = Tables::new(&self.database).worker(id)? else {
             self.reports.lock().remove(&id);
             return Ok(false);
         };
+        check_owner(&record, asker)?;
+        if asker.is_some() && record.owner.is_empty() && self.owners_are_kept()? {
+            return Ok(false);
+        }
+        let Some(worker) = record.worker else { return Ok(false) };
         let mut disks = request.disks;
         disks.truncate(DISKS_MAX);
         let report = Report {
@@ -134,6 +166,11 @@ impl Workers {
             tracing::info!(worker = id, address = worker.data_address, "a worker is back");
         }
         Ok(true)
+    }
+
+    /// Whether all masters know of owners.
+    fn owners_are_kept(&self) -> Result<bool, MasterError> {
+        Ok(Tables::new(&self.database).counters()?.level >= level::WORKER_OWNERS)
     }
 
     /// For how long a worker has sent no heartbeat; never longer than since this master's start.

@@ -11,7 +11,7 @@ use cavern_conf::schema;
 use cavern_net::master::Stubs;
 use cavern_net::{MasterChannel, NetError};
 use cavern_proto::data::Status;
-use cavern_proto::master::{ListMountsRequest, Mount, MountTable};
+use cavern_proto::master::{AccessMode, ListMountsRequest, Mount, MountTable, WriteType};
 use cavern_ufs::Ufs;
 use parking_lot::RwLock;
 use tokio::sync::Mutex;
@@ -55,14 +55,34 @@ impl Mounts {
     /// # Errors
     /// The mount is unknown, also to the master, or the master cannot be asked; or its options make no sense.
     pub async fn ufs(&self, mount_id: u32) -> Result<Ufs, Refusal> {
+        self.find(mount_id).await?.ufs.clone()
+    }
+
+    /// The same of a mount into whose bucket workers write what its files have.
+    ///
+    /// # Errors
+    /// Also those of a mount that is only read, or whose clients write to the bucket by themselves.
+    pub async fn ufs_to_write(&self, mount_id: u32) -> Result<Ufs, Refusal> {
+        let found = self.find(mount_id).await?;
+        let Mount { path, .. } = &found.mount;
+        if found.mount.write_type() != WriteType::FsMode || found.mount.access_mode() == AccessMode::ReadOnly {
+            return Err(Refusal::new(
+                Status::PermissionDenied,
+                format!("{path} (mount {mount_id}) is no fs-mode mount: workers write nothing into its bucket"),
+            ));
+        }
+        found.ufs.clone()
+    }
+
+    async fn find(&self, mount_id: u32) -> Result<Arc<CachedMount>, Refusal> {
         if let Some(known) = self.known(mount_id) {
-            return known.ufs.clone();
+            return Ok(known);
         }
         let unknown =
             |reason: &str| Refusal::new(Status::UnknownMount, format!("mount {mount_id} is not known{reason}"));
         let mut asked = self.asked.lock().await;
         if let Some(known) = self.known(mount_id) {
-            return known.ufs.clone();
+            return Ok(known);
         }
         if asked.is_some_and(|last| last.elapsed() < ASK_INTERVAL) {
             return Err(unknown(", and the master was asked a moment ago"));
@@ -70,7 +90,7 @@ impl Mounts {
         *asked = Some(Instant::now());
         self.fetch().await.map_err(|error| unknown(&format!(", and the master cannot be asked: {error}")))?;
         drop(asked);
-        self.known(mount_id).map_or_else(|| Err(unknown(" to the master")), |known| known.ufs.clone())
+        self.known(mount_id).ok_or_else(|| unknown(" to the master"))
     }
 
     fn known(&self, mount_id: u32) -> Option<Arc<CachedMount>> {

@@ -11,6 +11,8 @@
 //!
 //! Large content that the bucket has already, of a file that got another name or other attributes, is copied there.
 //!
+//! Whoever asks, an object is written within the prefix of an fs-mode mount, and of nothing that lies elsewhere.
+//!
 //! What is given up (the asker is gone, the deadline is over, a part failed, the file changed) is aborted at the store
 //! too.
 
@@ -125,7 +127,8 @@ impl Uploads {
 
     async fn try_persist(&self, request: PersistRequest) -> Result<PersistReply, Refusal> {
         let plan = Plan::parse(request, &self.parts.peers.cluster_id())?;
-        let ufs = self.parts.mounts.ufs(plan.mount_id).await?;
+        let ufs = self.parts.mounts.ufs_to_write(plan.mount_id).await?;
+        plan.check_keys(ufs.prefix())?;
         match self.write(&ufs, &plan).await {
             Ok(etag) => Ok(PersistReply { status: Status::Ok.into(), message: String::new(), etag }),
             Err(UploadError::Refused(refusal)) => Err(refusal),

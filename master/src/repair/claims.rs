@@ -2,10 +2,12 @@
 //! said so.
 
 use cavern_proto::master::{Claim, ClaimList, ListClaimsRequest};
+use cavern_security::Identity;
 
 use super::Repair;
 use crate::MasterError;
 use crate::state::Tables;
+use crate::workers::check_owner;
 
 /// Claims of one answer.
 const PAGE: usize = 10_000;
@@ -14,15 +16,22 @@ impl Repair {
     /// A page of what a worker is to keep.
     ///
     /// # Errors
-    /// [`MasterError::Refused`] for a worker that is none of this cluster's.
-    pub async fn claims(&self, request: ListClaimsRequest) -> Result<ClaimList, MasterError> {
+    /// [`MasterError::Refused`] for a worker that is none of this cluster's, [`MasterError::Denied`] for one that is
+    /// not for `asker` to speak for.
+    pub async fn claims(&self, request: ListClaimsRequest, asker: Option<Identity>) -> Result<ClaimList, MasterError> {
         let ListClaimsRequest { worker_id, cluster_id, after } = request;
         if *cluster_id != *self.cluster_id {
             let reason =
                 format!("worker {worker_id} belongs to cluster {cluster_id}, this is cluster {}", self.cluster_id);
             return Err(MasterError::Refused(reason));
         }
-        self.reader.read(move |tables| page(tables, worker_id, after, PAGE)).await
+        let list = move |tables: Tables<'_>| {
+            if let Some(record) = tables.worker(worker_id)? {
+                check_owner(&record, asker.as_ref())?;
+            }
+            page(tables, worker_id, after, PAGE)
+        };
+        self.reader.read(list).await
     }
 }
 

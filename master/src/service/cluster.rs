@@ -118,7 +118,8 @@ impl Cluster for Services {
         is_about(&request, |asked| {
             asked.worker.as_ref().map_or_else(String::new, |worker| worker.data_address.clone())
         });
-        let (worker_id, epoch) = self.workers.register(request.into_inner()).await?;
+        let asker = asker(&request).cloned();
+        let (worker_id, epoch) = self.workers.register(request.into_inner(), asker.as_ref()).await?;
         let (cluster_id, heartbeat_ms) = (self.cluster_id.to_string(), self.heartbeat_ms);
         let (group_epoch, masters) = self.consensus.masters_unless_known(0);
         let reply = RegisterWorkerReply { worker_id, cluster_id, epoch, heartbeat_ms, group_epoch, masters };
@@ -126,9 +127,10 @@ impl Cluster for Services {
     }
 
     async fn heartbeat(&self, request: tonic::Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
+        let asker = asker(&request).cloned();
         let request = request.into_inner();
         let (group_epoch, masters) = self.consensus.masters_unless_known(request.group_epoch);
-        let is_known = self.workers.heartbeat(request).await?;
+        let is_known = self.workers.heartbeat(request, asker.as_ref()).await?;
         let counters = self.lookups.reader.read(|tables| tables.counters()).await?;
         Ok(Response::new(HeartbeatReply {
             workers_epoch: counters.workers_epoch,
@@ -141,7 +143,8 @@ impl Cluster for Services {
     }
 
     async fn list_claims(&self, request: tonic::Request<ListClaimsRequest>) -> Result<Response<ClaimList>, Status> {
-        Ok(Response::new(self.repair.claims(request.into_inner()).await?))
+        let asker = asker(&request).cloned();
+        Ok(Response::new(self.repair.claims(request.into_inner(), asker).await?))
     }
 
     async fn list_workers(&self, _: tonic::Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {

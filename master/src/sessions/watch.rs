@@ -609,8 +609,8 @@ impl SessionStream {
     }
 }
 
-/// An id that nobody guesses: who knows that of a session can take it up when its master is not there any more. Those of
-/// other masters and other times are different ones.
+/// An id that nobody guesses: who knows that of a session can take it up when its master is not there any more. Those
+/// of other masters and other times are different ones.
 fn new_id() -> Result<u64, MasterError> {
     let mut bytes = [0; 8];
     let random = SystemRandom::new().fill(&mut bytes);

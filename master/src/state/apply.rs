@@ -58,6 +58,8 @@ pub enum Outcome {
     Held(u64),
     /// The state does not allow it; a sentence for the one who asked.
     Refused(String),
+    /// It is not for the one who asked.
+    Denied(String),
 }
 
 /// Applies one command to a transaction of its own: part of what a command does reads the tables as they were before

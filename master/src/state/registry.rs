@@ -1,6 +1,7 @@
 //! The worker table, the list of jobs, and the ids of masters.
 
-use cavern_proto::master::{Job, JobState, WorkerState};
+use bytes::Bytes;
+use cavern_proto::master::{Job, JobState, Worker, WorkerState};
 use cavern_proto::record::{DrainWorker, PutWorker, RemoveWorker, SetWorkerState, WorkerRecord};
 
 use super::Outcome;
@@ -13,7 +14,8 @@ use crate::MasterError;
 const ENDED_JOBS_KEPT: usize = 100;
 
 /// Registers a worker, or renews what is known of it. The uuid decides who it is; a new uuid at a known address is a
-/// worker that lost its disks, and the old one leaves the table. The epoch moves only when something has changed.
+/// worker that lost its disks, and the old one leaves the table. Neither is done for another owner than that of the
+/// worker which is known. The epoch moves only when what others see has changed.
 pub fn put_worker(transaction: &mut Transaction<'_>, put: &PutWorker) -> Result<Outcome, MasterError> {
     let Some(mut worker) = put.worker.clone() else { return Ok(Outcome::Refused("the worker is missing".into())) };
     if let Some(id) = transaction.before().removed_worker(&put.uuid)? {
@@ -25,13 +27,24 @@ pub fn put_worker(transaction: &mut Transaction<'_>, put: &PutWorker) -> Result<
     }
     (worker.state, worker.draining) = (WorkerState::Live as i32, false);
     let known = transaction.before().workers()?;
-    let (mut changed, mut id) = (false, 0);
+    let (mut changed, mut adopted, mut id, mut owner) = (false, false, 0, put.owner.clone());
+    let replaces = |uuid: &Bytes, old: &Worker| *uuid == put.uuid || old.data_address == worker.data_address;
+    let mut replaced =
+        known.iter().filter(|record| record.worker.as_ref().is_some_and(|old| replaces(&record.uuid, old)));
+    if let Some(reason) = replaced.find_map(|record| refusal_of_owner(record, &put.owner)) {
+        return Ok(Outcome::Denied(reason));
+    }
     for record in known {
-        let Some(old) = record.worker else { continue };
-        if record.uuid == put.uuid {
+        let WorkerRecord { uuid, worker: Some(old), owner: registered } = record else { continue };
+        if uuid == put.uuid {
             id = old.id;
             (worker.id, worker.draining) = (id, old.draining);
             changed |= old != worker;
+            if owner.is_empty() {
+                owner = registered;
+            } else if registered.is_empty() {
+                adopted = true;
+            }
         } else if old.data_address == worker.data_address {
             transaction.delete(Family::Worker, &old.id.to_be_bytes());
             changed = true;
@@ -43,12 +56,29 @@ pub fn put_worker(transaction: &mut Transaction<'_>, put: &PutWorker) -> Result<
         worker.id = id;
         changed = true;
     }
-    if changed {
-        let record = WorkerRecord { uuid: put.uuid.clone(), worker: Some(worker) };
+    if changed || adopted {
+        let record = WorkerRecord { uuid: put.uuid.clone(), worker: Some(worker), owner };
         transaction.put(Family::Worker, &id.to_be_bytes(), &record);
+    }
+    if changed {
         next_epoch(transaction);
     }
     Ok(Outcome::Worker { id, epoch: transaction.counters.workers_epoch })
+}
+
+/// Why it is not for `asker` to speak for a worker, if it is not: it was registered under another name. Whoever has no
+/// name, where connections are not secured, speaks for all.
+pub fn refusal_of_owner(record: &WorkerRecord, asker: &str) -> Option<String> {
+    let WorkerRecord { worker: Some(worker), owner, .. } = record else { return None };
+    let is_of_another = !owner.is_empty() && !asker.is_empty() && owner != asker;
+    is_of_another.then(|| {
+        let Worker { id, data_address, .. } = worker;
+        format!(
+            "worker {id} at {data_address} has registered with the certificate \"{owner}\", and this one is \
+             \"{asker}\": give it one of that name (`cv cert issue worker {owner}`), or take it out with `cv node \
+             remove {id}`"
+        )
+    })
 }
 
 /// Gives a master an id that none has had: one that was removed may still be running somewhere.

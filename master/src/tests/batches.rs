@@ -157,7 +157,8 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
             3 => Kind::RemoveWorker(RemoveWorker { worker_id: 1 + u64::from(a % 3), with_replicas: false }),
             _ => {
                 let worker = Some(Worker { data_address: format!("h:{}", c % 3), ..Worker::default() });
-                Kind::PutWorker(PutWorker { uuid: Bytes::copy_from_slice(&[a % 3; 16]), worker })
+                let owner = ["", "a", "b"][usize::from(d % 3)].to_owned();
+                Kind::PutWorker(PutWorker { uuid: Bytes::copy_from_slice(&[a % 3; 16]), worker, owner })
             }
         },
         34 => {

@@ -263,7 +263,7 @@ async fn a_worker_is_to_keep_its_own_and_what_those_had_that_are_gone() {
     let mut bench = Fixture::new(&[]).await;
     for (uuid, data_address) in [([1; 16], "a:1"), ([2; 16], "b:1")] {
         let worker = Worker { data_address: data_address.into(), ..Worker::default() };
-        let put = PutWorker { uuid: uuid.to_vec().into(), worker: Some(worker) };
+        let put = PutWorker { uuid: uuid.to_vec().into(), worker: Some(worker), ..PutWorker::default() };
         bench.master().services().proposer.propose(Command::PutWorker(put)).await.unwrap();
     }
     // There is no worker 9 any more.
@@ -293,10 +293,13 @@ async fn a_worker_is_to_keep_its_own_and_what_those_had_that_are_gone() {
     let repair = bench.master().services().repair.clone();
     let cluster_id = bench.master().services().cluster_id.to_string();
     let known = ListClaimsRequest { worker_id: 1, cluster_id, after: None };
-    assert_eq!(repair.claims(known.clone()).await.unwrap().claims.len(), 6);
+    assert_eq!(repair.claims(known.clone(), None).await.unwrap().claims.len(), 6);
     let others = ListClaimsRequest { cluster_id: "another".into(), ..known.clone() };
-    assert!(matches!(repair.claims(others).await, Err(MasterError::Refused(_))));
-    assert!(matches!(repair.claims(ListClaimsRequest { worker_id: 9, ..known }).await, Err(MasterError::Refused(_))));
+    assert!(matches!(repair.claims(others, None).await, Err(MasterError::Refused(_))));
+    assert!(matches!(
+        repair.claims(ListClaimsRequest { worker_id: 9, ..known }, None).await,
+        Err(MasterError::Refused(_))
+    ));
     bench.end().await;
 }
 
@@ -306,7 +309,7 @@ async fn what_a_worker_that_leaves_has_moves_and_it_is_removed_for_good() {
     let proposer = bench.master().services().proposer.clone();
     let put = |number: u8| {
         let worker = Worker { data_address: format!("host{number}:1"), ..Worker::default() };
-        Command::PutWorker(PutWorker { uuid: vec![number; 16].into(), worker: Some(worker) })
+        Command::PutWorker(PutWorker { uuid: vec![number; 16].into(), worker: Some(worker), ..PutWorker::default() })
     };
     let drain = |worker_id, draining| Command::DrainWorker(DrainWorker { worker_id, draining });
     proposer.propose(put(1)).await.unwrap();

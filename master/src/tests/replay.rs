@@ -48,7 +48,8 @@ fn any_command() -> impl Strategy<Value = Kind> {
             .prop_map(|(mount_id, groups)| Kind::Listing(ApplyListing { mount_id, groups, now_ns: 3 })),
         2 => (0u8..3, 0u8..3).prop_map(|(uuid, port)| {
             let worker = Worker { data_address: format!("h:{port}"), ..Worker::default() };
-            Kind::PutWorker(PutWorker { uuid: Bytes::copy_from_slice(&[uuid; 16]), worker: Some(worker) })
+            let (uuid, worker) = (Bytes::copy_from_slice(&[uuid; 16]), Some(worker));
+            Kind::PutWorker(PutWorker { uuid, worker, ..PutWorker::default() })
         }),
         1 => (1u64..4, 1i32..3).prop_map(|(worker_id, state)| Kind::WorkerState(SetWorkerState { worker_id, state })),
         1 => (0u64..3, 0i32..4).prop_map(|(id, state)| Kind::PutJob(Job { id, state, ..Job::default() })),

@@ -9,15 +9,18 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_client::NamespaceClient;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    HeartbeatRequest, Kind, ListWorkersRequest, LookupRequest, RefreshRequest, RegisterWorkerRequest, RemoveName,
-    Reset, ResolveRequest, StatusRequest, WatchRequest, Worker, WorkerState,
+    HeartbeatRequest, Kind, ListClaimsRequest, ListWorkersRequest, LookupRequest, RefreshRequest,
+    RegisterWorkerRequest, RemoveName, Reset, ResolveRequest, StatusRequest, WatchRequest, Worker, WorkerState,
+    WorkerTable,
 };
+use cavern_security::{Identity, Role};
 use futures::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::harness::{PATIENCE, TestMaster, eventually, name, new_bucket};
+use crate::{MasterError, level};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refresh_ends_when_the_client_has_heard_of_the_changes() {
@@ -111,6 +114,64 @@ async fn workers_come_and_go_and_come_back() {
     let replaced = cluster.register_worker(register(9, 3)).await.unwrap().into_inner();
     assert!(replaced.worker_id > second.worker_id);
     assert_eq!(state(cluster.clone(), first.worker_id).await, None, "its address belongs to another");
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_speaks_for_the_worker_of_another() {
+    let master = TestMaster::new().await;
+    let services = master.services();
+    let reader = &services.lookups.reader;
+    eventually(|| async { level::agreed(reader).await.unwrap() >= level::WORKER_OWNERS }).await;
+    let [first, second] = ["first", "second"].map(|name| Identity::new("cavern", Role::Worker, name).unwrap());
+    let worker = |port: u32| Worker { data_address: format!("127.0.0.1:{port}"), ..Worker::default() };
+    let register = async |uuid: u8, port, asker: Option<&Identity>| {
+        let uuid = Bytes::copy_from_slice(&[uuid; 16]);
+        let request = RegisterWorkerRequest { uuid, worker: Some(worker(port)), ..RegisterWorkerRequest::default() };
+        services.workers.register(request, asker).await.map(|(id, _)| id)
+    };
+    let beat = async |worker_id, asker: Option<&Identity>| {
+        let request = HeartbeatRequest { worker_id, used_bytes: 5, ..HeartbeatRequest::default() };
+        services.workers.heartbeat(request, asker).await
+    };
+    let claims = async |worker_id, asker: Option<&Identity>| {
+        let cluster_id = services.cluster_id.to_string();
+        services.repair.claims(ListClaimsRequest { worker_id, cluster_id, after: None }, asker.cloned()).await
+    };
+    let denied = |what: &str, refused: Option<MasterError>| match refused {
+        Some(MasterError::Denied(reason)) => {
+            assert!(reason.contains("\"first\"") && reason.contains("\"second\""), "{what}: {reason}");
+        }
+        other => panic!("{what}: {other:?}"),
+    };
+
+    let id = register(1, 1, Some(&first)).await.unwrap();
+    let before = services.workers.table().unwrap();
+    denied("its id", register(1, 2, Some(&second)).await.err());
+    denied("its place", register(2, 1, Some(&second)).await.err());
+    denied("a heartbeat", beat(id, Some(&second)).await.err());
+    denied("its blocks", claims(id, Some(&second)).await.err());
+    let after = services.workers.table().unwrap();
+    let plain =
+        |table: &WorkerTable| table.workers.iter().map(|w| (w.id, w.data_address.clone(), w.used_bytes)).collect();
+    let plain: [Vec<_>; 2] = [plain(&before), plain(&after)];
+    assert!(plain[0] == plain[1] && before.epoch == after.epoch, "{plain:?}");
+
+    assert!(beat(id, Some(&first)).await.unwrap() && claims(id, Some(&first)).await.is_ok());
+    assert_eq!(register(1, 3, Some(&first)).await.unwrap(), id, "it has moved");
+    let anew = register(9, 3, Some(&first)).await.unwrap();
+    assert!(anew > id, "it has lost its disks");
+
+    // One of before connections were secured is whose it shows itself to be: it has a uuid that nobody else knows.
+    let open = register(5, 5, None).await.unwrap();
+    assert!(beat(open, None).await.unwrap());
+    assert!(!beat(open, Some(&second)).await.unwrap(), "it registers first");
+    let epoch = services.workers.table().unwrap().epoch;
+    assert_eq!(register(5, 5, Some(&first)).await.unwrap(), open);
+    assert_eq!(services.workers.table().unwrap().epoch, epoch, "nothing is new for others");
+    assert_eq!(register(5, 6, None).await.unwrap(), open);
+    denied("an adopted one", beat(open, Some(&second)).await.err());
+    assert!(beat(open, Some(&first)).await.unwrap());
     master.stop().await;
 }
 

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use cavern_proto::block_id::block_length;
-use cavern_proto::data::{BlockRef, MetadataItem, PersistRequest};
+use cavern_proto::data::{BlockRef, MetadataItem, PersistRequest, Status};
 use cavern_proto::{ContentId, data};
 use cavern_ufs::{Metadata, ObjectMeta};
 
@@ -95,6 +95,25 @@ impl Plan {
         let same = Some(same).filter(|same| !same.key.is_empty());
         Ok(Self { mount_id, key, length, metadata, content, block_size, replaces, origin, same })
     }
+
+    /// Whether all that it writes and copies lies under the prefix of its mount.
+    ///
+    /// # Errors
+    /// [`Status::PermissionDenied`]: a key of the bucket that is somebody else's.
+    pub fn check_keys(&self, prefix: &str) -> Result<(), Refusal> {
+        let origin = self.origin.as_ref().map(|origin| &origin.key);
+        let mut keys = [Some(&self.key), origin, self.same.as_ref().map(|same| &same.key)].into_iter().flatten();
+        let Some(outside) = keys.find(|key| !key.starts_with(prefix)) else { return Ok(()) };
+        Err(Refusal::new(
+            Status::PermissionDenied,
+            format!(
+                "the key \"{}\" is not within \"{}\", which is all that mount {} has of its bucket",
+                outside.escape_debug(),
+                prefix.escape_debug(),
+                self.mount_id
+            ),
+        ))
+    }
 }
 
 fn metadata(items: &[MetadataItem]) -> Result<Metadata, Refusal> {
@@ -173,6 +192,19 @@ mod tests {
         assert!(Plan::parse(request(), "c").unwrap().origin.is_none());
         let large = PersistRequest { origin_key: "o".into(), origin_bytes: u64::MAX, ..request() };
         assert_eq!(Plan::parse(large, "c").unwrap().origin.unwrap().bytes, 100, "as many as the file has");
+    }
+
+    #[test]
+    fn keys_are_those_of_the_mount() {
+        let with = |key: &str, origin: &str, same: &str| {
+            let (key, origin_key, same_key) = (key.into(), origin.into(), same.into());
+            let (origin_bytes, same_etag) = (u64::from(!origin.is_empty()), same.to_owned());
+            let request = PersistRequest { key, origin_key, origin_bytes, same_key, same_etag, ..request() };
+            Plan::parse(request, "c").unwrap().check_keys("a/").is_ok()
+        };
+        assert!(with("a/k", "", "") && with("a/k", "a/o", "a/s"));
+        assert!(!with("k", "", "") && !with("ab/k", "", "") && !with("a", "", ""));
+        assert!(!with("a/k", "b/o", "a/s") && !with("a/k", "a/o", "b/s"));
     }
 
     #[test]

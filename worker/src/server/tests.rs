@@ -12,7 +12,7 @@ use cavern_conf::{ByteSize, schema};
 use cavern_proto::chunk::{CHUNK_BYTES, ChunkMap};
 use cavern_proto::data::*;
 use cavern_proto::frame::{FrameHeader, HEADER_BYTES, PROTOCOL_VERSION};
-use cavern_proto::master::{Mount, MountTable};
+use cavern_proto::master::{Mount, MountTable, WriteType};
 use cavern_proto::{BlockId, ContentId};
 use cavern_ufs::MemoryBucket;
 use proptest::prelude::*;
@@ -77,7 +77,7 @@ impl Fixture {
         let link = no_master();
         let mounts = Arc::new(Mounts::new(link, schema::Ufs { retries: 0, ..Default::default() }));
         let uri = format!("memory://server-{name}");
-        let mount = Mount { id: 1, uri, ..Default::default() };
+        let mount = Mount { id: 1, uri, write_type: WriteType::FsMode as i32, ..Default::default() };
         mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: vec![] });
         let memory = Arc::new(Semaphore::new(64 << 10));
         let limits = FillLimits { concurrency: 16, size_max: 8 * MIB };

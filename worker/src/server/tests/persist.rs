@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cavern_proto::master::{Worker, WorkerTable};
+use cavern_proto::master::{AccessMode, Worker, WorkerTable};
 use cavern_ufs::Faults;
 use tokio::time::Instant;
 
@@ -96,6 +96,51 @@ async fn a_small_file_is_one_object_with_its_metadata() {
     let unknown = persist(&mut client, &PersistRequest { mount_id: 9, ..small }).await;
     assert_eq!(unknown.status(), Status::UnknownMount);
     assert_eq!(bench.bucket.keys(), ["hole", "link"]);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_written_outside_the_prefix_of_a_mount_that_is_written() {
+    let bench = Fixture::new("persist-prefix").await;
+    let mount = |id, suffix: &str, write_type: WriteType, access_mode: AccessMode| Mount {
+        id,
+        path: format!("/m{id}"),
+        uri: format!("memory://server-persist-prefix{suffix}"),
+        write_type: write_type.into(),
+        access_mode: access_mode.into(),
+        ..Mount::default()
+    };
+    let mounts = vec![
+        mount(2, "/own", WriteType::FsMode, AccessMode::Unspecified),
+        mount(3, "", WriteType::CacheMode, AccessMode::Unspecified),
+        mount(4, "", WriteType::FsMode, AccessMode::ReadOnly),
+    ];
+    bench.mounts.apply(MountTable { epoch: 2, mounts, status: vec![] });
+    bench.bucket.put("other/secret", noise(9 << 20));
+    let mut client = bench.tcp().await;
+    let link = |mount_id, key: &str| PersistRequest { mount_id, inline: "target".into(), ..request(key, 1, 6, &[], 7) };
+    let stolen = PersistRequest {
+        mount_id: 2,
+        same_key: "other/secret".into(),
+        same_etag: "etag".into(),
+        ..request("own/copy", 1, 9 << 20, &[], 7)
+    };
+    let origin = PersistRequest {
+        same_key: String::new(),
+        same_etag: String::new(),
+        origin_key: "other/secret".into(),
+        origin_etag: "etag".into(),
+        origin_bytes: 9 << 20,
+        ..stolen.clone()
+    };
+    let denied = [link(2, "other/evil"), link(2, "ownevil"), link(3, "evil"), link(4, "evil"), stolen, origin];
+    for request in denied {
+        let reply = persist(&mut client, &request).await;
+        assert_eq!(reply.status(), Status::PermissionDenied, "{request:?}: {}", reply.message);
+    }
+    assert_eq!(bench.bucket.keys(), ["other/secret"]);
+    assert_eq!(persist(&mut client, &link(2, "own/fine")).await.status(), Status::Ok);
+    assert_eq!(bench.bucket.object("own/fine").unwrap().0, "target");
     bench.end().await;
 }
 
