@@ -50,6 +50,8 @@ data_dir = "{directory}/master"
 [worker]
 listen = "{server}:7710"
 dirs = ["[SSD]{directory}/worker"]
+[ufs]
+file_roots = ["/"]
 [client]
 # The two hosts have one file system here, where the client would find the worker's socket.
 local_descriptors = false

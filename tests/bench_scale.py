@@ -145,7 +145,7 @@ def main():
     bucket = multiprocessing.Process(target=serve, args=(options.objects // FILES, port), daemon=True)
     bucket.start()
     try:
-        measure(Group(directory, 1), port.get(), options.objects // FILES)
+        measure(Group(directory, 1, '[ufs]\nendpoints = ["127.0.0.1"]\n'), port.get(), options.objects // FILES)
     finally:
         bucket.terminate()
         subprocess.run([CV, "local", "down", "--purge", "--dir", directory],

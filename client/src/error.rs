@@ -98,7 +98,7 @@ impl ClientError {
             Self::NameTooLong(_) => Errno::NAMETOOLONG,
             Self::Invalid(_) => Errno::INVAL,
             Self::Ufs(error) => match **error {
-                UfsError::Denied { .. } => Errno::ACCESS,
+                UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Errno::ACCESS,
                 _ => Errno::IO,
             },
             Self::Net(NetError::WorkerStatus { status, .. }) => match status {

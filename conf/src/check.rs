@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use crate::endpoint::AllowedEndpoint;
 use crate::error::{Problem, SettingSource};
 use crate::exposure::{self, Role};
 use crate::process::parse_level;
@@ -213,6 +214,14 @@ fn ufs(config: &Config, rules: &mut Rules<'_>) {
     rules.ordered(("ufs.retry_backoff", ufs.retry_backoff), ("ufs.retry_backoff_max", ufs.retry_backoff_max));
     rules.at_most_ten_years("ufs.retry_backoff_max", ufs.retry_backoff_max);
     rules.count("ufs.concurrency", ufs.concurrency);
+    for root in &ufs.file_roots {
+        rules.absolute("ufs.file_roots", root);
+    }
+    for endpoint in &ufs.endpoints {
+        if let Err(message) = AllowedEndpoint::parse(endpoint) {
+            rules.require(false, &["ufs.endpoints"], || message);
+        }
+    }
 }
 
 fn client(config: &Config, rules: &mut Rules<'_>) {

@@ -9,6 +9,7 @@
 
 mod check;
 mod dirs;
+mod endpoint;
 mod error;
 mod exposure;
 mod failpoint;
@@ -25,6 +26,7 @@ mod units;
 
 pub use check::check_master;
 pub use dirs::{DirError, DirSpec, Tier};
+pub use endpoint::AllowedEndpoint;
 pub use error::{ConfigError, Problem, SettingSource};
 pub use exposure::Role;
 pub use failpoint::{FAILPOINTS_VARIABLE, Failpoint, enable_failpoints};

@@ -154,6 +154,11 @@ pub struct Ufs {
     pub retry_backoff_max: Interval,
     /// Requests in flight per bucket and process.
     pub concurrency: usize,
+    /// Directories in which those of `file://` mounts must lie; none: there are no such mounts.
+    pub file_roots: Vec<PathBuf>,
+    /// Endpoints at loopback and link-local addresses that may be connected to all the same:
+    /// [`AllowedEndpoint`](crate::AllowedEndpoint).
+    pub endpoints: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -385,6 +390,8 @@ impl Default for Ufs {
             retry_backoff: Interval::millis(50),
             retry_backoff_max: Interval::millis(2000),
             concurrency: 256,
+            file_roots: Vec::new(),
+            endpoints: Vec::new(),
         }
     }
 }

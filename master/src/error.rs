@@ -139,7 +139,7 @@ impl MasterError {
 
     /// The gRPC status that says what a caller is to do: NOT_FOUND and ALREADY_EXISTS as they say, INVALID_ARGUMENT for
     /// a request that can never work, FAILED_PRECONDITION for one that the present state refuses, PERMISSION_DENIED
-    /// when the bucket refused, UNAVAILABLE, DEADLINE_EXCEEDED and
+    /// when the bucket refused, or may not be reached from here, UNAVAILABLE, DEADLINE_EXCEEDED and
     /// RESOURCE_EXHAUSTED for what may work later, UNKNOWN for an answer of the
     /// bucket that makes no sense, INTERNAL for damage.
     pub(crate) fn to_status(&self) -> Status {
@@ -148,7 +148,7 @@ impl MasterError {
             Self::NotLeading(answer) => return answer.to_status(),
             Self::Consensus(_) => return Unanswered::to_status(self.to_string()),
             Self::Ufs(error) => match error {
-                UfsError::Denied { .. } => Code::PermissionDenied,
+                UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Code::PermissionDenied,
                 UfsError::NoBucket { .. } | UfsError::Rejected { .. } => Code::FailedPrecondition,
                 UfsError::Invalid { .. } => Code::InvalidArgument,
                 UfsError::Deadline { .. } => Code::DeadlineExceeded,

@@ -3,6 +3,7 @@
 // A test reports by panicking, and what it has measured on stderr.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
+mod allowed;
 mod attacks;
 mod audit;
 mod bad;

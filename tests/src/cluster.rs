@@ -39,6 +39,8 @@ pub struct Options {
     pub more_mounts: Vec<&'static str>,
     /// The configuration of all processes, TOML.
     pub conf: String,
+    /// Endpoints of this host that mounts may lead to, beside the cluster's own object store.
+    pub endpoints: Vec<&'static str>,
     /// Processes show each other certificates.
     pub secure: bool,
     /// No other cluster runs meanwhile: for a test that loads the machine, or measures it.
@@ -62,6 +64,7 @@ impl Default for Options {
             workers: 1,
             more_mounts: vec![],
             conf: String::new(),
+            endpoints: vec!["127.0.0.1"],
             secure: false,
             alone: false,
             failpoints: false,
@@ -233,6 +236,7 @@ impl Cluster {
         command.envs(failpoints.iter().map(|failpoints| (FAILPOINTS_VARIABLE, failpoints)));
         if options.program.is_none() {
             command.env("CV_FUSE__KEEP_MOUNT", options.keep_mount.to_string());
+            command.env("CV_UFS__ENDPOINTS", format!("{:?}", options.endpoints));
         }
         command.arg("--dir").arg(&directory).arg("--conf").arg(&conf);
         command.arg("--masters").arg(options.masters.to_string()).arg("--workers").arg(options.workers.to_string());

@@ -145,6 +145,10 @@ pub enum UfsError {
     /// A URI or an option is wrong. Nothing was sent.
     #[error("{what}: {reason}; {remedy}")]
     Invalid { what: String, reason: String, remedy: String },
+
+    /// A mount leads where the configuration of this process lets none lead. Nothing was sent.
+    #[error("{what}: {reason}; {remedy}")]
+    NotAllowed { what: String, reason: String, remedy: String },
 }
 
 impl UfsError {
@@ -157,7 +161,8 @@ impl UfsError {
             | Self::Denied { .. }
             | Self::NoBucket { .. }
             | Self::Rejected { .. }
-            | Self::Invalid { .. } => false,
+            | Self::Invalid { .. }
+            | Self::NotAllowed { .. } => false,
         }
     }
 
@@ -179,6 +184,7 @@ impl UfsError {
             Self::Malformed { .. } => "malformed",
             Self::Rejected { .. } => "rejected",
             Self::Invalid { .. } => "invalid",
+            Self::NotAllowed { .. } => "not_allowed",
         }
     }
 

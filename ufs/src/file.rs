@@ -3,9 +3,10 @@
 //! though a listing of everything goes down no linked directory, and nothing but regular files is an object: see
 //! [`tree`]. What else has a name counts as hidden.
 //!
-//! The directory must be the same on every host, as a network file system is. The ETag is made of modification time,
-//! size and inode, and is checked before and after each piece is read: a file that is replaced by a rename is always
-//! noticed, one that is overwritten in place within the time stamp's granularity (some milliseconds) may not be.
+//! The directory must lie in one of `ufs.file_roots`, and be the same on every host, as a network file system is. The
+//! ETag is made of modification time, size and inode, and is checked before and after each piece is read: a file that
+//! is replaced by a rename is always noticed, one that is overwritten in place within the time stamp's granularity
+//! (some milliseconds) may not be.
 //!
 //! opendal's `fs` service is not used: it trims names, and its listings return neither inode nor version.
 
@@ -25,6 +26,7 @@ use rustix::io::Errno;
 use tokio::task::spawn_blocking;
 
 use self::tree::{Found, Tree};
+use crate::allowed::FileRoots;
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
 use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
@@ -35,12 +37,14 @@ const PIECE: u64 = 1 << 20;
 #[derive(Clone, Debug)]
 pub(crate) struct FileStore {
     root: Arc<Path>,
+    allowed: FileRoots,
     label: Arc<str>,
 }
 
 impl FileStore {
-    pub(crate) fn new(directory: &str, label: &Arc<str>) -> Self {
-        Self { root: PathBuf::from(directory).into(), label: label.clone() }
+    /// The tree of a directory that must lie in one of those of `allowed`.
+    pub(crate) fn new(directory: &str, label: &Arc<str>, allowed: FileRoots) -> Self {
+        Self { root: PathBuf::from(directory).into(), allowed, label: label.clone() }
     }
 
     /// Whether a path below the directory spells a key: none with `..` does.
@@ -65,8 +69,23 @@ impl FileStore {
         }
     }
 
+    /// The open tree, which is where it may be: a link on the way to it may have become another since.
     fn tree(&self, operation: Operation, key: &str) -> Result<Tree, UfsError> {
-        Tree::open(&self.root).map_err(|error| self.failed(operation, key, error))
+        let opened = Tree::open(&self.root);
+        if !self.allowed.have_all() {
+            let real = match &opened {
+                Ok(tree) => tree.path().map_err(|error| self.failed(operation, key, error))?,
+                // Whether it is there is nobody's business unless it may be.
+                Err(_) => self.root.to_path_buf(),
+            };
+            if !self.allowed.have(&real) {
+                return Err(self.allowed.refusal(&self.root));
+            }
+        }
+        opened.map_err(|error| match operation {
+            Operation::List => UfsError::NoBucket { request: Request::new(operation, &self.label, key) },
+            _ => self.failed(operation, key, error),
+        })
     }
 
     /// An object, to be read.
@@ -91,9 +110,7 @@ impl FileStore {
     }
 
     fn list(&self, request: ListRequest<'_>) -> Result<StorePage, UfsError> {
-        let Ok(tree) = Tree::open(&self.root) else {
-            return Err(UfsError::NoBucket { request: Request::new(Operation::List, &self.label, request.prefix) });
-        };
+        let tree = self.tree(Operation::List, request.prefix)?;
         let mut page = Page {
             answer: StorePage::default(),
             after: request.token,
@@ -356,6 +373,8 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use cavern_conf::schema::Ufs;
+
     use super::*;
     use crate::store::model;
 
@@ -376,7 +395,8 @@ mod tests {
                     written.insert(key);
                 }
             }
-            let store = FileStore::new(root.path().to_str().unwrap(), &"file://model".into());
+            let roots = FileRoots::new(&Ufs { file_roots: vec!["/".into()], ..Ufs::default() });
+            let store = FileStore::new(root.path().to_str().unwrap(), &"file://model".into(), roots);
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             let listed = runtime.block_on(model::listed(&store, &prefix, ListMode::Recursive, limit));
             prop_assert_eq!(listed, model::entries(&written, &prefix, ListMode::Recursive));

@@ -19,6 +19,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod allowed;
 mod attributes;
 mod concurrency_limit;
 mod deadline;

@@ -30,6 +30,7 @@ use reqsign_aws_v4::Credential;
 use reqsign_core::{Context, OsEnv, Signer};
 use reqsign_file_read_tokio::TokioFileRead;
 
+use crate::allowed::Guard;
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
 use crate::s3::credentials::credential_chain;
@@ -76,11 +77,12 @@ pub(crate) fn open(
         (true, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
         _ => format!("{endpoint}/{bucket}"),
     };
+    let guard = Guard::new(&endpoint, &bucket_url, conf);
     let transport = match shared.transport.get() {
         Some(transport) => transport.clone(),
         None => {
             let transport =
-                Transport::new(conf.connect_timeout.get(), conf.concurrency, endpoint.starts_with("https:"))?;
+                Transport::new(conf.connect_timeout.get(), conf.concurrency, endpoint.starts_with("https:"), guard)?;
             shared.transport.get_or_init(|| transport).clone()
         }
     };

@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use cavern_conf::schema;
 use futures::{StreamExt, stream};
 
+use crate::allowed::FileRoots;
 use crate::concurrency_limit::ConcurrencyLimited;
 use crate::deadline::{TimeLimited, body_limit};
 use crate::error::{Operation, Request, UfsError};
@@ -55,7 +56,8 @@ pub enum Contents {
 }
 
 impl Ufs {
-    /// A handle on what `uri` names. Nothing is sent: [`Ufs::check`] does that.
+    /// A handle on what `uri` names. Nothing is sent: [`Ufs::check`] does that. One on what `conf` allows nobody to
+    /// reach answers each request with [`UfsError::NotAllowed`].
     ///
     /// # Errors
     /// [`UfsError::Invalid`] for a URI or an option that is wrong.
@@ -69,7 +71,8 @@ impl Ufs {
                 refuse_options(options, "file://")?;
                 let name = format!("file://{directory}");
                 let shared = SharedStore::of(&name, &name, conf.concurrency);
-                (Arc::new(FileStore::new(&directory, &shared.label)), shared, String::new())
+                let store = FileStore::new(&directory, &shared.label, FileRoots::new(conf));
+                (Arc::new(store), shared, String::new())
             }
             Location::Memory { name, prefix } => {
                 refuse_options(options, "memory://")?;

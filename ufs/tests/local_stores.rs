@@ -139,6 +139,64 @@ async fn nothing_in_a_tree_is_waited_for_or_leads_out_of_it() {
 }
 
 #[tokio::test]
+async fn a_tree_lies_in_an_allowed_directory() {
+    let top = tempfile::tempdir().unwrap();
+    let path = |name: &str| top.path().join(name);
+    for directory in ["in/tree", "outside", "inside"] {
+        std::fs::create_dir_all(path(directory)).unwrap();
+        std::fs::write(path(directory).join("x"), "x").unwrap();
+    }
+    let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, path(name)).unwrap();
+    link("../outside", "in/out");
+    link("in/tree", "way");
+    link("in", "linked");
+    let of = |root: &str, directory: &str| {
+        let conf = schema::Ufs { file_roots: vec![path(root)], ..conf() };
+        Ufs::open(&format!("file://{}", path(directory).display()), &options(&[]), &conf).unwrap()
+    };
+    for (root, directory) in [
+        ("in", "in/tree"),
+        ("in", "in"),
+        ("in/tree", "in/tree"),
+        ("in", "way"),
+        ("linked", "in/tree"),
+        ("linked", "linked/tree"),
+        ("way", "way"),
+    ] {
+        let ufs = of(root, directory);
+        ufs.check().await.unwrap();
+        assert!(keys(&ufs, "", ListMode::Recursive).await.iter().any(|key| key.ends_with('x')), "{root} {directory}");
+    }
+    for (root, directory) in [
+        ("in", "outside"),
+        ("in", "inside"),
+        ("in", "in/out"),
+        ("in/tree", "in"),
+        ("linked", "outside"),
+        ("none", "outside"),
+        // Nobody learns that it is not there.
+        ("in", "nowhere"),
+    ] {
+        let ufs = of(root, directory);
+        let refused = ufs.check().await.unwrap_err().to_string();
+        assert!(refused.contains("ufs.file_roots"), "{root} {directory}: {refused}");
+        assert!(matches!(ufs.head("x").await, Err(UfsError::NotAllowed { .. })), "{root} {directory}");
+        assert!(matches!(ufs.get_bytes("x", "", 0..1).await, Err(UfsError::NotAllowed { .. })), "{root} {directory}");
+    }
+    assert!(matches!(of("in", "in/nothing").check().await, Err(UfsError::NoBucket { .. })));
+
+    // What lay within leads out by now.
+    let ufs = of("in", "in/tree");
+    ufs.check().await.unwrap();
+    std::fs::rename(path("in/tree"), path("in/former")).unwrap();
+    link("../outside", "in/tree");
+    assert!(matches!(ufs.get_bytes("x", "", 0..1).await, Err(UfsError::NotAllowed { .. })));
+    let nothing = Ufs::open(&format!("file://{}", path("in").display()), &options(&[]), &schema::Ufs::default());
+    let refused = nothing.unwrap().check().await.unwrap_err().to_string();
+    assert!(refused.contains("no directory may be mounted here"), "{refused}");
+}
+
+#[tokio::test]
 async fn what_is_no_object_is_counted_once_however_many_pages_there_are() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path();

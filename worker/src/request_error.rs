@@ -41,7 +41,7 @@ impl From<UfsError> for Refusal {
         let status = match &error {
             UfsError::NotFound { .. } => Status::NotFound,
             UfsError::VersionChanged { .. } => Status::VersionChanged,
-            UfsError::Denied { .. } => Status::Denied,
+            UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Status::Denied,
             UfsError::NoBucket { .. }
             | UfsError::Unavailable { .. }
             | UfsError::Deadline { .. }

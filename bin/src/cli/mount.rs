@@ -41,6 +41,9 @@ const REPLICAS: RangeInclusive<i64> = 1..=REPLICAS_MAX as i64;
   s3.force.path.style      true: http://host/BUCKET/KEY,
                            false: http://BUCKET.host/KEY
 
+Masters, workers and clients open what their configuration lets them: directories of file:// must lie in one of \
+ufs.file_roots, and endpoints at loopback or link-local addresses must be in ufs.endpoints.
+
 A secret on a command line is seen by every user of the host, and kept by the shell: give it with --credentials-file, \
 --credentials-env or --credentials-profile. Without any credentials each process of the cluster looks in its own \
 environment, which is not the one of this command.

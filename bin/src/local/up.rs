@@ -289,6 +289,13 @@ fn write_conf(cluster: &Cluster, mut config: Config) -> Result<(), CliError> {
     if let Some(fuse) = cluster.fuse.first() {
         config.fuse.mount_point.clone_from(&fuse.mount_point);
     }
+    // Mounts lead where whoever starts the cluster may go, with no more rights than that, and to its object store.
+    if config.ufs.file_roots.is_empty() {
+        config.ufs.file_roots.push(PathBuf::from("/"));
+    }
+    if !config.ufs.endpoints.contains(&cluster.s3.listen) {
+        config.ufs.endpoints.push(cluster.s3.listen.clone());
+    }
     // Other files would be those of other processes.
     config.security = if cluster.secure { certificates::of_admin(cluster) } else { Security::default() };
     let head = "# Written by `cv local up` at every start; changes made here are lost.\n\n";

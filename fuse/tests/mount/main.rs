@@ -56,6 +56,7 @@ impl Mounted {
         let (master, address) = runtime.block_on(Master::start(&bucket, is_writable, stop_master.clone()));
         let mut config = Config::default();
         config.cluster.masters = vec![address.to_string()];
+        config.ufs.file_roots = vec!["/".into()];
         config.fuse.mount_point = directory.path().join("mnt");
         config.fuse.http_listen = "127.0.0.1:0".to_owned();
         config.client.metadata_timeout = Interval::millis(2000);

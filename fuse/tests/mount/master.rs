@@ -126,7 +126,8 @@ impl Master {
     /// Starts a master whose namespace shows the directory `bucket` at `/data`.
     pub async fn start(bucket: &std::path::Path, is_writable: bool, stop: CancellationToken) -> (Self, SocketAddr) {
         let uri = format!("file://{}", bucket.display());
-        let ufs = Ufs::open(&uri, &HashMap::new(), &schema::Ufs::default()).unwrap();
+        let conf = schema::Ufs { file_roots: vec!["/".into()], ..schema::Ufs::default() };
+        let ufs = Ufs::open(&uri, &HashMap::new(), &conf).unwrap();
         let state = State {
             uri,
             ufs,

@@ -42,6 +42,7 @@ impl Kernel {
         let (master, address) = runtime.block_on(Master::start(&bucket, true, stop_master.clone()));
         let mut config = Config::default();
         config.cluster.masters = vec![address.to_string()];
+        config.ufs.file_roots = vec!["/".into()];
         config.client.staging_directory = PathBuf::from(directory.path());
         let invalidations = Invalidations::new();
         let identity = Identity { name: "played".to_owned(), place: String::new() };

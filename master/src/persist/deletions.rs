@@ -127,7 +127,7 @@ impl Persistence {
 
 fn blame(error: &UfsError) -> FailureKind {
     match error {
-        UfsError::Denied { .. } | UfsError::NoBucket { .. } => FailureKind::Denied,
+        UfsError::Denied { .. } | UfsError::NotAllowed { .. } | UfsError::NoBucket { .. } => FailureKind::Denied,
         error if error.is_temporary() => FailureKind::Bucket,
         _ => FailureKind::Item,
     }

@@ -173,6 +173,7 @@ impl TestMaster {
         config.master.data_dir = dir.path().join("master");
         config.cluster.masters = vec![grpc.local_addr().unwrap().to_string()];
         config.ufs.retries = 0;
+        config.ufs.file_roots = vec!["/".into()];
         config.ufs.retry_backoff = Interval::millis(1);
         let (metrics, stop) = (MasterMetrics::new(), CancellationToken::new());
         let started = Master::start(config.clone(), grpc, fillers, clock, metrics, stop);

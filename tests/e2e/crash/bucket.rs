@@ -25,7 +25,9 @@ impl Bucket {
         let options = options.iter().filter_map(|option| option.split_once('='));
         let options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         let _inside = runtime.enter();
-        let ufs = Ufs::open(&format!("s3://{bucket}"), &options, &cavern_conf::Config::default().ufs).unwrap();
+        let mut conf = cavern_conf::Config::default().ufs;
+        conf.endpoints.push("127.0.0.1".to_owned());
+        let ufs = Ufs::open(&format!("s3://{bucket}"), &options, &conf).unwrap();
         drop(_inside);
         Self { runtime, ufs }
     }

@@ -3,15 +3,16 @@
 //! The kernel resolves each path beneath the tree's directory (openat2(2)): a symbolic link is followed while it stays
 //! within the tree, so one that is absolute never is, and neither are the magic links of `/proc`. A race with somebody
 //! who moves directories about cannot lead out either. The way to the tree's own directory is the administrator's, and
-//! may have any links.
+//! may have any links; where it leads is looked at in the open directory
+//! ([`Tree::path`]).
 //!
 //! Only regular files are objects. What else there is, is looked at without opening it: to open a FIFO waits for its
 //! other end, and to open a device may do anything.
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat};
 use rustix::io::Errno;
@@ -27,6 +28,11 @@ impl Tree {
     pub(super) fn open(root: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self { root: openat(CWD, root, flags, Mode::empty())? })
+    }
+
+    /// Where it is: the path that the kernel has for it, without links.
+    pub(super) fn path(&self) -> io::Result<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.root.as_raw_fd()))
     }
 
     fn beneath(&self, path: &str, flags: OFlags) -> io::Result<File> {

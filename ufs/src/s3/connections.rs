@@ -23,8 +23,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::service::Service as _;
-use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
-use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_rustls::MaybeHttpsStream;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
@@ -34,6 +33,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::failure::Failure;
+use super::transport::Connector;
 
 /// A connection that finds more to do this often in a row lets others have their turn.
 const POLLS_IN_A_ROW: usize = 4;
@@ -46,7 +46,7 @@ type Driver = http1::Connection<MaybeHttpsStream<TokioIo<TcpStream>>, Full<Bytes
 pub(super) struct Connections(Arc<Pool>);
 
 struct Pool {
-    connector: TowerToHyperService<HttpsConnector<HttpConnector>>,
+    connector: TowerToHyperService<Connector>,
     protocol: http1::Builder,
     /// Those used last are at the end.
     idle: Mutex<Vec<Idle>>,
@@ -98,12 +98,7 @@ pub(crate) struct DrivenBody {
 impl Connections {
     /// Keeps at most `idle_max` idle connections, none for longer than `idle_time`. Of a connection at most
     /// `receive_bytes` are read at a time.
-    pub(super) fn new(
-        connector: HttpsConnector<HttpConnector>,
-        idle_max: usize,
-        idle_time: Duration,
-        receive_bytes: usize,
-    ) -> Self {
+    pub(super) fn new(connector: Connector, idle_max: usize, idle_time: Duration, receive_bytes: usize) -> Self {
         let mut protocol = http1::Builder::new();
         protocol.max_buf_size(receive_bytes);
         Self(Arc::new(Pool {

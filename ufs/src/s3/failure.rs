@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 
+use crate::allowed::not_allowed;
 use crate::error::{Request, UfsError, chain};
 use crate::s3::listing::error_document;
 
@@ -47,9 +48,10 @@ impl Failure {
     /// What this means for `request`; `etag` is the version it asked for.
     pub(crate) fn into_ufs(self, request: Request, etag: &str) -> UfsError {
         match self {
-            Self::Broken { .. } => {
-                UfsError::Unavailable { request, reason: chain(&self), source: Some(Arc::new(self)) }
-            }
+            Self::Broken { ref source, .. } => match not_allowed(&**source) {
+                Some(refused) => refused,
+                None => UfsError::Unavailable { request, reason: chain(&self), source: Some(Arc::new(self)) },
+            },
             Self::Shorter { .. } => {
                 UfsError::VersionChanged { request, etag: etag.to_owned(), reason: self.to_string() }
             }

@@ -16,11 +16,11 @@ use http_body_util::{BodyDataStream, BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use opendal::{Buffer, HttpBody, HttpTransport};
 use rustls::RootCertStore;
 
+use crate::allowed::{Guard, GuardedConnector};
 use crate::error::UfsError;
 use crate::s3::connections::{Connections, DrivenBody};
 use crate::s3::failure::Failure;
@@ -43,21 +43,30 @@ static ROOTS: LazyLock<Arc<RootCertStore>> = LazyLock::new(|| {
     Arc::new(roots)
 });
 
+/// It connects where its guard lets it.
+pub(super) type Connector = HttpsConnector<GuardedConnector>;
+
 #[derive(Clone)]
 pub(crate) struct Transport {
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    client: Client<Connector, Full<Bytes>>,
     gets: Connections,
 }
 
 impl Transport {
     /// `connect_timeout` is for TCP alone (looking up the name and TLS fall under the deadline of the request);
     /// `connections` is how many idle ones are kept.
-    pub(crate) fn new(connect_timeout: Duration, connections: usize, is_https: bool) -> Result<Self, UfsError> {
-        let mut tcp = HttpConnector::new();
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        tcp.set_connect_timeout(Some(connect_timeout));
-        tcp.set_keepalive(Some(IDLE));
+    pub(crate) fn new(
+        connect_timeout: Duration,
+        connections: usize,
+        is_https: bool,
+        guard: Guard,
+    ) -> Result<Self, UfsError> {
+        let tcp = GuardedConnector::new(guard, |tcp| {
+            tcp.enforce_http(false);
+            tcp.set_nodelay(true);
+            tcp.set_connect_timeout(Some(connect_timeout));
+            tcp.set_keepalive(Some(IDLE));
+        });
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let tls = tls

@@ -26,6 +26,8 @@ pub fn conf() -> schema::Ufs {
         retry_backoff: Interval::millis(1),
         retry_backoff_max: Interval::millis(4),
         concurrency: 64,
+        file_roots: vec!["/".into()],
+        endpoints: vec!["127.0.0.1".to_owned()],
     }
 }
 
