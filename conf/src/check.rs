@@ -154,6 +154,7 @@ fn worker(config: &Config, rules: &mut Rules<'_>) {
     rules.listen_address("worker.http_listen", &worker.http_listen);
     rules.distinct(["worker.listen", "worker.http_listen"], &worker.listen, &worker.http_listen);
     rules.advertised("worker.advertise", &worker.advertise, "node7:7710");
+    rules.audit_log("worker.audit_log", &worker.audit_log);
     rules.require(!worker.dirs.is_empty(), &["worker.dirs"], || {
         "must name at least one directory, as [\"[SSD:1TB]/nvme0/cavern\"]".to_owned()
     });

@@ -123,6 +123,8 @@ pub struct Worker {
     pub socket: PathBuf,
     /// `[TIER:CAPACITY]/path`; tiers MEM, SSD, HDD; without capacity: what the file system has.
     pub dirs: Vec<String>,
+    /// As that of the master.
+    pub audit_log: String,
     /// Fractions of a directory's capacity: eviction starts above the one and stops below the other.
     pub high_watermark: f64,
     pub low_watermark: f64,
@@ -368,6 +370,7 @@ impl Default for Worker {
             advertise: String::new(),
             socket: PathBuf::new(),
             dirs: vec![text("[SSD]/var/lib/cavern/worker")],
+            audit_log: String::new(),
             high_watermark: 0.99,
             low_watermark: 0.98,
             index_cache: ByteSize::mib(32),

@@ -20,7 +20,9 @@ fn lines(log: &Path, operation: &str) -> Vec<Value> {
 fn whatever_is_done_to_a_cluster_has_a_line_with_who_did_it() {
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("audit-master");
-    let conf = format!("[master]\naudit_log = \"{}\"\n", log.display());
+    let worker_log = directory.path().join("audit-worker");
+    let conf =
+        format!("[master]\naudit_log = \"{}\"\n[worker]\naudit_log = \"{}\"\n", log.display(), worker_log.display());
     let cluster = Cluster::up(Options { secure: true, conf, ..Options::default() });
     let line = |operation: &str| {
         let mut lines = lines(&log, operation);
@@ -55,6 +57,14 @@ fn whatever_is_done_to_a_cluster_has_a_line_with_who_did_it() {
     let refusal = line("Unmount");
     assert_eq!(role(&refusal), "client");
     assert!(refusal["result"].as_str().unwrap().contains("it takes a certificate of the role admin"), "{refusal}");
+    fs::write(cluster.path("fs/file"), [7; 10_000]).unwrap();
+    fs::remove_file(cluster.path("fs/file")).unwrap();
+    let freed = eventually("the worker has freed the block", PATIENCE * 6, || lines(&worker_log, "Free").pop());
+    assert_eq!(
+        (role(&freed).as_str(), &freed["subject"], &freed["result"]),
+        ("master", &"1 blocks".into(), &"ok".into())
+    );
+
     cluster.cv(&["umount", "/fs"]);
     let unmounted = line("Unmount");
     assert_eq!((role(&unmounted).as_str(), &unmounted["subject"]), ("admin", &"/fs".into()));

@@ -21,7 +21,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::data::{Evicted, evicted};
 use cavern_proto::frame::{FrameKind, encode_frame};
-use cavern_security::Transport;
+use cavern_security::{AuditLog, Transport};
 use parking_lot::RwLock;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, broadcast, mpsc};
@@ -95,6 +95,7 @@ pub struct Serving {
     pub membership: Arc<Membership>,
     /// How TCP clients are to speak.
     pub transport: Transport,
+    pub audit: AuditLog,
     pub metrics: WorkerMetrics,
     /// Budget for buffers, and its size, in KiB.
     pub memory: Arc<Semaphore>,
@@ -130,8 +131,19 @@ impl Server {
     /// Serves until `stop`; then answers what is in flight, for a few seconds at most, and returns. The socket file is
     /// removed.
     pub async fn serve(self, serving: Serving, stop: CancellationToken) {
-        let Serving { store, fills, uploads, membership, transport, metrics, memory, memory_kib, evictions, cores } =
-            serving;
+        let Serving {
+            store,
+            fills,
+            uploads,
+            membership,
+            transport,
+            audit,
+            metrics,
+            memory,
+            memory_kib,
+            evictions,
+            cores,
+        } = serving;
         let (frames, _) = broadcast::channel(EVICTION_FRAMES);
         let spares = Arc::new(Semaphore::new(SPARES_KIB));
         let service = Service { store, fills, uploads, metrics, memory, memory_kib, spares };
@@ -139,6 +151,7 @@ impl Server {
             service: Arc::new(service),
             membership,
             transport,
+            audit,
             evictions: frames.clone(),
             stop: stop.clone(),
         });

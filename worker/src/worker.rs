@@ -8,7 +8,7 @@ use std::time::Duration;
 use cavern_conf::process::{self, HttpServer, Metrics};
 use cavern_conf::{Config, DirSpec, schema};
 use cavern_net::{MasterChannel, WorkerPool};
-use cavern_security::Transport;
+use cavern_security::{AuditLog, Transport};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -68,6 +68,7 @@ pub async fn run_with_replays(
     registry.with_registry(cavern_ufs::register_metrics);
     let metrics = WorkerMetrics::new(&registry);
     let transport = Transport::of(&config)?;
+    let audit = AuditLog::open(&config.worker.audit_log)?;
     transport.register_metrics(&registry);
     let master = MasterChannel::new(&config)?;
     let socket = socket_path(&config.worker, &directories)?;
@@ -168,6 +169,7 @@ pub async fn run_with_replays(
         uploads: uploads.clone(),
         membership,
         transport,
+        audit,
         metrics,
         memory,
         memory_kib,

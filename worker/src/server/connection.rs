@@ -22,7 +22,7 @@ use cavern_proto::data::{
     QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
 };
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, MAX_WRITE_BYTES, PROTOCOL_VERSION};
-use cavern_security::Transport;
+use cavern_security::{AuditLog, Audited, Transport};
 use prost::Message;
 use tokio::io::Interest;
 use tokio::sync::broadcast;
@@ -69,6 +69,7 @@ pub(super) struct Shared {
     pub service: Arc<Service>,
     pub membership: Arc<Membership>,
     pub transport: Transport,
+    pub audit: AuditLog,
     /// Frames for clients that hold descriptors.
     pub evictions: broadcast::Sender<Bytes>,
     pub stop: CancellationToken,
@@ -87,6 +88,8 @@ struct Pending {
 pub(super) struct Connection {
     socket: Socket,
     peer: Peer,
+    /// Its address; empty for the Unix socket.
+    from: String,
     /// A frame of this peer was refused, and the log has it.
     refusal_told: bool,
     shared: Arc<Shared>,
@@ -110,11 +113,12 @@ pub(super) struct Connection {
 
 impl Connection {
     /// To be served where the seat is.
-    pub(super) fn new(socket: Socket, peer: Peer, shared: Arc<Shared>, seat: Seat) -> Self {
+    pub(super) fn new(socket: Socket, peer: Peer, from: String, shared: Arc<Shared>, seat: Seat) -> Self {
         let outgoing = Outgoing::new(shared.service.spares.clone());
         Self {
             socket,
             peer,
+            from,
             refusal_told: false,
             shared,
             seat,
@@ -348,6 +352,9 @@ impl Connection {
                 let request = decode::<FreeRequest>(message)?;
                 if let Err(refusal) = self.peer.check_free(&request) {
                     return self.deny(&header, refusal);
+                }
+                if self.shared.audit.is_on() {
+                    self.audit(header.kind, &format!("{} blocks", request.blocks.len()), Ok(()));
                 }
                 self.wait_for(id, length, move || Segment::of(FrameKind::FreeReply, id, &service.free(request)));
             }
@@ -603,6 +610,12 @@ impl Connection {
         self.outgoing.push(Segment::of(FrameKind::Failure, request_id, &failure));
     }
 
+    /// What this peer has asked for, and what came of it.
+    fn audit(&self, kind: FrameKind, subject: &str, result: Result<(), &str>) {
+        let (identity, peer, operation) = (self.peer.identity(), &self.from, &format!("{kind:?}"));
+        self.shared.audit.record(Audited { identity, peer, operation, subject, result });
+    }
+
     /// Does not do what this peer may not ask for. The connection goes on, but for what nobody asks for.
     ///
     /// # Errors
@@ -610,6 +623,7 @@ impl Connection {
     fn deny(&mut self, header: &FrameHeader, refusal: Refusal) -> Result<(), Refusal> {
         if !std::mem::replace(&mut self.refusal_told, true) {
             warn!(peer = %self.peer, "a request is refused: {}", refusal.message);
+            self.audit(header.kind, "", Err(&refusal.message));
         }
         if roles::senders(header.kind).is_empty() {
             return Err(refusal);

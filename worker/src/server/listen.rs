@@ -109,7 +109,7 @@ pub(super) async fn accept(tcp: TcpListener, unix: UnixListener, shared: Arc<Sha
 async fn serve(socket: Socket, shared: Arc<Shared>, seat: Seat, told: Arc<Mutex<Option<Instant>>>) {
     let from = socket.peer();
     match shared.stop.run_until_cancelled(secured(socket, &shared.transport)).await {
-        Some(Ok((socket, peer))) => Connection::new(socket, peer, shared, seat).serve().await,
+        Some(Ok((socket, peer))) => Connection::new(socket, peer, from, shared, seat).serve().await,
         Some(Err(error)) => {
             shared.service.metrics.connections_refused.inc();
             let last = told.lock().replace(Instant::now());

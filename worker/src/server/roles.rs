@@ -69,6 +69,14 @@ pub(super) fn is_order(kind: FrameKind) -> bool {
 }
 
 impl Peer {
+    /// What it has shown, where connections are secured.
+    pub(super) fn identity(&self) -> Option<&Identity> {
+        match self {
+            Self::Known(identity) => Some(identity),
+            Self::Anybody | Self::SameHost => None,
+        }
+    }
+
     /// Whether it may send such a frame.
     ///
     /// # Errors

@@ -104,6 +104,7 @@ impl Fixture {
             uploads: uploads.clone(),
             membership: membership.clone(),
             transport,
+            audit: AuditLog::default(),
             metrics: metrics.clone(),
             memory: memory.clone(),
             memory_kib: 64 << 10,
