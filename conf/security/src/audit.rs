@@ -2,7 +2,7 @@
 //! among the lines of the log.
 
 use std::fmt::{self, Display};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ impl AuditLog {
     /// disk.
     ///
     /// # Errors
-    /// [`SecurityError::Unwritable`] when the file cannot be opened.
+    /// [`SecurityError::Unwritable`] when the file cannot be opened, or is that of another process.
     pub fn open(target: &str) -> Result<Self, SecurityError> {
         let sink = match target {
             "" => return Ok(Self(None)),
@@ -129,6 +129,11 @@ struct Rotated {
 impl Rotated {
     fn open(path: &Path, rotate_at: u64) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path)?;
+        // Two processes would put each other's lines aside.
+        file.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => io::Error::other("another process writes its audit log there"),
+            TryLockError::Error(error) => error,
+        })?;
         let length = file.metadata()?.len();
         Ok(Self { path: path.to_owned(), file, length, rotate_at })
     }
@@ -186,6 +191,7 @@ mod tests {
         };
         for _process in 0..2 {
             let audit = AuditLog::open(path.to_str().unwrap()).unwrap();
+            assert!(AuditLog::open(path.to_str().unwrap()).unwrap_err().to_string().contains("another process"));
             audit.record(mount);
             audit.record(Audited { identity: None, result: Err("no\nsuch"), ..mount });
         }
