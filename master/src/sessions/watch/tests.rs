@@ -512,7 +512,7 @@ async fn a_session_is_that_of_whoever_has_opened_it_for_as_long_as_it_may_come_b
     let lease = Duration::from_secs(60);
     let hub = hub(lease);
     let [own, other] = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
-    let by = |session: u64, owner| Before { owner: Some(owner), ..Before::of(session, true) };
+    let by = |session: u64, owner| Before { owner: Some(owner), ..Before::of(session, session != 0) };
     let opened = |before| hub.open("a", before).map(|session| (session.id(), session));
     let (id, session) = opened(by(0, &own)).unwrap();
     let denied = |asked: Result<(), MasterError>| assert!(matches!(asked, Err(MasterError::Denied(_))), "{asked:?}");
