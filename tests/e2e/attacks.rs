@@ -27,6 +27,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+mod workers;
+
 const PATIENCE: Duration = Duration::from_secs(10);
 const DAY: Duration = Duration::from_secs(86_400);
 

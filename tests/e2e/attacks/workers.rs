@@ -1,0 +1,80 @@
+//! What passes for a worker, or has workers write what is not theirs.
+
+use cavern_proto::data::PersistRequest;
+use cavern_proto::frame::encode_frame;
+use cavern_proto::master::{ListClaimsRequest, StatusRequest, Worker};
+
+use super::*;
+use crate::bucket::Bucket;
+
+#[test]
+fn nobody_takes_the_place_of_a_worker() {
+    let cluster = up();
+    let tree = cluster.seed("bucket", "", 5, 50_000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    let [attacker, admin] = [Role::Worker, Role::Admin].map(|role| Somebody::of(&cluster, role));
+    let mut calls = ClusterClient::new(admin.channel(&cluster));
+    let status = admin.answer(calls.status(StatusRequest {})).unwrap().into_inner();
+    let victim = status.workers.unwrap().workers[0].clone();
+    let mut calls = ClusterClient::new(attacker.channel(&cluster));
+    let refused = |what: &str, answered: Option<Status>| {
+        let status = answered.unwrap_or_else(|| panic!("{what} was accepted"));
+        assert_eq!(status.code(), Code::PermissionDenied, "{what}: {status:?}");
+        assert!(status.message().contains("and this one is \"attacker\""), "{what}: {status:?}");
+    };
+    let claims = ListClaimsRequest {
+        worker_id: victim.id,
+        cluster_id: status.cluster_id.clone(),
+        ..ListClaimsRequest::default()
+    };
+    // The worker is its certificate's as soon as the master has agreed with itself that it knows what that is.
+    let owned =
+        eventually("the worker has an owner", PATIENCE, || attacker.answer(calls.list_claims(claims.clone())).err());
+    refused("ListClaims", Some(owned));
+    let before = state(&cluster);
+    let beat = HeartbeatRequest { worker_id: victim.id, capacity_bytes: 1, ..HeartbeatRequest::default() };
+    refused("Heartbeat", attacker.answer(calls.heartbeat(beat)).err());
+    // As a worker that has lost its disks: the one before would leave the table, and its blocks with it.
+    let worker = Worker { data_address: victim.data_address.clone(), ..Worker::default() };
+    let uuid = vec![7; 16].into();
+    let register = RegisterWorkerRequest { uuid, cluster_id: status.cluster_id, worker: Some(worker) };
+    refused("RegisterWorker", attacker.answer(calls.register_worker(register)).err());
+    assert_eq!(state(&cluster), before);
+    let mut calls = ClusterClient::new(admin.channel(&cluster));
+    let workers = admin.answer(calls.list_workers(ListWorkersRequest {})).unwrap().into_inner().workers;
+    let places = |workers: &[Worker]| workers.iter().map(|w| (w.id, w.data_address.clone())).collect::<Vec<_>>();
+    assert_eq!(places(&workers), places(&[victim]));
+    cluster.assert_tree("data", "", &tree);
+}
+
+#[test]
+fn workers_write_nothing_that_is_not_in_the_prefix_of_a_mount() {
+    let cluster = up();
+    let tree = cluster.seed("bucket", "read/", 5, 50_000);
+    cluster.mount("s3://bucket/read", "/read", &[]);
+    cluster.mount_fs_mode("s3://bucket/own", "/own", &[]);
+    let (admin, master) = (Somebody::of(&cluster, Role::Admin), Somebody::of(&cluster, Role::Master));
+    let mut calls = ClusterClient::new(admin.channel(&cluster));
+    let mounts = admin.answer(calls.list_mounts(ListMountsRequest {})).unwrap().into_inner().mounts;
+    let id_of = |path: &str| mounts.iter().find(|mount| mount.path == path).unwrap().id;
+    let persist = |mount_id: u32, key: &str| {
+        let (key, inline) = (key.to_owned(), "evil".into());
+        let request =
+            PersistRequest { mount_id, key, inline, length: 4, deadline_ms: 5000, ..PersistRequest::default() };
+        let mut bytes = hello();
+        bytes.extend(encode_frame(FrameKind::Persist, 1, &request, 0));
+        bytes
+    };
+    let bucket = Bucket::of(&cluster, "bucket");
+    let before = bucket.objects();
+    for (mount, key, reason) in [
+        ("/own", "read/evil", "is not within \"own/\""),
+        ("/own", "ownevil", "is not within \"own/\""),
+        ("/read", "read/evil", "is no fs-mode mount"),
+    ] {
+        let answer = master.ask_worker(&cluster, &persist(id_of(mount), key), reason).unwrap();
+        assert!(answer.contains(reason), "{key}: {answer}");
+    }
+    assert_eq!(bucket.objects(), before);
+    cluster.assert_tree("read", "read/", &tree);
+}
