@@ -41,8 +41,9 @@ fn whatever_is_done_to_a_cluster_has_a_line_with_who_did_it() {
         let of_clients = |line: &Value| role(line) == "client" && line["result"] == "ok";
         lines(&log, "GetCredentials").iter().any(of_clients).then_some(())
     });
-    assert!(cluster.try_cv(&["mount", "s3://bucket/other", "/fs", "--write-type", "fs-mode"]).code != 0);
-    assert!(line("Mount")["result"].as_str().unwrap().contains("/fs"), "{}", line("Mount"));
+    let failed = cluster.try_cv(&["mount", "file:///no/such/directory", "/other", "--write-type", "cache-mode"]);
+    assert!(failed.code == 1 && failed.stderr.contains("/no/such/directory"), "{failed:?}");
+    assert!(line("Mount")["result"].as_str().unwrap().contains("/no/such/directory"), "{}", line("Mount"));
 
     cluster.cv(&["fs", "quota", "set", "/fs", "--bytes", "1GiB"]);
     let quota = line("SetQuota");
