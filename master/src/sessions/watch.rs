@@ -330,7 +330,9 @@ impl WatchHub {
             {
                 let mut state = self.state.lock();
                 let before = state.places.get(place).copied().filter(|before| *before != session);
-                if before.is_some_and(|before| state.owners.get(&before) != state.owners.get(&session)) {
+                // Of one that is over nobody is the owner.
+                let owner = before.and_then(|before| state.owners.get(&before));
+                if owner.is_some() && owner != state.owners.get(&session) {
                     // It is somebody else's place.
                     return None;
                 }
@@ -352,7 +354,10 @@ impl WatchHub {
     /// # Errors
     /// [`MasterError::Denied`] when it is somebody else's.
     pub fn check_owner(&self, session: u64, asker: Option<&Identity>) -> Result<(), MasterError> {
-        self.state.lock().check_owner(session, asker)
+        match asker {
+            Some(_) => self.state.lock().check_owner(session, asker),
+            None => Ok(()),
+        }
     }
 
     /// Whether the master has received a message of a session within its lease.

@@ -529,6 +529,9 @@ async fn a_session_is_that_of_whoever_has_opened_it_for_as_long_as_it_may_come_b
     assert_eq!(back, id);
     hub.end(id);
     assert!(hub.check_owner(id, Some(&other)).is_ok() && hub.state.lock().owners.len() == 1);
+    // Whoever comes next to its place has it.
+    assert_eq!(hub.supersede_client("here", stranger).await, None);
+    assert_eq!(hub.state.lock().places["here"], stranger);
     // Where nobody has shown who he is, nothing is anybody's.
     let plain = hub.open("a", Before::default()).unwrap();
     assert!(hub.check_owner(plain.id(), None).is_ok());
