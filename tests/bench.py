@@ -102,8 +102,9 @@ def stop_plainfs(plainfs, mount):
 
 
 class Bench:
-    def __init__(self, directory, images, stream_bytes):
+    def __init__(self, directory, images, stream_bytes, secure):
         self.directory = directory
+        self.secure = secure
         self.images = images
         self.stream_bytes = stream_bytes
         self.source = directory / "source"
@@ -140,8 +141,11 @@ class Bench:
 
     def up(self):
         self.mount.mkdir(exist_ok=True)
-        seconds = timed(self.cv, "local", "up", "--dir", self.cluster, "--mount-point", self.mount)
+        secure = ("--secure",) if self.secure else ()
+        seconds = timed(self.cv, "local", "up", "--dir", self.cluster, "--mount-point", self.mount, *secure)
         self.status = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))
+        if self.secure:
+            os.environ["CV_CONF"] = self.status["conf"]
         return seconds
 
     def attach(self, name, mode="cache_mode", path=None):
@@ -488,8 +492,9 @@ def main():
     parser.add_argument("--dir", type=Path, required=True, help="on the disk to measure; 6 GB are needed")
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--stream-bytes", type=int, default=2 << 30)
+    parser.add_argument("--secure", action="store_true", help="the processes show certificates: what TLS costs")
     options = parse_sections(parser, sections)
-    bench = Bench(options.dir.resolve(), options.images, options.stream_bytes)
+    bench = Bench(options.dir.resolve(), options.images, options.stream_bytes, options.secure)
     bench.set_up()
     try:
         seconds = bench.up()

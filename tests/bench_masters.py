@@ -75,11 +75,12 @@ def look(directory, done, longest):
 
 
 class Group:
-    def __init__(self, directory, masters=3, conf=""):
+    def __init__(self, directory, masters=3, conf="", secure=False):
         self.directory = directory
         file = directory.parent / f"{directory.name}.toml"
         file.write_text(conf)
-        self.cv("local", "up", "--dir", directory, "--masters", masters, "--conf", file)
+        self.cv("local", "up", "--dir", directory, "--masters", masters, "--conf", file,
+                *(("--secure",) if secure else ()))
         s3 = self.status()["s3"]
         self.cv("local", "seed", "--dir", directory, self.seed(), "s3://files/seed")
         self.cv("mount", "s3://files/data", "/files", "--write-type", "fs-mode", "--local", directory,

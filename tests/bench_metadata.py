@@ -5,6 +5,7 @@ Needs root and the release build of `cv` and `metaload`:
 
     tests/bench_metadata.py --dir /data/bench                        # 1 and 3 masters; 1, 40 and 400 clients
     tests/bench_metadata.py --dir /data/bench --masters 1 --tasks 40 --watchers 1000
+    tests/bench_metadata.py --dir /data/bench --masters 1 --tasks 40 --secure     # over TLS
 
 Starts a cluster of its own for each number of masters. Figures of calls stand beside that of an empty gRPC service with
 as many clients, measured just before; those of programs beside the same in a directory of the local disk, which notes
@@ -73,20 +74,23 @@ def main():
     parser.add_argument("--tasks", type=int, action="append")
     parser.add_argument("--seconds", type=int, default=4)
     parser.add_argument("--watchers", type=int, default=0)
+    parser.add_argument("--secure", action="store_true", help="the processes show certificates: what TLS costs")
     options = parser.parse_args()
     options.dir.mkdir(parents=True, exist_ok=True)
     for masters in options.masters or [1, 3]:
         directory = options.dir / f"metadata{masters}"
         # What is changed goes to the bucket later, or never: that is not measured here.
-        group = Group(directory, masters, '[master]\npersist_delay = "1h"\n')
+        group = Group(directory, masters, '[master]\npersist_delay = "1h"\n', options.secure)
         try:
             for tasks in options.tasks or [1, 40, 400]:
                 load = ["--tasks", tasks, "--seconds", options.seconds]
                 with Echo() as echo:
                     rows = measure("echo", echo.address, *load)
                 for watchers in sorted({0, options.watchers}):
-                    leader = group.status()["masters"][group.leader()]["grpc"]
-                    found = measure("master", leader, "/files", "--watchers", watchers, *load)
+                    status = group.status()
+                    leader = status["masters"][group.leader()]["grpc"]
+                    conf = ("--conf", status["conf"]) if options.secure else ()
+                    found = measure("master", leader, "/files", "--watchers", watchers, *conf, *load)
                     beside = f", {watchers} watch" if watchers else ""
                     table(f"{masters} master(s), {tasks} client(s){beside}", rows | found)
                 disk = in_directory(options.dir / "disk", *load)

@@ -1,6 +1,7 @@
 //! Tests of the master as a whole, in one process: a real database, a real log, buckets in memory.
 
 mod announce;
+mod arbitrary;
 mod batches;
 mod clock;
 mod coherence;

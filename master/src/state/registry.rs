@@ -83,8 +83,11 @@ pub fn refusal_of_owner(record: &WorkerRecord, asker: &str) -> Option<String> {
 
 /// Gives a master an id that none has had: one that was removed may still be running somewhere.
 pub fn reserve_master_id(transaction: &mut Transaction<'_>, largest: u64) -> Outcome {
-    transaction.counters.master = transaction.counters.master.max(largest) + 1;
-    Outcome::MasterId(transaction.counters.master)
+    let Some(id) = transaction.counters.master.max(largest).checked_add(1) else {
+        return Outcome::Refused("there are no ids of masters left".into());
+    };
+    transaction.counters.master = id;
+    Outcome::MasterId(id)
 }
 
 /// Marks a worker live or lost.

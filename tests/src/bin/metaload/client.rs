@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_net::master::connected;
 use cavern_proto::master::cluster_client::ClusterClient;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_client::NamespaceClient;
@@ -11,6 +12,7 @@ use cavern_proto::master::{
     CreateInode, GetInodeRequest, GetLayoutRequest, Kind, LookupRequest, MutateReply, MutateRequest, Mutation,
     ReadDirRequest, RemoveName, RenameName, ResolveRequest, WatchEvent, WatchRequest,
 };
+use cavern_security::Transport;
 use futures::StreamExt;
 use futures::future::try_join_all;
 use futures::stream::iter;
@@ -30,12 +32,12 @@ const CONNECTIONS: usize = 16;
 const BEGIN: usize = 50;
 
 /// Connections to one address, for so many clients.
-pub async fn channels(address: &str, clients: usize) -> Result<Vec<Channel>, Failure> {
+pub async fn channels(address: &str, transport: &Transport, clients: usize) -> Result<Vec<Channel>, Failure> {
     let connect = (0..clients.clamp(1, CONNECTIONS)).map(|_| async {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))?.tcp_nodelay(true);
         // So that no stream waits for others to be read.
         let endpoint = endpoint.initial_stream_window_size(1 << 20).initial_connection_window_size(16 << 20);
-        Ok::<_, Failure>(endpoint.connect().await?)
+        Ok::<_, Failure>(connected(&endpoint, transport).await?)
     });
     try_join_all(connect).await
 }
@@ -74,8 +76,13 @@ impl Session {
 }
 
 /// Clients that have looked at the directory above the one that is loaded, and are to hear of nothing.
-pub async fn watch(address: &str, directory: &str, watchers: usize) -> Result<impl Sized + use<>, Failure> {
-    let channels = channels(address, watchers).await?;
+pub async fn watch(
+    address: &str,
+    transport: &Transport,
+    directory: &str,
+    watchers: usize,
+) -> Result<impl Sized + use<>, Failure> {
+    let channels = channels(address, transport, watchers).await?;
     let above = directory.rsplit_once('/').map_or("", |(above, _)| above);
     let open = iter(0..watchers).map(|number| {
         let channel = channels[number % channels.len()].clone();
@@ -171,8 +178,14 @@ fn new_name(number: usize) -> Bytes {
 }
 
 /// The rates of all operations, one kind after the other.
-pub async fn run(address: &str, directory: &str, tasks: usize, time: Duration) -> Result<Value, Failure> {
-    let channels = channels(address, tasks).await?;
+pub async fn run(
+    address: &str,
+    transport: &Transport,
+    directory: &str,
+    tasks: usize,
+    time: Duration,
+) -> Result<Value, Failure> {
+    let channels = channels(address, transport, tasks).await?;
     let mut namespace = NamespaceClient::new(channels[0].clone());
     let above = inode_of(&mut namespace, directory.to_owned(), 0).await?;
     let begin = iter(0..tasks).map(|number| Client::begin(channels[number % channels.len()].clone(), above, number));

@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use cavern_proto::master::ListWorkersRequest;
+use cavern_security::Transport;
 use futures::future::{BoxFuture, Ready, ready};
 use serde_json::Value;
 use tokio::io::AsyncReadExt;
@@ -72,7 +73,7 @@ pub async fn serve() -> Result<(), Failure> {
 
 /// The rate of calls.
 pub async fn call(address: &str, tasks: usize, time: Duration) -> Result<Value, Failure> {
-    let channels = channels(address, tasks).await?;
+    let channels = channels(address, &Transport::Plain, tasks).await?;
     let mut clients: Vec<_> = (0..tasks).map(|task| channels[task % channels.len()].clone()).collect();
     let path = PathAndQuery::from_static("/cavern.bench.Echo/Echo");
     let echo = async |channel: &mut Channel| {

@@ -14,6 +14,8 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cavern_conf::Config;
+use cavern_security::Transport;
 use clap::{Parser, Subcommand};
 
 /// Files of the directory that is listed.
@@ -48,6 +50,9 @@ enum What {
         /// Clients besides that watch, and hear of nothing.
         #[arg(long, default_value_t = 0)]
         watchers: usize,
+        /// The configuration of a cluster whose connections are secured.
+        #[arg(long)]
+        conf: Option<PathBuf>,
         #[command(flatten)]
         load: Load,
     },
@@ -80,10 +85,14 @@ async fn main() -> Result<(), Failure> {
     match Options::parse().what {
         What::Serve => echo::serve().await,
         What::Echo { address, load } => print(&echo::call(&address, load.tasks, load.time()).await?),
-        What::Master { address, directory, watchers, load } => {
+        What::Master { address, directory, watchers, conf, load } => {
             let directory = directory.to_str().ok_or("a path that is not UTF-8")?;
-            let _watching = client::watch(&address, directory, watchers).await?;
-            print(&client::run(&address, directory, load.tasks, load.time()).await?)
+            let transport = match conf {
+                Some(file) => Transport::of(&Config::load(Some(&file))?)?,
+                None => Transport::Plain,
+            };
+            let _watching = client::watch(&address, &transport, directory, watchers).await?;
+            print(&client::run(&address, &transport, directory, load.tasks, load.time()).await?)
         }
         What::Directory { path, load } => print(&directory::run(&path, load.tasks, load.time())?),
     }
