@@ -170,6 +170,13 @@ fn nobody_comes_in_without_a_certificate_of_the_cluster() {
     assert_eq!(state(&cluster), before);
 }
 
+/// Somebody has asked for what he may not have, and was told so in these words.
+fn assert_denied(what: &str, answered: Option<Status>, words: &str) {
+    let status = answered.unwrap_or_else(|| panic!("{what} was accepted"));
+    assert_eq!(status.code(), Code::PermissionDenied, "{what}: {status:?}");
+    assert!(status.message().contains(words), "{what}: {status:?}");
+}
+
 #[test]
 fn a_process_of_the_cluster_does_only_what_is_its_own() {
     let cluster = up();
@@ -179,11 +186,7 @@ fn a_process_of_the_cluster_does_only_what_is_its_own() {
     let before = state(&cluster);
     let [client, worker, admin, master] =
         [Role::Client, Role::Worker, Role::Admin, Role::Master].map(|role| Somebody::of(&cluster, role));
-    let refused = |what: &str, answered: Option<Status>| {
-        let status = answered.unwrap_or_else(|| panic!("{what} was accepted"));
-        assert_eq!(status.code(), Code::PermissionDenied, "{what}: {status:?}");
-        assert!(status.message().contains("/attacker may not call"), "{what}: {status:?}");
-    };
+    let refused = |what: &str, answered: Option<Status>| assert_denied(what, answered, "/attacker may not call");
     for somebody in [&client, &worker, &master] {
         let mut calls = ClusterClient::new(somebody.channel(&cluster));
         let mount = Mount { path: "/evil".to_owned(), uri: "file:///".to_owned(), ..Mount::default() };
@@ -248,11 +251,7 @@ fn nobody_speaks_for_the_session_of_another() {
     let number = |line: &str| line.split("session=").nth(1)?.split_whitespace().next()?.parse().ok();
     let victim: u64 = sessions.filter_map(number).next_back().expect("the mount has a session");
     let attacker = Somebody::of(&cluster, Role::Client);
-    let refused = |what: &str, answered: Option<Status>| {
-        let status = answered.unwrap_or_else(|| panic!("{what} was accepted"));
-        assert_eq!(status.code(), Code::PermissionDenied, "{what}: {status:?}");
-        assert!(status.message().contains("is not that of cavern://"), "{what}: {status:?}");
-    };
+    let refused = |what: &str, answered: Option<Status>| assert_denied(what, answered, "is not that of cavern://");
     let mut calls = ClusterClient::new(attacker.channel(&cluster));
     let take_up = WatchRequest { client: "a".to_owned(), session: victim, ..WatchRequest::default() };
     refused("Watch", attacker.answer(calls.watch(tokio_stream::iter([take_up]))).err());

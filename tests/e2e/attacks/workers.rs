@@ -17,11 +17,7 @@ fn nobody_takes_the_place_of_a_worker() {
     let status = admin.answer(calls.status(StatusRequest {})).unwrap().into_inner();
     let victim = status.workers.unwrap().workers[0].clone();
     let mut calls = ClusterClient::new(attacker.channel(&cluster));
-    let refused = |what: &str, answered: Option<Status>| {
-        let status = answered.unwrap_or_else(|| panic!("{what} was accepted"));
-        assert_eq!(status.code(), Code::PermissionDenied, "{what}: {status:?}");
-        assert!(status.message().contains("and this one is \"attacker\""), "{what}: {status:?}");
-    };
+    let refused = |what: &str, answered: Option<Status>| assert_denied(what, answered, "and this one is \"attacker\"");
     let claims = ListClaimsRequest {
         worker_id: victim.id,
         cluster_id: status.cluster_id.clone(),
