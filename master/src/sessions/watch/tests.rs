@@ -2,7 +2,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use cavern_proto::master::EntryChanged;
-use cavern_security::Role;
 
 use super::*;
 use crate::raft::{ChangeListener, LeaderLease};
@@ -527,6 +526,10 @@ async fn a_session_is_that_of_whoever_has_opened_it_for_as_long_as_it_may_come_b
     assert_eq!((hub.supersede_client("here", stranger).await, hub.is_over(id)), (None, false));
     let (back, _session) = opened(by(id, &own)).unwrap();
     assert_eq!(back, id);
+    // But whoever runs the cluster may finish what a dead client has left.
+    let admin = Identity::new("c", Role::Admin, "admin").unwrap();
+    assert!(hub.check_owner(id, Some(&admin)).is_ok());
+    assert_eq!(opened(by(id, &admin)).unwrap().0, id);
     hub.end(id);
     assert!(hub.check_owner(id, Some(&other)).is_ok() && hub.state.lock().owners.len() == 1);
     // Whoever comes next to its place has it.
