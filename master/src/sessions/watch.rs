@@ -262,7 +262,9 @@ impl WatchHub {
         let goes_on = state.sessions.contains_key(&earlier) || state.may_return(earlier, is_recorded, self.lease);
         let (id, seq) = (if goes_on { earlier } else { new_id()? }, state.seq);
         state.broken.remove(&id);
-        state.owners.extend(owner.map(|owner| (id, owner.clone())));
+        if let Some(owner) = owner {
+            state.owners.entry(id).or_insert_with(|| owner.clone());
+        }
         // Of changes that had no answer when a session ended nobody can be sure.
         let missed = (applied_seq != 0 && (goes_on || !has_changed)).then(|| remembered.changes().since(applied_seq));
         let missed = missed.flatten().filter(|missed| missed.len() < QUEUE_EVENTS).map(|missed| {

@@ -529,7 +529,9 @@ async fn a_session_is_that_of_whoever_has_opened_it_for_as_long_as_it_may_come_b
     // But whoever runs the cluster may finish what a dead client has left.
     let admin = Identity::new("c", Role::Admin, "admin").unwrap();
     assert!(hub.check_owner(id, Some(&admin)).is_ok());
-    assert_eq!(opened(by(id, &admin)).unwrap().0, id);
+    let (taken_up, _admins) = opened(by(id, &admin)).unwrap();
+    assert_eq!(taken_up, id);
+    assert_eq!(hub.state.lock().owners[&id], own, "and the next client at its place is the owner's");
     hub.end(id);
     assert!(hub.check_owner(id, Some(&other)).is_ok() && hub.state.lock().owners.len() == 1);
     // Whoever comes next to its place has it.
