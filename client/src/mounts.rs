@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cavern_conf::schema;
@@ -20,6 +21,8 @@ use crate::error::ClientError;
 pub struct MountView {
     /// As it was first seen: for all of it that stays.
     mount: Mount,
+    /// Whether this client changes what is in it. It may be allowed to, or no more.
+    is_changeable: AtomicBool,
     current: RwLock<Current>,
 }
 
@@ -46,12 +49,14 @@ impl Current {
 impl MountView {
     /// Opens the mount's object store, without I/O.
     pub fn new(mount: Mount, conf: &schema::Ufs) -> Self {
-        Self { current: RwLock::new(Current::open(mount.clone(), conf)), mount }
+        let is_changeable = AtomicBool::new(is_changeable(&mount));
+        Self { current: RwLock::new(Current::open(mount.clone(), conf)), mount, is_changeable }
     }
 
     /// Takes on what the mount table has of the same mount by now.
     fn update(&self, mount: Mount, conf: &schema::Ufs) {
         if self.current.read().mount != mount {
+            self.is_changeable.store(is_changeable(&mount), Ordering::Relaxed);
             let current = Current::open(mount, conf);
             *self.current.write() = current;
         }
@@ -92,14 +97,19 @@ impl MountView {
         self.mount.replicas.max(1) as usize
     }
 
-    /// Whether the namespace is the truth of what is in it, and may be changed by its clients.
+    /// Whether this client changes what is in it.
+    pub fn is_changeable(&self) -> bool {
+        self.is_changeable.load(Ordering::Relaxed)
+    }
+
+    /// Whether the namespace is the truth of what is in it.
     pub fn is_fs_mode(&self) -> bool {
         self.mount.write_type() == WriteType::FsMode
     }
 
     /// Whether the bucket is the truth, and is written to by way of the mount.
     pub fn has_writable_bucket(&self) -> bool {
-        !self.is_fs_mode() && self.mount.access_mode() == AccessMode::ReadWrite
+        !self.is_fs_mode() && self.is_changeable()
     }
 
     /// Whether it is in cache-mode, and what programs set of files' attributes is kept as metadata of the objects.
@@ -137,6 +147,14 @@ impl MountView {
     /// Names one version of one object of this mount.
     pub fn content_id(&self, key: &str, etag: &str, length: u64) -> Result<ContentId, ClientError> {
         Ok(ContentId::of_object(self.ufs()?.store_id(), key, etag, length, self.block_size()))
+    }
+}
+
+/// As the masters show it to this client.
+fn is_changeable(mount: &Mount) -> bool {
+    match mount.write_type() {
+        WriteType::FsMode => mount.access_mode() != AccessMode::ReadOnly,
+        _ => mount.access_mode() == AccessMode::ReadWrite,
     }
 }
 

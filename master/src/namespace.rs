@@ -1,11 +1,13 @@
 //! The namespace as clients see it: names and inodes ([`lookup`]), directories page by page ([`pages`]), what is below
-//! a path ([`usage`]), and a path brought up to date with its bucket ([`refresh`]).
+//! a path ([`usage`]), and a path brought up to date with its bucket ([`refresh`]); and which of it is there for whoever
+//! asks ([`visible`]).
 
 mod let_go;
 mod lookup;
 mod pages;
 mod refresh;
 mod usage;
+mod visible;
 
 use std::time::Duration;
 

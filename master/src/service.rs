@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use cavern_proto::master::cluster_server::ClusterServer;
 use cavern_proto::master::namespace_server::NamespaceServer;
-use cavern_security::Identity;
+use cavern_security::{Identity, Role};
 use futures::Stream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -70,9 +70,26 @@ pub struct Services {
 }
 
 impl Services {
-    /// Whether a session is that of whoever asks; 0 is nobody's.
-    fn check_owner<T>(&self, request: &tonic::Request<T>, session: u64) -> Result<(), MasterError> {
-        self.watch.check_owner(session, asker(request))
+    /// The namespace as a session of whoever asks is answered; 0 for no session.
+    ///
+    /// # Errors
+    /// [`MasterError::Denied`] for the session of another.
+    fn asked_by<T>(&self, request: &tonic::Request<T>, session: u64) -> Result<Lookups, MasterError> {
+        self.watch.check_owner(session, asker(request))?;
+        Ok(Lookups { client: self.client(asker(request)), ..self.lookups.asked_by(session) })
+    }
+
+    /// The name of a client that asks, if there may be mounts that are not there for all clients; empty where it has
+    /// shown none. `None` for whoever sees all mounts.
+    pub(crate) fn client(&self, asker: Option<&Identity>) -> Option<Arc<str>> {
+        if !self.mounts.are_restricted() {
+            return None;
+        }
+        match asker {
+            Some(identity) if identity.role != Role::Client => None,
+            Some(identity) => Some(identity.name.as_str().into()),
+            None => Some(Arc::default()),
+        }
     }
 
     pub fn namespace_server(&self) -> NamespaceServer<Self> {

@@ -203,6 +203,7 @@ fn services(
     ));
     let lookups = Lookups {
         asker: 0,
+        client: None,
         reader: reader.clone(),
         listings,
         mounts: mounts.clone(),

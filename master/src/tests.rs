@@ -3,6 +3,7 @@
 mod announce;
 mod arbitrary;
 mod batches;
+mod clients;
 mod clock;
 mod coherence;
 mod group;

@@ -47,6 +47,7 @@ pub const FILE_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/de
 pub mod block_id;
 pub mod bounded;
 pub mod chunk;
+mod client_rules;
 pub mod frame;
 mod join;
 pub mod locks;
@@ -56,6 +57,7 @@ mod unanswered;
 
 pub use block_id::{BlockId, ContentId};
 pub use chunk::{CHUNK_BYTES, ChunkMap};
+pub use client_rules::ClientAccess;
 pub use mount::{HIDDEN, shown_option};
 pub use not_leading::NotLeading;
 pub use unanswered::Unanswered;

@@ -1,5 +1,6 @@
 //! `cv mount` and `cv umount`.
 
+mod clients;
 mod credentials;
 mod environment;
 mod update;
@@ -17,6 +18,7 @@ use cavern_proto::{HIDDEN, REPLICAS_MAX, shown_option};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
+use self::clients::{ClientArgs, shown_rules};
 use self::credentials::CredentialArgs;
 use self::update::UpdateArgs;
 use super::connect::ClusterArgs;
@@ -60,6 +62,8 @@ Examples:
                                              verify only
   cv mount s3://data/work /work --write-type fs-mode -c …
                                              files are as Cavern left them there
+  cv mount s3://data/work /work --write-type fs-mode -c … \\
+      --client 'train-*' --client eval-1=ro      there for these clients only
   cv mount update /train --credentials-file ~/.cavern-keys
                                              new credentials, while it is in use
   cv mount                                   list what is attached
@@ -116,6 +120,8 @@ pub struct MountArgs {
     /// In fs-mode: take every object of the prefix for a plain file, whatever its metadata say.
     #[arg(long, requires = "uri")]
     no_recover: bool,
+    #[command(flatten)]
+    clients: ClientArgs,
     /// Verify bucket and credentials, record nothing.
     #[arg(long, requires = "uri")]
     check: bool,
@@ -271,6 +277,7 @@ impl MountArgs {
                 None | Some(NamesArg::Held) => Names::Held.into(),
                 Some(NamesArg::Synced) => Names::Synced.into(),
             },
+            clients: self.clients.rules(),
             ..Mount::default()
         })
     }
@@ -326,6 +333,8 @@ pub struct MountView {
     pub ttl_ms: u64,
     pub block_size: u64,
     pub replicas: u32,
+    /// Which clients it is there for, as `--client` has them; all of them where there are none.
+    pub clients: Vec<String>,
     pub options: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<StatusView>,
@@ -374,6 +383,7 @@ impl MountView {
             ttl_ms: mount.ttl_ms,
             block_size: mount.block_size,
             replicas: mount.replicas,
+            clients: shown_rules(&mount.clients),
             options: mount.options.iter().map(|(key, value)| (key.clone(), shown_option(key, value))).collect(),
             status: status.map(|status| StatusView {
                 indexing: status.indexing,
@@ -414,8 +424,11 @@ impl MountView {
 
     /// What there is to be said that a table has no room for.
     fn remarks(&self) -> Vec<String> {
-        let Some(status) = &self.status else { return Vec::new() };
         let mut remarks = Vec::new();
+        if !self.clients.is_empty() {
+            remarks.push(format!("there for {} only", self.clients.join(", ")));
+        }
+        let Some(status) = &self.status else { return remarks };
         if status.indexing {
             let left = match status.unlisted_directories {
                 0 => String::new(),

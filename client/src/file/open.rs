@@ -68,6 +68,9 @@ impl Client {
         if node.is_directory() {
             return Some(Err(ClientError::IsADirectory(node.to_string())));
         }
+        if access == Access::Write && !node.can_be_changed() {
+            return Some(Err(cannot_be_changed(node)));
+        }
         if node.is_fs_mode() {
             let file = self.contents().open_cached(node)?;
             return Some(Ok(Opened::File(Backing::FsFile(file).into())));
@@ -126,9 +129,6 @@ impl Client {
     }
 
     fn begin_to_write(&self, node: &Arc<Node>, thread: u32) -> Result<Opened, ClientError> {
-        if !node.can_be_changed() {
-            return Err(cannot_be_changed(node));
-        }
         self.metadata().check_change(node)?;
         let file = self.staged().begin(node, Some(thread))?;
         Ok(Opened::Redirected(file.node()))

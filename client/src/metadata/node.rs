@@ -215,7 +215,7 @@ impl Node {
 
     /// Whether it is in a mount that can be written to.
     pub fn can_be_changed(&self) -> bool {
-        self.is_fs_mode() || self.is_in_writable_bucket()
+        self.mount.as_ref().is_some_and(|mount| mount.is_changeable())
     }
 
     /// Whether mode, owner and mtime are those that the bucket keeps with the object.

@@ -1,6 +1,6 @@
 //! Attaching buckets to the namespace.
 
-use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Existing, Mount, Names, WriteType};
+use cavern_proto::master::{AccessMode, AttributePolicy, ClientRule, Consistency, Existing, Mount, Names, WriteType};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AttachMount, RequestRecord};
 use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX};
@@ -21,6 +21,9 @@ const METADATA_TTL_MAX_MS: u64 = 365 * 86_400_000;
 /// Options of a mount, and bytes of each.
 const OPTIONS_MAX: usize = 64;
 const OPTION_BYTES_MAX: usize = 8192;
+/// Rules about clients, and bytes of the name in one.
+const CLIENT_RULES_MAX: usize = 64;
+const CLIENT_NAME_MAX: usize = 64;
 
 impl Services {
     /// Verifies a mount request and its bucket, and records it, once. What is not given gets its default.
@@ -41,9 +44,11 @@ impl Services {
             let reason = "not every master knows --names synced yet: upgrade them all first";
             return Err(MasterError::Refused(reason.into()));
         }
+        self.check_clients(&mount).await?;
         if check_only {
             return Ok(mount);
         }
+        self.mounts.will_be(&mount);
         mount.created_ns = self.lookups.reader.clock().now_ns();
         let outcome = loop {
             let sealed = self.mounts.seal(mount.clone())?;
@@ -101,6 +106,19 @@ impl Services {
         }
     }
 
+    /// Refuses rules about clients that would bind nobody.
+    pub(super) async fn check_clients(&self, mount: &Mount) -> Result<(), MasterError> {
+        if !mount.is_restricted() {
+            return Ok(());
+        }
+        if level::agreed(&self.lookups.reader).await? < level::CLIENT_RULES {
+            let reason =
+                "not every master knows yet that a mount may not be there for all clients: upgrade them all first";
+            return Err(MasterError::Refused(reason.into()));
+        }
+        Ok(())
+    }
+
     /// The answer to a request that has made a mount.
     fn mounted_before(&self, answer: RequestRecord) -> Result<Mount, MasterError> {
         let made =
@@ -126,6 +144,23 @@ pub(super) fn normalized(path: &str) -> Result<String, MasterError> {
 /// Nothing is mounted at a path.
 pub(super) fn not_mounted(path: &str) -> MasterError {
     MasterError::NotFound(format!("{path} is not a mount: cv mount lists the mounts"))
+}
+
+fn check_rules(rules: &[ClientRule]) -> Result<(), String> {
+    if rules.len() > CLIENT_RULES_MAX {
+        return Err(format!("{} rules about clients: a mount has at most {CLIENT_RULES_MAX}", rules.len()));
+    }
+    let is_known = |character: char| character.is_ascii_alphanumeric() || "-_.*".contains(character);
+    for ClientRule { name, .. } in rules {
+        if name.is_empty() || name.len() > CLIENT_NAME_MAX || !name.chars().all(is_known) {
+            let shown: String = name.chars().take(CLIENT_NAME_MAX).collect();
+            return Err(format!(
+                "{shown:?} is no name of a client: 1 to {CLIENT_NAME_MAX} letters, digits, -, _ or ., as certificates \
+                 have them, and * for any characters"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// A mount request with its defaults, checked.
@@ -189,6 +224,9 @@ pub(super) fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
         Ok(_) => {}
         Err(_) => return invalid("names are neither held nor synced".into()),
     }
+    if let Err(reason) = check_rules(&mount.clients) {
+        return invalid(reason);
+    }
     if mount.options.len() > OPTIONS_MAX
         || mount.options.iter().any(|(name, value)| name.len() + value.len() > OPTION_BYTES_MAX)
     {
@@ -251,7 +289,10 @@ mod tests {
 
     #[test]
     fn impossible_requests_are_refused() {
-        let broken: [fn(&mut Mount); 19] = [
+        let broken: [fn(&mut Mount); 22] = [
+            |mount| mount.clients = vec![ClientRule::default()],
+            |mount| mount.clients = vec![ClientRule { name: "a/b".into(), read_only: false }],
+            |mount| mount.clients = vec![ClientRule { name: "*".into(), read_only: false }; 65],
             |mount| (mount.write_type, mount.uri) = (WriteType::FsMode as i32, "file:///d".into()),
             |mount| (mount.access_mode, mount.uri) = (AccessMode::ReadWrite as i32, "file:///d".into()),
             |mount| (mount.access_mode, mount.write_type) = (AccessMode::ReadOnly as i32, WriteType::FsMode as i32),

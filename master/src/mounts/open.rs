@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cavern_conf::schema;
@@ -26,6 +27,8 @@ pub struct Mounts {
     vault: Arc<Vault>,
     conf: schema::Ufs,
     opened: Mutex<HashMap<u32, Arc<OpenMount>>>,
+    /// There may be one that is not there for all clients.
+    restricted: AtomicBool,
 }
 
 /// One mount with its object store.
@@ -125,7 +128,25 @@ impl OpenMount {
 
 impl Mounts {
     pub fn new(database: Arc<Database>, vault: Arc<Vault>, conf: schema::Ufs) -> Self {
-        Self { database, vault, conf, opened: Mutex::default() }
+        // Those that cannot be read may be.
+        let mounts = Tables::new(&database).mounts();
+        let open_to_all = mounts.is_ok_and(|mounts| mounts.iter().all(|mount| !mount.is_restricted()));
+        Self { database, vault, conf, opened: Mutex::default(), restricted: AtomicBool::new(!open_to_all) }
+    }
+
+    /// Whether there may be mounts that are not there for all clients.
+    pub fn are_restricted(&self) -> bool {
+        self.restricted.load(Ordering::Acquire)
+    }
+
+    /// Notes whom a mount will be there for. Before it is: whoever asks then is asked for its name.
+    pub fn will_be(&self, mount: &Mount) {
+        self.restricted.fetch_or(mount.is_restricted(), Ordering::AcqRel);
+    }
+
+    /// Of all mounts.
+    pub fn ids(&self) -> Result<Vec<u32>, MasterError> {
+        Ok(Tables::new(&self.database).mounts()?.into_iter().map(|mount| mount.id).collect())
     }
 
     /// A handle on what a mount request names; nothing is sent.

@@ -36,6 +36,8 @@ impl Services {
                 return Ok(wanted);
             }
             self.check_options(before, &wanted, &mounts).await?;
+            self.check_clients(&wanted).await?;
+            self.mounts.will_be(&wanted);
             self.lookups.recalls.recall_mount(before.id).await?;
             let update = UpdateMount { mount: Some(self.mounts.seal(wanted.clone())?), mounts_epoch };
             match self.proposer.propose(Command::UpdateMount(update)).await? {
@@ -107,6 +109,9 @@ fn changed(before: &Mount, request: &UpdateMountRequest) -> Result<Mount, Master
     wanted.consistency = request.consistency.unwrap_or(wanted.consistency);
     wanted.metadata_ttl_ms = request.metadata_ttl_ms.unwrap_or(wanted.metadata_ttl_ms);
     wanted.ttl_ms = request.ttl_ms.unwrap_or(wanted.ttl_ms);
+    if let Some(clients) = &request.clients {
+        wanted.clients.clone_from(&clients.rules);
+    }
     let Mount { id, root_inode, existing, .. } = *before;
     Ok(Mount { id, root_inode, existing, ..complete(wanted)? })
 }

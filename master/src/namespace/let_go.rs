@@ -21,7 +21,8 @@ impl Lookups {
     /// answer.
     ///
     /// # Errors
-    /// Those of `read`; [`MasterError::Deadline`] when a session does not let go.
+    /// Those of `read`; [`MasterError::NotFound`] where the directory is not there for the client;
+    /// [`MasterError::Deadline`] when a session does not let go.
     pub async fn when_let_go<T, R>(
         &self,
         directory: Place,
@@ -31,6 +32,8 @@ impl Lookups {
     where
         R: Future<Output = Result<T, MasterError>>,
     {
+        // Nobody lets go of anything for whoever may not look there.
+        self.check_visible(directory).await?;
         let held = self.recalls.held();
         for _ in 0..READS_MAX {
             self.recalls.recall(directory, self.asker).await?;

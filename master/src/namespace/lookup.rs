@@ -37,6 +37,9 @@ pub struct Lookups {
     pub refresh_wait: Duration,
     /// The session that asks, and is notified of what it was answered when that changes; 0 for whoever keeps nothing.
     pub asker: u64,
+    /// The name of the client that asks, if there are mounts that are not there for all clients; `None` for whoever sees
+    /// all of them.
+    pub client: Option<Arc<str>>,
 }
 
 /// What a directory's listing is worth now.
@@ -226,6 +229,7 @@ impl Lookups {
         inode: u64,
         more: impl Fn(Tables<'_>, &InodeRecord) -> Result<T, MasterError> + Clone + Send + 'static,
     ) -> Result<Option<(InodeRecord, T)>, MasterError> {
+        self.check_visible(inode).await?;
         let read = || {
             let more = more.clone();
             self.reader.look(move |tables| {
@@ -300,7 +304,10 @@ impl Lookups {
     /// Renews the listings that are past half of their time. With `wait`, waits for them as long as the configuration
     /// allows, but not for buckets that have just failed.
     pub async fn touch(&self, directories: &[u64], wait: bool) -> Result<Vec<Touched>, MasterError> {
-        let renew = stream::iter(directories.iter().copied()).map(|inode| self.touch_one(inode, wait));
+        let hidden = self.hidden(directories).await?;
+        let is_visible = |inode: &u64| !hidden.contains(inode);
+        let visible: Vec<u64> = directories.iter().copied().filter(is_visible).collect();
+        let renew = stream::iter(visible).map(|inode| self.touch_one(inode, wait));
         let mut renewed = renew.buffer_unordered(TOUCH_CONCURRENCY);
         let deadline = tokio::time::Instant::now() + self.refresh_wait;
         // What is not renewed in time is answered with the age that it has.
@@ -316,6 +323,7 @@ impl Lookups {
             let mut touched = Vec::with_capacity(inodes.len());
             for inode in inodes {
                 let directory = match tables.directory(inode) {
+                    _ if hidden.contains(&inode) => None,
                     Err(MasterError::Refused(_)) => None,
                     directory => directory?,
                 };
@@ -378,7 +386,7 @@ impl Lookups {
             plain_entry(directory.record.parent, directory.record.name.clone(), directory.inode, &directory.record);
         entry.listing_age_ms = self.age_of(&directory.record);
         if directory.mount_id != 0 {
-            let mount = self.mounts.get(directory.mount_id)?;
+            let mount = self.mount_of(directory.mount_id, directory.inode)?;
             if mount.is_fs_mode() {
                 return Ok(entry);
             }
@@ -400,7 +408,7 @@ impl Lookups {
         let mut entry = plain_entry(directory.inode, name, inode, record);
         entry.listing_age_ms = self.age_of(if is_directory { record } else { &directory.record });
         if record.mount_id != 0 {
-            let mount = self.mounts.get(record.mount_id)?;
+            let mount = self.mount_of(record.mount_id, inode)?;
             if mount.is_fs_mode() {
                 return Ok(entry);
             }
@@ -422,15 +430,20 @@ impl Lookups {
         if directory.mount_id == 0 { -1 } else { self.reader.age_ms(directory.listed_ns) }
     }
 
-    /// An entry of a page: without its key, which is that of the directory and the name.
-    pub fn page_entry(&self, directory: &Directory, name: Bytes, inode: u64, record: &InodeRecord) -> Entry {
+    /// An entry of a page: without its key, which is that of the directory and the name. `None` when it is not there
+    /// for the client.
+    pub fn page_entry(&self, directory: &Directory, name: Bytes, inode: u64, record: &InodeRecord) -> Option<Entry> {
         let mut entry = plain_entry(0, name, inode, record);
         let is_directory = record.kind() == Kind::Directory;
         entry.listing_age_ms = self.age_of(if is_directory { record } else { &directory.record });
-        if let Ok(mount) = self.mounts.get(record.mount_id) {
-            self.mark_unknown(&mount, &mut entry, record);
+        match self.mounts.get(record.mount_id) {
+            Ok(mount) if !self.can_see(&mount) => return None,
+            Ok(mount) => self.mark_unknown(&mount, &mut entry, record),
+            // Of one that cannot be opened it is not known who may see it.
+            Err(_) if record.mount_id != 0 && self.client.is_some() => return None,
+            Err(_) => {}
         }
-        entry
+        Some(entry)
     }
 
     /// Says so where the bucket may keep attributes that nobody has asked for.

@@ -43,7 +43,7 @@ impl Lookups {
             after = page.last().map(|(name, _, _)| name.clone()).or(after);
             left -= page.len();
             let entries = page.into_iter();
-            let entries = entries.map(|(name, inode, record)| self.page_entry(&directory, name, inode, &record));
+            let entries = entries.filter_map(|(name, inode, record)| self.page_entry(&directory, name, inode, &record));
             let page = ReadDirPage { directory: first.take(), entries: entries.collect(), end, event_seq };
             let is_last = end || left == 0;
             if answers.send(Ok(page)).await.is_err() || is_last {

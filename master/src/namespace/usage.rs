@@ -16,6 +16,7 @@ impl Lookups {
         path: &str,
         answers: &mpsc::Sender<Result<UsageProgress, Status>>,
     ) -> Result<UsageProgress, MasterError> {
+        self.check_path(path)?;
         let entry = self.resolve(path).await?;
         let attr = entry.attr.unwrap_or_default();
         if attr.kind() != Kind::Directory {

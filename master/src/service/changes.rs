@@ -1,6 +1,7 @@
 //! Changes of fs-mode mounts: a stream for each client, applied and answered in the order in which they were sent.
 
 use std::io;
+use std::sync::Arc;
 
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{MutateReply, MutateRequest, Mutation, SetQuota};
@@ -43,7 +44,7 @@ impl Services {
                             break Some(error);
                         }
                         let quotas = audited.map(|audited| (audited.clone(), quotas(&call)));
-                        match self.begin_changes(call).await {
+                        match self.begin_changes(call, self.client(asker)).await {
                             Ok(answer) => under_way.push_back(and_audit(answer, quotas)),
                             Err(error) => break Some(error),
                         }
@@ -75,6 +76,7 @@ impl Services {
     pub(crate) async fn begin_changes(
         &self,
         call: MutateRequest,
+        client: Option<Arc<str>>,
     ) -> Result<impl Future<Output = Result<MutateReply, MasterError>> + Send + use<>, MasterError> {
         let MutateRequest { session, mutations, answered } = call;
         if mutations.len() > MUTATIONS_MAX {
@@ -91,7 +93,10 @@ impl Services {
         let commands = mutations
             .into_iter()
             .map(|mutation| if allow_holding { mutation } else { without_holding(mutation) })
-            .map(|mutation| Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation) }));
+            .map(|mutation| {
+                let client = client.as_deref().map(str::to_owned);
+                Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation), client })
+            });
         let made = self.proposer.begin_all(commands.collect()).await?;
         let watch = self.watch.clone();
         Ok(async move {

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use cavern_proto::ClientAccess;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
-    ClaimList, ClusterStatus, DrainWorkerRequest, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job, JobList,
-    ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest, ListWorkersRequest, Mount,
+    AccessMode, ClaimList, ClusterStatus, DrainWorkerRequest, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job,
+    JobList, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest, ListWorkersRequest, Mount,
     MountReply, MountRequest, MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply,
     RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest, StatusRequest, SubmitExportRequest,
     SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest, WatchEvent, WatchRequest,
@@ -155,8 +156,11 @@ impl Cluster for Services {
         is_about(&request, |asked| {
             asked.mount.as_ref().map_or_else(String::new, |mount| format!("{} at {}", mount.uri, mount.path))
         });
+        let is_secured = asker(&request).is_some();
         let MountRequest { mount, check_only, request_id } = request.into_inner();
-        let mount = self.mount_once(&Request::new(request_id)?, mount.unwrap_or_default(), check_only).await?;
+        let mount = mount.unwrap_or_default();
+        check_named(is_secured, mount.is_restricted())?;
+        let mount = self.mount_once(&Request::new(request_id)?, mount, check_only).await?;
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()) }))
     }
 
@@ -170,19 +174,26 @@ impl Cluster for Services {
 
     async fn update_mount(&self, request: tonic::Request<UpdateMountRequest>) -> Result<Response<MountReply>, Status> {
         is_about(&request, |asked| asked.path.clone());
-        let mount = self.update_mount_at(request.into_inner()).await?;
+        let is_secured = asker(&request).is_some();
+        let request = request.into_inner();
+        check_named(is_secured, request.clients.as_ref().is_some_and(|clients| !clients.rules.is_empty()))?;
+        let mount = self.update_mount_at(request).await?;
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()) }))
     }
 
-    async fn list_mounts(&self, _: tonic::Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
-        let (epoch, mounts) = self.mounts.table()?;
-        let mounts = mounts.into_iter().map(Mount::without_secrets).collect();
-        Ok(Response::new(MountTable { epoch, mounts, status: self.mounts.status() }))
+    async fn list_mounts(&self, request: tonic::Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
+        // Where nobody shows who he is, whoever runs the cluster still sees what is mounted.
+        let client = asker(&request).and_then(|asker| self.client(Some(asker)));
+        let table = self.mount_table(client.as_deref())?;
+        let mounts = table.mounts.into_iter().map(Mount::without_secrets).collect();
+        Ok(Response::new(MountTable { mounts, ..table }))
     }
 
-    async fn get_credentials(&self, _: tonic::Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
-        let (epoch, mounts) = self.mounts.table()?;
-        Ok(Response::new(MountTable { epoch, mounts, status: self.mounts.status() }))
+    async fn get_credentials(
+        &self,
+        request: tonic::Request<ListMountsRequest>,
+    ) -> Result<Response<MountTable>, Status> {
+        Ok(Response::new(self.mount_table(self.client(asker(&request)).as_deref())?))
     }
 
     async fn submit_load(&self, request: tonic::Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
@@ -216,6 +227,7 @@ impl Cluster for Services {
         &self,
         request: tonic::Request<PersistStatusRequest>,
     ) -> Result<Response<PersistStatus>, Status> {
+        self.asked_by(&request, 0)?.check_path(&request.get_ref().path)?;
         let PersistStatusRequest { path, up_to_change, settle } = request.into_inner();
         if settle {
             let scope = self.persistence.scope(&path).await?;
@@ -282,6 +294,40 @@ impl Cluster for Services {
             jobs: self.jobs.list().await?,
         }))
     }
+}
+
+impl Services {
+    /// The mounts, with credentials, as they are there for a client; all of them for `None`.
+    fn mount_table(&self, client: Option<&str>) -> Result<MountTable, MasterError> {
+        let (epoch, mut mounts) = self.mounts.table()?;
+        let mut status = self.mounts.status();
+        if let Some(client) = client {
+            mounts = mounts.into_iter().filter_map(|mount| as_seen_by(client, mount)).collect();
+            status.retain(|status| mounts.iter().any(|mount| mount.id == status.mount_id));
+        }
+        Ok(MountTable { epoch, mounts, status })
+    }
+}
+
+/// A mount as it is there for a client, if it is: one that is only read gets no credentials, with which it could write
+/// to the bucket.
+fn as_seen_by(client: &str, mount: Mount) -> Option<Mount> {
+    let access = mount.access_of(client);
+    let mount = Mount { clients: Vec::new(), ..mount };
+    match access {
+        ClientAccess::None => None,
+        ClientAccess::ReadOnly => Some(Mount { access_mode: AccessMode::ReadOnly as i32, ..mount.without_secrets() }),
+        ClientAccess::Full => Some(mount),
+    }
+}
+
+/// Refuses rules about clients where these have no names.
+fn check_named(is_secured: bool, has_rules: bool) -> Result<(), MasterError> {
+    if is_secured || !has_rules {
+        return Ok(());
+    }
+    let reason = "clients have names only where connections are secured: set [security] first (docs/security.md)";
+    Err(MasterError::Refused(reason.into()))
 }
 
 /// How many messages of a client a master has heard while it led, of which it says that it has: the client's lease runs

@@ -40,34 +40,33 @@ const HOLDS_MAX: usize = 10_000;
 #[tonic::async_trait]
 impl Namespace for Services {
     async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<Entry>, Status> {
-        self.check_owner(&request, request.get_ref().session)?;
-        let ResolveRequest { path, session } = request.into_inner();
-        Ok(Response::new(self.lookups.asked_by(session).resolve(&path).await?))
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
+        let ResolveRequest { path, .. } = request.into_inner();
+        Ok(Response::new(lookups.resolve(&path).await?))
     }
 
     async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<Entry>, Status> {
-        self.check_owner(&request, request.get_ref().session)?;
-        let LookupRequest { parent, name, session } = request.into_inner();
-        Ok(Response::new(self.lookups.asked_by(session).lookup(parent, &name).await?))
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
+        let LookupRequest { parent, name, .. } = request.into_inner();
+        Ok(Response::new(lookups.lookup(parent, &name).await?))
     }
 
     async fn get_inode(&self, request: Request<GetInodeRequest>) -> Result<Response<Entry>, Status> {
-        self.check_owner(&request, request.get_ref().session)?;
-        let GetInodeRequest { inode, session } = request.into_inner();
-        Ok(Response::new(self.lookups.asked_by(session).get_inode(inode).await?))
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
+        Ok(Response::new(lookups.get_inode(request.into_inner().inode).await?))
     }
 
     type ReadDirStream = Answers<ReadDirPage>;
 
     async fn read_dir(&self, request: Request<ReadDirRequest>) -> Result<Response<Self::ReadDirStream>, Status> {
-        self.check_owner(&request, request.get_ref().session)?;
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
         let request = request.into_inner();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
+        lookups.check_visible(request.inode).await?;
         self.watch.see_directory(request.session, request.inode);
         // Before the stream begins: an inode that is gone is the answer to the call itself.
         let inode = request.inode;
-        let lookups = self.lookups.asked_by(request.session);
         let read = || lookups.reader.read(move |tables| tables.directory(inode));
         let place = |found: &Option<Directory>| found.iter().map(|directory| directory.record.parent).collect();
         let directory = lookups.when_let_go(inode, read, place).await?;
@@ -87,13 +86,13 @@ impl Namespace for Services {
     }
 
     async fn touch(&self, request: Request<TouchRequest>) -> Result<Response<TouchReply>, Status> {
-        self.check_owner(&request, request.get_ref().session)?;
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
         let TouchRequest { directories, wait, session } = request.into_inner();
         if directories.len() > TOUCH_MAX {
             let reason = format!("{} directories in one call: send at most {TOUCH_MAX}", directories.len());
             return Err(MasterError::Invalid(reason).into());
         }
-        let touched = self.lookups.touch(&directories, wait).await?;
+        let touched = lookups.touch(&directories, wait).await?;
         let directories = touched.into_iter().map(|touched| touch_reply::Directory {
             inode: touched.inode,
             listing_age_ms: touched.age_ms,
@@ -107,15 +106,16 @@ impl Namespace for Services {
     }
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
-        self.check_owner(&request, request.get_ref().session)?;
-        let RevalidateRequest { parent, name, written, session } = request.into_inner();
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
+        let RevalidateRequest { parent, name, written, .. } = request.into_inner();
         let why = if written { Why::Written } else { Why::Unknown };
-        Ok(Response::new(self.lookups.asked_by(session).revalidate(parent, &name, why).await?))
+        Ok(Response::new(lookups.revalidate(parent, &name, why).await?))
     }
 
     type RefreshStream = Answers<RefreshProgress>;
 
     async fn refresh(&self, request: Request<RefreshRequest>) -> Result<Response<Self::RefreshStream>, Status> {
+        self.asked_by(&request, 0)?.check_path(&request.get_ref().path)?;
         let RefreshRequest { path, recursive, dry_run } = request.into_inner();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
@@ -146,9 +146,8 @@ impl Namespace for Services {
     }
 
     async fn get_xattrs(&self, request: Request<GetXattrsRequest>) -> Result<Response<Xattrs>, Status> {
-        self.check_owner(&request, request.get_ref().session)?;
-        let GetXattrsRequest { inode, session } = request.into_inner();
-        let lookups = self.lookups.asked_by(session);
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
+        let GetXattrsRequest { inode, .. } = request.into_inner();
         let read = || {
             lookups.reader.read(move |tables| {
                 let Some(record) = tables.inode(inode)? else { return Ok(None) };
@@ -164,13 +163,12 @@ impl Namespace for Services {
     }
 
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
-        self.check_owner(&request, request.get_ref().session)?;
-        let GetLayoutRequest { inode, session, beside } = request.into_inner();
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
+        let GetLayoutRequest { inode, beside, .. } = request.into_inner();
         if beside.len() > BESIDE_MAX {
             let reason = format!("{} files in one question: send at most {BESIDE_MAX}", beside.len());
             return Err(MasterError::Invalid(reason).into());
         }
-        let lookups = self.lookups.asked_by(session);
         let read = || async {
             let (record, layout) = layout(&lookups, inode).await?;
             let beside = layouts_beside(&lookups, record.parent, &beside).await?;
@@ -183,12 +181,15 @@ impl Namespace for Services {
     }
 
     async fn free_content(&self, request: Request<FreeContentRequest>) -> Result<Response<FreeContentReply>, Status> {
-        self.check_owner(&request, request.get_ref().session)?;
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
         is_about(&request, |asked| format!("{} files", asked.inodes.len()));
         let FreeContentRequest { inodes, session } = request.into_inner();
         if inodes.len() > FREES_MAX {
             let reason = format!("{} files in one call: send at most {FREES_MAX}", inodes.len());
             return Err(MasterError::Invalid(reason).into());
+        }
+        if !lookups.hidden(&inodes).await?.is_empty() {
+            return Err(MasterError::NotFound("one of these files is not there".into()).into());
         }
         let free = |inode| match session {
             0 => Command::FreeContent(inode),
@@ -205,8 +206,7 @@ impl Namespace for Services {
     async fn get_lock(&self, request: Request<GetLockRequest>) -> Result<Response<GetLockReply>, Status> {
         let GetLockRequest { inode, lock, .. } = request.get_ref();
         let (inode, kind, lock) = (*inode, request.get_ref().kind(), lock.unwrap_or_default());
-        self.check_owner(&request, lock.session)?;
-        let lookups = self.lookups.asked_by(lock.session);
+        let lookups = self.asked_by(&request, lock.session)?;
         let read = || {
             lookups.reader.read(move |tables| {
                 let parent = tables.inode(inode)?.map_or(0, |record| record.parent);
@@ -218,25 +218,35 @@ impl Namespace for Services {
     }
 
     async fn check_holds(&self, request: Request<CheckHoldsRequest>) -> Result<Response<CheckHoldsReply>, Status> {
-        self.check_owner(&request, request.get_ref().session)?;
-        let request = request.into_inner();
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
+        let mut request = request.into_inner();
         let inodes = request.open.len() + request.held.len();
         if inodes > HOLDS_MAX {
             let reason = format!("{inodes} inodes in one call: send at most {HOLDS_MAX}");
             return Err(MasterError::Invalid(reason).into());
         }
+        let asked: Vec<u64> = request.open.iter().chain(&request.held).copied().collect();
+        let hidden = lookups.hidden(&asked).await?;
+        request.open.retain(|inode| !hidden.contains(inode));
+        request.held.retain(|inode| !hidden.contains(inode));
         // Before the read: the session is notified of names that are lost after it.
         self.watch.see_inodes(request.session, request.open.iter().chain(&request.held).copied());
-        Ok(Response::new(self.lookups.reader.read(move |tables| tables.check_holds(&request)).await?))
+        let mut reply = lookups.reader.read(move |tables| tables.check_holds(&request)).await?;
+        reply.gone.extend(hidden);
+        Ok(Response::new(reply))
     }
 
     async fn remember(&self, request: Request<RememberRequest>) -> Result<Response<RememberReply>, Status> {
-        self.check_owner(&request, request.get_ref().session)?;
-        let RememberRequest { session, directories, inodes, complete } = request.into_inner();
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
+        let RememberRequest { session, mut directories, mut inodes, complete } = request.into_inner();
         let places = directories.len() + inodes.len();
         if places > HOLDS_MAX {
             let reason = format!("{places} places in one call: send at most {HOLDS_MAX}");
             return Err(MasterError::Invalid(reason).into());
+        }
+        for places in [&mut directories, &mut inodes] {
+            let hidden = lookups.hidden(places).await?;
+            places.retain(|inode| !hidden.contains(inode));
         }
         self.watch.see_inodes(session, inodes);
         self.watch.see_directories(session, directories);
@@ -247,43 +257,50 @@ impl Namespace for Services {
     }
 
     async fn make_listed(&self, request: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {
+        let lookups = self.asked_by(&request, 0)?;
         let MakeListedRequest { inode, recursive } = request.into_inner();
-        Ok(Response::new(self.lookups.make_listed(inode, recursive).await?))
+        lookups.check_visible(inode).await?;
+        Ok(Response::new(lookups.make_listed(inode, recursive).await?))
     }
 
     async fn recall(&self, request: Request<RecallRequest>) -> Result<Response<RecallReply>, Status> {
-        self.check_owner(&request, request.get_ref().session)?;
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
         let RecallRequest { inode, whole_mount, session } = request.into_inner();
+        lookups.check_visible(inode).await?;
         if whole_mount {
-            let mount_id =
-                self.lookups.reader.read(move |tables| Ok(tables.inode(inode)?.map(|record| record.mount_id)));
+            let mount_id = lookups.reader.read(move |tables| Ok(tables.inode(inode)?.map(|record| record.mount_id)));
             let mount_id = mount_id.await?.ok_or_else(|| MasterError::gone(inode))?;
-            self.lookups.recalls.recall_mount(mount_id).await?;
+            lookups.recalls.recall_mount(mount_id).await?;
         } else {
-            self.lookups.recalls.recall(inode, session).await?;
+            lookups.recalls.recall(inode, session).await?;
         }
         Ok(Response::new(RecallReply {}))
     }
 
     async fn get_ttls(&self, request: Request<GetTtlsRequest>) -> Result<Response<Ttls>, Status> {
+        let lookups = self.asked_by(&request, 0)?;
         let GetTtlsRequest { inode } = request.into_inner();
-        Ok(Response::new(self.lookups.reader.read(move |tables| tables.ttls(inode)).await?))
+        check_one_directory(&lookups, inode).await?;
+        Ok(Response::new(lookups.reader.read(move |tables| tables.ttls(inode)).await?))
     }
 
     async fn get_quotas(&self, request: Request<GetQuotasRequest>) -> Result<Response<Quotas>, Status> {
+        let lookups = self.asked_by(&request, 0)?;
         let GetQuotasRequest { inode } = request.into_inner();
-        Ok(Response::new(self.lookups.reader.read(move |tables| tables.quotas(inode)).await?))
+        check_one_directory(&lookups, inode).await?;
+        Ok(Response::new(lookups.reader.read(move |tables| tables.quotas(inode)).await?))
     }
 
     type UsageStream = Answers<UsageProgress>;
 
     async fn usage(&self, request: Request<UsageRequest>) -> Result<Response<Self::UsageStream>, Status> {
+        let lookups = self.asked_by(&request, 0)?;
         let UsageRequest { path } = request.into_inner();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
         self.tasks.spawn(async move {
             let result = tokio::select! {
-                result = services.lookups.usage(&path, &answers) => result,
+                result = lookups.usage(&path, &answers) => result,
                 () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
                 () = answers.closed() => return,
             };
@@ -320,6 +337,16 @@ impl Services {
         }
         self.lookups.refresh(path, recursive, answers).await
     }
+}
+
+/// Refuses what is about all directories (0) to whoever does not see all of them.
+async fn check_one_directory(lookups: &Lookups, inode: u64) -> Result<(), MasterError> {
+    if inode == 0 && lookups.client.is_some() {
+        let reason =
+            "where mounts are not there for all clients, only an admin is told of all of them: name a directory";
+        return Err(MasterError::Denied(reason.into()));
+    }
+    lookups.check_visible(inode).await
 }
 
 /// A file as it is, with all of its blocks.

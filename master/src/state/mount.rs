@@ -98,9 +98,25 @@ pub fn update(transaction: &mut Transaction<'_>, update: UpdateMount) -> Result<
     mount.options = wanted.options;
     (mount.consistency, mount.metadata_ttl_ms) = (wanted.consistency, wanted.metadata_ttl_ms);
     mount.ttl_ms = wanted.ttl_ms;
+    if mount.clients != wanted.clients {
+        // What clients hold, and have answered for, comes before it is no longer theirs to change.
+        if transaction.counters.held > 0 && !transaction.before().held_in(mount.id, 1)?.is_empty() {
+            return Ok(Outcome::OutOfDate);
+        }
+        mount.clients = wanted.clients;
+        show_anew(transaction, mount.root_inode)?;
+    }
     transaction.put(Family::Mount, &mount.id.to_be_bytes(), &mount);
     changed(transaction);
     Ok(Outcome::Mount(Box::new(mount)))
+}
+
+/// Has those look again who know the name of a mount, or that there is none.
+fn show_anew(transaction: &mut Transaction<'_>, root: u64) -> Result<(), MasterError> {
+    let Some(record) = transaction.inode(root)? else { return Ok(()) };
+    let (parent, name) = (record.parent, record.name);
+    transaction.changes.push(Change::Entry { parent, name, old_inode: root, new_inode: root, first_fill: false });
+    Ok(())
 }
 
 /// Has the options of all mounts sealed with another key, unless the mount table or the key is another by now.

@@ -2,7 +2,7 @@
 //!
 //! Every change checks all that can be wrong before it writes anything, so a refusal leaves no trace (but for a lock's,
 //! whose request may wait after it). Permissions are not looked at here: the kernel of the caller has done that, with
-//! the owner and mode that it was given.
+//! the owner and mode that it was given. Whether the mount is there for the client is.
 //!
 //! A mutation that comes again, because its answer was lost, is answered with the result that it had: results are kept
 //! per session until the session says that it has them.
@@ -26,9 +26,9 @@ mod xattr;
 use std::collections::BTreeSet;
 
 use cavern_proto::master::mutation::Change as Kind;
-use cavern_proto::master::{Attr, Consistency, Mutation, MutationResult, WriteType};
+use cavern_proto::master::{Attr, Consistency, Mount, Mutation, MutationResult, WriteType};
 use cavern_proto::record::{InodeRange, InodeRecord, Mutate};
-use cavern_proto::{NAME_MAX, ROOT_INODE};
+use cavern_proto::{ClientAccess, NAME_MAX, ROOT_INODE};
 use rustix::io::Errno;
 
 use super::existing;
@@ -91,6 +91,8 @@ struct MutationContext<'t, 'd> {
     transaction: &'t mut Transaction<'d>,
     /// The session that asks; 0 for the master itself.
     session: u64,
+    /// The client whose it is, if mounts may not be there for it.
+    client: Option<String>,
     /// It holds what this is about, and has answered for the change.
     is_answered: bool,
     now_ns: i64,
@@ -102,6 +104,8 @@ struct MutationContext<'t, 'd> {
     /// A mount that was found to be in fs-mode, and its root.
     mount: u32,
     mount_root: u64,
+    /// What the client may do in it.
+    access: ClientAccess,
     /// Replicas that it asks for.
     mount_replicas: u32,
     /// Bytes of its blocks.
@@ -131,6 +135,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
     let (mutation, now_ns) = (held::as_of_level(mutation, transaction.counters.level), mutate.now_ns);
     let mut mutating = MutationContext {
         session: mutate.session,
+        client: mutate.client,
         is_answered: mutation.is_answered,
         made_ns: if mutation.made_ns == 0 { now_ns } else { mutation.made_ns },
         uid: mutation.uid,
@@ -219,6 +224,7 @@ impl<'t, 'd> MutationContext<'t, 'd> {
         Self {
             transaction,
             session: 0,
+            client: None,
             is_answered: false,
             now_ns,
             made_ns: now_ns,
@@ -226,6 +232,7 @@ impl<'t, 'd> MutationContext<'t, 'd> {
             gid: 0,
             mount: 0,
             mount_root: 0,
+            access: ClientAccess::Full,
             mount_replicas: 1,
             block_size: 1,
             touched: Vec::new(),
@@ -306,25 +313,35 @@ impl MutationContext<'_, '_> {
         }
     }
 
-    /// An inode of an fs-mode mount, which may be changed now.
+    /// An inode of an fs-mode mount, which the client may change, and now.
     fn inode(&mut self, inode: u64) -> Result<InodeRecord, MutationError> {
+        let record = self.lockable_inode(inode)?;
+        if self.access == ClientAccess::ReadOnly {
+            return refuse(Errno::ROFS, format!("{} is there for this client to be read", self.shown(inode)?));
+        }
+        Ok(record)
+    }
+
+    /// An inode of an fs-mode mount, which may be locked now also by whoever only reads.
+    fn lockable_inode(&mut self, inode: u64) -> Result<InodeRecord, MutationError> {
         let record = self.known_inode(inode)?;
         self.check_holder(inode, &record)?;
         Ok(record)
     }
 
-    /// An inode of an fs-mode mount, whoever holds its directory.
+    /// An inode of an fs-mode mount that is there for the client, whoever holds its directory.
     fn known_inode(&mut self, inode: u64) -> Result<InodeRecord, MutationError> {
-        let Some(record) = self.transaction.inode(inode)? else {
-            return refuse(Errno::STALE, format!("inode {inode} is no longer there"));
-        };
+        let gone = || refuse(Errno::STALE, format!("inode {inode} is no longer there"));
+        let Some(record) = self.transaction.inode(inode)? else { return gone() };
         let mount = match record.mount_id {
             0 => None,
             id if id == self.mount => return Ok(record),
             id => self.transaction.before().mount(id)?,
         };
         match mount {
+            Some(mount) if !self.access_to(&mount).can_see() => gone(),
             Some(mount) if mount.write_type() == WriteType::FsMode => {
+                self.access = self.access_to(&mount);
                 (self.mount, self.mount_root) = (mount.id, mount.root_inode);
                 (self.mount_replicas, self.block_size) = (mount.replicas.max(1), mount.block_size.max(1));
                 self.transaction.is_strict |= mount.consistency() == Consistency::Strict;
@@ -333,6 +350,10 @@ impl MutationContext<'_, '_> {
             Some(mount) => refuse(Errno::ROFS, format!("{} is mounted in cache-mode", mount.path)),
             None => refuse(Errno::ROFS, format!("{} is in no mount: only mounts can be changed", self.shown(inode)?)),
         }
+    }
+
+    fn access_to(&self, mount: &Mount) -> ClientAccess {
+        self.client.as_ref().map_or(ClientAccess::Full, |client| mount.access_of(client))
     }
 
     /// Stores an inode whose attributes changed, and has the sessions notified.

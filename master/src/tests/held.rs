@@ -74,7 +74,7 @@ impl Session {
         let answered = self.seq;
         self.seq += mutations.len() as u64;
         let request = MutateRequest { session: self.id(), mutations, answered };
-        self.services.begin_changes(request).await.unwrap().await.unwrap().results
+        self.services.begin_changes(request, None).await.unwrap().await.unwrap().results
     }
 
     async fn change(&mut self, change: Change) -> MutationResult {
@@ -447,7 +447,7 @@ async fn the_end_of_a_session_frees_whoever_waits() {
         is_answered: true,
         ..Mutation::default()
     };
-    let late = Mutate { session: id, answered: 0, now_ns: 1, mutation: Some(late) };
+    let late = Mutate { session: id, answered: 0, now_ns: 1, mutation: Some(late), client: None };
     // It may still be on its way into the log.
     let Outcome::Mutated(late, _) = master.services().proposer.propose(Command::Mutate(late)).await.unwrap() else {
         panic!("no result")

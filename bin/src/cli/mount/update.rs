@@ -2,9 +2,10 @@
 
 use cavern_conf::Interval;
 use cavern_net::master::Stubs;
-use cavern_proto::master::{Consistency, UpdateMountRequest};
+use cavern_proto::master::{ClientRules, Consistency, UpdateMountRequest};
 use clap::Args;
 
+use super::clients::ClientArgs;
 use super::credentials::CredentialArgs;
 use super::{ConsistencyArg, MountView, key_value, options};
 use crate::cli::connect::ClusterArgs;
@@ -16,6 +17,8 @@ use crate::error::CliError;
   cv mount update /train --credentials-file ~/.cavern-keys
   cv mount update /train --metadata-ttl 5m
   cv mount update /train -c s3.region_name=  take an option away
+  cv mount update /work --client 'train-*'   there for these clients, in the
+                                             place of those of before
 
 Bucket and credentials are verified before anything is changed. Clients and workers \
 take the new ones on within seconds; files stay open.")]
@@ -40,6 +43,11 @@ pub struct UpdateArgs {
     /// In cache-mode: when the bucket is asked again.
     #[arg(long, value_enum)]
     consistency: Option<ConsistencyArg>,
+    #[command(flatten)]
+    clients: ClientArgs,
+    /// The mount is there for all clients.
+    #[arg(long, conflicts_with = "client")]
+    all_clients: bool,
     #[command(flatten)]
     fixed: FixedArgs,
     /// The result as JSON.
@@ -100,10 +108,14 @@ impl UpdateArgs {
             metadata_ttl_ms: self.metadata_ttl.map(|ttl| ttl.as_millis()),
             consistency: self.consistency.map(|consistency| Consistency::from(consistency).into()),
             ttl_ms: self.ttl_ms.or(self.ttl.map(|ttl| ttl.as_millis())),
+            clients: match self.clients.rules() {
+                rules if rules.is_empty() && !self.all_clients => None,
+                rules => Some(ClientRules { rules }),
+            },
         };
         if request == (UpdateMountRequest { path: request.path.clone(), ..UpdateMountRequest::default() }) {
             let text = "say what is to change: -c KEY=VALUE, --credentials-file and its like, --metadata-ttl, \
-                --consistency or --ttl";
+                --consistency, --ttl, --client or --all-clients";
             return Err(CliError::Usage(text.to_owned()));
         }
         let update = async |mut master: Stubs| master.cluster.update_mount(request.clone()).await;

@@ -76,7 +76,7 @@ impl MutationContext<'_, '_> {
     pub(super) fn set_lock(&mut self, set: SetLock, session: u64) -> Result<u64, MutationError> {
         let (inode, kind) = (set.inode, set.kind());
         let lock = check(set.lock, kind, session)?;
-        if lock.r#type() != LockType::Unlocked && self.inode(inode)?.kind() != Kind::File {
+        if lock.r#type() != LockType::Unlocked && self.lockable_inode(inode)?.kind() != Kind::File {
             return refuse(Errno::INVAL, format!("{} is not a file", self.shown(inode)?));
         }
         let mut locks = Locks::read(self.transaction.before(), inode, kind)?;

@@ -1,0 +1,221 @@
+//! Mounts that are not there for all clients, as each of them is answered.
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use cavern_proto::master::cluster_server::Cluster;
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::namespace_server::Namespace;
+use cavern_proto::master::{
+    AccessMode, CheckHoldsRequest, ClientRule, FreeContentRequest, GetInodeRequest, GetLayoutRequest, GetLockRequest,
+    GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, ListMountsRequest, Lock, LockKind, LockType,
+    LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest, Mutation, PersistStatusRequest,
+    ReadDirRequest, RecallRequest, RefreshRequest, RememberRequest, ResolveRequest, RevalidateRequest, SetLock,
+    TouchRequest, UpdateMountRequest, UsageRequest, WriteType,
+};
+use cavern_proto::{HIDDEN, ROOT_INODE};
+use cavern_security::{Identity, Role};
+use futures::StreamExt;
+use rustix::io::Errno;
+use tonic::{Code, Request, Status};
+
+use super::harness::{TestMaster, mount_request, name, new_bucket};
+use super::mutations::{self, create, mutate};
+use crate::service::{Peer, PeerAddress};
+use crate::sessions::Before;
+
+/// A call of somebody.
+fn of<T>(role: Role, name: &str, message: T) -> Request<T> {
+    let identity = Arc::new(OnceLock::from(Identity::new("c", role, name).unwrap()));
+    let mut request = Request::new(message);
+    request.extensions_mut().insert(Peer { address: PeerAddress(None), secured: true, identity });
+    request
+}
+
+fn client<T>(name: &str, message: T) -> Request<T> {
+    of(Role::Client, name, message)
+}
+
+fn rules(rules: &[(&str, bool)]) -> Vec<ClientRule> {
+    rules.iter().map(|(name, read_only)| ClientRule { name: (*name).to_owned(), read_only: *read_only }).collect()
+}
+
+/// With `/open` in cache-mode for all, and `/m` in fs-mode for `a`, and for `r` to be read.
+async fn master() -> (TestMaster, Mount) {
+    let master = TestMaster::new().await;
+    let (bucket, uri) = new_bucket();
+    bucket.put("f", "1");
+    master.mount("/open", &uri).await;
+    let mount = mutations::mount(&master).await;
+    let made = mutate(&master, 1, 1, vec![create(mount.root_inode, "f", Kind::File)]).await.unwrap();
+    assert_eq!(made[0].errno, 0);
+    let clients = cavern_proto::master::ClientRules { rules: rules(&[("a", false), ("r", true)]) };
+    let update = UpdateMountRequest { path: "/m".into(), clients: Some(clients), ..UpdateMountRequest::default() };
+    master.services().update_mount(of(Role::Admin, "x", update)).await.unwrap();
+    (master, mount)
+}
+
+async fn names_in(master: &TestMaster, client_name: &str, inode: u64) -> Result<Vec<Bytes>, Status> {
+    let request = ReadDirRequest { inode, ..ReadDirRequest::default() };
+    let mut pages = master.services().read_dir(client(client_name, request)).await?.into_inner();
+    let mut names = Vec::new();
+    while let Some(page) = pages.next().await {
+        names.extend(page?.entries.into_iter().map(|entry| entry.name));
+    }
+    Ok(names)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let root = mount.root_inode;
+    let file = services.lookups.resolve("/m/f").await.unwrap().attr.unwrap().inode;
+    let not_found = |what: &str, answered: Option<Status>| {
+        let status = answered.unwrap_or_else(|| panic!("{what} was answered"));
+        assert_eq!(status.code(), Code::NotFound, "{what}: {status}");
+    };
+    for inode in [root, file] {
+        let of = |what| format!("{what} of {inode}");
+        let path = if inode == root { "/m" } else { "/m/f" };
+        let resolve = ResolveRequest { path: path.into(), session: 0 };
+        not_found(&of("Resolve"), services.resolve(client("b", resolve)).await.err());
+        let get = GetInodeRequest { inode, session: 0 };
+        not_found(&of("GetInode"), services.get_inode(client("b", get)).await.err());
+        not_found(&of("ReadDir"), names_in(&master, "b", inode).await.err());
+        let layout = GetLayoutRequest { inode, ..GetLayoutRequest::default() };
+        not_found(&of("GetLayout"), services.get_layout(client("b", layout)).await.err());
+        let xattrs = GetXattrsRequest { inode, session: 0 };
+        not_found(&of("GetXattrs"), services.get_xattrs(client("b", xattrs)).await.err());
+        let free = FreeContentRequest { inodes: vec![inode], session: 0 };
+        not_found(&of("FreeContent"), services.free_content(client("b", free)).await.err());
+        let lock = GetLockRequest { inode, kind: LockKind::Flock as i32, lock: Some(Lock::default()) };
+        not_found(&of("GetLock"), services.get_lock(client("b", lock)).await.err());
+        let listed = MakeListedRequest { inode, recursive: false };
+        not_found(&of("MakeListed"), services.make_listed(client("b", listed)).await.err());
+        let recall = RecallRequest { inode, ..RecallRequest::default() };
+        not_found(&of("Recall"), services.recall(client("b", recall)).await.err());
+        not_found(&of("GetTtls"), services.get_ttls(client("b", GetTtlsRequest { inode })).await.err());
+        not_found(&of("GetQuotas"), services.get_quotas(client("b", GetQuotasRequest { inode })).await.err());
+        let refresh = RefreshRequest { path: path.into(), ..RefreshRequest::default() };
+        not_found(&of("Refresh"), services.refresh(client("b", refresh)).await.err());
+        let status = PersistStatusRequest { path: path.into(), ..PersistStatusRequest::default() };
+        not_found(&of("GetPersistStatus"), services.get_persist_status(client("b", status)).await.err());
+        let usage = UsageRequest { path: path.into() };
+        let mut usage = services.usage(client("b", usage)).await.unwrap().into_inner();
+        not_found(&of("Usage"), usage.next().await.unwrap().err());
+        let touch = TouchRequest { directories: vec![inode], ..TouchRequest::default() };
+        let touched = services.touch(client("b", touch)).await.unwrap().into_inner();
+        assert!(touched.directories[0].gone);
+        let holds = CheckHoldsRequest { session: 0, open: vec![inode], held: vec![] };
+        let holds = services.check_holds(client("b", holds)).await.unwrap().into_inner();
+        assert_eq!((holds.hold, holds.gone), (vec![], vec![inode]));
+        let remember = RememberRequest { inodes: vec![inode], directories: vec![inode], ..RememberRequest::default() };
+        services.remember(client("b", remember)).await.unwrap();
+    }
+    for (parent, text) in [(root, "f"), (ROOT_INODE, "m")] {
+        let lookup = LookupRequest { parent, name: name(text), session: 0 };
+        not_found("Lookup", services.lookup(client("b", lookup)).await.err());
+    }
+    let revalidate = RevalidateRequest { parent: root, name: name("f"), ..RevalidateRequest::default() };
+    not_found("Revalidate", services.revalidate(client("b", revalidate)).await.err());
+    assert_eq!(names_in(&master, "b", ROOT_INODE).await.unwrap(), [name("open")]);
+    for of_all in ["/", "/elsewhere"] {
+        let usage = UsageRequest { path: of_all.into() };
+        let mut usage = services.usage(client("b", usage)).await.unwrap().into_inner();
+        assert_eq!(usage.next().await.unwrap().unwrap_err().code(), Code::PermissionDenied);
+    }
+    let all = GetQuotasRequest { inode: 0 };
+    assert_eq!(services.get_quotas(client("b", all)).await.unwrap_err().code(), Code::PermissionDenied);
+    for table in [
+        services.list_mounts(client("b", ListMountsRequest {})).await.unwrap().into_inner(),
+        services.get_credentials(client("b", ListMountsRequest {})).await.unwrap().into_inner(),
+    ] {
+        assert_eq!(table.mounts.iter().map(|mount| mount.path.as_str()).collect::<Vec<_>>(), ["/open"]);
+        assert!(table.status.iter().all(|status| status.mount_id != mount.id));
+    }
+    // Those who may see it do, as does whoever runs the cluster.
+    for request in [client("a", ()), client("r", ()), of(Role::Admin, "b", ())] {
+        let resolve = request.extensions().clone();
+        let mut asked = Request::new(ResolveRequest { path: "/m/f".into(), session: 0 });
+        *asked.extensions_mut() = resolve;
+        assert_eq!(services.resolve(asked).await.unwrap().into_inner().attr.unwrap().inode, file);
+    }
+    assert_eq!(names_in(&master, "r", ROOT_INODE).await.unwrap(), [name("m"), name("open")]);
+    master.stop().await;
+}
+
+/// A change of a client, in a session of its own; what it was answered.
+async fn change(master: &TestMaster, client_name: &str, change: Change) -> i32 {
+    let services = master.services();
+    let identity = Identity::new("c", Role::Client, client_name).unwrap();
+    let before = Before {
+        session: 0,
+        is_recorded: false,
+        knows_inodes: false,
+        applied_seq: 0,
+        has_changed: false,
+        owner: Some(&identity),
+    };
+    let session = services.watch.open(client_name, before).unwrap();
+    let mutations = vec![Mutation { seq: 1, change: Some(change), ..Mutation::default() }];
+    let call = MutateRequest { session: session.id(), mutations, answered: 0 };
+    let made = services.begin_changes(call, services.client(Some(&identity))).await.unwrap().await.unwrap();
+    made.results[0].errno
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_whoever_may_changes_a_mount_and_whoever_reads_may_lock() {
+    let (master, mount) = master().await;
+    let root = mount.root_inode;
+    let file = master.services().lookups.resolve("/m/f").await.unwrap().attr.unwrap().inode;
+    let before = master.tree("/m").await;
+    for (name, errno) in [("b", Errno::STALE), ("r", Errno::ROFS)] {
+        assert_eq!(change(&master, name, create(root, "g", Kind::File)).await, errno.raw_os_error(), "{name}");
+    }
+    let lock = |inode| {
+        let lock = Lock { owner: 1, r#type: LockType::Shared as i32, end: u64::MAX, ..Lock::default() };
+        Change::SetLock(SetLock { inode, kind: LockKind::Flock as i32, lock: Some(lock), ..SetLock::default() })
+    };
+    assert_eq!(change(&master, "b", lock(file)).await, Errno::STALE.raw_os_error());
+    assert_eq!(change(&master, "b", Change::Hold(file)).await, Errno::STALE.raw_os_error());
+    assert_eq!(master.tree("/m").await, before);
+    assert_eq!(change(&master, "r", lock(file)).await, 0);
+    assert_eq!(change(&master, "r", Change::Hold(file)).await, 0);
+    assert_eq!(change(&master, "a", create(root, "g", Kind::File)).await, 0);
+    assert_eq!(master.tree("/m").await.len(), before.len() + 1);
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_only_reads_gets_no_keys_and_nobody_the_rules() {
+    let master = TestMaster::new().await;
+    let (_, uri) = new_bucket();
+    let wanted = Mount {
+        access_mode: AccessMode::ReadWrite as i32,
+        clients: rules(&[("r", true), ("*", false)]),
+        options: [("s3.credentials.secret".to_owned(), "hush".to_owned())].into(),
+        ..mount_request("/c", &uri)
+    };
+    let request = MountRequest { mount: Some(wanted), ..MountRequest::default() };
+    let services = master.services();
+    // Without names there is nobody whom the rules could be about.
+    let refused = services.mount(Request::new(request.clone())).await.unwrap_err();
+    assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("[security]"), "{refused}");
+    services.mount(of(Role::Admin, "x", request)).await.unwrap();
+    let seen = async |name| {
+        let table = services.get_credentials(client(name, ListMountsRequest {})).await.unwrap().into_inner();
+        let mount = table.mounts.into_iter().next().unwrap();
+        assert!(mount.clients.is_empty(), "{name}");
+        (mount.access_mode(), mount.options["s3.credentials.secret"].clone())
+    };
+    assert_eq!(seen("r").await, (AccessMode::ReadOnly, HIDDEN.to_owned()));
+    assert_eq!(seen("w").await, (AccessMode::ReadWrite, "hush".to_owned()));
+    let nobody = services.get_credentials(Request::new(ListMountsRequest {})).await.unwrap().into_inner();
+    assert!(nobody.mounts.is_empty(), "{nobody:?}");
+    let all = services.list_mounts(Request::new(ListMountsRequest {})).await.unwrap().into_inner();
+    assert_eq!(all.mounts[0].clients.len(), 2, "so that it can be opened again");
+    let worker = services.get_credentials(of(Role::Worker, "w", ListMountsRequest {})).await.unwrap().into_inner();
+    assert_eq!(worker.mounts[0].write_type(), WriteType::CacheMode);
+    master.stop().await;
+}

@@ -1,0 +1,137 @@
+//! Which clients a mount is there for, by the names in their certificates.
+
+use crate::master::{ClientRule, Mount};
+
+/// What a client may do in a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientAccess {
+    /// The mount is not there for it.
+    None,
+    ReadOnly,
+    /// Whatever the mount allows.
+    Full,
+}
+
+impl ClientAccess {
+    pub fn can_see(self) -> bool {
+        self != Self::None
+    }
+}
+
+impl Mount {
+    /// Whether there are clients that it is not there for.
+    pub fn is_restricted(&self) -> bool {
+        !self.clients.is_empty()
+    }
+
+    /// What the client of this name may do; the empty name is that of one that has not shown any.
+    pub fn access_of(&self, client: &str) -> ClientAccess {
+        if !self.is_restricted() {
+            return ClientAccess::Full;
+        }
+        match self.clients.iter().find(|rule| rule.fits(client)) {
+            None => ClientAccess::None,
+            Some(rule) if rule.read_only => ClientAccess::ReadOnly,
+            Some(_) => ClientAccess::Full,
+        }
+    }
+}
+
+impl ClientRule {
+    /// Whether it is about the client of this name.
+    pub fn fits(&self, client: &str) -> bool {
+        !client.is_empty() && matches(self.name.as_bytes(), client.as_bytes())
+    }
+}
+
+/// Whether a pattern, whose `*` stands for any characters, fits a name. Takes the product of their lengths at most.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut at, mut in_name) = (0, 0);
+    // Behind the last `*`, and up to where it reaches so far.
+    let mut star = None;
+    while in_name < name.len() {
+        match pattern.get(at) {
+            Some(b'*') => {
+                at += 1;
+                star = Some((at, in_name));
+            }
+            Some(byte) if *byte == name[in_name] => {
+                at += 1;
+                in_name += 1;
+            }
+            _ => {
+                let Some((behind, reached)) = star else { return false };
+                star = Some((behind, reached + 1));
+                (at, in_name) = (behind, reached + 1);
+            }
+        }
+    }
+    pattern[at..].iter().all(|byte| *byte == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn mount(rules: &[(&str, bool)]) -> Mount {
+        let rules =
+            rules.iter().map(|(name, read_only)| ClientRule { name: (*name).to_owned(), read_only: *read_only });
+        Mount { clients: rules.collect(), ..Mount::default() }
+    }
+
+    #[test]
+    fn the_first_rule_that_fits_counts() {
+        let mount = mount(&[("train-7", true), ("train-*", false), ("eval", true)]);
+        for (client, access) in [
+            ("train-7", ClientAccess::ReadOnly),
+            ("train-70", ClientAccess::Full),
+            ("train-", ClientAccess::Full),
+            ("train", ClientAccess::None),
+            ("eval", ClientAccess::ReadOnly),
+            ("evaluation", ClientAccess::None),
+            ("", ClientAccess::None),
+        ] {
+            assert_eq!(mount.access_of(client), access, "{client}");
+        }
+    }
+
+    #[test]
+    fn without_rules_it_is_there_for_all_and_with_any_not_for_whoever_has_no_name() {
+        assert_eq!(mount(&[]).access_of(""), ClientAccess::Full);
+        assert_eq!(mount(&[("*", false)]).access_of(""), ClientAccess::None);
+        assert_eq!(mount(&[("*", false)]).access_of("a"), ClientAccess::Full);
+    }
+
+    #[test]
+    fn stars_stand_for_any_characters() {
+        for (pattern, name, fits) in [
+            ("*", "a", true),
+            ("a*b*c", "abc", true),
+            ("a*b*c", "axxbyybzc", true),
+            ("a*b*c", "axxbyyb", false),
+            ("*a", "baa", true),
+            ("**a**", "a", true),
+            ("a", "ab", false),
+            ("ab", "a", false),
+        ] {
+            assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), fits, "{pattern} {name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_matches_as_the_definition_says(pattern in "[ab*]{0,6}", name in "[ab]{0,8}") {
+            fn defined(pattern: &[u8], name: &[u8]) -> bool {
+                match pattern.split_first() {
+                    None => name.is_empty(),
+                    Some((b'*', rest)) => (0..=name.len()).any(|taken| defined(rest, &name[taken..])),
+                    Some((byte, rest)) => name.first() == Some(byte) && defined(rest, &name[1..]),
+                }
+            }
+            let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+            prop_assert_eq!(matches(pattern, name), defined(pattern, name));
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Mounts that are not there for all clients.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use cavern_proto::master::GetInodeRequest;
+use rustix::io::Errno;
+
+use super::*;
+
+/// How long a client may take to hear of another mount table.
+const TOLD: Duration = Duration::from_secs(10);
+
+fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> Option<i32> {
+    result.unwrap_err().raw_os_error()
+}
+
+/// Waits until a directory of the mount is there, or is not.
+fn until_there(directory: &Path, is_there: bool) {
+    let listed = || {
+        let names = fs::read_dir(directory.parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name());
+        names.collect::<Vec<_>>().contains(&directory.file_name().unwrap().to_owned())
+    };
+    eventually(&format!("{} is {}there", directory.display(), if is_there { "" } else { "not " }), TOLD, || {
+        (directory.exists() == is_there && listed() == is_there).then_some(())
+    });
+}
+
+#[test]
+fn a_mount_is_there_for_those_clients_that_it_is_for() {
+    let cluster = up();
+    cluster.mount_fs_mode("s3://bucket/work", "/work", &["--client", "fuse0", "--client", "reader-*=ro"]);
+    let work = cluster.path("work");
+    fs::write(work.join("f"), "written").unwrap();
+    let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(work.join("f")).unwrap());
+    let before = state(&cluster);
+
+    // By its path, by its number, and as a part of all that is mounted.
+    let attacker = Somebody::of(&cluster, Role::Client);
+    let mut calls = NamespaceClient::new(attacker.channel(&cluster));
+    for path in ["/work", "/work/f"] {
+        let resolve = ResolveRequest { path: path.to_owned(), session: 0 };
+        assert_eq!(attacker.answer(calls.resolve(resolve)).unwrap_err().code(), Code::NotFound);
+    }
+    let get = GetInodeRequest { inode, session: 0 };
+    assert_eq!(attacker.answer(calls.get_inode(get)).unwrap_err().code(), Code::NotFound);
+    let mut calls = ClusterClient::new(attacker.channel(&cluster));
+    for listed in [
+        attacker.answer(calls.list_mounts(ListMountsRequest {})).unwrap().into_inner(),
+        attacker.answer(calls.get_credentials(ListMountsRequest {})).unwrap().into_inner(),
+    ] {
+        assert!(listed.mounts.is_empty(), "{listed:?}");
+    }
+    assert_eq!(state(&cluster), before);
+
+    // Of those who have it, one that may only read.
+    cluster.cv(&["mount", "update", "/work", "--client", "fuse0=ro"]);
+    let shown = cluster.cv(&["mount"]).stdout;
+    assert!(shown.contains("/work: there for fuse0=ro only"), "{shown}");
+    eventually("the mount is read-only", TOLD, || {
+        (fs::write(work.join("g"), "x").err()?.raw_os_error() == Some(Errno::ROFS.raw_os_error())).then_some(())
+    });
+    let _made_before = fs::remove_file(work.join("g"));
+    assert_eq!(errno(fs::remove_file(work.join("f"))), Some(Errno::ROFS.raw_os_error()));
+    assert_eq!(errno(fs::create_dir(work.join("d"))), Some(Errno::ROFS.raw_os_error()));
+    assert_eq!(errno(fs::OpenOptions::new().append(true).open(work.join("f"))), Some(Errno::ROFS.raw_os_error()));
+    assert_eq!(fs::read_to_string(work.join("f")).unwrap(), "written");
+
+    // Not there at all, and there again.
+    cluster.cv(&["mount", "update", "/work", "--client", "somebody-else"]);
+    until_there(&work, false);
+    assert_eq!(errno(fs::read(work.join("f"))), Some(Errno::NOENT.raw_os_error()));
+    cluster.cv(&["mount", "update", "/work", "--all-clients"]);
+    until_there(&work, true);
+    assert_eq!(fs::read_to_string(work.join("f")).unwrap(), "written");
+    fs::write(work.join("h"), "again").unwrap();
+}
+
+#[test]
+fn rules_about_clients_are_refused_where_these_have_no_names() {
+    let cluster = Cluster::up(Options::default());
+    let arguments =
+        ["mount", "s3://bucket/work", "/work", "--write-type", "fs-mode", "--client", "a"].map(str::to_owned);
+    let options = cluster.bucket_options();
+    let options = options.iter().flat_map(|option| ["-c".to_owned(), option.clone()]);
+    let arguments: Vec<String> = arguments.into_iter().chain(options).collect();
+    let refused = cluster.try_cv(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(refused.stderr.contains("set [security] first"), "{}", refused.stderr);
+    assert!(!cluster.path("work").exists());
+}
