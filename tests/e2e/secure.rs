@@ -37,6 +37,10 @@ fn reads_and_writes(cluster: &Cluster) {
     assert!(fs::read(cluster.path("kept/folder/file")).unwrap() == content);
     cluster.cv(&["persist", "wait", "/kept", "--timeout", "60s"]);
     assert!(cluster.s3.get("bucket", "kept/folder/file") == content, "the bucket has other bytes");
+    cluster.mount("s3://bucket/sent", "/sent", &["--access-mode", "read_write"]);
+    fs::write(cluster.path("sent/file"), &content).unwrap();
+    assert!(fs::read(cluster.path("sent/file")).unwrap() == content);
+    assert!(cluster.s3.get("bucket", "sent/file") == content, "the bucket has other bytes");
     // Of the workers again, and of the bucket.
     cluster.stop("fuse");
     cluster.start("fuse");

@@ -42,11 +42,20 @@ impl StagedFile {
         if object.length > SMALL_BYTES && !self.state.lock().staged.contains(&range) {
             return Ok(());
         }
-        let memory = self.memory(range.end - range.start).await?;
-        let payload = memory.hold(self.collect(range).await?);
         let pool = &self.shared.pool;
         let workers = pool.placement().candidates(object.content, index, object.mount.replicas());
+        let mut keepers = Vec::new();
         for worker in workers.iter() {
+            if pool.keeps_objects(worker).await {
+                keepers.push(worker);
+            }
+        }
+        if keepers.is_empty() {
+            return Ok(());
+        }
+        let memory = self.memory(range.end - range.start).await?;
+        let payload = memory.hold(self.collect(range).await?);
+        for worker in keepers {
             let request =
                 WriteRequest { block: Some(object.block(index)), offset: bytes.start, ..WriteRequest::default() };
             pool.write(worker, request, payload.clone(), self.shared.worker_timeout).await?;

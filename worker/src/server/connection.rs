@@ -38,7 +38,7 @@ use super::requests::{ContentRequest, Service};
 use super::roles::{self, Peer};
 use super::socket::Socket;
 use super::upload::{PayloadState, Upload, memory_for};
-use super::writes::{PeerLocality, Write, refused_reserve, refused_write};
+use super::writes::{PeerLocality, Write, not_kept, refused_reserve, refused_write};
 use super::{MAX_INFLIGHT_BYTES, Membership};
 use crate::request_error::Refusal;
 
@@ -498,6 +498,11 @@ impl Connection {
     fn upload(&mut self, request_id: u64, payload_bytes: u32, write: Result<Write, Refusal>) {
         let missing = payload_bytes as usize;
         let fate = match write {
+            Ok(write) if write.is_of_object() && !self.peer.is_believed() => {
+                // Not kept, as what is here already is not.
+                self.send(Segment::of(FrameKind::WriteReply, request_id, &not_kept()));
+                PayloadState::Discarded
+            }
             Ok(write) => {
                 let service = &self.shared.service;
                 let kib = payload_bytes.div_ceil(1024).min(service.memory_kib);

@@ -100,8 +100,12 @@ impl Prepared {
     /// The block, if all that is wanted of it can be had at once.
     fn cached_block(&self) -> Option<&Arc<Block>> {
         let (source, block) = (self.source.as_ref().ok()?, self.block.as_ref()?);
-        let same = block.length() == source.length() && block.is_data() == source.data().is_some();
-        let all = same && self.wanted.iter().all(|chunks| block.has(chunks.clone()));
+        let is_meant = match source.data() {
+            Some(target) => block.is_data() && block.mount_id() == target.mount_id,
+            None => !block.is_data(),
+        };
+        let all =
+            is_meant && block.length() == source.length() && self.wanted.iter().all(|chunks| block.has(chunks.clone()));
         all.then_some(block)
     }
 
@@ -411,7 +415,7 @@ impl Service {
     pub(super) fn free(&self, request: FreeRequest) -> FreeReply {
         let sources = request.blocks.into_iter().filter_map(|block| BlockSource::parse(block).ok());
         let free = |source: BlockSource| match source.data() {
-            Some(target) => self.store.free_data(&target.id),
+            Some(target) => self.store.free_data_of(&target),
             None => self.store.remove(source.id()),
         };
         let freed: Vec<u64> = sources.filter_map(free).collect();

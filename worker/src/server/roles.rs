@@ -111,6 +111,12 @@ impl Peer {
         Err(denied(format!("{self} may not free blocks of files: it takes a certificate of the role {Master}")))
     }
 
+    /// Whether what it says that an object of a bucket holds is taken for true, and shown to others. Nothing compares
+    /// it with the bucket; whoever comes over the Unix socket could change the worker's files as well.
+    pub(super) fn is_believed(&self) -> bool {
+        matches!(self, Self::Anybody | Self::SameHost)
+    }
+
     /// Whether it may be a master that leads.
     pub(super) fn may_lead(&self) -> bool {
         match self {
@@ -151,6 +157,12 @@ mod tests {
             assert!(Peer::Anybody.check(kind).is_ok());
             assert_eq!(Peer::SameHost.check(kind).is_err(), is_order(kind), "{name}");
         }
+    }
+
+    #[test]
+    fn nobody_of_another_host_is_believed() {
+        assert!(Peer::Anybody.is_believed() && Peer::SameHost.is_believed());
+        assert!(Role::ALL.into_iter().all(|role| !known(role).is_believed()));
     }
 
     #[test]

@@ -252,6 +252,11 @@ pub(super) fn refused_reserve(refusal: Refusal) -> ReserveReply {
     ReserveReply { status: refusal.status.into(), message: refusal.message, ..ReserveReply::default() }
 }
 
+/// The answer to bytes of an object that the cache can do without.
+pub(super) fn not_kept() -> WriteReply {
+    WriteReply { status: Status::Ok.into(), ..WriteReply::default() }
+}
+
 /// The answer to a write that is not carried out.
 pub(super) fn refused_write(refusal: Refusal) -> WriteReply {
     WriteReply { status: refusal.status.into(), message: refusal.message, ..WriteReply::default() }

@@ -152,7 +152,8 @@ impl Block {
         self.incarnation
     }
 
-    pub(super) fn mount_id(&self) -> u32 {
+    /// The mount that it was made for.
+    pub fn mount_id(&self) -> u32 {
         self.mount_id
     }
 

@@ -391,6 +391,13 @@ impl WorkerPool {
         Ok(Written { incarnation: reply.incarnation, allocated: reply.allocated })
     }
 
+    /// Whether the worker keeps bytes of objects that it gets from here. Over secured connections it does so for its
+    /// own host only.
+    pub async fn keeps_objects(&self, worker: u64) -> bool {
+        let is_secured = matches!(self.transport, Transport::Tls(_));
+        !is_secured || matches!(self.route(worker).await, Ok(Route::Local))
+    }
+
     /// Returns when everything that was written to these blocks before, through descriptors too, is on the worker's
     /// disk.
     pub async fn sync(&self, worker: u64, blocks: Vec<data::BlockRef>, deadline: Duration) -> Result<(), NetError> {

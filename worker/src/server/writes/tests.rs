@@ -289,3 +289,31 @@ async fn what_a_client_could_not_sync_is_synced_no_more() {
     assert_eq!(sync(&mut client, vec![other]).await.status(), Status::Ok);
     assert_eq!(sync_failed(&mut client, vec![block(9, 0)]).await.status(), Status::NoSuchBlock);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_is_touched_under_its_own_mount_only() {
+    let bench = Fixture::new("other-mount").await;
+    for unix in [false, true] {
+        let mut client = if unix { bench.unix().await } else { bench.tcp().await };
+        let own = block(1, u32::from(unix));
+        assert_eq!(write(&mut client, write_of(own.clone(), 0), b"data").await.status(), Status::Ok);
+        let elsewhere = BlockRef { mount_id: 4, ..own.clone() };
+        let begins = WriteRequest { begins: true, ..write_of(elsewhere.clone(), 0) };
+        for request in [write_of(elsewhere.clone(), 0), begins] {
+            let refused = write(&mut client, request, b"evil").await;
+            assert_eq!(refused.status(), Status::BadRequest);
+            assert!(refused.message.contains("is one of mount 3, not of 4"), "{}", refused.message);
+        }
+        let range = vec![Range { offset: 0, length: 4 }];
+        assert_eq!(reserve(&mut client, elsewhere.clone(), range).await.status(), Status::BadRequest);
+        assert_eq!(sync(&mut client, vec![elsewhere.clone()]).await.status(), Status::BadRequest);
+        assert_eq!(sync_failed(&mut client, vec![elsewhere.clone()]).await.status(), Status::BadRequest);
+        let (read, payload) = client.read(vec![(elsewhere.clone(), 0, 4)]).await;
+        assert_eq!((read.items[0].status(), payload.len()), (Status::BadRequest, 0));
+        assert_eq!(free(&mut client, elsewhere).await.blocks, 0);
+        assert_eq!(sync(&mut client, vec![own.clone()]).await.status(), Status::Ok);
+        let (_, payload) = client.read(vec![(own, 0, 4)]).await;
+        assert_eq!(payload, b"data"[..]);
+    }
+    bench.end().await;
+}

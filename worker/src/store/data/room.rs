@@ -23,7 +23,7 @@ impl Store {
     /// The data block, if it is here. *Blocking* when it is closed.
     ///
     /// # Errors
-    /// It is not here, has another length, or its file cannot be opened.
+    /// It is not here, has another length or is one of another mount, or its file cannot be opened.
     pub fn find_data(&self, target: &DataTarget, touch: Touch) -> Result<Arc<Block>, StoreError> {
         let block = match self.get(&target.id, touch) {
             Lookup::Open(block) => block,
@@ -35,6 +35,11 @@ impl Store {
         }
         if block.length() != target.length {
             let message = format!("the block has {} bytes, not {}", block.length(), target.length);
+            return Err(StoreError::Mismatch(message));
+        }
+        // Its name says nothing of the mount, and a right is one for a mount.
+        if block.mount_id() != target.mount_id {
+            let message = format!("the block is one of mount {}, not of {}", block.mount_id(), target.mount_id);
             return Err(StoreError::Mismatch(message));
         }
         Ok(block)
@@ -350,10 +355,15 @@ impl Store {
         Err(StoreError::NoSpace)
     }
 
-    /// Removes a data block for good; gives the bytes that it took, or `None` when it is not here or its file cannot be
-    /// deleted. Descriptors of it go on working. *Blocking*.
+    /// Removes a data block for good, whichever mount it is of; gives the bytes that it took, or `None` when it is not
+    /// here or its file cannot be deleted. Descriptors of it go on working. *Blocking*.
     pub fn free_data(&self, id: &BlockId) -> Option<u64> {
         self.free_data_if(id, |_| true)
+    }
+
+    /// The same; one of another mount stays.
+    pub fn free_data_of(&self, target: &DataTarget) -> Option<u64> {
+        self.free_data_if(&target.id, |place| place.mount_id == target.mount_id)
     }
 
     /// The same, unless `is_free` says otherwise when nobody can make the block.

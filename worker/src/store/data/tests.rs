@@ -378,13 +378,20 @@ fn requests_that_do_not_fit_the_block_are_told_so() {
     fill(&store, &id(1), 1000, 0..1).unwrap();
     let cached = DataTarget { id: id(1), length: 1000, mount_id: 7 };
     let longer = DataTarget { length: LENGTH + 1, ..target(1) };
-    for wrong in [cached, longer] {
+    let elsewhere = DataTarget { mount_id: 8, ..target(1) };
+    for wrong in [cached, longer, elsewhere] {
         assert!(matches!(store.write_data(&wrong, 0, b"x", &[]), Err(StoreError::Mismatch(_))));
         assert!(matches!(store.reserve_data(&wrong, &[]), Err(StoreError::Mismatch(_))));
         assert!(matches!(store.find_data(&wrong, Touch::Open), Err(StoreError::Mismatch(_))));
+        assert!(matches!(store.sync_data(&[wrong]), Err(StoreError::Mismatch(_))));
+        assert!(matches!(store.sync_failed_elsewhere(&wrong), Err(StoreError::Mismatch(_))));
     }
     assert_eq!(store.free_data(&id(1)), None);
     assert!(find(&store, &id(1)).is_some());
+    assert_eq!(store.free_data_of(&elsewhere), None);
+    store.sync_data(&[target(1)]).unwrap();
+    assert!(bytes_of(&store, &target(1)).starts_with(b"data\0"), "nothing of it has changed");
+    assert!(store.free_data_of(&target(1)).is_some());
 }
 
 #[test]
