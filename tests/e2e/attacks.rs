@@ -27,6 +27,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+mod pages;
 mod workers;
 
 const PATIENCE: Duration = Duration::from_secs(10);
