@@ -19,6 +19,7 @@ import json
 import os
 import resource
 import shutil
+import ssl
 import statistics
 import subprocess
 import sys
@@ -228,9 +229,20 @@ class Bench:
     def client_metric(self, name):
         """What the FUSE client tells of itself."""
         client = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))["fuse"][0]
-        with urllib.request.urlopen(f"http://{client['http']}/metrics") as page:
+        with self.metrics_page(client["http"]) as page:
             lines = page.read().decode().splitlines()
         return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+    def metrics_page(self, address):
+        if not self.secure:
+            return urllib.request.urlopen(f"http://{address}/metrics")
+        certificates = self.cluster / "certificates"
+        token = (certificates / "http-token").read_text().strip()
+        trust = ssl.create_default_context(cafile=certificates / "ca.pem")
+        # Certificates name no hosts.
+        trust.check_hostname = False
+        request = urllib.request.Request(f"https://{address}/metrics", headers={"Authorization": f"Bearer {token}"})
+        return urllib.request.urlopen(request, context=trust)
 
     def cold_images(self, ours):
         """Medians of rounds in which the three clients take turns, and each of them begins with the same."""

@@ -6,7 +6,8 @@
 //!              ├─ keeper ── cv worker …      D/run/NAME.json pid or exit of one child (written by its keeper)
 //!              └─ keeper ── cv fuse          D/run/NAME.stop this child is stopped on purpose
 //!                                            D/log/NAME.log  what the child said
-//!                                            D/certificates  with --secure: who is who (written by up)
+//!                                            D/certificates  with --secure: who is who, and the token of the HTTP
+//!                                                            ports (written by up)
 //! ```
 //!
 //! `up` returns when the mount is usable; nothing of it stays behind but the children, each below a keeper: a small

@@ -107,6 +107,14 @@ fn security(security: &Security, rules: &mut Rules<'_>) {
             rules.absolute(key, path);
         }
     }
+    if is_set(&security.http_token) {
+        rules.absolute("security.http_token", &security.http_token);
+        rules.require(any, &["security.http_token"], || {
+            "needs the three files of [security]: without them nobody is asked for a token, which would go over the \
+             network in clear"
+                .to_owned()
+        });
+    }
 }
 
 fn master(config: &Config, rules: &mut Rules<'_>) {

@@ -13,19 +13,32 @@ use std::net::{IpAddr, Ipv4Addr};
 use crate::rules::{Rules, parts};
 use crate::schema::Config;
 
-/// A process that others connect to.
+/// A process that listens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     Master,
     Worker,
+    Fuse,
 }
 
 impl Role {
-    /// Where it listens for other processes, and the key that says so.
-    fn listen(self, config: &Config) -> (&'static str, &str) {
+    pub const ALL: [Self; 3] = [Self::Master, Self::Worker, Self::Fuse];
+
+    /// Where it listens for other processes, if it does, and the key that says so.
+    fn listen(self, config: &Config) -> Option<(&'static str, &str)> {
         match self {
-            Self::Master => ("master.listen", &config.master.listen),
-            Self::Worker => ("worker.listen", &config.worker.listen),
+            Self::Master => Some(("master.listen", &config.master.listen)),
+            Self::Worker => Some(("worker.listen", &config.worker.listen)),
+            Self::Fuse => None,
+        }
+    }
+
+    /// Where it shows metrics and health.
+    fn http_listen(self, config: &Config) -> (&'static str, &str) {
+        match self {
+            Self::Master => ("master.http_listen", &config.master.http_listen),
+            Self::Worker => ("worker.http_listen", &config.worker.http_listen),
+            Self::Fuse => ("fuse.http_listen", &config.fuse.http_listen),
         }
     }
 }
@@ -76,6 +89,7 @@ pub(crate) fn check(config: &Config, role: Role, rules: &mut Rules<'_>) {
     match role {
         Role::Master => check_master(config, rules),
         Role::Worker => check_worker(config, rules),
+        Role::Fuse => {}
     }
     if let Some((key, address)) = open_listener(config, role) {
         rules.require(config.security.insecure, &[key], || {
@@ -86,12 +100,23 @@ pub(crate) fn check(config: &Config, role: Role, rules: &mut Rules<'_>) {
             )
         });
     }
+    let (key, address) = role.http_listen(config);
+    rules.require(config.security.insecure || !is_open(config, address), &[key], || {
+        format!(
+            "with \"{address}\" other hosts can read metrics, and without [security] nobody is asked who he is: name \
+             the three files of [security], which `cv cert` makes, or set security.insecure = true where everybody who \
+             reaches the port may read them"
+        )
+    });
 }
 
 /// The address, with its key, at which whoever comes from another host is let in without being asked who he is.
 fn open_listener(config: &Config, role: Role) -> Option<(&'static str, &str)> {
-    let (key, address) = role.listen(config);
-    (!config.security.is_on() && scope(address) != ListenScope::Host).then_some((key, address))
+    role.listen(config).filter(|(_, address)| is_open(config, address))
+}
+
+fn is_open(config: &Config, address: &str) -> bool {
+    !config.security.is_on() && scope(address) != ListenScope::Host
 }
 
 /// Says in the log what it means that a process of this role lets other hosts in without asking who they are
@@ -224,7 +249,7 @@ mod tests {
     fn who_listens_for_other_hosts_asks_who_they_are_or_is_open() {
         let mut config = Config::default();
         assert_eq!([Role::Master, Role::Worker].map(|role| open_listener(&config, role)), [None, None]);
-        // Others may read metrics.
+        // A rule of its own.
         config.master.http_listen = "0.0.0.0:7701".to_owned();
         config.master.listen = "0.0.0.0:7700".to_owned();
         config.worker.listen = "[::]:7710".to_owned();

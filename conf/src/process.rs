@@ -1,12 +1,11 @@
 //! The plumbing of a process: what `cv master`, `cv worker` and `cv fuse` do alike around their own work.
 //!
 //! A process starts by [`create_privately`], [`init_logging`] and [`raise_descriptor_limit`], binds its ports
-//! ([`bind_tcp`], [`HttpServer::bind`]), checks its directories ([`ensure_dir`]), prints one [`ready`] line on stdout
-//! and serves until the token of [`shutdown_on_signals`] is cancelled. All that a start can fail of is in
-//! [`ProcessError`], whose text names the thing, the cause and the configuration key to change.
+//! ([`bind_tcp`]), checks its directories ([`ensure_dir`]), prints one [`ready`] line on stdout and serves until the
+//! token of [`shutdown_on_signals`] is cancelled. All that a start can fail of is in [`ProcessError`], whose text names
+//! the thing, the cause and the configuration key to change.
 
 mod error;
-mod http;
 mod limits;
 mod log_limit;
 mod logging;
@@ -17,13 +16,12 @@ mod signals;
 use std::io::Write;
 
 pub use error::ProcessError;
-pub use http::HttpServer;
 pub use limits::raise_descriptor_limit;
 pub use log_limit::LogLimit;
 pub use logging::init_logging;
 pub(crate) use logging::parse_level;
 pub use metrics::Metrics;
-pub use places::{bind_open_tcp, bind_tcp, create_privately, ensure_dir};
+pub use places::{bind_open_tcp, bind_tcp, create_privately, ensure_dir, warn_if_others_reach};
 pub use signals::shutdown_on_signals;
 
 /// Prints the line that reports to a supervisor that the process serves, with its true addresses (ports that were given

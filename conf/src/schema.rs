@@ -40,6 +40,10 @@ pub struct Security {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
+    /// The token that shows the pages of the HTTP ports, beside the certificate of an admin; none if empty.
+    pub http_token: PathBuf,
+    /// Metrics are shown to everybody.
+    pub open_metrics: bool,
     /// Other hosts may come in without any of it.
     pub insecure: bool,
 }
@@ -72,7 +76,7 @@ pub enum LogFormat {
 pub struct Master {
     /// gRPC address, host:port.
     pub listen: String,
-    /// Metrics and health, host:port.
+    /// Metrics and health, host:port; over TLS where connections are secured.
     pub http_listen: String,
     /// Address that clients and the other masters use; empty for the entry of `cluster.masters` that is this master:
     /// see [`Config::master_address`].

@@ -309,10 +309,15 @@ fn who_lets_other_hosts_in_asks_who_they_are_unless_nobody_needs_to() {
             checked(&format!("{text}{INSECURE}"), role).expect(&text);
         }
     }
-    // Metrics are not asked for by this rule.
-    let http = "[master]\nhttp_listen = \"0.0.0.0:7701\"\n[worker]\nhttp_listen = \"0.0.0.0:7711\"\n";
-    for role in [Role::Master, Role::Worker] {
-        compose(http, &[]).unwrap().check_reach(role).unwrap();
+    for (role, key) in Role::ALL.into_iter().zip(["master", "worker", "fuse"]) {
+        let open = format!("[{key}]\nhttp_listen = \"0.0.0.0:7701\"\n");
+        let checked = |text: &str| compose(text, &[]).unwrap().check_reach(role);
+        let error = checked(&open).expect_err(&open).to_string();
+        assert!(error.starts_with(&format!("{FILE}:2: {key}.http_listen: ")), "{error}");
+        assert!(error.contains("metrics") && error.contains("security.insecure = true"), "{error}");
+        for text in [format!("{open}{files}"), format!("{open}{INSECURE}"), open.replace("0.0.0.0", "127.0.0.1")] {
+            checked(&text).expect(&text);
+        }
     }
 }
 
@@ -328,6 +333,11 @@ fn the_three_files_of_security_come_together() {
         let error = refusal(&written(missing));
         assert!(error.contains(&format!("security.{missing}: ")) && error.contains("three, or none"), "{error}");
     }
+    // A token goes with them.
+    let token = "http_token = \"/c/token\"\n";
+    compose(&format!("{}{token}", written("")), &[]).unwrap();
+    let error = refusal(&format!("[security]\n{token}"));
+    assert!(error.contains("security.http_token: ") && error.contains("three files"), "{error}");
     // The environment takes them all away.
     let none = ["CA", "CERTIFICATE", "KEY"].map(|key| format!("CV_SECURITY__{key}"));
     let none: Vec<(&str, &str)> = none.iter().map(|name| (name.as_str(), "")).collect();

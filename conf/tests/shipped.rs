@@ -72,10 +72,18 @@ fn the_shipped_file_lists_the_keys_in_the_order_of_the_schema() {
 
 #[test]
 fn prometheus_scrapes_the_default_ports() {
-    let (_, text) = shipped("prometheus.yml");
     let config = Config::default();
-    for address in [config.master.http_listen, config.worker.http_listen, config.fuse.http_listen] {
-        assert!(text.contains(&format!("[\"{address}\"]")), "{address}");
+    let ports = [config.master.http_listen, config.worker.http_listen, config.fuse.http_listen];
+    for name in ["prometheus.yml", "prometheus-secured.yml"] {
+        let (_, text) = shipped(name);
+        for address in &ports {
+            assert!(text.contains(&format!("[\"{address}\"]")), "{name}: {address}");
+        }
+    }
+    // How a port is asked that is secured: conf/security/tests/http_port.rs does so.
+    let (_, text) = shipped("prometheus-secured.yml");
+    for line in ["scheme: https", "server_name: cavern }", "authorization: { credentials_file: "] {
+        assert_eq!(text.matches(line).count(), ports.len(), "{line}");
     }
 }
 

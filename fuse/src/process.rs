@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use axum::Router;
 use cavern_client::{Client, File, Identity, InvalidationSink as _, Journal, Metadata, Node, Predecessor};
-use cavern_conf::process::{HttpServer, Metrics, ProcessError, raise_descriptor_limit, ready};
+use cavern_conf::process::{Metrics, ProcessError, raise_descriptor_limit, ready};
 use cavern_conf::schema::Choice;
 use cavern_conf::{Config, host, schema};
-use cavern_security::Transport;
+use cavern_security::{AuditLog, HttpAccess, HttpServer, Transport};
 use parking_lot::Mutex;
 use prost::Message as _;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -96,6 +96,7 @@ struct Inherited {
 async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -> Result<(), FuseError> {
     fit_descriptor_cache(&mut config);
     let transport = Transport::of(&config)?;
+    let access = HttpAccess::of(&config.security, &transport, &AuditLog::default())?;
     let (mut http, mut inherited) = (None, None);
     let (keeper, link, journal) = match kept {
         None => (None, None, None),
@@ -140,7 +141,7 @@ async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -
         let journal = Arc::clone(journal);
         keeping = Some(host::spawn(journal_at_worker::keep(Arc::clone(&client), journal, other, who)));
     }
-    let process = Process { config: &config, transport, client: &client, invalidations, link, journal, began };
+    let process = Process { config: &config, transport, access, client: &client, invalidations, link, journal, began };
     let served = process.serve(http, inherited, stop).await;
     // The session is left to the next process, if this one could not go on with it.
     if served.is_ok() || !goes_on {
@@ -217,6 +218,7 @@ fn nothing_left(what: &str) -> FuseError {
 struct Process<'p> {
     config: &'p Config,
     transport: Transport,
+    access: HttpAccess,
     client: &'p Arc<Client>,
     invalidations: Arc<Invalidations>,
     /// To the keeper, if there is one.
@@ -297,7 +299,7 @@ impl Process<'_> {
         let gone = ended.clone();
         let health =
             move || if gone.is_cancelled() { Err("the kernel's connection is gone".to_owned()) } else { Ok(()) };
-        let web = host::spawn(http.serve(Router::new(), metrics, health, http_stop.clone()));
+        let web = host::spawn(http.serve(self.access.clone(), Router::new(), metrics, health, http_stop.clone()));
 
         let mount_point = mount.path().display().to_string();
         let minor = session.agreement().minor;

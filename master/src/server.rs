@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use cavern_conf::process::{HttpServer, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
+use cavern_conf::process::{bind_tcp, ensure_dir, raise_descriptor_limit, ready};
 use cavern_conf::{Config, host};
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
-use cavern_security::{AuditLog, Transport};
+use cavern_security::{AuditLog, HttpAccess, HttpServer, Transport};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -45,10 +45,15 @@ const READY_POLL: Duration = Duration::from_millis(5);
 /// Whatever keeps the master from serving: a taken port, a data directory that is in use or not writable, a broken
 /// database, a disk that is full or fails.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterError> {
-    let workers = Arc::new(PooledClientFactory { transport: Transport::of(&config)? });
+    let transport = Transport::of(&config)?;
+    let workers = Arc::new(PooledClientFactory { transport: transport.clone() });
     let grpc = bind_tcp(&config.master.listen, "master.listen").await?;
     let http = HttpServer::bind(&config.master.http_listen).await?;
     let http_address = http.local_addr().to_string();
+    // The audit log may be in it.
+    ensure_dir(&config.master.data_dir, "master.data_dir")?;
+    let audit = AuditLog::open(&config.master.audit_log)?;
+    let access = HttpAccess::of(&config.security, &transport, &audit)?;
     let metrics = MasterMetrics::new();
     let running: Arc<OnceLock<Arc<Consensus>>> = Arc::default();
     let health = {
@@ -56,9 +61,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterEr
         move || running.get().map_or_else(|| Err("it waits for its group".to_owned()), |node| node.progress().2)
     };
     // A master that waits for others can be looked at.
-    let web = http.serve(axum::Router::new(), metrics.registry.clone(), health, stop.clone());
+    let web = http.serve(access, axum::Router::new(), metrics.registry.clone(), health, stop.clone());
     let web = host::spawn(web);
-    let started = Master::start(config, grpc, workers, Clock::default(), metrics, stop.clone()).await;
+    let started = Master::start(config, grpc, workers, Clock::default(), metrics, audit, stop.clone()).await;
     let ended = match started {
         Ok(Some(master)) => {
             // It is set once.
@@ -120,11 +125,11 @@ impl Master {
         workers: Arc<dyn WorkerClientFactory + Send + Sync>,
         clock: Clock,
         metrics: MasterMetrics,
+        audit: AuditLog,
         stop: CancellationToken,
     ) -> Result<Option<Self>, MasterError> {
         let conf = config.master.clone();
         ensure_dir(&conf.data_dir, "master.data_dir")?;
-        let audit = AuditLog::open(&conf.audit_log)?;
         let address = grpc.local_addr().map_err(MasterError::io(PathBuf::from(&conf.listen)))?.to_string();
         metrics.registry.with_registry(cavern_ufs::register_metrics);
         let (data_dir, cache_bytes) = (conf.data_dir.clone(), conf.metadata_cache.bytes());

@@ -29,6 +29,7 @@ use tonic::{Code, Status};
 
 mod blocks;
 mod clients;
+mod pages;
 mod workers;
 
 const PATIENCE: Duration = Duration::from_secs(10);

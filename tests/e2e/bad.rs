@@ -30,7 +30,7 @@ use std::process::Command;
 use std::{fs, io};
 
 use bytes::Bytes;
-use cavern_tests::{Child, Cluster, cv_path, http_get};
+use cavern_tests::{Child, Cluster, cv_path};
 
 /// Requests can be counted, every read reaches the FUSE client, and nothing is waited for longer than a test may last.
 const CONF: &str = "[client]\nhedge_percent = 0\n[fuse]\ndirect = true\n\
@@ -66,7 +66,7 @@ fn refusal(cluster: &Cluster, role: &str, environment: &[(&str, &str)]) -> Strin
 /// The value of a counter of a process; 0 when it has none of this name.
 #[track_caller]
 fn counter(child: &Child, name: &str) -> u64 {
-    let metrics = http_get(&format!("http://{}/metrics", child.http)).unwrap().body;
+    let metrics = child.page("/metrics").unwrap().body;
     let line = metrics.lines().find(|line| !line.starts_with('#') && line.contains(name));
     line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
 }

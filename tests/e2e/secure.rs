@@ -153,6 +153,12 @@ fn certificates_are_replaced_while_everything_goes_on() {
     let fuse = cluster.at_start.fuse[0].clone();
     let end = || fuse.metric("cavern_certificate_expires_seconds");
     let before = end().unwrap();
+    // The master, the worker, and the command line itself.
+    let report = cluster.cv(&["report", "--json"]).json();
+    let roles: Vec<_> = report["certificates"].as_array().unwrap().iter().map(|shown| &shown["role"]).collect();
+    assert_eq!(roles, ["master", "worker", "admin"], "{report}");
+    assert!(report["certificates"].as_array().unwrap().iter().all(|shown| shown["ends_soon"] == false), "{report}");
+    assert!(!cluster.cv(&["report"]).stdout.contains("WARNING"));
     let new = tempfile::tempdir().unwrap();
     let (authority, out) = (certificates.to_str().unwrap(), new.path().to_str().unwrap());
     for (role, name) in [("master", "master0"), ("worker", "worker0"), ("client", "fuse0"), ("admin", "local")] {
@@ -166,6 +172,15 @@ fn certificates_are_replaced_while_everything_goes_on() {
         }
     }
     eventually("the new certificate is in force", PATIENCE, || end().filter(|end| *end < before));
+    let report = cluster.cv(&["report", "--json"]).json();
+    let worker = report["certificates"].as_array().unwrap().iter().find(|shown| shown["role"] == "worker").unwrap();
+    assert_eq!((&worker["name"], &worker["days_left"]), (&"worker0".into(), &29.into()), "{worker}");
+    assert!(worker["address"] == cluster.at_start.workers[0].data.as_str() && worker["ends_soon"] == true, "{worker}");
+    let said = cluster.cv(&["report"]).stdout;
+    assert!(
+        said.contains("WARNING   3 certificates end within 30 days") && said.contains("29 days: replace it"),
+        "{said}"
+    );
     cluster.cv(&["fs", "free", "/data"]);
     cluster.assert_tree("data", "", &tree);
     // New connections all around.

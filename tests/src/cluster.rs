@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,7 +19,7 @@ use rand::{Rng, RngCore, SeedableRng};
 use rustix::process::Signal;
 use serde::Deserialize;
 
-use crate::http::http_get;
+use crate::http::{HttpAnswer, Https, http_get};
 use crate::process::send;
 use crate::s3::S3;
 use crate::wait::{eventually, within};
@@ -128,10 +129,26 @@ pub struct Child {
 }
 
 impl Child {
+    /// What its HTTP port answers, with the token of its cluster where it takes one.
+    pub fn page(&self, path: &str) -> io::Result<HttpAnswer> {
+        match self.https() {
+            Some(https) => https.get(&self.http, path),
+            None => http_get(&format!("http://{}{path}", self.http)),
+        }
+    }
+
+    /// How its HTTP port is asked, if connections are secured.
+    fn https(&self) -> Option<Https> {
+        let certificates = self.log.parent()?.parent()?.join("certificates");
+        let token = fs::read_to_string(certificates.join("http-token")).ok()?;
+        let authority = certificates.join("ca.pem");
+        Some(Https { authority, token: Some(token.trim().to_owned()), certificate: None })
+    }
+
     /// The sum of all samples of a process's metrics page whose name and labels begin so; `None` while it does not
     /// answer, or has none.
     pub fn metric(&self, begins: &str) -> Option<u64> {
-        let page = http_get(&format!("http://{}/metrics", self.http)).ok()?.body;
+        let page = self.page("/metrics").ok()?.body;
         let samples = page.lines().filter(|line| line.starts_with(begins));
         let values = samples.map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
         values.map(|value| value.map(|value| value as u64)).reduce(|sum, value| Some(sum? + value?))?

@@ -41,7 +41,7 @@ mod wait;
 pub use cluster::{COUNTED, Child, Cluster, Finished, Options, Status, cv_path};
 pub use disk::Disk;
 pub use environment::number;
-pub use http::{HttpAnswer, http_get, http_request};
+pub use http::{HttpAnswer, Https, http_get, http_request};
 pub use masters::{ask_masters, leading_master, masters_agree};
 pub use network::{Namespace, Network};
 pub use outside::{Moto, outside_command, python};

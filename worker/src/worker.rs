@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_conf::process::{self, HttpServer, Metrics};
+use cavern_conf::process::{self, Metrics};
 use cavern_conf::{Config, DirSpec, schema};
 use cavern_net::{MasterChannel, WorkerPool};
-use cavern_security::{AuditLog, Transport};
+use cavern_security::{AuditLog, HttpAccess, HttpServer, Transport};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -70,6 +70,7 @@ pub async fn run_with_replays(
     let transport = Transport::of(&config)?;
     let audit = AuditLog::open(&config.worker.audit_log)?;
     transport.register_metrics(&registry);
+    let access = HttpAccess::of(&config.security, &transport, &audit)?;
     let master = MasterChannel::new(&config)?;
     let socket = socket_path(&config.worker, &directories)?;
 
@@ -180,7 +181,7 @@ pub async fn run_with_replays(
         link,
         cleaning,
         server.serve(serving, stop.clone()),
-        http.serve(axum::Router::new(), registry, health, stop.clone()),
+        http.serve(access, axum::Router::new(), registry, health, stop.clone()),
         store::scrub(store.clone(), config.worker.scrub_rate.bytes(), stop.clone()),
         relieve(store.clone(), stop.clone()),
         keep_space(store.clone(), stop.clone()),

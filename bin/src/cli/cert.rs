@@ -282,7 +282,7 @@ fn absolute(path: &Path) -> Result<PathBuf, CliError> {
 }
 
 /// In UTC; `None` for what is beyond the years that a calendar has.
-fn timestamp(seconds: i64) -> Option<String> {
+pub fn timestamp(seconds: i64) -> Option<String> {
     Timestamp::from_second(seconds).ok().map(|time| time.to_string())
 }
 

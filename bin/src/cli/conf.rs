@@ -48,7 +48,7 @@ impl ConfCommand {
             Self::Check(file) => {
                 let effective = file.load()?;
                 // One file serves all hosts, so it is to be good for whatever may run there.
-                let checked = [Role::Master, Role::Worker].map(|role| effective.check_reach(role));
+                let checked = Role::ALL.map(|role| effective.check_reach(role));
                 let problems: Vec<String> =
                     checked.iter().filter_map(|checked| checked.as_ref().err()).map(ToString::to_string).collect();
                 if !problems.is_empty() {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cavern_conf::{Effective, process};
+use cavern_conf::{Effective, Role, process};
 use cavern_fuse::keeper::{Kept, reload};
 use clap::{Args, Subcommand};
 
@@ -75,7 +75,7 @@ impl FuseArgs {
 
 /// Keeps a mount, or serves it where that is to be.
 fn keep(process_args: ProcessArgs) -> Result<(), CliError> {
-    let config = process_args.begin(None)?;
+    let config = process_args.begin(Some(Role::Fuse))?;
     if !config.fuse.keep_mount {
         return process_args.serve(config, some_threads(), cavern_fuse::run);
     }

@@ -1,12 +1,17 @@
 //! `cv report`: what the cluster is doing.
 
+mod certificates;
+
 use cavern_conf::counted;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
     ClusterStatus, ListUnavailableRequest, StatusRequest, UnavailableFiles, Worker, WorkerState, WorkerTable,
 };
+use cavern_security::{Role, Transport};
 use clap::Args;
 use serde::Serialize;
+
+use certificates::CertificateView;
 
 use super::connect::ClusterArgs;
 use super::job::JobView;
@@ -18,7 +23,8 @@ use crate::error::CliError;
 #[derive(Args)]
 #[command(after_help = "Examples:
   cv report
-  cv report --json | jq .cache.hit_ratio")]
+  cv report --json | jq .cache.hit_ratio
+  cv report --json | jq '.certificates[] | select(.ends_soon)'")]
 pub struct ReportArgs {
     /// The result as JSON.
     #[arg(long)]
@@ -43,6 +49,9 @@ struct Report {
     mounts: Vec<MountView>,
     jobs: Vec<JobView>,
     unavailable: Unavailable,
+    /// Where connections are secured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    certificates: Option<Vec<CertificateView>>,
 }
 
 /// Files of fs-mode mounts with content that is at lost workers only, and in no bucket.
@@ -114,7 +123,14 @@ impl ReportArgs {
         };
         let mut report = self.cluster.leader().await?.ask(ask).await?;
         let config = self.cluster.config()?;
-        let group = Survey::take(&config.cluster.masters, &Dial::of(&config)?).await.view();
+        let dial = Dial::of(&config)?;
+        let group = Survey::take(&config.cluster.masters, &dial).await.view();
+        if let Transport::Tls(tls) = dial.transport() {
+            let masters = group.masters.iter().map(|master| (Role::Master, master.address.clone()));
+            let live = report.workers.iter().filter(|worker| worker.state == "live");
+            let processes = masters.chain(live.map(|worker| (Role::Worker, worker.data.clone()))).collect();
+            report.certificates = Some(certificates::survey(tls, processes, dial.wait).await);
+        }
         report.group = (group.masters.len() > 1).then_some(group);
         if self.json { console::json(&report) } else { report.print() }
     }
@@ -140,6 +156,7 @@ impl Report {
                 blocks: lost.blocks,
                 paths: lost.listed.into_iter().map(|file| file.path).collect(),
             },
+            certificates: None,
         }
     }
 
@@ -184,6 +201,8 @@ impl Report {
             ))?;
         }
         self.unavailable.print()?;
+        let certificates = self.certificates.as_deref().unwrap_or_default();
+        certificates::print_warning(certificates)?;
         console::line("")?;
         print_workers(&self.workers)?;
         console::line("")?;
@@ -191,6 +210,10 @@ impl Report {
         if !self.jobs.is_empty() {
             console::line("")?;
             JobView::print_table(&self.jobs)?;
+        }
+        if !certificates.is_empty() {
+            console::line("")?;
+            certificates::print(certificates)?;
         }
         Ok(())
     }

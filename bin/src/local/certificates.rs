@@ -1,5 +1,6 @@
 //! Certificates of a cluster that was made with `cv local up --secure`: an authority of its own in `D/certificates`,
-//! one for each process, and one for whoever runs the cluster, which is that of `D/cluster.toml`.
+//! one for each process, and one for whoever runs the cluster, which is that of `D/cluster.toml`. Beside them is the
+//! token of their HTTP ports.
 
 use std::fs;
 use std::io;
@@ -9,8 +10,9 @@ use std::time::Duration;
 use cavern_conf::schema::Security;
 use cavern_security::{Authority, Identity, Role as Part};
 
-use super::child::{ChildName, Role};
+use super::child::{ChildName, Role, write_whole};
 use super::record::Cluster;
+use super::up::random_text;
 use crate::cli::cert;
 use crate::error::{CliError, Context as _};
 
@@ -19,6 +21,8 @@ const HOLD: Duration = Duration::from_secs(3650 * 86_400);
 /// The name of whoever runs the cluster.
 const ADMIN: &str = "local";
 const AUTHORITY_FILES: [&str; 2] = ["ca.pem", "ca-key.pem"];
+const TOKEN: &str = "http-token";
+const TOKEN_LENGTH: usize = 40;
 
 /// Makes what is not there yet of the certificates of a cluster: all at first, later those of children that are added.
 ///
@@ -43,7 +47,15 @@ pub fn ensure(cluster: &Cluster, name: &str) -> Result<(), CliError> {
         remove(&directory, files.iter().map(String::as_str))?;
         cert::issue(&authority, &identity, hold, &directory)?;
     }
-    Ok(())
+    make_token(&directory.join(TOKEN))
+}
+
+fn make_token(path: &Path) -> Result<(), CliError> {
+    if path.exists() {
+        return Ok(());
+    }
+    let token = format!("{}\n", random_text(TOKEN_LENGTH));
+    write_whole(path, token.as_bytes()).context(format_args!("cannot write {}", path.display()))
 }
 
 /// What a child is to others; `None` for the object store, which is no part of the cluster.
@@ -75,7 +87,8 @@ fn pair(cluster: &Cluster, part: Part, process: &str) -> [PathBuf; 2] {
 /// `[security]` of the command line.
 pub fn of_admin(cluster: &Cluster) -> Security {
     let [certificate, key] = pair(cluster, Part::Admin, ADMIN);
-    Security { ca: cluster.certificates().join(AUTHORITY_FILES[0]), certificate, key, insecure: false }
+    let [ca, http_token] = [AUTHORITY_FILES[0], TOKEN].map(|file| cluster.certificates().join(file));
+    Security { ca, certificate, key, http_token, ..Security::default() }
 }
 
 /// What the environment of a child has in the place of the files of the configuration.
@@ -88,7 +101,7 @@ pub fn environment(cluster: &Cluster, name: ChildName) -> Vec<(&'static str, Str
 /// The names of all files that the cluster has made in its directory of certificates.
 pub fn names(cluster: &Cluster) -> Vec<String> {
     let holders = holders(cluster).into_iter().flat_map(|(part, process)| files(&format!("{part}-{process}")));
-    AUTHORITY_FILES.map(str::to_owned).into_iter().chain(holders).collect()
+    AUTHORITY_FILES.into_iter().chain([TOKEN]).map(str::to_owned).chain(holders).collect()
 }
 
 fn remove<'a>(directory: &Path, names: impl Iterator<Item = &'a str>) -> Result<(), CliError> {
@@ -105,6 +118,8 @@ fn remove<'a>(directory: &Path, names: impl Iterator<Item = &'a str>) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use cavern_security::CertificateInfo;
 
     use super::super::record::{Fuse, Master, S3, Worker};
@@ -145,14 +160,16 @@ mod tests {
         let admin = of_admin(&one);
         let info = CertificateInfo::read(&admin.certificate).unwrap();
         assert_eq!(info.identity.unwrap().to_string(), "cavern://lab/admin/local");
-        let before = [&admin.ca, &admin.certificate, &admin.key].map(|path| content(path));
+        let token = fs::metadata(&admin.http_token).unwrap();
+        assert_eq!((token.len(), token.permissions().mode() & 0o777), (TOKEN_LENGTH as u64 + 1, 0o600));
+        let before = [&admin.ca, &admin.certificate, &admin.key, &admin.http_token].map(|path| content(path));
 
         // As an `up` leaves it that was interrupted.
         let two = cluster(directory.path(), 2);
         fs::write(two.certificates().join("worker-worker1-key.pem"), "half a k").unwrap();
         ensure(&two, "lab").unwrap();
         assert_eq!(identity(&two, Role::Worker, 1), "cavern://lab/worker/worker1");
-        assert_eq!([&admin.ca, &admin.certificate, &admin.key].map(|path| content(path)), before);
+        assert_eq!([&admin.ca, &admin.certificate, &admin.key, &admin.http_token].map(|path| content(path)), before);
         for name in names(&two) {
             assert!(two.certificates().join(&name).exists(), "{name}");
         }

@@ -227,7 +227,7 @@ fn plan(directory: &Path, options: &UpOptions, config: &Config, ports: &mut Free
     Ok(cluster)
 }
 
-fn random_text(length: usize) -> String {
+pub fn random_text(length: usize) -> String {
     host::random().sample_iter(Alphanumeric).take(length).map(char::from).collect()
 }
 

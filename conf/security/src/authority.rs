@@ -15,6 +15,7 @@ use rcgen::{
 use crate::certificate::CertificateInfo;
 use crate::error::SecurityError;
 use crate::identity::Identity;
+use crate::transport::SERVER_NAME;
 
 /// The files of an authority. Only the certificate leaves the host that has it.
 const CERTIFICATE: &str = "ca.pem";
@@ -139,6 +140,10 @@ impl Authority {
         let key = KeyPair::generate().map_err(making)?;
         let mut params = params(&identity.name, holds)?;
         params.subject_alt_names = vec![SanType::URI(identity.to_string().try_into().map_err(making)?)];
+        if identity.role.listens() {
+            // For those who look at the name of a server, and are told this one.
+            params.subject_alt_names.push(SanType::DnsName(SERVER_NAME.try_into().map_err(making)?));
+        }
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         if identity.role.listens() {

@@ -13,7 +13,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::error::SecurityError;
 use crate::identity::Identity;
 
-/// Mode bits of a key that others than its owner and group may read or write.
+/// Mode bits of a secret that others than its owner and group may read or write.
 const OTHERS: u32 = 0o007;
 
 /// What a certificate says.
@@ -104,16 +104,21 @@ pub(crate) fn read_certificates(key: &'static str, path: &Path) -> Result<Vec<Ce
     Ok(certificates)
 }
 
-/// The private key of a file, which others may not read.
+/// The private key of a file.
 pub(crate) fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, SecurityError> {
-    let unreadable = |source| SecurityError::Unreadable { key: "key", path: path.to_owned(), source };
-    if fs::metadata(path).map_err(unreadable)?.mode() & OTHERS != 0 {
-        return Err(SecurityError::OpenKey(path.to_owned()));
-    }
-    let text = read("key", path)?;
+    let text = read_secret("key", path)?;
     // The error may quote what was read.
     PrivateKeyDer::from_pem_slice(&text)
         .map_err(|_| SecurityError::unusable("key", path, "it has no private key in PEM form"))
+}
+
+/// A file that others than its owner and group may not read.
+pub(crate) fn read_secret(key: &'static str, path: &Path) -> Result<Vec<u8>, SecurityError> {
+    let unreadable = |source| SecurityError::Unreadable { key, path: path.to_owned(), source };
+    if fs::metadata(path).map_err(unreadable)?.mode() & OTHERS != 0 {
+        return Err(SecurityError::OpenKey(path.to_owned()));
+    }
+    read(key, path)
 }
 
 fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, SecurityError> {

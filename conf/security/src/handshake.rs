@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::certificate::CertificateInfo;
 use crate::identity::Identity;
 use crate::transport::Tls;
 use rustls::{AlertDescription, CertificateError, ClientConnection, Error, OtherError};
@@ -27,6 +28,17 @@ impl ClientStream {
     /// As [`Tls::peer`].
     pub fn peer(&self) -> io::Result<Identity> {
         Tls::peer(self.0.get_ref().1)
+    }
+
+    /// What the certificate of the server says.
+    ///
+    /// # Errors
+    /// It has shown none that can be read.
+    pub fn certificate(&self) -> io::Result<CertificateInfo> {
+        let certificates = self.0.get_ref().1.peer_certificates();
+        let first = certificates.and_then(|certificates| certificates.first());
+        let first = first.ok_or_else(|| io::Error::other("the server has shown no certificate"))?;
+        CertificateInfo::of(first).map_err(io::Error::other)
     }
 
     pub(crate) fn into_inner(self) -> (TcpStream, ClientConnection) {

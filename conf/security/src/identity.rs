@@ -33,9 +33,9 @@ impl Role {
         }
     }
 
-    /// Whether others connect to it.
+    /// Whether others connect to it, if only to its HTTP port.
     pub fn listens(self) -> bool {
-        matches!(self, Self::Master | Self::Worker)
+        self != Self::Admin
     }
 }
 

@@ -3,7 +3,8 @@
 //! With `[security]` in the configuration every connection between processes is TLS 1.3, and both sides show a
 //! certificate that an authority of the cluster has signed. What a certificate says is an [`Identity`]: the cluster, a
 //! [`Role`] and a name. [`Transport`] makes the connections, with the files as they are now: replaced ones hold for the
-//! next connection. [`Authority`] is what signs, for clusters that have none.
+//! next connection. [`Authority`] is what signs, for clusters that have none. What a process shows over HTTP it shows
+//! to whom [`HttpAccess`] lets in.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -13,6 +14,7 @@ mod certificate;
 mod error;
 mod expiry;
 mod handshake;
+mod http;
 mod identity;
 mod socket;
 mod transport;
@@ -23,6 +25,7 @@ pub use authority::{Authority, Issued};
 pub use certificate::CertificateInfo;
 pub use error::SecurityError;
 pub use handshake::ClientStream;
+pub use http::{HttpAccess, HttpServer};
 pub use identity::{Identity, Role};
 pub use socket::TlsSocket;
 pub use transport::{Tls, Transport};

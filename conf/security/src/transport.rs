@@ -21,12 +21,13 @@ use crate::certificate::{CertificateInfo, identity_of, read_certificates, read_k
 use crate::error::SecurityError;
 use crate::handshake::{ClientStream, explained, take_leave};
 use crate::identity::{Identity, Role};
-use crate::verify::{Clients, Servers};
+use crate::verify::{Clients, Servers, Wanted};
 
 /// The files are looked at again for a connection that is made so long after the last time.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// A server's name must be one; which one, nobody looks at.
-const SERVER_NAME: &str = "cavern";
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// A server's name must be one; which one, no process of a cluster looks at. Certificates of an
+/// [`Authority`](crate::Authority) have it for others who do.
+pub(crate) const SERVER_NAME: &str = "cavern";
 
 /// How the processes of a cluster speak to each other.
 #[derive(Clone, Debug)]
@@ -65,7 +66,7 @@ struct Current {
 
 /// What tells one file from its successor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Stamp {
+pub(crate) struct Stamp {
     inode: u64,
     changed: (i64, i64),
     length: u64,
@@ -75,6 +76,8 @@ struct Loaded {
     info: CertificateInfo,
     identity: Identity,
     server: Arc<ServerConfig>,
+    /// For clients that need not have a certificate.
+    to_anybody: Arc<ServerConfig>,
     to_master: Arc<ClientConfig>,
     to_worker: Arc<ClientConfig>,
 }
@@ -153,13 +156,21 @@ impl Tls {
     /// Those of the connection, and what either side finds wrong with the other's certificate; the other side has been
     /// told then.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
-        let server = self.loaded().server.clone();
-        match TlsAcceptor::from(server).accept(stream).into_fallible().await {
-            Ok(accepted) => Ok(accepted),
-            Err((error, stream)) => {
-                take_leave(stream).await;
-                Err(explained(error))
-            }
+        accept(self.loaded().server.clone(), stream).await
+    }
+
+    /// The same with a client that need not show a certificate. One that it shows is as right as those of others.
+    pub(crate) async fn accept_anybody(&self, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
+        accept(self.loaded().to_anybody.clone(), stream).await
+    }
+}
+
+async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
+    match TlsAcceptor::from(config).accept(stream).into_fallible().await {
+        Ok(accepted) => Ok(accepted),
+        Err((error, stream)) => {
+            take_leave(stream).await;
+            Err(explained(error))
         }
     }
 }
@@ -168,7 +179,7 @@ fn stamps(files: &schema::Security) -> [Stamp; 3] {
     [&files.ca, &files.certificate, &files.key].map(|path| stamp(path).unwrap_or_default())
 }
 
-fn stamp(path: &Path) -> io::Result<Stamp> {
+pub(crate) fn stamp(path: &Path) -> io::Result<Stamp> {
     let found = std::fs::metadata(path)?;
     Ok(Stamp { inode: found.ino(), changed: (found.ctime(), found.ctime_nsec()), length: found.len() })
 }
@@ -187,16 +198,20 @@ fn load(files: &schema::Security, cluster: &str) -> Result<Loaded, SecurityError
         return Err(unusable(format!("it is of {identity}, and cluster.name is \"{cluster}\"")));
     }
     let provider = Arc::new(ring::default_provider());
-    let clients = Clients::new(roots.clone(), provider.clone(), cluster)
-        .map_err(|reason| SecurityError::unusable("ca", &files.ca, reason))?;
-    let mut server = ServerConfig::builder_with_provider(provider.clone())
-        .with_protocol_versions(&[&version::TLS13])
-        .map_err(|error| unusable(error.to_string()))?
-        .with_client_cert_verifier(Arc::new(clients))
-        .with_single_cert(chain.clone(), read_key(&files.key)?)
-        .map_err(|error| unusable(format!("it does not fit to security.key: {error}")))?;
-    // Whoever comes back shows its certificate again.
-    server.send_tls13_tickets = 0;
+    let server = |wanted: Wanted| {
+        let clients = Clients::new(roots.clone(), provider.clone(), cluster, wanted)
+            .map_err(|reason| SecurityError::unusable("ca", &files.ca, reason))?;
+        let mut server = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&version::TLS13])
+            .map_err(|error| unusable(error.to_string()))?
+            .with_client_cert_verifier(Arc::new(clients))
+            .with_single_cert(chain.clone(), read_key(&files.key)?)
+            .map_err(|error| unusable(format!("it does not fit to security.key: {error}")))?;
+        // Whoever comes back shows its certificate again.
+        server.send_tls13_tickets = 0;
+        Ok::<_, SecurityError>(Arc::new(server))
+    };
+    let (server, to_anybody) = (server(Wanted::Always)?, server(Wanted::IfThereIsOne)?);
     let client = |role: Role| {
         let servers = Servers {
             roots: roots.clone(),
@@ -215,5 +230,5 @@ fn load(files: &schema::Security, cluster: &str) -> Result<Loaded, SecurityError
         Ok(Arc::new(client))
     };
     let (to_master, to_worker) = (client(Role::Master)?, client(Role::Worker)?);
-    Ok(Loaded { info, identity, server: Arc::new(server), to_master, to_worker })
+    Ok(Loaded { info, identity, server, to_anybody, to_master, to_worker })
 }

@@ -33,12 +33,25 @@ pub(crate) struct Servers {
 pub(crate) struct Clients {
     chain: Arc<dyn ClientCertVerifier>,
     cluster: String,
+    wanted: Wanted,
+}
+
+/// Whether a client has to show a certificate. One that it shows has to be right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Always,
+    IfThereIsOne,
 }
 
 impl Clients {
-    pub fn new(roots: Arc<RootCertStore>, provider: Arc<CryptoProvider>, cluster: &str) -> Result<Self, String> {
+    pub fn new(
+        roots: Arc<RootCertStore>,
+        provider: Arc<CryptoProvider>,
+        cluster: &str,
+        wanted: Wanted,
+    ) -> Result<Self, String> {
         let chain = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
-        Ok(Self { chain: chain.map_err(|error| error.to_string())?, cluster: cluster.to_owned() })
+        Ok(Self { chain: chain.map_err(|error| error.to_string())?, cluster: cluster.to_owned(), wanted })
     }
 }
 
@@ -105,6 +118,10 @@ impl ServerCertVerifier for Servers {
 }
 
 impl ClientCertVerifier for Clients {
+    fn client_auth_mandatory(&self) -> bool {
+        self.wanted == Wanted::Always
+    }
+
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.chain.root_hint_subjects()
     }

@@ -1,5 +1,6 @@
 use std::fs::Permissions;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
@@ -29,12 +30,17 @@ pub async fn bind_tcp(listen: &str, key: &str) -> Result<TcpListener, ProcessErr
 /// As [`bind_tcp`].
 pub async fn bind_open_tcp(listen: &str, key: &str) -> Result<TcpListener, ProcessError> {
     let listener = bind_tcp(listen, key).await?;
-    if let Ok(address) = listener.local_addr()
-        && !address.ip().is_loopback()
-    {
-        tracing::warn!(%address, key, "other hosts can reach this port, which is in clear: trusted networks only");
+    if let Ok(address) = listener.local_addr() {
+        warn_if_others_reach(address, key);
     }
     Ok(listener)
+}
+
+/// Says in the log that other hosts can come to a port that is in clear, if they can.
+pub fn warn_if_others_reach(address: SocketAddr, key: &str) {
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, key, "other hosts can reach this port, which is in clear: trusted networks only");
+    }
 }
 
 /// The mode of directories of Cavern's own: what is in them is as private as the files that it is part of.

@@ -10,6 +10,7 @@ use cavern_conf::{Config, Interval};
 use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, open_request};
 use cavern_proto::master::{Job, Kind, Mount, RemoveWorkerReply, Worker, WorkerState, WorkerTable, WriteType};
+use cavern_security::AuditLog;
 use cavern_ufs::MemoryBucket;
 use futures::future::BoxFuture;
 use tempfile::TempDir;
@@ -176,7 +177,7 @@ impl TestMaster {
         config.ufs.file_roots = vec!["/".into()];
         config.ufs.retry_backoff = Interval::millis(1);
         let (metrics, stop) = (MasterMetrics::new(), CancellationToken::new());
-        let started = Master::start(config.clone(), grpc, fillers, clock, metrics, stop);
+        let started = Master::start(config.clone(), grpc, fillers, clock, metrics, AuditLog::default(), stop);
         let master = started.await?.expect("nobody stops it");
         let term = master.lead.term().expect("the only master leads");
         Ok(Self { dir, master, config, term })

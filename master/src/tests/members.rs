@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cavern_conf::{Config, schema};
 use cavern_proto::raft::raft_client::RaftClient;
 use cavern_proto::raft::{GetGroupRequest, Group, TransferLeadRequest};
+use cavern_security::AuditLog;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -43,7 +44,8 @@ impl Member {
         let grpc = bind(&self.address).await;
         let (config, clock, metrics) = (self.config(masters), Clock::default(), self.metrics.clone());
         let stop = CancellationToken::new();
-        tokio::spawn(async move { Master::start(config, grpc, Arc::new(NoWorkers), clock, metrics, stop).await })
+        let audit = AuditLog::default();
+        tokio::spawn(async move { Master::start(config, grpc, Arc::new(NoWorkers), clock, metrics, audit, stop).await })
     }
 
     pub async fn calls(&self) -> RaftClient<Channel> {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cavern_conf::process::{HttpServer, Metrics, bind_open_tcp};
+use cavern_conf::process::{Metrics, bind_open_tcp};
+use cavern_security::{HttpAccess, HttpServer};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -85,7 +86,7 @@ impl DevS3 {
             let metrics = Metrics::new("dev-s3");
             admin::register(&metrics, &shared);
             let router = admin::router(Arc::clone(&shared));
-            tasks.push(tokio::spawn(admin.serve(router, metrics, || Ok(()), stop.clone())));
+            tasks.push(tokio::spawn(admin.serve(HttpAccess::open(), router, metrics, || Ok(()), stop.clone())));
         }
         Ok(Running { addr, admin_addr, shared, stop: stop.drop_guard(), tasks })
     }

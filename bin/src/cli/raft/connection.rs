@@ -39,6 +39,11 @@ impl Dial {
         Ok(Self { wait: config.client.connect_timeout.get(), transport })
     }
 
+    /// How connections are made.
+    pub fn transport(&self) -> &Transport {
+        &self.transport
+    }
+
     /// Connects to the master at an address.
     ///
     /// # Errors

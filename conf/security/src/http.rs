@@ -1,7 +1,11 @@
-//! The HTTP port of a process: `/metrics` and `/healthz`, and what routes the process itself adds.
+//! The HTTP port of a process: `/metrics` and `/healthz`, and what routes the process itself adds, for whom
+//! [`HttpAccess`] lets in.
 //!
 //! Connections are bounded in number and in the time that they may take to send a request, so that a peer that sends
 //! garbage or nothing costs one of a few slots for a while and no more.
+
+mod access;
+mod token;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -9,22 +13,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::{StatusCode, header};
+use axum::http::{Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use cavern_conf::process::{Metrics, ProcessError, bind_tcp, warn_if_others_reach};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::{Metrics, ProcessError, bind_open_tcp};
+use access::{Guard, Peer};
 
+pub use access::HttpAccess;
+
+/// The pages that every process has.
+const METRICS: &str = "/metrics";
+const HEALTH: &str = "/healthz";
+/// The setting that an address comes from.
+const KEY: &str = "http_listen";
 /// Connections at a time; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 256;
-/// From one request to the end of the next one's header. Short, so that peers that say nothing do not keep a health
-/// check waiting: all connections may be theirs.
+/// For a handshake, and from one request to the end of the next one's header. Short, so that peers that say nothing do
+/// not keep a health check waiting: all connections may be theirs.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// What requests in flight get when the process stops.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -42,12 +57,12 @@ impl HttpServer {
     /// Binds `listen` (host:port; port 0 takes a free one).
     ///
     /// # Errors
-    /// As [`bind_open_tcp`], naming the key `http_listen`.
+    /// As [`bind_tcp`], naming the key `http_listen`.
     pub async fn bind(listen: &str) -> Result<Self, ProcessError> {
-        let listener = bind_open_tcp(listen, "http_listen").await?;
+        let listener = bind_tcp(listen, KEY).await?;
         let address = listener.local_addr().map_err(|source| ProcessError::Bind {
             address: listen.to_owned(),
-            key: "http_listen".to_owned(),
+            key: KEY.to_owned(),
             source,
         })?;
         Ok(Self { listener, address })
@@ -74,22 +89,28 @@ impl HttpServer {
         self.address
     }
 
-    /// Serves until `stop`, then lets requests in flight finish for at most two seconds, and returns.
+    /// Serves whom `access` lets in until `stop`, then lets requests in flight finish for at most two seconds, and
+    /// returns.
     ///
     /// `/metrics` prints `metrics`; `/healthz` answers 200 with `{"status":"ok"}`, or 503 with
     /// `{"status":"failing","reason":…}` when `health` returns a reason. `health` is called on an async thread: it must
     /// not block. `router` must not define these two paths itself.
     pub async fn serve(
         self,
+        access: HttpAccess,
         router: Router,
         metrics: Arc<Metrics>,
         health: impl Fn() -> Result<(), String> + Send + Sync + 'static,
         stop: CancellationToken,
     ) {
+        if access.guard().is_none() {
+            warn_if_others_reach(self.address, KEY);
+        }
+        access.register_metrics(&metrics);
         let health = Arc::new(health);
         let router = router
-            .route("/metrics", get(move || std::future::ready(metrics_page(&metrics))))
-            .route("/healthz", get(move || std::future::ready(health_page(health()))));
+            .route(METRICS, get(move || std::future::ready(metrics_page(&metrics))))
+            .route(HEALTH, get(move || std::future::ready(health_page(health()))));
         let mut connections = JoinSet::new();
         loop {
             let full = connections.len() >= MAX_CONNECTIONS;
@@ -97,8 +118,9 @@ impl HttpServer {
                 () = stop.cancelled() => break,
                 Some(_) = connections.join_next() => {}
                 accepted = self.listener.accept(), if !full => match accepted {
-                    Ok((stream, _)) => {
-                        connections.spawn(serve_connection(stream, router.clone(), stop.clone()));
+                    Ok((stream, peer)) => {
+                        let (router, stop) = (router.clone(), stop.clone());
+                        connections.spawn(serve_connection(stream, peer, access.guard(), router, stop));
                     }
                     Err(error) => {
                         tracing::warn!(address = %self.address, %error, "cannot accept an HTTP connection");
@@ -114,10 +136,46 @@ impl HttpServer {
     }
 }
 
-async fn serve_connection(stream: TcpStream, router: Router, stop: CancellationToken) {
+async fn serve_connection(
+    stream: TcpStream,
+    address: SocketAddr,
+    guard: Option<Arc<Guard>>,
+    router: Router,
+    stop: CancellationToken,
+) {
+    let Some(guard) = guard else { return exchange(stream, None, router, stop).await };
+    let late = |_| std::io::Error::new(std::io::ErrorKind::TimedOut, "it has not been secured in time");
+    let accept = async { tokio::time::timeout(HEADER_TIMEOUT, guard.accept(stream, address)).await.map_err(late)? };
+    match stop.run_until_cancelled(accept).await {
+        Some(Ok((stream, peer))) => exchange(stream, Some((guard, peer)), router, stop).await,
+        Some(Err(error)) => guard.count_connection(address, &error),
+        None => {}
+    }
+}
+
+/// Answers the requests of a connection.
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    guarded: Option<(Arc<Guard>, Peer)>,
+    router: Router,
+    stop: CancellationToken,
+) {
+    let pages = TowerToHyperService::new(router);
+    let service = service_fn(|request: Request<Incoming>| {
+        let refusal = guarded
+            .as_ref()
+            .and_then(|(guard, peer)| guard.refuse(peer, request.method(), request.uri().path(), request.headers()));
+        let pages = pages.clone();
+        async move {
+            match refusal {
+                Some(refusal) => Ok(refusal),
+                None => pages.call(request).await,
+            }
+        }
+    });
     let mut protocol = http1::Builder::new();
     protocol.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-    let connection = protocol.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let connection = protocol.serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => result,
@@ -157,7 +215,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(10);
 
-    async fn exchange(address: SocketAddr, request: &[u8]) -> String {
+    async fn say(address: SocketAddr, request: &[u8]) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(request).await.unwrap();
         let mut reply = Vec::new();
@@ -166,7 +224,7 @@ mod tests {
     }
 
     async fn fetch(address: SocketAddr, path: &str) -> String {
-        exchange(address, format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes()).await
+        say(address, format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes()).await
     }
 
     #[tokio::test]
@@ -178,7 +236,7 @@ mod tests {
         let seen = healthy.clone();
         let health = move || if seen.load(Ordering::Relaxed) { Ok(()) } else { Err("disk \"a\" lost".to_owned()) };
         let extra = Router::new().route("/extra", get(|| std::future::ready("here")));
-        let task = tokio::spawn(server.serve(extra, Metrics::new("test"), health, stop.clone()));
+        let task = tokio::spawn(server.serve(HttpAccess::open(), extra, Metrics::new("test"), health, stop.clone()));
 
         let metrics = fetch(address, "/metrics").await;
         assert!(metrics.starts_with("HTTP/1.1 200") && metrics.contains("application/openmetrics-text"));
@@ -191,7 +249,7 @@ mod tests {
         assert!(failing.starts_with("HTTP/1.1 503") && failing.contains(r#""reason":"disk \"a\" lost""#), "{failing}");
 
         // Garbage is answered or cut off, and a connection that says nothing does not hold the end up.
-        assert!(exchange(address, b"\x16\x03\x01\x02\x00 nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400"));
+        assert!(say(address, b"\x16\x03\x01\x02\x00 nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400"));
         let silent = TcpStream::connect(address).await.unwrap();
         stop.cancel();
         tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap();
