@@ -1,5 +1,5 @@
 //! The namespace as clients see it: names and inodes ([`lookup`]), directories page by page ([`pages`]), what is below
-//! a path ([`usage`]), and a path brought up to date with its bucket ([`refresh`]); and which of it is there for whoever
+//! a path ([`usage`]), a path brought up to date with its bucket ([`refresh`]), and what of that is there for whoever
 //! asks ([`visible`]).
 
 mod let_go;

@@ -37,8 +37,8 @@ pub struct Lookups {
     pub refresh_wait: Duration,
     /// The session that asks, and is notified of what it was answered when that changes; 0 for whoever keeps nothing.
     pub asker: u64,
-    /// The name of the client that asks, if there are mounts that are not there for all clients; `None` for whoever sees
-    /// all of them.
+    /// The name of the client that asks, if there may be mounts that are not there for all; `None` for whoever sees all
+    /// of them.
     pub client: Option<Arc<str>>,
 }
 
