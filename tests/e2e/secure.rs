@@ -8,7 +8,13 @@ use cavern_tests::{Cluster, Options, eventually, within};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// No files of `[security]`, whatever the configuration has.
-const PLAIN: [(&str, &str); 3] = [("CV_SECURITY__CA", ""), ("CV_SECURITY__CERTIFICATE", ""), ("CV_SECURITY__KEY", "")];
+const PLAIN: [(&str, &str); 4] = [
+    ("CV_SECURITY__CA", ""),
+    ("CV_SECURITY__CERTIFICATE", ""),
+    ("CV_SECURITY__KEY", ""),
+    // It goes with them.
+    ("CV_SECURITY__HTTP_TOKEN", ""),
+];
 /// As from a worker on another host.
 const REMOTE: &str = "[client]\nlocal_descriptors = false\n";
 
