@@ -30,6 +30,7 @@ fn until_there(directory: &Path, is_there: bool) {
 #[test]
 fn a_mount_is_there_for_those_clients_that_it_is_for() {
     let cluster = up();
+    cluster.seed("bucket", "x/", 1, 1000);
     cluster.mount_fs_mode("s3://bucket/work", "/work", &["--client", "fuse0", "--client", "reader-*=ro"]);
     let work = cluster.path("work");
     fs::write(work.join("f"), "written").unwrap();
@@ -53,6 +54,17 @@ fn a_mount_is_there_for_those_clients_that_it_is_for() {
         assert!(listed.mounts.is_empty(), "{listed:?}");
     }
     assert_eq!(state(&cluster), before);
+
+    // Whoever may only read gets no keys, with which it could write to the bucket.
+    let secret = &cluster.at_start.s3.secret_key;
+    let mut has_secret = || {
+        let listed = attacker.answer(calls.get_credentials(ListMountsRequest {})).unwrap().into_inner();
+        listed.mounts[0].options.values().any(|value| value == secret)
+    };
+    cluster.cv(&["mount", "update", "/work", "--client", "fuse0", "--client", "attacker=ro"]);
+    assert!(!has_secret());
+    cluster.cv(&["mount", "update", "/work", "--client", "fuse0", "--client", "attacker"]);
+    assert!(has_secret());
 
     // Of those who have it, one that may only read.
     cluster.cv(&["mount", "update", "/work", "--client", "fuse0=ro"]);
@@ -80,6 +92,7 @@ fn a_mount_is_there_for_those_clients_that_it_is_for() {
 #[test]
 fn rules_about_clients_are_refused_where_these_have_no_names() {
     let cluster = Cluster::up(Options::default());
+    cluster.seed("bucket", "x/", 1, 1000);
     let arguments =
         ["mount", "s3://bucket/work", "/work", "--write-type", "fs-mode", "--client", "a"].map(str::to_owned);
     let options = cluster.bucket_options();
