@@ -106,7 +106,7 @@ impl Services {
         }
     }
 
-    /// Refuses rules about clients that would bind nobody.
+    /// Refuses rules about clients while not every master knows such.
     pub(super) async fn check_clients(&self, mount: &Mount) -> Result<(), MasterError> {
         if !mount.is_restricted() {
             return Ok(());

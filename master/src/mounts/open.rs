@@ -144,9 +144,9 @@ impl Mounts {
         self.restricted.fetch_or(mount.is_restricted(), Ordering::AcqRel);
     }
 
-    /// Of all mounts.
-    pub fn ids(&self) -> Result<Vec<u32>, MasterError> {
-        Ok(Tables::new(&self.database).mounts()?.into_iter().map(|mount| mount.id).collect())
+    /// All mounts as they are recorded, with their options sealed.
+    pub fn all_recorded(&self) -> Result<Vec<Mount>, MasterError> {
+        Tables::new(&self.database).mounts()
     }
 
     /// A handle on what a mount request names; nothing is sent.
@@ -178,7 +178,11 @@ impl Mounts {
         Ok(self.opened.lock().entry(id).or_insert_with(|| Arc::new(open)).clone())
     }
 
-    fn recorded(&self, id: u32) -> Result<Mount, MasterError> {
+    /// A mount as it is recorded, with its options sealed.
+    ///
+    /// # Errors
+    /// [`MasterError::NotFound`] when it was removed.
+    pub fn recorded(&self, id: u32) -> Result<Mount, MasterError> {
         let recorded = Tables::new(&self.database).mount(id)?;
         recorded.ok_or_else(|| MasterError::NotFound(format!("mount {id} is gone")))
     }

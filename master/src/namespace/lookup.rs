@@ -433,15 +433,15 @@ impl Lookups {
     /// An entry of a page: without its key, which is that of the directory and the name. `None` when it is not there
     /// for the client.
     pub fn page_entry(&self, directory: &Directory, name: Bytes, inode: u64, record: &InodeRecord) -> Option<Entry> {
+        // What is in a mount is there as its directory is.
+        if record.mount_id != directory.mount_id && !self.can_see(record.mount_id) {
+            return None;
+        }
         let mut entry = plain_entry(0, name, inode, record);
         let is_directory = record.kind() == Kind::Directory;
         entry.listing_age_ms = self.age_of(if is_directory { record } else { &directory.record });
-        match self.mounts.get(record.mount_id) {
-            Ok(mount) if !self.can_see(&mount) => return None,
-            Ok(mount) => self.mark_unknown(&mount, &mut entry, record),
-            // Of one that cannot be opened it is not known who may see it.
-            Err(_) if record.mount_id != 0 && self.client.is_some() => return None,
-            Err(_) => {}
+        if let Ok(mount) = self.mounts.get(record.mount_id) {
+            self.mark_unknown(&mount, &mut entry, record);
         }
         Some(entry)
     }

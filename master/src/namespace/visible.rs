@@ -8,9 +8,14 @@ use crate::MasterError;
 use crate::mounts::OpenMount;
 
 impl Lookups {
-    /// Whether a mount is there for the client.
-    pub(super) fn can_see(&self, mount: &OpenMount) -> bool {
-        self.client.as_ref().is_none_or(|client| mount.mount.access_of(client).can_see())
+    /// Whether a mount is there for the client, by what is recorded of it: it need not be one that can be opened. What
+    /// is above mounts (0) is there for all.
+    pub(super) fn can_see(&self, mount_id: u32) -> bool {
+        let is_there = |client: &Arc<str>| {
+            let recorded = self.mounts.recorded(mount_id);
+            recorded.is_ok_and(|mount| mount.access_of(client).can_see())
+        };
+        self.client.as_ref().is_none_or(|client| mount_id == 0 || is_there(client))
     }
 
     /// The mount of an inode, if it is there for the client.
@@ -18,8 +23,7 @@ impl Lookups {
     /// # Errors
     /// [`MasterError::NotFound`].
     pub(super) fn mount_of(&self, mount_id: u32, inode: u64) -> Result<Arc<OpenMount>, MasterError> {
-        let mount = self.mounts.get(mount_id)?;
-        if self.can_see(&mount) { Ok(mount) } else { Err(MasterError::gone(inode)) }
+        if self.can_see(mount_id) { self.mounts.get(mount_id) } else { Err(MasterError::gone(inode)) }
     }
 
     /// Refuses an inode of a mount that is not there for the client. What does not exist at all is somebody else's to
@@ -46,7 +50,7 @@ impl Lookups {
         });
         let mut hidden = HashSet::new();
         for (inode, mount_id) in inodes.iter().zip(mounts.await?) {
-            if mount_id != 0 && !self.can_see(&*self.mounts.get(mount_id)?) {
+            if !self.can_see(mount_id) {
                 hidden.insert(*inode);
             }
         }
@@ -59,14 +63,11 @@ impl Lookups {
     /// # Errors
     /// [`MasterError::NotFound`] and [`MasterError::Denied`].
     pub fn check_path(&self, path: &str) -> Result<(), MasterError> {
-        if self.client.is_none() {
-            return Ok(());
-        }
+        let Some(client) = &self.client else { return Ok(()) };
         let names = components(path)?;
-        for mount in self.mounts.ids()? {
-            let mount = self.mounts.get(mount)?;
-            if names.starts_with(&components(&mount.mount.path)?) {
-                return match self.can_see(&mount) {
+        for mount in self.mounts.all_recorded()? {
+            if names.starts_with(&components(&mount.path)?) {
+                return match mount.access_of(client).can_see() {
                     true => Ok(()),
                     false => Err(MasterError::NotFound(format!("{path} is not there"))),
                 };

@@ -20,7 +20,9 @@ use rustix::io::Errno;
 use tonic::{Code, Request, Status};
 
 use super::harness::{TestMaster, mount_request, name, new_bucket};
+use super::held::ready;
 use super::mutations::{self, create};
+use crate::mounts::DetachPolicy;
 use crate::service::{Peer, PeerAddress};
 use crate::sessions::Before;
 
@@ -42,7 +44,7 @@ fn rules(rules: &[(&str, bool)]) -> Vec<ClientRule> {
 
 /// With `/open` in cache-mode for all, and `/m` in fs-mode for `a`, and for `r` to be read.
 async fn master() -> (TestMaster, Mount) {
-    let master = TestMaster::new().await;
+    let master = ready(TestMaster::new().await).await;
     let (bucket, uri) = new_bucket();
     bucket.put("f", "1");
     master.mount("/open", &uri).await;
@@ -144,6 +146,24 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
     master.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_of_a_mount_that_is_gone_keeps_nobody_from_the_rest() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let gone = services.lookups.resolve("/open").await.unwrap().attr.unwrap().inode;
+    services.unmount_bucket("/open", DetachPolicy::Keep).await.unwrap();
+    let both = vec![gone, mount.root_inode];
+    let touch = TouchRequest { directories: both.clone(), ..TouchRequest::default() };
+    let touched = services.touch(client("a", touch)).await.unwrap().into_inner().directories;
+    assert!(touched[0].gone && !touched[1].gone, "{touched:?}");
+    let holds = CheckHoldsRequest { session: 0, open: both.clone(), held: vec![] };
+    let holds = services.check_holds(client("a", holds)).await.unwrap().into_inner();
+    assert_eq!(holds.gone, [gone]);
+    let remember = RememberRequest { inodes: both.clone(), directories: both, ..RememberRequest::default() };
+    services.remember(client("a", remember)).await.unwrap();
+    master.stop().await;
+}
+
 /// A change of a client, in a session of its own; what it was answered.
 async fn change(master: &TestMaster, client_name: &str, change: Change) -> i32 {
     let services = master.services();
@@ -188,7 +208,7 @@ async fn only_whoever_may_changes_a_mount_and_whoever_reads_may_lock() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_client_is_shown_the_mount_as_it_is_for_it_and_none_the_rules() {
-    let master = TestMaster::new().await;
+    let master = ready(TestMaster::new().await).await;
     let (_, uri) = new_bucket();
     let wanted = Mount {
         access_mode: AccessMode::ReadWrite as i32,

@@ -41,8 +41,8 @@ async fn with_lease(lease: Duration) -> TestMaster {
     ready(TestMaster::with(config, dir, Arc::new(NoWorkers)).await.unwrap()).await
 }
 
-/// A master whose group has agreed that there may be sessions which hold something.
-async fn ready(master: TestMaster) -> TestMaster {
+/// A master whose group has agreed on all that this version knows.
+pub(super) async fn ready(master: TestMaster) -> TestMaster {
     let reader = &master.services().lookups.reader;
     eventually(|| async { crate::level::agreed(reader).await.unwrap() == LEVEL }).await;
     master

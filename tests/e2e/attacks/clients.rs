@@ -31,7 +31,11 @@ fn until_there(directory: &Path, is_there: bool) {
 fn a_mount_is_there_for_those_clients_that_it_is_for() {
     let cluster = up();
     cluster.seed("bucket", "x/", 1, 1000);
-    cluster.mount_fs_mode("s3://bucket/work", "/work", &["--client", "fuse0", "--client", "reader-*=ro"]);
+    cluster.mount_fs_mode("s3://bucket/work", "/work", &[]);
+    // The master takes rules as soon as it has agreed with itself that it knows what they are.
+    let rules = ["mount", "update", "/work", "--client", "fuse0", "--client", "reader-*=ro"];
+    eventually("the rules are taken", PATIENCE, || (cluster.try_cv(&rules).code == 0).then_some(()));
+    cluster.mount_fs_mode("s3://bucket/more", "/more", &["--client", "fuse0", "--client", "reader-*=ro"]);
     let work = cluster.path("work");
     fs::write(work.join("f"), "written").unwrap();
     let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(work.join("f")).unwrap());
