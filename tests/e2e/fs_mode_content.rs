@@ -8,6 +8,8 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -453,6 +455,38 @@ fn writers_go_on_while_their_worker_restarts() {
         thread::sleep(Duration::from_millis(300));
     }
     assert!(fs::read(&path).unwrap() == writer.join().unwrap());
+}
+
+#[test]
+fn readers_go_on_while_their_worker_restarts() {
+    const FILES: usize = 10_000;
+    let conf = "[master]\nworker_timeout = \"60s\"\n".to_owned();
+    let cluster = mounted(Options { alone: true, conf, ..Options::default() });
+    let path = cluster.path("fs/many");
+    fs::create_dir(&path).unwrap();
+    (0..FILES).for_each(|number| fs::write(path.join(number.to_string()), number.to_string()).unwrap());
+    // One that has no block open.
+    cluster.stop("fuse");
+    cluster.start("fuse");
+    let done = Arc::new(AtomicUsize::new(0));
+    let reader = thread::spawn({
+        let done = Arc::clone(&done);
+        move || {
+            for number in 0..FILES {
+                let read = fs::read(path.join(number.to_string())).unwrap_or_else(|error| panic!("{number}: {error}"));
+                assert!(read == number.to_string().into_bytes(), "{number}");
+                done.store(number, Ordering::Relaxed);
+            }
+        }
+    });
+    while !reader.is_finished() {
+        let before = done.load(Ordering::Relaxed);
+        cluster.kill("worker0");
+        cluster.start("worker0");
+        let goes_on = || reader.is_finished() || done.load(Ordering::Relaxed) > before + 500;
+        eventually("the reader goes on", PATIENCE, || goes_on().then_some(()));
+    }
+    reader.join().unwrap();
 }
 
 #[test]

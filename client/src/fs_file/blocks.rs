@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use super::FsFile;
 use super::block::{OpenBlock, Replica, ReportedAllocation};
 use super::layout::LocatedBlock;
+use super::read::{PAUSE, is_transient};
 use super::write_back::Streamed;
 use crate::error::ClientError;
 use crate::mounts::MountView;
@@ -59,8 +60,23 @@ impl FsFile {
         block_name(&self.shared.pool, &self.mount, (self.inode, generation, index))
     }
 
-    /// A block to read from; `None` for a hole.
-    pub(super) async fn block_to_read(&self, index: u32) -> Result<Option<Arc<OpenBlock>>, ClientError> {
+    /// A block to read from; `None` for a hole. Workers that cannot be reached now are asked again until the deadline.
+    pub(super) async fn block_to_read(
+        &self,
+        index: u32,
+        deadline: Instant,
+    ) -> Result<Option<Arc<OpenBlock>>, ClientError> {
+        loop {
+            match self.open_to_read(index).await {
+                Err(failure) if is_transient(&failure) && Instant::now() + PAUSE < deadline => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    async fn open_to_read(&self, index: u32) -> Result<Option<Arc<OpenBlock>>, ClientError> {
         let look = |layout: &mut super::Layout, blocks: &mut std::collections::HashMap<u32, Arc<OpenBlock>>| {
             (blocks.get(&index).cloned(), layout.block(index).cloned())
         };

@@ -110,7 +110,7 @@ impl FsFile {
 
     /// All bytes of a span.
     async fn read_part(&self, span: &Span, deadline: Instant) -> Result<Bytes, ClientError> {
-        if let Some(open) = self.block_to_read(span.index).await? {
+        if let Some(open) = self.block_to_read(span.index, deadline).await? {
             return self.read_block(&open, span, deadline).await;
         }
         let start = u64::from(span.index) * self.block_size();
@@ -187,14 +187,16 @@ impl FsFile {
 
     /// Where data, or a hole, begins from `offset` on: as lseek(2), to the block, and finer where it is on this host.
     /// `None` behind the end, and where no data follows.
+    /// Bounded as [`Self::read`].
     pub async fn seek(&self, offset: u64, what: Seek) -> Result<Option<u64>, ClientError> {
+        let deadline = Instant::now() + self.shared.timeout;
         let size = self.size().await?;
         if offset >= size {
             return Ok(None);
         }
         for span in spans(offset..size, self.block_size(), u64::MAX) {
             let start = u64::from(span.index) * self.block_size();
-            let found = match self.block_to_read(span.index).await? {
+            let found = match self.block_to_read(span.index, deadline).await? {
                 None => {
                     let has_bytes =
                         |layout: &mut super::Layout, _: &mut _| layout.origin_bytes(span.index, self.block_size());
