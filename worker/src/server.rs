@@ -7,6 +7,7 @@ mod listen;
 mod outgoing;
 mod pressure;
 mod requests;
+mod rights;
 mod roles;
 mod socket;
 mod upload;
@@ -34,6 +35,7 @@ use self::requests::Service;
 use crate::error::WorkerError;
 use crate::fill::Fills;
 use crate::metrics::WorkerMetrics;
+use crate::mounts::Mounts;
 use crate::persist::Uploads;
 use crate::store::{Eviction, Store};
 
@@ -93,6 +95,7 @@ pub struct Serving {
     pub fills: Arc<Fills>,
     pub uploads: Arc<Uploads>,
     pub membership: Arc<Membership>,
+    pub mounts: Arc<Mounts>,
     /// How TCP clients are to speak.
     pub transport: Transport,
     pub audit: AuditLog,
@@ -136,6 +139,7 @@ impl Server {
             fills,
             uploads,
             membership,
+            mounts,
             transport,
             audit,
             metrics,
@@ -150,6 +154,7 @@ impl Server {
         let shared = Arc::new(Shared {
             service: Arc::new(service),
             membership,
+            mounts,
             transport,
             audit,
             evictions: frames.clone(),

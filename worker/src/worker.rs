@@ -169,6 +169,7 @@ pub async fn run_with_replays(
         fills: fills.clone(),
         uploads: uploads.clone(),
         membership,
+        mounts: mounts.clone(),
         transport,
         audit,
         metrics,

@@ -103,6 +103,7 @@ impl Fixture {
             fills,
             uploads: uploads.clone(),
             membership: membership.clone(),
+            mounts: mounts.clone(),
             transport,
             audit: AuditLog::default(),
             metrics: metrics.clone(),
