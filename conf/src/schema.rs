@@ -82,6 +82,10 @@ pub struct Master {
     /// see [`Config::master_address`].
     pub advertise: String,
     pub data_dir: PathBuf,
+    /// A file of 32 or more random bytes: what encrypts the keys of the secrets in `data_dir`. Empty for keys in clear.
+    pub key_encryption_key: PathBuf,
+    /// What encrypted them before that.
+    pub former_key_encryption_key: PathBuf,
     /// The file of the audit log; `log` for the process's log, empty for none.
     pub audit_log: String,
     /// RocksDB's block cache, shared by all column families.
@@ -347,6 +351,8 @@ impl Default for Master {
             http_listen: text("127.0.0.1:7701"),
             advertise: String::new(),
             data_dir: PathBuf::from("/var/lib/cavern/master"),
+            key_encryption_key: PathBuf::new(),
+            former_key_encryption_key: PathBuf::new(),
             audit_log: String::new(),
             metadata_cache: ByteSize::mib(256),
             snapshot_after: ByteSize::mib(256),
