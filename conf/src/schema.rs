@@ -129,6 +129,8 @@ pub struct Worker {
     pub advertise: String,
     /// Unix socket for clients of the same host; empty for `worker.sock` in the first directory.
     pub socket: PathBuf,
+    /// Members of this group may connect to it as well; empty for none. A name of this host, or a number.
+    pub socket_group: String,
     /// `[TIER:CAPACITY]/path`; tiers MEM, SSD, HDD; without capacity: what the file system has.
     pub dirs: Vec<String>,
     /// As that of the master.
@@ -379,6 +381,7 @@ impl Default for Worker {
             http_listen: text("127.0.0.1:7711"),
             advertise: String::new(),
             socket: PathBuf::new(),
+            socket_group: String::new(),
             dirs: vec![text("[SSD]/var/lib/cavern/worker")],
             audit_log: String::new(),
             high_watermark: 0.99,
