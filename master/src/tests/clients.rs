@@ -39,7 +39,10 @@ fn client<T>(name: &str, message: T) -> Request<T> {
 }
 
 fn rules(rules: &[(&str, bool)]) -> Vec<ClientRule> {
-    rules.iter().map(|(name, read_only)| ClientRule { name: (*name).to_owned(), read_only: *read_only }).collect()
+    rules
+        .iter()
+        .map(|(name, read_only)| ClientRule { name: (*name).to_owned(), read_only: *read_only, users: None })
+        .collect()
 }
 
 /// With `/open` in cache-mode for all, and `/m` in fs-mode for `a`, and for `r` to be read.
